@@ -1,9 +1,9 @@
 """Predicted against paid money to finish: 20 jobs on agents of three speeds, after a probe, and with history.
 
-    for share in 1 0.6 0.35; do python -m bench.pool.forecast_cost --folder /dev/shm/cost --share $share; done
+    python -m bench.pool.forecast_cost --folder /dev/shm/cost
 
-One agent at a time lends a share of this machine's CPU (a control group's quota: 1, 0.6 or 0.35 of one core) and calls
-it a CPU of one core, so that nothing but what ran there before tells the three apart. Each job is forecast and rented
+Three agents lend a share of this machine's CPU each (a control group's quota: 0.8, 0.5 and 0.3 of one core) and call it
+a CPU of one core, so that nothing but what ran there before tells the three apart. Each job is forecast and rented
 three times, as `stoker train --on pool` does it: for a short lease, whose deposit pays for the start and a few seconds
 of training (the probe); to its end, forecast from that probe (*cold*); to its end again, forecast from both
 (*history*). What is predicted is what the lease says (`forecast.credits`); what is paid is what the meter says at its
@@ -35,10 +35,12 @@ from stoker.pool.forecasting import job_forecasts
 from stoker.pool.pool_launcher import LAUNCHER
 from stoker.records import ENDED
 
-CORES = (1.0, 0.6, 0.35)
+SHARES = (0.8, 0.5, 0.3)
 KINDS = ("mlp", "cnn", "lstm", "attention", "mlp_sgd")
 BARS = {"cold": 0.25, "history": 0.10}
 WEIGHT = 100 * 1024
+FORECASTING = threading.Lock()
+"""Forecasts are made one at a time: each tries its plans on this machine."""
 
 
 def keep_weight(pool: LocalPool, name: str) -> None:
@@ -63,72 +65,85 @@ def updates_for(settings: dict[str, Any], train_s: float) -> int:
 
 def rent(pool: LocalPool, run: str, offer: str, settings: dict[str, Any], limit_s: float) -> dict[str, Any]:
     """Forecast, rent, and follow to the end; the lease."""
-    job, entry = load_job(ROOT / JOB, {name: str(value) for name, value in settings.items()})
+    with FORECASTING:
+        job, entry = load_job(ROOT / JOB, {name: str(value) for name, value in settings.items()})
     submission = job_submission(run, settings, is_safe=True, block="2s", offer=offer, limit_s=limit_s)
     submission = replace(submission, arguments=(*submission.arguments, "--threads", "1"))
-    submission = LAUNCHER.with_forecasts(job, entry, submission, lambda _: None)
+    with FORECASTING:
+        submission = LAUNCHER.with_forecasts(job, entry, submission, lambda _: None)
     handle = LAUNCHER.start(submission, lambda _: None)
     until(lambda: LAUNCHER.state(handle).phase in ENDED, 600, f"the end of {run}", lambda: pool.text(offer), 0.5)
     return pool.renter.lease(f"{handle['job']}.{handle['first']}")
+
+
+def rent_all(
+    pool: LocalPool, share: float, lengths: dict[str, int], rows: list[dict[str, Any]], kept: Path,
+    given: argparse.Namespace,
+) -> None:  # fmt: skip
+    """Rent for the jobs of one agent, one after the other."""
+    until_s, draw, name = time.monotonic() + given.most_s, random.Random(share), f"share-{share:g}"
+    pool.lend(name, price=1.0, cores=share, beat_s=1.0, more=("--no-replay",))
+    threading.Thread(target=keep_weight, args=(pool, name), daemon=True).start()
+    for number in range(SHARES.index(share), given.jobs, len(SHARES)):
+        kind = KINDS[(number // len(SHARES)) % len(KINDS)]
+        length = int(round(lengths[kind] * draw.uniform(0.7, 1.3), -2))
+        if any(row["job"] == number for row in rows) or time.monotonic() > until_s:
+            continue
+        settings = {"kind": kind, "updates": length, "seed": number}
+        row: dict[str, Any] = {"job": number, "kind": kind, "share": share, "updates": length}
+        for step in ("probe", "cold", "history"):
+            limit_s = given.probe_s / share if step == "probe" else 3600.0
+            lease = rent(pool, f"{kind.replace('_', '-')}-{number}-{step}", name, settings, limit_s)
+            paid = lease["paid_s"] * lease["rate_per_hour"] // 3600
+            row[step] = {
+                "predicted_credits": lease["forecast"]["credits"] / 1e6, "paid_credits": paid / 1e6,
+                "raw_s": lease["forecast"]["raw_hours"] * 3600, "paid_s": lease["paid_s"],
+                "ran_s": lease["running_s"], "reason": lease["reason"], "blocks": len(lease["commitments"]),
+                "error": lease["forecast"]["credits"] / paid - 1 if paid else None,
+            }  # fmt: skip
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        kept.write_text(json.dumps(rows))
 
 
 def main() -> None:
     """Rent, compare, print, and write the result."""
     options = argparse.ArgumentParser()
     options.add_argument("--folder", type=Path, required=True, help="on a file system that is quick to sync")
-    options.add_argument("--share", type=float, choices=CORES, required=True)
-    options.add_argument("--jobs", type=int, default=20, help="with all shares together")
-    options.add_argument("--train-s", type=float, default=14.0, help="of CPU time, of each job [s]")
-    options.add_argument("--probe-s", type=float, default=16.0, help="of CPU time, of a probe with its start [s]")
+    options.add_argument("--jobs", type=int, default=20)
+    options.add_argument("--train-s", type=float, default=8.0, help="of CPU time, of each job [s]")
+    options.add_argument("--probe-s", type=float, default=11.0, help="of CPU time, of a probe with its start [s]")
+    options.add_argument("--most-s", type=float, default=1e9, help="no job is begun after it; the same command goes on")
     given = options.parse_args()
-    cores, draw = given.share, random.Random(given.share)
     given.folder.mkdir(exist_ok=True)
     given.folder.chmod(0o755)
-    kept = given.folder / "rows.json"
-    rows: list[dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else []
-    with local_pool(given.folder / f"pool-{cores:g}") as pool:
+    rows: list[dict[str, Any]] = json.loads(kept.read_text()) if (kept := given.folder / "rows.json").exists() else []
+    with local_pool(given.folder / "pool") as pool:
         lengths = {kind: updates_for({"kind": kind}, given.train_s) for kind in KINDS}
         print(lengths, flush=True)
-        name = f"share-{cores:g}"
-        pool.lend(name, price=1.0, cores=cores, beat_s=1.0, more=("--no-replay",))
-        threading.Thread(target=keep_weight, args=(pool, name), daemon=True).start()
-        for number in range(CORES.index(cores), given.jobs, len(CORES)):
-            kind = KINDS[(number // len(CORES)) % len(KINDS)]
-            length = int(round(lengths[kind] * draw.uniform(0.7, 1.3), -2))
-            if any(row["job"] == number for row in rows):
-                continue
-            settings = {"kind": kind, "updates": length, "seed": number}
-            row: dict[str, Any] = {"job": number, "kind": kind, "cores": cores, "updates": length}
-            for step in ("probe", "cold", "history"):
-                limit_s = given.probe_s / cores if step == "probe" else 3600.0
-                lease = rent(pool, f"{kind.replace('_', '-')}-{number}-{step}", name, settings, limit_s)
-                paid = lease["paid_s"] * lease["rate_per_hour"] // 3600
-                row[step] = {
-                    "predicted_credits": lease["forecast"]["credits"] / 1e6, "paid_credits": paid / 1e6,
-                    "raw_s": lease["forecast"]["raw_hours"] * 3600, "paid_s": lease["paid_s"],
-                    "ran_s": lease["running_s"], "reason": lease["reason"], "blocks": len(lease["commitments"]),
-                    "took_s": lease["closed_s"] - lease["accepted_s"],
-                }  # fmt: skip
-                row[step]["error"] = lease["forecast"]["credits"] / paid - 1 if paid else None
-            rows.append(row)
-            print(json.dumps(row), flush=True)
-            kept.write_text(json.dumps(rows))
+        threads = [
+            threading.Thread(target=rent_all, args=(pool, share, lengths, rows, kept, given)) for share in SHARES
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     if len(rows) < given.jobs:
-        return
+        sys.exit(f"{len(rows)} of {given.jobs} jobs; the same command goes on")
     errors = {step: [row[step]["error"] for row in rows] for step in BARS}
     sticker = [row["probe"]["raw_s"] / row["cold"]["ran_s"] - 1 for row in rows]
     mape = {step: statistics.mean(map(abs, each)) for step, each in errors.items()}
     document = {
-        "what": __doc__, "command": "python -m bench.pool.forecast_cost --folder F --share 1; … 0.6; … 0.35",
+        "what": __doc__, "command": "python -m bench.pool.forecast_cost " + " ".join(sys.argv[1:]),
         "date": datetime.now(UTC).date().isoformat(), "machine": platform.machine(), "cores": os.cpu_count(),
         "load_at_the_end": os.getloadavg(), "python": platform.python_version(),
         "bars": BARS, "mape": mape, "is_held": {step: mape[step] <= bar for step, bar in BARS.items()},
         "median_error": {step: statistics.median(map(abs, each)) for step, each in errors.items()},
         "worst_error": {step: max(map(abs, each)) for step, each in errors.items()},
         "bias": {step: statistics.mean(each) for step, each in errors.items()},
-        "mape_by_speed": {str(cores): {step: statistics.mean(abs(row[step]["error"]) for row in rows
-                                                             if row["cores"] == cores) for step in BARS}
-                          for cores in CORES},
+        "mape_by_share": {str(share): {step: statistics.mean(abs(row[step]["error"]) for row in rows
+                                                             if row["share"] == share) for step in BARS}
+                          for share in SHARES},
         "mape_without_a_probe": statistics.mean(map(abs, sticker)), "rows": rows,
     }  # fmt: skip
     print(json.dumps({name: value for name, value in document.items() if name not in ("what", "rows")}, indent=1))

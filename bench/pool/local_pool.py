@@ -196,6 +196,7 @@ def local_pool(keep: Path | None = None) -> Iterator[LocalPool]:
     folder = Path(tempfile.mkdtemp(prefix="stoker-bench-pool-", dir="/var/tmp")) if keep is None else keep
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that its processes end with it
     pool = LocalPool(folder)
     try:
         yield pool
