@@ -119,7 +119,9 @@ def main() -> None:
     given.folder.chmod(0o755)
     rows: list[dict[str, Any]] = json.loads(kept.read_text()) if (kept := given.folder / "rows.json").exists() else []
     with local_pool(given.folder / "pool") as pool:
-        lengths = {kind: updates_for({"kind": kind}, given.train_s) for kind in KINDS}
+        lengths = json.loads(sized.read_text()) if (sized := given.folder / "updates.json").exists() else {}
+        lengths = lengths or {kind: updates_for({"kind": kind}, given.train_s) for kind in KINDS}
+        sized.write_text(json.dumps(lengths))
         print(lengths, flush=True)
         threads = [
             threading.Thread(target=rent_all, args=(pool, share, lengths, rows, kept, given)) for share in SHARES
