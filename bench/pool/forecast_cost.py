@@ -2,8 +2,8 @@
 
     python -m bench.pool.forecast_cost --folder /dev/shm/cost
 
-Three agents lend a share of this machine's CPU each (a control group's quota: 0.8, 0.5 and 0.3 of one core) and call it
-a CPU of one core, so that nothing but what ran there before tells the three apart. Each job is forecast and rented
+Three agents lend a share of this machine's CPU each (a control group's quota: 0.8, 0.55 and 0.4 of one core) and call
+it a CPU of one core, so that nothing but what ran there before tells the three apart. Each job is forecast and rented
 three times, as `stoker train --on pool` does it: for a short lease, whose deposit pays for the start and a few seconds
 of training (the probe); to its end, forecast from that probe (*cold*); to its end again, forecast from both
 (*history*). What is predicted is what the lease says (`forecast.credits`); what is paid is what the meter says at its
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import random
@@ -35,7 +36,7 @@ from stoker.pool.forecasting import job_forecasts
 from stoker.pool.pool_launcher import LAUNCHER
 from stoker.records import ENDED
 
-SHARES = (0.8, 0.5, 0.3)
+SHARES = (0.8, 0.55, 0.4)
 KINDS = ("mlp", "cnn", "lstm", "attention", "mlp_sgd")
 BARS = {"cold": 0.25, "history": 0.10}
 WEIGHT = 100 * 1024
@@ -67,7 +68,7 @@ def rent(pool: LocalPool, run: str, offer: str, settings: dict[str, Any], limit_
     """Forecast, rent, and follow to the end; the lease."""
     with FORECASTING:
         job, entry = load_job(ROOT / JOB, {name: str(value) for name, value in settings.items()})
-    submission = job_submission(run, settings, is_safe=True, block="2s", offer=offer, limit_s=limit_s)
+    submission = job_submission(run, settings, is_safe=True, block="1s", offer=offer, limit_s=limit_s)
     submission = replace(submission, arguments=(*submission.arguments, "--threads", "1"))
     with FORECASTING:
         submission = LAUNCHER.with_forecasts(job, entry, submission, lambda _: None)
@@ -78,21 +79,20 @@ def rent(pool: LocalPool, run: str, offer: str, settings: dict[str, Any], limit_
 
 def rent_all(
     pool: LocalPool, share: float, lengths: dict[str, int], rows: list[dict[str, Any]], kept: Path,
-    given: argparse.Namespace,
+    left: list[int], most_s: float, probe_s: float,
 ) -> None:  # fmt: skip
-    """Rent for the jobs of one agent, one after the other."""
-    until_s, draw, name = time.monotonic() + given.most_s, random.Random(share), f"share-{share:g}"
+    """Rent of one agent for the next job that is left, again and again."""
+    until_s, name = time.monotonic() + most_s, f"share-{share:g}"
     pool.lend(name, price=1.0, cores=share, beat_s=1.0, more=("--no-replay",))
     threading.Thread(target=keep_weight, args=(pool, name), daemon=True).start()
-    for number in range(SHARES.index(share), given.jobs, len(SHARES)):
-        kind = KINDS[(number // len(SHARES)) % len(KINDS)]
-        length = int(round(lengths[kind] * draw.uniform(0.7, 1.3), -2))
-        if any(row["job"] == number for row in rows) or time.monotonic() > until_s:
-            continue
+    while left and time.monotonic() < until_s:
+        number = left.pop(0)
+        kind = KINDS[number % len(KINDS)]
+        length = int(round(lengths[kind] * random.Random(number).uniform(0.7, 1.3), -2))
         settings = {"kind": kind, "updates": length, "seed": number}
         row: dict[str, Any] = {"job": number, "kind": kind, "share": share, "updates": length}
         for step in ("probe", "cold", "history"):
-            limit_s = given.probe_s / share if step == "probe" else 3600.0
+            limit_s = float(math.ceil(probe_s / share)) if step == "probe" else 3600.0
             lease = rent(pool, f"{kind.replace('_', '-')}-{number}-{step}", name, settings, limit_s)
             paid = lease["paid_s"] * lease["rate_per_hour"] // 3600
             row[step] = {
@@ -123,9 +123,12 @@ def main() -> None:
         lengths = lengths or {kind: updates_for({"kind": kind}, given.train_s) for kind in KINDS}
         sized.write_text(json.dumps(lengths))
         print(lengths, flush=True)
+        left = [number for number in range(given.jobs) if number not in {row["job"] for row in rows}]
         threads = [
-            threading.Thread(target=rent_all, args=(pool, share, lengths, rows, kept, given)) for share in SHARES
-        ]
+            threading.Thread(target=rent_all,
+                             args=(pool, share, lengths, rows, kept, left, given.most_s, given.probe_s))
+            for share in SHARES
+        ]  # fmt: skip
         for thread in threads:
             thread.start()
         for thread in threads:
