@@ -19,6 +19,7 @@ from typing import Any
 import uvicorn
 
 from stoker.pool import control_plane
+from stoker.pool.blobs import BlobLimits
 from stoker.pool.client import PoolAddress, PoolClient
 from stoker.pool.control_plane import ControlPlane, Rates
 from stoker.pool.events import Founded
@@ -57,10 +58,13 @@ def until(is_there: Callable[[], Any], timeout_s: float = 20.0) -> Any:
 
 
 @contextmanager
-def in_thread(folder: Path, *, rates: Rates = FAST, **rules: Any) -> Iterator[tuple[ControlPlane, PoolClient]]:
+def in_thread(
+    folder: Path, *, rates: Rates = FAST, blob_limits: BlobLimits | None = None, **rules: Any
+) -> Iterator[tuple[ControlPlane, PoolClient]]:
     """A control plane that answers within the block, and its operator's client."""
     key = own_key("control", folder)
-    plane = ControlPlane(folder, key, Founded(name="test", **rules), rates=rates, now=shifted(folder))
+    plane = ControlPlane(folder, key, Founded(name="test", **rules), rates=rates, blob_limits=blob_limits,
+                         now=shifted(folder))  # fmt: skip
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(plane.application(), log_level="error", lifespan="on", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)

@@ -46,8 +46,9 @@ def pool(tmp_path) -> FakePool:
 
 
 @pytest.fixture
-def lender(pool, tmp_path) -> Agent:
-    """An agent whose jobs begin nothing."""
+def lender(pool, tmp_path, monkeypatch) -> Agent:
+    """An agent whose jobs begin nothing, and who asks for work at each step."""
+    monkeypatch.setattr(agent_module, "_ASK_S", 0.0)
     return Agent(pool, LENDING, DEVICE, Bubblewrap(), tmp_path / "agent", job_type=IdleJob)  # type: ignore[arg-type]
 
 
@@ -88,6 +89,24 @@ def test_one_lease_at_a_time_is_accepted_and_ended_with_the_pool(lender, pool) -
     assert [body.lease_id for body in pool.of(on.Accepted)] == ["job.0", "job.1"]
     assert not (lender.folder / "leases" / "job.0").exists()
     assert len(pool.of(on.Offered)) == 1
+
+
+def test_an_agent_with_a_job_asks_for_other_work_now_and_then(lender, pool, monkeypatch) -> None:
+    """Not at each step, which takes a hundredth of a core of owner and pool; without a job it asks at once."""
+    monkeypatch.setattr(agent_module, "_ASK_S", 2.0)
+    asked = []
+    monkeypatch.setattr(pool, "work", lambda **_: asked.append(1) or FakePool.work(pool))
+    lender.step()
+    lender.step()
+    assert len(asked) == 2
+    lease_of(pool)
+    for _ in range(5):
+        lender.step()
+    assert pool.of(on.Accepted)
+    assert len(asked) == 3
+    lender._asks_from = 0.0
+    lender.step()
+    assert len(asked) == 4
 
 
 def test_a_job_that_needs_what_is_not_here_is_refused_with_its_name(lender, pool) -> None:
@@ -322,12 +341,13 @@ def test_outside_of_the_hours_nothing_is_lent(pool, tmp_path, monkeypatch) -> No
 def test_a_killed_agents_leftovers_go_and_its_lease_is_taken_up(lender, pool) -> None:
     """A new agent in the same folder finds the lease that it holds, and removes what no lease is for."""
     lease = lease_of(pool)
-    lease |= {"state": "running", "beat_index": 6, "running_s": 70}
+    lease |= {"state": "running", "beat_index": 6, "running_s": 70, "samples": 900}
     for name in ("job.0", "gone.3"):
         (lender.folder / "leases" / name).mkdir(parents=True)
     lender._adopt()
     assert lender._job is not None
     assert lender._job.about["beats"] == 7
+    assert lender._job.about["samples"] == 900
     assert [path.name for path in (lender.folder / "leases").iterdir()] == ["job.0"]
 
 

@@ -277,19 +277,50 @@ def test_uploads_at_the_same_moment_share_one_limit(tmp_path: Path) -> None:
         async def quick() -> AsyncIterator[bytes]:
             yield b"2" * 6
 
-        first = asyncio.create_task(store.write(one, slow(), 6, "a key", set()))
+        first = asyncio.create_task(store.write(one, slow(), 6, "a key", lambda _: False))
         await asyncio.sleep(0)
         with pytest.raises(Refused, match="too large"):
-            await store.write(two, quick(), 6, "a key", set())
-        await store.write(two, quick(), 6, "another", set())
+            await store.write(two, quick(), 6, "a key", lambda _: False)
+        await store.write(two, quick(), 6, "another", lambda _: False)
         is_read.set()
         await first
         store.limits = replace(store.limits, least_free_bytes=1 << 60)
         with pytest.raises(NoRoom, match="disk full"):
-            await store.write("3" * 64, quick(), 6, "a third", set())
+            await store.write("3" * 64, quick(), 6, "a third", lambda _: False)
 
     asyncio.run(both())
     assert store.path(one).is_file()
+
+
+def test_no_offer_is_held_without_a_deposit(tmp_path: Path) -> None:
+    """A forecast of nothing does not let a key without credits hold an offer."""
+    with in_thread(tmp_path) as (plane, operator):
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time(), min_s=0)))
+        free = opened(deposit=0, bond=0, forecast=on.Forecast(hours=0.0, credits=0))
+        with pytest.raises(Refused, match=r"0\.008333 credits are missing"):
+            renter.post(free)
+        assert not plane.state.leases
+
+
+def test_leases_of_others_are_no_room_for_ones_blobs(tmp_path: Path) -> None:
+    """A blob counts against its sender unless the sender's own lease names it; what a lease names is bounded."""
+    limits = BlobLimits(most_unnamed_bytes=10, most_lease_bytes=15, least_free_bytes=0)
+    with in_thread(tmp_path, blob_limits=limits) as (_, operator):
+        agent, renter, other = joined(operator), joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        order, full = renter.put_blob(b"1" * 8), sha256(b"2" * 8)
+        with pytest.raises(Refused, match="too large"):
+            renter.put_blob(b"2" * 8)
+        other.post(opened("another", order=order))
+        with pytest.raises(Refused, match="too large"):
+            renter.put_blob(b"2" * 8)
+        other.post(on.Closed(lease_id="another", reason="enough"))
+        renter.post(opened(order=order))
+        assert renter.put_blob(b"2" * 8) == full
+        agent.post(on.Closed(lease_id="job", reason="refused"))
+        with pytest.raises(Refused, match="at most 15 B are kept for one lease"):
+            renter.post(opened("big", order=order, inputs=(full,)))
 
 
 def test_blobs_that_nothing_needs_go_after_an_hour(tmp_path: Path) -> None:

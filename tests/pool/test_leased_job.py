@@ -131,6 +131,20 @@ def end(job: Job, phase: str = "finished") -> None:
     job._process.code = 0  # type: ignore[union-attr]
 
 
+def test_an_agent_that_was_started_again_counts_on(pool: SlowPool, job: Job, tmp_path: Path) -> None:
+    """Its beats go on from the last one's samples: one that went back is refused, and refused beats are silence."""
+    again = Job("job.0", "0" * 64, tmp_path / "lease", pool, host=job._host, beat_s=0.0)  # type: ignore[arg-type]
+    again.begin(ORDER, beats=7, ran_s=60.0, samples=500)
+    until(lambda: again.tick() or again._process is not None)
+    beat = pool.of(on.Beat)[-1]
+    assert (beat.index >= 7, beat.running_s >= 60, beat.samples) == (True, True, 500)
+    pool.leases["job.0"] |= {"samples": 900, "beat_index": 20}
+    pool.refusals.append("the beat goes back")
+    again.tick()
+    again.tick()
+    assert [(beat.index, beat.samples) for beat in pool.of(on.Beat)[-1:]] == [(21, 900)]
+
+
 def test_beats_go_on_while_a_checkpoint_and_the_results_are_sent(job: Job, pool: SlowPool) -> None:
     """An upload that takes minutes is not a minute of silence; the time after the job's end is not charged."""
     pool.may_arrive.clear()

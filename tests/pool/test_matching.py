@@ -12,11 +12,14 @@ from stoker.pool.matching import (
     PRIOR_HOURS,
     PRIOR_LOSSES,
     Columns,
+    EarlierRun,
     Match,
     Needs,
     RunForecast,
+    after_runs,
     calibrated,
     earlier_ratios,
+    earlier_runs,
     expected_costs,
     hazard_per_hour,
     listed_offers,
@@ -169,6 +172,36 @@ def test_history_corrects_a_forecast() -> None:
         {**lease, "forecast": {"job": "k", "raw_hours": 1.0}},
     ]
     assert earlier_ratios([lease, *others, {**lease, "forecast": {"hours": 1.0}}], "j", "h100") == [1.5]
+
+
+def test_a_short_lease_says_how_fast_a_job_is_on_an_offer() -> None:
+    """Pace between blocks, set-up before them: of each offer by itself, whatever kind of device it is said to be."""
+    blocks = [{"update": 20, "at_s": 1020.0}, {"update": 50, "at_s": 1035.0}, {"update": 80, "at_s": 1050.0}]
+    lease = {
+        "offer_id": "slow", "accepted_s": 1000.0, "heard_s": 1052.0, "running_s": 50,
+        "commitments": blocks, "forecast": {"job": "j", "raw_hours": 0.5},
+    }  # fmt: skip
+    resumed = {
+        **lease,
+        "forecast": {"job": "j", "raw_hours": 0.0},
+        "commitments": [*blocks[:1], {"update": 140, "at_s": 1080.0}],
+    }
+    others = [{**lease, "forecast": {"job": "k"}}, {**lease, "commitments": blocks[:1]}]
+    of_list = {key: value for key, value in lease.items() if key != "commitments"}
+    runs = earlier_runs([lease, resumed, *others, of_list], "j")
+    assert runs == {"slow": [EarlierRun(updates_per_s=2.0, over_s=30.0, setup_s=8.0),
+                             EarlierRun(updates_per_s=2.0, over_s=60.0, setup_s=None)]}  # fmt: skip
+
+    def forecast_of(word: str) -> RunForecast:
+        first = RunForecast(run_s=HOUR_S, spread=0.3, reference_flop_per_s=1e14)
+        return after_runs(first, runs["slow"], 1000) if word == "h100@slow" else first
+
+    offers = [listed("slow", "h100", 1.0), listed("fast", "h100", 1.0)]
+    matches = rank_offers(Columns.of(offers, {}, 0.0, runs), replace(BARE, setup_s=30.0), forecast_of).matches
+    metered = {match.listed.agent: match.metered_hours * HOUR_S for match in matches}
+    assert metered["slow"] == pytest.approx(508, rel=0.01)
+    assert metered["fast"] > HOUR_S
+    assert {match.listed.agent: match.forecast.raw_s for match in matches if match.forecast}["slow"] == HOUR_S
 
 
 def test_a_job_moves_only_for_a_tenth() -> None:

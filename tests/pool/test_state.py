@@ -388,6 +388,8 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
     acts += 3 * [body for body in acts if isinstance(body, on.Challenged)]
     if asked is not None and asked.equal is None:
         acts += 8 * [body for body in acts if isinstance(body, on.VerdictGiven)]
+    if lease.unequal_blocks:
+        acts += 4 * [body for body in acts if isinstance(body, on.Disputed | on.Slashed)]
     if draw.random() < 0.85:  # mostly what the table allows in that state
         acts = [body for body in acts if (lease.state, on.kind_of(body)) in TRANSITIONS] or acts
     return draw.choice(acts)
@@ -404,10 +406,11 @@ def test_what_was_never_accepted_is_settled_at_once() -> None:
     assert not book.state.unsettled
 
 
-def test_no_offer_is_held_without_a_deposit() -> None:
-    """A forecast of nothing does not let a key without credits spoil an agent's record, lease by lease."""
+def test_leases_that_nobody_can_run_count_once_against_an_agent() -> None:
+    """One renter cannot spoil a record lease by lease; another renter's lease is another piece of evidence."""
     book = Book()
-    book.post(book.agent, on.Offered(offer=offer(now_s=book.now_s, min_s=0)))
-    free = opened(deposit=0, bond=0, forecast=on.Forecast(hours=0.0, credits=0))
-    with pytest.raises(Refused, match=r"0\.008333 credits are missing"):
-        book.post(book.renter, free)
+    book.post(book.agent, on.Offered(offer=offer(now_s=book.now_s)))
+    for number, renter in enumerate((book.renter, book.renter, book.renter, book.other)):
+        book.post(renter, opened(f"job-{number}"))
+        book.post(book.agent, on.Closed(lease_id=f"job-{number}", reason="refused: a package is missing"))
+    assert book.state.record_of(book.agent.public).declined == 2

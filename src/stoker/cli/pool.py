@@ -283,7 +283,7 @@ def pool_offers(
                 "max_cost": None if max_cost is None else parse_money(max_cost), "isolation": isolation,
                 "deadline_s": None if deadline is None else parse_duration(deadline),
             }  # fmt: skip
-            _offers_for(job_file, settings, offers, client.state("leases"), needs, as_json=as_json)
+            _offers_for(job_file, settings, offers, client, needs, as_json=as_json)
             return
         shown = [one for one in offers if show_all or (one["is_free"] and one["is_present"])]
         shown.sort(key=lambda one: one["offer"]["price_per_hour"])
@@ -294,14 +294,14 @@ def pool_offers(
 
 
 def _offers_for(
-    job_file: Path, settings: list[str] | None, documents: list[dict[str, Any]], leases: list[dict[str, Any]],
+    job_file: Path, settings: list[str] | None, documents: list[dict[str, Any]], client: PoolClient,
     wanted: dict[str, Any], *, as_json: bool,
 ) -> None:  # fmt: skip
     """Rank offers for a job, and print them."""
     import time
 
     from stoker.pool.events import CREDIT
-    from stoker.pool.forecasting import rank_for_job
+    from stoker.pool.forecasting import leases_before, rank_for_job
     from stoker.pool.matching import ISOLATIONS, Needs, listed_offers
     from stoker.records import to_json
 
@@ -315,6 +315,7 @@ def _offers_for(
     offers, records = listed_offers(documents)
     with waiting("forecasting the job on what is offered", quiet=as_json), output(for_json=as_json):
         job, entry = load_job(job_file, settings)
+        leases = leases_before(client, entry)
         ranking = rank_for_job(job, entry, offers, records, needs=needs, now_s=time.time(), leases=leases)
     if as_json:
         print_document(to_json(ranking))

@@ -62,6 +62,8 @@ _MOST_TRIES = 3
 _KEPT_BOXES = 4
 _LOOK_S = 2.0
 _POLL_S = 0.5
+_ASK_S = 2.0
+"""While a job runs, the pool is asked for other work so often, or at each beat [s]: it costs both milliseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,6 +229,7 @@ class Agent:
     _replaying: IsolatedProcess | None = field(default=None, init=False)
     _refused: set[str] = field(default_factory=set, init=False)
     _has_offered: bool = field(default=False, init=False)
+    _asks_from: float = field(default=0.0, init=False)
     _may_work: bool = field(default=True, init=False)
     _has_adopted: bool = field(default=False, init=False)
     _said: str = field(default="", init=False)
@@ -300,9 +303,11 @@ class Agent:
             elif self._offered_until and self._job is None:
                 self._offered_until = 0.0
                 self.client.post(on.Withdrawn(offer_id=self.lending.name))
-            wait_s = 0.0 if self._job is not None or why else 2.0
-            self._take(self.client.work(wait_s=wait_s, replays=self.lending.replays), may_work=may_work)
-            self._said = ""
+            if self._job is None or time.monotonic() >= self._asks_from:
+                self._asks_from = time.monotonic() + min(_ASK_S, self.lending.beat_s)
+                wait_s = 0.0 if self._job is not None or why else 2.0
+                self._take(self.client.work(wait_s=wait_s, replays=self.lending.replays), may_work=may_work)
+                self._said = ""
         except StokerError as problem:
             if not is_passing(problem) and self._job is None and not self._has_offered:
                 raise
@@ -416,7 +421,7 @@ class Agent:
             try:
                 order = job.read_order()
                 job.begin(order, beats=int(lease["beat_index"]) + 1, ran_s=float(lease["running_s"]),
-                          blocks=blocks_of(lease, order))  # fmt: skip
+                          samples=int(lease["samples"]), blocks=blocks_of(lease, order))  # fmt: skip
             except Exception as problem:
                 if is_passing(problem):
                     raise

@@ -2,7 +2,7 @@
 
 A blob is hashed while it is written aside and renamed when the hash is right, so that a name never has other content.
 Who sent a blob is kept beside it: a hash is public once a lease names it, and knowing it gives nobody the content.
-What no unsettled lease needs is deleted after an hour; of what no lease names yet, each key may store so much.
+What no unsettled lease needs is deleted after an hour. Each key may store so much that no lease of its own names yet.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Container, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +35,7 @@ class NoRoom(Refused):
 
 @dataclass(frozen=True)
 class BlobLimits:
-    """Sizes at most [bytes]: of one blob, of all that one key sent and no lease names, and of all of one lease.
+    """Sizes at most [bytes]: of one blob, of all that one key sent and no lease of it names, and of all of one lease.
 
     `least_free_bytes` of the disk are left for the log.
     """
@@ -76,7 +76,7 @@ class BlobStore:
         return sum(path.stat().st_size for digest in digests if (path := self.path(digest)).is_file())
 
     async def write(
-        self, digest: str, parts: AsyncIterator[bytes], size: int, sender: str, named: Container[str]
+        self, digest: str, parts: AsyncIterator[bytes], size: int, sender: str, is_named: Callable[[str], bool]
     ) -> None:
         """Take a blob.
 
@@ -85,17 +85,17 @@ class BlobStore:
             parts: its content.
             size: as announced [bytes].
             sender: the key that sends it.
-            named: blobs that leases name.
+            is_named: whether a lease of the sender names a blob.
 
         Raises:
             Refused: it is too large, or has another size or hash.
-            NoRoom: the disk is full, or the key has sent too much that no lease names.
+            NoRoom: the disk is full, or the key has sent too much that no lease of it names.
             BadRun: it cannot be written (a full disk, …).
         """
         target = self.path(digest)
         unnamed = sum(
             path.stat().st_size for name, senders in self._senders.items()
-            if sender in senders and name not in named and (path := self.folder / name).exists()
+            if sender in senders and not is_named(name) and (path := self.folder / name).exists()
         )  # fmt: skip
         free = shutil.disk_usage(self.folder).free - self.limits.least_free_bytes - self._on_their_way.total()
         limit = min(self.limits.most_bytes, self.limits.most_unnamed_bytes - unnamed - self._on_their_way[sender], free)

@@ -32,7 +32,7 @@ from stoker.errors import StokerError, first_line
 from stoker.pool import events as on
 from stoker.pool.blobs import BlobLimits, BlobStore
 from stoker.pool.client import receipt_message, request_message
-from stoker.pool.escrow import short
+from stoker.pool.escrow import credits_text, least_deposit, short
 from stoker.pool.events import CLOCK_WINDOW_S, MOST_BYTES, Body, Draft, Event, Refused, draft_of, read_draft
 from stoker.pool.keys import Key, is_signed
 from stoker.pool.lease import LIVE, Lease
@@ -230,6 +230,7 @@ class ControlPlane:
                 raise Refused("another event with this nonce is in the log: a nonce is used once")
             return known, None
         self._require_stored(draft)
+        self._require_deposit(draft)
         event = Event(
             seq=self.state.seq + 1, previous=self.state.head, draft=draft,
             received_s=max(round(self._now(), 3), self.state.received_s),
@@ -257,6 +258,24 @@ class ControlPlane:
                 remedy="Longer blocks: --place-option block=5min.",
             )
         path.touch()  # it is not deleted before the lease names it
+
+    def _require_deposit(self, draft: Draft) -> None:
+        """Refuse a lease that would hold an offer for nothing, or whose order takes more room than a lease has.
+
+        Here and not in `state`, which has to read what earlier control planes took.
+        """
+        body = draft.read_body()
+        if not isinstance(body, on.Opened) or (listed := self.state.offers.get(body.offer_id)) is None:
+            return
+        least = least_deposit(listed.offer.min_s, body.rate_per_hour)
+        if body.deposit < least:
+            raise Refused(
+                f"a deposit of {credits_text(body.deposit)} holds no offer: {credits_text(least - body.deposit)} are "
+                "missing for its shortest lease, a minute at least", remedy=f"Deposit {credits_text(least)}.",
+            )  # fmt: skip
+        if (size := self.blobs.size_of({body.order, *body.inputs})) > self.blobs.limits.most_lease_bytes:
+            raise Refused(f"the blobs that lease {body.lease_id} names have {format_bytes(size)}, and at most "
+                          f"{format_bytes(self.blobs.limits.most_lease_bytes)} are kept for one lease")  # fmt: skip
 
     def _own(self, body: Body) -> Draft:
         return draft_of(body, self.key, self.key.public, time_s=self._now())
@@ -520,8 +539,13 @@ class ControlPlane:
         size = request.headers.get("content-length", "")
         if not size.isdigit():
             raise Refused("a blob comes with its Content-Length")
-        await self.blobs.write(digest, request.stream(), int(size), key, self._named)
+        await self.blobs.write(digest, request.stream(), int(size), key, lambda name: self._is_named_by(name, key))
         return _json({"sha256": digest})
+
+    def _is_named_by(self, digest: str, key: str) -> bool:
+        """Whether a lease in which a key has part names a blob: others' leases are no room for what it sends."""
+        leases = (self.state.leases[name] for name in self._named.get(digest, ()))
+        return any(key in (lease.renter, lease.agent) for lease in leases)
 
     async def _get_blob(self, request: Request) -> Response:
         key, digest = self._signed_by(request), request.path_params["digest"]

@@ -1,7 +1,8 @@
 """Forecasts of a job on what a pool offers: Stoker's planner, corrected by the job's earlier leases.
 
 What: the best plan's time on each kind of device, from the catalogue or from this machine; a CPU by its number of
-cores, as if it were this machine's. Earlier leases of the same job on the same kind of device correct it.
+cores, as if it were this machine's. Earlier leases of the same job on the same kind of device correct it; on an offer
+where the job has run, if only for a minute, it is as fast as it was there.
 Costs: a forecast for each kind; a CPU's plan is tried here, in seconds. Imports torch, so the control plane does not.
 """
 
@@ -20,8 +21,21 @@ from stoker.launching.place_offers import bytes_to_send
 from stoker.planning.decision import on_one, require_mtbf
 from stoker.planning.planner import Planner
 from stoker.planning.resolved_job import resolve_job
-from stoker.pool.matching import Columns, Needs, Ranking, RunForecast, calibrated, earlier_ratios, rank_offers
+from stoker.pool.client import PoolClient
+from stoker.pool.matching import (
+    Columns,
+    Needs,
+    Ranking,
+    RunForecast,
+    after_runs,
+    calibrated,
+    earlier_ratios,
+    earlier_runs,
+    rank_offers,
+)
 from stoker.pool.state import ListedOffer, Record
+
+_MOST_RUNS = 20
 
 
 def job_forecasts(
@@ -29,16 +43,20 @@ def job_forecasts(
 ) -> Callable[[str], RunForecast | str]:
     """What `rank_offers` asks: the run on a kind of device, or why it cannot run there.
 
+    A word with an offer's name in it (`cpu/4@box`) is for that offer, where the job has run before.
+
     Args:
         job: the job.
         entry: the job file it came from.
-        leases: of the pool, as its control plane shows them: earlier ones of the job correct the forecast.
+        leases: of the pool: earlier ones of the job correct the forecast; see `leases_before`.
     """
     planner = Planner(resolve_job(job, entry), is_all_elsewhere=False, device_mtbf_h=require_mtbf(None))
     name = identity_of(entry)
+    runs = earlier_runs(leases, name)
 
     def forecast_of(word: str) -> RunForecast | str:
-        kind, _, cores = word.partition("/")
+        device, _, offer_id = word.partition("@")
+        kind, _, cores = device.partition("/")
         model = catalogue().called(kind)
         try:
             places = planned_devices(kind if model is None else model.name, attached_devices())
@@ -48,6 +66,8 @@ def job_forecasts(
             return problem.message.split("\n", 1)[0]
         total = max((forecast.total_s for forecast in forecasts), key=lambda one: one.value)  # an alias: the slowest
         forecast = RunForecast.of_interval(total.value, total.low, total.high, basis=total.basis)
+        if offer_id in runs:
+            return after_runs(forecast, runs[offer_id], forecasts[0].total_updates)
         return calibrated(forecast, earlier_ratios(leases, name, kind))
 
     return forecast_of
@@ -80,5 +100,14 @@ def rank_for_job(
         BadJob: the job cannot be trained as it is.
     """
     needs = replace(needs, sent_bytes=bytes_to_send(job, entry))
-    columns = Columns.of(offers, records, now_s)
+    columns = Columns.of(offers, records, now_s, earlier_runs(leases, identity_of(entry)))
     return rank_offers(columns, needs, job_forecasts(job, entry, leases), most=most)
+
+
+def leases_before(client: PoolClient, entry: Entry) -> list[dict[str, Any]]:
+    """The newest leases of the pool; the newest of the job with their blocks, which lists leave out."""
+    listed: Any = client.state("leases")
+    job, leases = identity_of(entry), sorted(listed, key=lambda one: -float(one["opened_s"]))
+    mine = [lease for lease in leases if lease["forecast"].get("job", "") == job][:_MOST_RUNS]
+    whole = {lease["lease_id"]: client.lease(str(lease["lease_id"])) for lease in mine}
+    return [whole.get(lease["lease_id"], lease) for lease in leases]

@@ -50,7 +50,10 @@ FIRST_USER, NUM_USERS = 61_000, 1000
 """Where the agent is root, programs run under user numbers of this range, which belong to no account."""
 
 _NOBODY = 65_534
-_LOOK_S = 0.2
+_LOOK_S, _MOST_LOOK_S = 0.2, 1.0
+"""Time between two looks at what a program takes: as long as it needs to write what it still may, within these [s]."""
+_FASTEST_WRITE = 4 << 30
+"""What a program writes at most [bytes/s]."""
 _PIPE_S = 5.0
 _MOST_OUTPUT_BYTES = 1 << 24
 _MOST_INCOMPLETE_LOOKS = 25
@@ -115,7 +118,7 @@ class IsolatedProcess:
     ) -> None:
         self._process, self._program, self._group = process, program, group
         self._began = time.monotonic()
-        self._incomplete_looks = 0
+        self._incomplete_looks, self._pause_s = 0, _LOOK_S
         self.exceeded = ""
         self._stdout, self._stderr = (
             None if pipe is None else _Tail(pipe, most_output_bytes) for pipe in (process.stdout, process.stderr)
@@ -185,7 +188,7 @@ class IsolatedProcess:
                 self.kill()
                 break
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_LOOK_S)
+                self._process.wait(self._pause_s)
         self._process.wait()
         if self._group is not None:
             if not self.exceeded and self._group.memory_failures():
@@ -203,7 +206,8 @@ class IsolatedProcess:
             return f"it has more than {limits.processes} processes"
         folders = tuple(self._program.writable.values())
         counts = [disk_bytes(folder) for folder in folders]
-        if sum(count for count, _ in counts) + unlinked_bytes(members, folders) > limits.disk_bytes:
+        written = sum(count for count, _ in counts) + unlinked_bytes(members, folders)
+        if written > limits.disk_bytes:
             return f"it writes more than {format_bytes(limits.disk_bytes)}"
         self._incomplete_looks = 0 if all(is_whole for _, is_whole in counts) else self._incomplete_looks + 1
         if self._incomplete_looks > _MOST_INCOMPLETE_LOOKS:  # what moves all the time hides what is in it
@@ -214,7 +218,18 @@ class IsolatedProcess:
             return "its folder was removed"
         if free < LEAST_FREE_BYTES:
             return f"{HOST_FULL}: {format_bytes(free)} are free"
+        room = min(limits.disk_bytes - written, free - LEAST_FREE_BYTES)
+        self._pause_s = pause_s(0 if self._group is None or self._incomplete_looks else room)
         return ""
+
+
+def pause_s(room_bytes: int) -> float:
+    """How long a program need not be looked at that may write so much more, and whose memory the kernel counts [s].
+
+    >>> [pause_s(room << 30) for room in (0, 2, 10)]
+    [0.2, 0.5, 1.0]
+    """
+    return min(_MOST_LOOK_S, max(_LOOK_S, room_bytes / _FASTEST_WRITE))
 
 
 class _Tail(threading.Thread):

@@ -90,13 +90,17 @@ METERED: frozenset[LeaseState] = frozenset({"running", "suspect", "reclaiming"})
 
 @dataclass(frozen=True, kw_only=True)
 class Commitment:
-    """The state of the run after a block: see `events.Committed`; `running_s`: the meter when it was committed [s]."""
+    """The state of the run after a block: see `events.Committed`.
+
+    `running_s`: the meter at the last beat before it was committed [s]; `at_s`: when that was [s since 1970].
+    """
 
     block: int
     update: int
     state: str
     blob: str
     running_s: int = 0
+    at_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,6 +286,11 @@ class Lease:
         committed_s = self.commitments[-1].running_s if self.commitments else 0
         block_s = committed_s // max(1, len(self.commitments))
         return min(self.paid_s, committed_s + max(UNCOMMITTED_S, block_s))
+
+    @property
+    def settles_s(self) -> float:
+        """When the time to dispute is over [s since 1970]: at the end, of a lease that was never accepted."""
+        return self.closed_s + (self.window_s if self.accepted_s else 0.0)
 
     @property
     def verdict_s(self) -> float:

@@ -194,16 +194,20 @@ class LeasedJob:
         """
         return read_order(self._blobs.whole(self._order_digest, 4 << 20))
 
-    def begin(self, order: PoolOrder, *, beats: int = 0, ran_s: float = 0.0, blocks: Sequence[Block] = ()) -> None:
+    def begin(
+        self, order: PoolOrder, *, beats: int = 0, ran_s: float = 0.0, samples: int = 0, blocks: Sequence[Block] = ()
+    ) -> None:  # fmt: skip
         """Fetch what the job needs, in a thread; `tick` starts it then.
 
         Args:
             order: what to run.
             beats: number of beats of the lease so far, where this agent was started again.
             ran_s: time that the job ran before [s].
+            samples: how far it was by its last beat [samples].
             blocks: what was committed before.
         """
         self._beat_index, self._ran_before_s, self._committed_ran_s = beats, ran_s, int(ran_s)
+        self._samples = samples
         self._take_over(blocks, order)
 
         def prepare() -> None:
@@ -530,6 +534,7 @@ class LeasedJob:
             self.end(f"the lease is {lease['state']}: {lease.get('reason', '')}")
             return
         self._beat_index = int(lease["beat_index"]) + 1
+        self._samples = max(self._samples, int(lease["samples"]))
         commitments = lease["commitments"]
         self._num_blocks = len(commitments)
         self._previous = str(commitments[-1]["state"]) if commitments else ""

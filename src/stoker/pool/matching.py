@@ -13,7 +13,7 @@ Poisson rate with a Gamma prior, the share of offers that are not taken up a Ber
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,6 +50,7 @@ class RunForecast:
         reference_flop_per_s: rate of the device that `run_s` is for; an offer measured slower or faster is scaled by
             it; 0: not scaled.
         raw_s: `run_s` before earlier runs corrected it [s]; 0: they did not.
+        setup_s: from accepted to training, transfers not counted [s]; None: as `Needs` has it.
     """
 
     run_s: float
@@ -57,6 +58,7 @@ class RunForecast:
     basis: str = "datasheet"
     reference_flop_per_s: float = 0.0
     raw_s: float = 0.0
+    setup_s: float | None = None
 
     @classmethod
     def of_interval(cls, value_s: float, low_s: float, high_s: float, **more: Any) -> RunForecast:
@@ -224,8 +226,11 @@ class Columns:
     checked: Floats
 
     @classmethod
-    def of(cls, offers: Sequence[ListedOffer], records: Mapping[str, Record], now_s: float) -> Columns:
-        """Columns of offers with the records of their agents."""
+    def of(
+        cls, offers: Sequence[ListedOffer], records: Mapping[str, Record], now_s: float,
+        known_offers: Container[str] = frozenset(),
+    ) -> Columns:  # fmt: skip
+        """Columns of offers with the records of their agents; `known_offers` have a forecast of their own."""
         known: dict[str, int] = {}
         none = Record()
         rows = []
@@ -233,7 +238,8 @@ class Columns:
             offer = listed.offer
             record = records.get(listed.agent, none)
             rows.append((
-                known.setdefault(forecast_word(listed), len(known)), offer.price_per_hour, offer.device.count,
+                known.setdefault(forecast_word(listed, known_offers), len(known)),
+                offer.price_per_hour, offer.device.count,
                 offer.measured.fp32_flop_per_s, offer.upload_bytes_per_s, offer.download_bytes_per_s, offer.disk_bytes,
                 ISOLATIONS.index(offer.isolation), offer.min_s, min(offer.max_s, left_today_s(offer.hours, now_s)),
                 hazard_per_hour(record), declines(record),
@@ -243,10 +249,11 @@ class Columns:
         return cls(tuple(offers), tuple(known), table[:, 0].astype(np.int64), *table.T[1:])
 
 
-def forecast_word(listed: ListedOffer) -> str:
-    """What a forecast is for: the kind of device, of a CPU with the number of its cores, as in `cpu/4`."""
-    device, cores = listed.offer.device, listed.offer.measured.cores
-    return f"{device.kind}/{cores}" if device.kind == "cpu" and cores else device.kind
+def forecast_word(listed: ListedOffer, known_offers: Container[str] = frozenset()) -> str:
+    """What a forecast is for: a kind of device, of a CPU with its cores, as in `cpu/4`; `cpu/4@NAME`: a known offer."""
+    device, cores, offer_id = listed.offer.device, listed.offer.measured.cores, listed.offer.offer_id
+    word = f"{device.kind}/{cores}" if device.kind == "cpu" and cores else device.kind
+    return f"{word}@{offer_id}" if offer_id in known_offers else word
 
 
 def left_today_s(hours: tuple[int, int] | None, now_s: float) -> float:
@@ -366,6 +373,7 @@ def expected_costs(columns: Columns, needs: Needs, forecasts: Sequence[RunForeca
         for name in ("run_s", "spread", "reference_flop_per_s")
     )
     is_scaled = (reference > 0) & (columns.flop_per_s > 0)
+    setup_s = np.array([needs.setup_s if one.setup_s is None else one.setup_s for one in forecasts])[columns.kind]
     run_s = run_s * np.where(is_scaled, reference / np.maximum(columns.flop_per_s, 1e-9), 1.0)
     run_s = run_s * np.exp(spread**2 / 2)  # mean of a log-normal distribution
     send_s = _transfer_s(needs.sent_bytes, columns.takes)
@@ -375,11 +383,11 @@ def expected_costs(columns: Columns, needs: Needs, forecasts: Sequence[RunForeca
     daly_s = np.sqrt(2 * blocked_s * mtbf_s) * (1 + np.sqrt(share) / 3 + share / 9) - blocked_s
     interval_s = np.maximum(_LEAST_INTERVAL_S, np.where(blocked_s >= 2 * mtbf_s, mtbf_s, daly_s))
     # After a loss the job is set up on a machine like this one, from the last checkpoint.
-    restart_s = needs.setup_s + send_s + _transfer_s(needs.checkpoint_bytes, columns.takes)
+    restart_s = setup_s + send_s + _transfer_s(needs.checkpoint_bytes, columns.takes)
     worked_s = mtbf_s * np.exp(restart_s / mtbf_s) * np.expm1(interval_s / mtbf_s)
     trained_s = run_s * (1 + blocked_s / interval_s) * worked_s / interval_s
     leases = np.ceil(np.maximum(trained_s / np.maximum(columns.most_s, 1.0), 1.0))
-    metered_s = needs.setup_s + trained_s + (leases - 1) * restart_s
+    metered_s = setup_s + trained_s + (leases - 1) * restart_s
     waits_s = 60.0 * columns.declines / (1 - columns.declines)
     hours = (metered_s + send_s + _transfer_s(needs.result_bytes, columns.sends) + waits_s) / 3600
     metered_hours = np.maximum(metered_s, columns.least_s) / 3600
@@ -473,6 +481,58 @@ def earlier_ratios(leases: Sequence[Mapping[str, Any]], job: str, device: str) -
         and (lease["device"], lease["forecast"].get("job", "")) == (device, job)
         and lease["forecast"].get("raw_hours", 0) > 0 and lease["running_s"] > 0
     ]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlierRun:
+    """What a lease showed of a job on one offer, whether it came to its end or not: a short one is a probe.
+
+    Attributes:
+        updates_per_s: between its first and its last block, evaluations and saves among them [updates/s].
+        over_s: time between them [s].
+        setup_s: metered time before the first update [s]; None: it went on from a block, and cannot say.
+    """
+
+    updates_per_s: float
+    over_s: float
+    setup_s: float | None
+
+
+def earlier_runs(leases: Sequence[Mapping[str, Any]], job: str) -> dict[str, list[EarlierRun]]:
+    """What earlier leases of a job showed, by the offer's name; those without their blocks, as in lists, show nothing.
+
+    A block's time is when it was committed: two blocks say how fast updates are made without what came before them.
+    """
+    found: dict[str, list[EarlierRun]] = {}
+    for lease in leases:
+        blocks = lease.get("commitments", ())
+        if lease["forecast"].get("job", "") != job or len(blocks) < 2 or blocks[-1]["at_s"] <= blocks[0]["at_s"]:
+            continue
+        over_s = blocks[-1]["at_s"] - blocks[0]["at_s"]
+        pace = (blocks[-1]["update"] - blocks[0]["update"]) / over_s
+        unmetered_s = max(0.0, lease["heard_s"] - lease["accepted_s"] - lease["running_s"])
+        setup_s = blocks[0]["at_s"] - lease["accepted_s"] - unmetered_s - blocks[0]["update"] / pace
+        is_whole = lease["forecast"].get("raw_hours", 0) > 0
+        run = EarlierRun(updates_per_s=pace, over_s=over_s, setup_s=max(0.0, setup_s) if is_whole else None)
+        found.setdefault(str(lease["offer_id"]), []).append(run)
+    return found
+
+
+def after_runs(forecast: RunForecast, runs: Sequence[EarlierRun], num_updates: int) -> RunForecast:
+    """The forecast of a job on an offer where it has run: as fast as it was there, whatever its kind is said to be.
+
+    >>> runs = [EarlierRun(updates_per_s=2.0, over_s=50.0, setup_s=9.0)]
+    >>> after = after_runs(RunForecast(run_s=100.0), runs, 600)
+    >>> after.run_s, after.setup_s, after.raw_s, after.basis
+    (300.0, 9.0, 100.0, 'history')
+    """
+    updates, over_s = sum(run.updates_per_s * run.over_s for run in runs), sum(run.over_s for run in runs)
+    setups = [run.setup_s for run in runs if run.setup_s is not None]
+    return replace(
+        forecast, run_s=num_updates * over_s / updates, spread=PROBE_SPREAD, basis="history",
+        setup_s=float(np.median(setups)) if setups else None, raw_s=forecast.raw_s or forecast.run_s,
+        reference_flop_per_s=0.0,
+    )  # fmt: skip
 
 
 def worth_moving(stay: Match, go: Match, *, move_credits: int, value_per_hour: int, move_s: float) -> bool:

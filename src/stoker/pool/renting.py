@@ -51,10 +51,12 @@ from stoker.pool.matching import (
     Match,
     Needs,
     RunForecast,
+    earlier_runs,
     forecast_word,
     listed_offers,
     rank_offers,
 )
+from stoker.pool.state import ListedOffer
 from stoker.records.codec import dumps
 from stoker.records.launch import LaunchPhase, LaunchState
 from stoker.store import cache_root
@@ -107,6 +109,15 @@ class Terms:
     deadline_s: float | None = None
     forecasts: Mapping[str, RunForecast | str] = field(default_factory=dict)
     identity: str = ""
+
+    @property
+    def known_offers(self) -> set[str]:
+        """Offers where the job has run: they have a forecast of their own."""
+        return {word.partition("@")[2] for word in self.forecasts} - {""}
+
+    def forecast_of(self, listed: ListedOffer) -> RunForecast | str | None:
+        """The forecast of the run at an offer, or why it cannot run there; None: none was made."""
+        return self.forecasts.get(forecast_word(listed, self.known_offers))
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Terms:
@@ -199,19 +210,21 @@ def with_forecasts(job: Job, entry: Entry, submission: Submission, tell: Callabl
         BadJob: blocks are to be replayed, and how many updates the job has depends on the machine.
     """
     from stoker.launching.launch import identity_of  # noqa: PLC0415 - torch, which following does without
-    from stoker.pool.forecasting import job_forecasts  # noqa: PLC0415 - likewise
+    from stoker.pool.forecasting import job_forecasts, leases_before  # noqa: PLC0415 - likewise
 
     terms = Terms.of(submission.options)
     if terms.verify and job.until.unit == "seconds":
         raise BadJob("the job's length is given in seconds, so that a replay would have another one",
                      remedy="Give until=… in epochs, samples or updates; or --verify none.")  # fmt: skip
     client = _client(terms)
-    words = sorted({forecast_word(one.listed) for one in _ranked_offers(client, submission.target, terms)})
+    identity, leases = identity_of(entry), leases_before(client, entry)
+    runs = earlier_runs(leases, identity)
+    words = sorted({forecast_word(one.listed, runs) for one in _ranked_offers(client, submission.target, terms)})
     if submission.time_limit_s is None and words:
         tell(f"forecasting for {', '.join(words)}")
-    forecast_of = job_forecasts(job, entry, client.state("leases"))
+    forecast_of = job_forecasts(job, entry, leases)
     found = {word: one if isinstance(one := forecast_of(word), str) else asdict(one) for word in words}
-    options = {**submission.options, _FORECASTS: json.dumps(found), _IDENTITY: identity_of(entry)}
+    options = {**submission.options, _FORECASTS: json.dumps(found), _IDENTITY: identity}
     return replace(submission, options=options)
 
 
@@ -455,7 +468,7 @@ class _PoolRun:
         match, limit_s = self._affordable(offers, limit_s, checked, terms)
         offer, lease_id = match.listed.offer, f"{self.handle['job']}.{number}"
         rate = offer.price_per_hour
-        raw_hours = 0.0 if order.resume else _raw_hours(terms.forecasts.get(forecast_word(match.listed)))
+        raw_hours = 0.0 if order.resume else _raw_hours(terms.forecast_of(match.listed))
         content = dumps(order, indent=None).encode()
         digest = self.blobs.put(content)
         credits_ = pay_for(math.floor(limit_s), rate)
@@ -487,7 +500,7 @@ class _PoolRun:
             listed = match.listed
             rate = max(1, listed.offer.price_per_hour)
             paid_s = left / (rate * (1 + checked)) * 3600
-            forecast = terms.forecasts.get(forecast_word(listed))
+            forecast = terms.forecast_of(listed)
             needed_s = 0.0 if forecast is None or isinstance(forecast, str) else forecast.run_s
             if paid_s >= max(1.0, min(needed_s, limit_s), float(listed.offer.min_s)):
                 return match, min(limit_s, paid_s, float(listed.offer.max_s))
@@ -690,8 +703,8 @@ def _ranked_offers(
     flat = RunForecast(run_s=run_s, reference_flop_per_s=usable[0].offer.measured.fp32_flop_per_s)
     needs = Needs(value_per_hour=terms.value_per_hour, least_isolation=terms.isolation, verify_fraction=terms.verify,
                   checkpoint_blocked_s=0.1)  # fmt: skip
-    ranking = rank_offers(Columns.of(usable, records, time.time()), needs, lambda word: terms.forecasts.get(word, flat),
-                          most=len(usable))  # fmt: skip
+    columns = Columns.of(usable, records, time.time(), terms.known_offers)
+    ranking = rank_offers(columns, needs, lambda word: terms.forecasts.get(word, flat), most=len(usable))
     return list(ranking.matches)
 
 

@@ -54,7 +54,7 @@ class Record:
 
     Attributes:
         finished, lost, reclaimed, left: leases that ended with results, by silence, by notice, without notice.
-        declined: leases that it did not take up.
+        declined: renters of whom it did not take up a lease.
         slashed: leases for which its bond was cut.
         passed, failed: jobs that a replay found right, or wrong.
         ran_s: time that its leases were running [s]: what its hazard is estimated from.
@@ -86,6 +86,7 @@ class Change:
     offer: ListedOffer | None = None
     gone_offer: str = ""
     records: tuple[tuple[str, Record], ...] = ()
+    declined: tuple[str, str] | None = None
     admitted: str = ""
     founded: on.Founded | None = None
     anchored: int = 0
@@ -108,6 +109,7 @@ class State:
     offers: dict[str, ListedOffer] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
     records: dict[str, Record] = field(default_factory=dict)
+    declined: set[tuple[str, str]] = field(default_factory=set)
     unsettled: set[str] = field(default_factory=set)
     teams: dict[str, on.TeamMade] = field(default_factory=dict)
     waiting: dict[tuple[str, str], WaitingRequest] = field(default_factory=dict)
@@ -155,6 +157,8 @@ class State:
         if change.gone_offer:
             self._drop_offer(change.gone_offer)
         self.records.update(change.records)
+        if change.declined is not None:
+            self.declined.add(change.declined)
         self._take_turns(event, change)
         if change.anchored:
             del self.unanchored[: change.anchored - self.first_unanchored + 1]
@@ -374,9 +378,8 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
     if body.window_s < rules.least_window_s:
         raise Refused(f"the time to dispute is {body.window_s} s, this pool wants {rules.least_window_s} s at least")
     check = escrow.checked_fraction(body.verify_fraction, state.record_of(listed.agent).passed)
-    least = max(
-        escrow.required_deposit(body.forecast.credits, check), escrow.least_deposit(offer.min_s, body.rate_per_hour)
-    )
+    # The control plane asks for more (`ControlPlane`); logs of before it did are as right as they were.
+    least = max(escrow.required_deposit(body.forecast.credits, check), escrow.pay_for(offer.min_s, body.rate_per_hour))
     if body.deposit < least:
         raise Refused(
             f"the deposit of {credits_text(body.deposit)} does not cover the forecast: "
@@ -433,8 +436,9 @@ def _committed(state: State, event: Event, body: on.Committed) -> Change:
     lease = state.lease(body.lease_id)
     _by(event, "the agent of the lease", lease.agent)
     commitment = Commitment(
-        block=body.block, update=body.update, state=body.state, blob=body.blob, running_s=lease.running_s
-    )
+        block=body.block, update=body.update, state=body.state, blob=body.blob, running_s=lease.running_s,
+        at_s=event.received_s,
+    )  # fmt: skip
     return Change(lease=lease.after("committed").with_commitment(commitment, body.previous))
 
 
@@ -513,6 +517,7 @@ def _ended(state: State, event: Event, lease: Lease, how: str | None) -> Change:
     lease = replace(lease, closed_s=event.received_s, closed_by=event.actor, ended_by=event.hash)
     listed = state.offers.get(lease.offer_id)
     records: tuple[tuple[str, Record], ...] = ()
+    declined = None
     if lease.accepted_s:
         record = state.record_of(lease.agent)
         # A lost machine ran until it was heard last.
@@ -522,12 +527,13 @@ def _ended(state: State, event: Event, lease: Lease, how: str | None) -> Change:
             record = replace(record, **{how: getattr(record, how) + 1})
         records = ((lease.agent, record),)
     elif event.actor in (lease.agent, state.operator):  # not the renter, who may take back what waits
-        record = state.record_of(lease.agent)
-        records = ((lease.agent, replace(record, declined=record.declined + 1)),)
-    if not lease.accepted_s:  # nothing to dispute
-        lease = replace(lease, window_s=0.0)
+        declined = (lease.agent, lease.renter)
+        if declined not in state.declined:  # of one renter's leases that nobody can run the first says enough
+            record = state.record_of(lease.agent)
+            records = ((lease.agent, replace(record, declined=record.declined + 1)),)
     return Change(
         lease=lease,
+        declined=declined,
         offer=replace(listed, lease_id="") if listed is not None and listed.lease_id == lease.lease_id else None,
         transfers=tuple(escrow.end(lease, state.held(lease.lease_id)[0])),
         records=records,
@@ -637,7 +643,7 @@ def _final(state: State, event: Event, body: on.Final) -> Change:
     after = lease.after("final")
     if lease.state in ("slashed", "refunded"):
         return Change(lease=after)
-    is_early = event.received_s < lease.closed_s + lease.window_s
+    is_early = event.received_s < lease.settles_s
     if event.actor != state.operator:
         if lease.open_challenges and (is_early or lease.state == "disputed"):
             raise Refused(f"a block of lease {lease.lease_id} is being replayed: its verifier is paid first")

@@ -113,7 +113,9 @@ def _window_end(lease: Lease, up_since_s: float) -> float:
 
     After the pool was away, during which nobody could answer, as long after its start as a verifier has.
     """
-    return max(lease.closed_s + lease.window_s, up_since_s + min(lease.window_s, lease.verdict_s))
+    if not lease.accepted_s:
+        return lease.settles_s
+    return max(lease.settles_s, up_since_s + min(lease.window_s, lease.verdict_s))
 
 
 def _drawn(
