@@ -22,7 +22,7 @@ from stoker.pool.escrow import Accounts, Transfer, bond_of, credits_text, escrow
 from stoker.pool.events import CLOCK_WINDOW_S, FIRST_PREVIOUS, Body, Event, Offer, Refused, canonical
 from stoker.pool.fair_use import WaitingRequest, require_turn, to_preempt
 from stoker.pool.keys import is_signed
-from stoker.pool.lease import ACCEPT_S, LOST_S, METERED, PREEMPTED, SUSPECT_S, Challenge, Commitment, Lease
+from stoker.pool.lease import ACCEPT_S, LOST_S, METERED, PREEMPTED, SUSPECT_S, Challenge, Commitment, Lease, on_chain
 
 MOST_OFFERS = 64
 """Offers that one key may have."""
@@ -275,7 +275,11 @@ def _by(event: Event, what: str, *allowed: str) -> None:
 
 
 @_decides(on.Deposited)
-def _deposited(_: State, __: Event, body: on.Deposited) -> Change:
+def _deposited(state: State, _: Event, body: on.Deposited) -> Change:
+    assert state.rules is not None
+    if state.rules.contract and body.amount:
+        raise Refused(f"the money of this pool is in the contract {state.rules.contract}: a key is admitted with 0",
+                      remedy=f"stoker pool wallet --grant {body.account}=0")  # fmt: skip
     return Change(transfers=(Transfer(None, body.account, body.amount),), admitted=body.account)
 
 
@@ -286,6 +290,10 @@ def _offered(state: State, event: Event, body: on.Offered) -> Change:
         _by(event, "who made the offer", known.agent)
     elif state.num_offers[event.actor] >= MOST_OFFERS:
         raise Refused(f"one key has at most {MOST_OFFERS} offers", remedy="Withdraw one, or use another key.")
+    assert state.rules is not None
+    if state.rules.contract and not offer.payee:
+        raise Refused(f"offer {offer.offer_id} names no address that the contract {state.rules.contract} pays",
+                      remedy="Give the agent a key of that chain: STOKER_CHAIN_KEY.")  # fmt: skip
     if offer.price_per_hour < offer.cost_per_hour:
         raise Refused(
             f"offer {offer.offer_id} asks {credits_text(offer.price_per_hour)} an hour, below its cost of "
@@ -395,13 +403,35 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
         rate_per_hour=body.rate_per_hour, deposit=body.deposit, bond=body.bond, window_s=body.window_s,
         verify_fraction=body.verify_fraction, check_fraction=check, value_per_hour=body.value_per_hour,
         forecast=body.forecast, promised_s=offer.reclaim_s, most_s=offer.max_s, opened_s=event.received_s,
-        inputs=body.inputs, num_devices=offer.device.count,
+        inputs=body.inputs, num_devices=offer.device.count, chain=_chain_terms(state, event, body, offer),
     ).after("opened")  # fmt: skip
     require_turn(state, event.actor, listed, event.received_s)
     return Change(
         lease=lease, offer=replace(listed, lease_id=lease.lease_id), transfers=tuple(escrow.fund(lease)),
         served=event.actor,
     )  # fmt: skip
+
+
+def _chain_terms(state: State, event: Event, body: on.Opened, offer: Offer) -> on.ChainTerms | None:
+    """Terms of an escrow in the pool's contract; None: the pool has none.
+
+    That the deposit is there is for the control plane to see before it takes the event, and for auditors on the chain.
+    """
+    chain = body.chain
+    assert state.rules is not None
+    if bool(state.rules.contract) != (chain is not None):
+        holder = f"the contract {state.rules.contract}" if state.rules.contract else "the pool's own log"
+        raise Refused(f"the money of this pool is in {holder}: lease {body.lease_id} has other terms",
+                      remedy="Name the chain and your key of it: STOKER_CHAIN, STOKER_CHAIN_KEY.")  # fmt: skip
+    if chain is None:
+        return None
+    if chain.payee != offer.payee or not (chain.payer and chain.cosigner):
+        raise Refused(f"lease {body.lease_id} pays {chain.payee or 'nobody'}, the offer names {offer.payee}")
+    least_s = escrow.least_deadline_s(event.received_s - CLOCK_WINDOW_S, offer.max_s, body.window_s)
+    if chain.deadline_s < least_s:
+        raise Refused(f"the deadline of lease {body.lease_id} on the chain is {least_s - chain.deadline_s:.0f} s early:"
+                      " the longest lease, the time to dispute and replays have to end before it")  # fmt: skip
+    return chain
 
 
 @_decides(on.Accepted)
@@ -425,7 +455,9 @@ def _beat(state: State, event: Event, body: on.Beat) -> Change:
 def _cosigned(state: State, event: Event, body: on.Cosigned) -> Change:
     lease = state.lease(body.lease_id)
     _by(event, "the renter of the lease, or its delegate,", lease.renter, lease.delegate)
-    return Change(lease=lease.after("cosigned").cosigned(body.index))
+    if bool(body.voucher) != (lease.chain is not None):
+        raise Refused(f"beats of lease {lease.lease_id} are co-signed {'with' if lease.chain else 'without'} a voucher")
+    return Change(lease=lease.after("cosigned").cosigned(body.index, body.voucher))
 
 
 @_decides(on.Committed)
@@ -565,8 +597,22 @@ def _challenged(state: State, event: Event, body: on.Challenged) -> Change:
     free = escrow.free_for_fees(lease, state.held(lease.lease_id)[0], event.received_s)
     if body.fee > free:
         raise Refused(f"the fee of {credits_text(body.fee)} is not covered: {credits_text(free)} are free for replays")
-    challenge = Challenge(block=body.block, verifier=body.verifier, fee=body.fee, since_s=event.received_s)
+    challenge = Challenge(block=body.block, verifier=body.verifier, fee=body.fee, since_s=event.received_s,
+                          account=_fee_account(state, lease, body.verifier))  # fmt: skip
     return Change(lease=replace(after, challenges=(*lease.challenges, challenge)))
+
+
+def _fee_account(state: State, lease: Lease, verifier: str) -> str:
+    """The account that gets a verifier's fee: its key, or the address that an offer of it names."""
+    if lease.chain is None:
+        return verifier
+    payees = (one.offer.payee for one in state.offers.values() if one.agent == verifier)
+    if not (payee := next(filter(None, payees), "")):
+        raise Refused(f"{escrow.short(verifier)} has no offer, whose address a fee could go to")
+    accounts = {one.account for one in lease.challenges} | {on_chain(payee)}
+    if len(accounts) > escrow.MOST_VERIFIERS:
+        raise Refused(f"lease {lease.lease_id} has {escrow.MOST_VERIFIERS} verifiers, and a contract pays no more")
+    return on_chain(payee)
 
 
 @_decides(on.VerdictGiven)
@@ -579,15 +625,15 @@ def _verdict(state: State, event: Event, body: on.VerdictGiven) -> Change:
     )
     if asked is None:
         raise Refused(f"{escrow.short(body.verifier)} has no open challenge for block {body.block} of {lease.lease_id}")
-    given = replace(asked, equal=body.equal, evidence=body.evidence)
-    challenges = tuple(given if one is asked else one for one in lease.challenges)
     held = state.held(lease.lease_id)[0]
     is_late = not lease.is_in_time(asked, event.received_s)  # it is paid out of what nobody else is promised
     fee = min(asked.fee, escrow.free_for_fees(lease, held, event.received_s) if is_late else held)
+    given = replace(asked, equal=body.equal, evidence=body.evidence, fee=fee)
+    challenges = tuple(given if one is asked else one for one in lease.challenges)
     record = state.record_of(body.verifier)
     return Change(
         lease=replace(after, challenges=challenges),
-        transfers=(Transfer(escrow_of(lease.lease_id), body.verifier, fee),) if fee else (),
+        transfers=(Transfer(escrow_of(lease.lease_id), asked.account, fee),) if fee else (),
         records=((body.verifier, replace(record, verdicts=record.verdicts + 1)),),
     )
 
@@ -615,9 +661,11 @@ def _slashed(state: State, _: Event, body: on.Slashed) -> Change:
         )
     record = state.record_of(lease.agent)
     record = replace(record, slashed=record.slashed + 1, failed=record.failed + 1, passed=0)
+    held, bond = state.held(lease.lease_id)
+    settlement = escrow.refund_of(lease, bond, body.amount)
     return Change(
-        lease=replace(after, outcome="slashed"),
-        transfers=tuple(escrow.refund(lease, *state.held(lease.lease_id), body.amount)),
+        lease=replace(after, outcome="slashed", settlement=settlement),
+        transfers=tuple(escrow.carry_out(lease, settlement, held, bond)),
         records=((lease.agent, record), *_contradicted(state, lease, is_right=False)),
     )
 
@@ -626,8 +674,10 @@ def _slashed(state: State, _: Event, body: on.Slashed) -> Change:
 def _refunded(state: State, _: Event, body: on.Refunded) -> Change:
     lease = state.lease(body.lease_id)
     after = lease.after("refunded")
-    after = replace(after, outcome="refunded")
-    return Change(lease=after, transfers=tuple(escrow.refund(lease, *state.held(lease.lease_id))))
+    held, bond = state.held(lease.lease_id)
+    settlement = escrow.refund_of(lease, bond)
+    after = replace(after, outcome="refunded", settlement=settlement)
+    return Change(lease=after, transfers=tuple(escrow.carry_out(lease, settlement, held, bond)))
 
 
 @_decides(on.Final)
@@ -653,7 +703,11 @@ def _final(state: State, event: Event, body: on.Final) -> Change:
         records.append((lease.agent, replace(record, passed=record.passed + 1)))
     records += _contradicted(state, lease, is_right=True)
     held, bond = state.held(lease.lease_id)
-    return Change(lease=after, transfers=tuple(escrow.settle(lease, held, bond)), records=tuple(records))
+    settlement = escrow.settlement_of(lease, held)
+    return Change(
+        lease=replace(after, settlement=settlement), records=tuple(records),
+        transfers=tuple(escrow.carry_out(lease, settlement, held, bond)),
+    )  # fmt: skip
 
 
 def _contradicted(state: State, lease: Lease, *, is_right: bool) -> list[tuple[str, Record]]:
