@@ -265,7 +265,7 @@ class Forecast(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChainTerms(Body):
+class ContractTerms(Body):
     """What a lease's escrow in a contract has beyond the lease itself.
 
     Attributes:
@@ -295,7 +295,7 @@ class Opened(Body):
         value_per_hour: what an hour of waiting is worth to the renter [micro-credits].
         delegate: another key that may co-sign beats, such as the control plane's; "": the renter's alone.
         inputs: SHA-256 of further blobs that the order names: code and data, a block of an earlier lease.
-        chain: of the escrow, in a pool whose money is in a contract.
+        contract: terms of the escrow, in a pool whose money is in a contract.
     """
 
     lease_id: str
@@ -310,7 +310,7 @@ class Opened(Body):
     forecast: Forecast
     delegate: str = ""
     inputs: tuple[str, ...] = ()
-    chain: ChainTerms | None = None
+    contract: ContractTerms | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from stoker.pool.events import ChainTerms, Forecast, Refused
+from stoker.pool.events import ContractTerms, Forecast, Refused
 from stoker.units import format_seconds
 
 LeaseState = Literal[
@@ -159,7 +159,7 @@ class Lease:
         closed_by: key that closed it.
         outcome: what a dispute came to, if it was decided against the agent; kept when the lease is final.
         ended_by: hash of the event that closed it: what blocks to replay are drawn from.
-        chain: terms of its escrow in a contract; None: internal credits.
+        contract: terms of its escrow in a contract; None: internal credits.
         voucher: of `paid_s`, for that contract.
         settlement: what it came to, once it is decided.
     """
@@ -204,19 +204,19 @@ class Lease:
     ended_by: str = ""
     inputs: tuple[str, ...] = ()
     num_devices: int = 1
-    chain: ChainTerms | None = None
+    contract: ContractTerms | None = None
     voucher: str = ""
     settlement: Settlement | None = None
 
     @property
     def renter_account(self) -> str:
         """The account that pays: the renter's key, or its address on the chain."""
-        return self.renter if self.chain is None else on_chain(self.chain.payer)
+        return self.renter if self.contract is None else on_chain(self.contract.payer)
 
     @property
     def agent_account(self) -> str:
         """The account that is paid, and puts up the bond."""
-        return self.agent if self.chain is None else on_chain(self.chain.payee)
+        return self.agent if self.contract is None else on_chain(self.contract.payee)
 
     def after(self, kind: str) -> Lease:
         """The lease in the state that an event of this kind leads to.

@@ -88,7 +88,7 @@ class Change:
     records: tuple[tuple[str, Record], ...] = ()
     admitted: str = ""
     founded: on.Founded | None = None
-    anchored: int = 0
+    anchored: on.Anchored | None = None
     team: on.TeamMade | None = None
     waiting: WaitingRequest | None = None
     served: str = ""
@@ -112,6 +112,7 @@ class State:
     teams: dict[str, on.TeamMade] = field(default_factory=dict)
     waiting: dict[tuple[str, str], WaitingRequest] = field(default_factory=dict)
     num_offers: Counter[str] = field(default_factory=Counter)
+    roots: list[on.Anchored] = field(default_factory=list)
     unanchored: list[str] = field(default_factory=list)
     first_unanchored: int = 1
     anchored_s: float = 0.0
@@ -156,9 +157,10 @@ class State:
             self._drop_offer(change.gone_offer)
         self.records.update(change.records)
         self._take_turns(event, change)
-        if change.anchored:
-            del self.unanchored[: change.anchored - self.first_unanchored + 1]
-            self.first_unanchored, self.anchored_s = change.anchored + 1, event.received_s
+        if change.anchored is not None:
+            self.roots.append(change.anchored)
+            del self.unanchored[: change.anchored.last - self.first_unanchored + 1]
+            self.first_unanchored, self.anchored_s = change.anchored.last + 1, event.received_s
             for name in [
                 name for name, listed in self.offers.items()
                 if not listed.lease_id and listed.offer.expires_s < event.received_s - LAPSED_S
@@ -322,7 +324,7 @@ def _anchored(state: State, event: Event, body: on.Anchored) -> Change:
         raise Refused(f"the next root is of events from {state.first_unanchored} on, up to {event.seq - 1} at most")
     if body.root != (expected := merkle_root(state.unanchored[: body.last - body.first + 1])):
         raise Refused(f"the root of events {body.first} to {body.last} is {expected[:12]}…, not {body.root[:12]}…")
-    return Change(anchored=body.last)
+    return Change(anchored=body)
 
 
 @_decides(on.TeamMade)
@@ -403,7 +405,7 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
         rate_per_hour=body.rate_per_hour, deposit=body.deposit, bond=body.bond, window_s=body.window_s,
         verify_fraction=body.verify_fraction, check_fraction=check, value_per_hour=body.value_per_hour,
         forecast=body.forecast, promised_s=offer.reclaim_s, most_s=offer.max_s, opened_s=event.received_s,
-        inputs=body.inputs, num_devices=offer.device.count, chain=_chain_terms(state, event, body, offer),
+        inputs=body.inputs, num_devices=offer.device.count, contract=_contract_terms(state, event, body, offer),
     ).after("opened")  # fmt: skip
     require_turn(state, event.actor, listed, event.received_s)
     return Change(
@@ -412,26 +414,26 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
     )  # fmt: skip
 
 
-def _chain_terms(state: State, event: Event, body: on.Opened, offer: Offer) -> on.ChainTerms | None:
+def _contract_terms(state: State, event: Event, body: on.Opened, offer: Offer) -> on.ContractTerms | None:
     """Terms of an escrow in the pool's contract; None: the pool has none.
 
     That the deposit is there is for the control plane to see before it takes the event, and for auditors on the chain.
     """
-    chain = body.chain
+    terms = body.contract
     assert state.rules is not None
-    if bool(state.rules.contract) != (chain is not None):
+    if bool(state.rules.contract) != (terms is not None):
         holder = f"the contract {state.rules.contract}" if state.rules.contract else "the pool's own log"
         raise Refused(f"the money of this pool is in {holder}: lease {body.lease_id} has other terms",
                       remedy="Name the chain and your key of it: STOKER_CHAIN, STOKER_CHAIN_KEY.")  # fmt: skip
-    if chain is None:
+    if terms is None:
         return None
-    if chain.payee != offer.payee or not (chain.payer and chain.cosigner):
-        raise Refused(f"lease {body.lease_id} pays {chain.payee or 'nobody'}, the offer names {offer.payee}")
+    if terms.payee != offer.payee or not (terms.payer and terms.cosigner):
+        raise Refused(f"lease {body.lease_id} pays {terms.payee or 'nobody'}, the offer names {offer.payee}")
     least_s = escrow.least_deadline_s(event.received_s - CLOCK_WINDOW_S, offer.max_s, body.window_s)
-    if chain.deadline_s < least_s:
-        raise Refused(f"the deadline of lease {body.lease_id} on the chain is {least_s - chain.deadline_s:.0f} s early:"
+    if terms.deadline_s < least_s:
+        raise Refused(f"the deadline of lease {body.lease_id} on the chain is {least_s - terms.deadline_s:.0f} s early:"
                       " the longest lease, the time to dispute and replays have to end before it")  # fmt: skip
-    return chain
+    return terms
 
 
 @_decides(on.Accepted)
@@ -455,8 +457,10 @@ def _beat(state: State, event: Event, body: on.Beat) -> Change:
 def _cosigned(state: State, event: Event, body: on.Cosigned) -> Change:
     lease = state.lease(body.lease_id)
     _by(event, "the renter of the lease, or its delegate,", lease.renter, lease.delegate)
-    if bool(body.voucher) != (lease.chain is not None):
-        raise Refused(f"beats of lease {lease.lease_id} are co-signed {'with' if lease.chain else 'without'} a voucher")
+    if bool(body.voucher) != (lease.contract is not None):
+        raise Refused(
+            f"beats of lease {lease.lease_id} are co-signed {'with' if lease.contract else 'without'} a voucher"
+        )
     return Change(lease=lease.after("cosigned").cosigned(body.index, body.voucher))
 
 
@@ -604,7 +608,7 @@ def _challenged(state: State, event: Event, body: on.Challenged) -> Change:
 
 def _fee_account(state: State, lease: Lease, verifier: str) -> str:
     """The account that gets a verifier's fee: its key, or the address that an offer of it names."""
-    if lease.chain is None:
+    if lease.contract is None:
         return verifier
     payees = (one.offer.payee for one in state.offers.values() if one.agent == verifier)
     if not (payee := next(filter(None, payees), "")):

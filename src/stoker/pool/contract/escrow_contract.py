@@ -193,9 +193,9 @@ class EscrowContract:
 
     # --------------------------------------------------------------------------------------------------------- looking
 
-    def state(self, lease: bytes) -> LeaseOnChain:
-        """Where a lease stands."""
-        return _STATES[int(self._call("states", lease))]
+    def state(self, lease: bytes, *, is_confirmed: bool = True) -> LeaseOnChain:
+        """Where a lease stands; with `is_confirmed` as of so many blocks ago as are to lie above."""
+        return _STATES[int(self._call("states", lease, is_confirmed=is_confirmed))]
 
     def balance(self, address: str) -> int:
         """What an address has in the contract, leases left out [micro-credits]."""
@@ -235,10 +235,10 @@ class EscrowContract:
             ))  # fmt: skip
         return found
 
-    def _call(self, name: str, *arguments: Any) -> Any:
+    def _call(self, name: str, *arguments: Any, is_confirmed: bool = False) -> Any:
         with _sentences("the chain"):
             block: BlockIdentifier = "latest"
-            if self.confirmations:
+            if is_confirmed and self.confirmations:
                 block = cast("Any", max(0, self.web3.eth.block_number - self.confirmations))
             return self._contract.functions[name](*arguments).call(block_identifier=block)
 
@@ -341,7 +341,9 @@ class EscrowContract:
 
     def _signer(self) -> Signer:
         if self.signer is None:
-            raise BadJob("signing needs a key of the chain", remedy="STOKER_CHAIN_KEY=FILE, or URL#ADDRESS of a signer.")
+            raise BadJob(
+                "signing needs a key of the chain", remedy="STOKER_CHAIN_KEY=FILE, or URL#ADDRESS of a signer."
+            )
         return self.signer
 
     def _typed(self, name: str, fields: list[dict[str, str]], message: dict[str, Any]) -> Typed:
@@ -372,6 +374,8 @@ def _sentences(what: str) -> Iterator[None]:
         reason = str(problem).partition("reverted: ")[2].split("'")[0].strip()
         raise Refused(f"the contract refuses {what!r}: {reason or 'no reason given'}") from problem
     except (RequestException, OSError) as problem:
-        raise PlaceUnreachable(f"{what} cannot be reached: {problem}", remedy="Is the node up? --chain URL.") from problem
+        raise PlaceUnreachable(
+            f"{what} cannot be reached: {problem}", remedy="Is the node up? --chain URL."
+        ) from problem
     except Web3Exception as problem:
         raise PlaceUnreachable(f"{what}: the chain's node answers {problem}") from problem

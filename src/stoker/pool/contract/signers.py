@@ -1,8 +1,8 @@
 """Keys of a chain: who signs a pool's transactions, vouchers and verdicts. The control plane never has a user's.
 
-A key is a file that this user alone may read (64 hexadecimal digits, or a keystore as wallets write it, whose passphrase
-is in STOKER_CHAIN_PASSPHRASE), or stays with another program that signs: `URL#ADDRESS` of Clef, Web3Signer, a hardware
-wallet's bridge or a node that has the account.
+A key is a file that this user alone may read (64 hexadecimal digits, or a keystore as wallets write it, whose
+passphrase is in STOKER_CHAIN_PASSPHRASE), or stays with another program that signs: `URL#ADDRESS` of Clef, Web3Signer,
+a hardware wallet's bridge or a node that has the account.
 
 Source: Web3 Secret Storage Definition, version 3 (keystores); EIP-712 (typed data); Ethereum's JSON-RPC methods
 `eth_sendTransaction` and `eth_signTypedData_v4`.
