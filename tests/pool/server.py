@@ -57,10 +57,12 @@ def until(is_there: Callable[[], Any], timeout_s: float = 20.0) -> Any:
 
 
 @contextmanager
-def in_thread(folder: Path, *, rates: Rates = FAST, **rules: Any) -> Iterator[tuple[ControlPlane, PoolClient]]:
+def in_thread(
+    folder: Path, *, rates: Rates = FAST, custody: Any = None, **rules: Any
+) -> Iterator[tuple[ControlPlane, PoolClient]]:
     """A control plane that answers within the block, and its operator's client."""
     key = own_key("control", folder)
-    plane = ControlPlane(folder, key, Founded(name="test", **rules), rates=rates, now=shifted(folder))
+    plane = ControlPlane(folder, key, Founded(name="test", **rules), rates=rates, now=shifted(folder), custody=custody)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(plane.application(), log_level="error", lifespan="on", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)

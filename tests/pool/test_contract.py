@@ -16,7 +16,7 @@ pytest.importorskip("eth", reason="an EVM in the process needs py-evm: pip insta
 from stoker.errors import BadJob, BadRun, PlaceUnreachable
 from stoker.pool.contract.custody import CLAIM_S
 from stoker.pool.contract.escrow_contract import EscrowContract, Terms, connected, lease_name
-from stoker.pool.contract.signers import FileSigner, signer_of
+from stoker.pool.contract.signers import signer_of
 from stoker.pool.events import CREDIT, Refused
 from tests.pool.contract_compiler import COMPILED, SOURCE, compiled
 from tests.pool.quick_chain import QuickChain, QuickContract, signers
@@ -56,9 +56,10 @@ class Chain(QuickChain):
     ) -> None:  # fmt: skip
         """A verdict and a voucher, brought by a stranger."""
         fees = [(address(self.verifier), fee)] if fee else []
+        judged = self.arbiter.verdict(terms.lease, pay=pay, slashed=slashed, fees=fees)
         (by or self.stranger).settle(
             terms, pay=pay, slashed=slashed, fees=fees, running_s=agreed_s,
-            verdict=self.arbiter.verdict(terms.lease, pay=pay, slashed=slashed, fees=fees) if verdict is None else verdict,
+            verdict=judged if verdict is None else verdict,
             voucher=self.renter.voucher(terms.lease, agreed_s) if voucher is None else voucher,
         )  # fmt: skip
 
@@ -297,7 +298,8 @@ def drive(num_calls: int, seed: int) -> Counter[str]:
             terms = chain.terms(
                 f"job{number}", renter=address(renter), agent=address(agent), cosigner=address(renter),
                 deposit=draw.choice((0, 1, 3599, CREDIT)), bond=draw.choice((0, 1, CREDIT)),
-                rate_per_hour=draw.choice((0, 1, 3601, CREDIT // 3)), deadline_s=chain.now_s + draw.choice((0, 60, DAY_S)),
+                rate_per_hour=draw.choice((0, 1, 3601, CREDIT // 3)),
+                deadline_s=chain.now_s + draw.choice((0, 60, DAY_S)),
             )  # fmt: skip
             is_legal = by is renter and renter is not agent and terms.deadline_s > chain.now_s
             is_legal = is_legal and chain.arbiter.balance(address(by)) >= terms.deposit
@@ -371,7 +373,7 @@ def test_an_away_node_is_a_sentence() -> None:
 
 def test_keys_of_a_chain(tmp_path) -> None:
     """Hexadecimal digits or a keystore with its passphrase, which others cannot read; other words are a sentence."""
-    key = FileSigner.made() if hasattr(FileSigner, "made") else signers(1)[0]
+    (key,) = signers(1)
     plain, store = tmp_path / "plain", tmp_path / "store"
     plain.write_text(f"0x{1:064x}\n")
     with pytest.raises(BadRun, match="others may read"):

@@ -96,7 +96,8 @@ def show(
         for lease in found.get("leases", ()):
             until = time.strftime("%Y-%m-%d %H:%M", time.gmtime(lease["deadline_s"]))
             money = f"deposit {credits_text(lease['deposit'])}, bond {credits_text(lease['bond'])}"
-            console.print(f"lease     {lease['lease']}  {lease['state']}, {money}, deadline {until} UTC", soft_wrap=True)
+            said = f"{lease['state']}, {money}, deadline {until} UTC"
+            console.print(f"lease     {lease['lease']}  {said}", soft_wrap=True)
 
 
 @contract_app.command("grant")

@@ -138,7 +138,8 @@ class Custody:
             raise Refused(f"lease {lease_id} has no escrow in a contract")
         return Terms(
             renter=contract.payer, agent=contract.payee, cosigner=contract.cosigner,
-            rate_per_hour=rate, deposit=deposit, bond=bond, name=lease_name(self.pool, renter, lease_id), deadline_s=contract.deadline_s,
+            rate_per_hour=rate, deposit=deposit, bond=bond,
+            name=lease_name(self.pool, renter, lease_id), deadline_s=contract.deadline_s,
         )  # fmt: skip
 
     def check_of(self, state: State, draft: Draft) -> Callable[[], None] | None:
@@ -175,8 +176,8 @@ class Custody:
             return  # the state says what is wrong
         found = self.contract.voucher_signer(self.terms(lease).lease, seconds, bytes.fromhex(body.voucher))
         if found != lease.contract.cosigner:
-            raise Refused(f"the voucher of {seconds} s for lease {lease.lease_id} is signed by {found or 'nobody'}, and "
-                          f"not by {lease.contract.cosigner}")  # fmt: skip
+            raise Refused(f"the voucher of {seconds} s for lease {lease.lease_id} is signed by {found or 'nobody'}, "
+                          f"and not by {lease.contract.cosigner}")  # fmt: skip
 
     def cosigned(self, lease: Lease, body: on.Cosigned) -> on.Cosigned:
         """The event with its voucher."""

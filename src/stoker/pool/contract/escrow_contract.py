@@ -22,9 +22,9 @@ from typing import Any, Literal, cast
 
 from eth_abi.abi import encode
 from requests.exceptions import RequestException
-from web3 import Web3
+from web3 import EthereumTesterProvider, Web3
 from web3.exceptions import ContractLogicError, TimeExhausted, Web3Exception
-from web3.types import BlockIdentifier, TxParams, Wei
+from web3.types import BlockIdentifier, RPCEndpoint, RPCResponse, TxParams, Wei
 
 from stoker.errors import BadJob, BadRun, PlaceUnreachable
 from stoker.pool.contract.signers import Signer, Typed
@@ -83,6 +83,19 @@ class Terms:
         return bytes(Web3.keccak(encode([_TERMS], [self.argument])))
 
 
+class _InProcess(EthereumTesterProvider):
+    """An EVM in this process that threads may share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._one_at_a_time = threading.RLock()
+
+    def make_request(self, method: RPCEndpoint, params: Any) -> RPCResponse:
+        """As its base, one after another."""
+        with self._one_at_a_time:
+            return super().make_request(method, params)
+
+
 @dataclass(frozen=True)
 class Sent:
     """A transaction that took effect: its hash and what it used."""
@@ -121,7 +134,11 @@ def connected(url: str) -> Web3:
         BadJob: it is no such URL.
     """
     if url == IN_PROCESS:
-        return Web3(Web3.EthereumTesterProvider())
+        try:
+            return Web3(_InProcess())
+        except ModuleNotFoundError as problem:
+            raise BadJob(f"--chain {IN_PROCESS} needs {problem.name}, which is not installed here",
+                         remedy="pip install 'eth-tester[py-evm]'") from problem  # fmt: skip
     if not url.startswith(("http://", "https://")):
         raise BadJob(f"--chain {url}: wanted the http:// or https:// URL of a node, or {IN_PROCESS}")
     web3 = Web3(Web3.HTTPProvider(url, request_kwargs={"timeout": 30}))
