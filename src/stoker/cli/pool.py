@@ -167,6 +167,8 @@ def pool_wallet(
                       "balance  0 credits; the key is not admitted: its operator runs stoker pool wallet --grant "
                       f"{account}=AMOUNT", soft_wrap=True)  # fmt: skip
         console.print(f"held     {credits_text(escrow)} in escrow, {credits_text(bonds)} in bonds")
+        if contract := client.rules().contract:
+            console.print(f"money    in the contract {contract}: stoker pool contract show", soft_wrap=True)
 
 
 def pool_team(

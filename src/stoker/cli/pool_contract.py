@@ -136,6 +136,17 @@ def withdraw(
         print(there.withdraw(_micro(amount) if amount else there.balance(there.signer.address)).transaction)
 
 
+@contract_app.command("refund")
+def refund(chain: Chain, contract: Contract, chain_key: ChainKey, debug: Debug = False) -> None:
+    """As a renter, take back every deposit that no agent has accepted yet: also of leases that the pool never took."""
+    with pool_reported(debug=debug):
+        there = _contract(chain, contract, chain_key)
+        assert there.signer is not None
+        for terms in there.leases(renter=there.signer.address):
+            if there.state(terms.lease) == "funded":
+                print(f"0x{terms.lease.hex()}: {there.refund(terms).transaction}")
+
+
 @contract_app.command("settle")
 def settle(
     lease_id: Annotated[str, typer.Argument(metavar="LEASE", help="Its name in the pool.")],

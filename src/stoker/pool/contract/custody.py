@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from stoker.pool.client import PoolClient
 
 _log = logging.getLogger(__name__)
+CLAIM_S = 7 * 24 * 3600
+"""Time after the deadline that an agent has to claim [s], as in the contract."""
 _CONFIRM_S = 900.0
 _SPARE_S = 6 * 3600
 """Time beyond the least deadline [s]: chains' clocks and the pool's differ."""
@@ -234,14 +236,16 @@ class Custody:
 
     # ------------------------------------------------------------------------------------------------ what is due there
 
-    def keep_up(self, roots: Iterable[on.Anchored], leases: Iterable[Lease]) -> None:
+    def keep_up(self, roots: Sequence[on.Anchored], leases: Iterable[Lease]) -> None:
         """Bring to the contract what it lacks: roots, in their order, and verdicts of leases that are settled.
 
+        The first root is the newest: each event has the hash of the one before, so that it stands for all earlier ones.
         What fails is logged and tried again the next time.
         """
         try:
-            for root in roots:
-                if root.last > self.contract.anchored():
+            last = self.contract.anchored() if roots else 0
+            for root in roots if last else roots[-1:]:
+                if root.last > last:
                     self.contract.anchor(root.first, root.last, root.root)
         except StokerError as problem:
             _log.warning("a root is not anchored yet: %s", first_line(problem))
@@ -255,12 +259,14 @@ class Custody:
         """Sign what a lease came to, as the arbiter, and bring it to the contract; None: it has it already."""
         if lease.lease_id in self._done or lease.settlement is None or lease.contract is None:
             return None
-        terms = self.terms(lease)
-        pay, slashed, fees = parts_of(lease.settlement)
-        if lease.lease_id not in self.verdicts:
-            self.verdicts[lease.lease_id] = self.contract.verdict(terms.lease, pay=pay, slashed=slashed, fees=fees)
-        sent = self.bring(lease, self.verdicts[lease.lease_id])
-        self._done.add(lease.lease_id)
+        terms, sent = self.terms(lease), None
+        if (found := self.contract.state(terms.lease)) in ("funded", "running"):
+            pay, slashed, fees = parts_of(lease.settlement)
+            verdict = self.contract.verdict(terms.lease, pay=pay, slashed=slashed, fees=fees)
+            self.verdicts[lease.lease_id] = verdict
+            sent = self.bring(lease, verdict)
+        if sent is not None or found == "settled":
+            self._done.add(lease.lease_id)
         return sent
 
     def bring(self, lease: Lease, verdict: bytes) -> Sent | None:
@@ -285,10 +291,6 @@ class Custody:
         if self.address == terms.agent and lease.voucher:
             return self.contract.claim(terms, lease.paid_s, bytes.fromhex(lease.voucher))
         return self.contract.refund(terms) if now_s >= terms.deadline_s + CLAIM_S else None
-
-
-CLAIM_S = 7 * 24 * 3600
-"""Time after the deadline that an agent has to claim [s], as in the contract."""
 
 
 def parts_of(settlement: Settlement) -> tuple[int, int, list[tuple[str, int]]]:
