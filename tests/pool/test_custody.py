@@ -381,7 +381,7 @@ def test_a_log_that_was_cut_or_rewritten_differs_from_its_roots(both: Both) -> N
         first, last = book.state.first_unanchored, book.state.seq
         root = merkle_root(book.state.unanchored)
         both.post(book.operator, on.Anchored(first=first, last=last, root=root))
-    both.pool.keep_up(book.state.roots, [])
+        both.pool.keep_up(book.state.roots, [])
     roots = book.state.roots
     assert differing_roots(both.arbiter, roots) == (2, "")
     assert differing_roots(both.arbiter, [*roots, replace(roots[1], first=99, last=120)])[1] == ""  # not there yet
