@@ -146,7 +146,7 @@ def test_a_lease_is_opened_and_accepted_once(chain: Chain) -> None:
 
 def test_a_voucher_counts_for_its_lease_its_contract_and_its_seconds(chain: Chain) -> None:
     """Not for another lease, another contract or chain, more seconds, or signed by another."""
-    terms, other = chain.running(), chain.running(name=lease_name("a" * 64, "b" * 64, "other"))
+    terms, other = chain.running(), chain.running(name="other")
     elsewhere = Chain()
     foreign = elsewhere.renter.voucher(terms.lease, 3600)
     for voucher, seconds in (
@@ -260,8 +260,8 @@ def test_internal_credits_stay_inside(chain: Chain) -> None:
 
 
 def test_random_calls_neither_make_nor_lose_money() -> None:
-    """2,000 calls by anybody with any arguments: the sum stays, and what is taken is what a model of it says."""
-    drive(2000, seed=1)
+    """400 calls by anybody with any arguments: the sum stays, and what is taken is what a model of it says."""
+    drive(400, seed=1)
 
 
 def drive(num_calls: int, seed: int) -> Counter[str]:
@@ -391,4 +391,4 @@ def test_keys_of_a_chain(tmp_path) -> None:
         signer_of(str(tmp_path / "none"))
     with pytest.raises(BadJob, match="names no account"):
         signer_of("http://127.0.0.1:1")
-    assert "0000001" not in repr(signer_of(str(plain)))
+    assert f"{1:064x}" not in repr(signer_of(str(plain)))

@@ -425,9 +425,8 @@ def test_a_job_whose_money_is_in_a_contract(tmp_path: Path, monkeypatch: pytest.
         assert contract.balance(renting.address) == 10 * CREDIT - pay
         assert bytes.fromhex(until(lambda: renter.lease("job")["verdict"]))
         until(lambda: contract.anchored() > 5)
-        assert operator.state("balances")["balances"] == {
-            CHAIN_PREFIX + lending.address: pay, CHAIN_PREFIX + renting.address: -pay,
-        }  # fmt: skip
+        logged = {name: amount for name, amount in operator.state("balances")["balances"].items() if amount}
+        assert logged == {CHAIN_PREFIX + lending.address: pay, CHAIN_PREFIX + renting.address: -pay}
         # An offer that somebody else took: the deposit comes back.
         taken = opened("second", order=body.order, offer_id="gone", delegate=plane.key.public, window_s=0)
         with pytest.raises(Refused, match="is gone"):

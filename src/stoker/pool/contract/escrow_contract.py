@@ -376,10 +376,10 @@ def _sender(web3: Web3, signer: Signer) -> TxParams:
     return {"from": address, "nonce": web3.eth.get_transaction_count(address, "pending"), "value": Wei(0)}
 
 
-def _in_process_refusals() -> tuple[type[Exception], ...]:
-    """What the EVM in this process raises in place of web3's error, where it is used."""
+def _refusals() -> tuple[type[Exception], ...]:
+    """What a contract's refusal is raised as: by web3, and by the EVM in this process where that is used."""
     module = sys.modules.get("eth_tester.exceptions")
-    return () if module is None else (module.TransactionFailed,)
+    return (ContractLogicError,) if module is None else (ContractLogicError, module.TransactionFailed)
 
 
 @contextmanager
@@ -387,7 +387,7 @@ def _sentences(what: str) -> Iterator[None]:
     """What the chain, or the way to it, says is wrong, as an error with a sentence."""
     try:
         yield
-    except (ContractLogicError, *_in_process_refusals()) as problem:
+    except _refusals() as problem:
         reason = str(problem).partition("reverted: ")[2].split("'")[0].strip()
         raise Refused(f"the contract refuses {what!r}: {reason or 'no reason given'}") from problem
     except (RequestException, OSError) as problem:
