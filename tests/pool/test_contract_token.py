@@ -8,15 +8,16 @@ import pytest
 
 pytest.importorskip("web3", reason="the contract needs web3: pip install 'stoker[chain]'")
 pytest.importorskip("eth", reason="an EVM in the process needs py-evm: pip install 'eth-tester[py-evm]'")
-vyper = pytest.importorskip("vyper", reason="the tests' token is compiled: pip install vyper==0.4.3")
+pytest.importorskip("vyper", reason="the tests' token is compiled: pip install vyper==0.4.3")
 
+import vyper
 from web3 import Web3
 
 from stoker.pool.contract.escrow_contract import EscrowContract, Terms, connected, lease_name
 from stoker.pool.events import CREDIT, Refused
 from tests.pool.quick_chain import signers
 
-TOKEN = """
+COIN = """
 # pragma version 0.4.3
 interface Escrow:
     def withdraw(amount: uint256): nonpayable
@@ -67,7 +68,7 @@ class Market:
 
     def __init__(self, *, decimals: int = 6, fee: int = 0) -> None:
         self.web3, keys = connected("memory"), signers(3)
-        made = vyper.compile_code(TOKEN, output_formats=["abi", "bytecode"])
+        made = vyper.compile_code(COIN, output_formats=["abi", "bytecode"])
         factory = self.web3.eth.contract(abi=made["abi"], bytecode=made["bytecode"])
         receipt = self.web3.eth.wait_for_transaction_receipt(factory.constructor(decimals, fee).transact())
         self.token = self.web3.eth.contract(address=receipt["contractAddress"], abi=made["abi"])
