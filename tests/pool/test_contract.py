@@ -382,7 +382,7 @@ def test_keys_of_a_chain(tmp_path) -> None:
     assert signer_of(str(plain)).address == key.address
     from eth_account import Account
 
-    store.write_text(json.dumps(Account.encrypt(1, "secret", kdf="pbkdf2", iterations=2)))
+    store.write_text(json.dumps(Account.encrypt(f"0x{1:064x}", "secret", kdf="pbkdf2", iterations=2)))
     store.chmod(0o600)
     assert signer_of(str(store), {"STOKER_CHAIN_PASSPHRASE": "secret"}).address == key.address
     with pytest.raises(BadRun, match="holds no key"):
