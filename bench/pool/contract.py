@@ -95,7 +95,8 @@ def main() -> None:
         start = time.perf_counter()
         result["random calls"] = {
             "calls": given.calls, "seed": given.seed, "taken and refused": dict(drive(given.calls, given.seed)),
-            "seconds": round(time.perf_counter() - start, 1),  "checked after each": "sum of money, and what a model of the contract says",
+            "seconds": round(time.perf_counter() - start, 1),
+            "checked after each": "sum of money, and what a model of the contract says",
         }  # fmt: skip
     text = json.dumps(result, indent=1)
     print(text)
