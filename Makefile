@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-serve demo-pool test pytest test-slow test-simulated-gpu test-places test-ui test-trackers test-keep lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-start bench-gpu bench-many bench-predict bench-pool bench-ui bench-serving soak protos fuzz lock audit clean
+.PHONY: help demo demo-serve demo-pool test pytest test-slow test-simulated-gpu test-places test-ui test-trackers test-keep lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-start bench-gpu bench-many bench-predict bench-pool bench-ui bench-serving soak protos contract fuzz lock audit clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -118,6 +118,7 @@ soak: $(INSTALLED) ## A server under mixed load, reloads and signals for MINUTES
 bench-pool: $(INSTALLED) ## A simulated market: regret of the match over 10,000 offers; 10,000 agents on one control plane (5 minutes)
 	$(BIN)/python -m bench.pool.market
 	$(BIN)/python -m bench.pool.scale
+	$(BIN)/python -m bench.pool.contract --calls 10000
 
 bench-predict: $(INSTALLED) ## Kill offline jobs at random moments and compare what they leave, byte by byte (5 minutes)
 	$(BIN)/python -m bench.predict.kill
@@ -130,6 +131,10 @@ protos: $(INSTALLED) ## Generate the classes of gRPC's messages from their .prot
 	cd src/stoker/serving/grpc && $(CURDIR)/$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. *.proto
 	# In a pool of their own: a client's generated messages have the same names, and may be in the same process.
 	sed -i 's/_descriptor_pool.Default()/_descriptor_pool.DescriptorPool()/' src/stoker/serving/grpc/*_pb2.py
+
+contract: $(INSTALLED) ## Compile the pool's contract anew, after a change of its source
+	$(BIN)/pip install --quiet --target build/vyper vyper==0.4.3
+	PYTHONPATH=build/vyper $(BIN)/python -m tests.pool.contract_compiler
 
 lock: $(INSTALLED) ## Write requirements-hashes.txt anew from constraints.txt
 	$(BIN)/python -m bench.locking

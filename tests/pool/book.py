@@ -50,7 +50,8 @@ class Book:
         self.events: list[Event] = []
         self.post(self.operator, on.Founded(name="test", **rules))
         for key in (self.renter, self.agent, self.other, self.third):
-            self.post(self.operator, on.Deposited(account=key.public, amount=10 * CREDIT))
+            amount = 0 if "contract" in rules else 10 * CREDIT
+            self.post(self.operator, on.Deposited(account=key.public, amount=amount))
 
     def event(self, key: Key, body: Body, *, skew_s: float = 0.0, nonce: str | None = None) -> Event:
         """The next event, not applied yet."""

@@ -75,6 +75,11 @@ class FakePool:
         self._answer()
         return list(self.leases.values()) if what == "leases" else []
 
+    def rules(self) -> on.Founded:
+        """Internal credits."""
+        self._answer()
+        return on.Founded(name="fake")
+
     def work(self, **_: Any) -> dict[str, Any]:
         """What waits for the agent."""
         self._answer()

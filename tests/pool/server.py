@@ -59,12 +59,12 @@ def until(is_there: Callable[[], Any], timeout_s: float = 20.0) -> Any:
 
 @contextmanager
 def in_thread(
-    folder: Path, *, rates: Rates = FAST, blob_limits: BlobLimits | None = None, **rules: Any
+    folder: Path, *, rates: Rates = FAST, blob_limits: BlobLimits | None = None, custody: Any = None, **rules: Any
 ) -> Iterator[tuple[ControlPlane, PoolClient]]:
     """A control plane that answers within the block, and its operator's client."""
     key = own_key("control", folder)
     plane = ControlPlane(folder, key, Founded(name="test", **rules), rates=rates, blob_limits=blob_limits,
-                         now=shifted(folder))  # fmt: skip
+                         now=shifted(folder), custody=custody)  # fmt: skip
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(plane.application(), log_level="error", lifespan="on", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)

@@ -22,6 +22,7 @@ from stoker.cli import (
     machines,
     pool,
     pool_agent,
+    pool_contract,
     predictions,
     run_commands,
     serve,
@@ -100,6 +101,7 @@ pool_app.command("offer")(pool_agent.offer)
 pool_app.command("pause")(pool_agent.pause)
 pool_app.command("verify")(pool_agent.verify)
 pool_app.command("dispute")(pool_agent.dispute)
+pool_app.add_typer(pool_contract.contract_app, name="contract")
 app.add_typer(pool_app, name="pool", rich_help_panel=ELSEWHERE)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from stoker.pool.events import Event
     from stoker.pool.matching import Ranking
 
+_CHAIN_PACKAGES = frozenset({"web3", "eth_account", "eth_abi", "eth_tester", "eth"})
 PoolWord = Annotated[
     str | None,
     typer.Option("--pool", metavar="URL#KEY", help="The pool's address; default: STOKER_POOL.", show_default=False),
@@ -51,8 +53,9 @@ def pool_reported(*, debug: bool) -> Iterator[None]:
         try:
             yield
         except ModuleNotFoundError as problem:
+            extra = "pool,chain" if (problem.name or "").partition(".")[0] in _CHAIN_PACKAGES else "pool"
             raise ServiceError(f"the pool needs {problem.name}, which is not installed here",
-                               remedy="pip install 'stoker[pool]'") from problem  # fmt: skip
+                               remedy=f"pip install 'stoker[{extra}]'") from problem  # fmt: skip
 
 
 def client_of(pool: str | None, key: str | None = None) -> PoolClient:
@@ -76,8 +79,24 @@ def pool_serve(
     window: Annotated[
         str | None, typer.Option("--least-window", metavar="TIME", help="New pool: shortest time to dispute a result.")
     ] = None,
+    chain: Annotated[
+        str | None, typer.Option("--chain", metavar="URL", help="A node of the chain that has the pool's contract.")
+    ] = None,
+    contract: Annotated[
+        str | None, typer.Option("--contract", metavar="ADDRESS", help="The contract: it gets the log's hourly roots.")
+    ] = None,
+    chain_key: Annotated[
+        str, typer.Option("--chain-key", metavar="FILE", envvar="STOKER_CHAIN_KEY", help="Its arbiter's key, or "
+                          "URL#ADDRESS of a signer."),
+    ] = "",
+    confirmations: Annotated[
+        int, typer.Option("--chain-confirmations", metavar="N", min=0, help="Blocks above what is believed.")
+    ] = 0,
+    money_in_contract: Annotated[
+        bool, typer.Option("--money-in-contract", help="New pool: deposits and bonds are in the contract as well.")
+    ] = False,
     debug: Debug = False,
-) -> None:
+) -> None:  # fmt: skip
     """Serve a pool: offers, leases, the ledger and blobs; one process and one folder."""
     with pool_reported(debug=debug):
         from stoker.pool.events import Founded
@@ -87,8 +106,17 @@ def pool_serve(
             name=name, is_open=is_open, verdicts_to_slash=verdicts,
             least_window_s=0 if window is None else int(parse_duration(window, "--least-window")),
         )  # fmt: skip
+        if (chain is None) != (contract is None) or (money_in_contract and chain is None):
+            raise BadJob("a contract is named with --chain URL and --contract ADDRESS, both")
+        settings = None
+        if chain is not None and contract is not None:
+            from stoker.pool.contract.custody import ChainSettings
+
+            settings = ChainSettings(
+                url=chain, contract=contract, key=chain_key, confirmations=confirmations, has_money=money_in_contract
+            )
         serve_pool(
-            pool_folder() if folder is None else folder, host=host, port=port, rules=rules, has_tls=tls,
+            pool_folder() if folder is None else folder, host=host, port=port, rules=rules, has_tls=tls, chain=settings,
             announce=lambda address: print(f"stoker pool: {address}", flush=True),
         )  # fmt: skip
 
@@ -139,6 +167,8 @@ def pool_wallet(
                       "balance  0 credits; the key is not admitted: its operator runs stoker pool wallet --grant "
                       f"{account}=AMOUNT", soft_wrap=True)  # fmt: skip
         console.print(f"held     {credits_text(escrow)} in escrow, {credits_text(bonds)} in bonds")
+        if contract := client.rules().contract:
+            console.print(f"money    in the contract {contract}: stoker pool contract show", soft_wrap=True)
 
 
 def pool_team(
@@ -222,6 +252,10 @@ def pool_audit(
     head: Annotated[
         str | None, typer.Option("--head", metavar="HASH", help="An event that the log must have, from a receipt.")
     ] = None,
+    chain: Annotated[
+        str | None, typer.Option("--chain", metavar="URL", help="Compare its roots with those in --contract.")
+    ] = None,
+    contract: Annotated[str | None, typer.Option("--contract", metavar="ADDRESS", help="Where the roots are.")] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -231,12 +265,20 @@ def pool_audit(
         from stoker.pool.log import audit
         from stoker.pool.state import State
 
+        if (chain is None) != (contract is None):
+            raise BadJob("a contract is named with --chain URL and --contract ADDRESS, both")
         state = State()
-        found = audit(file, state=state, head=head)
+        found, num_roots = audit(file, state=state, head=head), 0
+        if chain is not None and contract is not None:
+            from stoker.pool.contract.custody import ChainSettings, differing_roots
+
+            num_roots, problem = differing_roots(ChainSettings(url=chain, contract=contract).connected(), state.roots)
+            found = replace(found, problem=found.problem or problem)
         if as_json:
             print_document({
                 "events": found.num_events, "head": found.head, "problem": found.problem, "bad_event": found.bad_event,
                 "pool": state.operator, "deposited": state.accounts.deposited, "balances": state.accounts.balances,
+                "roots_on_chain": num_roots,
             })  # fmt: skip
         else:
             console = Console(highlight=False)
@@ -244,6 +286,8 @@ def pool_audit(
             console.print(f"the pool's key is {state.operator or 'not known'}", soft_wrap=True)
             console.print(f"{credits_text(state.accounts.deposited)} deposited, and as much held by "
                           f"{len(state.accounts.balances)} accounts")  # fmt: skip
+            if chain is not None:
+                console.print(f"{num_roots} roots are the same in the contract {contract}", soft_wrap=True)
             if found.problem:
                 console.print(Text(f"wrong: {printable(found.problem)}", "bold red"), soft_wrap=True)
         if found.problem:

@@ -31,8 +31,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from stoker.devices.cpu import usable_cpus
 from stoker.errors import BadJob, BadRun, StokerError
@@ -50,6 +51,9 @@ from stoker.pool.replay_check import ReplayVerdict, check_block, first_differenc
 from stoker.records import Device
 from stoker.records.codec import digest, printable
 from stoker.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from stoker.pool.contract.custody import Custody
 
 OFFER_S = 120.0
 """An offer lapses so long after it was made last, unless it is made again [s]."""
@@ -123,9 +127,10 @@ def determinism_class(device: Device) -> str:
 
 
 def offer_of(
-    lending: Lending, device: Device, isolation: Isolation, proof: HardwareProof | None, *, expires_s: float
-) -> on.Offer:
-    """The offer as it is signed."""
+    lending: Lending, device: Device, isolation: Isolation, proof: HardwareProof | None, *, expires_s: float,
+    payee: str = "",
+) -> on.Offer:  # fmt: skip
+    """The offer as it is signed; `payee`: address that a contract pays."""
     measured = on.Measured(
         fp32_flop_per_s=0.0 if proof is None else proof.flop_per_s, cores=max(1, int(lending.limits.cores))
     )
@@ -136,7 +141,7 @@ def offer_of(
         measured=measured, determinism_class=determinism_class(device), isolation=isolation.name,  # type: ignore[arg-type]
         price_per_hour=lending.price_per_hour, cost_per_hour=lending.cost_per_hour, reclaim_s=lending.reclaim_s,
         hours=lending.hours, min_s=lending.min_s, max_s=lending.max_s, disk_bytes=lending.limits.disk_bytes,
-        expires_s=expires_s,
+        expires_s=expires_s, payee=payee,
     )  # fmt: skip
 
 
@@ -323,11 +328,22 @@ class Agent:
             self._said = text
             self.tell(text)
 
+    @cached_property
+    def _custody(self) -> Custody | None:
+        """The pool's contract, with this agent's key of its chain; None: the pool's money is in its log."""
+        rules = self.client.rules()
+        if not rules.contract:
+            return None
+        from stoker.pool.contract.custody import Custody  # noqa: PLC0415 - an extra of its own
+
+        return Custody.of_member(rules, self.client.address.key)
+
     def _keep_offer(self) -> None:
         now = time.monotonic()  # the clock of the day may be set back
         if now < self._offered_until - OFFER_S / 2:
             return
-        offer = offer_of(self.lending, self.device, self.isolation, self.proof, expires_s=time.time() + OFFER_S)
+        offer = offer_of(self.lending, self.device, self.isolation, self.proof, expires_s=time.time() + OFFER_S,
+                         payee="" if self._custody is None else self._custody.address)  # fmt: skip
         self.client.post(on.Offered(offer=offer))
         self._offered_until, self._has_offered = now + OFFER_S, True
 
@@ -362,6 +378,8 @@ class Agent:
             if float(lease["check_fraction"]) and order.block_s > UNCOMMITTED_S:
                 raise BadJob(f"it commits each {format_seconds(order.block_s)}, and only {UNCOMMITTED_S} s after the "
                              "last commitment are paid")  # fmt: skip
+            if self._custody is not None:
+                self._custody.put_up(lease)
             self.client.post(on.Accepted(lease_id=lease_id))
         except Exception as problem:  # whatever a renter sends, the agent goes on
             if is_passing(problem):

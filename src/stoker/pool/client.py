@@ -22,9 +22,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable
-from stoker.pool.events import Body, Event, Refused, canonical, draft_of, read_event
+from stoker.pool.events import Body, Event, Founded, Refused, canonical, draft_of, read_event
 from stoker.pool.keys import Key, is_signed
-from stoker.records.codec import JSON, parsed, to_json
+from stoker.records.codec import JSON, from_json, parsed, to_json
 from stoker.serving.security import is_own_host
 from stoker.store.files import aside_path
 from stoker.units import format_bytes
@@ -166,6 +166,10 @@ class PoolClient:
         """One lease; see `lease.Lease` for its fields, and `escrow` and `bond_held` for what is held."""
         answer: dict[str, Any] = self._json("GET", f"/v1/leases/{quote(lease_id)}")
         return answer
+
+    def rules(self) -> Founded:
+        """The pool's rules."""
+        return from_json(self.state("pool")["rules"], Founded)
 
     def work(self, *, wait_s: float = 0.0, replays: bool = True) -> dict[str, Any]:
         """What waits for this client's key: `leases` to accept, `challenges` to replay, `ended` leases to stop.

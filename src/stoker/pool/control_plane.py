@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from starlette.applications import Starlette
@@ -28,7 +28,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from stoker.errors import StokerError, first_line
+from stoker.errors import BadRun, StokerError, first_line
 from stoker.pool import events as on
 from stoker.pool.blobs import BlobLimits, BlobStore
 from stoker.pool.client import receipt_message, request_message
@@ -42,9 +42,13 @@ from stoker.pool.watch import PRESENT_S, due
 from stoker.records.codec import to_json
 from stoker.units import format_bytes
 
+if TYPE_CHECKING:
+    from stoker.pool.contract.custody import Custody
+
 _log = logging.getLogger(__name__)
 _TICK_S = 1.0
 _CLEAN_S = 300.0
+_CHAIN_S = 15.0
 _MOST_WAIT_S = 60.0
 _AWAY_S = 15.0
 """Time between two looks after which this process itself was away, such as on a machine that slept [s]."""
@@ -143,6 +147,7 @@ class ControlPlane:
         rates: of requests.
         blob_limits: sizes.
         now: the clock [s since 1970].
+        custody: the contract that has the pool's roots and, if its rules say so, its money.
 
     Raises:
         BadRun: the log is damaged, in use, or of another pool.
@@ -150,10 +155,10 @@ class ControlPlane:
 
     def __init__(
         self, folder: Path, key: Key, rules: on.Founded | None = None, *, rates: Rates | None = None,
-        blob_limits: BlobLimits | None = None, now: Callable[[], float] | None = None,
+        blob_limits: BlobLimits | None = None, now: Callable[[], float] | None = None, custody: Custody | None = None,
     ) -> None:  # fmt: skip
         now = now or steady_clock()
-        self.key, self._now = key, now
+        self.key, self._now, self.custody = key, now, custody
         self.log = EventLog(folder / "log.db")
         self.blobs = BlobStore(folder / "blobs", blob_limits, now)
         self.state = self.log.replay()
@@ -181,6 +186,19 @@ class ControlPlane:
                 f"the log in {folder} is of the pool {short(self.state.operator)}, the key is {short(key.public)}",
                 remedy="Use the key that the pool was founded with, or another folder.",
             )
+        assert self.state.rules is not None
+        try:
+            self._require_custody(self.state.rules)
+        except BaseException:
+            self.log.close()
+            raise
+
+    def _require_custody(self, rules: on.Founded) -> None:
+        if self.custody is not None:
+            self.custody.require_rules(rules)
+        elif rules.contract:
+            raise BadRun(f"the money of this pool is in the contract {rules.contract}, without which it is not served",
+                         remedy="Name it: --chain URL --contract ADDRESS --chain-key FILE.")  # fmt: skip
 
     def application(self) -> Starlette:
         """The routes."""
@@ -211,6 +229,11 @@ class ControlPlane:
         return await asyncio.shield(asyncio.create_task(self._submit(draft)))
 
     async def _submit(self, draft: Draft) -> Event:
+        if self.custody is not None and (check := self.custody.check_of(self.state, draft)) is not None:
+            async with self._turn:
+                is_known = self.log.find(draft.actor, draft.nonce) is not None
+            if not is_known:
+                await asyncio.to_thread(check)
         async with self._turn:
             event, change = self._checked(draft)
             if change is None:
@@ -278,6 +301,8 @@ class ControlPlane:
                           f"{format_bytes(self.blobs.limits.most_lease_bytes)} are kept for one lease")  # fmt: skip
 
     def _own(self, body: Body) -> Draft:
+        if self.custody is not None and isinstance(body, on.Cosigned):
+            body = self.custody.cosigned(self.state.leases[body.lease_id], body)
         return draft_of(body, self.key, self.key.public, time_s=self._now())
 
     def _note(self, lease: Lease) -> set[str]:
@@ -294,13 +319,16 @@ class ControlPlane:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        task = asyncio.create_task(self._watch())
+        tasks = [asyncio.create_task(self._watch())]
+        if self.custody is not None:
+            tasks.append(asyncio.create_task(self._keep_up(self.custody)))
         try:
             yield
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            for task in tasks:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
             async with self._turn:  # what is being written is written first
                 self.log.close()
 
@@ -318,7 +346,7 @@ class ControlPlane:
                 )
                 for body in bodies:
                     try:
-                        await self.submit(self._own(body))
+                        await self.submit(await asyncio.to_thread(self._own, body))
                     except StokerError as problem:  # a full disk, or it became illegal in between: tried again
                         _log.warning("%s", first_line(problem))
                 if time.monotonic() - cleaned_s > _CLEAN_S:
@@ -329,6 +357,16 @@ class ControlPlane:
             except Exception:  # noqa: BLE001 - else no lease would end any more; the fault is told
                 _log.exception("a decision of the control plane failed")
             await asyncio.sleep(_TICK_S)
+
+    async def _keep_up(self, custody: Custody) -> None:
+        """Bring roots and verdicts to the contract, again and again."""
+        while True:
+            settled = [lease for lease in self.state.leases.values() if lease.contract and lease.state == "final"]
+            try:
+                await asyncio.to_thread(custody.keep_up, list(self.state.roots), settled)
+            except Exception:  # noqa: BLE001 - as above
+                _log.exception("the contract was not kept up")
+            await asyncio.sleep(_CHAIN_S)
 
     def _needed_blobs(self) -> set[str]:
         return {digest for name in self.state.unsettled for digest in self.state.leases[name].blobs}
@@ -428,7 +466,9 @@ class ControlPlane:
 
     def _lease_document(self, lease: Lease) -> dict[str, Any]:
         escrow, bond = self.state.held(lease.lease_id)
-        return {**self._document(f"lease/{lease.lease_id}", lease), "escrow": escrow, "bond_held": bond}
+        verdict = b"" if self.custody is None else self.custody.verdicts.get(lease.lease_id, b"")
+        return {**self._document(f"lease/{lease.lease_id}", lease), "escrow": escrow, "bond_held": bond,
+                "verdict": verdict.hex()}  # fmt: skip
 
     def _listed_document(self, lease: Lease) -> dict[str, Any]:
         """A lease without its blocks and replays, of which there may be thousands: `/v1/leases/ID` has them."""
@@ -534,7 +574,9 @@ class ControlPlane:
     async def _put_blob(self, request: Request) -> Response:
         key, digest = self._signed_by(request), request.path_params["digest"]
         is_agent = any(one.agent == key and one.state in LIVE for one in self._leases_of(key))
-        if not (is_agent or self.state.accounts.balance(key) > 0):
+        assert self.state.rules is not None
+        is_payer = bool(self.state.rules.contract) and key in self.state.members  # its credits are on the chain
+        if not (is_agent or is_payer or self.state.accounts.balance(key) > 0):
             raise _Forbidden("blobs are sent by keys that have credits, and by agents whose lease runs")
         size = request.headers.get("content-length", "")
         if not size.isdigit():

@@ -2,24 +2,31 @@
 
 Every change is a list of transfers between accounts; only a deposit by the operator makes credits. So the sum of all
 accounts equals all deposits after every event, and `require_conserved` says so with the numbers if it ever does not.
-Accounts: a key (64 hexadecimal digits), `escrow/LEASE`, `bond/LEASE`.
+Accounts: a key (64 hexadecimal digits), `escrow/LEASE`, `bond/LEASE`, and `chain/ADDRESS` where a contract holds the
+money: those have what the contract paid an address through leases, less what it took from it.
 
-The functions below are the whole of what a contract on a chain would have to do; they see a lease, and nothing else.
+What a lease comes to is decided here alone (`settlement_of`, `refund_of`), whoever holds the money. The contract
+(`contract/escrow.vy`) carries it out within bounds of its own: `chain.py`.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stoker.pool.events import CREDIT, Refused
-from stoker.pool.lease import ACCEPT_S, Lease
+from stoker.pool.lease import ACCEPT_S, CHAIN_PREFIX, Lease, Settlement
 
 FIRST_JOBS = 10
 """Jobs of a provider of which every block is replayed."""
+MOST_VERIFIERS = 64
+"""Verifiers of one lease whose fees a contract pays, at most."""
 MOST_BOND = 10
 """Largest bond, in deposits: a renter holds no bond for nothing."""
+REPLAYS_S = 2 * 24 * 3600.0
+"""Time that replays may take after the time to dispute, before a contract settles without the pool [s]."""
 LEAST_CHECKED = 0.02
 """Least share of blocks that is replayed, of a provider with a long record."""
 
@@ -57,7 +64,7 @@ class Accounts:
                 raise Refused(f"a transfer of {move.amount} micro-credits is less than nothing")
             if move.source is not None:
                 left = after.get(move.source, self.balance(move.source)) - move.amount
-                if left < 0:
+                if left < 0 and not move.source.startswith(CHAIN_PREFIX):
                     has = left + move.amount
                     raise Refused(
                         f"account {short(move.source)} has {credits_text(has)}, and {credits_text(move.amount)} are "
@@ -96,8 +103,9 @@ class Accounts:
         held = sum(self.balances.values()) if is_thorough else self._held
         if held != self.deposited:
             raise Refused(f"the accounts hold {held} micro-credits, and {self.deposited} were deposited")
-        if is_thorough and (below := [name for name, amount in self.balances.items() if amount < 0]):
-            raise Refused(f"account {short(below[0])} has {self.balances[below[0]]} micro-credits")
+        for name, amount in self.balances.items() if is_thorough else ():
+            if amount < 0 and not name.startswith(CHAIN_PREFIX):
+                raise Refused(f"account {short(name)} has {amount} micro-credits")
 
 
 def escrow_of(lease_id: str) -> str:
@@ -146,17 +154,22 @@ def least_deposit(min_s: float, rate_per_hour: int) -> int:
     return max(pay_for(math.ceil(max(min_s, ACCEPT_S)), rate_per_hour), 1 if rate_per_hour else 0)
 
 
+def least_deadline_s(opened_s: float, most_s: float, window_s: float) -> float:
+    """Earliest deadline of a contract for a lease [s since 1970]: when it is over at the latest, replays included."""
+    return opened_s + ACCEPT_S + most_s + window_s + REPLAYS_S
+
+
 # ------------------------------------------------------------------------------------------- what moves, event by event
 
 
 def fund(lease: Lease) -> list[Transfer]:
     """The renter's deposit goes into escrow."""
-    return [Transfer(lease.renter, escrow_of(lease.lease_id), lease.deposit)]
+    return [Transfer(lease.renter_account, escrow_of(lease.lease_id), lease.deposit)]
 
 
 def put_up(lease: Lease) -> list[Transfer]:
     """The agent's bond is put up."""
-    return [Transfer(lease.agent, bond_of(lease.lease_id), lease.bond)]
+    return [Transfer(lease.agent_account, bond_of(lease.lease_id), lease.bond)]
 
 
 def end(lease: Lease, held: int) -> list[Transfer]:
@@ -167,21 +180,15 @@ def end(lease: Lease, held: int) -> list[Transfer]:
         held: what its escrow has [micro-credits].
     """
     most = required_deposit(pay_for(lease.running_s, lease.rate_per_hour), lease.check_fraction)
-    return _some(Transfer(escrow_of(lease.lease_id), lease.renter, max(0, held - most)))
+    return _some(Transfer(escrow_of(lease.lease_id), lease.renter_account, max(0, held - most)))
 
 
-def settle(lease: Lease, held: int, bond: int) -> list[Transfer]:
-    """Pay for the seconds that are paid to the agent, with its bond; the rest to the renter."""
-    pay = min(held, pay_for(lease.payable_s, lease.rate_per_hour))
-    escrow = escrow_of(lease.lease_id)
-    return _some(
-        Transfer(escrow, lease.agent, pay),
-        Transfer(escrow, lease.renter, held - pay),
-        Transfer(bond_of(lease.lease_id), lease.agent, bond),
-    )
+def settlement_of(lease: Lease, held: int) -> Settlement:
+    """The seconds that are paid go to the agent, with its bond; the rest of what the escrow has to the renter."""
+    return Settlement(pay=min(held, pay_for(lease.payable_s, lease.rate_per_hour)), fees=_fees(lease))
 
 
-def refund(lease: Lease, held: int, bond: int, slashed: int = 0) -> list[Transfer]:
+def refund_of(lease: Lease, bond: int, slashed: int = 0) -> Settlement:
     """All that the escrow holds to the renter, with `slashed` of the bond; the rest of the bond to the agent.
 
     Raises:
@@ -191,12 +198,27 @@ def refund(lease: Lease, held: int, bond: int, slashed: int = 0) -> list[Transfe
         raise Refused(
             f"lease {lease.lease_id} has a bond of {credits_text(bond)}: {credits_text(slashed)} cannot be cut"
         )
-    account = bond_of(lease.lease_id)
+    return Settlement(slashed=slashed, fees=_fees(lease))
+
+
+def carry_out(lease: Lease, settlement: Settlement, held: int, bond: int) -> list[Transfer]:
+    """A settlement in transfers, out of what escrow and bond still have; fees were paid as verdicts came."""
+    escrow, account = escrow_of(lease.lease_id), bond_of(lease.lease_id)
     return _some(
-        Transfer(escrow_of(lease.lease_id), lease.renter, held),
-        Transfer(account, lease.renter, slashed),
-        Transfer(account, lease.agent, bond - slashed),
+        Transfer(escrow, lease.agent_account, settlement.pay),
+        Transfer(escrow, lease.renter_account, held - settlement.pay),
+        Transfer(account, lease.renter_account, settlement.slashed),
+        Transfer(account, lease.agent_account, bond - settlement.slashed),
     )
+
+
+def _fees(lease: Lease) -> tuple[tuple[str, int], ...]:
+    """Fees that verifiers got, by account."""
+    fees = Counter[str]()
+    for challenge in lease.challenges:
+        if challenge.equal is not None:
+            fees[challenge.account] += challenge.fee
+    return tuple((account, fee) for account, fee in sorted(fees.items()) if fee)
 
 
 def replay_fee(lease: Lease) -> int:

@@ -62,6 +62,9 @@ _MOST_MONEY = 10**15
 _HASH = re.compile(r"[0-9a-f]{64}")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
+_ADDRESS = re.compile(r"0x[0-9a-f]{40}")
+_CONTRACT = re.compile(r"eip155:[1-9][0-9]{0,17}:0x[0-9a-f]{40}")
+_VOUCHER = re.compile(r"([0-9a-f]{130})?")
 _MOST_TEXT = 1000
 
 Isolation = Literal["podman", "gvisor", "bubblewrap"]
@@ -102,6 +105,7 @@ class Body:
     _hashes: ClassVar[frozenset[str]] = frozenset(
         {"account", "verifier", "order", "state", "blob", "previous", "result", "evidence", "root", "operator"}
     )
+    _addresses: ClassVar[frozenset[str]] = frozenset({"payer", "payee", "cosigner"})
     _may_be_empty: ClassVar[frozenset[str]] = frozenset({"evidence", "result", "delegate", "previous"})
     _money: ClassVar[frozenset[str]] = frozenset(
         {"amount", "deposit", "bond", "rate_per_hour", "price_per_hour", "value_per_hour", "credits", "fee",
@@ -119,6 +123,8 @@ class Body:
             raise ValueError(f"{name} {value[:80]!r}: wanted 1 to 64 letters, digits, '.', '_' or '-'")
         if name in self._hashes and not (_HASH.fullmatch(value) or (not value and name in self._may_be_empty)):
             raise ValueError(f"{name} {value[:80]!r}: wanted 64 hexadecimal digits in lower case")
+        if name in self._addresses and value and not _ADDRESS.fullmatch(value):
+            raise ValueError(f"{name} {value[:80]!r}: wanted an address, 0x and 40 hexadecimal digits in lower case")
         if name in self._money and not 0 <= value <= _MOST_MONEY:
             raise ValueError(f"{name} {value}: wanted 0 to {_MOST_MONEY} micro-credits")
         is_plain = name not in self._money and isinstance(value, int | float)
@@ -135,15 +141,19 @@ class Founded(Body):
         is_open: anyone may act; else only keys that the operator has admitted by a deposit, of 0 at least.
         verdicts_to_slash: different verifiers that must find the same block unequal before a bond is cut.
         least_window_s: shortest time in which a result can be disputed [s].
+        contract: that holds the money, as `eip155:CHAIN:ADDRESS` (CAIP-10); "": internal credits.
     """
 
     name: str
     is_open: bool = False
     verdicts_to_slash: int = 2
     least_window_s: int = 0
+    contract: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.contract and not _CONTRACT.fullmatch(self.contract):
+            raise ValueError(f"contract {self.contract[:80]!r}: wanted eip155:CHAIN:ADDRESS in lower case")
         if not 1 <= self.verdicts_to_slash <= 9:
             raise ValueError(f"verdicts_to_slash {self.verdicts_to_slash}: wanted 1 to 9")
 
@@ -193,6 +203,7 @@ class Offer(Body):
         min_s, max_s: shortest and longest lease [s].
         upload_bytes_per_s, download_bytes_per_s: of the agent's link, as it measured it.
         expires_s: when the offer lapses unless it is made again [s since 1970].
+        payee: address that puts up bonds and is paid, in a pool whose money is in a contract.
     """
 
     offer_id: str
@@ -210,6 +221,7 @@ class Offer(Body):
     download_bytes_per_s: float = 0.0
     disk_bytes: int = 0
     expires_s: float
+    payee: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -253,6 +265,23 @@ class Forecast(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ContractTerms(Body):
+    """What a lease's escrow in a contract has beyond the lease itself.
+
+    Attributes:
+        payer: the renter's address.
+        payee: the agent's, as its offer has it.
+        cosigner: whose vouchers count: the renter's, or that of the pool.
+        deadline_s: until when only the pool's verdict settles [s since 1970].
+    """
+
+    payer: str
+    payee: str
+    cosigner: str
+    deadline_s: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Opened(Body):
     """An offer is taken.
 
@@ -266,6 +295,7 @@ class Opened(Body):
         value_per_hour: what an hour of waiting is worth to the renter [micro-credits].
         delegate: another key that may co-sign beats, such as the control plane's; "": the renter's alone.
         inputs: SHA-256 of further blobs that the order names: code and data, a block of an earlier lease.
+        contract: terms of the escrow, in a pool whose money is in a contract.
     """
 
     lease_id: str
@@ -280,6 +310,7 @@ class Opened(Body):
     forecast: Forecast
     delegate: str = ""
     inputs: tuple[str, ...] = ()
+    contract: ContractTerms | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -315,10 +346,20 @@ class Beat(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class Cosigned(Body):
-    """The renter agrees to all beats up to `index`."""
+    """The renter agrees to all beats up to `index`.
+
+    `voucher`: where a contract holds the money, the co-signer's signature of the seconds up to that beat (EIP-712), 130
+    hexadecimal digits.
+    """
 
     lease_id: str
     index: int
+    voucher: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not _VOUCHER.fullmatch(self.voucher):
+            raise ValueError("voucher: wanted a signature, 130 hexadecimal digits in lower case")
 
 
 @dataclass(frozen=True, kw_only=True)

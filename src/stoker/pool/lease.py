@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from stoker.pool.events import Forecast, Refused
+from stoker.pool.events import ContractTerms, Forecast, Refused
 from stoker.units import format_seconds
 
 LeaseState = Literal[
@@ -82,10 +82,18 @@ TRANSITIONS: dict[tuple[LeaseState, str], LeaseState] = {
 }
 """(state, kind of event) → state after it. What is not here is refused."""
 
+CHAIN_PREFIX = "chain/"
+"""How accounts begin that are addresses on a chain. They go below zero: what they have is in the contract."""
+
 LIVE: frozenset[LeaseState] = frozenset({"open", "funded", "running", "suspect", "reclaiming"})
 """The device is taken."""
 METERED: frozenset[LeaseState] = frozenset({"running", "suspect", "reclaiming"})
 """The agent has accepted, and the job runs or may run."""
+
+
+def on_chain(address: str) -> str:
+    """The account of an address on the chain."""
+    return CHAIN_PREFIX + address
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +116,10 @@ class Challenge:
     """A block to be replayed, and what came of it.
 
     Attributes:
-        fee: what the verifier gets [micro-credits].
+        fee: what the verifier gets, and once it answered, what it got [micro-credits].
         equal: its verdict; None: not yet.
         since_s: when it was asked for [s since 1970].
+        account: that gets the fee.
     """
 
     block: int
@@ -119,6 +128,22 @@ class Challenge:
     since_s: float
     equal: bool | None = None
     evidence: str = ""
+    account: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settlement:
+    """What a lease comes to [micro-credits]: the one decision that credits and contract carry out alike.
+
+    Attributes:
+        pay: out of the deposit to the agent; the renter has the rest.
+        slashed: out of the bond to the renter; the agent has the rest.
+        fees: out of the deposit to accounts of verifiers.
+    """
+
+    pay: int = 0
+    slashed: int = 0
+    fees: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +163,9 @@ class Lease:
         closed_by: key that closed it.
         outcome: what a dispute came to, if it was decided against the agent; kept when the lease is final.
         ended_by: hash of the event that closed it: what blocks to replay are drawn from.
+        contract: terms of its escrow in a contract; None: internal credits.
+        voucher: of `paid_s`, for that contract.
+        settlement: what it came to, once it is decided.
     """
 
     lease_id: str
@@ -180,6 +208,19 @@ class Lease:
     ended_by: str = ""
     inputs: tuple[str, ...] = ()
     num_devices: int = 1
+    contract: ContractTerms | None = None
+    voucher: str = ""
+    settlement: Settlement | None = None
+
+    @property
+    def renter_account(self) -> str:
+        """The account that pays: the renter's key, or its address on the chain."""
+        return self.renter if self.contract is None else on_chain(self.contract.payer)
+
+    @property
+    def agent_account(self) -> str:
+        """The account that is paid, and puts up the bond."""
+        return self.agent if self.contract is None else on_chain(self.contract.payee)
 
     def after(self, kind: str) -> Lease:
         """The lease in the state that an event of this kind leads to.
@@ -222,8 +263,8 @@ class Lease:
             unsigned=(*self.unsigned[-MOST_UNSIGNED + 1 :], (index, running_s)),
         )  # fmt: skip
 
-    def cosigned(self, index: int) -> Lease:
-        """The lease with all beats up to `index` agreed to.
+    def cosigned(self, index: int, voucher: str = "") -> Lease:
+        """The lease with all beats up to `index` agreed to, and what a contract takes for it.
 
         Raises:
             Refused: there is no such beat, or it was co-signed before.
@@ -232,11 +273,15 @@ class Lease:
             raise Refused(f"beat {index} of lease {self.lease_id} is co-signed already, up to {self.paid_index}")
         if index > self.beat_index:
             raise Refused(f"lease {self.lease_id} has no beat {index}: its last one is {self.beat_index}")
-        seconds = next((running_s for number, running_s in self.unsigned if number == index), None)
+        seconds = self.seconds_of(index)
         if seconds is None:
             raise Refused(f"beat {index} of lease {self.lease_id} is long ago: co-sign {self.unsigned[0][0]} or later")
         left = tuple(beat for beat in self.unsigned if beat[0] > index)
-        return replace(self, paid_index=index, paid_s=seconds, unsigned=left)
+        return replace(self, paid_index=index, paid_s=seconds, unsigned=left, voucher=voucher)
+
+    def seconds_of(self, index: int) -> int | None:
+        """Seconds of a beat that waits to be co-signed; None: it does not."""
+        return next((running_s for number, running_s in self.unsigned if number == index), None)
 
     def with_commitment(self, commitment: Commitment, previous: str) -> Lease:
         """The lease with one more commitment.

@@ -474,13 +474,19 @@ class _PoolRun:
         credits_ = pay_for(math.floor(limit_s), rate)
         deposit = max(required_deposit(credits_, checked), least_deposit(offer.min_s, rate))
         expected_s = min(match.metered_hours * 3600, limit_s) if raw_hours else limit_s  # of a rest nothing is known
-        self.client.post(on.Opened(
+        body = on.Opened(
             lease_id=lease_id, offer_id=offer.offer_id, order=digest, rate_per_hour=rate, deposit=deposit,
             bond=credits_ if terms.bond is None else terms.bond, window_s=terms.window_s, verify_fraction=terms.verify,
             forecast=on.Forecast(hours=expected_s / 3600, credits=pay_for(math.floor(expected_s), rate),
                                  raw_hours=raw_hours, job=terms.identity),
             delegate=self.client.address.key, inputs=tuple(filter(None, (order.tree, order.resume))),
-        ), patience_s=20.0)  # fmt: skip
+        )  # fmt: skip
+        if (rules := self.client.rules()).contract:
+            from stoker.pool.contract.custody import Custody  # noqa: PLC0415 - an extra of its own
+
+            Custody.of_member(rules, self.client.address.key).open(self.client, body, offer)
+        else:
+            self.client.post(body, patience_s=20.0)
         return lease_id
 
     def _affordable(self, offers: list[Match], limit_s: float, checked: float, terms: Terms) -> tuple[Match, float]:

@@ -6,8 +6,10 @@ import ipaddress
 import os
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 from cryptography import x509
@@ -20,6 +22,9 @@ from stoker.pool.events import Founded
 from stoker.pool.keys import Key, own_key
 from stoker.serving.http.announced_server import AnnouncedServer, bound_listener
 from stoker.store.files import write_atomic
+
+if TYPE_CHECKING:
+    from stoker.pool.contract.custody import ChainSettings
 
 DEFAULT_PORT = 8430
 _MOST_CONNECTIONS = 20_000
@@ -40,6 +45,7 @@ def serve_pool(
     rules: Founded | None = None,
     has_tls: bool = False,
     rates: Rates | None = None,
+    chain: ChainSettings | None = None,
     announce: Callable[[str], None] = lambda _address: None,
 ) -> None:
     """Serve a pool until SIGINT or SIGTERM.
@@ -51,10 +57,11 @@ def serve_pool(
         rules: of a new pool.
         has_tls: TLS on the loopback as well.
         rates: requests a second.
+        chain: contract that gets the pool's roots, and has its money if the rules name it.
         announce: called with the pool's address once it answers.
 
     Raises:
-        BadRun: the log is damaged or in use, or the port is taken.
+        BadRun: the log is damaged or in use, the port is taken, or the contract is not the pool's.
         BadJob: the host is no address.
     """
     key = own_key("control", folder)
@@ -62,8 +69,16 @@ def serve_pool(
         is_local = ipaddress.ip_address(host).is_loopback
     except ValueError:
         raise BadJob(f"--host {host}: wanted an IP address, such as 127.0.0.1 or 0.0.0.0") from None
+    custody = None
+    if chain is not None:
+        from stoker.pool.contract.custody import Custody  # noqa: PLC0415 - an extra of its own
+
+        custody = Custody(chain.connected(), key.public)
+        custody.require_arbiter()
+        if chain.has_money:
+            rules = replace(rules or Founded(name="pool"), contract=custody.contract.account)
     listener = bound_listener(host, port)
-    plane = ControlPlane(folder, key, rules, rates=rates)
+    plane = ControlPlane(folder, key, rules, rates=rates, custody=custody)
     is_secure = has_tls or not is_local
     certificate = _certificate(folder, key) if is_secure else (None, None)
     config = uvicorn.Config(

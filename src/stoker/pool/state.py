@@ -22,7 +22,7 @@ from stoker.pool.escrow import Accounts, Transfer, bond_of, credits_text, escrow
 from stoker.pool.events import CLOCK_WINDOW_S, FIRST_PREVIOUS, Body, Event, Offer, Refused, canonical
 from stoker.pool.fair_use import WaitingRequest, require_turn, to_preempt
 from stoker.pool.keys import is_signed
-from stoker.pool.lease import ACCEPT_S, LOST_S, METERED, PREEMPTED, SUSPECT_S, Challenge, Commitment, Lease
+from stoker.pool.lease import ACCEPT_S, LOST_S, METERED, PREEMPTED, SUSPECT_S, Challenge, Commitment, Lease, on_chain
 
 MOST_OFFERS = 64
 """Offers that one key may have."""
@@ -89,7 +89,7 @@ class Change:
     declined: tuple[str, str] | None = None
     admitted: str = ""
     founded: on.Founded | None = None
-    anchored: int = 0
+    anchored: on.Anchored | None = None
     team: on.TeamMade | None = None
     waiting: WaitingRequest | None = None
     served: str = ""
@@ -114,6 +114,7 @@ class State:
     teams: dict[str, on.TeamMade] = field(default_factory=dict)
     waiting: dict[tuple[str, str], WaitingRequest] = field(default_factory=dict)
     num_offers: Counter[str] = field(default_factory=Counter)
+    roots: list[on.Anchored] = field(default_factory=list)
     unanchored: list[str] = field(default_factory=list)
     first_unanchored: int = 1
     anchored_s: float = 0.0
@@ -160,9 +161,10 @@ class State:
         if change.declined is not None:
             self.declined.add(change.declined)
         self._take_turns(event, change)
-        if change.anchored:
-            del self.unanchored[: change.anchored - self.first_unanchored + 1]
-            self.first_unanchored, self.anchored_s = change.anchored + 1, event.received_s
+        if change.anchored is not None:
+            self.roots.append(change.anchored)
+            del self.unanchored[: change.anchored.last - self.first_unanchored + 1]
+            self.first_unanchored, self.anchored_s = change.anchored.last + 1, event.received_s
             for name in [
                 name for name, listed in self.offers.items()
                 if not listed.lease_id and listed.offer.expires_s < event.received_s - LAPSED_S
@@ -279,7 +281,11 @@ def _by(event: Event, what: str, *allowed: str) -> None:
 
 
 @_decides(on.Deposited)
-def _deposited(_: State, __: Event, body: on.Deposited) -> Change:
+def _deposited(state: State, _: Event, body: on.Deposited) -> Change:
+    assert state.rules is not None
+    if state.rules.contract and body.amount:
+        raise Refused(f"the money of this pool is in the contract {state.rules.contract}: a key is admitted with 0",
+                      remedy=f"stoker pool wallet --grant {body.account}=0")  # fmt: skip
     return Change(transfers=(Transfer(None, body.account, body.amount),), admitted=body.account)
 
 
@@ -290,6 +296,10 @@ def _offered(state: State, event: Event, body: on.Offered) -> Change:
         _by(event, "who made the offer", known.agent)
     elif state.num_offers[event.actor] >= MOST_OFFERS:
         raise Refused(f"one key has at most {MOST_OFFERS} offers", remedy="Withdraw one, or use another key.")
+    assert state.rules is not None
+    if state.rules.contract and not offer.payee:
+        raise Refused(f"offer {offer.offer_id} names no address that the contract {state.rules.contract} pays",
+                      remedy="Give the agent a key of that chain: STOKER_CHAIN_KEY.")  # fmt: skip
     if offer.price_per_hour < offer.cost_per_hour:
         raise Refused(
             f"offer {offer.offer_id} asks {credits_text(offer.price_per_hour)} an hour, below its cost of "
@@ -318,7 +328,7 @@ def _anchored(state: State, event: Event, body: on.Anchored) -> Change:
         raise Refused(f"the next root is of events from {state.first_unanchored} on, up to {event.seq - 1} at most")
     if body.root != (expected := merkle_root(state.unanchored[: body.last - body.first + 1])):
         raise Refused(f"the root of events {body.first} to {body.last} is {expected[:12]}…, not {body.root[:12]}…")
-    return Change(anchored=body.last)
+    return Change(anchored=body)
 
 
 @_decides(on.TeamMade)
@@ -398,13 +408,35 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
         rate_per_hour=body.rate_per_hour, deposit=body.deposit, bond=body.bond, window_s=body.window_s,
         verify_fraction=body.verify_fraction, check_fraction=check, value_per_hour=body.value_per_hour,
         forecast=body.forecast, promised_s=offer.reclaim_s, most_s=offer.max_s, opened_s=event.received_s,
-        inputs=body.inputs, num_devices=offer.device.count,
+        inputs=body.inputs, num_devices=offer.device.count, contract=_contract_terms(state, event, body, offer),
     ).after("opened")  # fmt: skip
     require_turn(state, event.actor, listed, event.received_s)
     return Change(
         lease=lease, offer=replace(listed, lease_id=lease.lease_id), transfers=tuple(escrow.fund(lease)),
         served=event.actor,
     )  # fmt: skip
+
+
+def _contract_terms(state: State, event: Event, body: on.Opened, offer: Offer) -> on.ContractTerms | None:
+    """Terms of an escrow in the pool's contract; None: the pool has none.
+
+    That the deposit is there is for the control plane to see before it takes the event, and for auditors on the chain.
+    """
+    terms = body.contract
+    assert state.rules is not None
+    if bool(state.rules.contract) != (terms is not None):
+        holder = f"the contract {state.rules.contract}" if state.rules.contract else "the pool's own log"
+        raise Refused(f"the money of this pool is in {holder}: lease {body.lease_id} has other terms",
+                      remedy="Name the chain and your key of it: STOKER_CHAIN, STOKER_CHAIN_KEY.")  # fmt: skip
+    if terms is None:
+        return None
+    if terms.payee != offer.payee or not (terms.payer and terms.cosigner):
+        raise Refused(f"lease {body.lease_id} pays {terms.payee or 'nobody'}, the offer names {offer.payee}")
+    least_s = escrow.least_deadline_s(event.received_s - CLOCK_WINDOW_S, offer.max_s, body.window_s)
+    if terms.deadline_s < least_s:
+        raise Refused(f"the deadline of lease {body.lease_id} on the chain is {least_s - terms.deadline_s:.0f} s early:"
+                      " the longest lease, the time to dispute and replays have to end before it")  # fmt: skip
+    return terms
 
 
 @_decides(on.Accepted)
@@ -428,7 +460,11 @@ def _beat(state: State, event: Event, body: on.Beat) -> Change:
 def _cosigned(state: State, event: Event, body: on.Cosigned) -> Change:
     lease = state.lease(body.lease_id)
     _by(event, "the renter of the lease, or its delegate,", lease.renter, lease.delegate)
-    return Change(lease=lease.after("cosigned").cosigned(body.index))
+    if bool(body.voucher) != (lease.contract is not None):
+        raise Refused(
+            f"beats of lease {lease.lease_id} are co-signed {'with' if lease.contract else 'without'} a voucher"
+        )
+    return Change(lease=lease.after("cosigned").cosigned(body.index, body.voucher))
 
 
 @_decides(on.Committed)
@@ -571,8 +607,22 @@ def _challenged(state: State, event: Event, body: on.Challenged) -> Change:
     free = escrow.free_for_fees(lease, state.held(lease.lease_id)[0], event.received_s)
     if body.fee > free:
         raise Refused(f"the fee of {credits_text(body.fee)} is not covered: {credits_text(free)} are free for replays")
-    challenge = Challenge(block=body.block, verifier=body.verifier, fee=body.fee, since_s=event.received_s)
+    challenge = Challenge(block=body.block, verifier=body.verifier, fee=body.fee, since_s=event.received_s,
+                          account=_fee_account(state, lease, body.verifier))  # fmt: skip
     return Change(lease=replace(after, challenges=(*lease.challenges, challenge)))
+
+
+def _fee_account(state: State, lease: Lease, verifier: str) -> str:
+    """The account that gets a verifier's fee: its key, or the address that an offer of it names."""
+    if lease.contract is None:
+        return verifier
+    payees = (one.offer.payee for one in state.offers.values() if one.agent == verifier)
+    if not (payee := next(filter(None, payees), "")):
+        raise Refused(f"{escrow.short(verifier)} has no offer, whose address a fee could go to")
+    accounts = {one.account for one in lease.challenges} | {on_chain(payee)}
+    if len(accounts) > escrow.MOST_VERIFIERS:
+        raise Refused(f"lease {lease.lease_id} has {escrow.MOST_VERIFIERS} verifiers, and a contract pays no more")
+    return on_chain(payee)
 
 
 @_decides(on.VerdictGiven)
@@ -585,15 +635,15 @@ def _verdict(state: State, event: Event, body: on.VerdictGiven) -> Change:
     )
     if asked is None:
         raise Refused(f"{escrow.short(body.verifier)} has no open challenge for block {body.block} of {lease.lease_id}")
-    given = replace(asked, equal=body.equal, evidence=body.evidence)
-    challenges = tuple(given if one is asked else one for one in lease.challenges)
     held = state.held(lease.lease_id)[0]
     is_late = not lease.is_in_time(asked, event.received_s)  # it is paid out of what nobody else is promised
     fee = min(asked.fee, escrow.free_for_fees(lease, held, event.received_s) if is_late else held)
+    given = replace(asked, equal=body.equal, evidence=body.evidence, fee=fee)
+    challenges = tuple(given if one is asked else one for one in lease.challenges)
     record = state.record_of(body.verifier)
     return Change(
         lease=replace(after, challenges=challenges),
-        transfers=(Transfer(escrow_of(lease.lease_id), body.verifier, fee),) if fee else (),
+        transfers=(Transfer(escrow_of(lease.lease_id), asked.account, fee),) if fee else (),
         records=((body.verifier, replace(record, verdicts=record.verdicts + 1)),),
     )
 
@@ -621,9 +671,11 @@ def _slashed(state: State, _: Event, body: on.Slashed) -> Change:
         )
     record = state.record_of(lease.agent)
     record = replace(record, slashed=record.slashed + 1, failed=record.failed + 1, passed=0)
+    held, bond = state.held(lease.lease_id)
+    settlement = escrow.refund_of(lease, bond, body.amount)
     return Change(
-        lease=replace(after, outcome="slashed"),
-        transfers=tuple(escrow.refund(lease, *state.held(lease.lease_id), body.amount)),
+        lease=replace(after, outcome="slashed", settlement=settlement),
+        transfers=tuple(escrow.carry_out(lease, settlement, held, bond)),
         records=((lease.agent, record), *_contradicted(state, lease, is_right=False)),
     )
 
@@ -632,8 +684,10 @@ def _slashed(state: State, _: Event, body: on.Slashed) -> Change:
 def _refunded(state: State, _: Event, body: on.Refunded) -> Change:
     lease = state.lease(body.lease_id)
     after = lease.after("refunded")
-    after = replace(after, outcome="refunded")
-    return Change(lease=after, transfers=tuple(escrow.refund(lease, *state.held(lease.lease_id))))
+    held, bond = state.held(lease.lease_id)
+    settlement = escrow.refund_of(lease, bond)
+    after = replace(after, outcome="refunded", settlement=settlement)
+    return Change(lease=after, transfers=tuple(escrow.carry_out(lease, settlement, held, bond)))
 
 
 @_decides(on.Final)
@@ -659,7 +713,11 @@ def _final(state: State, event: Event, body: on.Final) -> Change:
         records.append((lease.agent, replace(record, passed=record.passed + 1)))
     records += _contradicted(state, lease, is_right=True)
     held, bond = state.held(lease.lease_id)
-    return Change(lease=after, transfers=tuple(escrow.settle(lease, held, bond)), records=tuple(records))
+    settlement = escrow.settlement_of(lease, held)
+    return Change(
+        lease=replace(after, settlement=settlement), records=tuple(records),
+        transfers=tuple(escrow.carry_out(lease, settlement, held, bond)),
+    )  # fmt: skip
 
 
 def _contradicted(state: State, lease: Lease, *, is_right: bool) -> list[tuple[str, Record]]:
