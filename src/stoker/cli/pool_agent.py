@@ -64,6 +64,9 @@ def offer(
         bool, typer.Option("--measure/--no-measure", help="Measure the device first: speed and memory, a minute.")
     ] = True,
     replays: Annotated[bool, typer.Option("--replay/--no-replay", help="Replay blocks of others for a fee.")] = True,
+    p2p: Annotated[
+        bool, typer.Option("--p2p/--no-p2p", help="Send large files directly to renters, where a path exists.")
+    ] = True,
     debug: Debug = False,
 ) -> None:
     """Lend a device of this machine to a pool, until Ctrl-C; jobs run in isolation, within your limits."""
@@ -76,6 +79,7 @@ def offer(
         client = client_of(pool, key)
         from stoker.devices import attached_devices, resolve_place
         from stoker.pool.agent import Agent, Lending
+        from stoker.pool.client import joined_peer
         from stoker.pool.hardware_proof import LocalDevice, prove_hardware
         from stoker.pool.isolation import Limits, best_isolation
 
@@ -109,11 +113,16 @@ def offer(
             tell(
                 f"{proof.flop_per_s / 1e9:,.1f} GFLOP/s in fp32, {format_bytes(proof.proved_bytes)} shown: {proof.why}"
             )
+        peer = joined_peer(client, _folder(folder) / "kept", tell=tell) if p2p else None
         agent = Agent(client, lending, lent, kind, _folder(folder), proof=proof, tell=tell)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: agent.stop())
         tell(f"offering {lending.name} at {price} in the pool {client.address.url}; Ctrl-C gives notice and ends it")
-        agent.run()
+        try:
+            agent.run()
+        finally:
+            if peer is not None:
+                peer.close()
 
 
 def pause(

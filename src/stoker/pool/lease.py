@@ -67,6 +67,14 @@ TRANSITIONS: dict[tuple[LeaseState, str], LeaseState] = {
     ("reclaiming", "lost"): "closed",
     ("reclaiming", "finished"): "closed",
     ("reclaiming", "closed"): "closed",
+    ("funded", "forwarded"): "funded",
+    ("running", "forwarded"): "running",
+    ("suspect", "forwarded"): "suspect",
+    ("reclaiming", "forwarded"): "reclaiming",
+    ("closed", "forwarded"): "closed",
+    ("disputed", "forwarded"): "disputed",
+    ("slashed", "forwarded"): "slashed",
+    ("refunded", "forwarded"): "refunded",
     ("closed", "cosigned"): "closed",
     ("closed", "challenged"): "closed",
     ("closed", "verdict"): "closed",
@@ -134,6 +142,7 @@ class Lease:
         closed_by: key that closed it.
         outcome: what a dispute came to, if it was decided against the agent; kept when the lease is final.
         ended_by: hash of the event that closed it: what blocks to replay are drawn from.
+        forwarded: large blobs that went through the pool, of `forwarded_bytes`, for `forwarded_credits`.
     """
 
     lease_id: str
@@ -176,6 +185,10 @@ class Lease:
     ended_by: str = ""
     inputs: tuple[str, ...] = ()
     num_devices: int = 1
+    most_forwarding: int = 0
+    forwarded: tuple[str, ...] = ()
+    forwarded_bytes: int = 0
+    forwarded_credits: int = 0
 
     def after(self, kind: str) -> Lease:
         """The lease in the state that an event of this kind leads to.

@@ -8,7 +8,8 @@ Use when: machines of strangers will do. Costs: what the lease says; blocks take
 Does not do: several devices, secrets, images, jobs whose length is in seconds.
 
 The pool is `$STOKER_POOL`, or `--place-option pool=ADDRESS`. Further options: `verify=5%`, `bond=1usd`, `block=60s`,
-`window=1h`, `value=1usd` (an hour of waiting), `key=NAME`, `isolation=gvisor` (no weaker one).
+`window=1h`, `value=1usd` (an hour of waiting), `key=NAME`, `isolation=gvisor` (no weaker one), `forwarding=1usd`
+(spent at most on large files that go through the pool, each lease), `p2p=no` (all of them do).
 
 Leases of one run are `JOB.0`, `JOB.1`, …, with the renter's key in the name, under which nobody else can open one:
 everything is found again from the job's name and the pool's log.
@@ -37,7 +38,7 @@ from stoker.launching.launcher import Handle, LaunchTarget, Offer, Probe, Reques
 from stoker.pool import events as on
 from stoker.pool.agent import determinism_class
 from stoker.pool.blob_tree import TreeLimits, read_index, read_member, same_files, unpack
-from stoker.pool.client import PoolAddress, PoolClient
+from stoker.pool.client import PoolAddress, PoolClient, joined_peer
 from stoker.pool.commitment import chain_head
 from stoker.pool.escrow import least_deposit, pay_for, required_deposit
 from stoker.pool.events import Isolation, Refused
@@ -63,6 +64,7 @@ from stoker.units import format_bytes, format_seconds, parse_duration, parse_mon
 
 if TYPE_CHECKING:
     from stoker.jobs import Entry, Job
+    from stoker.pool.peer import Peer
     from stoker.records import CheckpointManifest
 
 _MOST_HOME_BYTES = 1 << 40
@@ -92,6 +94,8 @@ class Terms:
         isolation: the weakest kind that will do.
         value_per_hour: what an hour of waiting is worth [micro-credits].
         deadline_s: the longest that the run may take, moves included [s]; None: no limit.
+        most_forwarding: spent at most on large files that go through the pool, each lease [micro-credits].
+        is_p2p: whether large files go directly where they can.
         forecasts: of the run by kind of device, or why it cannot run there, where they were made.
         identity: of the job, by which later forecasts learn from this run.
     """
@@ -105,6 +109,8 @@ class Terms:
     isolation: Isolation = "bubblewrap"
     value_per_hour: int = 1_000_000
     deadline_s: float | None = None
+    most_forwarding: int = 0
+    is_p2p: bool = True
     forecasts: Mapping[str, RunForecast | str] = field(default_factory=dict)
     identity: str = ""
 
@@ -127,6 +133,8 @@ class Terms:
             isolation=isolation,
             value_per_hour=round(parse_money(options["value"]) * 1e6) if "value" in options else cls.value_per_hour,
             deadline_s=parse_duration(options["deadline"]) if "deadline" in options else None,
+            most_forwarding=round(parse_money(options["forwarding"]) * 1e6) if "forwarding" in options else 0,
+            is_p2p=options.get("p2p", "yes") != "no",
             forecasts=_forecasts_in(options.get(_FORECASTS, "{}")), identity=options.get(_IDENTITY, ""),
         )  # fmt: skip
 
@@ -234,7 +242,7 @@ def script(submission: Submission) -> str:
 def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     """Send the order and open the first lease."""
     terms = Terms.of(submission.options)
-    client = _client(terms)
+    client = _client(terms, tell)
     if submission.time_limit_s is None:
         raise PlaceFailed("how long the run takes is not known, so nothing can be deposited for it",
                           remedy="Say it: --time-limit 2h.")  # fmt: skip
@@ -467,6 +475,7 @@ class _PoolRun:
             forecast=on.Forecast(hours=expected_s / 3600, credits=pay_for(math.floor(expected_s), rate),
                                  raw_hours=raw_hours, job=terms.identity),
             delegate=self.client.address.key, inputs=tuple(filter(None, (order.tree, order.resume))),
+            most_forwarding=terms.most_forwarding,
         ), patience_s=20.0)  # fmt: skip
         return lease_id
 
@@ -757,9 +766,21 @@ def _terms_of(handle: Handle) -> Terms:
     return replace(Terms.of(handle["options"]), pool=str(handle["pool"]), key=str(handle["key"]))
 
 
-def _client(terms: Terms) -> PoolClient:
+def _client(terms: Terms, tell: Callable[[str], None] = lambda _: None) -> PoolClient:
+    """A client that exchanges large files directly where the pool has a rendezvous, as long as this process runs."""
+    client = PoolClient(PoolAddress.parse(terms.pool or None), own_key(terms.key))
+    assert client.key is not None
+    name = str(client.address), client.key.public
+    if terms.is_p2p and name not in _peers:
+        with suppress(PlaceUnreachable):  # the next call asks again
+            folder = cache_root() / "pool" / "kept" / client.key.public
+            _peers[name] = joined_peer(client, folder, keeps=True, tell=tell)
+    client.peer = _peers.get(name) if terms.is_p2p else None
+    return client
 
-    return PoolClient(PoolAddress.parse(terms.pool or None), own_key(terms.key))
+
+_peers: dict[tuple[str, str], Peer | None] = {}
+"""Of this process, by pool and key; None: the pool has no rendezvous."""
 
 
 def _blobs(client: PoolClient, job: str) -> BlobCache:

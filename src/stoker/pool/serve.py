@@ -40,6 +40,7 @@ def serve_pool(
     rules: Founded | None = None,
     has_tls: bool = False,
     rates: Rates | None = None,
+    is_p2p: bool = False,
     announce: Callable[[str], None] = lambda _address: None,
 ) -> None:
     """Serve a pool until SIGINT or SIGTERM.
@@ -51,6 +52,7 @@ def serve_pool(
         rules: of a new pool.
         has_tls: TLS on the loopback as well.
         rates: requests a second.
+        is_p2p: peers meet at UDP ports of the same number and the next one (`stoker[p2p]`).
         announce: called with the pool's address once it answers.
 
     Raises:
@@ -64,6 +66,10 @@ def serve_pool(
         raise BadJob(f"--host {host}: wanted an IP address, such as 127.0.0.1 or 0.0.0.0") from None
     listener = bound_listener(host, port)
     plane = ControlPlane(folder, key, rules, rates=rates)
+    if is_p2p:
+        from stoker.pool.rendezvous import Rendezvous  # noqa: PLC0415 - iroh, which few need
+
+        plane.rendezvous = Rendezvous(plane, host, listener.getsockname()[1])
     is_secure = has_tls or not is_local
     certificate = _certificate(folder, key) if is_secure else (None, None)
     config = uvicorn.Config(
