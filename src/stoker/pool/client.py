@@ -35,6 +35,8 @@ _MOST_BREAKS = 20
 _PARTIAL, _TOO_EARLY = 206, 425
 _FORWARDED_S = 600.0
 """How long is waited for a blob that its holder sends to the pool [s]."""
+_AWAY_S = 180.0
+"""How long is waited for a line that went away in the middle of a blob [s]."""
 _JOINED_S = 5.0
 
 
@@ -234,6 +236,7 @@ class PoolClient:
         """
         aside = aside_path(target)
         until, breaks, is_direct = time.monotonic() + _FORWARDED_S, 0, True
+        came_s = time.monotonic()
         try:
             with aside.open("xb") as file:
                 while True:
@@ -247,11 +250,20 @@ class PoolClient:
                             raise
                         time.sleep(_RETRY_S)
                         is_direct = True  # its holder may be in reach by now
-                    except (PlaceUnreachable, Refused):
-                        breaks += 1
-                        if direct is None and (file.tell() == had_bytes or breaks > _MOST_BREAKS):
+                    except (PlaceUnreachable, Refused) as problem:
+                        has_come = file.tell() > had_bytes
+                        breaks, came_s = breaks + has_come, time.monotonic() if has_come else came_s
+                        is_away = is_passing(problem) and self.peer is not None and time.monotonic() - came_s < _AWAY_S
+                        if direct is None and (breaks > _MOST_BREAKS or not (has_come or (is_away and file.tell()))):
+                            if file.tell() and isinstance(problem, PlaceUnreachable):
+                                raise PlaceUnreachable(
+                                    f"the blob {digest[:12]}… broke off after {format_bytes(file.tell())}: "
+                                    f"{problem.message}"
+                                ) from problem
                             raise
-                        is_direct = file.tell() > had_bytes
+                        if direct is None and not has_come:
+                            time.sleep(_RETRY_S)
+                        is_direct = has_come or direct is None
                 file.flush()
                 os.fsync(file.fileno())
             with aside.open("rb") as file:

@@ -261,7 +261,18 @@ class ControlPlane:
         sizes = [(path.name, path.stat().st_size) for path in paths if path.is_file()]
         return [(name, num_bytes) for name, num_bytes in sizes if num_bytes >= self.bulk_bytes]
 
-    def _require_forwardable(self, lease: Lease, num_bytes: int) -> None:
+    def require_forwardable(self, digest: str, num_bytes: int) -> None:
+        """Refuse the way through the pool for a large blob whose leases do not pay for it.
+
+        Raises:
+            Refused: it is over the quota, or over what a renter spends on that.
+        """
+        if num_bytes >= self.bulk_bytes and (self._rules.forward_price or self._rules.forward_quota_bytes):
+            for lease in self.leases_naming(digest):
+                if lease.state != "final" and digest not in lease.forwarded:
+                    self._require_paid(lease, num_bytes)
+
+    def _require_paid(self, lease: Lease, num_bytes: int) -> None:
         """Refuse what its renter would not pay for, or could not."""
         fee = require_forwardable(
             lease.lease_id, num_bytes, self._rules, most=lease.most_forwarding, sent_bytes=lease.forwarded_bytes,
@@ -320,7 +331,7 @@ class ControlPlane:
                 remedy="Longer blocks: --place-option block=5min.",
             )
         for _, num_bytes in self._forwarded(lease, [digest]):
-            self._require_forwardable(lease, num_bytes)
+            self._require_paid(lease, num_bytes)
         path.touch()  # it is not deleted before the lease names it
 
     def _own(self, body: Body) -> Draft:
@@ -481,9 +492,10 @@ class ControlPlane:
 
     def _lease_document(self, lease: Lease) -> dict[str, Any]:
         escrow, bond = self.state.held(lease.lease_id)
-        direct = 0 if self.rendezvous is None else self.rendezvous.held_bytes(lease)
+        here = {digest for digest in lease.blobs if self.blobs.path(digest).is_file()}
+        direct = 0 if self.rendezvous is None else self.rendezvous.held_bytes(lease, here)
         return {**self._document(f"lease/{lease.lease_id}", lease), "escrow": escrow, "bond_held": bond,
-                "bulk": {"direct_bytes": direct, "pool_bytes": self.blobs.size_of(lease.blobs)}}  # fmt: skip
+                "bulk": {"direct_bytes": direct, "pool_bytes": self.blobs.size_of(here)}}  # fmt: skip
 
     def _listed_document(self, lease: Lease) -> dict[str, Any]:
         """A lease without its blocks and replays, of which there may be thousands: `/v1/leases/ID` has them."""
@@ -607,25 +619,23 @@ class ControlPlane:
         size = request.headers.get("content-length", "")
         if not size.isdigit():
             raise Refused("a blob comes with its Content-Length")
-        leases = [lease for lease in self.leases_naming(digest) if lease.state != "final"]
-        if int(size) >= self.bulk_bytes and (self._rules.forward_price or self._rules.forward_quota_bytes):
-            for lease in leases:
-                self._require_forwardable(lease, int(size))
+        self.require_forwardable(digest, int(size))
         await self.blobs.write(digest, request.stream(), int(size), key, self._named)
         if self.rendezvous is not None:
             for sender in self.rendezvous.senders(key, digest):
                 self.blobs.note_sender(digest, sender)
         async with self._turn:
-            for lease in leases:
-                await self._charge(self.state.leases[lease.lease_id], [digest])
+            for lease in self.leases_naming(digest):
+                await self._charge(lease, [digest])
         return _json({"sha256": digest})
 
     async def _get_blob(self, request: Request) -> Response:
         key, digest = self._signed_by(request), request.path_params["digest"]
         path = self.blobs.path(digest)
         if not path.is_file():
-            if request.method == "GET" and self.rendezvous and await self.rendezvous.ask_to_forward(key, digest):
-                raise _OnItsWay(f"the blob {digest[:12]}… is being sent to the pool by who holds it")
+            asked = self.rendezvous if request.method == "GET" else None
+            if asked is not None and (way := await asked.ask_to_forward(key, digest)):
+                raise _OnItsWay(f"the blob {digest[:12]}… {way}")
             raise _NotFound(f"there is no blob {digest[:12]}… here")
         if key != self.key.public and key not in self._readers(digest):
             if request.method == "HEAD":  # whoever has the content sends it, and is then known to have it

@@ -174,14 +174,10 @@ class PeerEndpoint:
         """
         if (known := self.connection(key)) is not None:
             return known
-        self._arrived[key].clear()
         self._meeting[key] += 1
         dials = [self._spawn(self._dial(key, addresses, after_s, timeout_s)) for after_s in _DIALS_AT_S]
         try:
-            async with asyncio.timeout(timeout_s):
-                while (connection := self.connection(key)) is None:
-                    await self._arrived[key].wait()
-                    self._arrived[key].clear()
+            return await self.arrival(key, timeout_s)
         except TimeoutError:
             for dial in dials:
                 dial.cancel()
@@ -190,6 +186,17 @@ class PeerEndpoint:
         finally:
             self._meeting[key] -= 1
             self._meeting += Counter()  # those at zero go
+
+    async def arrival(self, key: str, timeout_s: float) -> iroh.Connection:
+        """A connection with a key, waited for.
+
+        Raises:
+            TimeoutError: none came.
+        """
+        async with asyncio.timeout(timeout_s):
+            while (connection := self.connection(key)) is None:
+                self._arrived[key].clear()
+                await self._arrived[key].wait()
         return connection
 
     async def gone(self, key: str) -> None:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import ipaddress
 import logging
 import re
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +34,7 @@ _MOST_HELD = 4000
 """Blobs that one key holds at most."""
 _MOST_PEERS, _MOST_SENDERS = 8, 16
 _MOST_LOCAL = 4
-_TELL_S = 5.0
+_TELL_S, _MIRROR_S = 5.0, 1.0
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -90,17 +92,23 @@ class Rendezvous:
         held = self._held.get(key, {}).get(digest)
         return frozenset() if held is None else held.senders | {key}
 
-    def held_bytes(self, lease: Lease) -> int:
-        """Size of the blobs of a lease that its renter keeps [bytes]."""
+    def held_bytes(self, lease: Lease, but: AbstractSet[str]) -> int:
+        """Size of the blobs of a lease that its renter keeps [bytes], but for some of them."""
         known = self._held.get(lease.renter, {})
-        return sum(known[digest].num_bytes for digest in lease.blobs & known.keys())
+        return sum(known[digest].num_bytes for digest in (lease.blobs & known.keys()) - but)
 
-    async def ask_to_forward(self, key: str, digest: str) -> bool:
-        """Ask who holds a blob that a key may read to send it to the pool; whether somebody will."""
-        for holder in self._holders(key, digest):
+    async def ask_to_forward(self, key: str, digest: str) -> str:
+        """Ask who holds a blob that a key may read to send it to the pool; what comes of it, "" if nobody holds it.
+
+        Raises:
+            Refused: its renter does not pay for that, or it is over the pool's quota.
+        """
+        holders = self._holders(key, digest)
+        for holder in holders:
+            self._plane.require_forwardable(digest, self._held[holder][digest].num_bytes)
             if await self._tell(holder, {"op": "forward", "digest": digest}):
-                return True
-        return False
+                return "is being sent to the pool by who holds it"
+        return f"is held by {short(holders[0])}, who is not connected" if holders else ""
 
     # --------------------------------------------------------------------------------------------------------- requests
 
@@ -123,7 +131,7 @@ class Rendezvous:
                 case "hello":
                     return self._hello(key, head), b""
                 case "mirrored":
-                    return self._mirrored(key), b""
+                    return await self._mirrored(key), b""
                 case "held":
                     return self._note_held(key, head), b""
                 case "find":
@@ -144,8 +152,10 @@ class Rendezvous:
         return {"seen": self._endpoint.address_of(key),
                 "mirror": {"key": self._mirror_key.public, "port": self._mirror_port}}  # fmt: skip
 
-    def _mirrored(self, key: str) -> Head:
+    async def _mirrored(self, key: str) -> Head:
         """Compare the ports that both sockets saw."""
+        with suppress(TimeoutError):  # a firewall may be in front of the second one alone
+            await self._mirror.arrival(key, _MIRROR_S)
         seen, other = self._endpoint.address_of(key), self._mirror.address_of(key)
         self._network[key] = "direct" if seen == other else "symmetric" if other else "unknown"
         self._mirror.drop(key)
