@@ -157,7 +157,8 @@ def priced() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for word, most in (("refused", 0), ("paid", CREDIT)):
         with homes("symmetric", "cone", *options) as lab:
-            lab.renter.do("join"), lab.agent.do("join")
+            lab.renter.do("join")
+            found["network"] = lab.agent.do("join")["network"]
             digest = lab.open(most_forwarding=most)
             got = lab.get(digest)
             if not most:
@@ -182,29 +183,34 @@ def priced() -> dict[str, Any]:
     return found
 
 
+def cut(
+    what: str, *, size_bytes: int = LARGE_BYTES // 2, after_s: float = 5.0, away_s: float = CUT_S
+) -> dict[str, Any]:
+    """A blob on a line of 20 Mbit/s; after a while the `line` is cut, or the `renter` killed, for `away_s` seconds."""
+    with homes("cone", "cone", size_bytes=size_bytes) as lab:
+        lab.renter.do("join"), lab.agent.do("join")
+        digest = lab.open()
+        lab.lab.slow("b", "20mbit")
+        lab.agent.send("get", digest=digest, path=str(lab.folder / "got"))
+        time.sleep(after_s)
+        if what == "line":
+            lab.lab.cut("b")
+            time.sleep(away_s)
+            lab.lab.mend("b")
+        elif what == "renter":
+            lab.renter.kill()
+            time.sleep(away_s)
+            lab.renter.start()
+            lab.renter.do("join")
+        got = lab.agent.answer()
+        is_equal = (lab.folder / "got").exists() and _sha256(lab.folder / "got") == digest
+        return {"took_s": round(got["took_s"], 1), "failed": got.get("failed", ""), "bulk": lab.bulk(),
+                "is_equal": is_equal, "said": got["said"]}  # fmt: skip
+
+
 def cuts() -> dict[str, Any]:
-    """A line of 20 Mbit/s is cut for 30 s in the middle of 64 MiB, or the renter is killed there."""
-    found: dict[str, Any] = {}
-    for what in ("nothing", "line cut for 30 s", "renter killed, away for 5 s"):
-        with homes("cone", "cone", size_bytes=LARGE_BYTES // 2) as lab:
-            lab.renter.do("join"), lab.agent.do("join")
-            digest = lab.open()
-            lab.lab.slow("b", "20mbit")
-            lab.agent.send("get", digest=digest, path=str(lab.folder / "got"))
-            time.sleep(5)
-            if what.startswith("line"):
-                lab.lab.cut("b")
-                time.sleep(CUT_S)
-                lab.lab.mend("b")
-            elif what.startswith("renter"):
-                lab.renter.kill()
-                time.sleep(5)
-                lab.renter.start()
-                lab.renter.do("join")
-            got = lab.agent.answer()
-            found[what] = {"took_s": round(got["took_s"], 1), "failed": got.get("failed", ""), "bulk": lab.bulk(),
-                           "is_equal": _sha256(lab.folder / "got") == digest, "said": got["said"]}  # fmt: skip
-    return found
+    """32 MiB without a cut, with the line cut for 30 s, and with the renter killed and away for 10 s."""
+    return {"nothing": cut(""), "line cut for 30 s": cut("line"), "renter away for 10 s": cut("renter", away_s=10.0)}
 
 
 JOB = """

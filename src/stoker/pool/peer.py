@@ -81,6 +81,7 @@ class Peer:
         self._expected: dict[tuple[str, str], tuple[str, int, float]] = {}
         self._no_path: dict[str, float] = {}
         self._forwarding: set[str] = set()
+        self._unfetched: set[str] = set()
         self._on_its_way = 0
         self._loop = asyncio.new_event_loop()
         self._is_ready = threading.Event()
@@ -100,6 +101,17 @@ class Peer:
     def wait_ready(self, timeout_s: float) -> bool:
         """Wait until the pool knows where this peer is; whether it does."""
         return self._is_ready.wait(timeout_s)
+
+    def leave(self) -> None:
+        """Send to the pool what nobody has fetched from here yet, and end."""
+        for digest in sorted(self._unfetched):
+            size = format_bytes((self._folder / digest).stat().st_size)
+            try:
+                self._tell(f"sending {size} to the pool, which no agent has fetched yet")
+                self._client.put_blob(self._folder / digest, through_pool=True)
+            except (StokerError, OSError) as problem:
+                self._tell(f"{size} that no agent has fetched yet stay here until `stoker attach`: {problem}")
+        self.close()
 
     def close(self) -> None:
         """End all connections; what is kept stays on the disk."""
@@ -291,6 +303,7 @@ class Peer:
                 file.seek(start)
                 while part := await asyncio.to_thread(file.read, PART_BYTES):
                     yield part
+            self._unfetched.discard(path.name)
 
         return {"status": 206 if start else 200, "num_bytes": size - start}, parts()
 
@@ -349,6 +362,7 @@ class Peer:
                 aside.unlink(missing_ok=True)
         target.touch()
         self._in_loop(self._announce([digest]), _ASK_S)
+        self._unfetched.add(digest)
         return True
 
     def _keep(self, aside: Path, target: Path, sender: str) -> None:

@@ -286,7 +286,8 @@ class PeerEndpoint:
             answer = asyncio.ensure_future(_read_head(stream.recv()))  # may come before the body is sent: a refusal
             await asyncio.wait({sending, answer}, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
-                await sending
+                with contextlib.suppress(iroh.IrohError):  # the other side reads no further: its answer says why
+                    await sending
             return await asyncio.wait_for(answer, timeout_s), Incoming(stream.recv())
         except (iroh.IrohError, TimeoutError) as problem:
             raise PlaceUnreachable(f"a direct transfer broke off: {_words(problem)}") from problem

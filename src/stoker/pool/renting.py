@@ -17,6 +17,7 @@ everything is found again from the job's name and the pool's log.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import math
@@ -774,7 +775,9 @@ def _client(terms: Terms, tell: Callable[[str], None] = lambda _: None) -> PoolC
     if terms.is_p2p and name not in _peers:
         with suppress(PlaceUnreachable):  # the next call asks again
             folder = cache_root() / "pool" / "kept" / client.key.public
-            _peers[name] = joined_peer(client, folder, keeps=True, tell=tell)
+            peer = _peers[name] = joined_peer(client, folder, keeps=True, tell=tell)
+            if peer is not None:
+                atexit.register(peer.leave)
     client.peer = _peers.get(name) if terms.is_p2p else None
     return client
 
