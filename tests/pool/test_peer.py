@@ -302,6 +302,7 @@ class Breaking:
 def test_what_broke_off_goes_on_from_anybody(tmp_path: Path) -> None:
     """Two direct paths break; the third part comes from the pool, and nothing is sent twice."""
     with in_thread(tmp_path / "pool") as (_, operator):
+        operator.post(on.Deposited(account=operator.address.key, amount=1))
         (tmp_path / "source").write_bytes(TREE)
         digest = operator.put_blob(tmp_path / "source")
         client = PoolClient(operator.address, operator.key)

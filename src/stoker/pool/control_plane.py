@@ -636,6 +636,10 @@ class ControlPlane:
             asked = self.rendezvous if request.method == "GET" else None
             if asked is not None and (way := await asked.ask_to_forward(key, digest)):
                 raise _OnItsWay(f"the blob {digest[:12]}… {way}")
+            if asked is not None and asked.senders(key, digest):
+                raise _NotFound(
+                    f"the blob {digest[:12]}… is kept by the machine that this key's run was started on alone"
+                )
             raise _NotFound(f"there is no blob {digest[:12]}… here")
         if key != self.key.public and key not in self._readers(digest):
             if request.method == "HEAD":  # whoever has the content sends it, and is then known to have it

@@ -55,6 +55,8 @@ _MOST_ANNOUNCED = 200
 """Blobs of one message."""
 _AGAIN_S, _MOST_AGAIN_S = 0.5, 10.0
 _ASK_S = 10.0
+_TAKEN_S = 600.0
+"""How long a renter has to put a blob on its disk, once it has come [s]."""
 _TARGET = re.compile(r"/v1/blobs/([0-9a-f]{64})")
 _RANGE = re.compile(r"bytes=(\d{1,15})-")
 
@@ -140,7 +142,7 @@ class Peer:
             for transport in self._paths({"op": "reach", "digest": digest, "num_bytes": size}):
                 with source.open("rb") as file:
                     answer = transport.exchange(
-                        "PUT", f"/v1/blobs/{digest}", {"Content-Length": str(size)}, file, STALLED_S
+                        "PUT", f"/v1/blobs/{digest}", {"Content-Length": str(size)}, file, _TAKEN_S
                     )
                 answer.close()
                 if answer.status < 300:

@@ -44,6 +44,9 @@ _MOST_HEAD_BYTES = 64 * 1024
 _ANSWER_S, _HANDSHAKE_S = 30.0, 10.0
 _MOST_STREAMS = 32
 """Requests of one peer at a time."""
+_MOST_CONNECTIONS = 4
+"""With one key; the oldest go."""
+_MOST_HANDSHAKES = 256
 _DIALS_AT_S = (0.0, 0.4, 1.2)
 _PATCHED = "1.2.0"
 
@@ -62,7 +65,7 @@ def _patch() -> None:
         with self._reserve(len(value)):
             ctypes.memmove(ctypes.addressof(self.rbuf.data.contents) + self.rbuf.len, bytes(value), len(value))
 
-    iroh_ffi._UniffiRustBufferBuilder.write = write  # type: ignore[attr-defined]  # noqa: SLF001
+    iroh_ffi._UniffiRustBufferBuilder.write = write  # type: ignore[method-assign]  # noqa: SLF001
 
 
 _patch()
@@ -219,8 +222,14 @@ class PeerEndpoint:
 
     async def _accept(self) -> None:
         assert self._endpoint is not None
+        greeting = set[asyncio.Task[None]]()
         while (incoming := await self._endpoint.accept_next()) is not None:
-            self._spawn(self._welcome(incoming))
+            if len(greeting) >= _MOST_HANDSHAKES:
+                await incoming.ignore()  # QUIC tries again
+                continue
+            task = self._spawn(self._welcome(incoming))
+            greeting.add(task)
+            task.add_done_callback(greeting.discard)
 
     async def _welcome(self, incoming: iroh.Incoming) -> None:
         try:
@@ -236,6 +245,8 @@ class PeerEndpoint:
 
     def _keep(self, key: str, connection: iroh.Connection) -> None:
         self._connections[key].append(connection)
+        if len(self._connections[key]) > _MOST_CONNECTIONS:
+            self._connections[key].pop(0).close(0, b"there are newer ones")
         self._arrived[key].set()
         self._spawn(self._listen(key, connection))
 
@@ -262,7 +273,7 @@ class PeerEndpoint:
                 head = await _read_head(stream.recv())
             answer, body = await self._serve(key, head, incoming)
             await _send(stream.send(), answer, body)
-        except (iroh.IrohError, PlaceUnreachable, PlaceFailed, TimeoutError) as problem:  # it is theirs to try again
+        except Exception as problem:  # noqa: BLE001 - whatever a peer sends; it is theirs to try again
             _log.debug("a request of %s came to nothing: %s", key[:12], _words(problem))
             with contextlib.suppress(iroh.IrohError):
                 await stream.send().reset(1)
@@ -296,7 +307,7 @@ class PeerEndpoint:
                 sending.exception()  # looked at: the answer says what is wrong
 
     def _spawn(self, work: Any) -> asyncio.Task[Any]:
-        task = asyncio.ensure_future(work)
+        task: asyncio.Task[Any] = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -243,7 +243,7 @@ def script(submission: Submission) -> str:
 def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     """Send the order and open the first lease."""
     terms = Terms.of(submission.options)
-    client = _client(terms, tell)
+    client = _client(terms)
     if submission.time_limit_s is None:
         raise PlaceFailed("how long the run takes is not known, so nothing can be deposited for it",
                           remedy="Say it: --time-limit 2h.")  # fmt: skip
@@ -268,7 +268,7 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     if len(before) >= _MOST_LEASES:
         raise PlaceFailed(f"the run {submission.run} has had {len(before)} leases, the most that one has",
                           remedy="Give the run another name.")  # fmt: skip
-    blobs = _blobs(client, job)
+    blobs = _blobs(client, job, terms, tell)
     sent = sum(one.num_bytes for one in (*submission.data, submission.stoker, submission.code))
     tell(f"sending the order: {format_bytes(sent)} at most")
     order = order_of(submission, blobs.put, blobs.aside(), block_s=block_s)
@@ -301,7 +301,7 @@ def state(handle: Handle) -> LaunchState:
     client = _client(_terms_of(handle))
     try:
         with _patient():
-            return _PoolRun(client, handle, _blobs(client, handle["job"])).state()
+            return _PoolRun(client, handle, _blobs(client, handle["job"], _terms_of(handle))).state()
     except PlaceUnreachable as problem:
         return LaunchState(phase="unknown", why="the pool does not answer", evidence=problem.message, at=_now())
 
@@ -310,7 +310,7 @@ def events(handle: Handle, offset: int) -> bytes:
     """The run's log up to the last block that was committed, from `offset` on."""
     client = _client(_terms_of(handle))
     with _patient():
-        content = _PoolRun(client, handle, _blobs(client, handle["job"])).log()
+        content = _PoolRun(client, handle, _blobs(client, handle["job"], _terms_of(handle))).log()
     return content[offset : offset + (1 << 20)]
 
 
@@ -327,7 +327,7 @@ def fetch(handle: Handle, into: Path) -> None:
     """The results; before there are any, the last block that was committed."""
     client = _client(_terms_of(handle))
     with _patient():
-        _PoolRun(client, handle, _blobs(client, handle["job"])).fetch(into)
+        _PoolRun(client, handle, _blobs(client, handle["job"], _terms_of(handle))).fetch(into)
 
 
 @dataclass
@@ -767,9 +767,17 @@ def _terms_of(handle: Handle) -> Terms:
     return replace(Terms.of(handle["options"]), pool=str(handle["pool"]), key=str(handle["key"]))
 
 
-def _client(terms: Terms, tell: Callable[[str], None] = lambda _: None) -> PoolClient:
-    """A client that exchanges large files directly where the pool has a rendezvous, as long as this process runs."""
-    client = PoolClient(PoolAddress.parse(terms.pool or None), own_key(terms.key))
+def _client(terms: Terms) -> PoolClient:
+
+    return PoolClient(PoolAddress.parse(terms.pool or None), own_key(terms.key))
+
+
+_peers: dict[tuple[str, str], Peer | None] = {}
+"""Of this process, by pool and key; None: the pool has no rendezvous."""
+
+
+def _blobs(client: PoolClient, job: str, terms: Terms, tell: Callable[[str], None] = lambda _: None) -> BlobCache:
+    """Blobs of a run; large ones go directly where the pool has a rendezvous, as long as this process runs."""
     assert client.key is not None
     name = str(client.address), client.key.public
     if terms.is_p2p and name not in _peers:
@@ -779,15 +787,6 @@ def _client(terms: Terms, tell: Callable[[str], None] = lambda _: None) -> PoolC
             if peer is not None:
                 atexit.register(peer.leave)
     client.peer = _peers.get(name) if terms.is_p2p else None
-    return client
-
-
-_peers: dict[tuple[str, str], Peer | None] = {}
-"""Of this process, by pool and key; None: the pool has no rendezvous."""
-
-
-def _blobs(client: PoolClient, job: str) -> BlobCache:
-
     return BlobCache(client, cache_root() / "pool" / job)
 
 
