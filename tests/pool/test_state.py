@@ -354,7 +354,8 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
             on.Withdrawn(offer_id=box),
             on.Deposited(account=anyone, amount=draw.randrange(CREDIT)),
             opened(f"job{number}", offer_id=box, rate_per_hour=rate, deposit=draw.randrange(2 * CREDIT),
-                   bond=draw.randrange(CREDIT), most_forwarding=number * 500, window_s=draw.randrange(3000), verify_fraction=draw.choice([0.05, 1]),
+                   bond=draw.randrange(CREDIT), most_forwarding=number * 500, window_s=draw.randrange(3000),
+                   verify_fraction=draw.choice([0.05, 1]),
                    forecast=on.Forecast(hours=0.1, credits=draw.randrange(CREDIT // 2))),
         ]  # fmt: skip
         return draw.choice([*bodies, bodies[0], bodies[-1], bodies[-1], bodies[-1]])
@@ -440,7 +441,7 @@ def test_forwarding_is_paid_once_and_within_what_the_renter_said() -> None:
     book.post(book.operator, forwarded(inputs[0], 600, 600))
     with pytest.raises(Refused, match="is paid for"):
         book.post(book.operator, forwarded(inputs[0], 100, 100))
-    with pytest.raises(Refused, match="of which 0.0006 credits are gone"):
+    with pytest.raises(Refused, match=r"of which 0\.0006 credits are gone"):
         book.post(book.operator, forwarded(inputs[1], 301, 301))
     book.post(book.operator, forwarded(inputs[1], 300, 300))
     assert (book.balance(book.renter), book.balance(book.operator)) == (renter - 900, operator + 900)

@@ -167,10 +167,14 @@ class Rendezvous:
             raise Refused(f"at most {_MOST_HELD} blobs are held by one key")
         for digest, values in blobs.items():
             num_bytes, *senders = values if isinstance(values, list) and values else [None]
-            is_right = isinstance(num_bytes, int) and 0 <= num_bytes < 1 << 50 and len(senders) <= _MOST_SENDERS
-            if not (is_right and all(_DIGEST.fullmatch(str(one)) for one in (digest, *senders))):
+            if (
+                not isinstance(num_bytes, int)
+                or not 0 <= num_bytes < 1 << 50
+                or len(senders) > _MOST_SENDERS
+                or not all(_DIGEST.fullmatch(str(one)) for one in (digest, *senders))
+            ):
                 raise Refused("blobs are held by SHA-256, with size and senders")
-            held[digest] = _Held(num_bytes, frozenset(senders))
+            held[digest] = _Held(num_bytes, frozenset(map(str, senders)))
         return {"held": len(held)}
 
     def _holders(self, key: str, digest: str) -> list[str]:
