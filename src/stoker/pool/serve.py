@@ -52,7 +52,7 @@ def serve_pool(
         rules: of a new pool.
         has_tls: TLS on the loopback as well.
         rates: requests a second.
-        is_p2p: peers meet at UDP ports of the same number and the next one (`stoker[p2p]`).
+        is_p2p: peers meet at the UDP port of the same number and the next one (`stoker[p2p]`).
         announce: called with the pool's address once it answers.
 
     Raises:
@@ -64,12 +64,14 @@ def serve_pool(
         is_local = ipaddress.ip_address(host).is_loopback
     except ValueError:
         raise BadJob(f"--host {host}: wanted an IP address, such as 127.0.0.1 or 0.0.0.0") from None
+    for udp_port in (port, port + 1) if is_p2p and port else ():
+        _require_free_udp(host, udp_port)
     listener = bound_listener(host, port)
     plane = ControlPlane(folder, key, rules, rates=rates)
     if is_p2p:
         from stoker.pool.rendezvous import Rendezvous  # noqa: PLC0415 - iroh, which few need
 
-        plane.rendezvous = Rendezvous(plane, host, listener.getsockname()[1])
+        plane.rendezvous = Rendezvous(plane, host, port)
     is_secure = has_tls or not is_local
     certificate = _certificate(folder, key) if is_secure else (None, None)
     config = uvicorn.Config(
@@ -80,6 +82,16 @@ def serve_pool(
     shown = f"[{host}]" if ":" in host else socket.gethostname() if host == "0.0.0.0" else host  # noqa: S104
     address = f"{'https' if is_secure else 'http'}://{shown}:{listener.getsockname()[1]}#{key.public}"
     AnnouncedServer(config, lambda: announce(address)).run(sockets=[listener])
+
+
+def _require_free_udp(host: str, port: int) -> None:
+    """Raises BadRun if a UDP port is taken."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as tried:
+        try:
+            tried.bind((host, port))
+        except OSError as problem:
+            raise BadRun(f"cannot listen at UDP port {port} of {host}: {problem.strerror}",
+                         remedy="--p2p takes the port of --port and the next one: give another one.") from problem  # fmt: skip
 
 
 def _certificate(folder: Path, key: Key) -> tuple[Path, Path]:
