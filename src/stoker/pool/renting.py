@@ -605,6 +605,12 @@ def _lease_words(lease: Mapping[str, Any]) -> str:
     if lease["challenges"]:
         good = sum(one["equal"] is True for one in lease["challenges"])
         words += f", {good} of {len(lease['challenges'])} replays equal"
+    if direct_bytes := lease.get("bulk", {}).get("direct_bytes"):
+        words += f", {format_bytes(direct_bytes)} not through the pool"
+    if lease.get("forwarded"):
+        words += (
+            f", {format_bytes(lease['forwarded_bytes'])} through it for {lease['forwarded_credits'] / 1e6:g} credits"
+        )
     return words
 
 

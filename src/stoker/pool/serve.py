@@ -90,8 +90,10 @@ def _require_free_udp(host: str, port: int) -> None:
         try:
             tried.bind((host, port))
         except OSError as problem:
-            raise BadRun(f"cannot listen at UDP port {port} of {host}: {problem.strerror}",
-                         remedy="--p2p takes the port of --port and the next one: give another one.") from problem  # fmt: skip
+            raise BadRun(
+                f"cannot listen at UDP port {port} of {host}: {problem.strerror}",
+                remedy="--p2p takes the port of --port and the next one: give another one.",
+            ) from problem
 
 
 def _certificate(folder: Path, key: Key) -> tuple[Path, Path]:
