@@ -36,7 +36,7 @@ from stoker.pool.events import Refused, canonical
 from stoker.pool.peer_link import DIAL_S, PART_BYTES, STALLED_S, Body, Head, Incoming, PeerEndpoint
 from stoker.pool.transport import Answer, Transport
 from stoker.store.disk_errors import disk_errors
-from stoker.store.files import append_line, aside_path, make_directories, remove_leftovers, sync_file
+from stoker.store.files import append_line, aside_path, is_aside, make_directories, sync_file
 from stoker.units import GIB, format_bytes
 
 _log = logging.getLogger(__name__)
@@ -44,6 +44,8 @@ _T = TypeVar("_T")
 
 KEPT_S = 8 * 24 * 3600.0
 """A blob is kept so long after it was used last: longer than a result can be disputed [s]."""
+_LEFT_S = 24 * 3600.0
+"""After so long what is not whole was left by a process that was killed [s]."""
 MOST_KEPT_BYTES = 64 * GIB
 """What a renter keeps for its leases at most [bytes]."""
 _LEAST_FREE_BYTES = GIB
@@ -91,11 +93,11 @@ class Peer:
         self._attending: asyncio.Task[None] | None = None
         with disk_errors(folder, "blobs of the pool", error=BadRun):
             make_directories(folder / "senders")
-            remove_leftovers(folder)
-            for path in self._kept():
-                if time.time() - path.stat().st_mtime > KEPT_S:
-                    path.unlink(missing_ok=True)
-                    (folder / "senders" / path.name).unlink(missing_ok=True)
+            for path in [path for path in folder.iterdir() if path.is_file()]:  # other processes may write here
+                with suppress(FileNotFoundError):
+                    if time.time() - path.stat().st_mtime > (_LEFT_S if is_aside(path) else KEPT_S):
+                        path.unlink()
+                        (folder / "senders" / path.name).unlink(missing_ok=True)
         self._thread = threading.Thread(target=self._run, name="stoker-peer", daemon=True)
         self._thread.start()
         client.peer = self
@@ -198,8 +200,8 @@ class Peer:
                 await self._join()
                 again_s = _AGAIN_S
                 await self._endpoint.gone(self._client.address.key)
-            except StokerError as problem:
-                _log.debug("the rendezvous is not reached: %s", problem.message)
+            except Exception as problem:  # noqa: BLE001 - whatever it is, the pool is asked again, and without it all goes on
+                _log.debug("the rendezvous is not reached: %s", problem)
             self._is_ready.clear()
             await asyncio.sleep(again_s)
             again_s = min(_MOST_AGAIN_S, 2 * again_s)
