@@ -219,7 +219,7 @@ from torch import nn
 import stoker
 
 
-def job(epochs: float = 120) -> stoker.Job:
+def job(epochs: float = 40) -> stoker.Job:
     train, test = stoker.data.digits()
     return stoker.Job(
         model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 1400), nn.ReLU(), nn.Linear(1400, 1400), nn.ReLU(),
@@ -230,12 +230,22 @@ def job(epochs: float = 120) -> stoker.Job:
 """
 
 
-def job(epochs: int = 120, *, a: Any = "cone", b: Any = "cone") -> dict[str, Any]:
-    """A job from home b, run by an agent in home a, each block replayed by an agent on the internet."""
+def job(a: Any = "cone", b: Any = "cone", *, price: str = "0", epochs: int = 40) -> dict[str, Any]:
+    """A job from home b, run by an agent in home a, each block replayed by an agent on the internet.
+
+    Args:
+        a, b: the NATs.
+        price: of a GiB that goes through the pool; the renter spends a credit on that at most.
+        epochs: how long the job is.
+    """
     folder = Path(tempfile.mkdtemp(prefix="stoker-nat-", dir="/var/tmp"))
     folder.chmod(0o755)
     (folder / "job.py").write_text(JOB)
-    with NatLab(a, b) as lab, lab.entered("internet"), lab.serving(folder / "pool") as address:
+    with (
+        NatLab(a, b) as lab,
+        lab.entered("internet"),
+        lab.serving(folder / "pool", "--forward-price", price) as address,
+    ):
         operator = PoolClient(address, own_key("control", folder / "pool"))
         home = {
             name: {**os.environ, "STOKER_POOL": address, "XDG_CONFIG_HOME": str(folder / name / "config"),
@@ -257,8 +267,8 @@ def job(epochs: int = 120, *, a: Any = "cone", b: Any = "cone") -> dict[str, Any
             done = subprocess.run(
                 lab.command("home-b", sys.executable, "-m", "stoker", "train", str(folder / "job.py"), "--on", "pool",
                             "--verify", "100%", "--set", f"epochs={epochs}", "--time-limit", "20min", "--place-option",
-                            "block=4s", "--place-option", "window=30min", "--run-dir", str(folder / "run")),
-                check=False, env=home["renter"], cwd=folder, capture_output=True, text=True, timeout=900,
+                            "block=8s", "--place-option", "window=30min", "--place-option", "forwarding=1usd", "--run-dir", str(folder / "run")),
+                check=False, env=home["renter"], cwd=folder, capture_output=True, text=True, timeout=840,
             )  # fmt: skip
             leases = [operator.lease(one["lease_id"]) for one in operator.state("leases")]
             blocks = [one for lease in leases for one in lease["challenges"]]
@@ -268,9 +278,9 @@ def job(epochs: int = 120, *, a: Any = "cone", b: Any = "cone") -> dict[str, Any
                             "bulk": one["bulk"], "forwarded_credits": one["forwarded_credits"]} for one in leases],
                 "replays_equal": sum(one["equal"] is True for one in blocks), "replays": len(blocks),
                 "log": audit(folder / "pool" / "log.db").problem or "right",
-                "at_home": (folder / "run" / "model.safetensors").exists(), "renter_said": done.stderr[-3000:],
-                "agent_said": (folder / "agent.log").read_text()[-2000:],
-                "checker_said": (folder / "checker.log").read_text()[-2000:],
+                "at_home": (folder / "run" / "model.safetensors").exists(), "renter_said": done.stderr.splitlines()[-3:],
+                "agent_said": (folder / "agent.log").read_text().splitlines()[1:],
+                "checker_said": (folder / "checker.log").read_text().splitlines()[1:],
             }  # fmt: skip
         finally:
             for process in offers:
@@ -297,7 +307,15 @@ def _spread(values: list[float]) -> dict[str, float]:
             "most": round(max(values), 4)}  # fmt: skip
 
 
-STAGES = {"paths": paths, "throughput": throughput, "matrix": matrix, "priced": priced, "cuts": cuts, "job": job}
+STAGES = {
+    "paths": paths,
+    "throughput": throughput,
+    "matrix": matrix,
+    "priced": priced,
+    "cuts": cuts,
+    "job": job,
+    "job, agent behind a symmetric NAT": lambda: job("symmetric", price="0.05usd"),
+}
 
 
 def main() -> None:

@@ -42,10 +42,22 @@ def test_a_job_through_two_nats() -> None:
     """Code and messages through the pool, checkpoints of 22 MiB directly; each block is replayed, and equal."""
     if why := Bubblewrap().trial():
         pytest.skip(why)
-    found = nat.job(epochs=30)
+    found = nat.job()
     assert found["exit_code"] == 0, found
     assert found["log"] == "right"
     assert found["replays"] == found["replays_equal"] > 0
     assert found["at_home"]
     assert all(lease["bulk"]["direct_bytes"] > 16 << 20 for lease in found["leases"]), found
     assert all(lease["bulk"]["pool_bytes"] < 16 << 20 for lease in found["leases"]), found
+
+
+def test_a_job_whose_agent_has_a_symmetric_nat() -> None:
+    """It runs and is replayed all the same; its checkpoints go through the pool, and the renter pays their price."""
+    if why := Bubblewrap().trial():
+        pytest.skip(why)
+    found = nat.job("symmetric", price="0.05usd")
+    assert found["exit_code"] == 0, found
+    assert found["networks"] == {"agent": "symmetric", "checker": "direct"}
+    assert found["replays"] == found["replays_equal"] > 0
+    assert all(lease["bulk"]["direct_bytes"] == 0 for lease in found["leases"]), found
+    assert all(lease["forwarded_credits"] > 1000 for lease in found["leases"]), found
