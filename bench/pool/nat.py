@@ -233,10 +233,7 @@ def job(epochs: float = 40) -> stoker.Job:
 def job(a: Any = "cone", b: Any = "cone", *, price: str = "0", epochs: int = 40) -> dict[str, Any]:
     """A job from home b, run by an agent in home a, each block replayed by an agent on the internet.
 
-    Args:
-        a, b: the NATs.
-        price: of a GiB that goes through the pool; the renter spends a credit on that at most.
-        epochs: how long the job is.
+    `a`, `b`: the NATs; `price`: of a GiB that goes through the pool, on which the renter spends a credit at most.
     """
     folder = Path(tempfile.mkdtemp(prefix="stoker-nat-", dir="/var/tmp"))
     folder.chmod(0o755)
@@ -255,8 +252,8 @@ def job(a: Any = "cone", b: Any = "cone", *, price: str = "0", epochs: int = 40)
             key = own_key("default", folder / name / "config" / "stoker" / "pool")
             operator.post(on.Deposited(account=key.public, amount=100 * CREDIT))
         offers = []
-        for name, place, price in (("agent", "home-a", "0.40usd/h"), ("checker", "internet", "4usd/h")):
-            words = ("-m", "stoker", "pool", "offer", "--price", price, "--name", name, "--no-measure", "--isolation",
+        for name, place, hour in (("agent", "home-a", "0.40usd/h"), ("checker", "internet", "4usd/h")):
+            words = ("-m", "stoker", "pool", "offer", "--price", hour, "--name", name, "--no-measure", "--isolation",
                      "bubblewrap", "--folder", str(folder / f"at-{name}"), "--beat", "1")  # fmt: skip
             log = (folder / f"{name}.log").open("w")
             offers.append(subprocess.Popen(lab.command(place, sys.executable, *words), env=home[name], stderr=log))
@@ -267,7 +264,8 @@ def job(a: Any = "cone", b: Any = "cone", *, price: str = "0", epochs: int = 40)
             done = subprocess.run(
                 lab.command("home-b", sys.executable, "-m", "stoker", "train", str(folder / "job.py"), "--on", "pool",
                             "--verify", "100%", "--set", f"epochs={epochs}", "--time-limit", "20min", "--place-option",
-                            "block=8s", "--place-option", "window=30min", "--place-option", "forwarding=1usd", "--run-dir", str(folder / "run")),
+                            "block=8s", "--place-option", "window=30min", "--place-option", "forwarding=1usd",
+                            "--run-dir", str(folder / "run")),
                 check=False, env=home["renter"], cwd=folder, capture_output=True, text=True, timeout=840,
             )  # fmt: skip
             leases = [operator.lease(one["lease_id"]) for one in operator.state("leases")]
@@ -278,7 +276,8 @@ def job(a: Any = "cone", b: Any = "cone", *, price: str = "0", epochs: int = 40)
                             "bulk": one["bulk"], "forwarded_credits": one["forwarded_credits"]} for one in leases],
                 "replays_equal": sum(one["equal"] is True for one in blocks), "replays": len(blocks),
                 "log": audit(folder / "pool" / "log.db").problem or "right",
-                "at_home": (folder / "run" / "model.safetensors").exists(), "renter_said": done.stderr.splitlines()[-3:],
+                "at_home": (folder / "run" / "model.safetensors").exists(),
+                "renter_said": done.stderr.splitlines()[-3:],
                 "agent_said": (folder / "agent.log").read_text().splitlines()[1:],
                 "checker_said": (folder / "checker.log").read_text().splitlines()[1:],
             }  # fmt: skip

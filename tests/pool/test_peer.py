@@ -167,8 +167,11 @@ def test_what_an_agent_sends_is_checked(tmp_path: Path) -> None:
         digest = sha256(CHECKPOINT)
         assert pool.agent.peer is not None
         path = pool.agent.peer._paths({"op": "reach", "digest": digest, "num_bytes": len(CHECKPOINT)})[0]
-        for content in (b"x" * len(CHECKPOINT), CHECKPOINT[:-1], CHECKPOINT + b"x" * 4_000_000):
-            assert path.exchange("PUT", f"/v1/blobs/{digest}", {}, content, 10.0).status == 404
+        for content, why in ((b"x" * len(CHECKPOINT), b"or others than"), (CHECKPOINT[:-1], b"11,999 of 12,000"),
+                             (CHECKPOINT + b"x" * 4_000_000, b"more than the 12,000 bytes")):  # fmt: skip
+            answer = path.exchange("PUT", f"/v1/blobs/{digest}", {}, content, 10.0)
+            assert answer.status == 404
+            assert why in answer.read(1000)
         assert [one.name for one in (tmp_path / "renter").glob("*") if one.is_file()] == [sha256(TREE)]
 
 
