@@ -389,7 +389,7 @@ def _render_offers(shown: list[dict[str, Any]], num_hidden: int, console: Consol
             offer["offer_id"], Text(printable(f"{offer['device']['count']} × {offer['device']['kind']}")),
             credits_text(offer["price_per_hour"]), offer["isolation"], format_seconds(offer["reclaim_s"]),
             str(record["finished"]), str(record["lost"] + record["left"]), str(record["slashed"]),
-            one["network"] or "through the pool", Text(short(one["agent"]), "dim"), Text(status, "yellow"),
+            one.get("network") or "through the pool", Text(short(one["agent"]), "dim"), Text(status, "yellow"),
         )  # fmt: skip
     print_table(table, console)
     if num_hidden:
