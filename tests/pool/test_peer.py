@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("iroh", reason="stoker[p2p] is not installed")
 
@@ -23,15 +25,16 @@ from stoker.pool import peer as pool_peer
 from stoker.pool import peer_link
 from stoker.pool.client import PoolClient, joined_peer
 from stoker.pool.control_plane import ControlPlane
-from stoker.pool.events import CREDIT, Refused, sha256
-from stoker.pool.keys import Key
+from stoker.pool.events import CREDIT, Refused, canonical, sha256
+from stoker.pool.keys import Key, own_key
 from stoker.pool.log import audit
 from stoker.pool.peer import Peer
-from stoker.pool.peer_link import PeerEndpoint
+from stoker.pool.peer_link import Incoming, PeerEndpoint
+from stoker.pool.rendezvous import Rendezvous
 from stoker.pool.transport import Answer
 from stoker.units import GIB
 from tests.pool.book import offer, opened
-from tests.pool.server import in_thread, until
+from tests.pool.server import FAST, in_thread, until
 
 TREE, CHECKPOINT = b"code and data" * 1000, b"a checkpoint" * 1000
 
@@ -278,6 +281,32 @@ def test_garbage_at_the_rendezvous(tmp_path: Path) -> None:
         said = peer._in_loop(garbage(), 30.0)
         assert [bool(one.get("error")) for one in said] == [True, True, True, False, True, True, True]
         pool.agent.get_blob(tree, tmp_path / "got")
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.sampled_from(["a" * 64, "127.0.0.1:1", "x"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a" * 64, "x"]), inner, max_size=3),
+)
+HEADS = st.dictionaries(st.sampled_from(["blobs", "digest", "num_bytes", "local", "key"]), JSON)
+
+
+def test_any_request_is_answered(tmp_path: Path) -> None:
+    """Whatever JSON a member sends to the rendezvous, it gets a document, and nothing else is raised."""
+    plane = ControlPlane(tmp_path, own_key("control", tmp_path), rates=FAST)
+    rendezvous, loop = Rendezvous(plane, "127.0.0.1", 0), asyncio.new_event_loop()
+
+    @given(st.sampled_from(["hello", "held", "find", "reach", ["find"], None]), HEADS)
+    def answered(op: Any, head: dict[str, Any]) -> None:
+        answer, _ = loop.run_until_complete(rendezvous._serve(plane.key.public, {**head, "op": op}, Incoming(None)))  # type: ignore[arg-type]
+        assert canonical(answer)
+
+    answered()
+    loop.close()
+    plane.log.close()
 
 
 class Breaking:
