@@ -149,7 +149,8 @@ class PeerEndpoint:
     def address_of(self, key: str) -> str:
         """Where a connected key is seen, as `host:port`; "" if it is not connected."""
         connection = self.connection(key)
-        return "" if connection is None else str(connection.paths()[0].remote_addr)
+        paths = [] if connection is None else connection.paths()
+        return str(paths[0].remote_addr) if paths else ""
 
     def local_addresses(self) -> list[str]:
         """Where this machine's own network interfaces listen."""
