@@ -67,9 +67,9 @@ def in_thread(
     key = own_key("control", folder)
     plane = ControlPlane(folder, key, Founded(name="test", **rules), rates=rates, now=shifted(folder))
     if bulk_bytes:
-        from stoker.pool.rendezvous import Rendezvous
+        from stoker.pool.rendezvous import PeerRendezvous
 
-        plane.bulk_bytes, plane.rendezvous = bulk_bytes, Rendezvous(plane, "127.0.0.1", 0)
+        plane.bulk_bytes, plane.rendezvous = bulk_bytes, PeerRendezvous(plane, "127.0.0.1", 0)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(plane.application(), log_level="error", lifespan="on", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)

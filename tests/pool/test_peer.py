@@ -30,8 +30,8 @@ from stoker.pool.keys import Key, own_key
 from stoker.pool.log import audit
 from stoker.pool.peer import Peer
 from stoker.pool.peer_link import Incoming, PeerEndpoint
-from stoker.pool.rendezvous import Rendezvous
-from stoker.pool.transport import Answer
+from stoker.pool.rendezvous import PeerRendezvous
+from stoker.pool.transport import PoolAnswer
 from stoker.units import GIB
 from tests.pool.book import offer, opened
 from tests.pool.server import FAST, in_thread, until
@@ -297,7 +297,7 @@ HEADS = st.dictionaries(st.sampled_from(["blobs", "digest", "num_bytes", "local"
 def test_any_request_is_answered(tmp_path: Path) -> None:
     """Whatever JSON a member sends to the rendezvous, it gets a document, and nothing else is raised."""
     plane = ControlPlane(tmp_path, own_key("control", tmp_path), rates=FAST)
-    rendezvous, loop = Rendezvous(plane, "127.0.0.1", 0), asyncio.new_event_loop()
+    rendezvous, loop = PeerRendezvous(plane, "127.0.0.1", 0), asyncio.new_event_loop()
 
     @given(st.sampled_from(["hello", "held", "find", "reach", ["find"], None]), HEADS)
     def answered(op: Any, head: dict[str, Any]) -> None:
@@ -318,7 +318,7 @@ class Breaking:
     def route_to(self, _: str) -> Breaking | None:
         return self if self._given else None
 
-    def exchange(self, _: str, __: str, headers: dict[str, str], ___: Any, ____: float) -> Answer:
+    def exchange(self, _: str, __: str, headers: dict[str, str], ___: Any, ____: float) -> PoolAnswer:
         start = int(headers.get("Range", "bytes=0-")[6:-1])
         self.starts.append(start)
         parts = [self._content[start : start + self._given.pop(0)]]
@@ -328,7 +328,7 @@ class Breaking:
                 raise PlaceUnreachable("it broke off")
             return parts.pop()
 
-        return Answer(206 if start else 200, len(self._content) - start, read, lambda: None)
+        return PoolAnswer(206 if start else 200, len(self._content) - start, read, lambda: None)
 
 
 def test_what_broke_off_goes_on_from_anybody(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.pool.events import Body, Event, Refused, canonical, draft_of, read_event
 from stoker.pool.keys import Key, is_signed
-from stoker.pool.transport import Answer, HttpsTransport, Transport
+from stoker.pool.transport import PoolAnswer, HttpsTransport, Transport
 from stoker.records.codec import JSON, parsed, to_json
 from stoker.serving.security import is_own_host
 from stoker.store.files import aside_path
@@ -309,7 +309,7 @@ class PoolClient:
     def _request(
         self, method: str, target: str, body: bytes | IO[bytes] | None = None, *, size: int | None = None,
         wait_s: float = 0.0, transport: Transport | None = None, start_bytes: int = 0,
-    ) -> Answer:  # fmt: skip
+    ) -> PoolAnswer:  # fmt: skip
         headers = {"Accept": "application/json"}
         if start_bytes:
             headers["Range"] = f"bytes={start_bytes}-"
@@ -361,7 +361,7 @@ def joined_peer(
     return peer
 
 
-def _content(answer: Answer, most_bytes: int) -> bytes:
+def _content(answer: PoolAnswer, most_bytes: int) -> bytes:
     """The body of an answer, of so many bytes at most; what is longer is cut."""
     content = bytearray()
     while len(content) < most_bytes and (part := answer.read(min(_PART_BYTES, most_bytes - len(content)))):
@@ -392,7 +392,7 @@ def is_passing(problem: BaseException) -> bool:
     return isinstance(problem, PlaceUnreachable | _Busy)
 
 
-def _failure_of(answer: Answer) -> Refused:
+def _failure_of(answer: PoolAnswer) -> Refused:
     """The error in an answer, as the pool words it."""
     try:
         document = parsed(_content(answer, 1 << 16) or b"{}")

@@ -44,7 +44,7 @@ from stoker.records.codec import to_json
 from stoker.units import format_bytes
 
 if TYPE_CHECKING:
-    from stoker.pool.rendezvous import Rendezvous
+    from stoker.pool.rendezvous import PeerRendezvous
 
 _log = logging.getLogger(__name__)
 _TICK_S = 1.0
@@ -174,7 +174,7 @@ class ControlPlane:
             self._note(lease)
         self._present: dict[str, float] = {}
         self._not_replaying: set[str] = set()
-        self.rendezvous: Rendezvous | None = None
+        self.rendezvous: PeerRendezvous | None = None
         self.bulk_bytes = BULK_BYTES
         self._turn = asyncio.Lock()
         self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)

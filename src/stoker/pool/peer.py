@@ -34,7 +34,7 @@ from stoker.pool.client import PoolClient
 from stoker.pool.escrow import short
 from stoker.pool.events import Refused, canonical
 from stoker.pool.peer_link import DIAL_S, PART_BYTES, STALLED_S, Body, Head, Incoming, PeerEndpoint
-from stoker.pool.transport import Answer, Transport
+from stoker.pool.transport import PoolAnswer, Transport
 from stoker.store.disk_errors import disk_errors
 from stoker.store.files import append_line, aside_path, is_aside, make_directories, sync_file
 from stoker.units import GIB, format_bytes
@@ -253,7 +253,7 @@ class Peer:
         return any(who == key and time.monotonic() < until for (who, _), (_, _, until) in self._expected.items())
 
     async def _serve(self, key: str, head: Head, incoming: Incoming) -> tuple[Head, Body]:
-        """Answer the pool, or somebody whom it announced."""
+        """PoolAnswer the pool, or somebody whom it announced."""
         if key == self._client.address.key:
             return await self._serve_pool(head), b""
         try:
@@ -397,7 +397,7 @@ class _PeerTransport:
 
     def exchange(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes | IO[bytes] | None, timeout_s: float
-    ) -> Answer:
+    ) -> PoolAnswer:
         """See `Transport`."""
         peer = self._peer
         head, incoming = peer._in_loop(  # noqa: SLF001 - two halves of one thing
@@ -421,7 +421,7 @@ class _PeerTransport:
             with suppress(PlaceUnreachable):
                 peer._in_loop(incoming.stop(), 1.0)  # noqa: SLF001
 
-        return Answer(status, num_bytes, read, close)
+        return PoolAnswer(status, num_bytes, read, close)
 
     async def _exchanged(self, head: Head, body: bytes | IO[bytes] | None, timeout_s: float) -> tuple[Head, Incoming]:
         endpoint = self._peer._endpoint  # noqa: SLF001
@@ -446,7 +446,7 @@ class _Disk:
 
     def exchange(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes | IO[bytes] | None, timeout_s: float
-    ) -> Answer:
+    ) -> PoolAnswer:
         """See `Transport`."""
         match = _RANGE.fullmatch(headers.get("Range", ""))
         try:
@@ -454,4 +454,4 @@ class _Disk:
         except OSError as problem:
             raise PlaceUnreachable(f"{self._path} cannot be read: {problem}") from problem
         start = file.seek(int(match[1]) if match else 0)
-        return Answer(206 if start else 200, self._path.stat().st_size - start, file.read, file.close)
+        return PoolAnswer(206 if start else 200, self._path.stat().st_size - start, file.read, file.close)

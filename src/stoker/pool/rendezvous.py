@@ -44,7 +44,7 @@ class _Held:
     senders: frozenset[str]
 
 
-class Rendezvous:
+class PeerRendezvous:
     """Where peers of a pool meet.
 
     Args:

@@ -69,9 +69,9 @@ def serve_pool(
     listener = bound_listener(host, port)
     plane = ControlPlane(folder, key, rules, rates=rates)
     if is_p2p:
-        from stoker.pool.rendezvous import Rendezvous  # noqa: PLC0415 - iroh, which few need
+        from stoker.pool.rendezvous import PeerRendezvous  # noqa: PLC0415 - iroh, which few need
 
-        plane.rendezvous = Rendezvous(plane, host, port)
+        plane.rendezvous = PeerRendezvous(plane, host, port)
     is_secure = has_tls or not is_local
     certificate = _certificate(folder, key) if is_secure else (None, None)
     config = uvicorn.Config(

@@ -20,7 +20,7 @@ from stoker.errors import PlaceFailed, PlaceUnreachable
 
 
 @dataclass
-class Answer:
+class PoolAnswer:
     """The answer to a request, as far as its head.
 
     Attributes:
@@ -45,7 +45,7 @@ class Transport(Protocol):
 
     def exchange(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes | IO[bytes] | None, timeout_s: float
-    ) -> Answer:
+    ) -> PoolAnswer:
         """Send a request; the answer.
 
         Raises:
@@ -69,7 +69,7 @@ class HttpsTransport:
 
     def exchange(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes | IO[bytes] | None, timeout_s: float
-    ) -> Answer:
+    ) -> PoolAnswer:
         """See `Transport`."""
         connection = self._connected(timeout_s)
         try:
@@ -90,7 +90,7 @@ class HttpsTransport:
                 raise PlaceUnreachable(f"{self.name} broke off: {problem}") from problem
             return part
 
-        return Answer(response.status, response.length, read, connection.close)
+        return PoolAnswer(response.status, response.length, read, connection.close)
 
     def _connected(self, timeout_s: float) -> http.client.HTTPConnection:
         host = self._parts.hostname or ""
