@@ -19,7 +19,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.pool.events import Body, Event, Refused, canonical, draft_of, read_event
 from stoker.pool.keys import Key, is_signed
-from stoker.pool.transport import PoolAnswer, HttpsTransport, Transport
+from stoker.pool.transport import HttpsTransport, PoolAnswer, Transport
 from stoker.records.codec import JSON, parsed, to_json
 from stoker.serving.security import is_own_host
 from stoker.store.files import aside_path

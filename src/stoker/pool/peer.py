@@ -253,7 +253,7 @@ class Peer:
         return any(who == key and time.monotonic() < until for (who, _), (_, _, until) in self._expected.items())
 
     async def _serve(self, key: str, head: Head, incoming: Incoming) -> tuple[Head, Body]:
-        """PoolAnswer the pool, or somebody whom it announced."""
+        """Answer the pool, or somebody whom it announced."""
         if key == self._client.address.key:
             return await self._serve_pool(head), b""
         try:
