@@ -113,16 +113,13 @@ def offer(
             tell(
                 f"{proof.flop_per_s / 1e9:,.1f} GFLOP/s in fp32, {format_bytes(proof.proved_bytes)} shown: {proof.why}"
             )
-        peer = joined_peer(client, _folder(folder) / "kept", tell=tell) if p2p else None
+        if p2p:
+            joined_peer(client, tell=tell)
         agent = Agent(client, lending, lent, kind, _folder(folder), proof=proof, tell=tell)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: agent.stop())
         tell(f"offering {lending.name} at {price} in the pool {client.address.url}; Ctrl-C gives notice and ends it")
-        try:
-            agent.run()
-        finally:
-            if peer is not None:
-                peer.close()
+        agent.run()
 
 
 def pause(
@@ -160,6 +157,7 @@ def verify(
         client = client_of(pool, key)
         from stoker.devices import attached_devices, resolve_place
         from stoker.pool.agent import determinism_class, first_bad_update, replay_lease
+        from stoker.pool.client import joined_peer
         from stoker.pool.isolation import Host, Limits, best_isolation
 
         device = resolve_place("here", attached_devices())
@@ -167,6 +165,7 @@ def verify(
         kind = best_isolation(isolation, files)
         limits = Limits(memory_bytes=_memory_bytes() // 2, cores=float(len(os.sched_getaffinity(0))))
         theirs = _traces(against)
+        joined_peer(client, keeps=True)  # its blocks may be on this machine, or on its renter's
         host = Host(isolation=kind, limits=limits, devices=files)
         numbers = [block] if block is not None else range(len(client.lease(lease)["commitments"]))
         found = []

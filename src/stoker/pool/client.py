@@ -7,6 +7,7 @@ An event whose answer was lost is posted again with the same nonce, and counts o
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import time
@@ -22,6 +23,7 @@ from stoker.pool.keys import Key, is_signed
 from stoker.pool.transport import HttpsTransport, PoolAnswer, Transport
 from stoker.records.codec import JSON, parsed, to_json
 from stoker.serving.security import is_own_host
+from stoker.store import cache_root
 from stoker.store.files import aside_path
 from stoker.units import format_bytes
 
@@ -333,9 +335,11 @@ class PoolClient:
 
 
 def joined_peer(
-    client: PoolClient, folder: Path, *, keeps: bool = False, tell: Callable[[str], None] = lambda _: None
+    client: PoolClient, folder: Path | None = None, *, keeps: bool = False, tell: Callable[[str], None] = lambda _: None
 ) -> Peer | None:
-    """Let a client exchange large blobs directly (`peer.Peer`, for whose arguments see there); None: it cannot.
+    """Let a client exchange large blobs directly (`peer.Peer`), until this process ends; None: it cannot.
+
+    `folder`: of what is kept; None: `pool/kept/KEY` in the cache.
 
     Raises:
         PlaceUnreachable: the pool does not answer.
@@ -350,7 +354,10 @@ def joined_peer(
         tell(f"large files go through the pool ({pool.get('forwarding')}), since {problem.name} is not installed here: "
              "pip install 'stoker[p2p]' lets them go directly")  # fmt: skip
         return None
+    assert client.key is not None
+    folder = cache_root() / "pool" / "kept" / client.key.public if folder is None else folder
     peer = Peer(client, folder, keeps=keeps, tell=tell)
+    atexit.register(peer.leave)
     if peer.wait_ready(_JOINED_S):
         nat = ": its NAT has a port for each destination, so that few reach it" if peer.network == "symmetric" else ""
         tell(f"large files go directly where a path exists (this network: {peer.network}{nat}), else through the pool "

@@ -17,7 +17,6 @@ everything is found again from the job's name and the pool's log.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
 import math
@@ -788,10 +787,7 @@ def _blobs(client: PoolClient, job: str, terms: Terms, tell: Callable[[str], Non
     name = str(client.address), client.key.public
     if terms.is_p2p and name not in _peers:
         with suppress(PlaceUnreachable):  # the next call asks again
-            folder = cache_root() / "pool" / "kept" / client.key.public
-            peer = _peers[name] = joined_peer(client, folder, keeps=True, tell=tell)
-            if peer is not None:
-                atexit.register(peer.leave)
+            _peers[name] = joined_peer(client, keeps=True, tell=tell)
     client.peer = _peers.get(name) if terms.is_p2p else None
     return BlobCache(client, cache_root() / "pool" / job)
 
