@@ -255,8 +255,8 @@ def job(a: Any = "cone", b: Any = "cone", *, price: str = "0", epochs: int = 40)
         for name, place, hour in (("agent", "home-a", "0.40usd/h"), ("checker", "internet", "4usd/h")):
             words = ("-m", "stoker", "pool", "offer", "--price", hour, "--name", name, "--no-measure", "--isolation",
                      "bubblewrap", "--folder", str(folder / f"at-{name}"), "--beat", "1")  # fmt: skip
-            log = (folder / f"{name}.log").open("w")
-            offers.append(subprocess.Popen(lab.command(place, sys.executable, *words), env=home[name], stderr=log))
+            with (folder / f"{name}.log").open("w") as log:
+                offers.append(subprocess.Popen(lab.command(place, sys.executable, *words), env=home[name], stderr=log))
         try:
             _until(lambda: sum(one["is_present"] for one in operator.state("offers")) == 2, 60)
             networks = {one["offer"]["offer_id"]: one["network"] for one in operator.state("offers")}

@@ -43,7 +43,7 @@ def test_a_job_through_two_nats() -> None:
     if why := Bubblewrap().trial():
         pytest.skip(why)
     found = nat.job()
-    assert found["exit_code"] == 0, found
+    assert found["exit_code"] == 0, found["renter_said"]
     assert found["log"] == "right"
     assert found["replays"] == found["replays_equal"] > 0
     assert found["at_home"]
@@ -56,7 +56,7 @@ def test_a_job_whose_agent_has_a_symmetric_nat() -> None:
     if why := Bubblewrap().trial():
         pytest.skip(why)
     found = nat.job("symmetric", price="0.05usd")
-    assert found["exit_code"] == 0, found
+    assert found["exit_code"] == 0, found["renter_said"]
     assert found["networks"] == {"agent": "symmetric", "checker": "direct"}
     assert found["replays"] == found["replays_equal"] > 0
     assert all(lease["bulk"]["direct_bytes"] == 0 for lease in found["leases"]), found
