@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,7 +17,7 @@ from rich.text import Text
 
 from stoker.cli.pool import KeyName, PoolWord, client_of, pool_reported
 from stoker.cli.terminal import AsJson, Debug, output, print_document, printable
-from stoker.errors import BadJob, NoDevice, RunFailed
+from stoker.errors import BadJob, NoDevice, PlaceUnreachable, RunFailed
 from stoker.units import format_bytes, parse_duration, parse_memory, parse_money
 
 Folder = Annotated[
@@ -113,8 +114,9 @@ def offer(
             tell(
                 f"{proof.flop_per_s / 1e9:,.1f} GFLOP/s in fp32, {format_bytes(proof.proved_bytes)} shown: {proof.why}"
             )
-        if p2p:
-            joined_peer(client, tell=tell)
+        with suppress(PlaceUnreachable):  # the agent says so itself, and asks again
+            if p2p:
+                joined_peer(client, tell=tell)
         agent = Agent(client, lending, lent, kind, _folder(folder), proof=proof, tell=tell)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: agent.stop())
