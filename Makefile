@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-serve demo-pool test pytest test-slow test-simulated-gpu test-places test-ui test-trackers test-keep lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-start bench-gpu bench-many bench-predict bench-pool bench-ui bench-serving soak protos contract fuzz lock audit clean
+.PHONY: help demo demo-serve demo-pool test pytest test-slow test-simulated-gpu test-places test-ui test-trackers test-keep lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-start bench-gpu bench-many bench-predict bench-pool bench-pool-nat bench-ui bench-serving soak protos contract fuzz lock audit clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -119,6 +119,9 @@ bench-pool: $(INSTALLED) ## A simulated market: regret of the match over 10,000 
 	$(BIN)/python -m bench.pool.market
 	$(BIN)/python -m bench.pool.scale
 	$(BIN)/python -m bench.pool.contract --calls 10000
+
+bench-pool-nat: $(INSTALLED) ## Two homes behind NATs: paths, throughput, cuts, prices, a job (10 minutes; root, nft, bubblewrap)
+	$(BIN)/python -m bench.pool.nat
 
 bench-predict: $(INSTALLED) ## Kill offline jobs at random moments and compare what they leave, byte by byte (5 minutes)
 	$(BIN)/python -m bench.predict.kill

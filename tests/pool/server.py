@@ -59,12 +59,20 @@ def until(is_there: Callable[[], Any], timeout_s: float = 20.0) -> Any:
 
 @contextmanager
 def in_thread(
-    folder: Path, *, rates: Rates = FAST, blob_limits: BlobLimits | None = None, custody: Any = None, **rules: Any
-) -> Iterator[tuple[ControlPlane, PoolClient]]:
-    """A control plane that answers within the block, and its operator's client."""
+    folder: Path, *, rates: Rates = FAST, blob_limits: BlobLimits | None = None, custody: Any = None,
+    bulk_bytes: int = 0, **rules: Any,
+) -> Iterator[tuple[ControlPlane, PoolClient]]:  # fmt: skip
+    """A control plane that answers within the block, and its operator's client.
+
+    `bulk_bytes`: peers meet there, and blobs are large from so many bytes on.
+    """
     key = own_key("control", folder)
     plane = ControlPlane(folder, key, Founded(name="test", **rules), rates=rates, blob_limits=blob_limits,
                          now=shifted(folder), custody=custody)  # fmt: skip
+    if bulk_bytes:
+        from stoker.pool.rendezvous import PeerRendezvous
+
+        plane.bulk_bytes, plane.rendezvous = bulk_bytes, PeerRendezvous(plane, "127.0.0.1", 0)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(plane.application(), log_level="error", lifespan="on", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)

@@ -426,7 +426,9 @@ def test_an_answer_that_breaks_off_is_no_answer(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        client = PoolClient(PoolAddress(f"http://127.0.0.1:{listener.getsockname()[1]}", "a" * 64), Key.made())
+        client = PoolClient(
+            PoolAddress(f"http://127.0.0.1:{listener.getsockname()[1]}", "a" * 64), Key.made(), timeout_s=1.0
+        )
         for _number in range(2):
             with pytest.raises(PlaceUnreachable, match="broke off"):
                 client.events()

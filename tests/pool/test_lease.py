@@ -30,6 +30,8 @@ LEGAL = {
     "refunded": {"final": "final"},
     "final": {},
 }  # fmt: skip
+for _state in set(LEGAL) - {"open", "final"}:
+    LEGAL[_state]["forwarded"] = _state  # a large blob that went through the pool is paid for at any time
 
 
 @each_of(product(STATES, OF_LEASES))

@@ -168,7 +168,7 @@ def open_folder() -> Iterator[Path]:
 def launched(market: Market, monkeypatch: pytest.MonkeyPatch) -> Market:
     """The market, for whose renter the launcher acts."""
     monkeypatch.setattr(renting, "_client", lambda terms: market.renter)
-    monkeypatch.setattr(renting, "_blobs", lambda client, job: BlobCache(market.renter, market.folder / "renter"))
+    monkeypatch.setattr(renting, "_blobs", lambda client, job, *_: BlobCache(market.renter, market.folder / "renter"))
     return market
 
 

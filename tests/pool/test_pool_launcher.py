@@ -80,7 +80,7 @@ def pool(tmp_path, monkeypatch) -> Pool:
     """The pool that the launcher talks to."""
     made = Pool(tmp_path / "blobs")
     monkeypatch.setattr(renting, "_client", lambda terms: made)
-    monkeypatch.setattr(renting, "_blobs", lambda client, job: BlobCache(made, tmp_path / "cache"))
+    monkeypatch.setattr(renting, "_blobs", lambda client, job, *_: BlobCache(made, tmp_path / "cache"))
     monkeypatch.setattr(renting, "_own_class", lambda: "")
     made.offer("cheap", 100_000)
     made.offer("dear", 900_000)

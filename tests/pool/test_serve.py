@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import PlaceFailed
+from stoker.errors import BadRun, PlaceFailed
 from stoker.pool import events as on
 from stoker.pool.client import PoolAddress, PoolClient
 from stoker.pool.keys import Key, own_key
+from stoker.pool.serve import serve_pool
 
 
 @contextmanager
@@ -25,6 +27,20 @@ def served(folder: Path, *options: str) -> Iterator[PoolAddress]:
             yield PoolAddress.parse(process.stdout.readline().removeprefix("stoker pool: ").strip())
         finally:
             process.terminate()
+
+
+def test_a_rendezvous_beside_the_pool(tmp_path: Path) -> None:
+    """It says its UDP port and what forwarding costs; where a port is taken, that is a sentence."""
+    pytest.importorskip("iroh", reason="stoker[p2p] is not installed")
+    options = ("--p2p", "--forward-price", "0.05usd", "--forward-quota", "1GiB")
+    with served(tmp_path / "one", *options) as address:
+        pool = PoolClient(address).state("pool")
+        assert pool["rendezvous"]["port"] > 0
+        assert pool["forwarding"] == "0.05 credits per GiB, 1.0 GiB a lease at most"
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+            taken.bind(("127.0.0.1", 0))
+            with pytest.raises(BadRun, match="cannot listen at UDP port"):
+                serve_pool(tmp_path / "two", port=taken.getsockname()[1], is_p2p=True)
 
 
 @pytest.mark.slow

@@ -9,9 +9,11 @@ from stoker.pool import events as on
 from stoker.pool.escrow import pay_for
 from stoker.pool.events import CREDIT, Body, Refused, sha256
 from stoker.pool.fair_use import to_preempt
+from stoker.pool.forwarding import forwarding_fee
 from stoker.pool.keys import Key
 from stoker.pool.lease import MOST_COMMITMENTS, TRANSITIONS
 from stoker.pool.state import State, apply, draw_message, merkle_root
+from stoker.units import GIB
 from tests.pool.book import Book, offer, opened
 
 
@@ -279,7 +281,7 @@ def test_roots_are_of_all_events_since_the_last() -> None:
 def test_money_over_thousands_of_random_operations() -> None:
     """Whatever happens, in whatever order, no credit is made or lost, none is owed, and refusals change nothing."""
     draw = random.Random(7)
-    book = Book(verdicts_to_slash=1)
+    book = Book(verdicts_to_slash=1, forward_price=CREDIT)
     keys = [book.operator, book.renter, book.agent, book.other, book.third]
     taken = refused = 0
     kinds: set[str] = set()
@@ -353,10 +355,14 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
             on.Withdrawn(offer_id=box),
             on.Deposited(account=anyone, amount=draw.randrange(CREDIT)),
             opened(f"job{number}", offer_id=box, rate_per_hour=rate, deposit=draw.randrange(2 * CREDIT),
-                   bond=draw.randrange(CREDIT), window_s=draw.randrange(3000), verify_fraction=draw.choice([0.05, 1]),
+                   bond=draw.randrange(CREDIT), most_forwarding=number * 500, window_s=draw.randrange(3000),
+                   verify_fraction=draw.choice([0.05, 1]),
                    forecast=on.Forecast(hours=0.1, credits=draw.randrange(CREDIT // 2))),
         ]  # fmt: skip
         return draw.choice([*bodies, bodies[0], bodies[-1], bodies[-1], bodies[-1]])
+    if number % 29 == 0:
+        blob, num_bytes = draw.choice([lease.order, *lease.blobs, sha256(b"none")]), number << 9
+        return on.Forwarded(lease_id=name, blob=blob, num_bytes=num_bytes, amount=forwarding_fee(num_bytes, CREDIT))
     head = lease.commitments[-1].state if lease.commitments else ""
     state = sha256(b"%d" % number)
     verifier = draw.choice([book.other, book.third]).public
@@ -414,3 +420,32 @@ def test_leases_that_nobody_can_run_count_once_against_an_agent() -> None:
         book.post(renter, opened(f"job-{number}"))
         book.post(book.agent, on.Closed(lease_id=f"job-{number}", reason="refused: a package is missing"))
     assert book.state.record_of(book.agent.public).declined == 2
+
+
+def test_forwarding_is_paid_once_and_within_what_the_renter_said() -> None:
+    """By the pool's price, for blobs of the lease; by the pool alone, whose quota holds as well."""
+    book = Book(forward_price=GIB, forward_quota_bytes=1000)  # a micro-credit a byte
+    book.post(book.agent, on.Offered(offer=offer(now_s=book.now_s)))
+    inputs = tuple(sha256(b"%d" % number) for number in range(4))
+    book.post(book.renter, opened(inputs=inputs, most_forwarding=900))
+    renter, operator = book.balance(book.renter), book.balance(book.operator)
+
+    def forwarded(blob: str, num_bytes: int, amount: int) -> on.Forwarded:
+        return on.Forwarded(lease_id="job", blob=blob, num_bytes=num_bytes, amount=amount)
+
+    for key, body, why in (
+        (book.agent, forwarded(inputs[0], 600, 600), "only the pool's own key"),
+        (book.operator, forwarded(inputs[0], 600, 599), "costs 600 micro-credits"),
+        (book.operator, forwarded(sha256(b"other"), 600, 600), "is none of lease"),
+        (book.operator, forwarded(inputs[0], 1001, 1001), "a lease at most"),
+        (book.operator, forwarded(inputs[0], 901, 901), "spends 0.0009 credits"),
+    ):
+        with pytest.raises(Refused, match=why):
+            book.post(key, body)
+    book.post(book.operator, forwarded(inputs[0], 600, 600))
+    with pytest.raises(Refused, match="is paid for"):
+        book.post(book.operator, forwarded(inputs[0], 100, 100))
+    with pytest.raises(Refused, match=r"of which 0\.0006 credits are gone"):
+        book.post(book.operator, forwarded(inputs[1], 301, 301))
+    book.post(book.operator, forwarded(inputs[1], 300, 300))
+    assert (book.balance(book.renter), book.balance(book.operator)) == (renter - 900, operator + 900)

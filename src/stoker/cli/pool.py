@@ -27,7 +27,7 @@ from stoker.cli.terminal import (
     waiting,
 )
 from stoker.errors import BadJob, BadRun, DoesNotFit, ServiceError
-from stoker.units import format_seconds, parse_duration, parse_money
+from stoker.units import format_seconds, parse_duration, parse_memory, parse_money
 
 if TYPE_CHECKING:
     from stoker.pool.client import PoolClient
@@ -53,7 +53,8 @@ def pool_reported(*, debug: bool) -> Iterator[None]:
         try:
             yield
         except ModuleNotFoundError as problem:
-            extra = "pool,chain" if (problem.name or "").partition(".")[0] in _CHAIN_PACKAGES else "pool"
+            package = (problem.name or "").partition(".")[0]
+            extra = "pool,chain" if package in _CHAIN_PACKAGES else "p2p" if package == "iroh" else "pool"
             raise ServiceError(f"the pool needs {problem.name}, which is not installed here",
                                remedy=f"pip install 'stoker[{extra}]'") from problem  # fmt: skip
 
@@ -95,16 +96,27 @@ def pool_serve(
     money_in_contract: Annotated[
         bool, typer.Option("--money-in-contract", help="New pool: deposits and bonds are in the contract as well.")
     ] = False,
+    p2p: Annotated[
+        bool, typer.Option("--p2p", help="Large files go directly: peers meet at UDP, the same port and the next one.")
+    ] = False,
+    forward_price: Annotated[
+        str, typer.Option("--forward-price", metavar="USD", help="New pool: a GiB of large files through the pool.")
+    ] = "0",
+    forward_quota: Annotated[
+        str | None, typer.Option("--forward-quota", metavar="BYTES", help="New pool: of them for one lease, at most.")
+    ] = None,
     debug: Debug = False,
 ) -> None:  # fmt: skip
     """Serve a pool: offers, leases, the ledger and blobs; one process and one folder."""
     with pool_reported(debug=debug):
-        from stoker.pool.events import Founded
+        from stoker.pool.events import CREDIT, Founded
         from stoker.pool.serve import pool_folder, serve_pool
 
         rules = Founded(
             name=name, is_open=is_open, verdicts_to_slash=verdicts,
             least_window_s=0 if window is None else int(parse_duration(window, "--least-window")),
+            forward_price=0 if forward_price.strip() in ("0", "0usd") else round(parse_money(forward_price) * CREDIT),
+            forward_quota_bytes=0 if forward_quota is None else int(parse_memory(forward_quota)),
         )  # fmt: skip
         if (chain is None) != (contract is None) or (money_in_contract and chain is None):
             raise BadJob("a contract is named with --chain URL and --contract ADDRESS, both")
@@ -117,6 +129,7 @@ def pool_serve(
             )
         serve_pool(
             pool_folder() if folder is None else folder, host=host, port=port, rules=rules, has_tls=tls, chain=settings,
+            is_p2p=p2p,
             announce=lambda address: print(f"stoker pool: {address}", flush=True),
         )  # fmt: skip
 
@@ -400,7 +413,8 @@ def _render_offers(shown: list[dict[str, Any]], num_hidden: int, console: Consol
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for title, justify in (
         ("offer", "left"), ("device", "left"), ("an hour", "right"), ("isolation", "left"), ("notice", "right"),
-        ("jobs", "right"), ("lost", "right"), ("slashed", "right"), ("agent", "left"), ("", "left"),
+        ("jobs", "right"), ("lost", "right"), ("slashed", "right"), ("network", "left"), ("agent", "left"),
+        ("", "left"),
     ):  # fmt: skip
         table.add_column(title, justify="right" if justify == "right" else "left", no_wrap=True)
     for one in shown:
@@ -410,7 +424,7 @@ def _render_offers(shown: list[dict[str, Any]], num_hidden: int, console: Consol
             offer["offer_id"], Text(printable(f"{offer['device']['count']} × {offer['device']['kind']}")),
             credits_text(offer["price_per_hour"]), offer["isolation"], format_seconds(offer["reclaim_s"]),
             str(record["finished"]), str(record["lost"] + record["left"]), str(record["slashed"]),
-            Text(short(one["agent"]), "dim"), Text(status, "yellow"),
+            one.get("network") or "through the pool", Text(short(one["agent"]), "dim"), Text(status, "yellow"),
         )  # fmt: skip
     print_table(table, console)
     if num_hidden:

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,7 +17,7 @@ from rich.text import Text
 
 from stoker.cli.pool import KeyName, PoolWord, client_of, pool_reported
 from stoker.cli.terminal import AsJson, Debug, output, print_document, printable
-from stoker.errors import BadJob, NoDevice, RunFailed
+from stoker.errors import BadJob, NoDevice, PlaceUnreachable, RunFailed
 from stoker.units import format_bytes, parse_duration, parse_memory, parse_money
 
 Folder = Annotated[
@@ -64,6 +65,9 @@ def offer(
         bool, typer.Option("--measure/--no-measure", help="Measure the device first: speed and memory, a minute.")
     ] = True,
     replays: Annotated[bool, typer.Option("--replay/--no-replay", help="Replay blocks of others for a fee.")] = True,
+    p2p: Annotated[
+        bool, typer.Option("--p2p/--no-p2p", help="Send large files directly to renters, where a path exists.")
+    ] = True,
     debug: Debug = False,
 ) -> None:
     """Lend a device of this machine to a pool, until Ctrl-C; jobs run in isolation, within your limits."""
@@ -76,6 +80,7 @@ def offer(
         client = client_of(pool, key)
         from stoker.devices import attached_devices, resolve_place
         from stoker.pool.agent import Agent, Lending
+        from stoker.pool.client import joined_peer
         from stoker.pool.hardware_proof import LocalDevice, prove_hardware
         from stoker.pool.isolation import Limits, best_isolation
 
@@ -109,6 +114,9 @@ def offer(
             tell(
                 f"{proof.flop_per_s / 1e9:,.1f} GFLOP/s in fp32, {format_bytes(proof.proved_bytes)} shown: {proof.why}"
             )
+        with suppress(PlaceUnreachable):  # the agent says so itself, and asks again
+            if p2p:
+                joined_peer(client, tell=tell)
         agent = Agent(client, lending, lent, kind, _folder(folder), proof=proof, tell=tell)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: agent.stop())
@@ -151,6 +159,7 @@ def verify(
         client = client_of(pool, key)
         from stoker.devices import attached_devices, resolve_place
         from stoker.pool.agent import determinism_class, first_bad_update, replay_lease
+        from stoker.pool.client import joined_peer
         from stoker.pool.isolation import Host, Limits, best_isolation
 
         device = resolve_place("here", attached_devices())
@@ -158,6 +167,7 @@ def verify(
         kind = best_isolation(isolation, files)
         limits = Limits(memory_bytes=_memory_bytes() // 2, cores=float(len(os.sched_getaffinity(0))))
         theirs = _traces(against)
+        joined_peer(client, keeps=True)  # its blocks may be on this machine, or on its renter's
         host = Host(isolation=kind, limits=limits, devices=files)
         numbers = [block] if block is not None else range(len(client.lease(lease)["commitments"]))
         found = []

@@ -71,6 +71,12 @@ class BlobStore:
         """Keys that have sent the blob, and so know its content."""
         return set(self._senders.get(digest, ()))
 
+    def note_sender(self, digest: str, sender: str) -> None:
+        """Keep in mind that a key has sent a blob which is here, to somebody who sent it on."""
+        if sender not in self._senders.get(digest, ()):
+            self._senders.setdefault(digest, set()).add(sender)
+            append_line(self.folder / "senders" / digest, sender, error=BadRun, is_durable=True)
+
     def size_of(self, digests: Iterable[str]) -> int:
         """What blobs take together, as far as they are here [bytes]."""
         return sum(path.stat().st_size for digest in digests if (path := self.path(digest)).is_file())

@@ -7,30 +7,39 @@ An event whose answer was lost is posted again with the same nonce, and counts o
 
 from __future__ import annotations
 
+import atexit
 import hashlib
-import http.client
 import os
-import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable
+from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.pool.events import Body, Event, Founded, Refused, canonical, draft_of, read_event
 from stoker.pool.keys import Key, is_signed
+from stoker.pool.transport import HttpsTransport, PoolAnswer, Transport
 from stoker.records.codec import JSON, from_json, parsed, to_json
 from stoker.serving.security import is_own_host
+from stoker.store import cache_root
 from stoker.store.files import aside_path
 from stoker.units import format_bytes
 
+if TYPE_CHECKING:
+    from stoker.pool.peer import Peer
+
 _RETRY_S = 1.0
 _MOST_ANSWER_BYTES = 256 * 2**20
+_PART_BYTES = 1 << 20
+_MOST_BREAKS = 20
+_PARTIAL, _TOO_EARLY = 206, 425
+_FORWARDED_S = 600.0
+"""How long is waited for a blob that its holder sends to the pool [s]."""
+_AWAY_S = 180.0
+"""How long is waited for a line that went away in the middle of a blob [s]."""
+_JOINED_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -102,6 +111,9 @@ class PoolClient:
         key: who acts; None: reads only.
         timeout_s: for one answer, waiting for news not counted [s].
         most_answer_bytes: of an answer that is JSON.
+
+    Attributes:
+        peer: exchanges large blobs with other keys directly, where it can; None: all of them go through the pool.
     """
 
     def __init__(
@@ -110,8 +122,9 @@ class PoolClient:
     ) -> None:  # fmt: skip
         self.address = address if isinstance(address, PoolAddress) else PoolAddress.parse(address)
         self.key = key
+        self.peer: Peer | None = None
         self._timeout_s, self._most_answer_bytes = timeout_s, most_answer_bytes
-        self._parts = urlsplit(self.address.url)
+        self._pool: Transport = HttpsTransport(self.address.url, self.address.key)
 
     # ---------------------------------------------------------------------------------------------------------- events
 
@@ -192,8 +205,11 @@ class PoolClient:
             return False
         return True
 
-    def put_blob(self, source: bytes | Path) -> str:
+    def put_blob(self, source: bytes | Path, *, through_pool: bool = False) -> str:
         """Send bytes or a file, unless the pool has them; their SHA-256.
+
+        With a `peer` a large file goes to the other side of the lease, or is kept for it; to the pool where there is
+        no direct path, or with `through_pool`.
 
         Raises:
             Refused: it is too large, or this key may not send blobs.
@@ -203,6 +219,8 @@ class PoolClient:
         else:
             with source.open("rb") as file:
                 digest, size = hashlib.file_digest(file, "sha256").hexdigest(), source.stat().st_size
+            if self.peer is not None and not through_pool and self.peer.sent(digest, source, size):
+                return digest
         if self.has_blob(digest):
             return digest
         if isinstance(source, bytes):
@@ -215,6 +233,8 @@ class PoolClient:
     def get_blob(self, digest: str, target: Path, *, most_bytes: int | None = None) -> None:
         """Fetch a blob into a file, which is there whole or not at all.
 
+        What broke off goes on where it was, from whoever has the blob.
+
         Args:
             digest: its SHA-256.
             target: the file.
@@ -224,30 +244,63 @@ class PoolClient:
             Refused: the pool does not have it, or this key may not read it.
             PlaceFailed: what came has another hash, or is larger.
         """
-        connection = self._request("GET", f"/v1/blobs/{digest}")
         aside = aside_path(target)
+        until, breaks, is_direct = time.monotonic() + _FORWARDED_S, 0, True
+        came_s = time.monotonic()
         try:
-            hashed, num_bytes = hashlib.sha256(), 0
             with aside.open("xb") as file:
-                while part := connection.response.read(1 << 20):
-                    num_bytes += len(part)
-                    if most_bytes is not None and max(num_bytes, connection.response.length or 0) > most_bytes:
-                        raise PlaceFailed(f"the blob {digest[:12]}… is larger than {format_bytes(most_bytes)}")
-                    hashed.update(part)
-                    file.write(part)
-                _require_whole(connection.response)
+                while True:
+                    direct = self.peer.route_to(digest) if self.peer is not None and is_direct else None
+                    had_bytes = file.tell()
+                    try:
+                        self._receive(direct or self._pool, digest, file, most_bytes)
+                        break
+                    except _OnItsWay:
+                        if time.monotonic() > until:
+                            raise
+                        time.sleep(_RETRY_S)
+                        is_direct = True  # its holder may be in reach by now
+                    except (PlaceUnreachable, Refused) as problem:
+                        has_come = file.tell() > had_bytes
+                        breaks, came_s = breaks + has_come, time.monotonic() if has_come else came_s
+                        is_away = is_passing(problem) and self.peer is not None and time.monotonic() - came_s < _AWAY_S
+                        if direct is None and (breaks > _MOST_BREAKS or not (has_come or (is_away and file.tell()))):
+                            if file.tell() and isinstance(problem, PlaceUnreachable):
+                                raise PlaceUnreachable(
+                                    f"the blob {digest[:12]}… broke off after {format_bytes(file.tell())}: "
+                                    f"{problem.message}"
+                                ) from problem
+                            raise
+                        if direct is None and not has_come:
+                            time.sleep(_RETRY_S)
+                        is_direct = has_come or direct is None
                 file.flush()
                 os.fsync(file.fileno())
-            if hashed.hexdigest() != digest:
-                raise PlaceFailed(f"the blob {digest[:12]}… came with the hash {hashed.hexdigest()[:12]}…")
+            with aside.open("rb") as file:
+                if (found := hashlib.file_digest(file, "sha256").hexdigest()) != digest:
+                    raise PlaceFailed(f"the blob {digest[:12]}… came with the hash {found[:12]}…")
             aside.replace(target)
-        except (OSError, http.client.HTTPException) as problem:
+        except OSError as problem:
             raise PlaceUnreachable(f"the blob {digest[:12]}… broke off: {problem}") from problem
         finally:
             aside.unlink(missing_ok=True)
-            connection.close()
 
-    # ------------------------------------------------------------------------------------------------------- transport
+    def _receive(self, transport: Transport, digest: str, file: IO[bytes], most_bytes: int | None) -> None:
+        """Write the rest of a blob to a file, which has its beginning."""
+        had_bytes = file.tell()
+        answer = self._request("GET", f"/v1/blobs/{digest}", transport=transport, start_bytes=had_bytes)
+        try:
+            if had_bytes and answer.status != _PARTIAL:
+                file.seek(0)
+                file.truncate()
+            while part := answer.read(_PART_BYTES):
+                if most_bytes is not None and max(file.tell() + len(part), answer.num_bytes or 0) > most_bytes:
+                    raise PlaceFailed(f"the blob {digest[:12]}… is larger than {format_bytes(most_bytes)}")
+                file.write(part)
+        finally:
+            answer.close()
+
+    # -------------------------------------------------------------------------------------------------------- requests
 
     def _require_key(self) -> Key:
         if self.key is None:
@@ -255,96 +308,80 @@ class PoolClient:
         return self.key
 
     def _json(self, method: str, target: str, body: bytes | None = None, *, wait_s: float = 0.0) -> Any:
-        connection = self._request(method, target, body, size=None if body is None else len(body), wait_s=wait_s)
+        answer = self._request(method, target, body, size=None if body is None else len(body), wait_s=wait_s)
         try:
-            content = connection.response.read(self._most_answer_bytes + 1)
-            if len(content) > self._most_answer_bytes:
-                raise PlaceFailed(f"{self.address.url} answers with more than {format_bytes(self._most_answer_bytes)}")
-            _require_whole(connection.response)
-            return parsed(content)
-        except (OSError, http.client.HTTPException) as problem:
-            raise PlaceUnreachable(f"{self.address.url} broke off: {problem}") from problem
+            return parsed(_content(answer, self._most_answer_bytes))
         except ValueError as problem:
             raise PlaceFailed(f"{self.address.url} answers what is no JSON: {problem}") from problem
         finally:
-            connection.close()
+            answer.close()
 
     def _request(
         self, method: str, target: str, body: bytes | IO[bytes] | None = None, *, size: int | None = None,
-        wait_s: float = 0.0,
-    ) -> _Answer:  # fmt: skip
+        wait_s: float = 0.0, transport: Transport | None = None, start_bytes: int = 0,
+    ) -> PoolAnswer:  # fmt: skip
         headers = {"Accept": "application/json"}
+        if start_bytes:
+            headers["Range"] = f"bytes={start_bytes}-"
         if body is not None:
             headers |= {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
             if method == "POST":
                 headers["Content-Type"] = "application/json"
-        if self.key is not None and method != "POST":
+        if self.key is not None and method != "POST" and transport in (None, self._pool):  # peers know the key
             time_s = round(time.time(), 3)
             message = request_message(self.address.key, self.key.public, method, target, time_s)
             headers |= {
                 "X-Stoker-Key": self.key.public, "X-Stoker-Time": repr(time_s),
                 "X-Stoker-Signature": self.key.sign(message),
             }  # fmt: skip
-        connection = self._connected(self._timeout_s + wait_s)
-        try:
-            connection.request(method, target, body, headers)
-            response = connection.getresponse()
-        except (OSError, http.client.HTTPException) as problem:
-            connection.close()
-            raise PlaceUnreachable(
-                f"the pool {self.address.url} does not answer: {problem}", remedy="Is it running? Is the address right?"
-            ) from problem
-        answer = _Answer(response, connection.close)
-        if response.status >= 400:
-            with_text = _failure_of(response)
+        answer = (transport or self._pool).exchange(method, target, headers, body, self._timeout_s + wait_s)
+        if answer.status >= 400:
+            with_text = _failure_of(answer)
             answer.close()
             raise with_text
         return answer
 
-    def _connected(self, timeout_s: float) -> http.client.HTTPConnection:
-        host = self._parts.hostname or ""
-        if self._parts.scheme == "http":
-            return http.client.HTTPConnection(host, self._parts.port, timeout=timeout_s)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the key is compared instead, below
-        connection = http.client.HTTPSConnection(host, self._parts.port, timeout=timeout_s, context=context)
-        try:
-            connection.connect()
-            shown = certificate_key(connection.sock.getpeercert(binary_form=True))
-        except (OSError, http.client.HTTPException) as problem:
-            connection.close()
-            raise PlaceUnreachable(f"the pool {self.address.url} does not answer: {problem}") from problem
-        if shown != self.address.key:
-            connection.close()
-            raise PlaceFailed(
-                f"{self.address.url} shows the key {shown[:12] or 'none'}…, and the pool's is {self.address.key[:12]}…",
-                remedy="Another server answers there, or someone is in between. Ask the operator for the address.",
-            )
-        return connection
 
+def joined_peer(
+    client: PoolClient, folder: Path | None = None, *, keeps: bool = False, tell: Callable[[str], None] = lambda _: None
+) -> Peer | None:
+    """Let a client exchange large blobs directly (`peer.Peer`), until this process ends; None: it cannot.
 
-def certificate_key(certificate: bytes | None) -> str:
-    """The Ed25519 key (hex) in an X.509 certificate (DER); "" if it has another kind, or none was shown."""
-    if certificate is None:
-        return ""
+    `folder`: of what is kept; None: `pool/kept/KEY` in the cache.
+
+    Raises:
+        PlaceUnreachable: the pool does not answer.
+        BadJob: another version of iroh is installed than the one that was tried.
+    """
+    pool = client.state("pool")
+    if not pool.get("rendezvous"):
+        return None
     try:
-        key = x509.load_der_x509_certificate(certificate).public_key()
-    except ValueError:
-        return ""
-    return key.public_bytes_raw().hex() if isinstance(key, Ed25519PublicKey) else ""
+        from stoker.pool.peer import Peer  # noqa: PLC0415 - iroh, which few need
+    except ModuleNotFoundError as problem:
+        tell(f"large files go through the pool ({pool.get('forwarding')}), since {problem.name} is not installed here: "
+             "pip install 'stoker[p2p]' lets them go directly")  # fmt: skip
+        return None
+    assert client.key is not None
+    folder = cache_root() / "pool" / "kept" / client.key.public if folder is None else folder
+    peer = Peer(client, folder, keeps=keeps, tell=tell)
+    atexit.register(peer.leave)
+    if peer.wait_ready(_JOINED_S):
+        nat = ": its NAT has a port for each destination, so that few reach it" if peer.network == "symmetric" else ""
+        tell(f"large files go directly where a path exists (this network: {peer.network}{nat}), else through the pool "
+             f"({pool['forwarding']})")  # fmt: skip
+    else:
+        tell(f"UDP port {pool['rendezvous']['port']} of the pool does not answer yet: large files go through the pool "
+             f"({pool['forwarding']})")  # fmt: skip
+    return peer
 
 
-def _require_whole(response: http.client.HTTPResponse) -> None:
-    """Raises IncompleteRead if an answer broke off: `read` of so many bytes ends without a word then."""
-    if response.length:
-        raise http.client.IncompleteRead(b"", response.length)
-
-
-@dataclass
-class _Answer:
-    response: http.client.HTTPResponse
-    close: Callable[[], None]
+def _content(answer: PoolAnswer, most_bytes: int) -> bytes:
+    """The body of an answer, of so many bytes at most; what is longer is cut."""
+    content = bytearray()
+    while len(content) < most_bytes and (part := answer.read(min(_PART_BYTES, most_bytes - len(content)))):
+        content += part
+    return bytes(content)
 
 
 class _Missing(Refused):
@@ -359,17 +396,28 @@ class _Busy(Refused):
     http_status = 503
 
 
+class _OnItsWay(_Busy):
+    """The pool waits for the blob from whoever holds it."""
+
+    http_status = _TOO_EARLY
+
+
 def is_passing(problem: BaseException) -> bool:
     """Whether the same call may succeed later: the pool does not answer, is busy, or is starting."""
     return isinstance(problem, PlaceUnreachable | _Busy)
 
 
-def _failure_of(response: http.client.HTTPResponse) -> Refused:
+def _failure_of(answer: PoolAnswer) -> Refused:
     """The error in an answer, as the pool words it."""
     try:
-        document = parsed(response.read(1 << 16) or b"{}")
+        document = parsed(_content(answer, 1 << 16) or b"{}")
         text, remedy = str(document.get("error") or ""), document.get("remedy") or None
-    except (OSError, ValueError, AttributeError, http.client.HTTPException):
+    except (StokerError, ValueError, AttributeError):
         text, remedy = "", None
-    kind = _Missing if response.status == 404 else _Busy if response.status in (429, 500, 502, 503, 504) else Refused
-    return kind(text or f"the pool answers with status {response.status}", remedy=remedy)
+    kind = _KINDS.get(answer.status, Refused)
+    return kind(text or f"the pool answers with status {answer.status}", remedy=remedy)
+
+
+_KINDS: dict[int, type[Refused]] = {404: _Missing, _TOO_EARLY: _OnItsWay} | dict.fromkeys(
+    (429, 500, 502, 503, 504), _Busy
+)

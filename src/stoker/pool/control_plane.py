@@ -16,7 +16,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +32,9 @@ from stoker.errors import BadRun, StokerError, first_line
 from stoker.pool import events as on
 from stoker.pool.blobs import BlobLimits, BlobStore
 from stoker.pool.client import receipt_message, request_message
-from stoker.pool.escrow import credits_text, least_deposit, short
+from stoker.pool.escrow import Transfer, credits_text, least_deposit, short
 from stoker.pool.events import CLOCK_WINDOW_S, MOST_BYTES, Body, Draft, Event, Refused, draft_of, read_draft
+from stoker.pool.forwarding import BULK_BYTES, forwarding_fee, forwarding_text, require_forwardable
 from stoker.pool.keys import Key, is_signed
 from stoker.pool.lease import LIVE, Lease
 from stoker.pool.log import EventLog
@@ -44,6 +45,7 @@ from stoker.units import format_bytes
 
 if TYPE_CHECKING:
     from stoker.pool.contract.custody import Custody
+    from stoker.pool.rendezvous import PeerRendezvous
 
 _log = logging.getLogger(__name__)
 _TICK_S = 1.0
@@ -87,6 +89,12 @@ class _NotFound(Refused):
     """There is no such thing."""
 
     http_status = 404
+
+
+class _OnItsWay(Refused):
+    """The blob is not here yet: its holder was asked to send it."""
+
+    http_status = 425
 
 
 class _TooMany(Refused):
@@ -169,6 +177,8 @@ class ControlPlane:
             self._note(lease)
         self._present: dict[str, float] = {}
         self._not_replaying: set[str] = set()
+        self.rendezvous: PeerRendezvous | None = None
+        self.bulk_bytes = BULK_BYTES
         self._turn = asyncio.Lock()
         self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)
         self._documents: dict[str, tuple[object, dict[str, Any]]] = {}
@@ -235,16 +245,73 @@ class ControlPlane:
             if not is_known:
                 await asyncio.to_thread(check)
         async with self._turn:
-            event, change = self._checked(draft)
-            if change is None:
-                return event
-            await asyncio.to_thread(self.log.append, event)
-            self.state.take(event, change)
+            event, lease = await self._entered(draft)
+            if lease is not None:
+                await self._charge(lease, _named_by(draft.read_body()))
+        return event
+
+    async def _entered(self, draft: Draft) -> tuple[Event, Lease | None]:
+        """Put a draft into the log, in its turn; the event, and the lease that it changed."""
+        event, change = self._checked(draft)
+        if change is None:
+            return event, None
+        await asyncio.to_thread(self.log.append, event)
+        self.state.take(event, change)
         self._wake(_LOG)
         if change.lease is not None:
             for key in self._note(change.lease):
                 self._wake(key)
-        return event
+        return event, change.lease
+
+    async def _charge(self, lease: Lease, digests: Iterable[str]) -> None:
+        """Charge large blobs of a lease that are here: once each, and where the pool has a price or a quota."""
+        for digest, num_bytes in self._forwarded(lease, digests):
+            fee = forwarding_fee(num_bytes, self._rules.forward_price)
+            body = on.Forwarded(lease_id=lease.lease_id, blob=digest, num_bytes=num_bytes, amount=fee)
+            try:
+                await self._entered(self._own(body))
+            except Refused as problem:  # what was refused before it came is not to be lost for that
+                _log.warning("forwarding was not paid: %s", problem.message)
+            lease = self.state.leases[lease.lease_id]
+
+    def _forwarded(self, lease: Lease, digests: Iterable[str]) -> list[tuple[str, int]]:
+        """Large blobs of these that the pool keeps for a lease and that are not paid for, with their sizes [bytes]."""
+        if not (self._rules.forward_price or self._rules.forward_quota_bytes) or lease.state == "final":
+            return []
+        paths = [self.blobs.path(digest) for digest in dict.fromkeys(digests) if digest not in lease.forwarded]
+        sizes = [(path.name, path.stat().st_size) for path in paths if path.is_file()]
+        return [(name, num_bytes) for name, num_bytes in sizes if num_bytes >= self.bulk_bytes]
+
+    def require_forwardable(self, digest: str, num_bytes: int) -> None:
+        """Refuse the way through the pool for a large blob whose leases do not pay for it.
+
+        Raises:
+            Refused: it is over the quota, or over what a renter spends on that.
+        """
+        if num_bytes >= self.bulk_bytes and (self._rules.forward_price or self._rules.forward_quota_bytes):
+            for lease in self.leases_naming(digest):
+                if lease.state != "final" and digest not in lease.forwarded:
+                    self._require_paid(lease, num_bytes)
+
+    def _require_paid(self, lease: Lease, num_bytes: int) -> None:
+        """Refuse what its renter would not pay for, or could not."""
+        fee = require_forwardable(
+            lease.lease_id, num_bytes, self._rules, most=lease.most_forwarding, sent_bytes=lease.forwarded_bytes,
+            spent=lease.forwarded_credits,
+        )  # fmt: skip
+        self.state.accounts.require_covered([Transfer(lease.renter, self.key.public, fee)])
+
+    def _require_inputs_forwardable(self, body: on.Opened) -> None:
+        """Refuse a lease whose large inputs are in the pool, and whose renter does not pay for that."""
+        paths = [path for digest in dict.fromkeys(body.inputs) if (path := self.blobs.path(digest)).is_file()]
+        large = sum(size for path in paths if (size := path.stat().st_size) >= self.bulk_bytes)
+        if large and (self._rules.forward_price or self._rules.forward_quota_bytes):
+            require_forwardable(body.lease_id, large, self._rules, most=body.most_forwarding)
+
+    @property
+    def _rules(self) -> on.Founded:
+        assert self.state.rules is not None
+        return self.state.rules
 
     def _checked(self, draft: Draft) -> tuple[Event, Change | None]:
         """The event for a draft and what it changes; None: the log has it already."""
@@ -263,10 +330,15 @@ class ControlPlane:
     def _require_stored(self, draft: Draft) -> None:
         """Refuse a commitment, or results, whose blob is not here and readable to who names it: none could check it."""
         body = draft.read_body()
+        if isinstance(body, on.Opened):
+            self._require_inputs_forwardable(body)
         if not isinstance(body, on.Committed | on.Finished):
             return
         digest = body.blob if isinstance(body, on.Committed) else body.result
         path = self.blobs.path(digest)
+        renter = self.state.lease(body.lease_id).renter
+        if self.rendezvous is not None and draft.actor in self.rendezvous.senders(renter, digest):
+            return  # it is held in two places, and by the one who wants it checked
         if not path.is_file() or draft.actor not in self._readers(digest):
             raise Refused(
                 f"{draft.kind!r} of lease {body.lease_id} names the blob {digest[:12]}…, which this key has not sent",
@@ -280,6 +352,8 @@ class ControlPlane:
                 f"{format_bytes(self.blobs.limits.most_lease_bytes)} are kept for one lease",
                 remedy="Longer blocks: --place-option block=5min.",
             )
+        for _, num_bytes in self._forwarded(lease, [digest]):
+            self._require_paid(lease, num_bytes)
         path.touch()  # it is not deleted before the lease names it
 
     def _require_deposit(self, draft: Draft) -> None:
@@ -319,12 +393,16 @@ class ControlPlane:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        if self.rendezvous is not None:
+            await self.rendezvous.open()
         tasks = [asyncio.create_task(self._watch())]
         if self.custody is not None:
             tasks.append(asyncio.create_task(self._keep_up(self.custody)))
         try:
             yield
         finally:
+            if self.rendezvous is not None:
+                await self.rendezvous.close()
             for task in tasks:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -431,12 +509,15 @@ class ControlPlane:
                 return _json({
                     "key": self.key.public, "rules": to_json(state.rules), "seq": state.seq, "head": state.head,
                     "now_s": now_s, "up_since_s": self.up_since_s, "deposited": state.accounts.deposited,
+                    "rendezvous": None if self.rendezvous is None else self.rendezvous.document(),
+                    "forwarding": forwarding_text(self._rules),
                 })  # fmt: skip
             case "offers":
                 present = self.present()
                 return _json([
                     {**self._document(f"offer/{name}", listed), "is_present": listed.agent in present,
                      "is_free": listed.is_free(now_s),
+                     "network": "" if self.rendezvous is None else self.rendezvous.network_of(listed.agent),
                      "record": self._document(f"record/{listed.agent}", state.record_of(listed.agent))}
                     for name, listed in state.offers.items()
                 ])  # fmt: skip
@@ -467,8 +548,11 @@ class ControlPlane:
     def _lease_document(self, lease: Lease) -> dict[str, Any]:
         escrow, bond = self.state.held(lease.lease_id)
         verdict = b"" if self.custody is None else self.custody.verdicts.get(lease.lease_id, b"")
+        here = {digest for digest in lease.blobs if self.blobs.path(digest).is_file()}
+        direct = 0 if self.rendezvous is None else self.rendezvous.held_bytes(lease, here)
         return {**self._document(f"lease/{lease.lease_id}", lease), "escrow": escrow, "bond_held": bond,
-                "verdict": verdict.hex()}  # fmt: skip
+                "verdict": verdict.hex(),
+                "bulk": {"direct_bytes": direct, "pool_bytes": self.blobs.size_of(here)}}  # fmt: skip
 
     def _listed_document(self, lease: Lease) -> dict[str, Any]:
         """A lease without its blocks and replays, of which there may be thousands: `/v1/leases/ID` has them."""
@@ -527,6 +611,27 @@ class ControlPlane:
         """Unsettled leases in which a key is the agent or a verifier."""
         return [self.state.leases[name] for name in sorted(self._concerned.get(key, ()))]
 
+    def leases_of(self, key: str) -> list[Lease]:
+        """Unsettled leases in which a key is the agent or a verifier."""
+        return self._leases_of(key)
+
+    def leases_naming(self, digest: str) -> list[Lease]:
+        """Leases that name a blob, the oldest first."""
+        leases = [self.state.leases[name] for name in self._named.get(digest, ())]
+        return sorted(leases, key=lambda lease: lease.opened_s)
+
+    def rents(self, key: str) -> bool:
+        """Whether a key has an unsettled lease as its renter."""
+        return any(self.state.leases[name].renter == key for name in self.state.unsettled)
+
+    def count_request(self, key: str) -> None:
+        """Count a request of a key against its rate.
+
+        Raises:
+            Refused: it sends too many.
+        """
+        self._by_key.take(key, f"the key {short(key)}")
+
     async def _until(self, name: str, is_there: Callable[[], bool], wait_s: float) -> None:
         """Wait until something is there, `wait_s` at most; looked at again when `name` is woken."""
         news = asyncio.Event()
@@ -581,7 +686,14 @@ class ControlPlane:
         size = request.headers.get("content-length", "")
         if not size.isdigit():
             raise Refused("a blob comes with its Content-Length")
+        self.require_forwardable(digest, int(size))
         await self.blobs.write(digest, request.stream(), int(size), key, lambda name: self._is_named_by(name, key))
+        if self.rendezvous is not None:
+            for sender in self.rendezvous.senders(key, digest):
+                self.blobs.note_sender(digest, sender)
+        async with self._turn:
+            for lease in self.leases_naming(digest):
+                await self._charge(lease, [digest])
         return _json({"sha256": digest})
 
     def _is_named_by(self, digest: str, key: str) -> bool:
@@ -593,6 +705,13 @@ class ControlPlane:
         key, digest = self._signed_by(request), request.path_params["digest"]
         path = self.blobs.path(digest)
         if not path.is_file():
+            asked = self.rendezvous if request.method == "GET" else None
+            if asked is not None and (way := await asked.ask_to_forward(key, digest)):
+                raise _OnItsWay(f"the blob {digest[:12]}… {way}")
+            if asked is not None and asked.senders(key, digest):
+                raise _NotFound(
+                    f"the blob {digest[:12]}… is kept by the machine that this key's run was started on alone"
+                )
             raise _NotFound(f"there is no blob {digest[:12]}… here")
         if key != self.key.public and key not in self._readers(digest):
             if request.method == "HEAD":  # whoever has the content sends it, and is then known to have it
@@ -607,12 +726,24 @@ class ControlPlane:
         Naming alone gives nothing: else a lease on a hash out of the log would open what others sent.
         """
         readers = self.blobs.senders(digest)
-        leases = sorted((self.state.leases[name] for name in self._named.get(digest, ())), key=lambda one: one.opened_s)
-        for lease in leases:
+        for lease in self.leases_naming(digest):
             namer = lease.renter if digest in (lease.order, *lease.inputs) else lease.agent
             if namer in readers:
                 readers |= {lease.renter, lease.agent, lease.delegate, *(one.verifier for one in lease.challenges)}
         return readers - {""}
+
+
+def _named_by(body: Body) -> list[str]:
+    """Blobs that an event names for its lease."""
+    match body:
+        case on.Opened():
+            return [body.order, *body.inputs]
+        case on.Committed():
+            return [body.blob]
+        case on.Finished():
+            return [body.result]
+        case _:
+            return []
 
 
 def _number(request: Request, name: str) -> float:

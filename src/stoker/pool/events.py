@@ -25,6 +25,7 @@ they are paid by the second.
 | verdict | verifier | what its replay showed |
 | disputed | renter or control plane | pay is held until it is settled |
 | slashed, refunded | control plane | pay goes back to the renter, with or without the agent's bond |
+| forwarded | control plane | the renter pays for a large blob that went through the pool; see `forwarding` |
 | final | renter or control plane | pay to the agent, what is left to the renter |
 | anchored | control plane | Merkle root of the events since the last one |
 | team | control plane | a team of renters: weight, priority, quota |
@@ -109,7 +110,7 @@ class Body:
     _may_be_empty: ClassVar[frozenset[str]] = frozenset({"evidence", "result", "delegate", "previous"})
     _money: ClassVar[frozenset[str]] = frozenset(
         {"amount", "deposit", "bond", "rate_per_hour", "price_per_hour", "value_per_hour", "credits", "fee",
-         "cost_per_hour"}
+         "cost_per_hour", "forward_price", "most_forwarding"}
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -142,6 +143,8 @@ class Founded(Body):
         verdicts_to_slash: different verifiers that must find the same block unequal before a bond is cut.
         least_window_s: shortest time in which a result can be disputed [s].
         contract: that holds the money, as `eip155:CHAIN:ADDRESS` (CAIP-10); "": internal credits.
+        forward_price: of a GiB in large blobs that goes through the pool [micro-credits].
+        forward_quota_bytes: of large blobs that go through the pool for one lease at most; 0: any number.
     """
 
     name: str
@@ -149,11 +152,15 @@ class Founded(Body):
     verdicts_to_slash: int = 2
     least_window_s: int = 0
     contract: str = ""
+    forward_price: int = 0
+    forward_quota_bytes: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.contract and not _CONTRACT.fullmatch(self.contract):
             raise ValueError(f"contract {self.contract[:80]!r}: wanted eip155:CHAIN:ADDRESS in lower case")
+        if self.contract and self.forward_price:
+            raise ValueError(f"forward_price {self.forward_price}: a contract pays for time alone; wanted 0 with one")
         if not 1 <= self.verdicts_to_slash <= 9:
             raise ValueError(f"verdicts_to_slash {self.verdicts_to_slash}: wanted 1 to 9")
 
@@ -296,6 +303,7 @@ class Opened(Body):
         delegate: another key that may co-sign beats, such as the control plane's; "": the renter's alone.
         inputs: SHA-256 of further blobs that the order names: code and data, a block of an earlier lease.
         contract: terms of the escrow, in a pool whose money is in a contract.
+        most_forwarding: spent at most on large blobs that go through the pool, besides the deposit [micro-credits].
     """
 
     lease_id: str
@@ -311,6 +319,7 @@ class Opened(Body):
     delegate: str = ""
     inputs: tuple[str, ...] = ()
     contract: ContractTerms | None = None
+    most_forwarding: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -475,6 +484,16 @@ class Refunded(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Forwarded(Body):
+    """A blob of the lease, of `num_bytes`, went through the pool: `amount` from the renter to the pool's operator."""
+
+    lease_id: str
+    blob: str
+    num_bytes: int
+    amount: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Final(Body):
     """The lease is settled."""
 
@@ -544,6 +563,7 @@ KINDS: dict[str, type[Body]] = {
     "accepted": Accepted, "beat": Beat, "cosigned": Cosigned, "committed": Committed, "suspected": Suspected,
     "lost": Lost, "reclaiming": Reclaiming, "finished": Finished, "closed": Closed, "challenged": Challenged,
     "verdict": VerdictGiven, "disputed": Disputed, "slashed": Slashed, "refunded": Refunded, "final": Final,
+    "forwarded": Forwarded,
     "anchored": Anchored, "team": TeamMade, "waiting": Waiting, "preempting": Preempting,
 }  # fmt: skip
 """Every kind of event and its body."""

@@ -67,6 +67,14 @@ TRANSITIONS: dict[tuple[LeaseState, str], LeaseState] = {
     ("reclaiming", "lost"): "closed",
     ("reclaiming", "finished"): "closed",
     ("reclaiming", "closed"): "closed",
+    ("funded", "forwarded"): "funded",
+    ("running", "forwarded"): "running",
+    ("suspect", "forwarded"): "suspect",
+    ("reclaiming", "forwarded"): "reclaiming",
+    ("closed", "forwarded"): "closed",
+    ("disputed", "forwarded"): "disputed",
+    ("slashed", "forwarded"): "slashed",
+    ("refunded", "forwarded"): "refunded",
     ("closed", "cosigned"): "closed",
     ("closed", "challenged"): "closed",
     ("closed", "verdict"): "closed",
@@ -166,6 +174,7 @@ class Lease:
         contract: terms of its escrow in a contract; None: internal credits.
         voucher: of `paid_s`, for that contract.
         settlement: what it came to, once it is decided.
+        forwarded: large blobs that went through the pool, of `forwarded_bytes`, for `forwarded_credits`.
     """
 
     lease_id: str
@@ -211,6 +220,10 @@ class Lease:
     contract: ContractTerms | None = None
     voucher: str = ""
     settlement: Settlement | None = None
+    most_forwarding: int = 0
+    forwarded: tuple[str, ...] = ()
+    forwarded_bytes: int = 0
+    forwarded_credits: int = 0
 
     @property
     def renter_account(self) -> str:

@@ -39,7 +39,19 @@ class PoolLauncher(Launcher):
 
     kind = "pool"
     syntax = _SYNTAX
-    options = ("pool", "key", "verify", "bond", "block", "window", "isolation", "deadline", "value")
+    options = (
+        "pool",
+        "key",
+        "verify",
+        "bond",
+        "block",
+        "window",
+        "isolation",
+        "deadline",
+        "value",
+        "forwarding",
+        "p2p",
+    )
     limits_time = True
 
     def parse(self, text: str) -> LaunchTarget:

@@ -8,7 +8,8 @@ Use when: machines of strangers will do. Costs: what the lease says; blocks take
 Does not do: several devices, secrets, images, jobs whose length is in seconds.
 
 The pool is `$STOKER_POOL`, or `--place-option pool=ADDRESS`. Further options: `verify=5%`, `bond=1usd`, `block=60s`,
-`window=1h`, `value=1usd` (an hour of waiting), `key=NAME`, `isolation=gvisor` (no weaker one).
+`window=1h`, `value=1usd` (an hour of waiting), `key=NAME`, `isolation=gvisor` (no weaker one), `forwarding=1usd`
+(spent at most on large files that go through the pool, each lease), `p2p=no` (all of them do).
 
 Leases of one run are `JOB.0`, `JOB.1`, …, with the renter's key in the name, under which nobody else can open one:
 everything is found again from the job's name and the pool's log.
@@ -37,7 +38,7 @@ from stoker.launching.launcher import Handle, LaunchTarget, Offer, Probe, Reques
 from stoker.pool import events as on
 from stoker.pool.agent import determinism_class
 from stoker.pool.blob_tree import TreeLimits, read_index, read_member, same_files, unpack
-from stoker.pool.client import PoolAddress, PoolClient
+from stoker.pool.client import PoolAddress, PoolClient, joined_peer
 from stoker.pool.commitment import chain_head
 from stoker.pool.escrow import least_deposit, pay_for, required_deposit
 from stoker.pool.events import Isolation, Refused
@@ -65,6 +66,7 @@ from stoker.units import format_bytes, format_seconds, parse_duration, parse_mon
 
 if TYPE_CHECKING:
     from stoker.jobs import Entry, Job
+    from stoker.pool.peer import Peer
     from stoker.records import CheckpointManifest
 
 _MOST_HOME_BYTES = 1 << 40
@@ -94,6 +96,8 @@ class Terms:
         isolation: the weakest kind that will do.
         value_per_hour: what an hour of waiting is worth [micro-credits].
         deadline_s: the longest that the run may take, moves included [s]; None: no limit.
+        most_forwarding: spent at most on large files that go through the pool, each lease [micro-credits].
+        is_p2p: whether large files go directly where they can.
         forecasts: of the run by kind of device, or why it cannot run there, where they were made.
         identity: of the job, by which later forecasts learn from this run.
     """
@@ -107,6 +111,8 @@ class Terms:
     isolation: Isolation = "bubblewrap"
     value_per_hour: int = 1_000_000
     deadline_s: float | None = None
+    most_forwarding: int = 0
+    is_p2p: bool = True
     forecasts: Mapping[str, RunForecast | str] = field(default_factory=dict)
     identity: str = ""
 
@@ -138,6 +144,8 @@ class Terms:
             isolation=isolation,
             value_per_hour=round(parse_money(options["value"]) * 1e6) if "value" in options else cls.value_per_hour,
             deadline_s=parse_duration(options["deadline"]) if "deadline" in options else None,
+            most_forwarding=round(parse_money(options["forwarding"]) * 1e6) if "forwarding" in options else 0,
+            is_p2p=options.get("p2p", "yes") != "no",
             forecasts=_forecasts_in(options.get(_FORECASTS, "{}")), identity=options.get(_IDENTITY, ""),
         )  # fmt: skip
 
@@ -272,7 +280,7 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     if len(before) >= _MOST_LEASES:
         raise PlaceFailed(f"the run {submission.run} has had {len(before)} leases, the most that one has",
                           remedy="Give the run another name.")  # fmt: skip
-    blobs = _blobs(client, job)
+    blobs = _blobs(client, job, terms, tell)
     sent = sum(one.num_bytes for one in (*submission.data, submission.stoker, submission.code))
     tell(f"sending the order: {format_bytes(sent)} at most")
     order = order_of(submission, blobs.put, blobs.aside(), block_s=block_s)
@@ -305,7 +313,7 @@ def state(handle: Handle) -> LaunchState:
     client = _client(_terms_of(handle))
     try:
         with _patient():
-            return _PoolRun(client, handle, _blobs(client, handle["job"])).state()
+            return _PoolRun(client, handle, _blobs(client, handle["job"], _terms_of(handle))).state()
     except PlaceUnreachable as problem:
         return LaunchState(phase="unknown", why="the pool does not answer", evidence=problem.message, at=_now())
 
@@ -314,7 +322,7 @@ def events(handle: Handle, offset: int) -> bytes:
     """The run's log up to the last block that was committed, from `offset` on."""
     client = _client(_terms_of(handle))
     with _patient():
-        content = _PoolRun(client, handle, _blobs(client, handle["job"])).log()
+        content = _PoolRun(client, handle, _blobs(client, handle["job"], _terms_of(handle))).log()
     return content[offset : offset + (1 << 20)]
 
 
@@ -331,7 +339,7 @@ def fetch(handle: Handle, into: Path) -> None:
     """The results; before there are any, the last block that was committed."""
     client = _client(_terms_of(handle))
     with _patient():
-        _PoolRun(client, handle, _blobs(client, handle["job"])).fetch(into)
+        _PoolRun(client, handle, _blobs(client, handle["job"], _terms_of(handle))).fetch(into)
 
 
 @dataclass
@@ -480,6 +488,7 @@ class _PoolRun:
             forecast=on.Forecast(hours=expected_s / 3600, credits=pay_for(math.floor(expected_s), rate),
                                  raw_hours=raw_hours, job=terms.identity),
             delegate=self.client.address.key, inputs=tuple(filter(None, (order.tree, order.resume))),
+            most_forwarding=terms.most_forwarding,
         )  # fmt: skip
         if (rules := self.client.rules()).contract:
             from stoker.pool.contract.custody import Custody  # noqa: PLC0415 - an extra of its own
@@ -614,6 +623,12 @@ def _lease_words(lease: Mapping[str, Any]) -> str:
     if lease["challenges"]:
         good = sum(one["equal"] is True for one in lease["challenges"])
         words += f", {good} of {len(lease['challenges'])} replays equal"
+    if direct_bytes := lease.get("bulk", {}).get("direct_bytes"):
+        words += f", {format_bytes(direct_bytes)} not through the pool"
+    if lease.get("forwarded"):
+        words += (
+            f", {format_bytes(lease['forwarded_bytes'])} through it for {lease['forwarded_credits'] / 1e6:g} credits"
+        )
     return words
 
 
@@ -781,8 +796,18 @@ def _client(terms: Terms) -> PoolClient:
     return PoolClient(PoolAddress.parse(terms.pool or None), own_key(terms.key))
 
 
-def _blobs(client: PoolClient, job: str) -> BlobCache:
+_peers: dict[tuple[str, str], Peer | None] = {}
+"""Of this process, by pool and key; None: the pool has no rendezvous."""
 
+
+def _blobs(client: PoolClient, job: str, terms: Terms, tell: Callable[[str], None] = lambda _: None) -> BlobCache:
+    """Blobs of a run; large ones go directly where the pool has a rendezvous, as long as this process runs."""
+    assert client.key is not None
+    name = str(client.address), client.key.public
+    if terms.is_p2p and name not in _peers:
+        with suppress(PlaceUnreachable):  # the next call asks again
+            _peers[name] = joined_peer(client, keeps=True, tell=tell)
+    client.peer = _peers.get(name) if terms.is_p2p else None
     return BlobCache(client, cache_root() / "pool" / job)
 
 

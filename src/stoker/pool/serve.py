@@ -37,7 +37,7 @@ def pool_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return (given if given.is_absolute() else Path.home() / ".local" / "share") / "stoker" / "pool"
 
 
-def serve_pool(
+def serve_pool(  # noqa: PLR0913 - the command's options
     folder: Path,
     *,
     host: str = "127.0.0.1",
@@ -46,6 +46,7 @@ def serve_pool(
     has_tls: bool = False,
     rates: Rates | None = None,
     chain: ChainSettings | None = None,
+    is_p2p: bool = False,
     announce: Callable[[str], None] = lambda _address: None,
 ) -> None:
     """Serve a pool until SIGINT or SIGTERM.
@@ -58,6 +59,7 @@ def serve_pool(
         has_tls: TLS on the loopback as well.
         rates: requests a second.
         chain: contract that gets the pool's roots, and has its money if the rules name it.
+        is_p2p: peers meet at the UDP port of the same number and the next one (`stoker[p2p]`).
         announce: called with the pool's address once it answers.
 
     Raises:
@@ -77,8 +79,14 @@ def serve_pool(
         custody.require_arbiter()
         if chain.has_money:
             rules = replace(rules or Founded(name="pool"), contract=custody.contract.account)
+    for udp_port in (port, port + 1) if is_p2p and port else ():
+        _require_free_udp(host, udp_port)
     listener = bound_listener(host, port)
     plane = ControlPlane(folder, key, rules, rates=rates, custody=custody)
+    if is_p2p:
+        from stoker.pool.rendezvous import PeerRendezvous  # noqa: PLC0415 - iroh, which few need
+
+        plane.rendezvous = PeerRendezvous(plane, host, port)
     is_secure = has_tls or not is_local
     certificate = _certificate(folder, key) if is_secure else (None, None)
     config = uvicorn.Config(
@@ -89,6 +97,18 @@ def serve_pool(
     shown = f"[{host}]" if ":" in host else socket.gethostname() if host == "0.0.0.0" else host  # noqa: S104
     address = f"{'https' if is_secure else 'http'}://{shown}:{listener.getsockname()[1]}#{key.public}"
     AnnouncedServer(config, lambda: announce(address)).run(sockets=[listener])
+
+
+def _require_free_udp(host: str, port: int) -> None:
+    """Raises BadRun if a UDP port is taken."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as tried:
+        try:
+            tried.bind((host, port))
+        except OSError as problem:
+            raise BadRun(
+                f"cannot listen at UDP port {port} of {host}: {problem.strerror}",
+                remedy="--p2p takes the port of --port and the next one: give another one.",
+            ) from problem
 
 
 def _certificate(folder: Path, key: Key) -> tuple[Path, Path]:

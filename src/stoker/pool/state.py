@@ -21,6 +21,7 @@ from stoker.pool import events as on
 from stoker.pool.escrow import Accounts, Transfer, bond_of, credits_text, escrow_of
 from stoker.pool.events import CLOCK_WINDOW_S, FIRST_PREVIOUS, Body, Event, Offer, Refused, canonical
 from stoker.pool.fair_use import WaitingRequest, require_turn, to_preempt
+from stoker.pool.forwarding import require_forwardable
 from stoker.pool.keys import is_signed
 from stoker.pool.lease import ACCEPT_S, LOST_S, METERED, PREEMPTED, SUSPECT_S, Challenge, Commitment, Lease, on_chain
 
@@ -256,7 +257,7 @@ def decide(state: State, event: Event) -> Change:
 
 _BY_OPERATOR = (
     on.Deposited, on.Suspected, on.Lost, on.Challenged, on.Slashed, on.Refunded, on.Anchored, on.TeamMade,
-    on.Preempting,
+    on.Preempting, on.Forwarded,
 )  # fmt: skip
 
 _Decider = Callable[[State, Event, Any], Change]
@@ -329,6 +330,25 @@ def _anchored(state: State, event: Event, body: on.Anchored) -> Change:
     if body.root != (expected := merkle_root(state.unanchored[: body.last - body.first + 1])):
         raise Refused(f"the root of events {body.first} to {body.last} is {expected[:12]}…, not {body.root[:12]}…")
     return Change(anchored=body)
+
+
+@_decides(on.Forwarded)
+def _forwarded(state: State, _: Event, body: on.Forwarded) -> Change:
+    lease = state.lease(body.lease_id)
+    if body.blob not in lease.blobs or body.blob in lease.forwarded:
+        raise Refused(f"the blob {body.blob[:12]}… is none of lease {lease.lease_id}, or is paid for")
+    assert state.rules is not None
+    fee = require_forwardable(
+        lease.lease_id, body.num_bytes, state.rules, most=lease.most_forwarding, sent_bytes=lease.forwarded_bytes,
+        spent=lease.forwarded_credits,
+    )  # fmt: skip
+    if body.amount != fee:
+        raise Refused(f"forwarding {body.num_bytes:,} bytes costs {fee} micro-credits here, not {body.amount}")
+    lease = replace(
+        lease.after("forwarded"), forwarded=(*lease.forwarded, body.blob),
+        forwarded_bytes=lease.forwarded_bytes + body.num_bytes, forwarded_credits=lease.forwarded_credits + fee,
+    )  # fmt: skip
+    return Change(transfers=(Transfer(lease.renter, state.operator, fee),), lease=lease)
 
 
 @_decides(on.TeamMade)
@@ -409,6 +429,7 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
         verify_fraction=body.verify_fraction, check_fraction=check, value_per_hour=body.value_per_hour,
         forecast=body.forecast, promised_s=offer.reclaim_s, most_s=offer.max_s, opened_s=event.received_s,
         inputs=body.inputs, num_devices=offer.device.count, contract=_contract_terms(state, event, body, offer),
+        most_forwarding=body.most_forwarding,
     ).after("opened")  # fmt: skip
     require_turn(state, event.actor, listed, event.received_s)
     return Change(

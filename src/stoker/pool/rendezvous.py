@@ -1,0 +1,237 @@
+"""The control plane as the place where peers find each other: it sees their addresses, and tells those of one lease.
+
+What: agents and renters keep a connection to a UDP port of the pool open (`peer_link.py`). Over it they say which large
+blobs they hold, ask who has one, and are told to expect somebody: nobody serves a key that was not announced by the
+pool. A second port shows whether a peer's NAT has one port for all destinations ("direct") or one for each
+("symmetric"). Nothing of a blob passes here; where peers do not reach each other, its holder is asked to send it to the
+pool.
+Costs: a connection a peer, a few bytes a second. Everything here is in memory: peers say it again when they come back.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import re
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stoker.errors import StokerError
+from stoker.pool.escrow import short
+from stoker.pool.events import Refused
+from stoker.pool.keys import Key
+from stoker.pool.lease import LIVE, Lease
+from stoker.pool.peer_link import Body, Head, Incoming, PeerEndpoint
+
+if TYPE_CHECKING:
+    from stoker.pool.control_plane import ControlPlane
+
+_log = logging.getLogger(__name__)
+
+_MOST_HELD = 4000
+"""Blobs that one key holds at most."""
+_MOST_PEERS, _MOST_SENDERS = 8, 16
+_MOST_LOCAL = 4
+_TELL_S, _MIRROR_S = 5.0, 1.0
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class _Held:
+    num_bytes: int
+    senders: frozenset[str]
+
+
+class PeerRendezvous:
+    """Where peers of a pool meet.
+
+    Args:
+        plane: whose leases decide who may have what.
+        host: IP address to listen at.
+        port: UDP; the next one is used as well. 0: any two.
+    """
+
+    def __init__(self, plane: ControlPlane, host: str, port: int) -> None:
+        self.port = port
+        self._plane, self._host = plane, f"[{host}]" if ":" in host else host
+        self._endpoint = PeerEndpoint(plane.key, self._serve, self._admits, self._left)
+        self._mirror_key = Key.made()
+        self._mirror = PeerEndpoint(self._mirror_key, self._serve, self._admits)
+        self._mirror_port = 0
+        self._held: dict[str, dict[str, _Held]] = {}
+        self._local: dict[str, list[str]] = {}
+        self._network: dict[str, str] = {}
+
+    async def open(self) -> None:
+        """Listen.
+
+        Raises:
+            PlaceFailed: a port is taken.
+        """
+        next_port = self.port + 1 if self.port else 0
+        self.port = await self._endpoint.bind(f"{self._host}:{self.port}")
+        self._mirror_port = await self._mirror.bind(f"{self._host}:{next_port}")
+
+    async def close(self) -> None:
+        """End all connections."""
+        await self._mirror.close()
+        await self._endpoint.close()
+
+    def document(self) -> dict[str, Any]:
+        """What peers need to know."""
+        return {"port": self.port, "bulk_bytes": self._plane.bulk_bytes}
+
+    def network_of(self, key: str) -> str:
+        """`direct`, `symmetric` (NAT: no direct path to most others), or "" of a key that is not connected."""
+        return self._network.get(key, "")
+
+    def senders(self, key: str, digest: str) -> frozenset[str]:
+        """Who has sent a blob to a key that keeps it, by that key's word; empty: it does not keep it."""
+        held = self._held.get(key, {}).get(digest)
+        return frozenset() if held is None else held.senders | {key}
+
+    def held_bytes(self, lease: Lease, but: AbstractSet[str]) -> int:
+        """Size of the blobs of a lease that its renter keeps [bytes], but for some of them."""
+        known = self._held.get(lease.renter, {})
+        return sum(known[digest].num_bytes for digest in (lease.blobs & known.keys()) - but)
+
+    async def ask_to_forward(self, key: str, digest: str) -> str:
+        """Ask who holds a blob that a key may read to send it to the pool; what comes of it, "" if nobody holds it.
+
+        Raises:
+            Refused: its renter does not pay for that, or it is over the pool's quota.
+        """
+        holders = self._holders(key, digest)
+        for holder in holders:
+            self._plane.require_forwardable(digest, self._held[holder][digest].num_bytes)
+            if await self._tell(holder, {"op": "forward", "digest": digest}):
+                return "is being sent to the pool by who holds it"
+        return f"is held by {short(holders[0])}, who is not connected" if holders else ""
+
+    # --------------------------------------------------------------------------------------------------------- requests
+
+    def _admits(self, key: str) -> bool:
+        state = self._plane.state
+        assert state.rules is not None
+        return state.rules.is_open or key in state.members
+
+    def _left(self, key: str) -> None:
+        """A peer is gone; what it holds is still its."""
+        self._network.pop(key, None)
+        self._local.pop(key, None)
+        if not self._plane.rents(key):
+            self._held.pop(key, None)
+
+    async def _serve(self, key: str, head: Head, _: Incoming) -> tuple[Head, Body]:
+        try:
+            self._plane.count_request(key)
+            match head.get("op"):
+                case "hello":
+                    return self._hello(key, head), b""
+                case "mirrored":
+                    return await self._mirrored(key), b""
+                case "held":
+                    return self._note_held(key, head), b""
+                case "find":
+                    return {"peers": await self._introduce(key, self._holders(key, _digest(head)), head, "get")}, b""
+                case "reach":
+                    return {"peers": await self._introduce(key, self._renters(key), head, "put")}, b""
+                case _:
+                    raise Refused("there is no such request")
+        except StokerError as problem:
+            return {"error": problem.message[:1000]}, b""
+
+    def _hello(self, key: str, head: Head) -> Head:
+        given = head.get("local")
+        self._local[key] = [
+            text for text in (given if isinstance(given, list) else [])[:_MOST_LOCAL] if _is_private(text)
+        ]
+        self._network.setdefault(key, "unknown")
+        return {"seen": self._endpoint.address_of(key),
+                "mirror": {"key": self._mirror_key.public, "port": self._mirror_port}}  # fmt: skip
+
+    async def _mirrored(self, key: str) -> Head:
+        """Compare the ports that both sockets saw."""
+        with suppress(TimeoutError):  # a firewall may be in front of the second one alone
+            await self._mirror.arrival(key, _MIRROR_S)
+        seen, other = self._endpoint.address_of(key), self._mirror.address_of(key)
+        self._network[key] = "direct" if seen == other else "symmetric" if other else "unknown"
+        self._mirror.drop(key)
+        return {"network": self._network[key]}
+
+    def _note_held(self, key: str, head: Head) -> Head:
+        blobs, held = head.get("blobs"), self._held.setdefault(key, {})
+        if not isinstance(blobs, dict) or len(held) + len(blobs) > _MOST_HELD:
+            raise Refused(f"at most {_MOST_HELD} blobs are held by one key")
+        for digest, values in blobs.items():
+            num_bytes, *senders = values if isinstance(values, list) and values else [None]
+            if (
+                not isinstance(num_bytes, int)
+                or not 0 <= num_bytes < 1 << 50
+                or len(senders) > _MOST_SENDERS
+                or not all(_DIGEST.fullmatch(str(one)) for one in (digest, *senders))
+            ):
+                raise Refused("blobs are held by SHA-256, with size and senders")
+            held[digest] = _Held(num_bytes, frozenset(map(str, senders)))
+        return {"held": len(held)}
+
+    def _holders(self, key: str, digest: str) -> list[str]:
+        """Renters that hold a blob, of leases in which `key` has part and in which one who has it named it.
+
+        An agent that commits to a hash out of the log opens nothing, as with blobs of the pool.
+        """
+        found = dict[str, None]()
+        for lease in self._plane.leases_naming(digest):
+            parties = {lease.renter, lease.agent, lease.delegate, *(one.verifier for one in lease.challenges)}
+            namer = lease.renter if digest in (lease.order, *lease.inputs) else lease.agent
+            if key in parties and key != lease.renter and namer in self.senders(lease.renter, digest):
+                found[lease.renter] = None
+        return list(found)[:_MOST_PEERS]
+
+    def _renters(self, key: str) -> list[str]:
+        """Whose job an agent has."""
+        return [lease.renter for lease in self._plane.leases_of(key) if lease.agent == key and lease.state in LIVE]
+
+    async def _introduce(self, key: str, others: list[str], head: Head, may: str) -> list[Head]:
+        """Tell others to expect `key`, and `key` where they are: who did not answer is left out."""
+        digest, num_bytes, found = _digest(head), head.get("num_bytes", 0), []
+        for other in others:
+            grant = {"op": "expect", "key": key, "addresses": self._addresses(key, other), "may": may,
+                     "digest": digest, "num_bytes": num_bytes if isinstance(num_bytes, int) else 0}  # fmt: skip
+            if await self._tell(other, grant):
+                found.append({"key": other, "addresses": self._addresses(other, key)})
+        return found
+
+    def _addresses(self, key: str, other: str) -> list[str]:
+        """Where `other` may reach a key: where it is seen, and in its own network if both are behind one address."""
+        mine, theirs = self._endpoint.address_of(key), self._endpoint.address_of(other)
+        is_near = mine.rpartition(":")[0] == theirs.rpartition(":")[0]
+        return list(dict.fromkeys([mine, *(self._local.get(key, ()) if is_near else ())]))
+
+    async def _tell(self, key: str, head: Head) -> bool:
+        if (connection := self._endpoint.connection(key)) is None:
+            return False
+        try:
+            answer, _ = await self._endpoint.request(connection, head, timeout_s=_TELL_S)
+        except StokerError as problem:
+            _log.debug("%s does not answer: %s", short(key), problem.message)
+            return False
+        return answer.get("ok") is True
+
+
+def _digest(head: Head) -> str:
+    digest = head.get("digest")
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise Refused("a blob is named by its SHA-256")
+    return digest
+
+
+def _is_private(text: object) -> bool:
+    """Whether a text is `host:port` in a network that is not the internet."""
+    host, _, port = str(text).rpartition(":")
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_private and 0 < int(port) < 1 << 16
+    except ValueError:
+        return False

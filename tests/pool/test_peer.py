@@ -1,0 +1,378 @@
+"""Direct transfers between renter and agent, on this machine's loopback; NATs are in `tests/places/test_nat.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.metadata
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("iroh", reason="stoker[p2p] is not installed")
+
+from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable
+from stoker.pool import client as pool_client
+from stoker.pool import events as on
+from stoker.pool import peer as pool_peer
+from stoker.pool import peer_link
+from stoker.pool.client import PoolClient, joined_peer
+from stoker.pool.control_plane import ControlPlane
+from stoker.pool.events import CREDIT, Refused, canonical, sha256
+from stoker.pool.keys import Key, own_key
+from stoker.pool.log import audit
+from stoker.pool.peer import Peer
+from stoker.pool.peer_link import Incoming, PeerEndpoint
+from stoker.pool.rendezvous import PeerRendezvous
+from stoker.pool.transport import PoolAnswer
+from stoker.units import GIB
+from tests.pool.book import offer, opened
+from tests.pool.server import FAST, in_thread, until
+
+TREE, CHECKPOINT = b"code and data" * 1000, b"a checkpoint" * 1000
+
+
+class Pool:
+    """A pool with a rendezvous, a renter that keeps `TREE`, and an agent that has accepted a lease which names it."""
+
+    def __init__(self, folder: Path, plane: ControlPlane, operator: PoolClient, stack: ExitStack) -> None:
+        self.folder, self.plane, self.operator, self._stack = folder, plane, operator, stack
+        self.agent, self.renter = self.joined("agent"), self.joined("renter", keeps=True)
+
+    def joined(self, name: str, *, keeps: bool = False) -> PoolClient:
+        """A client with a new key, and its peer."""
+        client = PoolClient(self.operator.address, Key.made())
+        assert client.key is not None
+        self.operator.post(on.Deposited(account=client.key.public, amount=10 * CREDIT))
+        peer = Peer(client, self.folder / name, keeps=keeps)
+        self._stack.callback(peer.close)
+        assert peer.wait_ready(20)
+        return client
+
+    def open(self, **more: Any) -> str:
+        """Open the lease; the blob of the tree."""
+        self.agent.post(on.Offered(offer=offer(now_s=time.time())))
+        tree = self.renter.put_blob(self.file("tree", TREE))
+        order = self.renter.put_blob(b"what to run")
+        self.renter.post(opened(order=order, inputs=(tree,), **more))
+        self.agent.post(on.Accepted(lease_id="job"))
+        return tree
+
+    def file(self, name: str, content: bytes) -> Path:
+        """A file with a content."""
+        path = self.folder / name
+        path.write_bytes(content)
+        return path
+
+    def is_in_pool(self, digest: str) -> bool:
+        """Whether the control plane has a blob."""
+        return self.plane.blobs.path(digest).is_file()
+
+
+@contextmanager
+def pool_of(folder: Path, **rules: Any) -> Iterator[Pool]:
+    """See `Pool`."""
+    with in_thread(folder / "pool", bulk_bytes=1000, **rules) as (plane, operator), ExitStack() as stack:
+        yield Pool(folder, plane, operator, stack)
+
+
+def committed(blob: str, block: int = 0) -> on.Committed:
+    """A commitment of the lease."""
+    previous = f"{block:064x}" if block else ""
+    return on.Committed(
+        lease_id="job", block=block, update=block + 1, state=f"{block + 1:064x}", blob=blob, previous=previous
+    )
+
+
+def no_path(*_: Any, **__: Any) -> Any:
+    """Two symmetric NATs."""
+
+    async def none() -> None:
+        raise PlaceUnreachable("no direct path")
+
+    return none()
+
+
+def test_large_blobs_go_between_renter_and_agent(tmp_path: Path) -> None:
+    """Code, checkpoints and what a later agent needs: the pool has names alone, and takes the commitment."""
+    with pool_of(tmp_path) as pool:
+        tree = pool.open()
+        pool.agent.get_blob(tree, tmp_path / "got")
+        assert (tmp_path / "got").read_bytes() == TREE
+        checkpoint = pool.agent.put_blob(pool.file("checkpoint", CHECKPOINT))
+        pool.agent.post(committed(checkpoint))
+        pool.renter.get_blob(checkpoint, tmp_path / "home")
+        assert (tmp_path / "home").read_bytes() == CHECKPOINT
+        assert not pool.is_in_pool(tree)
+        assert not pool.is_in_pool(checkpoint)
+        assert pool.operator.lease("job")["bulk"]["direct_bytes"] == len(TREE) + len(CHECKPOINT)
+        other = pool.joined("other")
+        with pytest.raises(Refused, match="there is no blob"):
+            other.get_blob(checkpoint, tmp_path / "stolen")
+        other.post(on.Offered(offer=offer("second", time.time())))
+        pool.renter.post(opened("next", offer_id="second", order=pool.renter.put_blob(b"2"), inputs=(checkpoint,)))
+        other.get_blob(checkpoint, tmp_path / "resumed")
+        assert (tmp_path / "resumed").read_bytes() == CHECKPOINT
+
+
+def test_nobody_opens_a_blob_by_naming_it(tmp_path: Path) -> None:
+    """An agent that commits to a hash of what its renter keeps for another, without having it, is refused."""
+    with pool_of(tmp_path) as pool:
+        pool.open()
+        secret = pool.renter.put_blob(pool.file("secret", b"for another agent" * 100))
+        with pytest.raises(Refused, match="has not sent"):
+            pool.agent.post(committed(secret))
+        with pytest.raises(Refused, match="there is no blob"):
+            pool.agent.get_blob(secret, tmp_path / "stolen")
+        assert pool.agent.put_blob(pool.file("same", b"for another agent" * 100)) == secret
+        pool.agent.post(committed(secret))  # it has it
+
+
+def test_a_peer_serves_those_whom_the_pool_announced(tmp_path: Path) -> None:
+    """A key that knows the address gets no connection; one that was announced for a blob gets no other."""
+    with pool_of(tmp_path) as pool:
+        tree = pool.open()
+        secret = pool.renter.put_blob(pool.file("secret", b"s" * 2000))
+        assert pool.renter.key is not None
+        assert pool.plane.rendezvous is not None
+        address = pool.plane.rendezvous._endpoint.address_of(pool.renter.key.public)
+
+        async def knock() -> None:
+            stranger = PeerEndpoint(Key.made(), no_path, lambda _: False)
+            await stranger.bind("127.0.0.1:0")
+            assert pool.renter.key is not None
+            try:
+                # The handshake is done before the key is known, or it is not.
+                with pytest.raises(PlaceUnreachable):  # noqa: PT012
+                    connection = await stranger.meet(pool.renter.key.public, [address], 5.0)
+                    await stranger.request(connection, {"method": "GET", "target": f"/v1/blobs/{tree}"})
+            finally:
+                await stranger.close()
+
+        asyncio.run(knock())
+        path = pool.agent.peer.route_to(tree) if pool.agent.peer else None
+        assert path is not None
+        for method, target in (("GET", f"/v1/blobs/{secret}"), ("PUT", f"/v1/blobs/{tree}"), ("GET", "/v1/events"),
+                               ("GET", "/v1/blobs/../../secret")):  # fmt: skip
+            assert path.exchange(method, target, {}, b"x" if method == "PUT" else None, 10.0).status == 404
+
+
+def test_what_an_agent_sends_is_checked(tmp_path: Path) -> None:
+    """Other content than its name says, more than was announced, or more than the quota: nothing is kept."""
+    with pool_of(tmp_path) as pool:
+        pool.open()
+        digest = sha256(CHECKPOINT)
+        assert pool.agent.peer is not None
+        path = pool.agent.peer._paths({"op": "reach", "digest": digest, "num_bytes": len(CHECKPOINT)})[0]
+        for content, why in ((b"x" * len(CHECKPOINT), b"or others than"), (CHECKPOINT[:-1], b"11,999 of 12,000"),
+                             (CHECKPOINT + b"x" * 4_000_000, b"more than the 12,000 bytes")):  # fmt: skip
+            answer = path.exchange("PUT", f"/v1/blobs/{digest}", {}, content, 10.0)
+            assert answer.status == 404
+            assert why in answer.read(1000)
+        assert [one.name for one in (tmp_path / "renter").glob("*") if one.is_file()] == [sha256(TREE)]
+
+
+def test_the_quota_of_a_renter(tmp_path: Path) -> None:
+    """What does not fit at the renter goes to the pool."""
+    with pool_of(tmp_path) as pool:
+        pool.open()
+        assert pool.renter.peer is not None
+        pool.renter.peer._most_kept_bytes = len(TREE) + len(CHECKPOINT) - 1
+        checkpoint = pool.agent.put_blob(pool.file("checkpoint", CHECKPOINT))
+        assert pool.is_in_pool(checkpoint)
+        pool.agent.post(committed(checkpoint))
+
+
+def test_without_a_path_the_pool_forwards_for_its_price(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holder sends it to the pool when it is asked for; the renter pays once, within what it said and the quota."""
+    price, quota = GIB // 10, len(TREE) + len(CHECKPOINT)  # a tenth of a micro-credit a byte
+    with pool_of(tmp_path, forward_price=price, forward_quota_bytes=quota) as pool:
+        assert pool.agent.peer is not None
+        monkeypatch.setattr(pool.agent.peer._endpoint, "meet", no_path)
+        monkeypatch.setattr(pool_client, "_RETRY_S", 0.05)
+        tree = pool.open(most_forwarding=quota // 10 + 2)
+        pool.agent.get_blob(tree, tmp_path / "got")
+        assert (tmp_path / "got").read_bytes() == TREE
+        checkpoint = pool.agent.put_blob(pool.file("checkpoint", CHECKPOINT))
+        pool.agent.post(committed(checkpoint))
+        lease = until(lambda: (found := pool.operator.lease("job"))["forwarded_bytes"] == quota and found)
+        assert lease["forwarded_credits"] == len(TREE) // 10 + len(CHECKPOINT) // 10
+        balances = pool.operator.state("balances")
+        assert balances["balances"][pool.operator.address.key] == lease["forwarded_credits"]
+        assert sum(balances["balances"].values()) == balances["deposited"]
+        pool.agent.get_blob(tree, tmp_path / "again")
+        more = pool.agent.put_blob(pool.file("more", b"more" * 1000))
+        with pytest.raises(Refused, match="a lease at most"):
+            pool.agent.post(committed(more, 1))
+        assert pool.operator.lease("job")["forwarded_credits"] == lease["forwarded_credits"]
+    assert not audit(tmp_path / "pool" / "log.db").problem
+
+
+def test_what_its_renter_does_not_pay_for_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the price, and what to say; a lease whose code is in the pool already is not opened."""
+    with pool_of(tmp_path, forward_price=CREDIT) as pool:
+        assert pool.agent.peer is not None
+        monkeypatch.setattr(pool.agent.peer._endpoint, "meet", no_path)
+        tree = pool.open()
+        with pytest.raises(Refused, match=r"1.00 credits per GiB.*spends 0 credits"):
+            pool.agent.get_blob(tree, tmp_path / "got")
+        sent = pool.renter.put_blob(pool.file("other", b"o" * 2000), through_pool=True)
+        pool.agent.post(on.Offered(offer=offer("second", time.time())))
+        with pytest.raises(Refused, match="spends 0 credits"):
+            pool.renter.post(opened("next", offer_id="second", inputs=(sent,)))
+
+
+def test_a_peer_comes_back(tmp_path: Path) -> None:
+    """After its line broke, and the pool forgot everything, it joins again and says what it holds."""
+    with pool_of(tmp_path) as pool:
+        tree = pool.open()
+        rendezvous = pool.plane.rendezvous
+        assert rendezvous is not None
+        assert pool.renter.key is not None
+        rendezvous._held.clear()
+        rendezvous._endpoint.drop(pool.renter.key.public)
+        until(lambda: pool.renter.key.public in rendezvous.senders(pool.renter.key.public, tree))  # type: ignore[union-attr]
+        pool.agent.get_blob(tree, tmp_path / "got")
+
+
+def test_a_renter_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blob is on its way, for some time, and then not: the caller may ask again."""
+    with pool_of(tmp_path) as pool:
+        tree = pool.open()
+        assert pool.renter.peer is not None
+        pool.renter.peer.close()
+        monkeypatch.setattr(pool_client, "_FORWARDED_S", 0.5)
+        monkeypatch.setattr(pool_client, "_RETRY_S", 0.1)
+        with pytest.raises(Refused, match="who is not connected") as caught:
+            pool.agent.get_blob(tree, tmp_path / "got")
+        assert pool_client.is_passing(caught.value)
+        again = Peer(pool.renter, tmp_path / "renter", keeps=True)
+        assert again.wait_ready(20)
+        pool.agent.get_blob(tree, tmp_path / "got")
+        again.close()
+
+
+def test_garbage_at_the_rendezvous(tmp_path: Path) -> None:
+    """Long heads, no JSON, wrong values: each is answered or dropped, and the pool goes on."""
+    with pool_of(tmp_path) as pool:
+        tree = pool.open()
+        peer = pool.agent.peer
+        assert peer is not None
+        key = pool.operator.address.key
+
+        async def garbage() -> list[Any]:
+            connection = peer._endpoint.connection(key)
+            assert connection is not None
+            for content in (b"\xff\xff\xff\xff", b"\0\0\0\4abcd", b"\0\0\0\2[]", b"\0\0"):
+                stream = await connection.open_bi()
+                await stream.send().write_all(content)
+                await stream.send().finish()
+            heads = ({}, {"op": "held", "blobs": {"x": [1]}}, {"op": "held", "blobs": {"0" * 64: ["1"]}},
+                     {"op": "held", "blobs": {f"{number:064x}": [1] for number in range(600)}},
+                     {"op": "find", "digest": "../x"}, {"op": "reach"}, {"op": ["find"]})  # fmt: skip
+            return [(await peer._endpoint.request(connection, head))[0] for head in heads]
+
+        said = peer._in_loop(garbage(), 30.0)
+        assert [bool(one.get("error")) for one in said] == [True, True, True, False, True, True, True]
+        pool.agent.get_blob(tree, tmp_path / "got")
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.sampled_from(["a" * 64, "127.0.0.1:1", "x"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a" * 64, "x"]), inner, max_size=3),
+)
+HEADS = st.dictionaries(st.sampled_from(["blobs", "digest", "num_bytes", "local", "key"]), JSON)
+
+
+def test_any_request_is_answered(tmp_path: Path) -> None:
+    """Whatever JSON a member sends to the rendezvous, it gets a document, and nothing else is raised."""
+    plane = ControlPlane(tmp_path, own_key("control", tmp_path), rates=FAST)
+    rendezvous, loop = PeerRendezvous(plane, "127.0.0.1", 0), asyncio.new_event_loop()
+
+    @given(st.sampled_from(["hello", "held", "find", "reach", ["find"], None]), HEADS)
+    def answered(op: Any, head: dict[str, Any]) -> None:
+        answer, _ = loop.run_until_complete(rendezvous._serve(plane.key.public, {**head, "op": op}, Incoming(None)))  # type: ignore[arg-type]
+        assert canonical(answer)
+
+    answered()
+    loop.close()
+    plane.log.close()
+
+
+class Breaking:
+    """A peer whose line breaks after `given` bytes; then there is none."""
+
+    def __init__(self, content: bytes, *given: int) -> None:
+        self.name, self._content, self._given, self.starts = "a peer", content, list(given), list[int]()
+
+    def route_to(self, _: str) -> Breaking | None:
+        return self if self._given else None
+
+    def exchange(self, _: str, __: str, headers: dict[str, str], ___: Any, ____: float) -> PoolAnswer:
+        start = int(headers.get("Range", "bytes=0-")[6:-1])
+        self.starts.append(start)
+        parts = [self._content[start : start + self._given.pop(0)]]
+
+        def read(_: int) -> bytes:
+            if not parts:
+                raise PlaceUnreachable("it broke off")
+            return parts.pop()
+
+        return PoolAnswer(206 if start else 200, len(self._content) - start, read, lambda: None)
+
+
+def test_what_broke_off_goes_on_from_anybody(tmp_path: Path) -> None:
+    """Two direct paths break; the third part comes from the pool, and nothing is sent twice."""
+    with in_thread(tmp_path / "pool") as (_, operator):
+        operator.post(on.Deposited(account=operator.address.key, amount=1))
+        (tmp_path / "source").write_bytes(TREE)
+        digest = operator.put_blob(tmp_path / "source")
+        client = PoolClient(operator.address, operator.key)
+        breaking = Breaking(TREE, 5000, 3000)
+        client.peer = breaking  # type: ignore[assignment]
+        client.get_blob(digest, tmp_path / "got")
+        assert (tmp_path / "got").read_bytes() == TREE
+        assert breaking.starts == [0, 5000]
+        client.peer = Breaking(b"x" * len(TREE), 100)  # type: ignore[assignment]
+        with pytest.raises(PlaceFailed, match="came with the hash"):
+            client.get_blob(digest, tmp_path / "wrong")
+        assert not (tmp_path / "wrong").exists()
+
+
+def test_without_iroh_all_goes_through_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said, with the command that brings it; another version than the one that was tried is refused."""
+    with pool_of(tmp_path) as pool:
+        said: list[str] = []
+        monkeypatch.setitem(sys.modules, "iroh", None)
+        monkeypatch.delitem(sys.modules, "stoker.pool.peer_link")
+        monkeypatch.delitem(sys.modules, "stoker.pool.peer")
+        assert joined_peer(PoolClient(pool.operator.address, Key.made()), tmp_path / "x", tell=said.append) is None
+        assert "stoker[p2p]" in said[0]
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "9.9")
+    with pytest.raises(BadJob, match=r"iroh 9\.9 is installed"):
+        peer_link._patch()
+
+
+def test_old_blobs_go(tmp_path: Path) -> None:
+    """A peer that starts removes what was not used for longer than a result can be disputed."""
+    import os
+
+    with pool_of(tmp_path) as pool:
+        pool.open()
+        assert pool.renter.peer is not None
+        pool.renter.peer.close()
+        old = time.time() - pool_peer.KEPT_S - 10
+        os.utime(tmp_path / "renter" / sha256(TREE), (old, old))
+        Peer(pool.renter, tmp_path / "renter", keeps=True).close()
+        assert not (tmp_path / "renter" / sha256(TREE)).exists()
