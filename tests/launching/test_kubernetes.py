@@ -545,6 +545,20 @@ def test_a_run_whose_limit_is_over_is_stopped_and_not_failed(cluster: Any) -> No
     assert (len(cluster.of("pods")), state.phase, state.exit_code, state.why) == (1, "stopped", LIMIT_OVER, why)
 
 
+def test_a_pod_for_files_that_is_always_deleted_is_not_waited_for_for_ever(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the garbage collector, where its Job is gone: the wait ends with a sentence."""
+    monkeypatch.setattr(pod_volume, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(pod_volume, "_POLL_S", 0.01)
+    cluster.add("persistentvolumeclaims", "run")
+    gone = {"apiVersion": "batch/v1", "kind": "Job", "name": "job", "uid": "gone"}
+    volume = pod_volume.RunVolume(ClusterApi("", "team"), "job", {"image": "python:3.11", "claim": "run"}, gone)
+    with pytest.raises(PlaceUnreachable, match="does not start: it is deleted as soon as it is made"):
+        volume.read("runs/job/events.jsonl", 0)
+    assert ("pods", "job-files") not in cluster.objects
+
+
 def test_an_ended_run_makes_room_whoever_looked_at_its_files(cluster: Any) -> None:
     """A pod that read the volume after the Job was gone belongs to nobody: it holds up no start; lists are optional."""
     handle = start()

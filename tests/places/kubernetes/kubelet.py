@@ -64,13 +64,19 @@ def now() -> str:
 
 
 class Server:
-    """An API server, asked as an administrator."""
+    """An API server, asked as an administrator; `authority` is the certificate that it has to show."""
 
-    def __init__(self, url: str, token: str) -> None:
-        urllib3.disable_warnings()
+    def __init__(self, url: str, token: str, authority: Path | None = None) -> None:
         self.url = url
         self._headers = {"Authorization": f"Bearer {token}"}
-        self._pool = urllib3.PoolManager(cert_reqs="CERT_NONE", maxsize=16, retries=False)
+        self._pool = urllib3.PoolManager(ca_certs=authority and str(authority), maxsize=16, retries=False)
+
+    def is_ready(self) -> bool:
+        """Whether it answers, and says that it is ready."""
+        try:
+            return bool(self._pool.request("GET", f"{self.url}/readyz", headers=self._headers, timeout=2.0).status == 200)
+        except urllib3.exceptions.HTTPError:  # it does not listen yet
+            return False
 
     def ask(self, method: str, path: str, body: Object | None = None, kind: str = "application/json") -> Object:
         """The answer as JSON; raises LookupError for 404 and 409, RuntimeError for other refusals."""
