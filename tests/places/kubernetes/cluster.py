@@ -78,7 +78,8 @@ class Cluster:
         self.server = Server(self.url, ADMIN, shown)
         self._until_ready()
         self.kubeconfig = self.folder / "kubeconfig"
-        self.kubeconfig.write_text(json.dumps(kubeconfig(self.url, {"test": ADMIN, "limited": LIMITED}, authority=shown)))
+        logins = {"test": ADMIN, "limited": LIMITED}
+        self.kubeconfig.write_text(json.dumps(kubeconfig(self.url, logins, authority=shown)))
         self._run(programs / "kube-controller-manager", f"--kubeconfig={self.kubeconfig}", "--leader-elect=false",
                   "--port=0", "--secure-port=0", f"--service-account-private-key-file={key}",
                   "--pvclaimbinder-sync-period=1s", "--node-monitor-grace-period=12s", "--node-monitor-period=2s",

@@ -74,9 +74,10 @@ class Server:
     def is_ready(self) -> bool:
         """Whether it answers, and says that it is ready."""
         try:
-            return bool(self._pool.request("GET", f"{self.url}/readyz", headers=self._headers, timeout=2.0).status == 200)
+            answer = self._pool.request("GET", f"{self.url}/readyz", headers=self._headers, timeout=2.0)
         except urllib3.exceptions.HTTPError:  # it does not listen yet
             return False
+        return bool(answer.status == 200)
 
     def ask(self, method: str, path: str, body: Object | None = None, kind: str = "application/json") -> Object:
         """The answer as JSON; raises LookupError for 404 and 409, RuntimeError for other refusals."""
