@@ -1,13 +1,14 @@
 """How soon a run elsewhere makes its first update, and how long it takes against its forecast.
 
-    python -m bench.places.start PLACE [--rounds 3] [--epochs 600]      PLACE is slurm or ssh
+    python -m bench.places.start PLACE [--rounds 3] [--seconds 40]      PLACE is slurm or ssh
 
 A real Slurm of idle nodes, or a real sshd, is started on this machine (tests/places). The commands are those that
 people type, each a process of its own: `stoker plan JOB --on PLACE`, then `stoker train JOB --on PLACE --new`, followed
 to its end. In the first round nothing is at the place; Python's environment is there. From the second on all is there
 (warm). Recorded for each: the time from the command to the event of the first update, and of it the wait in the queue
 (submission to the job's start, by the scheduler); the time of training; and the whole time from the command to the end
-of training. Forecast is what `stoker plan` said before: the run, and when it would be finished.
+of training. Forecast is what `stoker plan` said before: the run, and when it would be finished. Epochs are as many as
+train for so many seconds by the forecast.
 
 Bars: 10 s from the command to the first update, less the queue, warm; forecasts of the run and of the whole time within
 15 %, warm.
@@ -85,14 +86,26 @@ def queued_s(launch: dict[str, Any], submitted: float) -> float:
     return max(0.0, job.starts_at - submitted)
 
 
+def planned(on: str, epochs: int) -> dict[str, Any]:
+    """What `stoker plan` says of the place."""
+    offer: dict[str, Any] = json.loads(stoker("plan", *job_of(epochs), "--on", on, "--json"))["offers"][0]
+    if offer["run"] is None:
+        raise SystemExit(f"no forecast: {offer}")
+    return offer
+
+
+def job_of(epochs: int) -> list[str]:
+    """The job as words of a command: updates of some milliseconds."""
+    return ["digits_mlp.py", "--set", f"epochs={epochs}", "--set", "width=4096"]
+
+
 def measure(folder: Path, on: str, number: int, epochs: int) -> dict[str, Any]:
     """One round: forecast, run, compare."""
-    job, run = ["digits_mlp.py", "--set", f"epochs={epochs}"], folder / "runs" / f"start-{number}"
-    load = os.getloadavg()[0]
-    offer = json.loads(stoker("plan", *job, "--on", on, "--json"))["offers"][0]
+    run, load, offer = folder / "runs" / f"start-{number}", os.getloadavg()[0], planned(on, epochs)
     began = time.time()
-    stoker("train", *job, "--on", on, "--new", "--run-dir", str(run), "--env", sys.executable,
-           "--place-option", f"root={folder / 'root'}", "--json")  # fmt: skip
+    stoker("train", *job_of(epochs), "--on", on, "--new", "--run-dir", str(run), "--env", sys.executable,
+           "--place-option", f"root={folder / 'root'}", "--var", f"STOKER_CACHE={folder / 'cache-there'}",
+           "--json")  # fmt: skip
     launch = json.loads((run / "launch.json").read_text())
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     at = {kind: next(event["at"] for event in events if event["kind"] == kind) for kind in ("progress", "finished")}
@@ -114,7 +127,7 @@ def main() -> int:
     """Measure, print and write; 0 if the bars are held."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("place", choices=PLACES)
-    for name, value in {"rounds": 3, "epochs": 600}.items():
+    for name, value in {"rounds": 3, "seconds": 40}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="place-", dir="/tmp") as name:  # sockets need a short path
@@ -124,9 +137,9 @@ def main() -> int:
         os.environ["STOKER_CACHE"] = str(folder / "cache")
         os.chdir(folder)
         with PLACES[given.place](folder) as on:
-            rounds = []
+            rounds, epochs = [], round(100 * given.seconds / planned(on, 100)["run"]["value"])
             for number in range(given.rounds):
-                rounds.append(measure(folder, on, number, given.epochs))
+                rounds.append(measure(folder, on, number, epochs))
                 print(rounds[-1], flush=True)
     warm = rounds[1:]
     is_held = all(
@@ -136,8 +149,8 @@ def main() -> int:
     date = datetime.now(UTC).date().isoformat()
     result = {
         "what": f"{given.place}: from the command to the first update, and total time against its forecast",
-        "command": f"python -m bench.places.start {given.place} --rounds {given.rounds} --epochs {given.epochs}",
-        "date": date,
+        "command": f"python -m bench.places.start {given.place} --rounds {given.rounds} --seconds {given.seconds}",
+        "date": date, "epochs": epochs,
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()},
         "warm_first_update_less_queue_s": [one["first_update_less_queue_s"] for one in warm],
         "warm_forecast_errors": [one["forecast_error"] for one in warm],

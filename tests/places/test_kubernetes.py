@@ -187,7 +187,7 @@ def assert_equal_to_an_unbroken_run(run: LaunchedRun, job: Path) -> None:
     """The run, fetched, has the bits of the same run here, never stopped; and it was stopped, and went on."""
     LAUNCHER.fetch(run.launch.handle, run.directory.path)
     events = [json.loads(line) for line in (run.directory.path / "events.jsonl").read_text().splitlines()]
-    assert any(event["event"] == "resumed" and event["samples"] > 0 for event in events)
+    assert any(event["kind"] == "resumed" and event["fields"]["samples"] > 0 for event in events)
     stoker("train", job.name, "--threads", "1", "--run-dir", "here", "--json", "--plan", PLAN, "--set", "pause_s=0")
     ours, theirs = weights(Path("here")), weights(run.directory.path)
     assert ours.keys() == theirs.keys()

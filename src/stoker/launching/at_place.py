@@ -300,6 +300,8 @@ class HostSupervisor:
             if self._state.without_progress >= MOST_WITHOUT_PROGRESS:
                 return self._end(self._given_up(verdict.why))
             self._set("requeued", verdict.why, evidence=self._last_output(), exit_code=verdict.exit_code)
+            # The state is overwritten; what started the run again stays in this process's own log.
+            print(f"{utc_now()} restart {self._state.restarts}: {verdict.why}", file=sys.stderr, flush=True)  # noqa: T201
             self._pause(5.0 * self._state.without_progress + (_OTHERS_NOTICE_S if self._ranks.num_hosts > 1 else 0.0))
             if self._must_leave():
                 return self._end(RankOutcome("stopped", "asked to stop before it was started again", STOPPED))
