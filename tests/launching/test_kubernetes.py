@@ -17,7 +17,7 @@ from stoker.errors import BadSetting, NoDevice, PlaceFailed, PlaceUnreachable
 from stoker.launching.at_place import LIMIT_OVER
 from stoker.launching.bundle import Bundle, TreeFile
 from stoker.launching.environment_lock import EnvironmentLock
-from stoker.launching.kubernetes import pod_start, pod_volume
+from stoker.launching.kubernetes import cluster_api, pod_start, pod_volume
 from stoker.launching.kubernetes.cluster_api import ClusterApi, dropped
 from stoker.launching.kubernetes.cluster_state import with_host
 from stoker.launching.kubernetes.kubernetes_launcher import LAUNCHER
@@ -543,6 +543,21 @@ def test_a_run_whose_limit_is_over_is_stopped_and_not_failed(cluster: Any) -> No
     cluster.end_pod(cluster.of("pods")[0]["metadata"]["name"], LIMIT_OVER, message=said)
     state = LAUNCHER.state(handle)
     assert (len(cluster.of("pods")), state.phase, state.exit_code, state.why) == (1, "stopped", LIMIT_OVER, why)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        ({"status": "Failure", "details": {"causes": [{"reason": "ExitCode", "message": "137"}]}}, PlaceUnreachable),
+        ({"status": "Failure", "message": "container not found"}, PlaceUnreachable),
+        ({"status": "Failure", "message": 'exec: "python3": executable file not found in $PATH'}, PlaceFailed),
+    ],
+)
+def test_a_pod_that_ends_while_it_is_asked_is_asked_again(status: dict[str, Any], error: type[PlaceFailed]) -> None:
+    """Whoever follows a run goes on after the first two, as after a line that was cut; no program stays no program."""
+    with pytest.raises(PlaceFailed) as refused:
+        cluster_api._exit_code(status, "job-x")
+    assert type(refused.value) is error
 
 
 def test_a_pod_for_files_that_is_always_deleted_is_not_waited_for_for_ever(

@@ -493,6 +493,8 @@ def execute(handler: BaseHTTPRequestHandler, pod: Pod, command: list[str]) -> No
     for thread in pumps:
         thread.join()
     code = process.wait()
+    if code and pod.process.poll() is not None:
+        code = 137  # the container ended, and took the command along
     for stream in (process.stdin, process.stdout, process.stderr):
         with suppress(OSError):
             stream.close()
