@@ -560,6 +560,19 @@ def test_a_pod_that_ends_while_it_is_asked_is_asked_again(status: dict[str, Any]
     assert type(refused.value) is error
 
 
+def test_the_pod_of_a_node_that_died_is_not_asked(cluster: Any) -> None:
+    """It says that it runs for as long as its node is gone; the pod that goes on is asked, or one for files alone."""
+    about = {"labels": labels("job", "training")}
+    running = {"phase": "Running", "containerStatuses": [{"name": "node", "state": {"running": {}}}]}
+    cluster.add(
+        "pods", "job-a", metadata={**about, "deletionTimestamp": "2026-11-26T10:00:00Z"}, spec={}, status=running
+    )
+    volume = pod_volume.RunVolume(ClusterApi("", "team"), "job", {}, None)
+    assert volume.running_pod() == ""
+    cluster.add("pods", "job-b", metadata=about, spec={}, status=running)
+    assert volume.running_pod() == "job-b"
+
+
 def test_a_pod_for_files_that_is_always_deleted_is_not_waited_for_for_ever(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,12 +46,15 @@ class RunVolume:
         self._visitor = ""
 
     def running_pod(self, host: int = 0) -> str:
-        """The name of the run's own pod of a host, if it runs; else ""."""
+        """The name of the run's own pod of a host, if it runs; else "".
+
+        One that is being ended does not count: that of a node that died stays like this, beside the pod that goes on.
+        """
         for pod in self._api.objects("Pod", f"{selector(self._name)},app.kubernetes.io/component=training"):
             annotations = pod["metadata"].get("annotations") or {}
             index = annotations.get("batch.kubernetes.io/job-completion-index", "0")
             ready = [s for s in pod.get("status", {}).get("containerStatuses") or [] if "running" in s.get("state", {})]
-            if int(index) == host and ready:
+            if int(index) == host and ready and "deletionTimestamp" not in pod["metadata"]:
                 return str(pod["metadata"]["name"])
         return ""
 
