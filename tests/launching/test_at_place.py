@@ -244,6 +244,21 @@ def test_a_requeued_run_counts_its_starts(run: Path) -> None:
     assert _supervised(run, program)[0] == 75, "another submission begins to count anew"
 
 
+def test_starts_that_the_scheduler_takes_away_are_no_fault_of_the_run(run: Path) -> None:
+    """Preempted while it starts, again and again: it goes on for longer than one that dies, and not for ever."""
+    order_with(run, is_requeued=True)
+    program = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
+os.kill(os.getppid(), signal.SIGTERM)
+signal.pause()
+"""
+    codes = [_supervised(run, program)[0] for _ in range(at_place.MOST_TAKEN_AWAY + 1)]
+    assert codes == [130] * at_place.MOST_TAKEN_AWAY + [4]
+    order_with(run, submitted_at="2026-11-26T10:00:00+00:00")
+    (run / "launch" / "stop").unlink(missing_ok=True)
+    assert _supervised(run, "progress(5)")[0] == 0
+
+
 def test_a_start_in_the_background_outlives_who_started_it(run: Path) -> None:
     """The program returns when the watching process has said that it is there, and that one goes on to the end."""
     (run.parent / "rank.py").write_text(LOG + "progress(3)")
