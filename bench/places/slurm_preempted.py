@@ -3,10 +3,10 @@
     python -m bench.places.slurm_preempted [--preemptions 5] [--epochs 400] [--minutes 2]
 
 A real Slurm of two nodes is started on this machine (tests/places/slurm_cluster.py). One run of 2 nodes x 2 processes,
-under a pinned plan of one thread each, trains in the partition `high` without a break; then the same in `low` with a
-time limit of so many minutes, where a job of `high` takes both nodes each time that it has trained on. It is left alone
-after that: time limits go on ending its starts. Recorded: the starts, what ended them, seconds from the preemption to
-the next update, and whether the final weights are equal, byte for byte.
+under a pinned plan of one thread each, trains in the partition `high` without a break; then the same in `low`, each
+start limited to so many minutes (`time=`), where a job of `high` takes both nodes each time that it has trained on. It
+is left alone after that: time limits go on ending its starts. Recorded: the starts, what ended them, seconds from the
+preemption to the next update, and whether the final weights are equal, byte for byte.
 
 Bar: finished by itself, weights equal.
 """
@@ -40,19 +40,16 @@ LONGEST_S = 900.0
 class Run:
     """A run on the cluster, followed by its log."""
 
-    def __init__(
-        self, cluster: SlurmCluster, folder: Path, on: str, epochs: int, *, name: str, plan: Path | None = None,
-        time_limit_s: float | None = None, **place: str,
-    ) -> None:  # fmt: skip
-        self.cluster, self.launcher, self.told = cluster, launcher_of("slurm"), list[str]()
+    def __init__(self, folder: Path, on: str, epochs: int, *, name: str, plan: Path, **place: str) -> None:
+        self.launcher = launcher_of("slurm")
         options = LaunchOptions(
-            run_dir=folder / "runs" / name, env=sys.executable, plan=plan, time_limit_s=time_limit_s,
+            run_dir=folder / "runs" / name, env=sys.executable, plan=plan,
             place={"root": str(folder / "root"), **place},
         )  # fmt: skip
         self.began = time.monotonic()
         settings = {"epochs": str(epochs)}
         job_file = folder / "digits_mlp.py"
-        self.launch = launch(job_file, on=on, settings=settings, options=options, tell=self.told.append).launch
+        self.launch = launch(job_file, on=on, settings=settings, options=options).launch
         self.handle = self.launch.handle
         self.phases: list[tuple[float, str, str]] = []
 
@@ -101,13 +98,16 @@ class Run:
         return hashlib.sha256(Path(self.handle["directory"], "model.safetensors").read_bytes()).hexdigest()
 
 
-def preempt(run: Run, restarts: int) -> dict[str, Any]:
+def preempt(run: Run, cluster: SlurmCluster) -> dict[str, Any]:
     """Let the run train on, take its nodes, and wait until it trains again."""
     before = run.samples()
-    run.wait(lambda state: state.restarts == restarts and run.samples() > before + 2000)
+    restarts = run.wait(lambda state: state.phase == "running" and run.samples() > before + 2000).restarts
     at, reached = time.time(), run.samples()
-    run.cluster.run("sbatch", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 2")
-    run.wait(lambda state: state.restarts == restarts + 1)
+    taker = cluster.run("sbatch", "--parsable", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "true")
+    run.wait(lambda state: state.restarts > restarts)
+    cluster.wait_for(
+        lambda: "JobState=COMPLETED" in cluster.run("scontrol", "show", "job", taker), "the end of it", 120
+    )
     requeued_s = time.time() - at
     since = time.time()
     run.wait(lambda _: bool(run.progress_since(since)))
@@ -138,15 +138,10 @@ def main() -> int:
             os.environ["SLURM_CONF"] = cluster.environ["SLURM_CONF"]
             os.chdir(folder)
             pinned: dict[str, Any] = {"plan": folder / "plan.json", "cpus": "2"}
-            whole_s, part_s = 3600.0, 60.0 * given.minutes
-            unbroken = Run(
-                cluster, folder, "slurm:high/2x2xcpu", given.epochs, name="unbroken", time_limit_s=whole_s, **pinned
-            )
+            unbroken = Run(folder, "slurm:high/2x2xcpu", given.epochs, name="unbroken", time="60", **pinned)
             unbroken.wait(lambda state: state.phase == "finished")
-            broken = Run(
-                cluster, folder, "slurm:low/2x2xcpu", given.epochs, name="broken", time_limit_s=part_s, **pinned
-            )
-            preemptions = [preempt(broken, number) for number in range(given.preemptions)]
+            broken = Run(folder, "slurm:low/2x2xcpu", given.epochs, name="broken", time=str(given.minutes), **pinned)
+            preemptions = [preempt(broken, cluster) for _ in range(given.preemptions)]
             final = broken.wait(lambda state: state.phase == "finished")
             comment = cluster.run("squeue", "-h", "-t", "all", "-j", broken.handle["job"], "-o", "%k")
             digests = [unbroken.weights(), broken.weights()]

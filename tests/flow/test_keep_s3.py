@@ -15,10 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import stoker
+from stoker.records import Layout
 from tests.flow.builders import assert_equal_weights
 from tests.flow.command import Running, job_file, plan_file, stoker_here
+from tests.flow.test_many_processes import LONG, TWO, plan_over
 from tests.optional import optional
 
 s3fs = optional("s3fs")
@@ -96,6 +99,29 @@ def test_killed_on_one_machine_a_run_ends_on_another_at_the_same_bits(bucket: Bu
     assert f"runs/{name}/model.safetensors" in keys
     checkpoints = {key.split("/")[3] for key in keys if "/checkpoints/0" in key}
     assert len(checkpoints) <= 3, "retention follows the run's own"
+
+
+def test_another_layout_goes_on_from_the_bucket(bucket: Bucket) -> None:
+    """Two processes on the first machine, killed while uploads are under way; one on the second, equal to rounding."""
+    path = job_file(LONG)
+    arguments: list[str | Path] = ["train", path, "--set", "epochs=200"]
+    keep = ["--keep", "s3://bucket/runs"]
+    with Running(*arguments, *keep, "--on", "2xhere", "--plan", plan_over(TWO), "--checkpoint-every", "0.05",
+                 STOKER_RUNS="a") as running:  # fmt: skip
+        running.until("checkpointed", 2)
+        while bucket.newest() == 0:
+            assert running.process.poll() is None
+        os.killpg(running.process.pid, signal.SIGKILL)
+    with Running(*arguments, *keep, STOKER_RUNS="b") as running:
+        ended = running.end()
+    assert ended.code == 0, ended.err
+    assert ended.of("resumed")[0]["samples"] > 0
+    assert ended.of("replanned")[0]["new"]["layout"]["replicas"] == 1
+    whole = stoker_here(*arguments, "--plan", plan_over(Layout()), "--run-dir", "whole")
+    assert whole.code == 0
+    weights = stoker.load(f"b/{next(Path('b').iterdir()).name}").weights()
+    for name, tensor in stoker.load("whole").weights().items():
+        torch.testing.assert_close(weights[name], tensor, rtol=1e-3, atol=1e-3)
 
 
 def test_a_bucket_that_goes_away_ends_no_run(bucket: Bucket) -> None:

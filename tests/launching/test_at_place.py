@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -106,6 +107,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         at_place, "rank_command", lambda *_: [sys.executable, str(tmp_path / "rank.py"), str(directory)]
     )
     monkeypatch.setattr(HostSupervisor, "_pause", lambda *_: None)
+    # Nothing runs between fork and exec: this process has threads, of which the copy may die before it is the rank.
+    monkeypatch.setattr(at_place, "_end_with_parent", None)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         monkeypatch.setattr(signal, "signal", signal.signal)
         before = signal.getsignal(number)
@@ -173,6 +176,39 @@ def test_slices_go_on_until_the_end(run: Path) -> None:
     assert state.restarts == 3
 
 
+def test_each_restart_is_in_the_supervisors_log(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With its reason: the state on disk has the last one alone."""
+    program = "n = starts(); progress(n); n < 3 and (os.kill(os.getpid(), 9) if n == 1 else sys.exit(75))"
+    assert _supervised(run, program)[0] == 0
+    told = [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert told == ["restart 1: a rank was ended by SIGKILL", "restart 2: a slice is over"]
+
+
+def test_a_rank_saves_when_its_supervisor_is_killed(run: Path) -> None:
+    """The kernel sends it SIGTERM then: else two ranks would train one run once it is started again."""
+    (run.parent / "rank.py").write_text(
+        LOG + "signal.signal(signal.SIGTERM, lambda *_: (progress(7), sys.exit(130)))\nprogress(1)\nsignal.pause()"
+    )
+    program = (
+        "import sys; from pathlib import Path; from stoker.launching import at_place, launcher\n"
+        "run = Path(sys.argv[1])\n"
+        "at_place.rank_command = lambda *_: [sys.executable, f'{run.parent}/rank.py', str(run)]\n"
+        "at_place.HostSupervisor(run, launcher.HostRanks(), {}).run()"
+    )
+    log = run / "events.jsonl"
+    with subprocess.Popen([sys.executable, "-c", program, str(run)]) as supervisor:
+        _until(lambda: at_place.newest_samples(log) == 1)
+        supervisor.kill()
+    _until(lambda: at_place.newest_samples(log) == 7)
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 def test_a_failed_run_is_not_started_again(run: Path) -> None:
     """An error of the job repeats; its line is the evidence."""
     code, state = _supervised(run, "starts(); print('error: no setting lrr', file=sys.stderr); sys.exit(2)")
@@ -206,6 +242,21 @@ def test_a_requeued_run_counts_its_starts(run: Path) -> None:
     assert codes == [75, 75, 75, 75, 4, 4]
     (run / "launch" / "order.json").write_text(dumps(replace(order, submitted_at="2026-11-26T10:00:00+00:00")))
     assert _supervised(run, program)[0] == 75, "another submission begins to count anew"
+
+
+def test_starts_that_the_scheduler_takes_away_are_no_fault_of_the_run(run: Path) -> None:
+    """Preempted while it starts, again and again: it goes on for longer than one that dies, and not for ever."""
+    order_with(run, is_requeued=True)
+    program = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
+os.kill(os.getppid(), signal.SIGTERM)
+signal.pause()
+"""
+    codes = [_supervised(run, program)[0] for _ in range(at_place.MOST_TAKEN_AWAY + 1)]
+    assert codes == [130] * at_place.MOST_TAKEN_AWAY + [4]
+    order_with(run, submitted_at="2026-11-26T10:00:00+00:00")
+    (run / "launch" / "stop").unlink(missing_ok=True)
+    assert _supervised(run, "progress(5)")[0] == 0
 
 
 def test_a_start_in_the_background_outlives_who_started_it(run: Path) -> None:

@@ -17,7 +17,7 @@ from stoker.errors import BadSetting, NoDevice, PlaceFailed, PlaceUnreachable
 from stoker.launching.at_place import LIMIT_OVER
 from stoker.launching.bundle import Bundle, TreeFile
 from stoker.launching.environment_lock import EnvironmentLock
-from stoker.launching.kubernetes import pod_start, pod_volume
+from stoker.launching.kubernetes import cluster_api, pod_start, pod_volume
 from stoker.launching.kubernetes.cluster_api import ClusterApi, dropped
 from stoker.launching.kubernetes.cluster_state import with_host
 from stoker.launching.kubernetes.kubernetes_launcher import LAUNCHER
@@ -543,6 +543,48 @@ def test_a_run_whose_limit_is_over_is_stopped_and_not_failed(cluster: Any) -> No
     cluster.end_pod(cluster.of("pods")[0]["metadata"]["name"], LIMIT_OVER, message=said)
     state = LAUNCHER.state(handle)
     assert (len(cluster.of("pods")), state.phase, state.exit_code, state.why) == (1, "stopped", LIMIT_OVER, why)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        ({"status": "Failure", "details": {"causes": [{"reason": "ExitCode", "message": "137"}]}}, PlaceUnreachable),
+        ({"status": "Failure", "message": "container not found"}, PlaceUnreachable),
+        ({"status": "Failure", "message": 'exec: "python3": executable file not found in $PATH'}, PlaceFailed),
+    ],
+)
+def test_a_pod_that_ends_while_it_is_asked_is_asked_again(status: dict[str, Any], error: type[PlaceFailed]) -> None:
+    """Whoever follows a run goes on after the first two, as after a line that was cut; no program stays no program."""
+    with pytest.raises(PlaceFailed) as refused:
+        cluster_api._exit_code(status, "job-x")
+    assert type(refused.value) is error
+
+
+def test_the_pod_of_a_node_that_died_is_not_asked(cluster: Any) -> None:
+    """It says that it runs for as long as its node is gone; the pod that goes on is asked, or one for files alone."""
+    about = {"labels": labels("job", "training")}
+    running = {"phase": "Running", "containerStatuses": [{"name": "node", "state": {"running": {}}}]}
+    cluster.add(
+        "pods", "job-a", metadata={**about, "deletionTimestamp": "2026-11-26T10:00:00Z"}, spec={}, status=running
+    )
+    volume = pod_volume.RunVolume(ClusterApi("", "team"), "job", {}, None)
+    assert volume.running_pod() == ""
+    cluster.add("pods", "job-b", metadata=about, spec={}, status=running)
+    assert volume.running_pod() == "job-b"
+
+
+def test_a_pod_for_files_that_is_always_deleted_is_not_waited_for_for_ever(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the garbage collector, where its Job is gone: the wait ends with a sentence."""
+    monkeypatch.setattr(pod_volume, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(pod_volume, "_POLL_S", 0.01)
+    cluster.add("persistentvolumeclaims", "run")
+    gone = {"apiVersion": "batch/v1", "kind": "Job", "name": "job", "uid": "gone"}
+    volume = pod_volume.RunVolume(ClusterApi("", "team"), "job", {"image": "python:3.11", "claim": "run"}, gone)
+    with pytest.raises(PlaceUnreachable, match="does not start: it is deleted as soon as it is made"):
+        volume.read("runs/job/events.jsonl", 0)
+    assert ("pods", "job-files") not in cluster.objects
 
 
 def test_an_ended_run_makes_room_whoever_looked_at_its_files(cluster: Any) -> None:

@@ -12,14 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
-from stoker.errors import PlaceFailed
+from stoker.errors import PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import Bundle, TreeFile, stoker_bundle
 from stoker.launching.kubernetes.cluster_api import ClusterApi, dropped
 from stoker.launching.kubernetes.kubernetes_launcher import LAUNCHER
@@ -82,6 +82,10 @@ def cluster(real: Cluster, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
     yield real
     for node in NODES:
         real.server.merge(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": None}})
+    for path in ("/apis/batch/v1/namespaces/team/jobs", "/api/v1/namespaces/team/persistentvolumeclaims"):
+        background = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
+        real.server.ask("DELETE", path, background)  # of a test that failed: the next one has the same names
+        until(lambda path=path: not real.server.ask("GET", path)["items"], "an empty namespace")
 
 
 @pytest.fixture
@@ -154,9 +158,16 @@ def ended(run: LaunchedRun) -> LaunchState:
     return state
 
 
+def log_of(run: LaunchedRun) -> bytes:
+    """The run's log; b"" while its pod does not answer, as one that is about to end."""
+    with suppress(PlaceUnreachable):
+        return LAUNCHER.events(run.launch.handle, 0)
+    return b""
+
+
 def has_saved(run: LaunchedRun) -> bool:
     """Whether a checkpoint was written."""
-    return b'"checkpointed"' in LAUNCHER.events(run.launch.handle, 0)
+    return b'"checkpointed"' in log_of(run)
 
 
 def pods_of(run: LaunchedRun) -> list[str]:
@@ -178,6 +189,15 @@ def left(run: LaunchedRun) -> list[str]:
             for thing in api.objects(kind, f"app.kubernetes.io/instance={name}", api=version)]  # fmt: skip
 
 
+def is_fetched(run: LaunchedRun) -> bool:
+    """Fetch the run's directory; whether the place answered: whoever follows a run asks again as well."""
+    try:
+        LAUNCHER.fetch(run.launch.handle, run.directory.path)
+    except PlaceUnreachable:
+        return False
+    return True
+
+
 def weights(folder: Path) -> dict[str, Any]:
     """The final weights of a run's directory."""
     return load_file(folder / "model.safetensors")
@@ -185,9 +205,9 @@ def weights(folder: Path) -> dict[str, Any]:
 
 def assert_equal_to_an_unbroken_run(run: LaunchedRun, job: Path) -> None:
     """The run, fetched, has the bits of the same run here, never stopped; and it was stopped, and went on."""
-    LAUNCHER.fetch(run.launch.handle, run.directory.path)
+    until(lambda: is_fetched(run), "the run's directory")
     events = [json.loads(line) for line in (run.directory.path / "events.jsonl").read_text().splitlines()]
-    assert any(event["event"] == "resumed" and event["samples"] > 0 for event in events)
+    assert any(event["kind"] == "resumed" and event["fields"]["samples"] > 0 for event in events)
     stoker("train", job.name, "--threads", "1", "--run-dir", "here", "--json", "--plan", PLAN, "--set", "pause_s=0")
     ours, theirs = weights(Path("here")), weights(run.directory.path)
     assert ours.keys() == theirs.keys()
@@ -249,8 +269,8 @@ def test_a_deleted_pod_is_followed_by_one_that_goes_on_bit_equal(cluster: Cluste
     """`kubectl delete pod` twice: each time the run saves, and the next pod continues; the weights are the same."""
     run = start(job)
     for _ in range(2):
-        before = LAUNCHER.events(run.launch.handle, 0).count(b'"checkpointed"')
-        until(lambda before=before: LAUNCHER.events(run.launch.handle, 0).count(b'"checkpointed"') > before, "a save")
+        before = log_of(run).count(b'"checkpointed"')
+        until(lambda before=before: log_of(run).count(b'"checkpointed"') > before, "a save")
         ClusterApi("", "team").delete("Pod", pods_of(run)[0])
         until(lambda: LAUNCHER.state(run.launch.handle).phase == "running", "the next pod")
     assert ended(run).phase == "finished"
@@ -390,7 +410,7 @@ def test_a_node_that_dies_loses_no_run(job: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_two_nodes_train_one_run_and_a_lost_pod_joins_again(modern: Any, job: Path) -> None:
     """An Indexed Job on the fake: both pods meet by the Service's name; one is evicted, and the run goes on."""
-    run = start(job, "k8s:team/2x1xcpu", settings={"epochs": 12})
+    run = start(job, "k8s:team/2x1xcpu", settings={"epochs": 12}, plan=None)
     until(lambda: has_saved(run), "a checkpoint")
     pod = next(p for p in modern.of("pods") if p["metadata"]["annotations"].get(
         "batch.kubernetes.io/job-completion-index") == "1")  # fmt: skip
@@ -399,8 +419,7 @@ def test_two_nodes_train_one_run_and_a_lost_pod_joins_again(modern: Any, job: Pa
     )
     modern.answer("DELETE", f"/api/v1/namespaces/team/pods/{pod['metadata']['name']}", {}, None)
     assert ended(run).phase == "finished"
-    events = LAUNCHER.events(run.launch.handle, 0)
-    assert b'"resumed"' in events
+    assert b'"resumed"' in until(lambda: log_of(run), "the log")
     LAUNCHER.stop(run.launch.handle)
     until(
         lambda: modern.names() == {"persistentvolumeclaims/slow-" + run.directory.name.split("-")[1] + "-run"},
@@ -416,7 +435,7 @@ def test_a_jobset_or_trainjob_trains(modern: Any, job: Path, kind: str) -> None:
     assert LAUNCHER.state(run.launch.handle).phase == "queued"
     modern.admit()
     assert ended(run).phase == "finished"
-    LAUNCHER.fetch(run.launch.handle, run.directory.path)
+    until(lambda: is_fetched(run), "the run's directory")
     assert run.directory.read_run().status == "finished"
 
 

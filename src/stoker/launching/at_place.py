@@ -56,6 +56,9 @@ LIMIT_OVER = 124
 MOST_WITHOUT_PROGRESS = 3
 """After so many starts in a row without a sample more than before, the run is not started again."""
 
+MOST_TAKEN_AWAY = 10
+"""The same where the scheduler took the last of them away, which is no fault of the run's: it may not have begun."""
+
 HEARTBEAT_S = 5.0
 STALE_S = 60.0
 """A process without a sign of life for so long, on a host that cannot be asked, is taken for lost [s]."""
@@ -275,7 +278,7 @@ class HostSupervisor:
         self._folder = directory / _LAUNCH
         self._path = self._folder / f"host-{ranks.host}.json"
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._is_signalled, self._over = False, ""
+        self._is_signalled, self._was_taken_away, self._over = False, False, ""
         self._log_bytes_before, self._save_s = 0, self._order.save_s
         self._began_at, self._began_s = time.time(), time.monotonic()
         self._state = self._first_state()
@@ -285,7 +288,7 @@ class HostSupervisor:
         """Start the ranks, and again where that is right; the exit code for whoever started this program."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, self._on_signal)
-        if self._state.without_progress >= MOST_WITHOUT_PROGRESS:
+        if self._state.without_progress >= (MOST_TAKEN_AWAY if self._was_taken_away else MOST_WITHOUT_PROGRESS):
             return self._end(self._given_up("the scheduler started it again"))
         if self._held_before_s and self._is_used_up(by_a_start=True):
             return self._end(self._limit_over())
@@ -300,6 +303,8 @@ class HostSupervisor:
             if self._state.without_progress >= MOST_WITHOUT_PROGRESS:
                 return self._end(self._given_up(verdict.why))
             self._set("requeued", verdict.why, evidence=self._last_output(), exit_code=verdict.exit_code)
+            # The state is overwritten; what started the run again stays in this process's own log.
+            print(f"{utc_now()} restart {self._state.restarts}: {verdict.why}", file=sys.stderr, flush=True)  # noqa: T201
             self._pause(5.0 * self._state.without_progress + (_OTHERS_NOTICE_S if self._ranks.num_hosts > 1 else 0.0))
             if self._must_leave():
                 return self._end(RankOutcome("stopped", "asked to stop before it was started again", STOPPED))
@@ -432,7 +437,7 @@ class HostSupervisor:
         before = read_host_state(self._path)
         if before is None or before.submitted_at != self._order.submitted_at:
             return state
-        counted = _next_start(before, samples)
+        counted, self._was_taken_away = _next_start(before, samples), before.phase == "preempted"
         return replace(
             state, restarts=counted.restarts, best_samples=counted.best_samples,
             without_progress=counted.without_progress, held_s=before.held_s,

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tests.places.kubernetes.kubelet import Kubelets, Server, scratch
+from tests.places.kubernetes.kubelet import Kubelets, Server, certificate, scratch
 
 BUILD = Path(__file__).with_name("build.sh")
 ADMIN, LIMITED = "token-of-admin", "token-of-somebody"
@@ -62,10 +62,12 @@ class Cluster:
                   f"--listen-peer-urls=http://127.0.0.1:{peer}", f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}",
                   f"--initial-cluster=default=http://127.0.0.1:{peer}")  # fmt: skip
         key = self.folder / "service-account.pem"
+        shown, shown_key = certificate(self.folder / "certs")
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
         (self.folder / "tokens").write_text(f"{ADMIN},admin,1,system:masters\n{LIMITED},somebody,2\n")
         self._run(programs / "kube-apiserver", f"--etcd-servers=http://127.0.0.1:{client}", f"--secure-port={secure}",
                   "--bind-address=127.0.0.1", "--insecure-port=0", f"--cert-dir={self.folder / 'certs'}",
+                  f"--tls-cert-file={shown}", f"--tls-private-key-file={shown_key}",
                   f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}",
                   "--service-account-issuer=https://test", f"--token-auth-file={self.folder / 'tokens'}",
                   "--authorization-mode=RBAC",
@@ -73,10 +75,11 @@ class Cluster:
                   "--service-cluster-ip-range=10.96.0.0/24", "--kubelet-preferred-address-types=InternalIP",
                   "--watch-cache=true", "--profiling=false")  # fmt: skip
         self.url = f"https://127.0.0.1:{secure}"
-        self.server = Server(self.url, ADMIN)
+        self.server = Server(self.url, ADMIN, shown)
         self._until_ready()
         self.kubeconfig = self.folder / "kubeconfig"
-        self.kubeconfig.write_text(json.dumps(kubeconfig(self.url, {"test": ADMIN, "limited": LIMITED})))
+        logins = {"test": ADMIN, "limited": LIMITED}
+        self.kubeconfig.write_text(json.dumps(kubeconfig(self.url, logins, authority=shown)))
         self._run(programs / "kube-controller-manager", f"--kubeconfig={self.kubeconfig}", "--leader-elect=false",
                   "--port=0", "--secure-port=0", f"--service-account-private-key-file={key}",
                   "--pvclaimbinder-sync-period=1s", "--node-monitor-grace-period=12s", "--node-monitor-period=2s",
@@ -95,12 +98,7 @@ class Cluster:
 
     def _until_ready(self) -> None:
         until = time.monotonic() + 120
-        while True:
-            try:
-                if self.server._pool.request("GET", f"{self.url}/readyz", timeout=2.0).status == 200:
-                    return
-            except Exception:  # noqa: BLE001, S110  # it does not listen yet
-                pass
+        while not self.server.is_ready():
             if time.monotonic() > until:
                 raise RuntimeError((self.folder / "kube-apiserver.log").read_text()[-2000:])
             time.sleep(0.2)
@@ -121,13 +119,16 @@ class Cluster:
         return folder
 
 
-def kubeconfig(url: str, tokens: dict[str, str], others: dict[str, str] | None = None) -> dict[str, Any]:
+def kubeconfig(
+    url: str, tokens: dict[str, str], others: dict[str, str] | None = None, *, authority: Path | None = None
+) -> dict[str, Any]:
     """A kubeconfig with a context for each token at `url`, and for others, by name, each at an address of its own."""
     servers = dict.fromkeys(tokens, url) | (others or {})
+    shows = {} if authority is None else {"certificate-authority": str(authority)}
     return {
         "apiVersion": "v1", "kind": "Config", "current-context": next(iter(tokens)),
         "clusters": [
-            {"name": n, "cluster": {"server": u, "insecure-skip-tls-verify": True}} for n, u in servers.items()
+            {"name": n, "cluster": {"server": u, **shows}} for n, u in servers.items()
         ],
         "users": [{"name": name, "user": {"token": tokens.get(name, "none")}} for name in servers],
         "contexts": [{"name": n, "context": {"cluster": n, "user": n, "namespace": "team"}} for n in servers],

@@ -243,7 +243,7 @@ class FakeCluster:
         name, spec, status = job["metadata"]["name"], job["spec"], job.setdefault("status", {})
         if status.get("conditions"):
             return
-        mine = [pod for pod in self.of("pods") if _owned_by(pod, job)]
+        mine = [pod for pod in self.of("pods") if _controlled_by(pod, job)]
         if spec.get("suspend"):
             for pod in mine:
                 self._remove("pods", pod["metadata"]["name"])
@@ -269,7 +269,8 @@ class FakeCluster:
     def _make_pod(self, job: Object, name: str, index: int, *, is_indexed: bool) -> None:
         template = copy.deepcopy(job["spec"]["template"])
         labels = template.get("metadata", {}).get("labels", {}) | {"batch.kubernetes.io/job-name": name}
-        about: Object = {"labels": labels, "ownerReferences": [_reference(job)], "annotations": {}}
+        about: Object = {"labels": labels, "ownerReferences": [_reference(job) | {"controller": True}],
+                         "annotations": {}}  # fmt: skip
         pod = self.add(
             "pods", f"{name}-{index}-{uuid.uuid4().hex[:5]}", metadata=about, spec=template["spec"], status={}
         )
@@ -453,8 +454,10 @@ def _reference(thing: Object) -> Object:
     return {"apiVersion": "v1", "kind": thing["kind"], "name": about["name"], "uid": about["uid"]}
 
 
-def _owned_by(thing: Object, owner: Object) -> bool:
-    return any(r["uid"] == owner["metadata"]["uid"] for r in thing["metadata"].get("ownerReferences") or [])
+def _controlled_by(thing: Object, owner: Object) -> bool:
+    """Whether `owner` runs it: what merely goes with its owner, as a pod for files does, is not a Job's pod."""
+    references = thing["metadata"].get("ownerReferences") or []
+    return any(r.get("controller") and r["uid"] == owner["metadata"]["uid"] for r in references)
 
 
 def _index(pod: Object) -> int:

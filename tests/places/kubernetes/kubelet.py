@@ -64,13 +64,20 @@ def now() -> str:
 
 
 class Server:
-    """An API server, asked as an administrator."""
+    """An API server, asked as an administrator; `authority` is the certificate that it has to show."""
 
-    def __init__(self, url: str, token: str) -> None:
-        urllib3.disable_warnings()
+    def __init__(self, url: str, token: str, authority: Path | None = None) -> None:
         self.url = url
         self._headers = {"Authorization": f"Bearer {token}"}
-        self._pool = urllib3.PoolManager(cert_reqs="CERT_NONE", maxsize=16, retries=False)
+        self._pool = urllib3.PoolManager(ca_certs=authority and str(authority), maxsize=16, retries=False)
+
+    def is_ready(self) -> bool:
+        """Whether it answers, and says that it is ready."""
+        try:
+            answer = self._pool.request("GET", f"{self.url}/readyz", headers=self._headers, timeout=2.0)
+        except urllib3.exceptions.HTTPError:  # it does not listen yet
+            return False
+        return bool(answer.status == 200)
 
     def ask(self, method: str, path: str, body: Object | None = None, kind: str = "application/json") -> Object:
         """The answer as JSON; raises LookupError for 404 and 409, RuntimeError for other refusals."""
@@ -486,6 +493,8 @@ def execute(handler: BaseHTTPRequestHandler, pod: Pod, command: list[str]) -> No
     for thread in pumps:
         thread.join()
     code = process.wait()
+    if code and pod.process.poll() is not None:
+        code = 137  # the container ended, and took the command along
     for stream in (process.stdin, process.stdout, process.stderr):
         with suppress(OSError):
             stream.close()

@@ -27,6 +27,8 @@ Object = dict[str, Any]
 
 TIMEOUT_S = 20.0
 _CHUNK = 64 * 2**10
+_KILLED = 137
+"""Exit code of a command that went with its container."""
 """Bytes of a message to a command's standard input."""
 
 _PLURALS = {
@@ -403,11 +405,16 @@ def _exit_code(status: Object, pod: str) -> int:
     """The exit code in a Status of exec.
 
     Raises:
-        PlaceFailed: the command could not be started.
+        PlaceFailed: the container has no such program.
+        PlaceUnreachable: the container ended before the command did, or before it began.
     """
     if status.get("status") == "Success":
         return 0
     causes = status.get("details", {}).get("causes", [])
-    if (code := next((c["message"] for c in causes if c.get("reason") == "ExitCode"), None)) is not None:
-        return int(code)
-    raise PlaceFailed(f"Pod {pod} cannot run a command: {status.get('message', 'no reason given')}")
+    code = next((int(c["message"]) for c in causes if c.get("reason") == "ExitCode"), None)
+    if code is not None and code != _KILLED:
+        return code
+    why = "its container ended" if code == _KILLED else status.get("message", "no reason given")
+    if "executable file not found" in why or "no such file" in why:
+        raise PlaceFailed(f"Pod {pod} cannot run a command: {why}")
+    raise PlaceUnreachable(f"Pod {pod} could not run a command to its end: {why}")

@@ -27,7 +27,7 @@ from stoker.launching.lines import Answer, extract_tar, files_to_copy, write_tar
 VISITOR_LIFE_S = 900
 """A pod that was started for files alone ends after so long [s]."""
 
-_POLL_S = 0.5
+_POLL_S, _PATIENCE_S = 0.5, 300.0
 _HASH_TIMEOUT_S = 3600.0
 
 
@@ -46,12 +46,15 @@ class RunVolume:
         self._visitor = ""
 
     def running_pod(self, host: int = 0) -> str:
-        """The name of the run's own pod of a host, if it runs; else ""."""
+        """The name of the run's own pod of a host, if it runs; else "".
+
+        One that is being ended does not count: that of a node that died stays like this, beside the pod that goes on.
+        """
         for pod in self._api.objects("Pod", f"{selector(self._name)},app.kubernetes.io/component=training"):
             annotations = pod["metadata"].get("annotations") or {}
             index = annotations.get("batch.kubernetes.io/job-completion-index", "0")
             ready = [s for s in pod.get("status", {}).get("containerStatuses") or [] if "running" in s.get("state", {})]
-            if int(index) == host and ready:
+            if int(index) == host and ready and "deletionTimestamp" not in pod["metadata"]:
                 return str(pod["metadata"]["name"])
         return ""
 
@@ -138,27 +141,27 @@ class RunVolume:
             raise PlaceFailed(f"The claim {claim}, which held the run's directory, is not there any more.",
                               remedy="What was fetched before is here; --new starts another run.")  # fmt: skip
 
-    def _visit(self, patience_s: float = 300.0) -> str:
+    def _visit(self) -> str:
         """The name of a running pod that was started for files alone."""
-        until = time.monotonic() + patience_s
+        until, why = time.monotonic() + _PATIENCE_S, "it is deleted as soon as it is made"
         while True:
             pod = self._api.find("Pod", self._visitor_name)
             if pod is None:
                 self._require_claim()
                 with suppress(AlreadyThere):
                     self._api.create(visitor(self._visitor_name, self._name, self._pod, self._owner))
-                continue
-            phase = pod.get("status", {}).get("phase")
-            if phase == "Running" and "deletionTimestamp" not in pod["metadata"]:
-                return self._visitor_name
-            if _is_old(pod):
-                self.leave()
-            elif phase in {"Failed", "Succeeded"}:
-                _, why, _ = ending_of(pod)
-                self.leave()
-                raise PlaceFailed(f"Pod {self._visitor_name}, which reads the volume, ended: {why}.")
-            if time.monotonic() > until:
+            else:
+                phase = pod.get("status", {}).get("phase")
+                if phase == "Running" and "deletionTimestamp" not in pod["metadata"]:
+                    return self._visitor_name
+                if _is_old(pod):
+                    self.leave()
+                elif phase in {"Failed", "Succeeded"}:
+                    _, why, _ = ending_of(pod)
+                    self.leave()
+                    raise PlaceFailed(f"Pod {self._visitor_name}, which reads the volume, ended: {why}.")
                 why = state_of({"kind": "Pod", "metadata": pod["metadata"], "spec": {}}, [pod]).why
+            if time.monotonic() > until:
                 self.leave()
                 raise PlaceUnreachable(f"Pod {self._visitor_name}, which reads the volume, does not start: {why}.")
             time.sleep(_POLL_S)

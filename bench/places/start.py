@@ -1,0 +1,166 @@
+"""How soon a run elsewhere makes its first update, and how long it takes against its forecast.
+
+    python -m bench.places.start PLACE [--rounds 3] [--seconds 40]      PLACE is slurm or ssh
+
+A real Slurm of idle nodes, or a real sshd, is started on this machine (tests/places). The commands are those that
+people type, each a process of its own: `stoker plan JOB --on PLACE`, then `stoker train JOB --on PLACE --new`, followed
+to its end. In the first round nothing is at the place; Python's environment is there. From the second on all is there
+(warm). Recorded for each: the time from the command to the event of the first update, and of it the wait in the queue
+(submission to the job's start, by the scheduler); the time of training; and the whole time from the command to the end
+of training. Forecast is what `stoker plan` said before: the run, and when it would be finished. Epochs are as many as
+train for so many seconds by the forecast.
+
+Bars: 10 s from the command to the first update, less the queue, warm; forecasts of the run and of the whole time within
+15 %, warm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from stoker.launching.slurm_scheduler import read_job
+from tests.places import slurm_cluster
+from tests.places.ssh_hosts import SSHD, loopback
+
+HERE = Path(__file__).parent
+MOST_START_S, MOST_ERROR = 10.0, 0.15
+
+
+@contextmanager
+def slurm(folder: Path) -> Iterator[str]:
+    """The word of a Slurm cluster, which commands find by a variable."""
+    if reason := slurm_cluster.missing():
+        raise SystemExit(reason)
+    cluster = slurm_cluster.SlurmCluster(folder / "slurm")
+    try:
+        cluster.start()
+        os.environ["SLURM_CONF"] = cluster.environ["SLURM_CONF"]
+        yield f"slurm:low/cpu:cpus={os.cpu_count()}"
+    finally:
+        cluster.stop()
+
+
+@contextmanager
+def ssh(folder: Path) -> Iterator[str]:
+    """The word of a host behind sshd on loopback."""
+    if SSHD is None:
+        raise SystemExit("there is no sshd: apt-get install openssh-server")
+    (folder / "hosts").mkdir()
+    with loopback(folder / "hosts") as hosts:
+        os.environ["STOKER_SSH_CONFIG"] = str(hosts.config)
+        yield "ssh:box/cpu"
+
+
+PLACES = {"slurm": slurm, "ssh": ssh}
+
+
+def stoker(*words: str) -> str:
+    """Standard output of a command of Stoker, which has to succeed."""
+    done = subprocess.run([sys.executable, "-m", "stoker", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"stoker {' '.join(words)}: exit {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
+    return done.stdout
+
+
+def queued_s(launch: dict[str, Any], submitted: float) -> float:
+    """How long the job waited in the scheduler's queue [s]; 0 where there is none."""
+    if launch["kind"] != "slurm":
+        return 0.0
+    command = ["scontrol", "show", "job", launch["handle"]["job"], "-o"]
+    shown = subprocess.run(command, env=os.environ | {"TZ": "UTC"}, capture_output=True, text=True, check=True).stdout
+    job = read_job(shown)
+    assert job is not None
+    assert job.starts_at is not None
+    return max(0.0, job.starts_at - submitted)
+
+
+def planned(on: str, epochs: int) -> dict[str, Any]:
+    """What `stoker plan` says of the place."""
+    offer: dict[str, Any] = json.loads(stoker("plan", *job_of(epochs), "--on", on, "--json"))["offers"][0]
+    if offer["run"] is None:
+        raise SystemExit(f"no forecast: {offer}")
+    return offer
+
+
+def job_of(epochs: int) -> list[str]:
+    """The job as words of a command: updates of some milliseconds."""
+    return ["digits_mlp.py", "--set", f"epochs={epochs}", "--set", "width=4096"]
+
+
+def measure(folder: Path, on: str, number: int, epochs: int) -> dict[str, Any]:
+    """One round: forecast, run, compare."""
+    run, load, offer = folder / "runs" / f"start-{number}", os.getloadavg()[0], planned(on, epochs)
+    began = time.time()
+    stoker("train", *job_of(epochs), "--on", on, "--new", "--run-dir", str(run), "--env", sys.executable,
+           "--place-option", f"root={folder / 'root'}", "--var", f"STOKER_CACHE={folder / 'cache-there'}",
+           "--json")  # fmt: skip
+    launch = json.loads((run / "launch.json").read_text())
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    at = {kind: next(event["at"] for event in events if event["kind"] == kind) for kind in ("progress", "finished")}
+    submitted = datetime.fromisoformat(launch["submitted_at"]).timestamp()
+    queue, training = queued_s(launch, submitted), json.loads((run / "run.json").read_text())["wall_s"]
+    whole = at["finished"] - began
+    forecast, finish = offer["run"]["value"], offer["finish_s"]
+    return {
+        "load_before": load, "sent_bytes": launch["sent_bytes"], "submitted_after_s": round(submitted - began, 2),
+        "queue_s": round(queue, 2), "first_update_less_queue_s": round(at["progress"] - began - queue, 2),
+        "training_s": round(training, 2), "forecast_s": round(forecast, 2),
+        "forecast_error": round(forecast / training - 1, 3),
+        "whole_s": round(whole, 2), "forecast_whole_s": round(finish, 2), "whole_error": round(finish / whole - 1, 3),
+        "why": offer["why"],
+    }  # fmt: skip
+
+
+def main() -> int:
+    """Measure, print and write; 0 if the bars are held."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("place", choices=PLACES)
+    for name, value in {"rounds": 3, "seconds": 40}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="place-", dir="/tmp") as name:  # sockets need a short path
+        folder = Path(name)
+        (folder / "digits_mlp.py").write_text((HERE / "digits_mlp.py").read_text())
+        os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))
+        os.environ["STOKER_CACHE"] = str(folder / "cache")
+        os.chdir(folder)
+        with PLACES[given.place](folder) as on:
+            rounds, epochs = [], round(100 * given.seconds / planned(on, 100)["run"]["value"])
+            for number in range(given.rounds):
+                rounds.append(measure(folder, on, number, epochs))
+                print(rounds[-1], flush=True)
+    warm = rounds[1:]
+    is_held = all(
+        one["first_update_less_queue_s"] <= MOST_START_S and abs(one["forecast_error"]) <= MOST_ERROR
+        and abs(one["whole_error"]) <= MOST_ERROR for one in warm
+    )  # fmt: skip
+    date = datetime.now(UTC).date().isoformat()
+    result = {
+        "what": f"{given.place}: from the command to the first update, and total time against its forecast",
+        "command": f"python -m bench.places.start {given.place} --rounds {given.rounds} --seconds {given.seconds}",
+        "date": date, "epochs": epochs,
+        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()},
+        "warm_first_update_less_queue_s": [one["first_update_less_queue_s"] for one in warm],
+        "warm_forecast_errors": [one["forecast_error"] for one in warm],
+        "warm_whole_errors": [one["whole_error"] for one in warm],
+        "is_held": is_held, "rounds": rounds,
+    }  # fmt: skip
+    path = HERE.parent / "results" / f"place_start_{given.place}_{date}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    return 0 if is_held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
