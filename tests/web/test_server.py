@@ -329,7 +329,7 @@ def test_a_process_that_is_gone_trains_nothing(tmp_path: Path) -> None:
 
 
 def test_between_two_progress_events_only_the_log_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a run that trains one file is looked at; its records with any other event, and every few seconds."""
+    """Of a run that trains one file is looked at; its row is made anew every few seconds, or with any other event."""
     progress = next(event for event in story.young_run() if event.kind == "progress")
     path = write_run(tmp_path, "run", as_log([progress]), status="unfinished")
     sign(path, os.getpid())
@@ -337,27 +337,29 @@ def test_between_two_progress_events_only_the_log_is_looked_at(tmp_path: Path, m
     index = RunIndex([tmp_path], clock=lambda: now)
     index.scan()
     index.look_at_live()
-    original = os.lstat
+    row, original = index.rows["run"], os.lstat
     monkeypatch.setattr(os, "lstat", lambda path, **options: seen.append(Path(path).name) or original(path, **options))
 
     def append(**fields: Any) -> bool:
-        seen.clear()
         event = dataclasses.replace(progress, **fields)
         with (path / "events.jsonl").open("ab") as log:
             log.write(as_log([event]))
+        seen.clear()
         return index.look_at_live()
 
     assert not index.look_at_live()
     assert append(fields={**progress.fields, "samples": 999_424})
-    assert (seen, index.rows["run"].document["samples"]) == (["events.jsonl"], 999_424)
+    assert seen == ["events.jsonl"]
+    assert b"999424" in row.tail.lines
     (path / run_index.ANNOTATIONS).write_text('{"tags": ["new"]}')
     assert not index.look_at_live()
-    now += 60
+    assert row.document["samples"] < 999_424
+    now += 2
     assert index.look_at_live()
-    assert index.rows["run"].document["tags"] == ["new"]
+    assert (row.document["samples"], row.document["tags"], row.document["state"]) == (999_424, ["new"], "running")
     (path / "run.json").write_bytes((path / "run.json").read_bytes().replace(b'"unfinished"', b'"finished"'))
     assert append(kind="finished", fields={})
-    assert index.rows["run"].document["state"] == "finished"
+    assert row.document["state"] == "finished"
 
 
 def test_folders_tell_where_a_run_may_have_begun(tmp_path: Path) -> None:

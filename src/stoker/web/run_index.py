@@ -6,6 +6,8 @@ for the curve. While a run trains, only what its log gained is read.
 
 from __future__ import annotations
 
+import bisect
+import functools
 import itertools
 import math
 import os
@@ -45,8 +47,8 @@ _MOST_POINTS = 96
 """Points of a row's curve; beyond twice as many every second one is dropped."""
 _QUIET_S = 120.0
 """A run that holds its lock and has said nothing for so long, or for 20 of its usual pauses, is stalled [s]."""
-_RECORDS_S = 5.0
-"""A run that has reported progress is looked at beyond its log this often [s]: its records, and whether it lives."""
+_ROW_S = 1.75
+"""After progress a run's row is made anew this often [s], at every second look; after any other event at once."""
 
 State = str
 """queued, planning, running, stalled, stopped, finished, failed, unreadable; of a run elsewhere its launch's phase."""
@@ -84,7 +86,9 @@ class Row:
     values: dict[str, Value] = field(default_factory=dict)
     stamp: tuple[int, ...] = ()
     looked_at: float = 0.0
-    """When its records were last looked at while it trained, by the monotonic clock [s]."""
+    """When it was last looked at as a whole while it trained, by the monotonic clock [s]."""
+    has_grown: bool = False
+    """Whether its log has grown since."""
     tail: Tail = field(default_factory=Tail)
     curve: list[tuple[float, float, float]] = field(default_factory=list)
     """(samples, wall_s, loss to 4 digits) of progress events from all over the run."""
@@ -100,7 +104,7 @@ class Row:
     version: int = 0
     records: _Records | None = None
 
-    @property
+    @functools.cached_property
     def path(self) -> Path:
         """The run's directory."""
         return self.root / self.name
@@ -172,15 +176,15 @@ class RunIndex:
     def look_at_live(self, followed: Iterable[str] = ()) -> bool:
         """Look at the runs that train and at those whose ids are given; whether anything changed, if only a log.
 
-        Between two progress events nothing of a run changes but its log: most looks are one `lstat` of that.
+        Between two progress events nothing of a run changes but its log: of every other look that is all.
         """
         has_changed = False
         for row in [self.rows[run] for run in self._live.union(followed) if run in self.rows]:
             before = row.version, row.tail.log, row.tail.end
-            is_due = row.last_kind != "progress" or self._clock() - row.looked_at >= _RECORDS_S
+            is_due = row.last_kind != "progress" or self._clock() - row.looked_at >= _ROW_S
             with suppress(OSError):
-                if not is_due and (stamp := _stamp_with_log(row)) != row.stamp:
-                    self._look(row.id, row.root, row.name, stamp)
+                if not is_due and os.lstat(f"{row.path}/{EVENTS}").st_size != row.tail.end:
+                    row.has_grown |= _read_log(row, is_new=False)
                     is_due = row.last_kind != "progress"
                 if is_due:
                     row.looked_at = self._clock()
@@ -271,7 +275,8 @@ class RunIndex:
     def _take_in(self, row: Row, stamp: tuple[int, ...], *, is_new: bool) -> None:
         """Read what changed of a run, and describe it anew."""
         before = row.document
-        grew = _read_log(row, is_new=is_new)
+        grew = _read_log(row, is_new=is_new) or row.has_grown
+        row.has_grown = False
         is_heard = grew and not is_new
         if is_heard:
             row.heard_at = self._clock()
@@ -322,17 +327,6 @@ def _stamp(path: Path) -> tuple[int, ...]:
     if not any(stamp[3 * _STAMPED.index(name)] for name in _MAKE_A_RUN):
         raise FileNotFoundError(path)
     return tuple(stamp)
-
-
-def _stamp_with_log(row: Row) -> tuple[int, ...]:
-    """The row's stamp, with that of its log as it is now.
-
-    Raises:
-        OSError: there is no log.
-    """
-    status = os.lstat(f"{row.path}/{EVENTS}")
-    log = (status.st_ino, status.st_size, status.st_mtime_ns)
-    return row.stamp[:_LOG_STAMP] + log + row.stamp[_LOG_STAMP + 3 :]
 
 
 def _changed_ns(path: str | Path) -> int:
@@ -600,9 +594,8 @@ def remaining_s(
     stretches of its later half; before, that of the forecast.
     """
     left = max(0.0, total - samples)
-    recent = [point for point in curve if point[0] >= samples / 2]
-    step = max(1, len(recent) // 16)
-    marks = recent[::step]
+    half = bisect.bisect_left(curve, samples / 2, key=lambda point: point[0])
+    marks = curve[half :: max(1, (len(curve) - half) // 16)]
     rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(marks) if b[0] > a[0] and b[1] > a[1]]
     if len(rates) >= 5:
         tenths = statistics.quantiles(rates, n=10)
@@ -626,6 +619,8 @@ def _state(row: Row, status: object, launch: JSON, now_s: float, *, is_heard: bo
         return "stopped" if row.last_kind or not launch else "queued"
     if row.last_kind in ("", "planned", "noted", "warned") and not row.curve:
         return "planning"
+    if is_heard:
+        return "running"
     pauses = [b[1] - a[1] for a, b in zip(row.curve[-9:], row.curve[-8:], strict=False)]
     usual_s = statistics.median(pauses) if pauses else 0.0
     return "stalled" if now_s - row.heard_at > max(_QUIET_S, 20 * usual_s) else "running"

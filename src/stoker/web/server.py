@@ -443,8 +443,8 @@ class Ui:
         if row is not None:
             watch = self._watches.setdefault(row.id, watch)
             watch.followers += 1
-        alerted, num_read, seen = self._newest_alert(), watch.num_read, None
-        sent_at = time.monotonic()
+        alerted, num_read, sent_at = self._newest_alert(), watch.num_read, time.monotonic()
+        seen: tuple[str, int, int] | None = None
         try:
             yield b"retry: 1000\n\n"
             while True:
@@ -483,7 +483,7 @@ class Ui:
             return [], at
         if self._rows_events[0] != at:
             self._rows_events = at, {}
-        made, key = self._rows_events[1], (version, only and only.id)
+        made, key = self._rows_events[1], (version, None if only is None else only.id)
         if key not in made:
             rows, removed = self.index.changed_since(version)
             document: dict[str, JSON] = {
