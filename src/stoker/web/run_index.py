@@ -173,14 +173,14 @@ class RunIndex:
             self.version += 1
         return self.version != before
 
-    def look_at_live(self, followed: Iterable[str] = ()) -> bool:
-        """Look at the runs that train and at those whose ids are given; whether anything changed, if only a log.
+    def look_at_live(self, followed: Iterable[str] = ()) -> set[str]:
+        """Look at the runs that train and at those whose ids are given; the ids of those whose logs have grown.
 
         Between two progress events nothing of a run changes but its log: of every other look that is all.
         """
-        has_changed = False
+        grown = set[str]()
         for row in [self.rows[run] for run in self._live.union(followed) if run in self.rows]:
-            before = row.version, row.tail.log, row.tail.end
+            before = row.tail.log, row.tail.end
             is_due = row.last_kind != "progress" or self._clock() - row.looked_at >= _ROW_S
             with suppress(OSError):
                 if not is_due and os.lstat(f"{row.path}/{EVENTS}").st_size != row.tail.end:
@@ -189,8 +189,9 @@ class RunIndex:
                 if is_due:
                     row.looked_at = self._clock()
                     self._look(row.id, row.root, row.name, _stamp(row.path))
-            has_changed |= before != (row.version, row.tail.log, row.tail.end)
-        return has_changed
+            if before != (row.tail.log, row.tail.end):
+                grown.add(row.id)
+        return grown
 
     def has_new_folders(self) -> bool:
         """Whether `scan` would find a run that began, goes on or went, as far as the times of folders tell."""

@@ -18,7 +18,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -109,13 +109,14 @@ class Ui:
         self._logs: dict[str, tuple[RunLog, threading.Lock]] = {}
         self._watches: dict[str, _Watch] = {}
         self._rows_events: tuple[int, dict[tuple[int, str | None], bytes]] = -1, {}
-        self._news = asyncio.Event()
+        self._pages: dict[asyncio.Event, str | None] = {}
+        """Of each stream what wakes it, and the run that it follows."""
         self._woken_at = 0.0
         self._alerts: list[tuple[int, Alert]] = []
         self._documents: dict[str, dict[str, JSON]] = {}
         self._announced = -1
         """The version of the index whose alerts were raised."""
-        self._num_pages, self._is_due = 0, asyncio.Event()
+        self._is_due = asyncio.Event()
         self._scanned_at = -math.inf
         self._is_scanned = asyncio.Event()
         self._index_lock = asyncio.Lock()
@@ -191,7 +192,7 @@ class Ui:
         """Look at the logs that grow, and at the folders, again and again."""
         folders_at = -math.inf
         while True:
-            now, is_watched = time.monotonic(), bool(self._num_pages or self.options.webhooks)
+            now, is_watched = time.monotonic(), bool(self._pages or self.options.webhooks)
             if now - folders_at >= (_SCAN_S if is_watched else _IDLE_S):
                 folders_at = now
                 if now - self._scanned_at >= _WHOLE_SCAN_S or self.index.has_new_folders():
@@ -205,13 +206,15 @@ class Ui:
 
     def _look(self) -> None:
         """Look at runs that train and at logs that are followed: a few small reads, cheaper than a thread."""
-        has_changed = False
+        before, grown = self.index.version, set[str]()
         with self._telling_failures():
-            has_changed = self.index.look_at_live(self._watches)
-            if has_changed:
+            grown = self.index.look_at_live(self._watches)
+            if self.index.version != before:
                 self._raise_alerts()
-        if has_changed or time.monotonic() - self._woken_at >= _PING_S:
+        if self.index.version != before or time.monotonic() - self._woken_at >= _PING_S:
             self._wake()
+        elif grown:
+            self._wake(grown)
 
     async def _rescan(self) -> None:
         """Look at all folders, in a thread."""
@@ -233,11 +236,12 @@ class Ui:
             _log.exception("the folders of runs could not be looked at")
             self.index.problems.append("The folders could not be looked at; the server's log says why.")
 
-    def _wake(self) -> None:
-        """Let all streams see what is new."""
-        self._woken_at = time.monotonic()
-        self._news.set()
-        self._news = asyncio.Event()
+    def _wake(self, runs: Container[str | None] | None = None) -> None:
+        """Let all streams see what is new, or those that follow one of some runs."""
+        self._woken_at = self._woken_at if runs else time.monotonic()
+        for news, run in self._pages.items():
+            if runs is None or run in runs:
+                news.set()
 
     def _raise_alerts(self) -> None:
         at = self.index.version
@@ -349,7 +353,7 @@ class Ui:
             self._reading.pop(row.id, None)
             if row.id in self._watches:
                 self._watches[row.id].num_read += 1
-                self._wake()
+                self._wake({row.id})
 
     async def _run(self, row: Row, _: Request) -> Any:
         log, _is_whole = await self._log(row)
@@ -437,9 +441,9 @@ class Ui:
         It is of the rows since `version` (-1: all of them), of the alerts, and of `row`'s log from byte `offset` of the
         file `log` on. Where that fails the stream ends, and the page asks for another.
         """
-        self._num_pages += 1
+        news, watch = asyncio.Event(), _Watch()
+        self._pages[news] = None if row is None else row.id
         self._is_due.set()
-        watch = _Watch()
         if row is not None:
             watch = self._watches.setdefault(row.id, watch)
             watch.followers += 1
@@ -448,7 +452,7 @@ class Ui:
         try:
             yield b"retry: 1000\n\n"
             while True:
-                news = self._news  # before the look: what comes while a slow page is sent to is seen at once
+                news.clear()  # before the look: what comes while a slow page is sent to is seen at once
                 pieces, version = self._news_of_rows(row, version)
                 pieces += [_event("alert", alert.document()) for number, alert in self._alerts if number > alerted]
                 alerted = self._newest_alert()
@@ -471,7 +475,7 @@ class Ui:
         except Exception:  # noqa: BLE001 - records may hold anything, and disks fail
             _log.exception("a stream of events ends")
         finally:
-            self._num_pages -= 1
+            del self._pages[news]
             watch.followers -= 1
             if row is not None and not watch.followers:
                 self._watches.pop(row.id, None)
