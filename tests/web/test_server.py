@@ -306,7 +306,8 @@ def test_several_folders_and_a_run_alone(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         write_run(tmp_path / folder, "run", as_log(story.young_run()))
     assert set(ui_of(tmp_path / "a", tmp_path / "b").index.rows) == {"0~run", "1~run"}
-    assert set(ui_of(tmp_path / "a" / "run").index.rows) == {"run"}
+    alone = ui_of(tmp_path / "a" / "run").index.rows
+    assert {name: row.document["status"] for name, row in alone.items()} == {"run": "finished"}
 
 
 def test_a_process_that_is_gone_trains_nothing(tmp_path: Path) -> None:

@@ -159,10 +159,13 @@ class RunIndex:
         self._folders = {}
         for number, root in enumerate(self.roots):
             prefix = f"{number}~" if len(self.roots) > 1 else ""
-            for name, stamp in self._found(root, prefix):
+            is_run = any((root / file).is_file() for file in _MAKE_A_RUN)
+            folder = root.absolute().parent if is_run else root
+            found = self._found_in(folder, root.absolute().name, prefix) if is_run else self._found(root, prefix)
+            for name, stamp in found:
                 run = printable(prefix + name)  # of names that are not UTF-8 too
                 seen.add(run)
-                row = self._look(run, root, name, stamp)
+                row = self._look(run, folder, name, stamp)
                 if row.is_live or row.document["status"] == "finished":
                     del self._folders[os.fspath(row.path)]
         for gone in self.rows.keys() - seen:
@@ -211,9 +214,6 @@ class RunIndex:
 
     def _found(self, root: Path, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and stamps of the runs in a folder and in its studies; studies, plans and checks are noted."""
-        if any((root / file).is_file() for file in _MAKE_A_RUN):
-            yield from self._found_in(root.parent, root.name, prefix)
-            return
         self._note(root)
         try:
             entries = sorted(os.scandir(root), key=lambda entry: entry.name)
