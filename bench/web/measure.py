@@ -12,6 +12,7 @@ import argparse
 import atexit
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -50,6 +51,14 @@ def cpu_s(pid: int) -> float:
     """CPU time that a process and its threads have used [s]."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def threads_cost(pid: int) -> tuple[float, int]:
+    """CPU time that the living threads of a process have used, to the nanosecond [s], and how often they slept."""
+    tasks = list(Path(f"/proc/{pid}/task").iterdir())
+    used = sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    slept = (re.search(r"\nvoluntary_ctxt_switches:\s+(\d+)", (task / "status").read_text()) for task in tasks)
+    return used, sum(int(found[1]) for found in slept if found)
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -213,8 +222,9 @@ def event_to_screen(browser: Any, folder: Path, repeats: int) -> dict[str, Any]:
     page.wait_for_timeout(1500)
     times = []
     template = next(event for event in story.young_run() if event.kind == "progress")
-    for number in range(2, 2 + 3 * repeats):
-        page.wait_for_timeout(137)
+    pauses = random.Random(0)  # the server looks at intervals: an event may come at any time between two looks
+    for number in range(2, 2 + 4 * repeats):
+        page.wait_for_timeout(pauses.uniform(0, 1000))
         event = Event(
             kind="progress",
             at=time.time(),
@@ -268,18 +278,19 @@ def cost(browser: Any, folder: Path, seconds: float, threads: int) -> dict[str, 
         page.wait_for_selector(".plot.live canvas" if path != "/" else ".body .row")
         pages.append(page)
     time.sleep(8)  # what pages fetch when they are opened
-    before = cpu_s(process.pid), cpu_s(training.pid), time.monotonic()
+    before = *threads_cost(process.pid), cpu_s(training.pid), time.monotonic()
     time.sleep(seconds)
-    after = cpu_s(process.pid), cpu_s(training.pid), time.monotonic()
+    after = *threads_cost(process.pid), cpu_s(training.pid), time.monotonic()
     training.send_signal(signal.SIGTERM)
     training.wait(60)
     process.kill()
-    server_s, training_s = after[0] - before[0], after[1] - before[1]
+    server_s, wakes, training_s, watched_s = (after[index] - before[index] for index in range(4))
     return {
         "pages": 3,
         "training_threads": threads,
-        "watched_s": after[2] - before[2],
+        "watched_s": watched_s,
         "server_cpu_s": server_s,
+        "server_wakes_per_s": wakes / watched_s,
         "training_cpu_s": training_s,
         "server_over_training": server_s / training_s,
         "note": "the training process spends nothing on the page: it writes the same log watched or not",

@@ -185,6 +185,36 @@ def test_a_page_that_is_far_behind_fetches_anew(tmp_path: Path) -> None:
     assert found[-1][2] == (path / "events.jsonl").stat().st_size
 
 
+def test_what_a_page_fetched_ahead_of_the_looks_is_not_sent_again(tmp_path: Path) -> None:
+    """Its document may have more of the log than the last look; a log that was cut is another matter."""
+    path = write_run(tmp_path, "run", as_log(story.young_run()), status="unfinished")
+    ui, log = ui_of(tmp_path), path / "events.jsonl"
+    first, later = (as_log([Event(kind="warned", at=5.0, fields={"message": one})]) for one in ("first", "later"))
+    with log.open("ab") as file:
+        file.write(first)
+    fetched = ask(ui, "/api/run?run=run").json()
+    tail = ui.index.rows["run"].tail
+    assert fetched["offset"] == tail.end + len(first)
+
+    async def follow() -> list[bytes]:
+        stream = ui._stream(ui.index.rows["run"], fetched["log"], fetched["offset"], ui.index.version)
+        pieces = [await anext(stream)]
+        for change in (lambda: log.write_bytes(log.read_bytes() + later), lambda: os.truncate(log, 0)):
+            waits = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0)
+            change()
+            ui._look()
+            pieces.append(await waits)
+        await stream.aclose()
+        return pieces
+
+    _, appended, cut = asyncio.run(asyncio.wait_for(follow(), 20))
+    assert b"later" in appended
+    assert b"first" not in appended
+    assert b"refetch" not in appended
+    assert b"event: refetch" in cut
+
+
 def test_a_long_log_is_shown_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """First its shape by some of its lines, then all of it."""
     monkeypatch.setattr(server, "_AT_ONCE_BYTES", 100_000)
@@ -276,7 +306,8 @@ def test_several_folders_and_a_run_alone(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         write_run(tmp_path / folder, "run", as_log(story.young_run()))
     assert set(ui_of(tmp_path / "a", tmp_path / "b").index.rows) == {"0~run", "1~run"}
-    assert set(ui_of(tmp_path / "a" / "run").index.rows) == {"run"}
+    alone = ui_of(tmp_path / "a" / "run").index.rows
+    assert {name: row.document["status"] for name, row in alone.items()} == {"run": "finished"}
 
 
 def test_a_process_that_is_gone_trains_nothing(tmp_path: Path) -> None:
@@ -296,6 +327,66 @@ def test_a_process_that_is_gone_trains_nothing(tmp_path: Path) -> None:
     now += 500
     index.look_at_live()
     assert index.rows["run"].document["state"] == "stalled"
+
+
+def test_between_two_progress_events_only_the_log_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run that trains one file is looked at; its row is made anew every few seconds, or with any other event."""
+    progress = next(event for event in story.young_run() if event.kind == "progress")
+    path = write_run(tmp_path, "run", as_log([progress]), status="unfinished")
+    sign(path, os.getpid())
+    now, seen = 1000.0, list[str]()
+    index = RunIndex([tmp_path], clock=lambda: now)
+    index.scan()
+    index.look_at_live()
+    row, original = index.rows["run"], os.lstat
+    monkeypatch.setattr(os, "lstat", lambda path, **options: seen.append(Path(path).name) or original(path, **options))
+
+    def append(**fields: Any) -> set[str]:
+        event = dataclasses.replace(progress, **fields)
+        with (path / "events.jsonl").open("ab") as log:
+            log.write(as_log([event]))
+        seen.clear()
+        return index.look_at_live()
+
+    assert not index.look_at_live()
+    assert append(fields={**progress.fields, "samples": 999_424}) == {"run"}
+    assert seen == ["events.jsonl"]
+    assert b"999424" in row.tail.lines
+    (path / run_index.ANNOTATIONS).write_text('{"tags": ["new"]}')
+    assert not index.look_at_live()
+    assert row.document["samples"] < 999_424
+    now += 2
+    index.look_at_live()
+    assert (row.document["samples"], row.document["tags"], row.document["state"]) == (999_424, ["new"], "running")
+    (path / "run.json").write_bytes((path / "run.json").read_bytes().replace(b'"unfinished"', b'"finished"'))
+    assert append(kind="finished", fields={})
+    assert row.document["state"] == "finished"
+
+
+def test_folders_tell_where_a_run_may_have_begun(tmp_path: Path) -> None:
+    """A new run, one in a folder that was empty, a trial, a run that goes on, one that went; not a log that grows."""
+    write_run(tmp_path, "done", b"")
+    stopped = write_run(tmp_path, "stopped", b"", status="unfinished")
+    (tmp_path / "study" / "trials").mkdir(parents=True)
+    (tmp_path / "study" / "study.json").write_text("{}")
+    (tmp_path / "empty").mkdir()
+    index = RunIndex([tmp_path])
+    index.scan()
+    assert not index.has_new_folders()
+    with (stopped / "events.jsonl").open("ab") as log:
+        log.write(as_log(story.young_run()))
+    assert not index.has_new_folders()
+    for change in (
+        lambda: write_run(tmp_path, "new", b""),
+        lambda: shutil.copy(tmp_path / "done" / "run.json", tmp_path / "empty"),
+        lambda: write_run(tmp_path / "study" / "trials", "0000", b""),
+        lambda: sign(stopped, os.getpid()),
+        lambda: shutil.rmtree(tmp_path / "done"),
+    ):
+        change()
+        assert index.has_new_folders()
+        index.scan()
+        assert not index.has_new_folders()
 
 
 def test_a_run_elsewhere_is_a_row_before_it_is_fetched(tmp_path: Path) -> None:
@@ -425,7 +516,7 @@ def test_a_look_that_fails_ends_neither_the_looks_nor_a_stream_in_silence(
 
     monkeypatch.setattr(RunIndex, "scan", scan)
     monkeypatch.setattr(server, "_LIVE_S", 0.01)
-    monkeypatch.setattr(server, "_IDLE_SCAN_S", 0.01)
+    monkeypatch.setattr(server, "_IDLE_S", 0.01)
     monkeypatch.setattr(ui.index, "changed_since", lambda _: 1 / 0)
 
     async def work() -> None:
@@ -436,14 +527,14 @@ def test_a_look_that_fails_ends_neither_the_looks_nor_a_stream_in_silence(
         assert pieces == [b"retry: 1000\n\n"]
 
     asyncio.run(asyncio.wait_for(work(), 20))
-    assert not ui._num_pages
+    assert not ui._pages
 
 
 def test_a_page_that_opens_is_not_kept_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The long pause of a server that nobody looks at ends with the first page, and only that one."""
     ui, looks = ui_of(tmp_path), asyncio.Queue[int]()
     monkeypatch.setattr(server, "_LIVE_S", 1e6)
-    monkeypatch.setattr(ui, "_look", lambda: looks.put_nowait(ui._num_pages))
+    monkeypatch.setattr(ui, "_look", lambda: looks.put_nowait(len(ui._pages)))
 
     async def work() -> None:
         task = asyncio.create_task(ui._keep_looking())

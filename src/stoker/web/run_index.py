@@ -6,6 +6,8 @@ for the curve. While a run trains, only what its log gained is read.
 
 from __future__ import annotations
 
+import bisect
+import functools
 import itertools
 import math
 import os
@@ -13,11 +15,11 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -45,9 +47,24 @@ _MOST_POINTS = 96
 """Points of a row's curve; beyond twice as many every second one is dropped."""
 _QUIET_S = 120.0
 """A run that holds its lock and has said nothing for so long, or for 20 of its usual pauses, is stalled [s]."""
+_ROW_S = 1.75
+"""After progress a run's row is made anew this often [s], at every second look; after any other event at once."""
 
 State = str
 """queued, planning, running, stalled, stopped, finished, failed, unreadable; of a run elsewhere its launch's phase."""
+
+
+class Tail(NamedTuple):
+    """What was read last of a log: whole lines, the byte at which they start, and of which file ("": of none)."""
+
+    log: str = ""
+    start: int = 0
+    lines: bytes = b""
+
+    @property
+    def end(self) -> int:
+        """The byte after them: what comes next is read from there."""
+        return self.start + len(self.lines)
 
 
 @dataclass
@@ -57,6 +74,7 @@ class Row:
     Attributes:
         id: names the run to the page: its path below its folder, with the folder's number before it where there are
             several.
+        tail: of its log; of one that is seen for the first time the lines are not kept.
         document: what the page is sent.
         values: what it can be selected by; see `store.run_query`.
     """
@@ -67,10 +85,13 @@ class Row:
     document: dict[str, JSON] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     stamp: tuple[int, ...] = ()
-    offset: int = 0
-    log: tuple[int, int] | None = None
+    looked_at: float = 0.0
+    """When it was last looked at as a whole while it trained, by the monotonic clock [s]."""
+    has_grown: bool = False
+    """Whether its log has grown since."""
+    tail: Tail = field(default_factory=Tail)
     curve: list[tuple[float, float, float]] = field(default_factory=list)
-    """(samples, wall_s, loss) of progress events from all over the run."""
+    """(samples, wall_s, loss to 4 digits) of progress events from all over the run."""
     split_s: dict[str, float] = field(default_factory=dict)
     last: dict[str, JSON] = field(default_factory=dict)
     """Fields of the last progress."""
@@ -83,7 +104,7 @@ class Row:
     version: int = 0
     records: _Records | None = None
 
-    @property
+    @functools.cached_property
     def path(self) -> Path:
         """The run's directory."""
         return self.root / self.name
@@ -123,6 +144,11 @@ class RunIndex:
         self.plans: dict[str, tuple[Path, str]] = {}
         self.checks: dict[str, tuple[Path, str]] = {}
         self._clock = clock
+        self._live: set[str] = set()
+        self._by_version: dict[str, Row] = {}
+        """The rows, the one that changed last at the end."""
+        self._folders: dict[str, int] = {}
+        """Where a run may begin or go on, and when that folder was changed [ns since 1970]."""
 
     def scan(self) -> bool:
         """Look at all folders; whether anything changed."""
@@ -130,38 +156,65 @@ class RunIndex:
         self.problems.clear()
         for kinds in (self.studies, self.plans, self.checks):
             kinds.clear()
+        self._folders = {}
         for number, root in enumerate(self.roots):
             prefix = f"{number}~" if len(self.roots) > 1 else ""
-            for name, stamp in self._found(root, prefix):
+            is_run = any((root / file).is_file() for file in _MAKE_A_RUN)
+            folder = root.absolute().parent if is_run else root
+            found = self._found_in(folder, root.absolute().name, prefix) if is_run else self._found(root, prefix)
+            for name, stamp in found:
                 run = printable(prefix + name)  # of names that are not UTF-8 too
                 seen.add(run)
-                self._look(run, root, name, stamp)
+                row = self._look(run, folder, name, stamp)
+                if row.is_live or row.document["status"] == "finished":
+                    del self._folders[os.fspath(row.path)]
         for gone in self.rows.keys() - seen:
             del self.rows[gone]
+            self._live.discard(gone)
+            self._by_version.pop(gone, None)
             self.removed[gone] = self.version + 1  # first: pages that follow look at any time
             self.version += 1
         return self.version != before
 
-    def look_at_live(self) -> bool:
-        """Look at the runs that train; whether anything changed."""
-        before = self.version
-        for row in [row for row in list(self.rows.values()) if row.is_live]:
+    def look_at_live(self, followed: Iterable[str] = ()) -> set[str]:
+        """Look at the runs that train and at those whose ids are given; the ids of those whose logs have grown.
+
+        Between two progress events nothing of a run changes but its log: of every other look that is all.
+        """
+        grown = set[str]()
+        for row in [self.rows[run] for run in self._live.union(followed) if run in self.rows]:
+            before = row.tail.log, row.tail.end
+            is_due = row.last_kind != "progress" or self._clock() - row.looked_at >= _ROW_S
             with suppress(OSError):
-                self._look(row.id, row.root, row.name, _stamp(row.path))
-        return self.version != before
+                if not is_due and os.lstat(f"{row.path}/{EVENTS}").st_size != row.tail.end:
+                    row.has_grown |= _read_log(row, is_new=False)
+                    is_due = row.last_kind != "progress"
+                if is_due:
+                    row.looked_at = self._clock()
+                    self._look(row.id, row.root, row.name, _stamp(row.path))
+            if before != (row.tail.log, row.tail.end):
+                grown.add(row.id)
+        return grown
+
+    def has_new_folders(self) -> bool:
+        """Whether `scan` would find a run that began, goes on or went, as far as the times of folders tell."""
+        return any(_changed_ns(path) != time_ns for path, time_ns in self._folders.items())
 
     def changed_since(self, version: int) -> tuple[list[Row], list[str]]:
         """Rows that changed after `version`, and ids of those that went."""
+        newest_first = reversed(list(self._by_version.values()))  # a thread may be adding some
         return (
-            [row for row in list(self.rows.values()) if row.version > version],  # a thread may be adding some
+            list(itertools.takewhile(lambda row: row.version > version, newest_first)),
             [name for name, at in list(self.removed.items()) if at > version and name not in self.rows],
         )
 
+    def _note(self, path: Path) -> None:
+        """Let `has_new_folders` look at a folder; before it is listed, so that what comes later is noticed."""
+        self._folders[os.fspath(path)] = _changed_ns(path)
+
     def _found(self, root: Path, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and stamps of the runs in a folder and in its studies; studies, plans and checks are noted."""
-        if any((root / file).is_file() for file in _MAKE_A_RUN):
-            yield from self._found_in(root.parent, root.name, prefix)
-            return
+        self._note(root)
         try:
             entries = sorted(os.scandir(root), key=lambda entry: entry.name)
         except OSError as problem:
@@ -175,6 +228,7 @@ class RunIndex:
                     self.plans[printable(prefix + entry.name)] = (root, entry.name)
 
     def _found_in(self, root: Path, name: str, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        self._note(root / name)
         try:
             yield name, _stamp(root / name)
             return
@@ -184,20 +238,22 @@ class RunIndex:
             self.checks[printable(prefix + name)] = (root, name)
         if _is_file(root / name / "study.json"):
             self.studies[printable(prefix + name)] = (root, name)
+            self._note(root / name / "trials")
             with suppress(OSError):
                 for entry in sorted(os.scandir(root / name / "trials"), key=lambda one: one.name)[:_MOST_RUNS]:
                     with suppress(OSError):
                         if entry.is_dir(follow_symlinks=False):
                             inner = f"{name}/trials/{entry.name}"
+                            self._note(root / inner)
                             yield inner, _stamp(root / inner)
 
-    def _look(self, run: str, root: Path, name: str, stamp: tuple[int, ...]) -> None:
+    def _look(self, run: str, root: Path, name: str, stamp: tuple[int, ...]) -> Row:
         row = self.rows.get(run)
         is_new = row is None
         if row is None:
             row = self.rows[run] = Row(run, root, name, heard_at=self._clock())
         if row.stamp == stamp and not row.is_live:
-            return
+            return row
         before = row.document
         try:
             self._take_in(row, stamp, is_new=is_new)
@@ -210,13 +266,18 @@ class RunIndex:
             }  # fmt: skip
             row.values = {"name": row.name}
         if row.document != before:
+            self._by_version.pop(run, None)
             row.version = self.version + 1
+            self._by_version[run] = row
             self.version += 1
+        (self._live.add if row.is_live else self._live.discard)(run)
+        return row
 
     def _take_in(self, row: Row, stamp: tuple[int, ...], *, is_new: bool) -> None:
         """Read what changed of a run, and describe it anew."""
         before = row.document
-        grew = _read_log(row, is_new=is_new)
+        grew = _read_log(row, is_new=is_new) or row.has_grown
+        row.has_grown = False
         is_heard = grew and not is_new
         if is_heard:
             row.heard_at = self._clock()
@@ -269,6 +330,14 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return tuple(stamp)
 
 
+def _changed_ns(path: str | Path) -> int:
+    """When something was last added to a folder or removed from it [ns since 1970]; 0 if it is not there."""
+    try:
+        return os.lstat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
 # ------------------------------------------------------------------------------------------------------------- the log
 
 
@@ -280,23 +349,25 @@ def _read_log(row: Row, *, is_new: bool) -> bool:
         return is_new
     try:
         status = os.fstat(descriptor)
-        size, identity = status.st_size, (status.st_dev, status.st_ino)
-        if row.log != identity or size < row.offset or size - row.offset > 4 * _TAIL_BYTES:
-            row.log, row.curve, row.split_s, row.last, row.latest = identity, [], {}, {}, {}
+        size, log, start = status.st_size, f"{status.st_dev}.{status.st_ino}", row.tail.end
+        is_anew = row.tail.log != log or size < start or size - start > 4 * _TAIL_BYTES
+        if is_anew:
+            row.curve, row.split_s, row.last, row.latest = [], {}, {}, {}
             row.last_kind, row.last_at = "", None
             start = max(0, size - _TAIL_BYTES)
             for offset in _sampled_offsets(size):
                 _, *whole = os.pread(descriptor, 2048, offset).split(b"\n")
                 _take(row, whole[0] if len(whole) > 1 else b"")
-            row.offset = start + (os.pread(descriptor, _TAIL_BYTES, start).find(b"\n") + 1 if start else 0)
-        content = os.pread(descriptor, size - row.offset, row.offset)
+            start += os.pread(descriptor, _TAIL_BYTES, start).find(b"\n") + 1 if start else 0
+        content = os.pread(descriptor, size - start, start)
     finally:
         os.close(descriptor)
-    whole_bytes = content.rfind(b"\n") + 1
-    for line in content[:whole_bytes].splitlines():
+    lines = content[: content.rfind(b"\n") + 1]
+    for line in lines.splitlines():
         _take(row, line)
-    row.offset += whole_bytes
-    return whole_bytes > 0 or is_new
+    # At once: streams read it while a thread scans.
+    row.tail = Tail(log, start + len(lines), b"") if is_anew else Tail(log, start, lines)
+    return bool(lines) or is_new
 
 
 def _sampled_offsets(size: int) -> list[int]:
@@ -319,7 +390,7 @@ def _take(row: Row, line: bytes) -> None:
         wall_s, loss = as_number(fields.get("wall_s")), as_number(fields.get("loss"))
         if row.curve and samples < row.curve[-1][0]:
             row.curve = [point for point in row.curve if point[0] < samples]
-        row.curve.append((samples, wall_s or 0.0, math.nan if loss is None else loss))
+        row.curve.append((samples, wall_s or 0.0, math.nan if loss is None else float(f"{loss:.4g}")))
         if len(row.curve) > 2 * _MOST_POINTS:
             row.curve = row.curve[1::2]
         split = fields.get("split_s")
@@ -346,7 +417,6 @@ class _Records:
     stamp: tuple[int, ...]
     document: dict[str, JSON]
     run: Run | None = None
-    spec: JobSpec | None = None
     expected: dict[str, JSON] = field(default_factory=dict)
     price: float | None = None
     launch: Launch | None = None
@@ -379,7 +449,17 @@ def _records(row: Row, stamp: tuple[int, ...]) -> _Records:
     price = (launch or {}).get("price_per_h") or price_of(decision)
     values: dict[str, Value] = {"name": run.name, "status": run.status}
     values = values_of(run, spec) if spec else values
-    return _Records(stamp, document, run, spec, forecast_of(decision), price, _launch(root, name), values)
+    expected = forecast_of(decision)
+    document |= {
+        "status": run.status,
+        "job": short(spec.name if spec else "", 80),
+        "created_at": short(run.created_at, 40),
+        "price_per_h": price,
+        "device": short(expected.get("device") or "", 80),
+        "failure": short(run.failure or "", 600),
+        "forked_from": short(run.forked_from or "", 80) or None,
+    }
+    return _Records(stamp, document, run, expected, price, _launch(root, name), values)
 
 
 def _launch(root: Path, name: str) -> Launch | None:
@@ -407,7 +487,7 @@ def describe(row: Row, stamp: tuple[int, ...] = ()) -> tuple[dict[str, JSON], di
     if row.records is None or row.records.stamp != stamp or not stamp:
         row.records = _records(row, stamp)
     known = row.records
-    run, spec, expected, price, document = known.run, known.spec, known.expected, known.price, dict(known.document)
+    run, expected, document = known.run, known.expected, dict(known.document)
     if run is None:
         return document, known.values
     last = row.last
@@ -419,12 +499,9 @@ def describe(row: Row, stamp: tuple[int, ...] = ()) -> tuple[dict[str, JSON], di
     eta = remaining_s(row.curve, samples, total, as_number(last.get("eta_s")), expected.get("total_s"), wall_s)
     whole_s = sum(row.split_s.values())
     document |= {
-        "status": run.status,
-        "job": short(spec.name if spec else "", 80),
         "samples": min(samples, MOST),
         "total_samples": min(total, MOST),
         "updates": min(run.updates, MOST),
-        "created_at": short(run.created_at, 40),
         "wall_s": wall_s,
         "metric": [short(headline[0], 60), _finite(headline[1])] if headline else None,
         "loss": _finite(as_number(last.get("loss"))),
@@ -433,17 +510,13 @@ def describe(row: Row, stamp: tuple[int, ...] = ()) -> tuple[dict[str, JSON], di
         "resident_bytes": _finite(as_number(last.get("resident_bytes"))),
         "allocated_bytes": _finite(as_number(last.get("allocated_bytes"))),
         "curve": [
-            [point[0], float(f"{point[2]:.4g}") if math.isfinite(point[2]) else None]
+            [point[0], point[2] if math.isfinite(point[2]) else None]
             for point in row.curve[:: max(1, len(row.curve) // 40)]
         ],
         "eta_s": eta if run.status == "unfinished" else None,
         "at": _finite(as_number(last.get("at"))),
-        "price_per_h": price,
         "cost_usd": _cost(row, known, wall_s),
         "waiting": row.split_s.get("data", 0.0) / whole_s if whole_s else None,
-        "device": short(expected.get("device") or "", 80),
-        "failure": short(run.failure or "", 600),
-        "forked_from": short(run.forked_from or "", 80) or None,
         "metrics": {short(k, 60): _finite(v) for k, v in list(metrics.items())[:40]},
     }
     return document, known.values
@@ -522,9 +595,8 @@ def remaining_s(
     stretches of its later half; before, that of the forecast.
     """
     left = max(0.0, total - samples)
-    recent = [point for point in curve if point[0] >= samples / 2]
-    step = max(1, len(recent) // 16)
-    marks = recent[::step]
+    half = bisect.bisect_left(curve, samples / 2, key=lambda point: point[0])
+    marks = curve[half :: max(1, (len(curve) - half) // 16)]
     rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(marks) if b[0] > a[0] and b[1] > a[1]]
     if len(rates) >= 5:
         tenths = statistics.quantiles(rates, n=10)
@@ -548,6 +620,8 @@ def _state(row: Row, status: object, launch: JSON, now_s: float, *, is_heard: bo
         return "stopped" if row.last_kind or not launch else "queued"
     if row.last_kind in ("", "planned", "noted", "warned") and not row.curve:
         return "planning"
+    if is_heard:
+        return "running"
     pauses = [b[1] - a[1] for a, b in zip(row.curve[-9:], row.curve[-8:], strict=False)]
     usual_s = statistics.median(pauses) if pauses else 0.0
     return "stalled" if now_s - row.heard_at > max(_QUIET_S, 20 * usual_s) else "running"

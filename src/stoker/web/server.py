@@ -18,7 +18,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -46,13 +46,13 @@ from stoker.web import control, other_views, run_view
 from stoker.web.access import LOADER, Access, content_policy
 from stoker.web.alerts import Alert, alerts_of, send
 from stoker.web.pool import Pool
-from stoker.web.run_index import Row, RunIndex
+from stoker.web.run_index import Row, RunIndex, Tail
 from stoker.web.run_log import EVENTS, RunLog
 from stoker.web.services import Service, ask_all
 
-_LIVE_S, _SCAN_S, _IDLE_SCAN_S = 0.8, 5.0, 15.0
-"""Pauses between two looks: at runs that train and their logs, at all folders while a page is open, and while none is
-[s]."""
+_LIVE_S, _SCAN_S, _IDLE_S, _WHOLE_SCAN_S = 0.9, 5.0, 15.0, 60.0
+"""Pauses between two looks: at the logs of runs that train, and at the folders that may have new runs; at either while
+no page is open; and at everything [s]."""
 _SERVICES_S = 2.0
 _MOST_LOGS = 12
 """Logs that are kept folded; the one that was not asked for longest goes first."""
@@ -88,27 +88,16 @@ class _Watch:
     """A log that streams follow."""
 
     followers: int = 0
-    size: int = -1
-    """Bytes of it at the last look."""
     num_read: int = 0
     """How often it has been read to its end since a page got a preview of it."""
-    lines: tuple[tuple[str, int, int], tuple[bytes, int, str, bool]] | None = None
-    """What was read last: from which file and offset, at which size, and what came of it."""
+    lines: tuple[tuple[Tail, str, int], tuple[bytes, int, str, bool]] | None = None
+    """What was made last: of which tail for a page that has how much of which file, and what came of it."""
 
-    def look(self, row: Row) -> bool:
-        """Whether its size has changed."""
-        before = self.size
-        try:
-            self.size = os.lstat(row.path / EVENTS).st_size
-        except OSError:
-            self.size = 0
-        return self.size != before
-
-    def new_lines(self, row: Row, log: str, offset: int) -> tuple[bytes, int, str, bool]:
+    def new_lines(self, row: Row, tail: Tail, log: str, offset: int) -> tuple[bytes, int, str, bool]:
         """See `_new_lines`; once for all pages that are as far."""
-        asked = (log, offset, self.size)
+        asked = (tail, log, offset)
         if self.lines is None or self.lines[0] != asked:
-            self.lines = asked, _new_lines(row, log, offset)
+            self.lines = asked, _new_lines(row, tail, log, offset)
         return self.lines[1]
 
 
@@ -120,12 +109,17 @@ class Ui:
         self.index = RunIndex(options.roots)
         self.epoch = f"{int(time.time() * 1000):x}"
         self._logs: dict[str, tuple[RunLog, threading.Lock]] = {}
-        self._watches: dict[str, tuple[Row, _Watch]] = {}
-        self._news = asyncio.Event()
+        self._watches: dict[str, _Watch] = {}
+        self._rows_events: tuple[int, dict[tuple[int, str | None], bytes]] = -1, {}
+        self._pages: dict[asyncio.Event, str | None] = {}
+        """Of each stream what wakes it, and the run that it follows."""
         self._woken_at = 0.0
         self._alerts: list[tuple[int, Alert]] = []
         self._documents: dict[str, dict[str, JSON]] = {}
-        self._num_pages, self._opened = 0, asyncio.Event()
+        self._announced = -1
+        """The version of the index whose alerts were raised."""
+        self._is_due = asyncio.Event()
+        self._scanned_at = -math.inf
         self._is_scanned = asyncio.Event()
         self._index_lock = asyncio.Lock()
         self._services_asked = 0.0
@@ -200,39 +194,44 @@ class Ui:
                 await task
 
     async def _keep_looking(self) -> None:
-        """Look at the folders, the runs that train and the logs that are followed, again and again."""
-        scan, scanned_at = None, -math.inf
+        """Look at the logs that grow, and at the folders, again and again."""
+        folders_at = -math.inf
         while True:
-            pause_s = _SCAN_S if self._num_pages else _IDLE_SCAN_S
-            if time.monotonic() - scanned_at >= pause_s and (scan is None or scan.done()):
-                scanned_at, scan = time.monotonic(), asyncio.create_task(self._rescan())
-            self._look()
-            pause_s = _LIVE_S if self._num_pages or self.options.webhooks else _LIVE_S * 5
-            with contextlib.suppress(TimeoutError):  # a page that opens is not kept waiting
-                await asyncio.wait_for(self._opened.wait(), pause_s)
-            self._opened.clear()
+            now, is_watched = time.monotonic(), bool(self._pages or self.options.webhooks)
+            if now - folders_at >= (_SCAN_S if is_watched else _IDLE_S):
+                folders_at = now
+                if now - self._scanned_at >= _WHOLE_SCAN_S or self.index.has_new_folders():
+                    await self._rescan()
+            async with self._index_lock:
+                self._look()
+            timer = asyncio.get_running_loop().call_later(_LIVE_S if is_watched else _IDLE_S, self._is_due.set)
+            await self._is_due.wait()  # or a page opens, and is not kept waiting
+            timer.cancel()
+            self._is_due.clear()
 
     def _look(self) -> None:
         """Look at runs that train and at logs that are followed: a few small reads, cheaper than a thread."""
-        has_changed = False
-        if self._is_scanned.is_set() and not self._index_lock.locked():
-            with self._telling_failures():
-                has_changed = self.index.look_at_live()
-                if has_changed:
-                    self._raise_alerts()
-        for row, watch in self._watches.values():
-            has_changed |= watch.look(row)
-        if has_changed or time.monotonic() - self._woken_at >= _PING_S:
+        before, grown = self.index.version, set[str]()
+        with self._telling_failures():
+            grown = self.index.look_at_live(self._watches)
+            if self.index.version != before:
+                self._raise_alerts()
+        if self.index.version != before or time.monotonic() - self._woken_at >= _PING_S:
             self._wake()
+        elif grown:
+            self._wake(grown)
 
     async def _rescan(self) -> None:
         """Look at all folders, in a thread."""
+        before = self.index.version
         async with self._index_lock:
             with self._telling_failures():
                 await asyncio.to_thread(self.index.scan)
+                self._scanned_at = time.monotonic()
                 self._raise_alerts()
         self._is_scanned.set()
-        self._wake()
+        if self.index.version != before:
+            self._wake()
 
     @contextlib.contextmanager
     def _telling_failures(self) -> Iterator[None]:
@@ -242,23 +241,26 @@ class Ui:
             _log.exception("the folders of runs could not be looked at")
             self.index.problems.append("The folders could not be looked at; the server's log says why.")
 
-    def _wake(self) -> None:
-        """Let all streams see what is new."""
-        self._woken_at = time.monotonic()
-        self._news.set()
-        self._news = asyncio.Event()
+    def _wake(self, runs: Container[str | None] | None = None) -> None:
+        """Let all streams see what is new, or those that follow one of some runs."""
+        self._woken_at = self._woken_at if runs else time.monotonic()
+        for news, run in self._pages.items():
+            if runs is None or run in runs:
+                news.set()
 
     def _raise_alerts(self) -> None:
-        for row in self.index.rows.values():
-            before = self._documents.get(row.id)
-            if before is not None and before is not row.document:
+        at = self.index.version
+        rows, removed = self.index.changed_since(self._announced)
+        self._announced = at
+        for row in rows:
+            if (before := self._documents.get(row.id)) is not None:
                 for alert in alerts_of(before, row.document, self.options.budget_usd):
                     self._alerts = [*self._alerts[-99:], (self._newest_alert() + 1, alert)]
                     for address in self.options.webhooks:
                         threading.Thread(target=send, args=(alert, address), daemon=True).start()
             self._documents[row.id] = row.document
-        for gone in self._documents.keys() - self.index.rows.keys():
-            del self._documents[gone]
+        for gone in removed:
+            self._documents.pop(gone, None)
 
     def _newest_alert(self) -> int:
         """The number of the newest alert; 0 if there was none."""
@@ -359,8 +361,8 @@ class Ui:
         finally:
             self._reading.pop(row.id, None)
             if row.id in self._watches:
-                self._watches[row.id][1].num_read += 1
-                self._wake()
+                self._watches[row.id].num_read += 1
+                self._wake({row.id})
 
     async def _run(self, row: Row, _: Request) -> Any:
         log, _is_whole = await self._log(row)
@@ -448,28 +450,31 @@ class Ui:
         It is of the rows since `version` (-1: all of them), of the alerts, and of `row`'s log from byte `offset` of the
         file `log` on. Where that fails the stream ends, and the page asks for another.
         """
-        self._num_pages += 1
-        self._opened.set()
-        watch = _Watch()
+        news, watch = asyncio.Event(), _Watch()
+        self._pages[news] = None if row is None else row.id
+        self._is_due.set()
         if row is not None:
-            watch = self._watches.setdefault(row.id, (row, watch))[1]
+            watch = self._watches.setdefault(row.id, watch)
             watch.followers += 1
-            watch.look(row)
-        alerted, num_read, seen = self._newest_alert(), watch.num_read, -1
-        sent_at = time.monotonic()
+        alerted, num_read, sent_at = self._newest_alert(), watch.num_read, time.monotonic()
+        seen: tuple[str, int, int] | None = None
         try:
             yield b"retry: 1000\n\n"
             while True:
-                news = self._news  # before the look: what comes while a slow page is sent to is seen at once
+                news.clear()  # before the look: what comes while a slow page is sent to is seen at once
                 pieces, version = self._news_of_rows(row, version)
                 pieces += [_event("alert", alert.document()) for number, alert in self._alerts if number > alerted]
                 alerted = self._newest_alert()
-                if row is not None and (seen, num_read) != (watch.size, watch.num_read):
-                    piece, offset, log, is_refetch = watch.new_lines(row, log, offset)
-                    if is_refetch or num_read != watch.num_read:
-                        piece = _event("refetch", {"offset": offset, "log": log}, offset)
-                    pieces.append(piece)
-                    seen, num_read = watch.size, watch.num_read
+                if row is not None:
+                    row = self.index.rows.get(row.id, row)  # one that went and came is another row
+                    tail = row.tail
+                    if (tail.log, tail.end, watch.num_read) != seen:
+                        piece, offset, log, is_refetch = watch.new_lines(row, tail, log, offset)
+                        if is_refetch or num_read != watch.num_read:
+                            piece = _event("refetch", {"offset": offset, "log": log}, offset)
+                        pieces.append(piece)
+                        num_read = watch.num_read
+                        seen = (tail.log, tail.end, num_read)
                 if not any(pieces) and time.monotonic() - sent_at >= _PING_S:
                     pieces = [b": \n\n"]  # so that a broken line is noticed
                 if any(pieces):
@@ -479,7 +484,7 @@ class Ui:
         except Exception:  # noqa: BLE001 - records may hold anything, and disks fail
             _log.exception("a stream of events ends")
         finally:
-            self._num_pages -= 1
+            del self._pages[news]
             watch.followers -= 1
             if row is not None and not watch.followers:
                 self._watches.pop(row.id, None)
@@ -489,39 +494,60 @@ class Ui:
         at = self.index.version  # before the rows: a scan in a thread may change some until they are sent
         if at == version:
             return [], at
-        rows, removed = self.index.changed_since(version)
-        document: dict[str, JSON] = {
-            "epoch": self.epoch,
-            "version": at,
-            "rows": [row.document for row in rows if only is None or row.id == only.id],
-            "removed": [name for name in removed if only is None or name == only.id],
-        }
-        return ([_event("rows", document)] if document["rows"] or document["removed"] or version < 0 else []), at
+        if self._rows_events[0] != at:
+            self._rows_events = at, {}
+        made, key = self._rows_events[1], (version, None if only is None else only.id)
+        if key not in made:
+            rows, removed = self.index.changed_since(version)
+            document: dict[str, JSON] = {
+                "epoch": self.epoch,
+                "version": at,
+                "rows": [row.document for row in rows if only is None or row.id == only.id],
+                "removed": [name for name in removed if only is None or name == only.id],
+            }
+            is_news = document["rows"] or document["removed"] or version < 0
+            made[key] = _event("rows", document) if is_news else b""
+        return [made[key]], at
 
 
-def _new_lines(row: Row, log: str, offset: int) -> tuple[bytes, int, str, bool]:
-    """Whole lines after byte `offset` as events, the offset after them, which file, and whether to fetch anew."""
-    try:
-        descriptor = open_below(row.root, f"{row.name}/{EVENTS}")
-    except OSError:
-        return b"", 0, "", bool(log)
-    try:
-        status = os.fstat(descriptor)
-        identity = f"{status.st_dev}.{status.st_ino}"
-        if (log and log != identity) or status.st_size < offset:
-            return b"", 0, identity, True
-        if status.st_size - offset > _STREAM_BYTES:
-            return b"", status.st_size, identity, True
-        content = os.pread(descriptor, _STREAM_BYTES, offset)
-    finally:
-        os.close(descriptor)
-    content = content[: content.rfind(b"\n") + 1]
+def _new_lines(row: Row, tail: Tail, log: str, offset: int) -> tuple[bytes, int, str, bool]:
+    """A log from byte `offset` to the end of `tail` as events; that end, of which file, and whether to fetch anew."""
+    if not tail.log or (log and log != tail.log):
+        return b"", 0, tail.log, bool(log)
+    if offset > tail.end:  # what a page fetched was read later than `tail`, unless the log has been cut
+        is_cut = _size(row) < offset
+        return b"", 0 if is_cut else offset, tail.log, is_cut
+    if tail.end - offset > _STREAM_BYTES:
+        return b"", tail.end, tail.log, True
+    lines = tail.lines[offset - tail.start :] if offset >= tail.start else _lines_before(row, tail, offset)
     parts: list[bytes] = []
-    for line in content.split(b"\n")[:-1]:
+    for line in lines.split(b"\n")[:-1]:
         offset += len(line) + 1
         if (document := _line_document(line, offset)) is not None:
             parts.append(_event("event", document, offset))
-    return b"".join(parts), offset, identity, False
+    return b"".join(parts), offset, tail.log, False
+
+
+def _size(row: Row) -> int:
+    """Bytes of the row's log; 0 if there is none."""
+    try:
+        return os.lstat(row.path / EVENTS).st_size
+    except OSError:
+        return 0
+
+
+def _lines_before(row: Row, tail: Tail, offset: int) -> bytes:
+    """The log from byte `offset` to the end of `tail`, for a page that is behind; nothing if it is another file now."""
+    try:
+        descriptor = open_below(row.root, f"{row.name}/{EVENTS}")
+    except OSError:
+        return b""
+    try:
+        status = os.fstat(descriptor)
+        is_same = f"{status.st_dev}.{status.st_ino}" == tail.log
+        return os.pread(descriptor, tail.end - offset, offset) if is_same else b""
+    finally:
+        os.close(descriptor)
 
 
 _OF_PROGRESS = (

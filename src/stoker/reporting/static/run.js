@@ -187,7 +187,7 @@ export const open = async (main, source) => {
     for (const made of charts.values()) made.axis.draw();
     main.dataset.drawn = String(all.x.length);
   };
-  const soon = () => { drawing ??= setTimeout(draw, 120); };
+  const soon = () => { drawing ??= setTimeout(draw, 20); };
 
   const loadSeries = async () => {
     const base = await series.load(state.scalars.slice(0, 60));
