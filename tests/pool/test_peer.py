@@ -154,9 +154,7 @@ def test_a_peer_serves_those_whom_the_pool_announced(tmp_path: Path) -> None:
             finally:
                 await stranger.close()
 
-        with pytest.raises(
-            PlaceUnreachable
-        ):  # while it dials, or after a handshake that is done before the key is known
+        with pytest.raises(PlaceUnreachable):  # while it dials, or after a handshake, before which no key is known
             asyncio.run(knock())
         path = pool.agent.peer.route_to(tree) if pool.agent.peer else None
         assert path is not None
