@@ -310,7 +310,10 @@ class PoolClient:
     def _json(self, method: str, target: str, body: bytes | None = None, *, wait_s: float = 0.0) -> Any:
         answer = self._request(method, target, body, size=None if body is None else len(body), wait_s=wait_s)
         try:
-            return parsed(_content(answer, self._most_answer_bytes))
+            content = _content(answer, self._most_answer_bytes + 1)
+            if len(content) > self._most_answer_bytes:
+                raise PlaceFailed(f"{self.address.url} answers with more than {format_bytes(self._most_answer_bytes)}")
+            return parsed(content)
         except ValueError as problem:
             raise PlaceFailed(f"{self.address.url} answers what is no JSON: {problem}") from problem
         finally:
