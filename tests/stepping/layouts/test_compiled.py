@@ -27,11 +27,9 @@ PLANS: dict[str, dict[str, Any]] = {
     "shards, kept gathered": {"layout": Layout(shards=2, reshard=False)},
     "shards in bf16, checkpointed": {"layout": Layout(shards=2), "precision": "bf16", "checkpointed_blocks": 3},
     "shards in bf16, loss in chunks": {"layout": Layout(shards=2), "precision": "bf16", "loss_chunks": 2},
-    "replicas of shards in bf16": {"layout": Layout(replicas=2, shards=2), "precision": "bf16"},
 }
 
-# Sharded in bf16, checkpointed, all of their code is run; four processes take long.
-_SLOW = ("shards", "shards, kept gathered", "replicas of shards in bf16")
+_SLOW = ("shards", "shards, kept gathered")  # sharded in bf16, checkpointed, all of their code is run
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="compiled plans need g++ on a CPU")
 
