@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from eth.constants import ZERO_HASH32
@@ -13,6 +14,9 @@ from web3 import Web3
 from stoker.pool.contract.escrow_contract import EscrowContract, Sent, connected
 from stoker.pool.contract.signers import FileSigner
 from stoker.pool.events import Refused
+
+sys.setrecursionlimit(1000)
+"""As it was: py-evm raises it beyond what parsers in C have stack for."""
 
 
 def signers(count: int) -> list[FileSigner]:

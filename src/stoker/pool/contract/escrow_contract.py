@@ -134,11 +134,14 @@ def connected(url: str) -> Web3:
         BadJob: it is no such URL.
     """
     if url == IN_PROCESS:
+        limit = sys.getrecursionlimit()
         try:
             return Web3(_InProcess())
         except ModuleNotFoundError as problem:
             raise BadJob(f"--chain {IN_PROCESS} needs {problem.name}, which is not installed here",
                          remedy="pip install 'eth-tester[py-evm]'") from problem  # fmt: skip
+        finally:  # py-evm raises it beyond what parsers in C have stack for: a pool reads JSON of strangers
+            sys.setrecursionlimit(limit)
     if not url.startswith(("http://", "https://")):
         raise BadJob(f"--chain {url}: wanted the http:// or https:// URL of a node, or {IN_PROCESS}")
     web3 = Web3(Web3.HTTPProvider(url, request_kwargs={"timeout": 30}))
