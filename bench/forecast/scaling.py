@@ -5,7 +5,8 @@
 Llama-2-7B, 4,096 tokens, two samples a device in one pass, in shards over 128 to 2,048 H100 with eight network cards of
 400 Gbit/s a machine, and beside it in shards within machines. J. Fernandez et al., "Hardware Scaling Trends and
 Diminishing Returns in Large-Scale Distributed Training" (2024, arXiv:2411.13055) measured 37.2 % fewer tokens a second
-and device over 2,048 than over 128. Nothing runs, and nothing is fitted to it: steps of a ring are as NCCL assumes.
+and device over 2,048 than over 128. Nothing runs. Steps of a ring are as NCCL assumes them under the protocol Simple,
+which was chosen among NCCL's by this figure: it is calibration, not validation.
 """
 
 from __future__ import annotations
