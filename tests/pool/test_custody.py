@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -22,8 +24,9 @@ from stoker.pool import watch
 from stoker.pool.client import PoolClient
 from stoker.pool.contract.custody import ChainSettings, Custody, differing_roots, lease_of
 from stoker.pool.contract.escrow_contract import EscrowContract, connected
+from stoker.pool.control_plane import ControlPlane
 from stoker.pool.escrow import CHAIN_PREFIX, least_deadline_s, pay_for
-from stoker.pool.events import CREDIT, Refused, sha256
+from stoker.pool.events import CREDIT, Refused, draft_of, sha256
 from stoker.pool.keys import Key, own_key
 from stoker.pool.state import draw_message, merkle_root
 from tests.pool.book import ORDER, Book, offer, opened
@@ -455,3 +458,68 @@ def test_members_name_their_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "STOKER_CHAIN_KEY" in str(told.value.remedy)
     with pytest.raises(BadRun, match="no contract"):
         ChainSettings(url="memory", contract="0x" + "1" * 40).connected()
+
+
+def on_chain(tmp_path: Path) -> tuple[ControlPlane, Custody, Key, Key, on.Opened]:
+    """A pool with a contract of an in-process chain; keys of a renter and an agent; a lease whose deposit is there."""
+    web3, keys = connected("memory"), signers(3)
+    contract = EscrowContract.deployed(web3, keys[0])
+    contract.grant(keys[1].address, 10 * CREDIT)
+    key, renter, agent = own_key("control", tmp_path), Key.made(), Key.made()
+    custody, renting = (Custody(EscrowContract(web3, contract.address, one), key.public) for one in keys[:2])
+    rules = on.Founded(name="p", is_open=True, contract=contract.account)
+    plane = ControlPlane(tmp_path, key, rules, custody=custody)
+    box = offer(now_s=time.time(), payee=keys[2].address)
+    asyncio.run(plane.submit(draft_of(on.Offered(offer=box), agent, key.public)))
+    terms = on.ContractTerms(payer=renting.address, payee=keys[2].address, cosigner=contract.arbiter,
+                             deadline_s=int(least_deadline_s(time.time(), box.max_s, 0)) + 3600)  # fmt: skip
+    body = opened(contract=terms, window_s=0)
+    renting.contract.open(renting.terms_of(renter.public, body))
+    return plane, custody, renter, agent, body
+
+
+def test_an_accept_beside_its_lease_is_held_against_the_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent whose accept arrives while the lease is being written puts up its bond all the same."""
+    plane, _, renter, agent, body = on_chain(tmp_path)
+    accepted = draft_of(on.Accepted(lease_id="job"), agent, plane.key.public)
+    append, beside = plane.log.append, []
+
+    async def both() -> None:
+        loop = asyncio.get_running_loop()
+
+        def appended(event: on.Event) -> None:
+            if event.kind == "opened":
+                beside.append(asyncio.run_coroutine_threadsafe(plane.submit(accepted), loop))
+                until(lambda: plane._turn._waiters)
+            append(event)
+
+        monkeypatch.setattr(plane.log, "append", appended)
+        await plane.submit(draft_of(body, renter, plane.key.public))
+        with pytest.raises(Refused, match="no bond for lease job"):
+            await asyncio.wrap_future(beside[0])
+
+    asyncio.run(both())
+    assert plane.state.leases["job"].state == "funded"
+    plane.log.close()
+
+
+def test_a_node_that_does_not_answer_stops_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events that wait for the chain have threads of their own: beats of other leases are written."""
+    plane, custody, renter, _, body = on_chain(tmp_path)
+    answers = threading.Event()
+    monkeypatch.setattr(custody.contract, "state", lambda *_, **__: answers.wait(60) and "none")
+
+    async def many() -> None:
+        drafts = [draft_of(replace(body, lease_id=f"job-{number}"), renter, plane.key.public) for number in range(40)]
+        waiting = [asyncio.ensure_future(plane.submit(draft)) for draft in drafts]
+        try:
+            await asyncio.sleep(0)
+            plain = draft_of(on.Deposited(account="a" * 64, amount=0), plane.key, plane.key.public)
+            await asyncio.wait_for(plane.submit(plain), 10)
+        finally:
+            answers.set()
+            found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(one, Refused) for one in found)
+
+    asyncio.run(many())
+    plane.log.close()

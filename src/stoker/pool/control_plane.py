@@ -17,6 +17,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,8 @@ _log = logging.getLogger(__name__)
 _TICK_S = 1.0
 _CLEAN_S = 300.0
 _CHAIN_S = 15.0
+_MOST_LOOKED_UP = 8
+"""Events that are held against the chain at a time."""
 _MOST_WAIT_S = 60.0
 _AWAY_S = 15.0
 """Time between two looks after which this process itself was away, such as on a machine that slept [s]."""
@@ -180,6 +183,8 @@ class ControlPlane:
         self.rendezvous: PeerRendezvous | None = None
         self.bulk_bytes = BULK_BYTES
         self._turn = asyncio.Lock()
+        # Threads of their own: where a node does not answer, the log is written all the same.
+        self._chain_threads = ThreadPoolExecutor(_MOST_LOOKED_UP, thread_name_prefix="chain")
         self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)
         self._documents: dict[str, tuple[object, dict[str, Any]]] = {}
         rates = rates or Rates()
@@ -239,11 +244,12 @@ class ControlPlane:
         return await asyncio.shield(asyncio.create_task(self._submit(draft)))
 
     async def _submit(self, draft: Draft) -> Event:
-        if self.custody is not None and (check := self.custody.check_of(self.state, draft)) is not None:
-            async with self._turn:
-                is_known = self.log.find(draft.actor, draft.nonce) is not None
-            if not is_known:
-                await asyncio.to_thread(check)
+        if self.custody is not None and draft.kind in self.custody.checked_kinds:
+            async with self._turn:  # what is refused anyway is not looked up, and what is looked up is of this state
+                _, change = self._checked(draft)
+                check = None if change is None else self.custody.check_of(self.state, draft)
+            if check is not None:
+                await asyncio.get_running_loop().run_in_executor(self._chain_threads, check)
         async with self._turn:
             event, lease = await self._entered(draft)
             if lease is not None:
@@ -282,15 +288,18 @@ class ControlPlane:
         sizes = [(path.name, path.stat().st_size) for path in paths if path.is_file()]
         return [(name, num_bytes) for name, num_bytes in sizes if num_bytes >= self.bulk_bytes]
 
-    def require_forwardable(self, digest: str, num_bytes: int) -> None:
-        """Refuse the way through the pool for a large blob whose leases do not pay for it.
+    def require_forwardable(self, digest: str, num_bytes: int, key: str) -> None:
+        """Refuse the way through the pool for a large blob where leases in which `key` has part do not pay for it.
+
+        Leases of others that name it say nothing: a hash is public once one does.
 
         Raises:
             Refused: it is over the quota, or over what a renter spends on that.
         """
         if num_bytes >= self.bulk_bytes and (self._rules.forward_price or self._rules.forward_quota_bytes):
             for lease in self.leases_naming(digest):
-                if lease.state != "final" and digest not in lease.forwarded:
+                has_part = key in {lease.renter, lease.agent, *(one.verifier for one in lease.challenges)}
+                if has_part and lease.state != "final" and digest not in lease.forwarded:
                     self._require_paid(lease, num_bytes)
 
     def _require_paid(self, lease: Lease, num_bytes: int) -> None:
@@ -407,6 +416,7 @@ class ControlPlane:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+            self._chain_threads.shutdown(wait=False, cancel_futures=True)
             async with self._turn:  # what is being written is written first
                 self.log.close()
 
@@ -624,6 +634,11 @@ class ControlPlane:
         """Whether a key has an unsettled lease as its renter."""
         return any(self.state.leases[name].renter == key for name in self.state.unsettled)
 
+    def is_payer(self, key: str) -> bool:
+        """Whether a key can pay for leases: keys alone cost nothing."""
+        is_member = bool(self._rules.contract) and key in self.state.members  # its credits are on the chain
+        return is_member or self.state.accounts.balance(key) > 0
+
     def count_request(self, key: str) -> None:
         """Count a request of a key against its rate.
 
@@ -679,14 +694,12 @@ class ControlPlane:
     async def _put_blob(self, request: Request) -> Response:
         key, digest = self._signed_by(request), request.path_params["digest"]
         is_agent = any(one.agent == key and one.state in LIVE for one in self._leases_of(key))
-        assert self.state.rules is not None
-        is_payer = bool(self.state.rules.contract) and key in self.state.members  # its credits are on the chain
-        if not (is_agent or is_payer or self.state.accounts.balance(key) > 0):
+        if not (is_agent or self.is_payer(key)):
             raise _Forbidden("blobs are sent by keys that have credits, and by agents whose lease runs")
         size = request.headers.get("content-length", "")
         if not size.isdigit():
             raise Refused("a blob comes with its Content-Length")
-        self.require_forwardable(digest, int(size))
+        self.require_forwardable(digest, int(size), key)
         await self.blobs.write(digest, request.stream(), int(size), key, lambda name: self._is_named_by(name, key))
         if self.rendezvous is not None:
             for sender in self.rendezvous.senders(key, digest):

@@ -81,6 +81,9 @@ class Custody:
         pool: the control plane's public key.
     """
 
+    checked_kinds = frozenset({"opened", "accepted", "cosigned"})
+    """Events for which `check_of` may have something to look up."""
+
     def __init__(self, contract: EscrowContract, pool: str) -> None:
         self.contract, self.pool = contract, pool
         self.verdicts: dict[str, bytes] = {}
