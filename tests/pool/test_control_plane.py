@@ -454,3 +454,19 @@ def test_keys_are_files_for_one_user(tmp_path: Path) -> None:
         own_key("mine", tmp_path / "keys")
     with pytest.raises(BadRun, match="no name of a key"):
         own_key("../mine", tmp_path / "keys")
+
+
+def test_a_lease_is_shown_without_looking_at_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease may name ten thousand blobs, and anybody may ask for it: what is here is known, also after a restart."""
+    with in_thread(tmp_path) as (_, operator):
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        renter.post(opened(order=renter.put_blob(b"what to run")))
+    with in_thread(tmp_path) as (plane, _):
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "stat", lambda *_, **__: pytest.fail("the disk was looked at"))
+            document = plane._lease_document(plane.state.leases["job"])
+        assert document["bulk"]["pool_bytes"] == len(b"what to run")
+        plane.blobs._now = lambda: time.time() + 7200.0
+        assert plane.blobs.delete_unneeded(set()) == [document["order"]]
+        assert plane._lease_document(plane.state.leases["job"])["bulk"]["pool_bytes"] == 0

@@ -377,6 +377,15 @@ def test_a_deposit_that_no_lease_came_of_is_taken_back(both: Both) -> None:
         both.post(both.book.renter, on.Closed(lease_id=name, reason="enough"))
 
 
+def test_a_pool_that_ends_brings_nothing_more(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each lease may wait minutes for its node: after a signal no further one is begun."""
+    both.open(both.body(delegate=both.book.operator.public))
+    lease, begun = both.book.state.leases["job"], list[str]()
+    monkeypatch.setattr(both.pool, "settle", lambda one: (begun.append(one.lease_id), both.pool.is_over.set()))
+    both.pool.keep_up([], [lease, replace(lease, lease_id="next")])
+    assert begun == ["job"]
+
+
 def test_a_log_that_was_cut_or_rewritten_differs_from_its_roots(both: Both) -> None:
     """The contract's roots are those of the log; not of one that ends before the last, or has another event."""
     book = both.book

@@ -410,6 +410,8 @@ class ControlPlane:
         try:
             yield
         finally:
+            if self.custody is not None:
+                self.custody.is_over.set()
             if self.rendezvous is not None:
                 await self.rendezvous.close()
             for task in tasks:
@@ -558,11 +560,11 @@ class ControlPlane:
     def _lease_document(self, lease: Lease) -> dict[str, Any]:
         escrow, bond = self.state.held(lease.lease_id)
         verdict = b"" if self.custody is None else self.custody.verdicts.get(lease.lease_id, b"")
-        here = {digest for digest in lease.blobs if self.blobs.path(digest).is_file()}
-        direct = 0 if self.rendezvous is None else self.rendezvous.held_bytes(lease, here)
+        here = self.blobs.sizes_of(lease.blobs)
+        direct = 0 if self.rendezvous is None else self.rendezvous.held_bytes(lease, here.keys())
         return {**self._document(f"lease/{lease.lease_id}", lease), "escrow": escrow, "bond_held": bond,
                 "verdict": verdict.hex(),
-                "bulk": {"direct_bytes": direct, "pool_bytes": self.blobs.size_of(here)}}  # fmt: skip
+                "bulk": {"direct_bytes": direct, "pool_bytes": sum(here.values())}}  # fmt: skip
 
     def _listed_document(self, lease: Lease) -> dict[str, Any]:
         """A lease without its blocks and replays, of which there may be thousands: `/v1/leases/ID` has them."""
@@ -704,10 +706,13 @@ class ControlPlane:
         if self.rendezvous is not None:
             for sender in self.rendezvous.senders(key, digest):
                 self.blobs.note_sender(digest, sender)
+        await asyncio.shield(asyncio.create_task(self._charge_all(digest)))  # as with `submit`
+        return _json({"sha256": digest})
+
+    async def _charge_all(self, digest: str) -> None:
         async with self._turn:
             for lease in self.leases_naming(digest):
                 await self._charge(lease, [digest])
-        return _json({"sha256": digest})
 
     def _is_named_by(self, digest: str, key: str) -> bool:
         """Whether a lease in which a key has part names a blob: others' leases are no room for what it sends."""
