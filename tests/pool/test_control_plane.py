@@ -470,3 +470,29 @@ def test_a_lease_is_shown_without_looking_at_the_disk(tmp_path: Path, monkeypatc
         plane.blobs._now = lambda: time.time() + 7200.0
         assert plane.blobs.delete_unneeded(set()) == [document["order"]]
         assert plane._lease_document(plane.state.leases["job"])["bulk"]["pool_bytes"] == 0
+
+
+def test_no_lease_is_final_before_its_seconds_are_agreed_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the pool cannot co-sign, as with a signer that is away, a lease that it co-signs for waits."""
+    with in_thread(tmp_path) as (plane, operator):
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        renter.post(opened(order=renter.put_blob(b"what to run"), delegate=plane.key.public, window_s=0))
+        agent.post(on.Accepted(lease_id="job"))
+        own, tried = plane._own, list[on.Body]()
+
+        def away(body: on.Body) -> Any:
+            if isinstance(body, on.Cosigned):
+                tried.append(body)
+                raise PlaceUnreachable("the signer is away")
+            return own(body)
+
+        monkeypatch.setattr(plane, "_own", away)
+        agent.post(on.Beat(lease_id="job", index=0, running_s=2))
+        agent.post(on.Finished(lease_id="job", result=agent.put_blob(b"results")))
+        seen = len(tried)
+        until(lambda: len(tried) >= seen + 2)
+        assert operator.lease("job")["state"] == "closed"
+        monkeypatch.setattr(plane, "_own", own)
+        until(lambda: operator.lease("job")["state"] == "final")
+        assert operator.lease("job")["paid_s"] == 2

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 pytest.importorskip("web3", reason="the contract needs web3: pip install 'stoker[chain]'")
 pytest.importorskip("eth", reason="an EVM in the process needs py-evm: pip install 'eth-tester[py-evm]'")
 
-from stoker.errors import BadJob, BadRun
+from stoker.errors import BadJob, BadRun, PlaceUnreachable
 from stoker.pool import events as on
 from stoker.pool import watch
 from stoker.pool.client import PoolClient
@@ -375,6 +375,19 @@ def test_a_deposit_that_no_lease_came_of_is_taken_back(both: Both) -> None:
         assert renter.get_back(both.book.state.leases[name]) is not None
         assert paid(both, both.book.renter) == 0
         both.post(both.book.renter, on.Closed(lease_id=name, reason="enough"))
+
+
+def test_a_signer_that_is_away(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a key that another program holds: that is a sentence, after which the pool goes on with other leases."""
+
+    def away(*_: Any) -> bytes:
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(both.arbiter.signer, "sign", away)
+    for ask in (lambda: both.arbiter.voucher(bytes(32), 1),
+                lambda: both.arbiter.verdict(bytes(32), pay=0, slashed=0, fees=[])):  # fmt: skip
+        with pytest.raises(PlaceUnreachable, match="the signer cannot be reached"):
+            ask()
 
 
 def test_a_pool_that_ends_brings_nothing_more(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:

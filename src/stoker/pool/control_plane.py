@@ -434,10 +434,15 @@ class ControlPlane:
                 bodies = due(
                     self.state, self._now(), key=self.key, up_since_s=self.up_since_s, present=self.verifiers()
                 )
+                unsigned = set[str]()
                 for body in bodies:
+                    if isinstance(body, on.Final) and body.lease_id in unsigned:
+                        continue  # its last seconds are agreed to first, once the signer is there again
                     try:
                         await self.submit(await asyncio.to_thread(self._own, body))
                     except StokerError as problem:  # a full disk, or it became illegal in between: tried again
+                        if isinstance(body, on.Cosigned) and not isinstance(problem, Refused):
+                            unsigned.add(body.lease_id)
                         _log.warning("%s", first_line(problem))
                 if time.monotonic() - cleaned_s > _CLEAN_S:
                     cleaned_s = time.monotonic()
