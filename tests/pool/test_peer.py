@@ -417,14 +417,18 @@ def test_a_key_without_credits_holds_nothing_at_the_pool(tmp_path: Path) -> None
 
 
 def test_a_lease_of_others_does_not_stop_a_blob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that names the same code, and whose renter pays nothing for forwarding, is no lease of who sends it."""
+    """One that names the same code neither stops it, if its renter pays nothing, nor is charged for it, if it would."""
     with pool_of(tmp_path, forward_price=CREDIT) as pool:
         assert pool.agent.peer is not None
         monkeypatch.setattr(pool.agent.peer._endpoint, "meet", no_path)
         monkeypatch.setattr(pool_client, "_RETRY_S", 0.05)
         tree = pool.open(most_forwarding=CREDIT)
         other = pool.joined("other")
-        pool.agent.post(on.Offered(offer=offer("second", time.time())))
-        other.post(opened("theirs", offer_id="second", order=other.put_blob(b"order"), inputs=(tree,)))
+        for name, most in (("unwilling", 0), ("willing", CREDIT)):
+            pool.agent.post(on.Offered(offer=offer(name, time.time())))
+            order = other.put_blob(b"order")
+            other.post(opened(name, offer_id=name, order=order, inputs=(tree,), most_forwarding=most))
         pool.agent.get_blob(tree, tmp_path / "got")
         assert (tmp_path / "got").read_bytes() == TREE
+        assert until(lambda: pool.operator.lease("job")["forwarded_credits"])
+        assert pool.operator.lease("willing")["forwarded"] == []

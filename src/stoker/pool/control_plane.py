@@ -297,10 +297,16 @@ class ControlPlane:
             Refused: it is over the quota, or over what a renter spends on that.
         """
         if num_bytes >= self.bulk_bytes and (self._rules.forward_price or self._rules.forward_quota_bytes):
-            for lease in self.leases_naming(digest):
-                has_part = key in {lease.renter, lease.agent, *(one.verifier for one in lease.challenges)}
-                if has_part and lease.state != "final" and digest not in lease.forwarded:
+            for lease in self._own_leases_naming(digest, key):
+                if lease.state != "final" and digest not in lease.forwarded:
                     self._require_paid(lease, num_bytes)
+
+    def _own_leases_naming(self, digest: str, key: str) -> list[Lease]:
+        """Leases that name a blob and in which a key has part."""
+        return [
+            lease for lease in self.leases_naming(digest)
+            if key in {lease.renter, lease.agent, *(one.verifier for one in lease.challenges)}
+        ]  # fmt: skip
 
     def _require_paid(self, lease: Lease, num_bytes: int) -> None:
         """Refuse what its renter would not pay for, or could not."""
@@ -711,12 +717,13 @@ class ControlPlane:
         if self.rendezvous is not None:
             for sender in self.rendezvous.senders(key, digest):
                 self.blobs.note_sender(digest, sender)
-        await asyncio.shield(asyncio.create_task(self._charge_all(digest)))  # as with `submit`
+        await asyncio.shield(asyncio.create_task(self._charge_all(digest, key)))  # as with `submit`
         return _json({"sha256": digest})
 
-    async def _charge_all(self, digest: str) -> None:
+    async def _charge_all(self, digest: str, key: str) -> None:
+        """Charge leases of a key for a blob that it sent, and nobody else's."""
         async with self._turn:
-            for lease in self.leases_naming(digest):
+            for lease in self._own_leases_naming(digest, key):
                 await self._charge(lease, [digest])
 
     def _is_named_by(self, digest: str, key: str) -> bool:
