@@ -454,3 +454,45 @@ def test_keys_are_files_for_one_user(tmp_path: Path) -> None:
         own_key("mine", tmp_path / "keys")
     with pytest.raises(BadRun, match="no name of a key"):
         own_key("../mine", tmp_path / "keys")
+
+
+def test_a_lease_is_shown_without_looking_at_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease may name ten thousand blobs, and anybody may ask for it: what is here is known, also after a restart."""
+    with in_thread(tmp_path) as (_, operator):
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        renter.post(opened(order=renter.put_blob(b"what to run")))
+    with in_thread(tmp_path) as (plane, _):
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "stat", lambda *_, **__: pytest.fail("the disk was looked at"))
+            document = plane._lease_document(plane.state.leases["job"])
+        assert document["bulk"]["pool_bytes"] == len(b"what to run")
+        plane.blobs._now = lambda: time.time() + 7200.0
+        assert plane.blobs.delete_unneeded(set()) == [document["order"]]
+        assert plane._lease_document(plane.state.leases["job"])["bulk"]["pool_bytes"] == 0
+
+
+def test_no_lease_is_final_before_its_seconds_are_agreed_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the pool cannot co-sign, as with a signer that is away, a lease that it co-signs for waits."""
+    with in_thread(tmp_path) as (plane, operator):
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        renter.post(opened(order=renter.put_blob(b"what to run"), delegate=plane.key.public, window_s=0))
+        agent.post(on.Accepted(lease_id="job"))
+        own, tried = plane._own, list[on.Body]()
+
+        def away(body: on.Body) -> Any:
+            if isinstance(body, on.Cosigned):
+                tried.append(body)
+                raise PlaceUnreachable("the signer is away")
+            return own(body)
+
+        monkeypatch.setattr(plane, "_own", away)
+        agent.post(on.Beat(lease_id="job", index=0, running_s=2))
+        agent.post(on.Finished(lease_id="job", result=agent.put_blob(b"results")))
+        seen = len(tried)
+        until(lambda: len(tried) >= seen + 2)
+        assert operator.lease("job")["state"] == "closed"
+        monkeypatch.setattr(plane, "_own", own)
+        until(lambda: operator.lease("job")["state"] == "final")
+        assert operator.lease("job")["paid_s"] == 2

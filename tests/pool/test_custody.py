@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -16,14 +18,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 pytest.importorskip("web3", reason="the contract needs web3: pip install 'stoker[chain]'")
 pytest.importorskip("eth", reason="an EVM in the process needs py-evm: pip install 'eth-tester[py-evm]'")
 
-from stoker.errors import BadJob, BadRun
+from stoker.errors import BadJob, BadRun, PlaceUnreachable
 from stoker.pool import events as on
 from stoker.pool import watch
 from stoker.pool.client import PoolClient
 from stoker.pool.contract.custody import ChainSettings, Custody, differing_roots, lease_of
 from stoker.pool.contract.escrow_contract import EscrowContract, connected
+from stoker.pool.control_plane import ControlPlane
 from stoker.pool.escrow import CHAIN_PREFIX, least_deadline_s, pay_for
-from stoker.pool.events import CREDIT, Refused, sha256
+from stoker.pool.events import CREDIT, Refused, draft_of, sha256
 from stoker.pool.keys import Key, own_key
 from stoker.pool.state import draw_message, merkle_root
 from tests.pool.book import ORDER, Book, offer, opened
@@ -374,6 +377,28 @@ def test_a_deposit_that_no_lease_came_of_is_taken_back(both: Both) -> None:
         both.post(both.book.renter, on.Closed(lease_id=name, reason="enough"))
 
 
+def test_a_signer_that_is_away(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a key that another program holds: that is a sentence, after which the pool goes on with other leases."""
+
+    def away(*_: Any) -> bytes:
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(both.arbiter.signer, "sign", away)
+    for ask in (lambda: both.arbiter.voucher(bytes(32), 1),
+                lambda: both.arbiter.verdict(bytes(32), pay=0, slashed=0, fees=[])):  # fmt: skip
+        with pytest.raises(PlaceUnreachable, match="the signer cannot be reached"):
+            ask()
+
+
+def test_a_pool_that_ends_brings_nothing_more(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each lease may wait minutes for its node: after a signal no further one is begun."""
+    both.open(both.body(delegate=both.book.operator.public))
+    lease, begun = both.book.state.leases["job"], list[str]()
+    monkeypatch.setattr(both.pool, "settle", lambda one: (begun.append(one.lease_id), both.pool.is_over.set()))
+    both.pool.keep_up([], [lease, replace(lease, lease_id="next")])
+    assert begun == ["job"]
+
+
 def test_a_log_that_was_cut_or_rewritten_differs_from_its_roots(both: Both) -> None:
     """The contract's roots are those of the log; not of one that ends before the last, or has another event."""
     book = both.book
@@ -455,3 +480,68 @@ def test_members_name_their_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "STOKER_CHAIN_KEY" in str(told.value.remedy)
     with pytest.raises(BadRun, match="no contract"):
         ChainSettings(url="memory", contract="0x" + "1" * 40).connected()
+
+
+def on_chain(tmp_path: Path) -> tuple[ControlPlane, Custody, Key, Key, on.Opened]:
+    """A pool with a contract of an in-process chain; keys of a renter and an agent; a lease whose deposit is there."""
+    web3, keys = connected("memory"), signers(3)
+    contract = EscrowContract.deployed(web3, keys[0])
+    contract.grant(keys[1].address, 10 * CREDIT)
+    key, renter, agent = own_key("control", tmp_path), Key.made(), Key.made()
+    custody, renting = (Custody(EscrowContract(web3, contract.address, one), key.public) for one in keys[:2])
+    rules = on.Founded(name="p", is_open=True, contract=contract.account)
+    plane = ControlPlane(tmp_path, key, rules, custody=custody)
+    box = offer(now_s=time.time(), payee=keys[2].address)
+    asyncio.run(plane.submit(draft_of(on.Offered(offer=box), agent, key.public)))
+    terms = on.ContractTerms(payer=renting.address, payee=keys[2].address, cosigner=contract.arbiter,
+                             deadline_s=int(least_deadline_s(time.time(), box.max_s, 0)) + 3600)  # fmt: skip
+    body = opened(contract=terms, window_s=0)
+    renting.contract.open(renting.terms_of(renter.public, body))
+    return plane, custody, renter, agent, body
+
+
+def test_an_accept_beside_its_lease_is_held_against_the_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent whose accept arrives while the lease is being written puts up its bond all the same."""
+    plane, _, renter, agent, body = on_chain(tmp_path)
+    accepted = draft_of(on.Accepted(lease_id="job"), agent, plane.key.public)
+    append, beside = plane.log.append, []
+
+    async def both() -> None:
+        loop = asyncio.get_running_loop()
+
+        def appended(event: on.Event) -> None:
+            if event.kind == "opened":
+                beside.append(asyncio.run_coroutine_threadsafe(plane.submit(accepted), loop))
+                until(lambda: plane._turn._waiters)
+            append(event)
+
+        monkeypatch.setattr(plane.log, "append", appended)
+        await plane.submit(draft_of(body, renter, plane.key.public))
+        with pytest.raises(Refused, match="no bond for lease job"):
+            await asyncio.wrap_future(beside[0])
+
+    asyncio.run(both())
+    assert plane.state.leases["job"].state == "funded"
+    plane.log.close()
+
+
+def test_a_node_that_does_not_answer_stops_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events that wait for the chain have threads of their own: beats of other leases are written."""
+    plane, custody, renter, _, body = on_chain(tmp_path)
+    answers = threading.Event()
+    monkeypatch.setattr(custody.contract, "state", lambda *_, **__: answers.wait(60) and "none")
+
+    async def many() -> None:
+        drafts = [draft_of(replace(body, lease_id=f"job-{number}"), renter, plane.key.public) for number in range(40)]
+        waiting = [asyncio.ensure_future(plane.submit(draft)) for draft in drafts]
+        try:
+            await asyncio.sleep(0)
+            plain = draft_of(on.Deposited(account="a" * 64, amount=0), plane.key, plane.key.public)
+            await asyncio.wait_for(plane.submit(plain), 10)
+        finally:
+            answers.set()
+            found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(one, Refused) for one in found)
+
+    asyncio.run(many())
+    plane.log.close()

@@ -375,3 +375,60 @@ def test_old_blobs_go(tmp_path: Path) -> None:
         os.utime(tmp_path / "renter" / sha256(TREE), (old, old))
         Peer(pool.renter, tmp_path / "renter", keeps=True).close()
         assert not (tmp_path / "renter" / sha256(TREE)).exists()
+
+
+def test_the_pool_gets_from_a_peer_what_it_keeps_alone(tmp_path: Path) -> None:
+    """A path where a name should be is no blob: a pool that asks for it gets no file of the renter's."""
+    with pool_of(tmp_path) as pool:
+        pool.open()
+        peer, secret = pool.renter.peer, pool.file("secret", b"s" * 2000)
+        assert peer is not None
+        for name in ("../secret", str(secret), f"senders/{sha256(TREE)}"):
+            assert peer._in_loop(peer._serve_pool({"op": "forward", "digest": name}), 10.0) == {"ok": False}
+        assert not peer._forwarding
+
+
+def test_an_agent_does_not_spoil_what_its_renter_announces(tmp_path: Path) -> None:
+    """What it sends again and again is announced once, and small files are for the pool: the renter comes back."""
+    with pool_of(tmp_path) as pool:
+        tree = pool.open()
+        peer, rendezvous = pool.renter.peer, pool.plane.rendezvous
+        assert peer is not None
+        assert rendezvous is not None
+        assert pool.renter.key is not None
+        assert pool.agent.peer is not None
+        assert not pool.agent.peer._paths({"op": "reach", "digest": sha256(b"x"), "num_bytes": 1})
+        with (tmp_path / "renter" / "senders" / tree).open("a") as file:
+            file.writelines(f"{number % 30:064x}\n" for number in range(90))
+        rendezvous._held.clear()
+        rendezvous._endpoint.drop(pool.renter.key.public)
+        until(lambda: f"{29:064x}" in rendezvous.senders(pool.renter.key.public, tree))  # type: ignore[union-attr]
+
+
+def test_a_key_without_credits_holds_nothing_at_the_pool(tmp_path: Path) -> None:
+    """Keys cost nothing, and what they say that they hold is in the pool's memory."""
+    plane = ControlPlane(tmp_path, own_key("control", tmp_path), on.Founded(name="p", is_open=True), rates=FAST)
+    rendezvous = PeerRendezvous(plane, "127.0.0.1", 0)
+    head = {"op": "held", "blobs": {"a" * 64: [1]}}
+    answer, _ = asyncio.run(rendezvous._serve(Key.made().public, head, Incoming(None)))  # type: ignore[arg-type]
+    assert "credits" in answer["error"]
+    assert not rendezvous._held
+    plane.log.close()
+
+
+def test_a_lease_of_others_does_not_stop_a_blob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that names the same code neither stops it, if its renter pays nothing, nor is charged for it, if it would."""
+    with pool_of(tmp_path, forward_price=CREDIT) as pool:
+        assert pool.agent.peer is not None
+        monkeypatch.setattr(pool.agent.peer._endpoint, "meet", no_path)
+        monkeypatch.setattr(pool_client, "_RETRY_S", 0.05)
+        tree = pool.open(most_forwarding=CREDIT)
+        other = pool.joined("other")
+        for name, most in (("unwilling", 0), ("willing", CREDIT)):
+            pool.agent.post(on.Offered(offer=offer(name, time.time())))
+            order = other.put_blob(b"order")
+            other.post(opened(name, offer_id=name, order=order, inputs=(tree,), most_forwarding=most))
+        pool.agent.get_blob(tree, tmp_path / "got")
+        assert (tmp_path / "got").read_bytes() == TREE
+        assert until(lambda: pool.operator.lease("job")["forwarded_credits"])
+        assert pool.operator.lease("willing")["forwarded"] == []

@@ -56,6 +56,8 @@ class BlobStore:
             make_directories(folder / "senders")
             remove_leftovers(folder)
             self._senders = {path.name: set(path.read_text().split()) for path in (folder / "senders").iterdir()}
+            here = [path for path in folder.iterdir() if _DIGEST.fullmatch(path.name)]
+            self._sizes = {path.name: path.stat().st_size for path in here}
 
     def path(self, digest: str) -> Path:
         """Where a blob is, or would be.
@@ -77,9 +79,13 @@ class BlobStore:
             self._senders.setdefault(digest, set()).add(sender)
             append_line(self.folder / "senders" / digest, sender, error=BadRun, is_durable=True)
 
+    def sizes_of(self, digests: Iterable[str]) -> dict[str, int]:
+        """Which of these blobs are here, and their sizes [bytes]; from memory, since a lease may name thousands."""
+        return {digest: self._sizes[digest] for digest in digests if digest in self._sizes}
+
     def size_of(self, digests: Iterable[str]) -> int:
         """What blobs take together, as far as they are here [bytes]."""
-        return sum(path.stat().st_size for digest in digests if (path := self.path(digest)).is_file())
+        return sum(self.sizes_of(digests).values())
 
     async def write(
         self, digest: str, parts: AsyncIterator[bytes], size: int, sender: str, is_named: Callable[[str], bool]
@@ -139,6 +145,7 @@ class BlobStore:
                 self._senders.setdefault(digest, set()).add(sender)
                 append_line(self.folder / "senders" / digest, sender, error=BadRun, is_durable=True)
                 aside.replace(target)
+                self._sizes[digest] = size
             except BaseException:
                 file.close()
                 raise
@@ -152,6 +159,7 @@ class BlobStore:
             if _DIGEST.fullmatch(path.name) and path.name not in needed:
                 try:
                     if self._now() - path.stat().st_mtime > KEPT_S:
+                        self._sizes.pop(path.name, None)
                         path.unlink()
                         (self.folder / "senders" / path.name).unlink(missing_ok=True)
                         self._senders.pop(path.name, None)

@@ -17,6 +17,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,8 @@ _log = logging.getLogger(__name__)
 _TICK_S = 1.0
 _CLEAN_S = 300.0
 _CHAIN_S = 15.0
+_MOST_LOOKED_UP = 8
+"""Events that are held against the chain at a time."""
 _MOST_WAIT_S = 60.0
 _AWAY_S = 15.0
 """Time between two looks after which this process itself was away, such as on a machine that slept [s]."""
@@ -180,6 +183,8 @@ class ControlPlane:
         self.rendezvous: PeerRendezvous | None = None
         self.bulk_bytes = BULK_BYTES
         self._turn = asyncio.Lock()
+        # Threads of their own: where a node does not answer, the log is written all the same.
+        self._chain_threads = ThreadPoolExecutor(_MOST_LOOKED_UP, thread_name_prefix="chain")
         self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)
         self._documents: dict[str, tuple[object, dict[str, Any]]] = {}
         rates = rates or Rates()
@@ -239,11 +244,12 @@ class ControlPlane:
         return await asyncio.shield(asyncio.create_task(self._submit(draft)))
 
     async def _submit(self, draft: Draft) -> Event:
-        if self.custody is not None and (check := self.custody.check_of(self.state, draft)) is not None:
-            async with self._turn:
-                is_known = self.log.find(draft.actor, draft.nonce) is not None
-            if not is_known:
-                await asyncio.to_thread(check)
+        if self.custody is not None and draft.kind in self.custody.checked_kinds:
+            async with self._turn:  # what is refused anyway is not looked up, and what is looked up is of this state
+                _, change = self._checked(draft)
+                check = None if change is None else self.custody.check_of(self.state, draft)
+            if check is not None:
+                await asyncio.get_running_loop().run_in_executor(self._chain_threads, check)
         async with self._turn:
             event, lease = await self._entered(draft)
             if lease is not None:
@@ -282,16 +288,25 @@ class ControlPlane:
         sizes = [(path.name, path.stat().st_size) for path in paths if path.is_file()]
         return [(name, num_bytes) for name, num_bytes in sizes if num_bytes >= self.bulk_bytes]
 
-    def require_forwardable(self, digest: str, num_bytes: int) -> None:
-        """Refuse the way through the pool for a large blob whose leases do not pay for it.
+    def require_forwardable(self, digest: str, num_bytes: int, key: str) -> None:
+        """Refuse the way through the pool for a large blob where leases in which `key` has part do not pay for it.
+
+        Leases of others that name it say nothing: a hash is public once one does.
 
         Raises:
             Refused: it is over the quota, or over what a renter spends on that.
         """
         if num_bytes >= self.bulk_bytes and (self._rules.forward_price or self._rules.forward_quota_bytes):
-            for lease in self.leases_naming(digest):
+            for lease in self._own_leases_naming(digest, key):
                 if lease.state != "final" and digest not in lease.forwarded:
                     self._require_paid(lease, num_bytes)
+
+    def _own_leases_naming(self, digest: str, key: str) -> list[Lease]:
+        """Leases that name a blob and in which a key has part."""
+        return [
+            lease for lease in self.leases_naming(digest)
+            if key in {lease.renter, lease.agent, *(one.verifier for one in lease.challenges)}
+        ]  # fmt: skip
 
     def _require_paid(self, lease: Lease, num_bytes: int) -> None:
         """Refuse what its renter would not pay for, or could not."""
@@ -401,12 +416,15 @@ class ControlPlane:
         try:
             yield
         finally:
+            if self.custody is not None:
+                self.custody.is_over.set()
             if self.rendezvous is not None:
                 await self.rendezvous.close()
             for task in tasks:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+            self._chain_threads.shutdown(wait=False, cancel_futures=True)
             async with self._turn:  # what is being written is written first
                 self.log.close()
 
@@ -422,10 +440,15 @@ class ControlPlane:
                 bodies = due(
                     self.state, self._now(), key=self.key, up_since_s=self.up_since_s, present=self.verifiers()
                 )
+                unsigned = set[str]()
                 for body in bodies:
+                    if isinstance(body, on.Final) and body.lease_id in unsigned:
+                        continue  # its last seconds are agreed to first, once the signer is there again
                     try:
                         await self.submit(await asyncio.to_thread(self._own, body))
                     except StokerError as problem:  # a full disk, or it became illegal in between: tried again
+                        if isinstance(body, on.Cosigned) and not isinstance(problem, Refused):
+                            unsigned.add(body.lease_id)
                         _log.warning("%s", first_line(problem))
                 if time.monotonic() - cleaned_s > _CLEAN_S:
                     cleaned_s = time.monotonic()
@@ -548,11 +571,11 @@ class ControlPlane:
     def _lease_document(self, lease: Lease) -> dict[str, Any]:
         escrow, bond = self.state.held(lease.lease_id)
         verdict = b"" if self.custody is None else self.custody.verdicts.get(lease.lease_id, b"")
-        here = {digest for digest in lease.blobs if self.blobs.path(digest).is_file()}
-        direct = 0 if self.rendezvous is None else self.rendezvous.held_bytes(lease, here)
+        here = self.blobs.sizes_of(lease.blobs)
+        direct = 0 if self.rendezvous is None else self.rendezvous.held_bytes(lease, here.keys())
         return {**self._document(f"lease/{lease.lease_id}", lease), "escrow": escrow, "bond_held": bond,
                 "verdict": verdict.hex(),
-                "bulk": {"direct_bytes": direct, "pool_bytes": self.blobs.size_of(here)}}  # fmt: skip
+                "bulk": {"direct_bytes": direct, "pool_bytes": sum(here.values())}}  # fmt: skip
 
     def _listed_document(self, lease: Lease) -> dict[str, Any]:
         """A lease without its blocks and replays, of which there may be thousands: `/v1/leases/ID` has them."""
@@ -624,6 +647,11 @@ class ControlPlane:
         """Whether a key has an unsettled lease as its renter."""
         return any(self.state.leases[name].renter == key for name in self.state.unsettled)
 
+    def is_payer(self, key: str) -> bool:
+        """Whether a key can pay for leases: keys alone cost nothing."""
+        is_member = bool(self._rules.contract) and key in self.state.members  # its credits are on the chain
+        return is_member or self.state.accounts.balance(key) > 0
+
     def count_request(self, key: str) -> None:
         """Count a request of a key against its rate.
 
@@ -679,22 +707,24 @@ class ControlPlane:
     async def _put_blob(self, request: Request) -> Response:
         key, digest = self._signed_by(request), request.path_params["digest"]
         is_agent = any(one.agent == key and one.state in LIVE for one in self._leases_of(key))
-        assert self.state.rules is not None
-        is_payer = bool(self.state.rules.contract) and key in self.state.members  # its credits are on the chain
-        if not (is_agent or is_payer or self.state.accounts.balance(key) > 0):
+        if not (is_agent or self.is_payer(key)):
             raise _Forbidden("blobs are sent by keys that have credits, and by agents whose lease runs")
         size = request.headers.get("content-length", "")
         if not size.isdigit():
             raise Refused("a blob comes with its Content-Length")
-        self.require_forwardable(digest, int(size))
+        self.require_forwardable(digest, int(size), key)
         await self.blobs.write(digest, request.stream(), int(size), key, lambda name: self._is_named_by(name, key))
         if self.rendezvous is not None:
             for sender in self.rendezvous.senders(key, digest):
                 self.blobs.note_sender(digest, sender)
-        async with self._turn:
-            for lease in self.leases_naming(digest):
-                await self._charge(lease, [digest])
+        await asyncio.shield(asyncio.create_task(self._charge_all(digest, key)))  # as with `submit`
         return _json({"sha256": digest})
+
+    async def _charge_all(self, digest: str, key: str) -> None:
+        """Charge leases of a key for a blob that it sent, and nobody else's."""
+        async with self._turn:
+            for lease in self._own_leases_naming(digest, key):
+                await self._charge(lease, [digest])
 
     def _is_named_by(self, digest: str, key: str) -> bool:
         """Whether a lease in which a key has part names a blob: others' leases are no room for what it sends."""

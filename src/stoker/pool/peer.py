@@ -53,13 +53,14 @@ _EXPECTED_S = 600.0
 """How long somebody who was announced is expected [s]."""
 _NO_PATH_S = 60.0
 """How long is waited before a direct path is tried again that was not there [s]."""
-_MOST_ANNOUNCED = 200
-"""Blobs of one message."""
+_MOST_ANNOUNCED, _MOST_SENDERS = 200, 16
+"""Blobs of one message, and of one blob who sent it, the last ones."""
 _AGAIN_S, _MOST_AGAIN_S = 0.5, 10.0
 _ASK_S = 10.0
 _TAKEN_S = 600.0
 """How long a renter has to put a blob on its disk, once it has come [s]."""
 _TARGET = re.compile(r"/v1/blobs/([0-9a-f]{64})")
+_NAME = re.compile(r"[0-9a-f]{64}")
 _RANGE = re.compile(r"bytes=(\d{1,15})-")
 
 
@@ -225,7 +226,8 @@ class Peer:
         self._endpoint.drop(str(mirror["key"]))
         self.bulk_bytes = int(found["bulk_bytes"])
         if self._keeps:
-            await self._announce([path.name for path in self._kept()])
+            with suppress(Refused):  # more than the pool takes, or a key that pays for nothing: the rest goes on
+                await self._announce([path.name for path in self._kept()])
         self._is_ready.set()
 
     async def _ask(self, question: Head) -> Head:
@@ -244,7 +246,8 @@ class Peer:
             for digest in digests[first : first + _MOST_ANNOUNCED]:
                 with suppress(FileNotFoundError):
                     num_bytes = (self._folder / digest).stat().st_size
-                    blobs[digest] = [num_bytes, *(self._folder / "senders" / digest).read_text().split()]
+                    senders = reversed((self._folder / "senders" / digest).read_text().split())
+                    blobs[digest] = [num_bytes, *list(dict.fromkeys(senders))[:_MOST_SENDERS]]
             await self._ask({"op": "held", "blobs": blobs})
 
     # -------------------------------------------------------------------------------------------------- what others ask
@@ -274,13 +277,13 @@ class Peer:
 
     async def _serve_pool(self, head: Head) -> Head:
         match head.get("op"):
-            case "expect" if self._keeps or head["may"] == "get":
+            case "expect" if head["may"] == "get" or (self._keeps and int(head["num_bytes"]) >= self.bulk_bytes):
                 now, key = time.monotonic(), str(head["key"])
                 self._expected = {who: grant for who, grant in self._expected.items() if grant[2] > now}
                 self._expected[key, str(head["digest"])] = str(head["may"]), int(head["num_bytes"]), now + _EXPECTED_S
                 meeting = self._endpoint.meet(key, [str(one) for one in head["addresses"]])
                 asyncio.ensure_future(meeting).add_done_callback(lambda done: done.cancelled() or done.exception())
-            case "forward" if (path := self._folder / str(head["digest"])).is_file():
+            case "forward" if _NAME.fullmatch(name := str(head["digest"])) and (path := self._folder / name).is_file():
                 if path.name not in self._forwarding:
                     self._forwarding.add(path.name)
                     asyncio.ensure_future(asyncio.to_thread(self._forward, path))  # noqa: RUF006 - kept by its thread
@@ -340,7 +343,7 @@ class Peer:
     # --------------------------------------------------------------------------------------------------------- the disk
 
     def _kept(self) -> list[Path]:
-        return [path for path in self._folder.iterdir() if re.fullmatch(r"[0-9a-f]{64}", path.name)]
+        return [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name)]
 
     def _require_room(self, num_bytes: int) -> None:
         """Refuse what would go over the quota, or fill the disk.

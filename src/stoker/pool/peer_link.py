@@ -317,7 +317,7 @@ class PeerEndpoint:
 async def _send(stream: iroh.SendStream, head: Head, body: Body) -> None:
     content = canonical(head)
     try:
-        await stream.write_all(len(content).to_bytes(4, "big") + content)
+        await asyncio.wait_for(stream.write_all(len(content).to_bytes(4, "big") + content), STALLED_S)
         if isinstance(body, bytes):
             await asyncio.wait_for(stream.write_all(body), STALLED_S)
         else:

@@ -105,7 +105,7 @@ class PeerRendezvous:
         """
         holders = self._holders(key, digest)
         for holder in holders:
-            self._plane.require_forwardable(digest, self._held[holder][digest].num_bytes)
+            self._plane.require_forwardable(digest, self._held[holder][digest].num_bytes, holder)
             if await self._tell(holder, {"op": "forward", "digest": digest}):
                 return "is being sent to the pool by who holds it"
         return f"is held by {short(holders[0])}, who is not connected" if holders else ""
@@ -162,8 +162,10 @@ class PeerRendezvous:
         return {"network": self._network[key]}
 
     def _note_held(self, key: str, head: Head) -> Head:
+        if not (self._plane.is_payer(key) or self._plane.rents(key)):
+            raise Refused("blobs are held by keys that have credits, or a lease")
         blobs, held = head.get("blobs"), self._held.setdefault(key, {})
-        if not isinstance(blobs, dict) or len(held) + len(blobs) > _MOST_HELD:
+        if not isinstance(blobs, dict) or len(held.keys() | blobs.keys()) > _MOST_HELD:
             raise Refused(f"at most {_MOST_HELD} blobs are held by one key")
         for digest, values in blobs.items():
             num_bytes, *senders = values if isinstance(values, list) and values else [None]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -79,11 +80,19 @@ class Custody:
     Args:
         contract: with the key of who acts.
         pool: the control plane's public key.
+
+    Attributes:
+        verdicts: that were signed in this process, by lease.
+        is_over: set when the process is to end: `keep_up` brings nothing more.
     """
+
+    checked_kinds = frozenset({"opened", "accepted", "cosigned"})
+    """Events for which `check_of` may have something to look up."""
 
     def __init__(self, contract: EscrowContract, pool: str) -> None:
         self.contract, self.pool = contract, pool
         self.verdicts: dict[str, bytes] = {}
+        self.is_over = threading.Event()
         self._done: set[str] = set()
 
     @classmethod
@@ -250,6 +259,8 @@ class Custody:
         except StokerError as problem:
             _log.warning("a root is not anchored yet: %s", first_line(problem))
         for lease in leases:
+            if self.is_over.is_set():
+                return
             try:
                 self.settle(lease)
             except StokerError as problem:

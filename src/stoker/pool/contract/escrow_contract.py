@@ -338,14 +338,18 @@ class EscrowContract:
 
     def voucher(self, lease: bytes, running_s: int) -> bytes:
         """The signer's voucher: it agrees to seconds of a lease, all so far; 65 bytes."""
-        return self._signer().sign(self._typed("Voucher", _VOUCHER_TYPE, {"lease": lease, "runningSeconds": running_s}))
+        with _sentences("the signer"):
+            typed = self._typed("Voucher", _VOUCHER_TYPE, {"lease": lease, "runningSeconds": running_s})
+            return self._signer().sign(typed)
 
     def verdict(self, lease: bytes, *, pay: int, slashed: int, fees: Sequence[tuple[str, int]]) -> bytes:
         """The signer's verdict: what a lease comes to; 65 bytes."""
-        return self._signer().sign(self._typed("Verdict", _VERDICT_TYPE, {
+        typed = self._typed("Verdict", _VERDICT_TYPE, {
             "lease": lease, "pay": pay, "slashed": slashed,
             "verifiers": [Web3.to_checksum_address(address) for address, _ in fees], "fees": [fee for _, fee in fees],
-        }))  # fmt: skip
+        })  # fmt: skip
+        with _sentences("the signer"):
+            return self._signer().sign(typed)
 
     def voucher_signer(self, lease: bytes, running_s: int, voucher: bytes) -> str:
         """Who signed a voucher; "": nobody."""
