@@ -251,6 +251,7 @@ class Fused(Known):
         (0.25, False, {(256, 0), (512, 0)}),  # twice the samples, which needs no more saving
         (1.0, True, {(512, 12)}),  # selectively
         (0.7, True, {(512, 12), (512, 0)}),  # the same samples, of which nothing is computed twice
+        (1.5, False, {(256, 12)}),  # more memory, or more for sure: more saving
     ],
 )
 def test_a_compiled_plan_uses_the_memory_that_its_kernels_leave(
