@@ -128,9 +128,9 @@ def rank(
 def compiled(fastest: Candidate, profile: Profile, forecasts: Forecasts) -> Iterator[Candidate]:
     """The fastest plan that is not compiled, compiled; then such with less saving and a larger micro-batch; all fit.
 
-    Kernels keep no intermediates: memory that had to be saved may be there. What they keep is forecast with a wider
-    interval: where the plan does not fit for sure, it is one with more saving. A larger micro-batch is looked at where it
-    needs no more saving, and only the next one: of what is kept, a half is of products, which stay.
+    Kernels keep no intermediates: memory that had to be saved may be there. What they keep is less certain: where the
+    plan is not sure enough to fit, it is one with more saving. A larger micro-batch is looked at where it needs no more
+    saving, and only the next one: of what is kept, a half is of products, which stay.
     """
     plan = dataclasses.replace(fastest.plan, compile=True)
     plans, saving = [plan] if forecasts.fits(plan, SURE_ENOUGH) else [], saving_of(plan)
