@@ -408,7 +408,7 @@ def _refitted(parameter: torch.Tensor, kept: dict[str, Any], states: OptimizerSt
             continue
         scale = kept.get(name + _SCALE)
         is_whole = scale is not None and is_spread(parameter) and not is_spread(scale)
-        if is_whole and states == "8bit":
+        if scale is not None and is_whole and states == "8bit":
             scale = _part_of_scale(scale, parameter)
         if (scale is not None) == (states == "8bit"):
             result[name] = kept[name]
