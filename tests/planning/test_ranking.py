@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import DoesNotFit
 from stoker.planning.model.optimizer_states import stored_share
-from stoker.planning.plan_ranking import MOST_SIZES, SURE_ENOUGH, least_demanding, rank
+from stoker.planning.plan_ranking import MOST_SIZES, SURE_ENOUGH, compiled, least_demanding, rank
 from stoker.records import Device, Forecast, Plan, Profile
 from tests.planning.trials import CPU, GPU, NORMS, forecast_of, profile
 
@@ -263,6 +263,18 @@ def test_a_compiled_plan_uses_the_memory_that_its_kernels_leave(
     found = rank(facts, GPU, known, name="it", is_here=False, can_compile=True)
     assert {(c.plan.micro_batch, c.plan.checkpointed_blocks) for c in found if c.plan.compile} == expected
     assert all(known.needed_bytes(c.plan) <= GPU.memory_bytes for c in found)
+
+
+def test_a_compiled_plan_that_does_not_fit_saves_more() -> None:
+    """Less certain memory than that of the plan that is not compiled needs more room."""
+    facts = profile(num_blocks=12)
+    known = Fused(GPU, facts, fixed=1e9, per_sample=3e8)
+    fastest, *_ = rank(facts, GPU, known, name="it", is_here=False)
+    known.held = 1.7
+    found = [one.plan for one in compiled(fastest, facts, known)]
+    assert [(plan.micro_batch, plan.checkpointed_blocks, plan.checkpointing) for plan in found] == [
+        (256, 12, "selective")
+    ]
 
 
 class _Captured(Known):

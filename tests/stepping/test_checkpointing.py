@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stoker.errors import BadJob, DoesNotFit
 from stoker.jobs import SGD, Job
 from stoker.records import Coupling
+from stoker.stepping import activation_checkpointing
 from stoker.stepping.activation_checkpointing import checkpoint, num_blocks, repeated_blocks
 from stoker.stepping.step import Step
 from stoker.zoo import GPT, MLP, ResNet9
@@ -179,6 +180,40 @@ class InPlace(nn.Module):
 def test_results_changed_in_place_are_computed_again() -> None:
     """Multiplied twice, they would be others."""
     job = make_job(lambda: deep(InPlace), data=vectors(40))
+    ours = trained(job, 16, checkpointed_blocks=3, checkpointing="selective")
+    assert are_equal(ours, trained(job, 16))
+
+
+@torch.library.custom_op("stoker_tests::dropping_attention", mutates_args=())
+def dropping_attention(values: torch.Tensor, dropout_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stands for a GPU's attention, which draws what it drops within; the mask is for its backward pass."""
+    mask = (torch.rand_like(values) >= dropout_p) / (1 - dropout_p)
+    return values * mask, mask
+
+
+dropping_attention.register_autograd(
+    lambda ctx, gradient, _: (gradient * ctx.saved_tensors[0], None),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output[1]),
+)
+
+
+class Dropping(nn.Module):
+    """Attention that drops, before dropout by function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x_BW: torch.Tensor) -> torch.Tensor:
+        attended_BW, _ = dropping_attention(self.linear(x_BW), 0.3)
+        return x_BW + F.dropout(self.out(attended_BW), 0.3).tanh()
+
+
+def test_attention_that_drops_draws_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what is drawn after it in the second pass would be other numbers, and gradients those of other masks."""
+    packet = torch.ops.stoker_tests.dropping_attention
+    monkeypatch.setattr(activation_checkpointing, "_KEPT", activation_checkpointing._KEPT | {packet})
+    job = make_job(lambda: deep(Dropping), data=vectors(40))
     ours = trained(job, 16, checkpointed_blocks=3, checkpointing="selective")
     assert are_equal(ours, trained(job, 16))
 

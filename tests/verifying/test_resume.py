@@ -10,14 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from stoker.devices import attached_devices, resolve_place
 from stoker.errors import RunFailed
 from stoker.jobs import SGD, AdamW
 from stoker.jobs.objective import Objective, SelectiveBackprop
 from stoker.loading.batches import Batch
+from stoker.planning.resolved_job import resolve_job
 from stoker.stepping import loss_pass
 from stoker.stepping.selective_backprop import selected
 from stoker.stepping.step import Step
 from stoker.units import updates
+from stoker.verifying.exactness_contract import _begins_under
 from stoker.verifying.plan_equality import check_equality
 from stoker.verifying.resume import check_resume, first_difference, state_of
 from stoker.zoo import GPT
@@ -154,6 +157,14 @@ def test_a_schedule_of_plans_is_replayed(tmp_path: Path) -> None:
     verdict = check_resume(subject, on_disk(tmp_path), ample_time())
     assert (verdict.passed, verdict.level) == (True, "bit-equal"), verdict.answer
     assert "the first" in verdict.evidence
+
+
+def test_a_run_does_not_begin_under_other_optimizer_states() -> None:
+    """They are built once, as blocks that are checkpointed: no run goes from one to the other."""
+    job = make_job(mlp, optimizer=AdamW(lr=1e-3), numerics=["8bit-states"])
+    prepared, device = resolve_job(job), resolve_place("cpu", attached_devices())
+    assert _begins_under(prepared, device, plan_of(4)) is not None
+    assert _begins_under(prepared, device, plan_of(4, optimizer_states="8bit")) is None
 
 
 def test_what_the_probe_found_no_checkpoint_holds_is_a_failure(tmp_path: Path) -> None:

@@ -338,10 +338,11 @@ def _low_bit_states(job: Job) -> Iterator[_Check]:
     allowed = [one for one in job.numerics if str(one).endswith("-states")] if _is_list(job.numerics) else []
     if not allowed or job.optimizer is None:
         return
-    is_adam = isinstance(job.optimizer, Adam | AdamW)
     has = f"{allowed[0]!r} is for stoker.AdamW and Adam"
-    yield "numerics", is_adam, f"{has}, whose moments can be kept in fewer bits, not for {_kind(job.optimizer)}"
-    is_plain = not (isinstance(job.optimizer, Adam | AdamW) and job.optimizer.amsgrad)
+    if not isinstance(job.optimizer, Adam | AdamW):
+        yield "numerics", False, f"{has}, whose moments can be kept in fewer bits, not for {_kind(job.optimizer)}"
+        return
+    is_plain = not any(one.get("amsgrad") for one in (job.optimizer.settings(), *job.optimizer.groups.values()))
     yield "numerics", is_plain, f"{has} without amsgrad, whose largest second moment is kept whole"
 
 

@@ -126,22 +126,25 @@ def rank(
 
 
 def compiled(fastest: Candidate, profile: Profile, forecasts: Forecasts) -> Iterator[Candidate]:
-    """The fastest plan that is not compiled, compiled; then such with less saving and a larger micro-batch, which fit.
+    """The fastest plan that is not compiled, compiled; then such with less saving and a larger micro-batch; all fit.
 
-    Kernels keep no intermediates: memory that had to be saved may be there. A larger micro-batch is looked at where it
-    needs no more saving, and only the next one: of what is kept, a half is of products, which stay.
+    Kernels keep no intermediates: memory that had to be saved may be there. What they keep is less certain: where the
+    plan is not sure enough to fit, it is one with more saving. A larger micro-batch is looked at where it needs no more
+    saving, and only the next one: of what is kept, a half is of products, which stay.
     """
     plan = dataclasses.replace(fastest.plan, compile=True)
-    plans, saving = [plan], saving_of(plan)
-    sizes = [size for size in _sizes(profile) if size > plan.micro_batch]
+    plans, saving = [plan] if forecasts.fits(plan, SURE_ENOUGH) else [], saving_of(plan)
+    sizes = [size for size in _sizes(profile) if size > plan.micro_batch] if plans else []
     for size in (plan.micro_batch, *sizes[-1:]):
         least = dataclasses.replace(plan.without_checkpointing(), micro_batch=size, loss_chunks=1)
         for way in saving_memory(least, profile):
-            if way == plan or forecasts.fits(way, SURE_ENOUGH):
-                saving = saving_of(way)
-                plans += [way] if way != plan else []
+            if way in plans:
                 break
-            if saving_of(way) == saving:
+            if way != plan and forecasts.fits(way, SURE_ENOUGH):
+                saving = saving_of(way)
+                plans.append(way)
+                break
+            if plans and saving_of(way) == saving:
                 break
     for one in plans:
         yield dataclasses.replace(fastest, plan=one, forecast=forecasts.forecast(one))

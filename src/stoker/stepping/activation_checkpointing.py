@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -133,7 +133,7 @@ _KEPT = frozenset(
         "_scaled_dot_product_fused_attention_overrideable",
     )
 )  # fmt: skip
-"""Operations whose results selective checkpointing keeps."""
+"""Operations whose results selective checkpointing keeps, attention's where it drops nothing."""
 _SMALL = 4096
 """Elements up to which a buffer is copied before every pass even if it never changed so far: a counter may start."""
 
@@ -258,6 +258,17 @@ def _eager_contexts() -> tuple[TorchDispatchMode, TorchDispatchMode]:
     return _Keeping(kept), _Reusing(kept)
 
 
+def _is_kept(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operation's result is kept: not that of attention that drops.
+
+    That draws within, on a GPU; left out of the second pass, all draws after it would be others than in the first.
+    """
+    if operation.overloadpacket not in _KEPT:
+        return False
+    names = (argument.name for argument in operation._schema.arguments)  # noqa: SLF001 - the only place of the names
+    return not {**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p")
+
+
 class _KeptResult(NamedTuple):
     """What an operation of the first pass gave; `versions` count the changes in place."""
 
@@ -275,7 +286,7 @@ class _Keeping(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func.overloadpacket in _KEPT:
+        if _is_kept(func, args, kwargs or {}):
             # Detached: the result itself gets the graph, which holds this pass. Below autograd, a view counts its
             # base's changes in place only with this key.
             with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):  # noqa: SLF001
@@ -299,7 +310,7 @@ class _Reusing(TorchDispatchMode):
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket in _KEPT:
+        if _is_kept(func, args, kwargs or {}):
             kept = next(self._next, None)
             if kept is None or kept.operation is not func:
                 raise CheckpointError(f"the second pass computes {func}, which the first did not at that place")

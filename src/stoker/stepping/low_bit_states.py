@@ -278,7 +278,7 @@ def quantized(values_RC: torch.Tensor, *, is_signed: bool) -> tuple[torch.Tensor
     safe_RB1 = torch.where(scale_RB > 0, scale_RB, 1).unsqueeze(-1)
     _, nearest = _tables(is_signed, values_RC.device)
     upper = ((blocks_RBC / safe_RB1).float().view(torch.int32) >> _LOWER_BITS).bitwise_and_(0x7FFFF)
-    codes_RC = nearest.index_select(0, upper.flatten()).view(upper.shape[0], -1)
+    codes_RC = nearest.index_select(0, upper.flatten()).view(upper.shape).flatten(1)
     return codes_RC[:, :columns], scale_RB
 
 
@@ -298,7 +298,7 @@ def _in_blocks(values_RC: torch.Tensor) -> torch.Tensor:
         return values_RC.unsqueeze(1)
     if columns % STATES_BLOCK:
         values_RC = torch.nn.functional.pad(values_RC, (0, -columns % STATES_BLOCK))
-    return values_RC.reshape(rows, -1, STATES_BLOCK)
+    return values_RC.reshape(rows, values_RC.shape[1] // STATES_BLOCK, STATES_BLOCK)
 
 
 # Draws by place -------------------------------------------------------------------------------------------------------
@@ -407,7 +407,8 @@ def _refitted(parameter: torch.Tensor, kept: dict[str, Any], states: OptimizerSt
         if name not in kept:
             continue
         scale = kept.get(name + _SCALE)
-        if scale is not None and is_spread(parameter) and not is_spread(scale):
+        is_whole = scale is not None and is_spread(parameter) and not is_spread(scale)
+        if scale is not None and is_whole and states == "8bit":
             scale = _part_of_scale(scale, parameter)
         if (scale is not None) == (states == "8bit"):
             result[name] = kept[name]
@@ -416,10 +417,11 @@ def _refitted(parameter: torch.Tensor, kept: dict[str, Any], states: OptimizerSt
             elif (kept[name].dtype == torch.bfloat16) != (states == "bf16"):
                 result[name] = kept[name].to(torch.bfloat16 if states == "bf16" else parameter.dtype)
             continue
-        rows = max(1, own.shape[0])
-        values_RC = local(kept[name]).reshape(rows, -1) if own.numel() else local(kept[name]).reshape(0, 1)
+        values_RC = local(kept[name]).reshape(own.shape[0], math.prod(own.shape[1:]))
         is_signed = name == _MOMENTS[0]
         if scale is not None:
+            if is_whole:  # by value: this process may hold parts of blocks
+                values_RC, scale = values_RC.reshape(-1, 1), _scale_by_value(scale, parameter).reshape(-1, 1)
             full = dequantized(values_RC, local(scale).to(values_RC.device), is_signed=is_signed)
             dtype = torch.bfloat16 if states == "bf16" else parameter.dtype
             result[name] = _alike(kept[name], full.reshape(own.shape).to(dtype))
@@ -436,6 +438,13 @@ def _part_of_scale(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor
     rows, blocks = _indices(runs_of(parameter)[0], whole.device).long(), _held_blocks(parameter)
     assert blocks is not None, "checked when the optimiser was made"
     return _spread_as(whole[rows][:, blocks.to(whole.device)].to(local(parameter).device), parameter)
+
+
+def _scale_by_value(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """The scale of each value that this process holds [rows, columns]."""
+    rows, *others = runs_of(parameter)
+    columns = _columns(tuple(others), tuple(parameter.shape[1:]), whole.device)
+    return whole[_indices(rows, whole.device).long()][:, columns.long() // STATES_BLOCK]
 
 
 def _alike(like: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
