@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -208,6 +211,7 @@ _GOOD = {"/v1/state/pool": _POOL, "/v1/state/offers": []}
         ({"/v1/state/pool": {**_POOL, "seq": "many"}}, "what no pool of this version does"),
         ({"/v1/state/pool": {**_POOL, "seq": 1e400}}, "what no pool of this version does"),
         ({"/v1/state/pool": {**_POOL, "seq": 10**9}}, "what no pool of this version does"),
+        ({"/v1/state/pool": {**_POOL, "rules": None}}, "what no pool of this version does"),
         ({"/v1/state/offers": {"a": 1}}, "what no pool of this version does"),
         ({"/v1/state/offers": [5]}, "what no pool of this version does"),
         ({"/v1/state/offers": [{"offer": {"price_per_hour": 10**300}}]}, "what no pool of this version does"),
@@ -223,6 +227,26 @@ def test_a_hostile_answer_is_a_sentence(
         found = looks(monkeypatch, capsys, address, times=2)
     assert text in found["problem"]
     assert found["remedy"] or "16.0 MiB" in text or "JSON" in text
+
+
+def test_a_byte_now_and_then_keeps_no_process_for_ever() -> None:
+    """Each byte comes within the time limit of the line; also nobody is left to end the process then."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        code = "from stoker.pool import overview as o; o._MOST_LOOK_S = 2; o.main()"
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}#{'ab' * 32}"
+        command = [sys.executable, "-c", code, "--pool", address]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            line, _ = listener.accept()
+            with line, suppress(ConnectionError):
+                line.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                for _ in range(100):
+                    line.sendall(b" ")
+                    time.sleep(0.1)
+            process.kill()  # one that has ended itself stays as it ended
+        assert process.returncode == -signal.SIGALRM
 
 
 def test_texts_and_numbers_of_a_pool_are_bounded(

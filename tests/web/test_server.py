@@ -389,6 +389,58 @@ def test_folders_tell_where_a_run_may_have_begun(tmp_path: Path) -> None:
         assert not index.has_new_folders()
 
 
+def test_a_run_that_was_killed_and_goes_on_is_noticed(tmp_path: Path) -> None:
+    """Its lock is written anew in its place, which its folder does not tell, and no page has to follow it."""
+    now, log = 1000.0, as_log(story.young_run())
+    path = write_run(tmp_path, "run", log, status="unfinished")
+    index = RunIndex([tmp_path], clock=lambda: now)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        sign(path, process.pid)
+        index.scan()
+        assert index.rows["run"].document["state"] == "running"
+        process.kill()
+    now += 5
+    index.look_at_live()
+    assert index.rows["run"].document["state"] == "stopped"
+    assert index.has_new_folders()
+    index.scan()
+    assert not index.has_new_folders()
+    folder_ns = path.stat().st_mtime_ns
+    sign(path, os.getpid())
+    with (path / "events.jsonl").open("ab") as file:
+        file.write(log)
+    assert path.stat().st_mtime_ns == folder_ns
+    assert index.has_new_folders()
+    index.scan()
+    assert index.rows["run"].document["state"] == "running"
+    assert not index.has_new_folders()
+
+
+def test_lines_that_a_scan_reads_reach_pages_at_once(tmp_path: Path) -> None:
+    """Though they change no row: the next look finds nothing new any more."""
+    path = write_run(tmp_path, "run", as_log(story.young_run()), status="unfinished")
+    sign(path, os.getpid())
+    ui, log = ui_of(tmp_path), path / "events.jsonl"
+    ui._look()
+
+    async def follow() -> bytes:
+        ui._look()
+        stream = ui._stream(ui.index.rows["run"], "", log.stat().st_size, ui.index.version)
+        await anext(stream)
+        waits = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        with log.open("ab") as file:
+            file.write(as_log([Event(kind="logged", at=5.0, fields={"samples": 1, "scalars": {"gate": 0.5}})]))
+        version = ui.index.version
+        await ui._rescan()
+        assert ui.index.version == version
+        piece = await asyncio.wait_for(waits, 20)
+        await stream.aclose()
+        return piece
+
+    assert b"event: event" in asyncio.run(follow())
+
+
 def test_a_run_elsewhere_is_a_row_before_it_is_fetched(tmp_path: Path) -> None:
     """launch.json makes the row and says the state; without a lock here; and one that was fetched midway runs on."""
     state = LaunchState(phase="running", why="training", at="2026-01-01T01:30:00+00:00")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections import deque
@@ -27,6 +28,8 @@ from stoker.records.codec import JSON, from_json, to_json
 from stoker.units import format_seconds
 
 _TIMEOUT_S = 5.0
+_MOST_LOOK_S = 60
+"""After which this process ends itself: who asked gave up long before, or was killed and could not end it [s]."""
 _MOST_ANSWER_BYTES = 16 * 2**20
 _MOST_CHECKED = 2000
 """Events that are checked at the first look, and after a gap: the newest ones; later looks check all that come."""
@@ -142,7 +145,7 @@ class Overview:
             "at": time.time(),
             "address": client.address.url,
             "key": client.address.key,
-            "rules": pool["rules"],
+            "rules": dict(pool["rules"]),
             "clock_off_s": now_s - time.time(),
             "account": account,
             "wallet": self._wallet(leases.values()) if account else None,
@@ -289,6 +292,7 @@ def main() -> None:
     overview: Overview | None = None
     before: dict[str, JSON] = {}
     for _ in sys.stdin:
+        signal.alarm(_MOST_LOOK_S)
         try:
             if overview is None:
                 path = keys_folder() / f"{options.key}.key"
@@ -307,6 +311,8 @@ def main() -> None:
                 "problem": f"it answers what no pool of this version does: {problem}",
                 "remedy": "Is the address a pool's, and this Stoker as new as the pool's?",
             }
+        finally:
+            signal.alarm(0)
         sys.stdout.write(json.dumps(bounded(document)) + "\n")
         sys.stdout.flush()
 

@@ -50,6 +50,9 @@ _QUIET_S = 120.0
 _ROW_S = 1.75
 """After progress a run's row is made anew this often [s], at every second look; after any other event at once."""
 
+_TO_BE_NOTED = -1
+"""A time that no folder has, so that there is a scan."""
+
 State = str
 """queued, planning, running, stalled, stopped, finished, failed, unreadable; of a run elsewhere its launch's phase."""
 
@@ -148,7 +151,7 @@ class RunIndex:
         self._by_version: dict[str, Row] = {}
         """The rows, the one that changed last at the end."""
         self._folders: dict[str, int] = {}
-        """Where a run may begin or go on, and when that folder was changed [ns since 1970]."""
+        """Where a run may begin or go on, and when that folder or lock was changed [ns since 1970]."""
 
     def scan(self) -> bool:
         """Look at all folders; whether anything changed."""
@@ -167,7 +170,7 @@ class RunIndex:
                 seen.add(run)
                 row = self._look(run, folder, name, stamp)
                 if row.is_live or row.document["status"] == "finished":
-                    del self._folders[os.fspath(row.path)]
+                    del self._folders[os.fspath(row.path)], self._folders[f"{row.path}/{LOCK_FILE}"]
         for gone in self.rows.keys() - seen:
             del self.rows[gone]
             self._live.discard(gone)
@@ -190,8 +193,10 @@ class RunIndex:
                     row.has_grown |= _read_log(row, is_new=False)
                     is_due = row.last_kind != "progress"
                 if is_due:
-                    row.looked_at = self._clock()
+                    row.looked_at, was_live = self._clock(), row.is_live
                     self._look(row.id, row.root, row.name, _stamp(row.path))
+                    if was_live and not row.is_live and row.document["status"] != "finished":
+                        self._folders[os.fspath(row.path)] = _TO_BE_NOTED  # as it may go on
             if before != (row.tail.log, row.tail.end):
                 grown.add(row.id)
         return grown
@@ -209,7 +214,10 @@ class RunIndex:
         )
 
     def _note(self, path: Path) -> None:
-        """Let `has_new_folders` look at a folder; before it is listed, so that what comes later is noticed."""
+        """Let `has_new_folders` look at a folder, or at a lock, which a run that goes on writes anew in its place.
+
+        Before it is looked at otherwise, so that what comes later is noticed.
+        """
         self._folders[os.fspath(path)] = _changed_ns(path)
 
     def _found(self, root: Path, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -229,6 +237,7 @@ class RunIndex:
 
     def _found_in(self, root: Path, name: str, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
         self._note(root / name)
+        self._note(root / name / LOCK_FILE)
         try:
             yield name, _stamp(root / name)
             return
@@ -245,6 +254,7 @@ class RunIndex:
                         if entry.is_dir(follow_symlinks=False):
                             inner = f"{name}/trials/{entry.name}"
                             self._note(root / inner)
+                            self._note(root / inner / LOCK_FILE)
                             yield inner, _stamp(root / inner)
 
     def _look(self, run: str, root: Path, name: str, stamp: tuple[int, ...]) -> Row:
@@ -331,7 +341,7 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 
 def _changed_ns(path: str | Path) -> int:
-    """When something was last added to a folder or removed from it [ns since 1970]; 0 if it is not there."""
+    """When a file was last written, or something added to a folder or removed [ns since 1970]; 0 if it is not there."""
     try:
         return os.lstat(path).st_mtime_ns
     except OSError:
