@@ -33,9 +33,8 @@ def recorded(tmp_path_factory) -> Path:
 
     def keep(event: Event) -> None:
         if event.kind == "checkpointed":
-            manifest = CheckpointStore(run / "checkpoints").newest()[1]
-            name = CheckpointStore(run / "checkpoints").names()[-1]
-            there = folder / str(manifest.position.updates)
+            name = Path(event.fields["path"]).name  # a newer one may be there already
+            there = folder / str(CheckpointStore(run / "checkpoints").named(name)[1].position.updates)
             others = shutil.ignore_patterns("checkpoints")  # older ones may be removed while they are copied
             shutil.copytree(run, there, dirs_exist_ok=True, ignore=others)
             shutil.copytree(run / "checkpoints" / name, there / "checkpoints" / name, dirs_exist_ok=True)
