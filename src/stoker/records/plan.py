@@ -31,7 +31,7 @@ Malloc = Literal["retained", "default", "mapped"]
 """Memory of a process on a CPU: kept once allocated, as the C library decides, or given back block by block."""
 
 Checkpointing = Literal["full", "selective"]
-"""What a checkpointed block computes again: everything, or all but products, convolutions and attention."""
+"""What a checkpointed block computes again: everything, or all but products, convolutions and dropless attention."""
 
 Loader = Literal["device", "memory", "inline", "workers"]
 """Where batches come from: gathered from arrays, on the device or in the host's memory; or items fetched in the
@@ -80,7 +80,7 @@ class Plan:
     that many (the last may be smaller). `layout` is over how many processes, and how; `device` is the first one's.
     `checkpointed_blocks` of the model's repeated blocks, the first ones, keep only their inputs and compute the rest
     again in the backward pass; where `checkpointing` is `selective` they keep what products, convolutions and attention
-    gave as well, and compute again only what lies between those. `loss_chunks` is in how many parts a micro-batch's
+    without dropout gave as well, and compute again only what lies between those. `loss_chunks` is in how many parts a micro-batch's
     tokens go through output layer and loss. `optimizer_states` is what the optimiser's moments are kept in; fewer bits
     have one implementation, `default`. `malloc` is how the host's memory is had: `retained` keeps what the system gave
     once, `mapped` asks for each large tensor and gives it back at once. `captured` repeats the operations of a pass as
