@@ -80,13 +80,13 @@ class Plan:
     that many (the last may be smaller). `layout` is over how many processes, and how; `device` is the first one's.
     `checkpointed_blocks` of the model's repeated blocks, the first ones, keep only their inputs and compute the rest
     again in the backward pass; where `checkpointing` is `selective` they keep what products, convolutions and attention
-    without dropout gave as well, and compute again only what lies between those. `loss_chunks` is in how many parts a micro-batch's
-    tokens go through output layer and loss. `optimizer_states` is what the optimiser's moments are kept in; fewer bits
-    have one implementation, `default`. `malloc` is how the host's memory is had: `retained` keeps what the system gave
-    once, `mapped` asks for each large tensor and gives it back at once. `captured` repeats the operations of a pass as
-    they were noted once, without autograd. `checkpoint_every_s` is the time between checkpoints [s]; where
-    `device_mtbf_h` is given, the mean time of one device between two failures [h], it is a forecast, and follows from
-    that and what saving takes once that is measured.
+    without dropout gave as well, and compute again only what lies between those. `loss_chunks` is in how many parts a
+    micro-batch's tokens go through output layer and loss. `optimizer_states` is what the optimiser's moments are kept
+    in; fewer bits have one implementation, `default`. `malloc` is how the host's memory is had: `retained` keeps what
+    the system gave once, `mapped` asks for each large tensor and gives it back at once. `captured` repeats the
+    operations of a pass as they were noted once, without autograd. `checkpoint_every_s` is the time between checkpoints
+    [s]; where `device_mtbf_h` is given, the mean time of one device between two failures [h], it is a forecast, and
+    follows from that and what saving takes once that is measured.
     """
 
     schema: ClassVar[int] = 1
