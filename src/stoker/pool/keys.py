@@ -99,22 +99,32 @@ def own_key(name: str = "default", folder: Path | None = None) -> Key:
     return read_key(path)
 
 
+def secret_text(path: Path, what: str) -> str:
+    """The text of a file that holds a secret, which `what` names in errors.
+
+    Raises:
+        BadRun: it cannot be read, or is readable by others.
+    """
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise BadRun(f"{what} {path} cannot be read: {problem}") from problem
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise BadRun(
+            f"{what} {path} has mode {stat.S_IMODE(mode):o}: others may read it",
+            remedy=f"chmod 600 {path}, and if others had access, use another key.",
+        )
+    return text
+
+
 def read_key(path: Path) -> Key:
     """The key in a file.
 
     Raises:
         BadRun: it cannot be read, is readable by others, or holds no key.
     """
-    try:
-        mode = path.stat().st_mode
-        text = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as problem:
-        raise BadRun(f"the key {path} cannot be read: {problem}") from problem
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise BadRun(
-            f"the key {path} has mode {stat.S_IMODE(mode):o}: others may read it",
-            remedy=f"chmod 600 {path}, and if others had access, use another key.",
-        )
+    text = secret_text(path, "the key")
     if not _HEX_KEY.fullmatch(text):
         raise BadRun(f"{path} is no key: wanted 64 hexadecimal digits", remedy="Restore it from a copy.")
     return Key(Ed25519PrivateKey.from_private_bytes(bytes.fromhex(text)))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -24,6 +23,7 @@ from web3 import Web3
 from web3.types import TxParams
 
 from stoker.errors import BadJob, BadRun
+from stoker.pool.keys import secret_text
 
 PASSPHRASE = "STOKER_CHAIN_PASSPHRASE"  # noqa: S105 - the variable's name
 _REMOTE = re.compile(r"(https?://[^#]+)#(0x[0-9a-fA-F]{40})")
@@ -101,14 +101,7 @@ def signer_of(word: str, environ: Mapping[str, str] = os.environ) -> Signer:
     if "://" in word:
         raise BadJob(f"the signer {word} names no account", remedy="The form is URL#0xADDRESS.")
     path = Path(word).expanduser()
-    try:
-        mode = path.stat().st_mode
-        text = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as problem:
-        raise BadRun(f"the chain's key {path} cannot be read: {problem}") from problem
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise BadRun(f"the chain's key {path} has mode {stat.S_IMODE(mode):o}: others may read it",
-                     remedy=f"chmod 600 {path}, and if others had access, use another key.")  # fmt: skip
+    text = secret_text(path, "the chain's key")
     try:
         if _HEX_KEY.fullmatch(text):
             return FileSigner(Account.from_key(text))
