@@ -75,9 +75,12 @@ def cpu_s(checkout: Path, command: list[str], folder: Path, cache: Path) -> floa
     """CPU time of `command` under the checkout's interpreter, with its children [s]."""
     environment = os.environ | {"STOKER_CACHE": str(cache), "STOKER_RUNS": str(folder / "runs"), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [checkout / ".venv/bin/python", *command], cwd=folder, env=environment, stdout=subprocess.DEVNULL,
+        [checkout / ".venv/bin/python", *command],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    )
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
@@ -90,9 +93,13 @@ def printed(checkout: Path, module: list[str], pattern: str) -> float:
     results = checkout / "bench/results"
     before = set(results.iterdir())
     done = subprocess.run(
-        [checkout / ".venv/bin/python", *module], cwd=checkout, capture_output=True, text=True, check=True,
+        [checkout / ".venv/bin/python", *module],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        check=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     for file in set(results.iterdir()) - before:  # what it wrote of itself
         file.unlink()
     subprocess.run(["git", "checkout", "-q", "bench/results"], cwd=checkout, check=True)
@@ -116,9 +123,13 @@ def ways(folder: Path) -> dict[str, Callable[[Path], float]]:
         if not plan.exists():
             with plan.open("w", encoding="utf-8") as file:
                 subprocess.run(
-                    [checkout / ".venv/bin/python", "-m", "stoker", "plan", str(job), "--json"], cwd=folder, check=True,
-                    stdout=file, stderr=subprocess.DEVNULL, env=os.environ | {"STOKER_CACHE": str(cache)},
-                )  # fmt: skip
+                    [checkout / ".venv/bin/python", "-m", "stoker", "plan", str(job), "--json"],
+                    cwd=folder,
+                    check=True,
+                    stdout=file,
+                    stderr=subprocess.DEVNULL,
+                    env=os.environ | {"STOKER_CACHE": str(cache)},
+                )
         return cpu_s(checkout, ["-m", "stoker", "train", str(job), "--new", "--plan", str(plan)], folder, cache)
 
     return {
@@ -178,11 +189,14 @@ def main() -> None:
             print(f"{name:<8}{here:>10.4g}{there:>10.4g}   {here / there:.3f}× ({low:.3f} to {high:.3f})", flush=True)
     if options.out:
         content = {
-            "command": "python -m bench.against CHECKOUT", "here": revision(HERE), "other": revision(other),
-            "machine": platform.processor() or platform.machine(), "python": platform.python_version(),
+            "command": "python -m bench.against CHECKOUT",
+            "here": revision(HERE),
+            "other": revision(other),
+            "machine": platform.processor() or platform.machine(),
+            "python": platform.python_version(),
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "results": results,
-        }  # fmt: skip
+        }
         options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

@@ -55,9 +55,23 @@ def written() -> str:
         wanted, report = Path(folder) / "pins.txt", Path(folder) / "report.json"
         wanted.write_text("".join(f"{name}=={version}\n" for name, version in pins().items()), encoding="utf-8")
         subprocess.run(
-            [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--no-deps",
-             "--only-binary=:all:", "--report", str(report), "-r", str(wanted)], check=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--dry-run",
+                "--ignore-installed",
+                "--no-deps",
+                "--only-binary=:all:",
+                "--report",
+                str(report),
+                "-r",
+                str(wanted),
+            ],
+            check=True,
+        )
         installs = json.loads(report.read_text(encoding="utf-8"))["install"]
     rows = [
         f"{name_of(one['metadata']['name'])}=={one['metadata']['version']} "

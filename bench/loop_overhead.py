@@ -91,11 +91,18 @@ def stokers(job: stoker.Job, updates: int, folder: Path) -> float:
     )
     source = BatchSource(data.train, step.pipeline(data.train, augmented=True), extent, job.seed, plan)
     loop = Loop(
-        step=step, source=source, extent=extent, total_updates=updates, held_out={},
+        step=step,
+        source=source,
+        extent=extent,
+        total_updates=updates,
+        held_out={},
         evaluate_every=job.evaluation.every,
-        best=Best("loss"), checkpointer=saver, telemetry=telemetry, stop=StopRequest(),
+        best=Best("loss"),
+        checkpointer=saver,
+        telemetry=telemetry,
+        stop=StopRequest(),
         recovery=Recovery(step, tell=telemetry.emit),
-    )  # fmt: skip
+    )
     started = time.thread_time()
     loop.run(extent.position(0))
     return (time.thread_time() - started) / updates

@@ -69,9 +69,11 @@ def main() -> None:
             for _ in range(arguments.rounds)
         )
         found[name] = {
-            "buffers": len(list(step.model.buffers())), "median_us": statistics.median(extra), "min_us": extra[0],
+            "buffers": len(list(step.model.buffers())),
+            "median_us": statistics.median(extra),
+            "min_us": extra[0],
             "max_us": extra[-1],
-        }  # fmt: skip
+        }
     result = {
         "what": "recovery's cost, microseconds an update",
         "command": f"python -m bench.recovery_overhead --rounds {arguments.rounds} --updates {arguments.updates}",

@@ -11,9 +11,16 @@ def job(path: str, size: int = 32, epochs: float = 10) -> stoker.Job:
     train, valid, test = source.split(valid=0.1, test=0.1)
     return stoker.Job(
         model=lambda: nn.Sequential(
-            nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(), nn.Linear(64, len(source.classes)),
+            nn.Conv2d(3, 32, 3, padding=1),
+            nn.BatchNorm2d(32),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 3, padding=1),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(64, len(source.classes)),
         ),
         data=train,
         valid=valid,
@@ -25,4 +32,4 @@ def job(path: str, size: int = 32, epochs: float = 10) -> stoker.Job:
         augment=[stoker.transforms.RandomShift(2), stoker.transforms.RandomFlip()],
         batch=64,
         until=stoker.epochs(epochs),
-    )  # fmt: skip
+    )

@@ -19,9 +19,18 @@ def job(shards: str, classes: int = 10, size: int = 32, epochs: float = 5) -> st
         source = stoker.data.tfrecord(shards, {"image": "image", "label": "int64"}, size=size)
     return stoker.Job(
         model=lambda: nn.Sequential(
-            nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(),
+            nn.Conv2d(3, 32, 3, padding=1),
+            nn.BatchNorm2d(32),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(4),
+            nn.Flatten(),
             nn.Linear(16 * 32, classes),
         ),
-        data=source, valid=stoker.holdout(0.1), loss="cross_entropy", metrics=["accuracy"],
-        optimizer=stoker.SGD(lr=0.05, momentum=0.9), batch=32, until=stoker.epochs(epochs),
-    )  # fmt: skip
+        data=source,
+        valid=stoker.holdout(0.1),
+        loss="cross_entropy",
+        metrics=["accuracy"],
+        optimizer=stoker.SGD(lr=0.05, momentum=0.9),
+        batch=32,
+        until=stoker.epochs(epochs),
+    )

@@ -31,6 +31,12 @@ def job(path: str, epochs: float = 20) -> stoker.Job:
     train, valid, _ = table.split(valid=0.2)
     num_cities, num_classes = len(table.categories["city"]), len(table.classes)
     return stoker.Job(
-        model=lambda: Customers(num_cities, num_classes), data=train, valid=valid, loss="cross_entropy",
-        metrics=["accuracy"], optimizer=stoker.AdamW(lr=1e-3), batch=32, until=stoker.epochs(epochs),
-    )  # fmt: skip
+        model=lambda: Customers(num_cities, num_classes),
+        data=train,
+        valid=valid,
+        loss="cross_entropy",
+        metrics=["accuracy"],
+        optimizer=stoker.AdamW(lr=1e-3),
+        batch=32,
+        until=stoker.epochs(epochs),
+    )

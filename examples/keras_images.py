@@ -18,15 +18,17 @@ def network() -> Any:
     import keras
 
     layers = keras.layers
-    return keras.Sequential([
-        keras.Input((1, 8, 8)),
-        layers.Permute((2, 3, 1)),
-        layers.Conv2D(32, 3, padding="same", activation="relu"),
-        layers.Conv2D(32, 3, activation="relu"),
-        layers.Flatten(),
-        layers.Dropout(0.3),
-        layers.Dense(10),
-    ])  # fmt: skip
+    return keras.Sequential(
+        [
+            keras.Input((1, 8, 8)),
+            layers.Permute((2, 3, 1)),
+            layers.Conv2D(32, 3, padding="same", activation="relu"),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.Flatten(),
+            layers.Dropout(0.3),
+            layers.Dense(10),
+        ]
+    )
 
 
 def job(epochs: int = 5) -> stoker.Job:

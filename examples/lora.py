@@ -51,8 +51,11 @@ def docstrings(tokenizer: Path) -> dict[str, Any]:
     library, texts = Path(sysconfig.get_path("stdlib")), []
     for label, package in enumerate(PACKAGES):
         for file in sorted((library / package).rglob("*.py")):
-            found = (node for node in ast.walk(ast.parse(file.read_text("utf-8")))
-                     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef))  # fmt: skip
+            found = (
+                node
+                for node in ast.walk(ast.parse(file.read_text("utf-8")))
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            )
             texts += [(text, label) for text in map(ast.get_docstring, found) if text]
     reader = Tokenizer.from_file(str(tokenizer))
     reader.enable_truncation(TOKENS)

@@ -37,25 +37,41 @@ class Demo:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder, self._stack = folder, stack
         self.environment = {
-            **os.environ, "XDG_CONFIG_HOME": str(folder / "keys"), "STOKER_RUNS": str(folder / "runs"),
-            "STOKER_CACHE": str(folder / "cache"), "PYTHONUNBUFFERED": "1", "COLUMNS": "160",
-        }  # fmt: skip
+            **os.environ,
+            "XDG_CONFIG_HOME": str(folder / "keys"),
+            "STOKER_RUNS": str(folder / "runs"),
+            "STOKER_CACHE": str(folder / "cache"),
+            "PYTHONUNBUFFERED": "1",
+            "COLUMNS": "160",
+        }
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, *words: str, module: str = "stoker") -> subprocess.Popen[bytes]:
         """Start a process whose output goes to NAME.log."""
         print(f"$ {name}: {module} {shlex.join(words)}", flush=True)
         with (self.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen([sys.executable, "-m", module, *words], cwd=ROOT, env=self.environment,
-                                       stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # fmt: skip
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, *words],
+                cwd=ROOT,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
         self.processes[name] = process
         self._stack.callback(self._end, process)
         return process
 
     def run(self, *words: str) -> str:
         """Run a command of Stoker's to its end; what it prints."""
-        done = subprocess.run([sys.executable, "-m", "stoker", *words], cwd=ROOT, env=self.environment, check=False,
-                              capture_output=True, text=True)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "stoker", *words],
+            cwd=ROOT,
+            env=self.environment,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
         if done.returncode:
             sys.exit(f"stoker {shlex.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
         return done.stdout
@@ -85,9 +101,29 @@ class Demo:
 
 def offer(demo: Demo, name: str, isolation: str) -> None:
     """Start an agent."""
-    words = ["--price", PRICES[name], "--name", name, "--key", name, "--folder", str(demo.folder / name),
-             "--isolation", isolation, "--memory", "2GiB", "--disk", "1GiB", "--cores", "1", "--beat", "2",
-             "--reclaim", "20s", "--no-measure"]  # fmt: skip
+    words = [
+        "--price",
+        PRICES[name],
+        "--name",
+        name,
+        "--key",
+        name,
+        "--folder",
+        str(demo.folder / name),
+        "--isolation",
+        isolation,
+        "--memory",
+        "2GiB",
+        "--disk",
+        "1GiB",
+        "--cores",
+        "1",
+        "--beat",
+        "2",
+        "--reclaim",
+        "20s",
+        "--no-measure",
+    ]
     if name == "magpie":
         demo.start(name, CHEAT, *words, module="bench.pool.cheating_agent")
     else:
@@ -143,10 +179,26 @@ def main() -> int:
             demo.wait_for(name, "offering", 120)
         time.sleep(2)
         job = demo.start(
-            "job", "train", "examples/pool_job.py", "--set", f"epochs={options.epochs:g}", "--on", "pool/cpu",
-            "--max-cost", "0.5usd", "--time-limit", "30min", "--verify", "100%", "--place-option", "key=renter",
-            "--place-option", "block=4s", "--place-option", "window=20min",
-        )  # fmt: skip
+            "job",
+            "train",
+            "examples/pool_job.py",
+            "--set",
+            f"epochs={options.epochs:g}",
+            "--on",
+            "pool/cpu",
+            "--max-cost",
+            "0.5usd",
+            "--time-limit",
+            "30min",
+            "--verify",
+            "100%",
+            "--place-option",
+            "key=renter",
+            "--place-option",
+            "block=4s",
+            "--place-option",
+            "window=20min",
+        )
         threading.Thread(target=_show, args=(demo, job), daemon=True).start()
         wait_until_committed(demo, address, "mayfly", 2)
         print("mayfly is killed now (SIGKILL)", flush=True)
@@ -154,9 +206,30 @@ def main() -> int:
         demo.processes["mayfly"].wait()
         wait_until_lost(address)
         print("mayfly is lost for the pool; its owner starts it again, as a verifier among others", flush=True)
-        demo.start("mayfly", "pool", "offer", "--price", "9usd/h", "--name", "mayfly", "--key", "mayfly", "--folder",
-                   str(folder / "mayfly"), "--isolation", options.isolation, "--memory", "2GiB", "--disk", "1GiB",
-                   "--cores", "1", "--beat", "2", "--no-measure")  # fmt: skip
+        demo.start(
+            "mayfly",
+            "pool",
+            "offer",
+            "--price",
+            "9usd/h",
+            "--name",
+            "mayfly",
+            "--key",
+            "mayfly",
+            "--folder",
+            str(folder / "mayfly"),
+            "--isolation",
+            options.isolation,
+            "--memory",
+            "2GiB",
+            "--disk",
+            "1GiB",
+            "--cores",
+            "1",
+            "--beat",
+            "2",
+            "--no-measure",
+        )
         code = job.wait(1500)
         return judge(demo, address, code)
 
@@ -198,27 +271,31 @@ def judge(demo: Demo, address: str, code: int) -> int:
     slashed = {name: records.get(own_key(name).public, {}).get("slashed", 0) for name in NAMES}
     for lease in leases:
         paid = lease["paid_s"] * lease["rate_per_hour"] / 3600 / 1e6
-        print(f"{lease['lease_id']}: {lease['offer_id']}, {lease['state']} ({lease['reason']}), "
-              f"{len(lease['commitments'])} blocks, {lease['running_s']} s run, {paid:.6f} credits metered, "
-              f"{sum(one['equal'] is True for one in lease['challenges'])} replays equal, "
-              f"{sum(one['equal'] is False for one in lease['challenges'])} unequal")  # fmt: skip
+        print(
+            f"{lease['lease_id']}: {lease['offer_id']}, {lease['state']} ({lease['reason']}), "
+            f"{len(lease['commitments'])} blocks, {lease['running_s']} s run, {paid:.6f} credits metered, "
+            f"{sum(one['equal'] is True for one in lease['challenges'])} replays equal, "
+            f"{sum(one['equal'] is False for one in lease['challenges'])} unequal"
+        )
     checks = {
         "the job finished": code == 0,
         "the agent that died was replaced": by_offer.get("mayfly", {}).get("reason") == "lost",
         "the cheat was caught and slashed": slashed["magpie"] == 1,
         "nobody honest was slashed": slashed["mayfly"] == slashed["ox"] == 0,
         "the job went on from a committed block": len(leases) == 3,
-        "the last lease's blocks were all replayed, and equal": leases[-1]["commitments"] != [] and all(
+        "the last lease's blocks were all replayed, and equal": leases[-1]["commitments"] != []
+        and all(
             any(one["block"] == block and one["equal"] for one in leases[-1]["challenges"])
             for block in range(len(leases[-1]["commitments"]))
         ),
         "the meter never ran ahead of the clock": all(
             lease["paid_s"] <= (lease["closed_s"] or time.time()) - lease["accepted_s"] + 2
-            for lease in leases if lease["accepted_s"]
+            for lease in leases
+            if lease["accepted_s"]
         ),
         "no credit was lost or made": sum(balances["balances"].values()) == balances["deposited"],
         "the weights came home": any((demo.folder / "runs").glob("*/model.safetensors")),
-    }  # fmt: skip
+    }
     for text, is_so in checks.items():
         print(f"{'yes' if is_so else 'NO '}  {text}")
     print(demo.run("pool", "audit", str(demo.folder / "control" / "log.db")).strip().splitlines()[-1])

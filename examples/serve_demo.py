@@ -141,8 +141,10 @@ def main() -> None:
     print(f"is class {label}, {classes.classes[label]}; the service says {', '.join(found)}")
 
     in_training = json.loads((stoker.load(trained).path / "run.json").read_text())["metrics"]["test/accuracy"]
-    print(f"\naccuracy on the {len(labels):,} test images: {in_training:.4f} in training, "
-          f"{predict(exported):.4f} exported, {predict(MODEL):.4f} compressed")  # fmt: skip
+    print(
+        f"\naccuracy on the {len(labels):,} test images: {in_training:.4f} in training, "
+        f"{predict(exported):.4f} exported, {predict(MODEL):.4f} compressed"
+    )
 
 
 if __name__ == "__main__":

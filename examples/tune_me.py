@@ -13,9 +13,15 @@ import stoker
 def network(width: int, dropout: float) -> nn.Module:
     """Images [B, 1, 8, 8] to scores of 10 classes [B, 10]."""
     return nn.Sequential(
-        nn.Conv2d(1, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(width, 2 * width, 3, padding=1),
-        nn.ReLU(), nn.Flatten(), nn.Dropout(dropout), nn.Linear(32 * width, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, width, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(width, 2 * width, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(dropout),
+        nn.Linear(32 * width, 10),
+    )
 
 
 def job(

@@ -37,10 +37,19 @@ ROOT = Path(__file__).parents[1]
 LONGEST_S = 300.0
 """How long a program may run on after it was last spoken to [s], before it is killed."""
 _IMPORTED = (
-    "stoker.cli.main", "stoker.training.train", "stoker.training.elastic.worker_pool", "stoker.reporting.run_page",
-    "stoker.stepping.layouts.sharded", "torch.distributed.tensor.debug", "stoker.layouts.stages",
-    "stoker.planning.model.cpu_times", "numpy.ma", "numpy.ctypeslib", "encodings.idna", "torch._dynamo",
-)  # fmt: skip
+    "stoker.cli.main",
+    "stoker.training.train",
+    "stoker.training.elastic.worker_pool",
+    "stoker.reporting.run_page",
+    "stoker.stepping.layouts.sharded",
+    "torch.distributed.tensor.debug",
+    "stoker.layouts.stages",
+    "stoker.planning.model.cpu_times",
+    "numpy.ma",
+    "numpy.ctypeslib",
+    "encodings.idna",
+    "torch._dynamo",
+)
 """What a run imports from its command to its report."""
 _IMPORTED_IF_INSTALLED = ("pydantic.type_adapter",)
 """What Typer imports when it reads a command's options."""
@@ -67,9 +76,14 @@ class Forked:
         With `leaves_memory`, whose objects are not torn down at its end: that takes half a second.
         """
         order = {
-            "module": module, "arguments": list(arguments), "env": env, "cwd": str(Path.cwd()),
-            "forks_workers": forks_workers, "leaves_memory": leaves_memory, "kept": list(pass_fds),
-        }  # fmt: skip
+            "module": module,
+            "arguments": list(arguments),
+            "env": env,
+            "cwd": str(Path.cwd()),
+            "forks_workers": forks_workers,
+            "leaves_memory": leaves_memory,
+            "kept": list(pass_fds),
+        }
         reading, writing = os.pipe()
         self._end, theirs = socket.socketpair()
         errors = writing if stderr is None else stderr.fileno()
@@ -191,8 +205,11 @@ def _nursery() -> socket.socket:
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
-        cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     theirs.close()
     atexit.register(process.wait)
     atexit.register(mine.close)  # before it is waited for

@@ -16,9 +16,18 @@ TREE = [item for item in vars(errors).values() if inspect.isclass(item) and issu
 
 # The public contract: 2 is the user's input, 3 that nothing fits, 4 that a run failed.
 EXIT_CODES = {
-    "StokerError": 4, "BadJob": 2, "BadSetting": 2, "DoesNotFit": 3, "NoDevice": 2, "RunFailed": 4, "BadRun": 2,
-    "BadArtifact": 2, "ServiceError": 4, "PlaceFailed": 4, "PlaceUnreachable": 4,
-}  # fmt: skip
+    "StokerError": 4,
+    "BadJob": 2,
+    "BadSetting": 2,
+    "DoesNotFit": 3,
+    "NoDevice": 2,
+    "RunFailed": 4,
+    "BadRun": 2,
+    "BadArtifact": 2,
+    "ServiceError": 4,
+    "PlaceFailed": 4,
+    "PlaceUnreachable": 4,
+}
 
 
 def test_exit_codes_are_those_promised() -> None:
@@ -80,7 +89,7 @@ def test_an_error_crosses_processes() -> None:
         lambda: transforms.RandomErasing(scale=0.5),  # type: ignore[arg-type]
     ],
     ids=map(str, range(26)),
-)  # fmt: skip
+)
 def test_a_value_that_cannot_be_meant_is_one_error_everywhere(make: Callable[[], object]) -> None:
     """Wherever it is given: a StokerError, so that programs catch one tree, and a ValueError, as Python has it."""
     with pytest.raises(BadSetting) as caught:

@@ -110,8 +110,14 @@ def test_a_program_whose_output_nobody_reads_complains_as_python_does(place: Pat
     (place / "unread.py").write_text(UNREAD)
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as errors:
-        process = Forked("unread", [str(reading)], stderr=errors, env=dict(os.environ), leaves_memory=leaves_memory,
-                         pass_fds=[reading])  # fmt: skip
+        process = Forked(
+            "unread",
+            [str(reading)],
+            stderr=errors,
+            env=dict(os.environ),
+            leaves_memory=leaves_memory,
+            pass_fds=[reading],
+        )
         process.stdout.close()
         os.write(writing, b"!")
         code = process.wait()

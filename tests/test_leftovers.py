@@ -30,9 +30,12 @@ def session(tmp_path: Path, **environment: str) -> tuple[int, list[str]]:
     mine = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     done = subprocess.run(
         [*words, "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path / "test_leaves.py")],
-        cwd=Path(__file__).parents[1], capture_output=True, check=False, timeout=100,
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        check=False,
+        timeout=100,
         env=mine | environment | {"TMPDIR": str(system), "PYTEST_DEBUG_TEMPROOT": str(tmp_path)},
-    )  # fmt: skip
+    )
     return done.returncode, [path.name for path in system.iterdir()]
 
 

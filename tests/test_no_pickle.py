@@ -13,11 +13,26 @@ OWN_CHILDREN = {"store/child_process.py", "testing/ranks.py"}
 """Where a process and its own children talk over a pipe."""
 
 UNPICKLING = {
-    "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list",
-    "recv_object_list", "check_tensor_meta", "_tensor_to_object", "dcp",
-}  # fmt: skip
-MODULES = {"pickle", "dill", "cloudpickle", "shelve", "marshal", "joblib", "torch.distributed.checkpoint",
-           "torch.distributed.rpc"}  # fmt: skip
+    "all_gather_object",
+    "gather_object",
+    "broadcast_object_list",
+    "scatter_object_list",
+    "send_object_list",
+    "recv_object_list",
+    "check_tensor_meta",
+    "_tensor_to_object",
+    "dcp",
+}
+MODULES = {
+    "pickle",
+    "dill",
+    "cloudpickle",
+    "shelve",
+    "marshal",
+    "joblib",
+    "torch.distributed.checkpoint",
+    "torch.distributed.rpc",
+}
 
 
 def problems(path: Path) -> list[str]:

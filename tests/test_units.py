@@ -41,8 +41,11 @@ def test_a_duration_is_positive_and_finite(make, value: float) -> None:
 def test_a_duration_reads_as_people_write_it() -> None:
     """Value and unit, without a needless decimal point."""
     assert [str(one) for one in (epochs(5), samples(54_000), updates(3), seconds(1.5))] == [
-        "5 epochs", "54000 samples", "3 updates", "1.5 seconds",
-    ]  # fmt: skip
+        "5 epochs",
+        "54000 samples",
+        "3 updates",
+        "1.5 seconds",
+    ]
     assert epochs(5) == Duration(5.0, "epochs")
 
 
@@ -55,10 +58,15 @@ def test_seconds_in_words_are_the_seconds(duration_s: float) -> None:
 @pytest.mark.parametrize(
     ("duration_s", "text"),
     [
-        (0.0, "0 µs"), (59.94, "59.9 s"), (59.96, "1 min"), (3599.6, "1 h"), (86_399.0, "23 h 59 min"),
-        (math.nan, "unknown"), (math.inf, "unknown"),
+        (0.0, "0 µs"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min"),
+        (3599.6, "1 h"),
+        (86_399.0, "23 h 59 min"),
+        (math.nan, "unknown"),
+        (math.inf, "unknown"),
     ],
-)  # fmt: skip
+)
 def test_seconds_at_the_borders_of_units(duration_s: float, text: str) -> None:
     """Rounding never gives `60.0 s` or `60 min`; what is not known is said to be unknown."""
     assert format_seconds(duration_s) == text

@@ -38,8 +38,12 @@ def models(graph: Path, rows: list[Arrays], *, is_transformer: bool) -> dict[str
 
 def answering(model: Any, hint: str, outputs: Mapping[str, int]) -> Answer:
     """A compiled model on one thread."""
-    settings = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1,
-                "ENABLE_CPU_PINNING": False}  # fmt: skip
+    settings = {
+        "INFERENCE_PRECISION_HINT": hint,
+        "INFERENCE_NUM_THREADS": 1,
+        "NUM_STREAMS": 1,
+        "ENABLE_CPU_PINNING": False,
+    }
     compiled = openvino.Core().compile_model(model, "CPU", settings)
     request = compiled.create_infer_request()
 

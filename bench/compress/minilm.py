@@ -67,11 +67,18 @@ class MiniLM(nn.Module):
 
 
 _NAMES = {
-    "embeddings.word_embeddings": "words", "embeddings.position_embeddings": "places",
-    "embeddings.token_type_embeddings": "kinds", "embeddings.LayerNorm": "norm", "encoder.layer": "layers",
-    "attention.self.": "", "attention.output.dense": "out", "attention.output.LayerNorm": "norm1",
-    "intermediate.dense": "up", "output.dense": "down", "output.LayerNorm": "norm2",
-}  # fmt: skip
+    "embeddings.word_embeddings": "words",
+    "embeddings.position_embeddings": "places",
+    "embeddings.token_type_embeddings": "kinds",
+    "embeddings.LayerNorm": "norm",
+    "encoder.layer": "layers",
+    "attention.self.": "",
+    "attention.output.dense": "out",
+    "attention.output.LayerNorm": "norm1",
+    "intermediate.dense": "up",
+    "output.dense": "down",
+    "output.LayerNorm": "norm2",
+}
 
 
 def model_directory() -> Path:

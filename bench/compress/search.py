@@ -94,8 +94,16 @@ def main() -> None:
             source, data = api.export(arguments.run, directory / "models" / "demo"), None
             metric, drop, sizes = None, arguments.max_drop or "0.3%", (1, 32)
         began = time.perf_counter()
-        found = api.compress(source.path, max_drop=drop, data=data, metric=metric, batch_sizes=sizes, threads=1,
-                              seconds=arguments.seconds, tell=print)  # fmt: skip
+        found = api.compress(
+            source.path,
+            max_drop=drop,
+            data=data,
+            metric=metric,
+            batch_sizes=sizes,
+            threads=1,
+            seconds=arguments.seconds,
+            tell=print,
+        )
         took = time.perf_counter() - began
         content = document(__doc__.splitlines()[0], f"python -m bench.compress.search {arguments.case}", _versions())
         content |= {"took_s": took, "load_average": os.getloadavg(), "compression": to_json(found.record)}
@@ -118,9 +126,15 @@ def _course(
 
 
 def _by_hand(
-    source: Artifact, best: Artifact, record: Any, data: Path | None, metric: Metric | None, sizes: tuple[int, ...], *,
+    source: Artifact,
+    best: Artifact,
+    record: Any,
+    data: Path | None,
+    metric: Metric | None,
+    sizes: tuple[int, ...],
+    *,
     is_text: bool,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """Each candidate made by hand: accepted or not, and how fast the chosen one is beside it."""
     course = _course(source, data, metric, sizes, record)
     chosen = course.engine_of(best.manifest, best.graph_path)
@@ -132,8 +146,14 @@ def _by_hand(
     outputs = {spec.name: at for at, spec in enumerate(source.manifest.outputs)}
     for name, (model, hint) in handmade.models(source.graph_path, calibration, is_transformer=is_text).items():
         hand = handmade.Hand(handmade.answering(model, hint, outputs))
-        drop, judged = accepted(original, course.scores(course.answers(hand, rows), rows), allowed=record.max_drop,
-                                confidence=record.confidence, finalists=1, seed=0)  # fmt: skip
+        drop, judged = accepted(
+            original,
+            course.scores(course.answers(hand, rows), rows),
+            allowed=record.max_drop,
+            confidence=record.confidence,
+            finalists=1,
+            seed=0,
+        )
         gain = gain_of(course.races(chosen, hand, seconds=8.0), 0.95)
         told.append(
             {"name": name, "drop": to_json(drop), "passes": judged.passed, "chosen_is_faster_by": to_json(gain)}

@@ -32,18 +32,24 @@ ALONE = 32
 def by_name(side: int) -> dict[str, Callable[..., Any]]:
     """The transforms with the settings that papers use them with."""
     return {
-        "RandomFlip": t.RandomFlip(), "RandomShift(4)": t.RandomShift(4),
+        "RandomFlip": t.RandomFlip(),
+        "RandomShift(4)": t.RandomShift(4),
         f"RandomCrop({side - side // 8})": t.RandomCrop(side - side // 8),
         "RandomRotation(15)": t.RandomRotation(15),
         "RandomAffine": t.RandomAffine(degrees=15, scale=(0.8, 1.2), translate=(0.1, 0.1), shear=10),
         f"RandomResizedCrop({side})": t.RandomResizedCrop(side),
         "ColorJitter(0.4, 0.4, 0.4, 0.1)": t.ColorJitter(0.4, 0.4, 0.4, 0.1),
-        "RandomGrayscale": t.RandomGrayscale(0.2), "Cutout": t.Cutout(side // 4), "RandomErasing": t.RandomErasing(),
-        "GaussianBlur(radius=1)": t.GaussianBlur(radius=1), "GaussianNoise": t.GaussianNoise(8.0),
-        "Autocontrast": t.Autocontrast(), "Posterize(4)": t.Posterize(4), "Solarize": t.Solarize(),
+        "RandomGrayscale": t.RandomGrayscale(0.2),
+        "Cutout": t.Cutout(side // 4),
+        "RandomErasing": t.RandomErasing(),
+        "GaussianBlur(radius=1)": t.GaussianBlur(radius=1),
+        "GaussianNoise": t.GaussianNoise(8.0),
+        "Autocontrast": t.Autocontrast(),
+        "Posterize(4)": t.Posterize(4),
+        "Solarize": t.Solarize(),
         "Normalize": t.Normalize(0.5, 0.25),
         "OneOf(rotate, color, solarize)": t.OneOf([t.RandomRotation(30), t.ColorJitter(0.4), t.Solarize()]),
-    }  # fmt: skip
+    }
 
 
 def cpu_us(work: Callable[[], Any], rounds: int) -> float:

@@ -80,14 +80,19 @@ def fashion(folder: Path, sheet: Path) -> dict[str, Any]:
     one_by_one = {(one.first, one.second) for one in all_pairs(seen, least)}
     print(f"  {counts}; between splits {len(by_hash)} pairs, one by one {len(one_by_one)}")
     return {
-        "samples": {split.name: split.num_samples for split in checked.splits}, "found": counts,
-        "notes": checked.notes, "seconds": round(took, 1), "cpu_seconds": round(cpu, 1),
+        "samples": {split.name: split.num_samples for split in checked.splits},
+        "found": counts,
+        "notes": checked.notes,
+        "seconds": round(took, 1),
+        "cpu_seconds": round(cpu, 1),
         "pairs_between_splits": {
-            "by_hash": len(by_hash), "one_by_one": len(one_by_one), "missed_by_hash": len(one_by_one - by_hash),
+            "by_hash": len(by_hash),
+            "one_by_one": len(one_by_one),
+            "missed_by_hash": len(one_by_one - by_hash),
             "only_by_hash": len(by_hash - one_by_one),
         },
         "near_leaks": [{"train": one.id, "test": one.beside[0], "r": one.measure} for one in leaks],
-    }  # fmt: skip
+    }
 
 
 def found_units(folder: Path) -> tuple[Any, ...]:
@@ -192,12 +197,14 @@ def main() -> int:
     date = datetime.now(UTC).date().isoformat()
     print("planted", flush=True)
     result: dict[str, Any] = {
-        "what": "faults found of those planted, Fashion-MNIST, memory", "date": date,
+        "what": "faults found of those planted, Fashion-MNIST, memory",
+        "date": date,
         "command": f"python -m bench.data.check --rows {wanted.rows} --seeds {wanted.seeds}",
-        "hardware": f"{attached_cpu().model}, {attached_cpu().cores} cores", "python": platform.python_version(),
+        "hardware": f"{attached_cpu().model}, {attached_cpu().cores} cores",
+        "python": platform.python_version(),
         "libraries": {name: version(name) for name in ("pillow", "pyarrow", "numpy")},
         "planted": planted(wanted.seeds),
-    }  # fmt: skip
+    }
     if wanted.fashion.is_dir():
         print("Fashion-MNIST", flush=True)
         result["fashion_mnist"] = fashion(wanted.fashion, RESULTS / f"data_check_near_leaks_{date}.png")

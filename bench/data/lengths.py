@@ -64,8 +64,10 @@ def shares(lengths: Indices, into: int, batch: int) -> dict[str, Any]:
         found[f"bucketed, window {window}"] = {"padding": padded_share(lengths, order, batch)}
     rows = PackedSamples(as_samples(range(len(lengths)), what="data"), lengths, packed(into), Fields(), 0)
     found[f"packed into {into}"] = {
-        "padding": 1 - rows.fill, "rows": len(rows), "fewest_rows": int(np.ceil(lengths.sum() / into)),
-    }  # fmt: skip
+        "padding": 1 - rows.fill,
+        "rows": len(rows),
+        "fewest_rows": int(np.ceil(lengths.sum() / into)),
+    }
     return found
 
 
@@ -127,12 +129,15 @@ def main() -> None:
         "machine": f"{attached_cpu().model}, torch {torch.__version__}, numpy {np.__version__}, 1 thread",
         "load": os.getloadavg()[0],
         "documents": {
-            "number": len(lengths), "bytes": int(lengths.sum()), "median": int(np.median(lengths)),
-            "shortest": int(lengths.min()), "longest": int(lengths.max()),
+            "number": len(lengths),
+            "bytes": int(lengths.sum()),
+            "median": int(np.median(lengths)),
+            "shortest": int(lengths.min()),
+            "longest": int(lengths.max()),
         },
         "shares": shares(lengths, arguments.into, arguments.batch),
         "cpu_s_of_a_million_samples": costs(arguments.rounds),
-    }  # fmt: skip
+    }
     text = json.dumps(result, indent=2)
     print(text)
     results = Path(__file__).parents[1] / "results"

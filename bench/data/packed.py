@@ -65,10 +65,14 @@ class Run:
     def __init__(self, data: Any, batch: int) -> None:
         self.batch = batch
         job = stoker.Job(
-            model=lambda: stoker.zoo.ResNet9(width=16, in_channels=3), data=data, loss="cross_entropy",
-            optimizer=stoker.SGD(lr=1e-3), batch=batch, until=stoker.epochs(1000),
+            model=lambda: stoker.zoo.ResNet9(width=16, in_channels=3),
+            data=data,
+            loss="cross_entropy",
+            optimizer=stoker.SGD(lr=1e-3),
+            batch=batch,
+            until=stoker.epochs(1000),
             augment=[RandomShift(4), RandomFlip(), Normalize(0.5, 0.25)],
-        )  # fmt: skip
+        )
         sets, plan = datasets_of(job), Plan(device="cpu", micro_batch=batch, loader="inline", num_workers=0)
         self.step = Step(job, plan, Coupling(kind="batch_norm", group=batch, causes=("BatchNorm2d",), evidence="known"))
         source = BatchSource(sets.train, self.step.pipeline(sets.train, augmented=True), sets.extent(job), 0, plan)
@@ -105,10 +109,16 @@ def watched(run: Run, updates: int) -> dict[str, float]:
 
 def fetched_per_s(data: Any, batch: int, batches: int) -> float:
     """Samples a second fetched alone, by CPU time."""
-    samples = datasets_of(stoker.Job(
-        model=torch.nn.Identity, data=data, loss="mse", optimizer=stoker.SGD(lr=1.0), batch=batch,
-        until=stoker.epochs(1),
-    )).train  # fmt: skip
+    samples = datasets_of(
+        stoker.Job(
+            model=torch.nn.Identity,
+            data=data,
+            loss="mse",
+            optimizer=stoker.SGD(lr=1.0),
+            batch=batch,
+            until=stoker.epochs(1),
+        )
+    ).train
     order = samples.order(1).indices(0, 0, min(len(samples), batch * batches))
     started = time.process_time()
     for at in range(0, len(order) - batch + 1, batch):
@@ -122,8 +132,10 @@ def compared(found: list[tuple[tuple[float, float], tuple[float, float]]], clock
     return {
         "packed_samples_per_s": statistics.median(packed[clock] for packed, _ in found),
         "memory_samples_per_s": statistics.median(memory[clock] for _, memory in found),
-        "ratio": statistics.median(ratios), "lowest": ratios[0], "highest": ratios[-1],
-    }  # fmt: skip
+        "ratio": statistics.median(ratios),
+        "lowest": ratios[0],
+        "highest": ratios[-1],
+    }
 
 
 def parsed() -> argparse.Namespace:
@@ -160,8 +172,9 @@ def main() -> None:
     at_hand = packed.rows(few)
     from_memory = Run(at_hand, arguments.batch)
     from_memory.updates(2)
-    rounds = [(from_packed.rates(arguments.updates), from_memory.rates(arguments.updates))
-              for _ in range(arguments.rounds)]  # fmt: skip
+    rounds = [
+        (from_packed.rates(arguments.updates), from_memory.rates(arguments.updates)) for _ in range(arguments.rounds)
+    ]
     result = {
         "what": "a packed dataset against the same shape in memory, a ResNet-9 (width 16) trained on both in turns",
         "command": f"python -m bench.data.packed --folder DIR --gib {arguments.gib:g} --side {arguments.side} "
@@ -170,15 +183,19 @@ def main() -> None:
         "machine": f"{attached_cpu().model}, {os.sysconf('SC_PHYS_PAGES') * _PAGE / 2**30:.1f} GiB, torch "
         f"{torch.__version__}, 1 thread",
         "load": {"before": load, "after": os.getloadavg()[0]},
-        "samples": len(packed), "image": list(generated.shape), "packed_gib": num_bytes / 2**30,
-        "packing_in_this_process": packing, "compared_samples": len(chosen),
+        "samples": len(packed),
+        "image": list(generated.shape),
+        "packed_gib": num_bytes / 2**30,
+        "packing_in_this_process": packing,
+        "compared_samples": len(chosen),
         "resident_mib": memory,
-        "by_wall_clock": compared(rounds, 0), "by_cpu_time": compared(rounds, 1),
+        "by_wall_clock": compared(rounds, 0),
+        "by_cpu_time": compared(rounds, 1),
         "fetched_alone_samples_per_cpu_s": {
             name: fetched_per_s(data, arguments.batch, 200) for name, data in (("packed", packed), ("memory", at_hand))
         },
         "peak_resident_mib_with_the_part_in_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
-    }  # fmt: skip
+    }
     text = json.dumps(result, indent=2)
     print(text)
     results = Path(__file__).parents[1] / "results"

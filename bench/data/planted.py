@@ -42,9 +42,10 @@ def false_alarms(planted: Iterable[Planted], findings: Iterable[Finding]) -> lis
     """Findings, notes left out, that nothing planted explains."""
     explained = {(one.fault, place) for one in planted for place in one.places}
     return [
-        one for one in findings
+        one
+        for one in findings
         if one.gravity != "note" and not {(one.fault, one.id), (one.fault, one.where)} & explained
-    ]  # fmt: skip
+    ]
 
 
 # --------------------------------------------------------------------------------------------------------------- images
@@ -283,8 +284,12 @@ def plant_idx(root: Path, *, rows: int = 60, seed: int = 0) -> list[Planted]:
     root.mkdir(parents=True)
     pixels, labels = draw.integers(0, 256, (rows, 12, 12), np.uint8), (np.arange(rows) % 3).astype(np.uint8)
     pixels[10] = pixels[2]  # labelled 1 and 2
-    for name, array in (("train-images-idx3-ubyte", pixels), ("train-labels-idx1-ubyte", labels),
-                        ("t10k-images-idx3-ubyte", pixels), ("t10k-labels-idx1-ubyte", labels)):  # fmt: skip
+    for name, array in (
+        ("train-images-idx3-ubyte", pixels),
+        ("train-labels-idx1-ubyte", labels),
+        ("t10k-images-idx3-ubyte", pixels),
+        ("t10k-labels-idx1-ubyte", labels),
+    ):
         head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
         content = head + array.tobytes()
         (root / name).write_bytes(content[:-100] if name.startswith("t10k-images") else content)
@@ -298,9 +303,35 @@ def plant_idx(root: Path, *, rows: int = 60, seed: int = 0) -> list[Planted]:
 
 _CITIES = ("Basel", "Bern", "Chur", "Genf", "Luzern")
 _WORDS = (
-    "the", "door", "was", "open", "and", "nobody", "had", "closed", "it", "since", "morning", "when", "rain", "began",
-    "to", "fall", "over", "hills", "behind", "a", "town", "where", "people", "speak", "of", "little", "else", "boats",
-)  # fmt: skip
+    "the",
+    "door",
+    "was",
+    "open",
+    "and",
+    "nobody",
+    "had",
+    "closed",
+    "it",
+    "since",
+    "morning",
+    "when",
+    "rain",
+    "began",
+    "to",
+    "fall",
+    "over",
+    "hills",
+    "behind",
+    "a",
+    "town",
+    "where",
+    "people",
+    "speak",
+    "of",
+    "little",
+    "else",
+    "boats",
+)
 
 
 def plant_csv(root: Path, *, rows: int = 600, seed: int = 0) -> list[Planted]:
@@ -360,8 +391,17 @@ def plant_csv(root: Path, *, rows: int = 600, seed: int = 0) -> list[Planted]:
 def _row(draw: random.Random, number: int) -> list[str]:
     age, weight = draw.gauss(40, 12), draw.gauss(70, 9)
     comment = " ".join(draw.choice(_WORDS) for _ in range(9))
-    return [str(number), f"{age:.1f}", f"{weight:.2f}", draw.choice(_CITIES), comment, "kg", "", "",
-            draw.choice(("no", "yes"))]  # fmt: skip
+    return [
+        str(number),
+        f"{age:.1f}",
+        f"{weight:.2f}",
+        draw.choice(_CITIES),
+        comment,
+        "kg",
+        "",
+        "",
+        draw.choice(("no", "yes")),
+    ]
 
 
 def _write(path: Path, head: list[str], rows: list[list[str]]) -> None:
@@ -374,8 +414,10 @@ def plant_jsonl(root: Path, *, rows: int = 300, seed: int = 0) -> list[Planted]:
     """`data.jsonl`: lines that are no JSON, no object or no UTF-8; a value of another type, an infinity, a gap."""
     draw = random.Random(seed)
     root.mkdir(parents=True)
-    lines = [json.dumps({"size": draw.gauss(5, 1), "kind": draw.choice(_CITIES), "n": number}).encode()
-             for number in range(rows)]  # fmt: skip
+    lines = [
+        json.dumps({"size": draw.gauss(5, 1), "kind": draw.choice(_CITIES), "n": number}).encode()
+        for number in range(rows)
+    ]
     lines[5] = lines[5][:-4]
     lines[6] = b"[1, 2]"
     lines[7] = lines[7].replace(b'"n"', b'"n\xff"')
@@ -385,10 +427,13 @@ def plant_jsonl(root: Path, *, rows: int = 300, seed: int = 0) -> list[Planted]:
     (root / "data.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     at = "data.jsonl:{}".format
     return [
-        Planted("corrupt", (at(5),), "a line cut off"), Planted("corrupt", (at(6),), "a list in place of an object"),
-        Planted("encoding", (at(7),), "a line that is no UTF-8"), Planted("mixed-types", (at(8),), "a word, no number"),
-        Planted("not-finite", (at(9),), "an infinity"), Planted("missing", ("size",), "a key that is not there"),
-    ]  # fmt: skip
+        Planted("corrupt", (at(5),), "a line cut off"),
+        Planted("corrupt", (at(6),), "a list in place of an object"),
+        Planted("encoding", (at(7),), "a line that is no UTF-8"),
+        Planted("mixed-types", (at(8),), "a word, no number"),
+        Planted("not-finite", (at(9),), "an infinity"),
+        Planted("missing", ("size",), "a key that is not there"),
+    ]
 
 
 def plant_parquet(root: Path, *, rows: int = 400, seed: int = 0) -> list[Planted]:
@@ -430,7 +475,14 @@ def plant_texts(root: Path, *, files: int = 60, seed: int = 0) -> list[Planted]:
 
 
 PLANTERS: dict[str, Callable[..., list[Planted]]] = {
-    "images": plant_images, "labels": plant_labels, "shards": plant_shards, "arrays": plant_arrays, "idx": plant_idx,
-    "csv": plant_csv, "jsonl": plant_jsonl, "parquet": plant_parquet, "texts": plant_texts,
-}  # fmt: skip
+    "images": plant_images,
+    "labels": plant_labels,
+    "shards": plant_shards,
+    "arrays": plant_arrays,
+    "idx": plant_idx,
+    "csv": plant_csv,
+    "jsonl": plant_jsonl,
+    "parquet": plant_parquet,
+    "texts": plant_texts,
+}
 """Every kind of data set."""

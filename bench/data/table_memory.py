@@ -89,9 +89,13 @@ def read(path: Path) -> dict[str, float]:
         source.rows(places.integers(0, num_rows, _BATCH))
     fetch_s = time.perf_counter() - started
     return {
-        "rows": num_rows, "read_s": read_s, "extra_bytes_while_reading": during, "fetch_s": fetch_s,
-        "extra_bytes_while_fetching": peak.stop() - before, "torch_threads": torch.get_num_threads(),
-    }  # fmt: skip
+        "rows": num_rows,
+        "read_s": read_s,
+        "extra_bytes_while_reading": during,
+        "fetch_s": fetch_s,
+        "extra_bytes_while_fetching": peak.stop() - before,
+        "torch_threads": torch.get_num_threads(),
+    }
 
 
 def measured(num_rows: int, num_features: int) -> dict[str, float]:
@@ -100,9 +104,12 @@ def measured(num_rows: int, num_features: int) -> dict[str, float]:
         path = Path(name) / "t.parquet"
         write(path, num_rows, num_features)
         done = subprocess.run(
-            [sys.executable, "-m", "bench.data.table_memory", "--read", str(path)], check=True, capture_output=True,
-            text=True, env=os.environ | {"STOKER_CACHE": str(Path(name) / "cache")},
-        )  # fmt: skip
+            [sys.executable, "-m", "bench.data.table_memory", "--read", str(path)],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"STOKER_CACHE": str(Path(name) / "cache")},
+        )
         found: dict[str, float] = json.loads(done.stdout)
         return {**found, "file_bytes": path.stat().st_size, "decoded_bytes": num_rows * (num_features * 4 + 16)}
 
@@ -124,16 +131,21 @@ def main() -> int:
         "what": "memory that reading a Parquet file takes, over what the process held before [bytes]",
         "command": f"python -m bench.data.table_memory --rows {' '.join(map(str, arguments.rows))} "
         f"--features {arguments.features}",
-        "date": date, "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "load_before": load, "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("torch", "numpy", "pyarrow", "stoker")}, "sizes": sizes,
-    }  # fmt: skip
+        "date": date,
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "load_before": load,
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("torch", "numpy", "pyarrow", "stoker")},
+        "sizes": sizes,
+    }
     path = Path(__file__).parents[1] / "results" / f"table_memory_{date}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     for size in sizes:
-        print(f"{size['rows']:,.0f} rows, {size['decoded_bytes'] / 1e6:,.0f} MB: "
-              f"{size['extra_bytes_while_reading'] / 1e6:,.0f} MB more while reading ({size['read_s']:.1f} s), "
-              f"{size['extra_bytes_while_fetching'] / 1e6:,.0f} MB while fetching")  # fmt: skip
+        print(
+            f"{size['rows']:,.0f} rows, {size['decoded_bytes'] / 1e6:,.0f} MB: "
+            f"{size['extra_bytes_while_reading'] / 1e6:,.0f} MB more while reading ({size['read_s']:.1f} s), "
+            f"{size['extra_bytes_while_fetching'] / 1e6:,.0f} MB while fetching"
+        )
     return 0
 
 

@@ -38,11 +38,13 @@ def counted(lengths: Indices, batches: list[Indices], num_tokens: int, *, is_pad
     padded = np.array([len(one) * int(lengths[one].max()) for one in batches])
     taken = padded if is_padded else own
     return {
-        "updates": len(batches), "fill": round(float(taken.mean()) / num_tokens, 4),
+        "updates": len(batches),
+        "fill": round(float(taken.mean()) / num_tokens, 4),
         "padding": round(1 - float(own.sum()) / float(padded.sum()), 4),
-        "tokens": [int(own.min()), int(own.max())], "padded_tokens_at_most": int(padded.max()),
+        "tokens": [int(own.min()), int(own.max())],
+        "padded_tokens_at_most": int(padded.max()),
         "samples": [min(map(len, batches)), max(map(len, batches))],
-    }  # fmt: skip
+    }
 
 
 def shares(lengths: Indices, num_tokens: int) -> dict[str, Any]:

@@ -106,10 +106,15 @@ class InvertedResidual(nn.Module):
         hidden = channels * expand
         self.is_residual = stride == 1 and channels == out
         self.layers = nn.Sequential(
-            nn.Conv2d(channels, hidden, 1, bias=False), nn.BatchNorm2d(hidden), nn.ReLU6(),
-            nn.Conv2d(hidden, hidden, 3, stride, 1, groups=hidden, bias=False), nn.BatchNorm2d(hidden), nn.ReLU6(),
-            nn.Conv2d(hidden, out, 1, bias=False), nn.BatchNorm2d(out),
-        )  # fmt: skip
+            nn.Conv2d(channels, hidden, 1, bias=False),
+            nn.BatchNorm2d(hidden),
+            nn.ReLU6(),
+            nn.Conv2d(hidden, hidden, 3, stride, 1, groups=hidden, bias=False),
+            nn.BatchNorm2d(hidden),
+            nn.ReLU6(),
+            nn.Conv2d(hidden, out, 1, bias=False),
+            nn.BatchNorm2d(out),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """X [B, C, H, W]."""
@@ -204,9 +209,13 @@ class UNet(nn.Module):
     @staticmethod
     def _twice(channels: int, out: int) -> nn.Module:
         return nn.Sequential(
-            nn.Conv2d(channels, out, 3, padding=1), nn.GroupNorm(8, out), nn.SiLU(),
-            nn.Conv2d(out, out, 3, padding=1), nn.GroupNorm(8, out), nn.SiLU(),
-        )  # fmt: skip
+            nn.Conv2d(channels, out, 3, padding=1),
+            nn.GroupNorm(8, out),
+            nn.SiLU(),
+            nn.Conv2d(out, out, 3, padding=1),
+            nn.GroupNorm(8, out),
+            nn.SiLU(),
+        )
 
 
 def audio() -> nn.Module:
@@ -214,9 +223,11 @@ def audio() -> nn.Module:
     layers: list[nn.Module] = []
     for channels, out, kernel in ((1, 32, 15), (32, 64, 9), (64, 64, 9), (64, 128, 5)):
         layers += [
-            nn.Conv1d(channels, out, kernel, stride=2, padding=kernel // 2), nn.BatchNorm1d(out), nn.ReLU(),
+            nn.Conv1d(channels, out, kernel, stride=2, padding=kernel // 2),
+            nn.BatchNorm1d(out),
+            nn.ReLU(),
             nn.MaxPool1d(2),
-        ]  # fmt: skip
+        ]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(128, 10))
 
 

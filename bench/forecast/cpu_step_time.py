@@ -182,11 +182,13 @@ def main() -> None:
     works = {case.name: counted_work(case) for case in cases}
     compared = {
         case.name: Compared(
-            case.name, case.threads, case.precision,
+            case.name,
+            case.threads,
+            case.precision,
             machines[case.threads].forecast(works[case.name], case.precision, None),
         )
         for case in cases
-    }  # fmt: skip
+    }
     gc.collect()
     if problem := apply_malloc(MALLOC):
         raise SystemExit(problem)

@@ -101,6 +101,10 @@ def _expected(case: Case, forecaster: Forecaster, hardware: Hardware) -> Expecte
         return Expected(case=case, coupling=forecaster.coupling, error=error)
     energy = None if power_w is None else energy_kwh(power_w, calibrated.step_s, pue=1.0).scaled(_JOULES_PER_KWH, "J")
     return Expected(
-        case=case, coupling=forecaster.coupling, calibrated=calibrated, datasheet=datasheet, energy_j=energy,
+        case=case,
+        coupling=forecaster.coupling,
+        calibrated=calibrated,
+        datasheet=datasheet,
+        energy_j=energy,
         took_s=time.perf_counter() - started,
-    )  # fmt: skip
+    )

@@ -20,10 +20,19 @@ from stoker.records.hardware import Hardware, Timing
 Floats = NDArray[np.float64]
 
 _RANGES = {
-    "large": (0.9, 1.1), "half_columns": (0.3, 1.0), "half_rows": (0.3, 1.0), "quarter": (0.3, 1.0),
-    "eighth": (0.2, 1.0), "sixteenth": (0.1, 1.0), "prologue": (4.0, 200.0), "resident": (0.02, 4.0),
-    "tail": (0.01, 0.99), "split_traffic": (0.02, 4.0), "split_s": (1e-7, 3e-5), "overlap": (1.5, 8.0),
-}  # fmt: skip
+    "large": (0.9, 1.1),
+    "half_columns": (0.3, 1.0),
+    "half_rows": (0.3, 1.0),
+    "quarter": (0.3, 1.0),
+    "eighth": (0.2, 1.0),
+    "sixteenth": (0.1, 1.0),
+    "prologue": (4.0, 200.0),
+    "resident": (0.02, 4.0),
+    "tail": (0.01, 0.99),
+    "split_traffic": (0.02, 4.0),
+    "split_s": (1e-7, 3e-5),
+    "overlap": (1.5, 8.0),
+}
 _LEAST_SIZE = 48
 """Products with a smaller side are no shapes of models, and have kernels of their own."""
 _PER_SET = 150

@@ -22,10 +22,16 @@ from stoker.records.hardware import Hardware, MicroBenchmark, Timing
 from stoker.records.trace import Operation, TensorShape
 
 _BOARDS = {
-    "tesla p4": ("6.1", 75.0), "tesla p100 pcie 16gb": ("6.0", 250.0), "tesla v100 pcie 32gb": ("7.0", 250.0),
-    "tesla t4": ("7.5", 70.0), "nvidia a100 pcie 40gb": ("8.0", 250.0), "nvidia a100 sxm4 40gb": ("8.0", 400.0),
-    "nvidia a100 80gb pcie": ("8.0", 300.0), "nvidia l4": ("8.9", 72.0), "nvidia h100 80gb hbm3": ("9.0", 700.0),
-}  # fmt: skip
+    "tesla p4": ("6.1", 75.0),
+    "tesla p100 pcie 16gb": ("6.0", 250.0),
+    "tesla v100 pcie 32gb": ("7.0", 250.0),
+    "tesla t4": ("7.5", 70.0),
+    "nvidia a100 pcie 40gb": ("8.0", 250.0),
+    "nvidia a100 sxm4 40gb": ("8.0", 400.0),
+    "nvidia a100 80gb pcie": ("8.0", 300.0),
+    "nvidia l4": ("8.9", 72.0),
+    "nvidia h100 80gb hbm3": ("9.0", 700.0),
+}
 """Compute capability and power limit [W]. Source: NVIDIA's datasheets of these boards."""
 _OPERANDS = {"add": 2, "mul": 2, "div": 2, "pow": 2}
 """Element-wise operations of two tensors; the others, and those with a trailing `u`, have one."""

@@ -25,9 +25,27 @@ from stoker.profiling.tracing.operations import operation_of, tensors_in
 from stoker.records.trace import Operation, TraceSettings
 
 _VIEWS = (
-    "view", "_unsafe_view", "t", "transpose", "permute", "expand", "detach", "alias", "slice", "select", "unsqueeze",
-    "squeeze", "as_strided", "split", "split_with_sizes", "unbind", "device", "is_same_size", "empty", "empty_like",
-)  # fmt: skip
+    "view",
+    "_unsafe_view",
+    "t",
+    "transpose",
+    "permute",
+    "expand",
+    "detach",
+    "alias",
+    "slice",
+    "select",
+    "unsqueeze",
+    "squeeze",
+    "as_strided",
+    "split",
+    "split_with_sizes",
+    "unbind",
+    "device",
+    "is_same_size",
+    "empty",
+    "empty_like",
+)
 _SECTOR_BYTES = 32
 
 

@@ -41,9 +41,15 @@ class Shape:
 
 
 SHAPES = (
-    Shape(8, 3, 64, 32, 3), Shape(8, 64, 128, 32, 3), Shape(8, 128, 256, 16, 3, 2), Shape(8, 64, 64, 16, 1),
-    Shape(8, 64, 64, 16, 3, 1, 8), Shape(16, 32, 32, 64, 3), Shape(4, 3, 64, 112, 7, 2), Shape(8, 96, 160, 20, 5),
-)  # fmt: skip
+    Shape(8, 3, 64, 32, 3),
+    Shape(8, 64, 128, 32, 3),
+    Shape(8, 128, 256, 16, 3, 2),
+    Shape(8, 64, 64, 16, 1),
+    Shape(8, 64, 64, 16, 3, 1, 8),
+    Shape(16, 32, 32, 64, 3),
+    Shape(4, 3, 64, 112, 7, 2),
+    Shape(8, 96, 160, 20, 5),
+)
 
 
 def allocations(function: Callable[[], Any]) -> tuple[list[int], Any]:
@@ -131,8 +137,11 @@ def _operation(name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor
         name=name,
         inputs=tuple(TensorShape(shape=tuple(one.shape), dtype=_NAMES[one.dtype]) for one in inputs),
         outputs=tuple(TensorShape(shape=tuple(one.shape), dtype=_NAMES[one.dtype]) for one in outputs),
-        flops=0, bytes_read=0, bytes_written=0, attributes=attributes,
-    )  # fmt: skip
+        flops=0,
+        bytes_read=0,
+        bytes_written=0,
+        attributes=attributes,
+    )
 
 
 if __name__ == "__main__":

@@ -41,10 +41,13 @@ def cnn(*, width: int, side: int, batch: int) -> stoker.Job:
     """ResNet-9 with SGD; BatchNorm over a quarter of the batch, so that micro-batches may be cut."""
     return stoker.Job(
         model=lambda: stoker.zoo.ResNet9(width=width, in_channels=3),
-        data=images(BATCHES * batch, side, 3, 10), loss="cross_entropy",
+        data=images(BATCHES * batch, side, 3, 10),
+        loss="cross_entropy",
         optimizer=stoker.SGD(lr=0.02, momentum=0.9, nesterov=True, weight_decay=5e-4),
-        batch=batch, coupling_group=batch // 4, until=stoker.updates(1000),
-    )  # fmt: skip
+        batch=batch,
+        coupling_group=batch // 4,
+        until=stoker.updates(1000),
+    )
 
 
 def mlp(*, inputs: int, hidden: tuple[int, ...], batch: int) -> stoker.Job:
@@ -52,18 +55,26 @@ def mlp(*, inputs: int, hidden: tuple[int, ...], batch: int) -> stoker.Job:
     generator = torch.Generator().manual_seed(0)
     return stoker.Job(
         model=lambda: stoker.zoo.MLP(inputs, hidden),
-        data=(torch.randn(BATCHES * batch, inputs, generator=generator),
-              torch.randint(0, 10, (BATCHES * batch,), generator=generator)),
-        loss="cross_entropy", optimizer=stoker.AdamW(lr=1e-3), batch=batch, until=stoker.updates(1000),
-    )  # fmt: skip
+        data=(
+            torch.randn(BATCHES * batch, inputs, generator=generator),
+            torch.randint(0, 10, (BATCHES * batch,), generator=generator),
+        ),
+        loss="cross_entropy",
+        optimizer=stoker.AdamW(lr=1e-3),
+        batch=batch,
+        until=stoker.updates(1000),
+    )
 
 
 def gpt(*, layers: int, width: int, heads: int, context: int, vocab: int, batch: int) -> stoker.Job:
     """A decoder with AdamW and clipping."""
     return _language_job(
         lambda: stoker.zoo.GPT(layers=layers, width=width, heads=heads, context=context, vocab=vocab),
-        context=context, vocab=vocab, batch=batch, clip_norm=1.0,
-    )  # fmt: skip
+        context=context,
+        vocab=vocab,
+        batch=batch,
+        clip_norm=1.0,
+    )
 
 
 def lstm(*, layers: int, width: int, context: int, vocab: int, batch: int) -> stoker.Job:
@@ -84,9 +95,13 @@ def vit(*, layers: int, width: int, heads: int, side: int, patch: int, batch: in
     """A vision transformer with AdamW."""
     return stoker.Job(
         model=lambda: VisionTransformer(layers, width, heads, (side // patch) ** 2, patch),
-        data=images(BATCHES * batch, side, 3, 10), loss="cross_entropy", optimizer=stoker.AdamW(lr=1e-3), batch=batch,
-        until=stoker.updates(1000), clip_norm=1.0,
-    )  # fmt: skip
+        data=images(BATCHES * batch, side, 3, 10),
+        loss="cross_entropy",
+        optimizer=stoker.AdamW(lr=1e-3),
+        batch=batch,
+        until=stoker.updates(1000),
+        clip_norm=1.0,
+    )
 
 
 def encoder(*, layers: int, width: int, heads: int, context: int, vocab: int, batch: int) -> stoker.Job:
@@ -100,18 +115,28 @@ def unet(*, width: int, side: int, batch: int) -> stoker.Job:
     """A U-Net with skip connections and GroupNorm that removes noise; Adam, and an average of the weights."""
     inputs, _ = images(BATCHES * batch, side, 3, 10)
     return stoker.Job(
-        model=lambda: UNet(width), data=(inputs, inputs.flip(0)), loss="mse", optimizer=stoker.Adam(lr=1e-3),
-        batch=batch, until=stoker.updates(1000), average=0.999,
-    )  # fmt: skip
+        model=lambda: UNet(width),
+        data=(inputs, inputs.flip(0)),
+        loss="mse",
+        optimizer=stoker.Adam(lr=1e-3),
+        batch=batch,
+        until=stoker.updates(1000),
+        average=0.999,
+    )
 
 
 def _language_job(
     model: Callable[[], nn.Module], *, context: int, vocab: int, batch: int, clip_norm: float | None = None
 ) -> stoker.Job:
     return stoker.Job(
-        model=model, data=tokens(BATCHES * batch, context, vocab), loss="token_cross_entropy",
-        optimizer=stoker.AdamW(lr=1e-3, weight_decay=0.1), batch=batch, until=stoker.updates(1000), clip_norm=clip_norm,
-    )  # fmt: skip
+        model=model,
+        data=tokens(BATCHES * batch, context, vocab),
+        loss="token_cross_entropy",
+        optimizer=stoker.AdamW(lr=1e-3, weight_decay=0.1),
+        batch=batch,
+        until=stoker.updates(1000),
+        clip_norm=clip_norm,
+    )
 
 
 class RecurrentLanguageModel(nn.Module):

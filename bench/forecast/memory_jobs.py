@@ -98,12 +98,17 @@ class BottleneckNet(nn.Module):
         self.stem = nn.Conv2d(3, 2 * width, 3, 2, 1)
         self.blocks = nn.ModuleList(
             nn.Sequential(
-                nn.Conv2d(2 * width, width, 1), nn.BatchNorm2d(width), nn.ReLU(),
-                nn.Conv2d(width, width, 3, padding=1, groups=8), nn.BatchNorm2d(width), nn.ReLU(),
-                nn.Conv2d(width, 2 * width, 1), nn.BatchNorm2d(2 * width),
+                nn.Conv2d(2 * width, width, 1),
+                nn.BatchNorm2d(width),
+                nn.ReLU(),
+                nn.Conv2d(width, width, 3, padding=1, groups=8),
+                nn.BatchNorm2d(width),
+                nn.ReLU(),
+                nn.Conv2d(width, 2 * width, 1),
+                nn.BatchNorm2d(2 * width),
             )
             for _ in range(blocks)
-        )  # fmt: skip
+        )
         self.head = nn.Linear(2 * width, classes)
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
@@ -117,9 +122,13 @@ class BottleneckNet(nn.Module):
 
 def _two_convs(channels: int, out_channels: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(channels, out_channels, 3, padding=1), nn.GroupNorm(8, out_channels), nn.SiLU(),
-        nn.Conv2d(out_channels, out_channels, 3, padding=1), nn.GroupNorm(8, out_channels), nn.SiLU(),
-    )  # fmt: skip
+        nn.Conv2d(channels, out_channels, 3, padding=1),
+        nn.GroupNorm(8, out_channels),
+        nn.SiLU(),
+        nn.Conv2d(out_channels, out_channels, 3, padding=1),
+        nn.GroupNorm(8, out_channels),
+        nn.SiLU(),
+    )
 
 
 def _job(model: Callable[[], nn.Module], data: tuple[torch.Tensor, torch.Tensor], **settings: object) -> stoker.Job:
@@ -165,9 +174,11 @@ def _resnet(width: int, side: int, batch: int) -> stoker.Job:
 
 def _gpt(layers: int, width: int, context: int, vocab: int, batch: int) -> stoker.Job:
     return _job(
-        lambda: GPT(layers, width, width // 64, context, vocab), tokens(context, vocab), batch=batch,
+        lambda: GPT(layers, width, width // 64, context, vocab),
+        tokens(context, vocab),
+        batch=batch,
         loss="token_cross_entropy",
-    )  # fmt: skip
+    )
 
 
 def _lstm(width: int, length: int, batch: int) -> stoker.Job:
@@ -196,8 +207,12 @@ CASES = (
     Case("mlp", "held out", lambda: _mlp((4096, 4096), 2048, 1024), {"micro_batch": 1024}),
     Case("mlp, 4 micro-batches", "held out", lambda: _mlp((4096, 1024, 512), 4096, 2048), {"micro_batch": 512}),
     Case("resnet9", "held out", lambda: _resnet(32, 64, 64), {"micro_batch": 64}),
-    Case("resnet9, bf16, channels last", "held out", lambda: _resnet(32, 64, 64),
-         {"micro_batch": 64, "precision": "bf16", "memory_format": "channels_last"}),
+    Case(
+        "resnet9, bf16, channels last",
+        "held out",
+        lambda: _resnet(32, 64, 64),
+        {"micro_batch": 64, "precision": "bf16", "memory_format": "channels_last"},
+    ),
     Case("bottlenecks", "held out", lambda: _bottlenecks(64, 96, 32), {"micro_batch": 32}),
     Case("gpt", "held out", lambda: _gpt(4, 384, 256, 2048, 8), {"micro_batch": 8}),
     Case("gpt, bf16", "held out", lambda: _gpt(4, 384, 256, 2048, 8), {"micro_batch": 8, "precision": "bf16"}),
@@ -205,5 +220,5 @@ CASES = (
     Case("lstm", "held out", lambda: _lstm(384, 128, 32), {"micro_batch": 32}),
     Case("u-net", "held out", lambda: _unet(64, 8), {"micro_batch": 8}),
     Case("encoder", "held out", lambda: _encoder(6, 96, 32), {"micro_batch": 32}),
-)  # fmt: skip
+)
 """Every case; those to fit on differ from those that test in size, and where they can in kind of plan."""

@@ -46,9 +46,13 @@ class Case:
         has_tokens = not data[0].is_floating_point()
         optimizer = stoker.SGD(lr=0.01, momentum=0.9) if self.family in {"CNN", "U-Net"} else stoker.AdamW(lr=1e-4)
         return stoker.Job(
-            model=self.model, data=data, loss="token_cross_entropy" if has_tokens else "cross_entropy",
-            optimizer=optimizer, batch=self.batch, until=stoker.updates(10),
-        )  # fmt: skip
+            model=self.model,
+            data=data,
+            loss="token_cross_entropy" if has_tokens else "cross_entropy",
+            optimizer=optimizer,
+            batch=self.batch,
+            until=stoker.updates(10),
+        )
 
 
 def _generator() -> torch.Generator:
@@ -188,9 +192,7 @@ def _timm(name: str, family: Family, side: int, batch: int, **settings: Any) -> 
 def _transformers(
     name: str, family: Family, architecture: str, config: str, context: int, batch: int, **settings: Any
 ) -> Case:
-    return Case(
-        name, family, partial(FromTransformers, architecture, config, **settings), tokens(context), batch
-    )  # fmt: skip
+    return Case(name, family, partial(FromTransformers, architecture, config, **settings), tokens(context), batch)
 
 
 _BERT = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 1024}
@@ -216,32 +218,66 @@ CASES: tuple[Case, ...] = (
     _transformers("BERT", "encoder", "BertForMaskedLM", "BertConfig", 128, 7, **_BERT),
     _transformers("RoBERTa", "encoder", "RobertaForMaskedLM", "RobertaConfig", 128, 7, **_BERT),
     _transformers(
-        "DistilBERT", "encoder", "DistilBertForMaskedLM", "DistilBertConfig", 128, 8,
-        dim=256, n_layers=4, n_heads=4, hidden_dim=1024,
+        "DistilBERT",
+        "encoder",
+        "DistilBertForMaskedLM",
+        "DistilBertConfig",
+        128,
+        8,
+        dim=256,
+        n_layers=4,
+        n_heads=4,
+        hidden_dim=1024,
     ),
     _transformers("ELECTRA", "encoder", "ElectraForMaskedLM", "ElectraConfig", 128, 7, embedding_size=64, **_BERT),
     _transformers(
         "GPT-2", "decoder", "GPT2LMHeadModel", "GPT2Config", 128, 5, n_embd=256, n_layer=6, n_head=4, n_positions=256
     ),
     _transformers(
-        "OPT", "decoder", "OPTForCausalLM", "OPTConfig", 128, 8, hidden_size=256, num_hidden_layers=6,
-        num_attention_heads=4, ffn_dim=1024, word_embed_proj_dim=256, max_position_embeddings=256,
+        "OPT",
+        "decoder",
+        "OPTForCausalLM",
+        "OPTConfig",
+        128,
+        8,
+        hidden_size=256,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        ffn_dim=1024,
+        word_embed_proj_dim=256,
+        max_position_embeddings=256,
     ),
     _transformers("Llama", "decoder", "LlamaForCausalLM", "LlamaConfig", 128, 8, **_LLAMA),
     _transformers("Qwen2", "decoder", "Qwen2ForCausalLM", "Qwen2Config", 128, 8, **_LLAMA),
     _transformers("Gemma", "decoder", "GemmaForCausalLM", "GemmaConfig", 128, 8, head_dim=64, **_LLAMA),
     _transformers(
-        "T5", "encoder-decoder", "T5ForConditionalGeneration", "T5Config", 96, 6,
-        d_model=256, d_kv=64, d_ff=1024, num_layers=4, num_heads=4,
+        "T5",
+        "encoder-decoder",
+        "T5ForConditionalGeneration",
+        "T5Config",
+        96,
+        6,
+        d_model=256,
+        d_kv=64,
+        d_ff=1024,
+        num_layers=4,
+        num_heads=4,
     ),
     _transformers(
-        "Mixtral", "MoE", "MixtralForCausalLM", "MixtralConfig", 128, 8, num_local_experts=4,
-        experts_implementation="grouped_mm", **_LLAMA,
+        "Mixtral",
+        "MoE",
+        "MixtralForCausalLM",
+        "MixtralConfig",
+        128,
+        8,
+        num_local_experts=4,
+        experts_implementation="grouped_mm",
+        **_LLAMA,
     ),
     Case("Switch", "MoE", partial(Switch, 4, 192, 4), tokens(128), 16),
     Case("LSTM", "LSTM", partial(LSTMTagger, VOCAB, 256), tokens(64), 32),
     Case("U-Net", "U-Net", partial(UNet, 48), pixels(32), 4),
-)  # fmt: skip
+)
 """Thirty architectures of all families. Laws of what convolutions hide were found on those among them that convolve."""
 
 HELD_OUT: tuple[Case, ...] = (

@@ -37,10 +37,32 @@ ROOT = Path(__file__).parents[2]
 JOB = ROOT / "examples" / "llama8b.py"
 RESULTS = ROOT / "bench" / "results"
 DEVICES = (
-    "gb200", "b300", "b200", "gh200", "h200", "h100", "h100-nvl", "h100-pcie", "l40s", "l40", "l4", "a100-80",
-    "a100-40", "a100-80-pcie", "a40", "a30", "a10g", "a10", "t4", "v100-32", "rtx-5090", "rtx-4090", "rtx-3090",
-    "rtx-a6000", "rtx-2080-ti",
-)  # fmt: skip
+    "gb200",
+    "b300",
+    "b200",
+    "gh200",
+    "h200",
+    "h100",
+    "h100-nvl",
+    "h100-pcie",
+    "l40s",
+    "l40",
+    "l4",
+    "a100-80",
+    "a100-40",
+    "a100-80-pcie",
+    "a40",
+    "a30",
+    "a10g",
+    "a10",
+    "t4",
+    "v100-32",
+    "rtx-5090",
+    "rtx-4090",
+    "rtx-3090",
+    "rtx-a6000",
+    "rtx-2080-ti",
+)
 COLD_BAR_S, CACHED_BAR_S, MEMORY_BAR_GIB = 25.0, 10.0, 1.5
 SHAPES = Path(__file__).parent / "llama_shapes.py"
 ON_MANY = {
@@ -93,9 +115,7 @@ def main() -> int:
     return 0 if held else 1
 
 
-def planned(
-    cache: str, job: Path = JOB, settings: Sequence[str] = (), on: str = ",".join(DEVICES)
-) -> dict[str, float]:  # fmt: skip
+def planned(cache: str, job: Path = JOB, settings: Sequence[str] = (), on: str = ",".join(DEVICES)) -> dict[str, float]:
     """One `stoker plan` in a process of its own."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     given = [word for one in settings for word in ("--set", one)]
@@ -126,7 +146,7 @@ def traced() -> Iterator[dict[str, Any]]:
                     target="cuda", capability="9.0", micro_batch=size, precision=precision, checkpointed_blocks=blocks
                 )
                 for size in (2, 4)
-            )  # fmt: skip
+            )
             one, trace_s = _timed(lambda small=small: trace_with_repetition(job, data, SEPARABLE, small))
             other, second_s = _timed(lambda large=large: trace_with_repetition(job, data, SEPARABLE, large))
             whole, expand_s = _timed(lambda one=one: expanded(one))

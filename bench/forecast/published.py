@@ -82,11 +82,17 @@ def forecast(case: dict[str, str], folder: Path) -> dict[str, Any]:
         step_s = step_s.scaled(update.forward_s / step_s.value)
     measured_ms, forecast_ms = float(case["measured_step_ms"]), 1e3 * step_s.value
     return {
-        "id": case["id"], "group": case["group"], "forecast_ms": forecast_ms, "measured_ms": measured_ms,
-        "low_ms": 1e3 * step_s.low, "high_ms": 1e3 * step_s.high, "error": forecast_ms / measured_ms - 1,
+        "id": case["id"],
+        "group": case["group"],
+        "forecast_ms": forecast_ms,
+        "measured_ms": measured_ms,
+        "low_ms": 1e3 * step_s.low,
+        "high_ms": 1e3 * step_s.high,
+        "error": forecast_ms / measured_ms - 1,
         "inside": step_s.low <= measured_ms / 1e3 <= step_s.high,
-        "needed_gib": forecasts.needed_bytes(plan) / GIB, "fits": forecasts.probability_it_fits(plan),
-    }  # fmt: skip
+        "needed_gib": forecasts.needed_bytes(plan) / GIB,
+        "fits": forecasts.probability_it_fits(plan),
+    }
 
 
 def _in_fp16(traces: Traces, settings: TraceSettings) -> Trace:
@@ -109,11 +115,13 @@ def statistics_of(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     errors = [case["error"] for case in cases]
     return {
-        "cases": len(cases), "median_error": statistics.median(errors),
-        "mean_absolute_error": statistics.fmean(map(abs, errors)), "inside": sum(case["inside"] for case in cases),
+        "cases": len(cases),
+        "median_error": statistics.median(errors),
+        "mean_absolute_error": statistics.fmean(map(abs, errors)),
+        "inside": sum(case["inside"] for case in cases),
         "said_to_fit": sum(case["fits"] >= 0.5 for case in cases),
         "would_be_planned": sum(case["fits"] >= SURE_ENOUGH for case in cases),
-    }  # fmt: skip
+    }
 
 
 def _line(one: dict[str, Any]) -> str:
@@ -151,11 +159,14 @@ def main() -> int:
         groups[one["group"]].append(one)
     document = {
         "command": f"python -m bench.forecast.published {options.cases.name}",
-        "at": datetime.now(UTC).isoformat(timespec="seconds"), "torch": torch.__version__,
-        "python": platform.python_version(), "cases": found, "failed": failed,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cases": found,
+        "failed": failed,
         "overall": statistics_of(found) if found else {},
         "groups": {name: statistics_of(members) for name, members in groups.items()},
-    }  # fmt: skip
+    }
     text = json.dumps(document, indent=1)
     if options.out:
         options.out.write_text(text + "\n", encoding="utf-8")

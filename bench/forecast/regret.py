@@ -56,10 +56,13 @@ def registered(name: str, size: Size, most: int) -> dict[str, JSON]:
     coupling = find_coupling(job, datasets_of(job).train)
     model = build_model(job)
     grid = every_plan(
-        coupling=coupling, batch=job.batch, cores=os.cpu_count() or 1, num_blocks=num_blocks(model),
+        coupling=coupling,
+        batch=job.batch,
+        cores=os.cpu_count() or 1,
+        num_blocks=num_blocks(model),
         has_convolutions=any(type(module).__name__ == "Conv2d" for module in model.modules()),
         precisions=("fp32", *(["bf16"] if "bf16" in attached_cpu().fast_dtypes else [])),
-    )  # fmt: skip
+    )
     plans = registered_plans(grid, most)
     return {"size": size, "coupling": to_json(coupling), "plans_possible": len(grid), "plans": to_json(plans)}
 
@@ -134,8 +137,12 @@ class Contest:
         best, ratio, bound = regret(times, place)
         return {
             "finalists": [{"plan": to_json(plan), "update_s": times[at]} for at, plan in enumerate(finalists)],
-            "chosen": place, "best": best, "regret": ratio - 1, "regret_upper": bound - 1, "is_met": bound <= BAR,
-        }  # fmt: skip
+            "chosen": place,
+            "best": best,
+            "regret": ratio - 1,
+            "regret_upper": bound - 1,
+            "is_met": bound <= BAR,
+        }
 
     def run(self, names: Sequence[str], path: Path, command: str) -> bool:
         """Register, time, choose, judge, job after job; whether every bound is met."""

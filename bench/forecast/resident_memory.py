@@ -44,9 +44,13 @@ def traced(case: Case) -> Trace:
     """The case's update on a pretended CPU."""
     job, plan = case.job(), case.plan_with("default")
     settings = TraceSettings(
-        target="cpu", capability="", micro_batch=plan.micro_batch, parts=1 if plan.micro_batch >= job.batch else 2,
-        precision=plan.precision, memory_format=plan.memory_format,
-    )  # fmt: skip
+        target="cpu",
+        capability="",
+        micro_batch=plan.micro_batch,
+        parts=1 if plan.micro_batch >= job.batch else 2,
+        precision=plan.precision,
+        memory_format=plan.memory_format,
+    )
     return trace_update(job, datasets_of(job), SEPARABLE, settings)
 
 

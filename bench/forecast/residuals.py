@@ -43,10 +43,14 @@ class FitTrial:
 def residual(quantity: str, case: str, forecast: Estimate, measured: float) -> Residual:
     """What the forecast of a positive quantity was off by."""
     return Residual(
-        quantity=quantity, case=case, forecast=forecast.value, measured=measured,
-        error=forecast.value / measured - 1, is_inside=forecast.low <= measured <= forecast.high,
+        quantity=quantity,
+        case=case,
+        forecast=forecast.value,
+        measured=measured,
+        error=forecast.value / measured - 1,
+        is_inside=forecast.low <= measured <= forecast.high,
         is_above=measured > forecast.high,
-    )  # fmt: skip
+    )
 
 
 def summary(residuals: Sequence[Residual]) -> dict[str, dict[str, float]]:

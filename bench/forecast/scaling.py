@@ -31,17 +31,23 @@ def step_s(machines: int, shards: int) -> float:
     count = 8 * machines
     job = stoker.Job(
         model=lambda: stoker.zoo.Llama(context=LENGTH, kv_heads=32, hidden=11_008, vocab=32_000),
-        data=tokens_of(EACH * count, LENGTH, 32_000), loss="token_cross_entropy", optimizer=stoker.AdamW(lr=3e-4),
-        batch=EACH * count, until=stoker.updates(1000),
-    )  # fmt: skip
+        data=tokens_of(EACH * count, LENGTH, 32_000),
+        loss="token_cross_entropy",
+        optimizer=stoker.AdamW(lr=3e-4),
+        batch=EACH * count,
+        until=stoker.updates(1000),
+    )
     (place,) = planned_devices(f"{machines}x8xh100", attached_devices())
     forecasts = LayoutCandidates(Planner(resolve_job(job), is_all_elsewhere=True), place).forecasts(
         Layout(shards=shards, replicas=count // shards)
     )
     plan = Plan(
-        device=place.device.torch_name, micro_batch=EACH, precision="bf16", optimizer_implementation="fused",
+        device=place.device.torch_name,
+        micro_batch=EACH,
+        precision="bf16",
+        optimizer_implementation="fused",
         loader="device",
-    )  # fmt: skip
+    )
     return forecasts.update(plan).step_s.value
 
 

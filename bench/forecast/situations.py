@@ -103,54 +103,100 @@ def _gpt(**sizes: int) -> Callable[[], nn.Module]:
 _70B = {"layers": 80, "width": 8192, "heads": 64, "hidden": 28_672}
 SITUATIONS: dict[int, Situation] = {
     1: Situation(
-        on="h200", model=_llama(8192), batch=8, length=8192, vocab=128_256, numerics=("bf16-states", "8bit-states"),
+        on="h200",
+        model=_llama(8192),
+        batch=8,
+        length=8192,
+        vocab=128_256,
+        numerics=("bf16-states", "8bit-states"),
         accepts=expert(checkpointed=True, is_compiled=True, micro_batch=(1, 4), saves_states=True),
     ),
     2: Situation(
-        on="8xh100", model=_llama(8192), batch=16, length=8192, vocab=128_256,
+        on="8xh100",
+        model=_llama(8192),
+        batch=16,
+        length=8192,
+        vocab=128_256,
         published="torchtitan: 2.46 s, eager 2.84 s",
         # fms-fsdp keeps 8,192 tokens of Llama-2-7B in 8 shards on 80 GB, not compiled: 3,700 tokens/s on an A100.
         accepts=expert(shards=(8, 8), checkpointed=True, is_compiled=True, most_kept=1),
     ),
     3: Situation(
-        on="8x8xh100", model=_llama(8192), batch=128, length=8192, vocab=128_256,
+        on="8x8xh100",
+        model=_llama(8192),
+        batch=128,
+        length=8192,
+        vocab=128_256,
         accepts=expert(shards=(8, 64), is_compiled=True),
     ),
     4: Situation(
-        on="8xh100", model=_gpt(layers=48, width=7168, heads=64, context=2048, vocab=50_368), batch=504, length=2048,
-        vocab=50_368, published="llm-foundry: 64 s",
+        on="8xh100",
+        model=_gpt(layers=48, width=7168, heads=64, context=2048, vocab=50_368),
+        batch=504,
+        length=2048,
+        vocab=50_368,
+        published="llm-foundry: 64 s",
         accepts=expert(shards=(8, 8), checkpointed=True, micro_batch=(2, 6)),
     ),
     5: Situation(
-        on="64xa100-80", model=_llama(8192, **_70B), batch=64, length=8192, vocab=128_256,
-        published="torchtitan: 24.7 s", accepts=expert(shards=(8, 64), checkpointed=True),
+        on="64xa100-80",
+        model=_llama(8192, **_70B),
+        batch=64,
+        length=8192,
+        vocab=128_256,
+        published="torchtitan: 24.7 s",
+        accepts=expert(shards=(8, 64), checkpointed=True),
     ),
     6: Situation(
-        on="a100-40", model=_gpt(layers=12, width=768, heads=12, context=1024, vocab=50_304), batch=512, length=1024,
-        vocab=50_304, accepts=expert(micro_batch=(16, 128), checkpointed=False, is_compiled=True),
+        on="a100-40",
+        model=_gpt(layers=12, width=768, heads=12, context=1024, vocab=50_304),
+        batch=512,
+        length=1024,
+        vocab=50_304,
+        accepts=expert(micro_batch=(16, 128), checkpointed=False, is_compiled=True),
     ),
     7: Situation(
-        on="v100-16", model=lambda: stoker.zoo.ResNet(50), batch=256, length=224, numerics=("fp16",),
+        on="v100-16",
+        model=lambda: stoker.zoo.ResNet(50),
+        batch=256,
+        length=224,
+        numerics=("fp16",),
         published="NVIDIA: 213 ms",
         accepts=expert(precision="fp16", checkpointed=False, has_images=True),
     ),
     8: Situation(
-        on="a100-80", model=lambda: stoker.zoo.ResNet(50), batch=256, length=224, published="NVIDIA: 104 ms",
+        on="a100-80",
+        model=lambda: stoker.zoo.ResNet(50),
+        batch=256,
+        length=224,
+        published="NVIDIA: 104 ms",
         accepts=expert(checkpointed=False, has_images=True),
     ),
     9: Situation(
-        on="rtx-3090", model=lambda: stoker.zoo.ViT(image=224, patch=16, layers=12, width=768, heads=12), batch=192,
-        length=224, published="timm: 488 ms", accepts=expert(checkpointed=False),
+        on="rtx-3090",
+        model=lambda: stoker.zoo.ViT(image=224, patch=16, layers=12, width=768, heads=12),
+        batch=192,
+        length=224,
+        published="timm: 488 ms",
+        accepts=expert(checkpointed=False),
     ),
     11: Situation(
-        on="8xh100", model=_llama(32_768), batch=8, length=32_768, vocab=128_256,
+        on="8xh100",
+        model=_llama(32_768),
+        batch=8,
+        length=32_768,
+        vocab=128_256,
         accepts=expert(shards=(8, 8), checkpointed=True, is_compiled=True),
     ),
     12: Situation(
-        on="128x8xh100", model=_llama(8192), batch=2048, length=8192, vocab=128_256,
+        on="128x8xh100",
+        model=_llama(8192),
+        batch=2048,
+        length=8192,
+        vocab=128_256,
         accepts=expert(shards=(8, 64), is_compiled=True),
     ),
-}  # fmt: skip
+}
 
 
 def _samples(situation: Situation) -> tuple[torch.Tensor, torch.Tensor]:
@@ -172,11 +218,17 @@ def job(number: int = 2) -> stoker.Job:
     situation = SITUATIONS[number]
     is_text = bool(situation.vocab)
     return stoker.Job(
-        model=situation.model, data=_samples(situation), loss="token_cross_entropy" if is_text else "cross_entropy",
+        model=situation.model,
+        data=_samples(situation),
+        loss="token_cross_entropy" if is_text else "cross_entropy",
         optimizer=stoker.AdamW(lr=3e-4, weight_decay=0.1) if is_text else stoker.SGD(lr=0.1, momentum=0.9),
-        clip_norm=1.0 if is_text else None, batch=situation.batch, until=stoker.updates(10_000), seed=0,
-        numerics=situation.numerics, name=f"situation-{number}",
-    )  # fmt: skip
+        clip_norm=1.0 if is_text else None,
+        batch=situation.batch,
+        until=stoker.updates(10_000),
+        seed=0,
+        numerics=situation.numerics,
+        name=f"situation-{number}",
+    )
 
 
 def planned(number: int) -> dict[str, Any]:
@@ -186,12 +238,17 @@ def planned(number: int) -> dict[str, Any]:
     chosen = stoker.plan(given, on=situation.on, entry=entry).chosen
     plan, step_s = chosen.plan, chosen.forecast.step_s
     return {
-        "number": number, "on": situation.on, "plan": plan.in_words(), "layout": dataclasses.asdict(plan.layout),
-        "step_s": [step_s.value, step_s.low, step_s.high], "fits": chosen.forecast.probability_it_fits,
+        "number": number,
+        "on": situation.on,
+        "plan": plan.in_words(),
+        "layout": dataclasses.asdict(plan.layout),
+        "step_s": [step_s.value, step_s.low, step_s.high],
+        "fits": chosen.forecast.probability_it_fits,
         "published": situation.published,
-        "unlike": list(situation.accepts(plan)), "cpu_s": round(time.process_time() - began, 1),
+        "unlike": list(situation.accepts(plan)),
+        "cpu_s": round(time.process_time() - began, 1),
         "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
-    }  # fmt: skip
+    }
 
 
 def main() -> int:
@@ -210,9 +267,12 @@ def main() -> int:
         print(f"{number:>2} {one['on']:<12} {one['step_s'][0]:8.3f} s  {one['plan']}: {verdict}", flush=True)
     if options.out:
         document = {
-            "command": "python -m bench.forecast.situations", "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "torch": torch.__version__, "python": platform.python_version(), "situations": found,
-        }  # fmt: skip
+            "command": "python -m bench.forecast.situations",
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "situations": found,
+        }
         options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0 if all(not one["unlike"] for one in found) else 1
 

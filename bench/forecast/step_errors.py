@@ -57,9 +57,13 @@ class Compared:
         planned = [turn.planned for turn in self.turns]
         alone = [self.calibrated] * len(self.turns)
         return {
-            "case": self.name, "threads": self.threads, "precision": self.precision,
-            "measured_ms": statistics.median(measured) * 1e3, "spread": max(measured) / min(measured) - 1,
-            "drift": statistics.median(drift), "drift_between_rounds": max(drift) / min(drift) - 1,
+            "case": self.name,
+            "threads": self.threads,
+            "precision": self.precision,
+            "measured_ms": statistics.median(measured) * 1e3,
+            "spread": max(measured) / min(measured) - 1,
+            "drift": statistics.median(drift),
+            "drift_between_rounds": max(drift) / min(drift) - 1,
             "rounds": [
                 {"ms": turn.measured_s * 1e3, "before": dict(turn.before), "after": dict(turn.after)}
                 for turn in self.turns
@@ -67,7 +71,7 @@ class Compared:
             "calibrated": _beside(alone, measured),
             "planned": _beside(planned, measured),
             "in_turns": _beside(alone, then_s),
-        }  # fmt: skip
+        }
 
 
 def summary(compared: Sequence[Compared]) -> dict[str, Any]:
@@ -102,10 +106,12 @@ def _beside(forecasts: Sequence[Estimate], seconds: Sequence[float]) -> dict[str
     both = list(zip(forecasts, seconds, strict=True))
     middle = {end: statistics.median(getattr(one, end) for one in forecasts) * 1e3 for end in ("value", "low", "high")}
     return {
-        "forecast_ms": middle["value"], "low_ms": middle["low"], "high_ms": middle["high"],
+        "forecast_ms": middle["value"],
+        "low_ms": middle["low"],
+        "high_ms": middle["high"],
         "error": statistics.median(forecast.value / s for forecast, s in both) - 1,
         "within": statistics.fmean(forecast.low <= s <= forecast.high for forecast, s in both),
-    }  # fmt: skip
+    }
 
 
 def _errors(rows: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -52,9 +52,11 @@ def _plans(name: str, size: Size, device: str) -> Iterator[Plan]:
     has_images = any(type(module).__name__ == "Conv2d" for module in model.modules())
     plain = Plan(device=device, micro_batch=job.batch)
     fast = replace(
-        plain, precision="bf16", optimizer_implementation="fused",
+        plain,
+        precision="bf16",
+        optimizer_implementation="fused",
         memory_format="channels_last" if has_images else "contiguous",
-    )  # fmt: skip
+    )
     yield plain
     yield fast
     yield replace(fast, micro_batch=_quarter(job))

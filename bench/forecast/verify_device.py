@@ -156,16 +156,18 @@ def _to_do(document: dict[str, JSON]) -> Iterator[_Entry]:
         expectation = from_json(one, Expected)
         turn = _turn(expectation.case, begun)
         if str(at) not in measured and expectation.error is None:
-            yield _Entry(
-                turn=turn, heading="measured", at=at, case=expectation.case, coupling=expectation.coupling
-            )  # fmt: skip
+            yield _Entry(turn=turn, heading="measured", at=at, case=expectation.case, coupling=expectation.coupling)
     for at, one in enumerate(document["registered"]["trials"]):
         if str(at) not in tried:
             trial = from_json(one, Trial)
             yield _Entry(
-                turn="near the limit", heading="tried", at=at, case=trial.case, coupling=trial.coupling,
+                turn="near the limit",
+                heading="tried",
+                at=at,
+                case=trial.case,
+                coupling=trial.coupling,
                 cap_bytes=trial.cap_bytes,
-            )  # fmt: skip
+            )
 
 
 def _turn(case: Case, begun: set[str]) -> _Turn:
@@ -181,10 +183,16 @@ def _turn(case: Case, begun: set[str]) -> _Turn:
 def _request(group: Sequence[_Entry], updates: int, *, with_energy: bool, with_kernels: Sequence[str]) -> Request:
     caps = tuple(one.cap_bytes for one in group if one.cap_bytes is not None)
     return Request(
-        job=group[0].case.job, size=group[0].case.size, plans=tuple(one.case.plan for one in group),
-        coupling=group[0].coupling, warm_up=4, updates=updates, caps_bytes=caps, with_energy=with_energy and not caps,
+        job=group[0].case.job,
+        size=group[0].case.size,
+        plans=tuple(one.case.plan for one in group),
+        coupling=group[0].coupling,
+        warm_up=4,
+        updates=updates,
+        caps_bytes=caps,
+        with_energy=with_energy and not caps,
         with_kernels=group[0].case.job in with_kernels and not caps,
-    )  # fmt: skip
+    )
 
 
 def residuals_of(document: dict[str, JSON]) -> list[Residual]:
@@ -211,16 +219,20 @@ def residuals_of(document: dict[str, JSON]) -> list[Residual]:
 
 def fit_trials(document: dict[str, JSON]) -> list[FitTrial]:
     """The verdicts near the limit, and how they turned out."""
-    pairs = [(from_json(document["registered"]["trials"][int(at)], Trial), from_json(one, Measured))
-             for at, one in document["tried"].items()]  # fmt: skip
+    pairs = [
+        (from_json(document["registered"]["trials"][int(at)], Trial), from_json(one, Measured))
+        for at, one in document["tried"].items()
+    ]
     return [
         FitTrial(
-            case=trial.case.in_words(), cap_bytes=trial.cap_bytes, probability_it_fits=trial.probability_it_fits,
+            case=trial.case.in_words(),
+            cap_bytes=trial.cap_bytes,
+            probability_it_fits=trial.probability_it_fits,
             has_fit=not measured.is_out_of_memory,
         )
         for trial, measured in pairs
         if measured.is_out_of_memory or measured.error is None
-    ]  # fmt: skip
+    ]
 
 
 def conclude(document: dict[str, JSON], path: Path) -> dict[str, JSON]:
@@ -238,8 +250,10 @@ def conclude(document: dict[str, JSON], path: Path) -> dict[str, JSON]:
         shown = "".join(f"{row[key]:9.1%}" for key in ("median", "p95", "worst", "bias"))
         print(f"{name:28}{row['cases']:5}{shown}{row['coverage']:9.0%}{row['above']:9.0%}")
     verdicts = told["fits"]
-    print(f"near the limit: {verdicts['trials']} trials, {verdicts['promised']} promised to fit, of which "
-          f"{verdicts['false_fits']:.1%} did not; {verdicts['missed']:.1%} of the others would have")  # fmt: skip
+    print(
+        f"near the limit: {verdicts['trials']} trials, {verdicts['promised']} promised to fit, of which "
+        f"{verdicts['false_fits']:.1%} did not; {verdicts['missed']:.1%} of the others would have"
+    )
     print(f"written to {path}")
     return told
 
@@ -271,8 +285,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="where results go (default: bench/results, dated)")
     given = parser.parse_args(arguments)
     if not given.rehearse and not torch.cuda.is_available():
-        print(f"PyTorch {torch.__version__} finds no CUDA device here. Run this where one is; --rehearse runs the same "
-              "on the CPU with tiny jobs.", file=sys.stderr)  # fmt: skip
+        print(
+            f"PyTorch {torch.__version__} finds no CUDA device here. Run this where one is; --rehearse runs the same "
+            "on the CPU with tiny jobs.",
+            file=sys.stderr,
+        )
         return NO_DEVICE
     if given.file is not None:
         path, document = given.file, json.loads(given.file.read_text(encoding="utf-8"))
@@ -280,9 +297,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path = given.out or dated("verify_device_rehearsal" if given.rehearse else "verify_device")
         document = _registered(path, given)
     is_done = measure_all(
-        document, path, updates=3 if given.rehearse else 12, limit_s=given.limit_s,
-        with_energy=not given.without_energy, with_kernels=given.kernels,
-    )  # fmt: skip
+        document,
+        path,
+        updates=3 if given.rehearse else 12,
+        limit_s=given.limit_s,
+        with_energy=not given.without_energy,
+        with_kernels=given.kernels,
+    )
     conclude(document, path)
     return 0 if is_done else 1
 

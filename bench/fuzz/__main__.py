@@ -70,13 +70,28 @@ def _run(name: str, minutes: float) -> dict[str, Any]:
     with (place / "log.txt").open("wb") as log:
         done = subprocess.run(
             [
-                sys.executable, "-W", "ignore", "-m", "bench.fuzz.child", name, str(place / "corpus"),
-                *map(str, seeds), f"-max_total_time={round(60 * minutes)}", f"-max_len={LONGEST_BYTES}",
-                f"-timeout={SLOWEST_S}", f"-rss_limit_mb={MOST_MIB}", f"-artifact_prefix={place}/",
-                f"-dict={place / 'words.dict'}", "-print_final_stats=1", "-seed=1",
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                "bench.fuzz.child",
+                name,
+                str(place / "corpus"),
+                *map(str, seeds),
+                f"-max_total_time={round(60 * minutes)}",
+                f"-max_len={LONGEST_BYTES}",
+                f"-timeout={SLOWEST_S}",
+                f"-rss_limit_mb={MOST_MIB}",
+                f"-artifact_prefix={place}/",
+                f"-dict={place / 'words.dict'}",
+                "-print_final_stats=1",
+                "-seed=1",
             ],
-            cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, check=False,
-        )  # fmt: skip
+            cwd=ROOT,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
     text = (place / "log.txt").read_text(errors="replace")
     progress = _PROGRESS.findall(text)
     executions = re.search(r"stat::number_of_executed_units: (\d+)", text)
@@ -93,8 +108,11 @@ def _run(name: str, minutes: float) -> dict[str, Any]:
         "exit": done.returncode,
         "findings": findings,
     }
-    print(f"{name:20} {result['executions']:>9,} executions, {result['edges_covered']:>6,} edges, "
-          f"{result['seconds']:.0f} s, {len(findings)} findings, exit {done.returncode}", flush=True)  # fmt: skip
+    print(
+        f"{name:20} {result['executions']:>9,} executions, {result['edges_covered']:>6,} edges, "
+        f"{result['seconds']:.0f} s, {len(findings)} findings, exit {done.returncode}",
+        flush=True,
+    )
     if done.returncode:
         lines = [line for line in text.splitlines() if not line.startswith(("INFO: ", "WARNING: "))]
         print("\n".join(lines[-30:]), flush=True)

@@ -48,8 +48,13 @@ def main() -> None:
 
 def _artifacts() -> dict[str, list[bytes]]:
     made = [tiny_artifact(".", name=kind, kind=kind) for kind in ("mlp", "tokens", "images")]
-    strings = save({"in.x": np.frombuffer(b"onetwo", np.uint8), "in.x/lengths": np.array([[3], [3]]),
-                    "out.y/bf16": np.array([[1], [2]], np.uint16)})  # fmt: skip
+    strings = save(
+        {
+            "in.x": np.frombuffer(b"onetwo", np.uint8),
+            "in.x/lengths": np.array([[3], [3]]),
+            "out.y/bf16": np.array([[1], [2]], np.uint16),
+        }
+    )
     return {
         "manifest": [(one.path / "manifest.json").read_bytes() for one in made],
         "golden": [*((one.path / "golden.safetensors").read_bytes() for one in made), strings],
@@ -60,19 +65,31 @@ def _runs() -> dict[str, list[bytes]]:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(64, 4, generator=generator), torch.arange(64) % 2
     job = stoker.Job(
-        model=nn.Linear(4, 2), data=(x, y), loss="cross_entropy", metrics=["accuracy"],
-        optimizer=stoker.SGD(lr=0.1), batch=16, until=stoker.epochs(2),
-    )  # fmt: skip
+        model=nn.Linear(4, 2),
+        data=(x, y),
+        loss="cross_entropy",
+        metrics=["accuracy"],
+        optimizer=stoker.SGD(lr=0.1),
+        batch=16,
+        until=stoker.epochs(2),
+    )
     path = Path(stoker.train(job, plan=Plan(device="cpu", micro_batch=16)).path)
-    texts = {name: (path / f"{name}.json").read_bytes() for name in ("run", "spec", "plan", "device", "environment")
-             if (path / f"{name}.json").exists()}  # fmt: skip
+    texts = {
+        name: (path / f"{name}.json").read_bytes()
+        for name in ("run", "spec", "plan", "device", "environment")
+        if (path / f"{name}.json").exists()
+    }
     texts["settings"] = dumps(ServiceSettings()).encode()
-    texts["clean"] = dumps(CleanList(source="x", made_at="2026-11-22", kept=3, dropped=(Dropped(id="a:1", why="leak"),))
-                           ).encode()  # fmt: skip
+    texts["clean"] = dumps(
+        CleanList(source="x", made_at="2026-11-22", kept=3, dropped=(Dropped(id="a:1", why="leak"),))
+    ).encode()
     texts["plan-only"] = dumps(Plan(device="cpu", micro_batch=16)).encode()
     numbers = {record.__name__: number for number, record in enumerate(RECORDS)}
-    records = [bytes([numbers[json.loads(text)["record"]]]) + text for text in texts.values()
-               if json.loads(text)["record"] in numbers]  # fmt: skip
+    records = [
+        bytes([numbers[json.loads(text)["record"]]]) + text
+        for text in texts.values()
+        if json.loads(text)["record"] in numbers
+    ]
     log = (path / "events.jsonl").read_bytes()
     kinds = {json.loads(line)["kind"]: line for line in log.splitlines()}
     events = [bytes([EVENTS]) + line for line in kinds.values()]
@@ -91,10 +108,12 @@ def _checkpoints() -> dict[str, list[bytes]]:
     earlier = {name: value for name, value in to_json(spread).items() if name != "checksum"} | {"schema": 2}
     return {
         "checkpoint_manifest": [
-            dumps(whole).encode(), dumps(spread.with_checksum(), indent=None).encode(), json.dumps(earlier).encode(),
+            dumps(whole).encode(),
+            dumps(spread.with_checksum(), indent=None).encode(),
+            json.dumps(earlier).encode(),
         ],
         "checkpoint_tensors": [tensors(), save({"model.x": np.zeros((0, 2), np.float16), "y": np.ones(3, bool)})],
-    }  # fmt: skip
+    }
 
 
 def _shards() -> dict[str, list[bytes]]:
@@ -102,16 +121,20 @@ def _shards() -> dict[str, list[bytes]]:
     Image.fromarray(np.zeros((3, 3, 3), np.uint8)).save(picture, "png")
     np.save(array, np.arange(3, dtype=np.float32))
     parts = {"png": picture.getvalue(), "cls": b"1", "json": b'{"a": [1]}', "txt": b"text", "npy": array.getvalue()}
-    shards = [_tar({f"{key:04}.{kind}": parts[kind] for key in range(2) for kind in kinds})
-              for kinds in (("png", "cls"), ("json", "txt"), ("npy", "cls"))]  # fmt: skip
+    shards = [
+        _tar({f"{key:04}.{kind}": parts[kind] for key in range(2) for kind in kinds})
+        for kinds in (("png", "cls"), ("json", "txt"), ("npy", "cls"))
+    ]
     shards.append(_tar({"a/0.txt": b"x"}, tarfile.GNU_FORMAT))
     messages_ = [encoded({"x": [1.0, 2.0], "label": [3], "name": [b"so"]}), encoded({"x": [0.0], "label": [1, 2]})]
     idx = bytes([0, 0, 8, 2]) + b"".join(size.to_bytes(4, "big") for size in IDX_SHAPE) + IDX_VALUES
     return {
-        "tar": shards, "tfrecord": [framed(messages_[0]), framed(messages_[0]) + framed(messages_[1])],
-        "tf_example": messages_, "idx": [idx, zipped(idx)],
+        "tar": shards,
+        "tfrecord": [framed(messages_[0]), framed(messages_[0]) + framed(messages_[1])],
+        "tf_example": messages_,
+        "idx": [idx, zipped(idx)],
         "pattern": [b"train-{000..002}.tar", b"a-{b,c}-{9..7}.tar"],
-    }  # fmt: skip
+    }
 
 
 def _tar(members: dict[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:

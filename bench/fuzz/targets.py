@@ -59,9 +59,18 @@ from stoker.training.sharded_tensors import opened
 Target = Callable[[bytes], None]
 
 RECORDS = (
-    Run, JobSpec, Plan, Decision, Device, Environment, CheckpointManifest, Profile, ServiceSettings, CleanList,
+    Run,
+    JobSpec,
+    Plan,
+    Decision,
+    Device,
+    Environment,
+    CheckpointManifest,
+    Profile,
+    ServiceSettings,
+    CleanList,
     Manifest,
-)  # fmt: skip
+)
 """What the first byte of an input of `records` chooses from; more stand for events."""
 
 IDX_SHAPE = (2, 3)
@@ -128,13 +137,23 @@ def fuzz_records(data: bytes) -> None:
 def fuzz_report(data: bytes) -> None:
     """The log of events of a run from elsewhere, and the report of that."""
     spec = JobSpec(
-        name="mlp", entry=None, entry_digest=None, parameters={}, data_class="indexed", data_fingerprint="f",
-        num_train=1000, weights_digest="w", settings={"lr": 0.1},
-    )  # fmt: skip
+        name="mlp",
+        entry=None,
+        entry_digest=None,
+        parameters={},
+        data_class="indexed",
+        data_fingerprint="f",
+        num_train=1000,
+        weights_digest="w",
+        settings={"lr": 0.1},
+    )
     run = Run(
-        name="mlp", status="finished", created_at="2026-11-22T00:00:00+00:00", spec_digest=spec.digest(),
+        name="mlp",
+        status="finished",
+        created_at="2026-11-22T00:00:00+00:00",
+        spec_digest=spec.digest(),
         total_samples=5000,
-    )  # fmt: skip
+    )
     with _folder() as folder:
         directory = RunDirectory.create(folder / "run", run, spec)
         directory.events_path.write_bytes(data)
@@ -164,10 +183,12 @@ def fuzz_checkpoint_tensors(data: bytes) -> None:
 
 def tensors() -> bytes:
     """A safetensors file with two small tensors."""
-    header = json.dumps({
-        "model.w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
-        "model.b": {"dtype": "I64", "shape": [], "data_offsets": [24, 32]},
-    }).encode()  # fmt: skip
+    header = json.dumps(
+        {
+            "model.w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+            "model.b": {"dtype": "I64", "shape": [], "data_offsets": [24, 32]},
+        }
+    ).encode()
     return struct.pack("<Q", len(header)) + header + np.arange(6, dtype="<f4").tobytes() + struct.pack("<q", 7)
 
 
@@ -175,9 +196,13 @@ def checkpoint_of(content: bytes) -> CheckpointManifest:
     """The manifest of a checkpoint with this one file."""
     file = FileDigest(name="model.safetensors", num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
     return CheckpointManifest(
-        spec_digest="s", position=Position(samples=int(CHECKPOINT)), stoker_version="0", torch_version="0",
-        files=(file,), skeleton={},
-    ).with_checksum()  # fmt: skip
+        spec_digest="s",
+        position=Position(samples=int(CHECKPOINT)),
+        stoker_version="0",
+        torch_version="0",
+        files=(file,),
+        skeleton={},
+    ).with_checksum()
 
 
 def _read_newest(folder: Path) -> None:

@@ -57,8 +57,12 @@ BARS = {"time": 0.12, "peak": 0.10}
 RESULTS = Path(__file__).parents[1] / "results"
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="known")
 LAYOUTS = (
-    Layout(replicas=2), Layout(shards=2), Layout(shards=2, reshard=False), Layout(tensor=2), Layout(stages=2),
-)  # fmt: skip
+    Layout(replicas=2),
+    Layout(shards=2),
+    Layout(shards=2, reshard=False),
+    Layout(tensor=2),
+    Layout(stages=2),
+)
 SAMPLES, SLICE_S, MOST_UPDATES = 512, 1.5, 40
 
 
@@ -90,9 +94,14 @@ class Case:
             model = functools.partial(_mlp if "mlp" in self.name else _cnn, self.width)
             loss = "cross_entropy"
         return stoker.Job(
-            model=model, data=data, loss=loss, optimizer=stoker.AdamW(lr=1e-3), clip_norm=1.0, batch=self.batch,
+            model=model,
+            data=data,
+            loss=loss,
+            optimizer=stoker.AdamW(lr=1e-3),
+            clip_norm=1.0,
+            batch=self.batch,
             until=stoker.updates(10_000),
-        )  # fmt: skip
+        )
 
 
 SETS = {
@@ -156,8 +165,14 @@ def trained(world: World, case: Case, plan: Plan) -> dict[str, Any]:
     data = datasets_of(job)
     held = resident_bytes()
     step = Step(job, plan, SEPARABLE, world=world)
-    source = BatchSource(data.train, step.pipeline(data.train, augmented=True), data.extent(job), job.seed, plan,
-                         split=world.split(SEPARABLE))  # fmt: skip
+    source = BatchSource(
+        data.train,
+        step.pipeline(data.train, augmented=True),
+        data.extent(job),
+        job.seed,
+        plan,
+        split=world.split(SEPARABLE),
+    )
     batches = list(source.batches(Position(), 4))
     for number in range(2):
         float(step.update(batches[number], number, 0.0))
@@ -210,8 +225,14 @@ def forecast_of(case: Case, layout: Layout, benchmark: MicroBenchmark, links: Li
     facts = job_profile(job, data, SEPARABLE, model, device_kind="cpu")
     hardware = Hardware(device=replace(cpu, cores=1), dense_flops={}, bandwidth_bytes_per_s=None, benchmark=benchmark)
     micro_batch = case.micro_batch if layout.stages == 1 else max(1, case.batch // 4)
-    plan = Plan(device="cpu", micro_batch=micro_batch, optimizer_implementation="fused", malloc="retained",
-                layout=layout, checkpoint_every_s=1e9)  # fmt: skip
+    plan = Plan(
+        device="cpu",
+        micro_batch=micro_batch,
+        optimizer_implementation="fused",
+        malloc="retained",
+        layout=layout,
+        checkpoint_every_s=1e9,
+    )
 
     @functools.cache
     def traces(settings: TraceSettings) -> Trace:
@@ -242,22 +263,32 @@ def row_of(one: Compared) -> dict[str, Any]:
     update = one.forecasts.update(plain).step_s
     states = [one.forecasts.state(plain, rank) for rank in range(len(one.said))]
     is_exact = all(
-        (state.parameters, state.gradients, state.optimizer) == tuple(said[key] for key in
-                                                                      ("parameters", "gradients", "optimizer"))
+        (state.parameters, state.gradients, state.optimizer)
+        == tuple(said[key] for key in ("parameters", "gradients", "optimizer"))
         for state, said in zip(states, one.said, strict=True)
-    )  # fmt: skip
+    )
     peak = max(rank["peak"] for rank in one.said)
     # What a checkpoint copies is part of the forecast, and nothing here saves any.
     copied = states[0].parameters + states[0].optimizer
     needed = one.forecasts.needed_bytes(plain) - copied
     return {
-        "case": one.case.name, "layout": one.layout.in_words(), "forecast_s": spread.total_s,
-        "low_s": update.low, "high_s": update.high, "measured_s": measured_s,
-        "spread": max(one.step_s) / min(one.step_s) - 1, "error": spread.total_s / measured_s - 1,
-        "compute_s": spread.compute_s, "exposed_s": spread.exposed_s, "overhead_s": spread.overhead_s,
+        "case": one.case.name,
+        "layout": one.layout.in_words(),
+        "forecast_s": spread.total_s,
+        "low_s": update.low,
+        "high_s": update.high,
+        "measured_s": measured_s,
+        "spread": max(one.step_s) / min(one.step_s) - 1,
+        "error": spread.total_s / measured_s - 1,
+        "compute_s": spread.compute_s,
+        "exposed_s": spread.exposed_s,
+        "overhead_s": spread.overhead_s,
         "waiting_s": spread.waiting_s,
-        "state_is_exact": is_exact, "peak_forecast": needed, "peak_measured": peak, "peak_error": needed / peak - 1,
-    }  # fmt: skip
+        "state_is_exact": is_exact,
+        "peak_forecast": needed,
+        "peak_measured": peak,
+        "peak_error": needed / peak - 1,
+    }
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -265,12 +296,14 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     time_error = statistics.median(abs(row["error"]) for row in rows)
     peak_error = statistics.median(abs(row["peak_error"]) for row in rows)
     return {
-        "median_time_error": time_error, "median_peak_error": peak_error,
+        "median_time_error": time_error,
+        "median_peak_error": peak_error,
         "all_states_exact": all(row["state_is_exact"] for row in rows),
         "within_interval": sum(row["low_s"] <= row["measured_s"] <= row["high_s"] for row in rows) / len(rows),
-        "keeps_bars": time_error <= BARS["time"] and peak_error <= BARS["peak"]
+        "keeps_bars": time_error <= BARS["time"]
+        and peak_error <= BARS["peak"]
         and all(row["state_is_exact"] for row in rows),
-    }  # fmt: skip
+    }
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
@@ -301,10 +334,12 @@ def main() -> None:
     _start_forkserver()
     held = int(statistics.median(rank["held"] for rank in on_ranks(Layout(replicas=2), _held)))
     compared = [
-        one for case in SETS[given.set] for layout in LAYOUTS
+        one
+        for case in SETS[given.set]
+        for layout in LAYOUTS
         if (one := forecast_of(case, layout, benchmark, links, held)) is not None
         and all(word in one.name for word in given.only)
-    ]  # fmt: skip
+    ]
     now = datetime.now(UTC)
     path = RESULTS / f"many_forecast_{given.set}_{now.date().isoformat()}.json"
     registered = [

@@ -111,10 +111,15 @@ def measured(workers: int, kills: int, stops: int, seed: int) -> dict[str, Any]:
         folder = Path(name)
         watch = Watch(folder, workers)
         supervisor = Supervisor(
-            [sys.executable, "-m", "bench.many.kill_worker", name], workers=workers, least=1,
-            environment={"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, on_line=watch.on_line, tell=watch.tell,
-            silence_s=SILENCE_S, most_returns=2 * (kills + stops),
-        )  # fmt: skip
+            [sys.executable, "-m", "bench.many.kill_worker", name],
+            workers=workers,
+            least=1,
+            environment={"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            on_line=watch.on_line,
+            tell=watch.tell,
+            silence_s=SILENCE_S,
+            most_returns=2 * (kills + stops),
+        )
 
         def run() -> None:
             try:
@@ -171,11 +176,15 @@ def main() -> int:
         "command": f"python -m bench.many.kill --kills {given.kills} --stops {given.stops} --workers {given.workers} "
         f"--seed {given.seed}",
         "date": date,
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__,
-                    "system": platform.platform()},
+        "machine": {
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "system": platform.platform(),
+        },
         "silence_s": SILENCE_S,
         "load": os.getloadavg(),
-    }  # fmt: skip
+    }
     path = RESULTS / f"many_kill_{date}.json"
     path.write_text(json.dumps({**about, **result}, indent=1) + "\n")
     print(json.dumps({key: value for key, value in result.items() if key != "hits"}, indent=1))

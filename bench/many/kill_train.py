@@ -87,9 +87,21 @@ def command(folder: Path, run: str, layout: Layout, updates: int) -> list[str]:
     path = folder / f"plan-{workers}.json"
     path.write_text(dumps(plan))
     return [
-        sys.executable, "-m", "stoker", "train", str(HERE / "jobs" / "gpt.py"), "--set", f"updates={updates}", "--json",
-        "--on", f"{workers}xhere" if workers > 1 else "here", "--plan", str(path), "--run-dir", str(folder / run),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "stoker",
+        "train",
+        str(HERE / "jobs" / "gpt.py"),
+        "--set",
+        f"updates={updates}",
+        "--json",
+        "--on",
+        f"{workers}xhere" if workers > 1 else "here",
+        "--plan",
+        str(path),
+        "--run-dir",
+        str(folder / run),
+    ]
 
 
 def hit(
@@ -177,16 +189,20 @@ def main() -> int:
     date = datetime.now(UTC).date().isoformat()
     result = {
         "what": f"stoker train over {layout.in_words()} under {number.name} of random processes",
-        "command": "python -m bench.many.kill_train " + " ".join(
-            f"--{key.replace('_', '-')} {value}" for key, value in vars(given).items()),
+        "command": "python -m bench.many.kill_train "
+        + " ".join(f"--{key.replace('_', '-')} {value}" for key, value in vars(given).items()),
         "date": date,
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__,
-                    "system": platform.platform()},
+        "machine": {
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "system": platform.platform(),
+        },
         "load": os.getloadavg(),
         "recovered_s": spread([one["recovered_s"] for one in hits]),
         "progress_s": spread([one["progress_s"] for one in hits]),
         "runs": runs,
-    }  # fmt: skip
+    }
     words = [given.axis] * (given.axis != "replicas") + [given.signal.lower()] * (given.signal != "KILL")
     path = HERE.parent / "results" / ("_".join(["many_kill_train", *words, date]) + ".json")
     path.write_text(json.dumps(result, indent=1) + "\n")

@@ -81,9 +81,13 @@ def train(learner: Learner, member: ElasticWorker, meeting: Rendezvous, folder: 
     """Train until told to end; why the generation is over, or None when all is done."""
     with member.joining():
         join(
-            Layout(replicas=meeting.size), meeting.rank, member.store,
-            device=torch.device("cpu"), name=meeting.name, patience_s=10.0,
-        )  # fmt: skip
+            Layout(replicas=meeting.size),
+            meeting.rank,
+            member.store,
+            device=torch.device("cpu"),
+            name=meeting.name,
+            patience_s=10.0,
+        )
     share(learner, meeting)
     model = DistributedDataParallel(learner.model)
     while not member.is_called():

@@ -84,15 +84,21 @@ def gpt_job() -> stoker.Job:
     tokens = torch.randint(VOCAB, (SAMPLES, CONTEXT + 1), generator=generator)
     return _job(
         lambda: GPT(layers=4, width=128, heads=4, context=CONTEXT, vocab=VOCAB),
-        (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()), "token_cross_entropy",
-    )  # fmt: skip
+        (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()),
+        "token_cross_entropy",
+    )
 
 
 def _job(model: Callable[[], nn.Module], data: Any, loss: str) -> stoker.Job:
     return stoker.Job(
-        model=model, data=data, loss=loss, optimizer=stoker.AdamW(lr=1e-3), batch=BATCH, clip_norm=CLIP,
+        model=model,
+        data=data,
+        loss=loss,
+        optimizer=stoker.AdamW(lr=1e-3),
+        batch=BATCH,
+        clip_norm=CLIP,
         until=stoker.epochs(1000),
-    )  # fmt: skip
+    )
 
 
 JOBS = {"gpt": gpt_job, "cnn": cnn_job}
@@ -174,8 +180,11 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=6)
     chosen = parser.parse_args()
     command = f"python -m bench.many.layout_throughput --sets {chosen.sets} --rounds {chosen.rounds}"
-    results = document("samples a second of our layouts over the same written by hand, two processes over gloo",
-                       f"{command} --updates {chosen.updates}", {"torch": torch.__version__})  # fmt: skip
+    results = document(
+        "samples a second of our layouts over the same written by hand, two processes over gloo",
+        f"{command} --updates {chosen.updates}",
+        {"torch": torch.__version__},
+    )
     results |= {"bar": BAR, "load_before": list(os.getloadavg()), "ratios": {}}
     path = Path("bench/results", f"layout_throughput_{datetime.now(UTC).date().isoformat()}.json")
     ratios: dict[str, Any] = {}
@@ -184,9 +193,10 @@ def main() -> None:
             sets = [on_ranks(shape, taking_turns, name, chosen.rounds, chosen.updates)[0] for _ in range(chosen.sets)]
             found = {by: _ratio(sets, by) for by in ("wall", "cores")}
             ratios[f"{layout} {name}"] = {
-                **{by: to_json(one) for by, one in found.items()}, "is_kept": found["wall"].low >= BAR,
+                **{by: to_json(one) for by, one in found.items()},
+                "is_kept": found["wall"].low >= BAR,
                 "samples_per_s": sets,
-            }  # fmt: skip
+            }
             said = "; ".join(f"by {by} {one.median:.3f} ({one.low:.3f} to {one.high:.3f})" for by, one in found.items())
             print(f"{layout:6} {name:4} {said}", flush=True)
             save(path, {**results, "ratios": ratios, "load_after": list(os.getloadavg())})

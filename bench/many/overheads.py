@@ -32,9 +32,13 @@ from stoker.stepping.world import World
 from stoker.testing.ranks import on_ranks
 
 LAYOUTS = {
-    "replicas": Layout(replicas=2), "shards": Layout(shards=2), "shards kept": Layout(shards=2, reshard=False),
-    "tensor": Layout(tensor=2), "sequence": Layout(tensor=2, sequence=True), "stages": Layout(stages=2),
-}  # fmt: skip
+    "replicas": Layout(replicas=2),
+    "shards": Layout(shards=2),
+    "shards kept": Layout(shards=2, reshard=False),
+    "tensor": Layout(tensor=2),
+    "sequence": Layout(tensor=2, sequence=True),
+    "stages": Layout(stages=2),
+}
 BATCH, UPDATES = 8, 12
 
 
@@ -54,8 +58,14 @@ def timed(world: World, case: Case, plan: Plan) -> float:
     job = case.job()
     data = datasets_of(job)
     step = Step(job, plan, SEPARABLE, world=world)
-    source = BatchSource(data.train, step.pipeline(data.train, augmented=True), data.extent(job), job.seed, plan,
-                         split=world.split(SEPARABLE))  # fmt: skip
+    source = BatchSource(
+        data.train,
+        step.pipeline(data.train, augmented=True),
+        data.extent(job),
+        job.seed,
+        plan,
+        split=world.split(SEPARABLE),
+    )
     times = []
     for number, batch in enumerate(source.batches(Position(), UPDATES)):
         began = time.thread_time()
@@ -87,13 +97,18 @@ def overhead(name: str, layers: int, passes: int) -> tuple[Counted, float]:
 def fitted(found: list[tuple[Counted, float]], name: str) -> dict[str, float]:
     """Constants, none below zero, by what they go with."""
     columns = {
-        "update": [1.0 for _ in found], "parameter": [float(one.parameters) for one, _ in found],
+        "update": [1.0 for _ in found],
+        "parameter": [float(one.parameters) for one, _ in found],
         "group in a pass": [float(one.groups * one.passes) for one, _ in found],
         "layer in a pass": [float(one.layers * one.passes) for one, _ in found],
         "pass": [float(one.passes) for one, _ in found],
-    }  # fmt: skip
-    kinds = {"replicas": ("update", "parameter", "pass"), "stages": ("update", "pass"),
-             "tensor": ("update", "layer in a pass"), "sequence": ("update", "layer in a pass")}  # fmt: skip
+    }
+    kinds = {
+        "replicas": ("update", "parameter", "pass"),
+        "stages": ("update", "pass"),
+        "tensor": ("update", "layer in a pass"),
+        "sequence": ("update", "layer in a pass"),
+    }
     names = list(kinds.get(name, ("update", "parameter", "group in a pass")))
     values = np.array([seconds for _, seconds in found])
     while names:

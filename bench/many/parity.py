@@ -53,25 +53,35 @@ LAYOUTS = {
 def gpt_job() -> Job:
     """A GPT of four blocks; an epoch's last batch has 7 samples of 16."""
     return make_job(
-        lambda: GPT(layers=4, width=32, heads=4, context=8, vocab=12), data=texts(55, masked=0.3),
-        loss="token_cross_entropy", optimizer=AdamW(lr=1e-3), clip_norm=1.0, batch=16,
-    )  # fmt: skip
+        lambda: GPT(layers=4, width=32, heads=4, context=8, vocab=12),
+        data=texts(55, masked=0.3),
+        loss="token_cross_entropy",
+        optimizer=AdamW(lr=1e-3),
+        clip_norm=1.0,
+        batch=16,
+    )
 
 
 def llama_job() -> Job:
     """As `gpt_job`, with rotary positions and query heads that share keys and values."""
     return make_job(
-        lambda: Llama(layers=4, width=32, heads=8, kv_heads=4, hidden=48, vocab=12, context=8), clip_norm=1.0, batch=16,
-        data=texts(55, masked=0.3), loss="token_cross_entropy", optimizer=AdamW(lr=1e-3),
-    )  # fmt: skip
+        lambda: Llama(layers=4, width=32, heads=8, kv_heads=4, hidden=48, vocab=12, context=8),
+        clip_norm=1.0,
+        batch=16,
+        data=texts(55, masked=0.3),
+        loss="token_cross_entropy",
+        optimizer=AdamW(lr=1e-3),
+    )
 
 
 Case = tuple[str, torch.dtype]
 """A job of JOBS, and the numbers that it is computed in."""
 
 JOBS: dict[str, tuple[Callable[[], Job], Coupling, int]] = {
-    "gpt": (gpt_job, SEPARABLE, 4), "llama": (llama_job, SEPARABLE, 4), "cnn": (cnn_job, grouped(16), 16),
-}  # fmt: skip
+    "gpt": (gpt_job, SEPARABLE, 4),
+    "llama": (llama_job, SEPARABLE, 4),
+    "cnn": (cnn_job, grouped(16), 16),
+}
 """By name: what makes the job, its coupling, and the samples that go through the model at once."""
 
 
@@ -109,10 +119,14 @@ def _compared(case: Case, found: list[Learned], took_s: float) -> dict[str, Any]
     weights = max(largest_difference(one.weights, alone.weights) for one in found)
     is_held = losses <= LIMITS[dtype] and (dtype != torch.float64 or weights <= LIMITS[dtype])
     return {
-        "job": name, "dtype": str(dtype).removeprefix("torch."), "largest_loss_difference": losses,
-        "largest_weight_difference": weights, "limit": LIMITS[dtype], "holds": is_held,
+        "job": name,
+        "dtype": str(dtype).removeprefix("torch."),
+        "largest_loss_difference": losses,
+        "largest_weight_difference": weights,
+        "limit": LIMITS[dtype],
+        "holds": is_held,
         "took_with_the_others_s": round(took_s, 1),
-    }  # fmt: skip
+    }
 
 
 @functools.cache
@@ -128,9 +142,10 @@ def main() -> None:
     chosen: list[str] = parser.parse_args().layouts
     torch.set_num_threads(1)
     content: dict[str, Any] = document(
-        "four processes against one, over gloo on the loopback, one thread each", "python -m bench.many.parity",
+        "four processes against one, over gloo on the loopback, one thread each",
+        "python -m bench.many.parity",
         {"torch": torch.__version__},
-    )  # fmt: skip
+    )
     path = Path(__file__).parents[1] / "results" / f"parity_{content['date']}.json"
     results: dict[str, Any] = read(path).get("layouts", {})  # type: ignore[assignment]
     content |= {"updates": UPDATES, "layouts": results}
@@ -138,9 +153,12 @@ def main() -> None:
     for name in chosen:
         results[name] = measured(LAYOUTS[name])
         for one in results[name]:
-            print(f"{name:36} {one['job']:6} {one['dtype']:8} {one['largest_loss_difference']:8.1e} "
-                  f"{one['largest_weight_difference']:8.1e} {one['limit']:6.0e}"
-                  f"{'' if one['holds'] else '  DOES NOT HOLD'}", flush=True)  # fmt: skip
+            print(
+                f"{name:36} {one['job']:6} {one['dtype']:8} {one['largest_loss_difference']:8.1e} "
+                f"{one['largest_weight_difference']:8.1e} {one['limit']:6.0e}"
+                f"{'' if one['holds'] else '  DOES NOT HOLD'}",
+                flush=True,
+            )
         content["holds"] = results.keys() == LAYOUTS.keys() and all(
             one["holds"] for each in results.values() for one in each
         )

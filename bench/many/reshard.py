@@ -45,13 +45,20 @@ class Chain:
 
 
 CHAINS = {
-    "reshape": Chain("gpt", (
-        Layout(replicas=2), Layout(shards=2), Layout(tensor=2), Layout(shards=2, tensor=2), Layout(),
-    )),
+    "reshape": Chain(
+        "gpt",
+        (
+            Layout(replicas=2),
+            Layout(shards=2),
+            Layout(tensor=2),
+            Layout(shards=2, tensor=2),
+            Layout(),
+        ),
+    ),
     "resize": Chain("gpt", (Layout(), Layout(replicas=2), Layout(shards=4), Layout())),
     "momentum": Chain("momentum", (Layout(replicas=2), Layout(shards=2), Layout(tensor=2), Layout())),
     "stages": Chain("gpt", (Layout(stages=2), Layout(shards=2), Layout(stages=2), Layout())),
-}  # fmt: skip
+}
 
 
 def plan_of(layout: Layout) -> Plan:
@@ -70,15 +77,25 @@ def measured(chain: Chain, dtype: torch.dtype) -> dict[str, Any]:
             losses = _losses(parts, chain, layout, dtype, UPDATES_OF_LEG * number)
             pairs = zip(losses, expected[UPDATES_OF_LEG * (number - 1) :], strict=False)
             worst = max(abs(mine - theirs) / abs(theirs) for mine, theirs in pairs)
-            legs.append({"layout": layout.in_words() or "one process", "largest_loss_difference": worst,
-                         "took_s": round(time.perf_counter() - started, 2)})  # fmt: skip
+            legs.append(
+                {
+                    "layout": layout.in_words() or "one process",
+                    "largest_loss_difference": worst,
+                    "took_s": round(time.perf_counter() - started, 2),
+                }
+            )
         differences = [_largest_difference(parts, whole, read) for read in (model_weights, kept_weights)]
     worst = max(one["largest_loss_difference"] for one in legs)
     return {
-        "job": chain.job, "dtype": str(dtype).removeprefix("torch."), "legs": legs, "largest_loss_difference": worst,
-        "limit": LIMITS[dtype], "holds": worst <= LIMITS[dtype],
-        "largest_weight_difference": differences[0], "largest_average_difference": differences[1],
-    }  # fmt: skip
+        "job": chain.job,
+        "dtype": str(dtype).removeprefix("torch."),
+        "legs": legs,
+        "largest_loss_difference": worst,
+        "limit": LIMITS[dtype],
+        "holds": worst <= LIMITS[dtype],
+        "largest_weight_difference": differences[0],
+        "largest_average_difference": differences[1],
+    }
 
 
 def _losses(folder: Path, chain: Chain, layout: Layout, dtype: torch.dtype, stop: int) -> list[float]:
@@ -111,8 +128,11 @@ def main() -> None:
         for dtype in LIMITS:
             one = measured(CHAINS[name], dtype)
             found[f"{name} {one['dtype']}"] = one
-            print(f"{name:9} {one['dtype']:8} {one['largest_loss_difference']:.1e} (limit {one['limit']:.0e})  "
-                  + " → ".join(leg["layout"] for leg in one["legs"]), flush=True)  # fmt: skip
+            print(
+                f"{name:9} {one['dtype']:8} {one['largest_loss_difference']:.1e} (limit {one['limit']:.0e})  "
+                + " → ".join(leg["layout"] for leg in one["legs"]),
+                flush=True,
+            )
     result = {
         "what": "losses of runs resumed in other layouts, against the run never stopped",
         "command": f"python -m bench.many.reshard --chains {' '.join(chosen)}",

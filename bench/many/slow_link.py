@@ -195,9 +195,20 @@ def both(part: str, arguments: argparse.Namespace) -> list[Any]:
         sites = []
         for rank, output in enumerate(outputs):
             command = [
-                sys.executable, "-m", "bench.many.slow_link", "--site", str(rank), "--only", part,
-                "--counts", str(relay.counts), "--rounds", str(arguments.rounds), "--updates", str(arguments.updates),
-            ]  # fmt: skip
+                sys.executable,
+                "-m",
+                "bench.many.slow_link",
+                "--site",
+                str(rank),
+                "--only",
+                part,
+                "--counts",
+                str(relay.counts),
+                "--rounds",
+                str(arguments.rounds),
+                "--updates",
+                str(arguments.updates),
+            ]
             with output.open("wb") as file:
                 sites.append(
                     subprocess.Popen(
@@ -283,9 +294,12 @@ def main() -> None:
     )
     path = RESULTS / f"slow_link_{head['date']}.json"
     found: dict[str, Any] = {
-        **read(path), **head, "setting": f"one thread a site; GPT {LAYERS} x {WIDTH}, context {CONTEXT}, batch {BATCH} "
-        "of both sites, fp32, AdamW, text of the standard library", "sync": str(DILOCO),
-    }  # fmt: skip
+        **read(path),
+        **head,
+        "setting": f"one thread a site; GPT {LAYERS} x {WIDTH}, context {CONTEXT}, batch {BATCH} "
+        "of both sites, fp32, AdamW, text of the standard library",
+        "sync": str(DILOCO),
+    }
     for part in PARTS if arguments.only is None else (arguments.only,):
         if part in ("lockstep", "higher"):
             found[part] = in_lockstep(arguments.updates, HIGHER if part == "higher" else 1.0)

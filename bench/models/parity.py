@@ -94,9 +94,14 @@ def _with_adapters() -> Any:
 def _of_texts(model: Callable[[], Any], lr: float) -> Callable[[int], stoker.Job]:
     def job(updates: int) -> stoker.Job:
         return stoker.Job(
-            model=model, data=_texts(25 * _BATCH), loss="own", batch=_BATCH, until=stoker.updates(updates),
-            optimizer=stoker.AdamW(lr=lr, weight_decay=0.0), clip_norm=1.0,
-        )  # fmt: skip
+            model=model,
+            data=_texts(25 * _BATCH),
+            loss="own",
+            batch=_BATCH,
+            until=stoker.updates(updates),
+            optimizer=stoker.AdamW(lr=lr, weight_decay=0.0),
+            clip_norm=1.0,
+        )
 
     return job
 
@@ -123,10 +128,20 @@ def _by_the_trainer(lr: float) -> Callable[[Any, list[Any]], list[float]]:
         samples = [{name: one[at] for name, one in batch.items()} for batch in batches for at in range(_BATCH)]
         with tempfile.TemporaryDirectory() as folder:
             settings = TrainingArguments(
-                output_dir=folder, per_device_train_batch_size=_BATCH, num_train_epochs=1, learning_rate=lr,
-                weight_decay=0.0, lr_scheduler_type="constant", max_grad_norm=1.0, optim="adamw_torch", use_cpu=True,
-                report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True,
-            )  # fmt: skip
+                output_dir=folder,
+                per_device_train_batch_size=_BATCH,
+                num_train_epochs=1,
+                learning_rate=lr,
+                weight_decay=0.0,
+                lr_scheduler_type="constant",
+                max_grad_norm=1.0,
+                optim="adamw_torch",
+                use_cpu=True,
+                report_to="none",
+                save_strategy="no",
+                logging_strategy="no",
+                disable_tqdm=True,
+            )
             trainer = Recorded(model, settings, train_dataset=samples)
             trainer.losses = []
             trainer.train()
@@ -148,9 +163,13 @@ def _timm_job(updates: int) -> stoker.Job:
         return timm.create_model("resnet18", num_classes=10)
 
     return stoker.Job(
-        model=model, data=_images(25 * _BATCH), loss="cross_entropy", batch=_BATCH, until=stoker.updates(updates),
+        model=model,
+        data=_images(25 * _BATCH),
+        loss="cross_entropy",
+        batch=_BATCH,
+        until=stoker.updates(updates),
         optimizer=stoker.SGD(lr=0.01, momentum=0.9, weight_decay=1e-4),
-    )  # fmt: skip
+    )
 
 
 def _by_a_plain_loop(model: Any, batches: list[Any]) -> list[float]:
@@ -170,19 +189,29 @@ def _keras_job(updates: int) -> stoker.Job:
         import keras
 
         layers = keras.layers
-        return keras.Sequential([
-            keras.Input((28, 28, 1)),
-            layers.Conv2D(16, 3, activation="relu"), layers.BatchNormalization(), layers.MaxPooling2D(),
-            layers.Conv2D(32, 3, activation="relu"), layers.GlobalAveragePooling2D(), layers.Dense(10),
-        ])  # fmt: skip
+        return keras.Sequential(
+            [
+                keras.Input((28, 28, 1)),
+                layers.Conv2D(16, 3, activation="relu"),
+                layers.BatchNormalization(),
+                layers.MaxPooling2D(),
+                layers.Conv2D(32, 3, activation="relu"),
+                layers.GlobalAveragePooling2D(),
+                layers.Dense(10),
+            ]
+        )
 
     draw = torch.Generator().manual_seed(0)
     labels = torch.randint(10, (25 * _BATCH,), generator=draw)
     images = torch.randn(25 * _BATCH, 28, 28, 1, generator=draw) + labels[:, None, None, None] / 5
     return stoker.Job(
-        model=model, data=(images, labels), loss="cross_entropy", batch=_BATCH, until=stoker.updates(updates),
+        model=model,
+        data=(images, labels),
+        loss="cross_entropy",
+        batch=_BATCH,
+        until=stoker.updates(updates),
         optimizer=stoker.SGD(lr=_KERAS_RATE, momentum=0.9),
-    )  # fmt: skip
+    )
 
 
 def _by_fit(model: Any, batches: list[Any]) -> list[float]:
@@ -200,16 +229,20 @@ def _by_fit(model: Any, batches: list[Any]) -> list[float]:
 
 CASES = {
     "hugging_face": Case(
-        "all-MiniLM-L6-v2 (pretrained), all weights, by Hugging Face's Trainer", ("transformers", "accelerate"),
-        _of_texts(_pretrained, 5e-5), _by_the_trainer(5e-5),
+        "all-MiniLM-L6-v2 (pretrained), all weights, by Hugging Face's Trainer",
+        ("transformers", "accelerate"),
+        _of_texts(_pretrained, 5e-5),
+        _by_the_trainer(5e-5),
     ),
     "lora": Case(
         "the same, LoRA of rank 8 on query and value by peft, by Hugging Face's Trainer",
-        ("transformers", "accelerate", "peft"), _of_texts(_with_adapters, 1e-3), _by_the_trainer(1e-3),
+        ("transformers", "accelerate", "peft"),
+        _of_texts(_with_adapters, 1e-3),
+        _by_the_trainer(1e-3),
     ),
     "timm": Case("timm's resnet18, by a plain loop", ("timm",), _timm_job, _by_a_plain_loop),
     "keras": Case("a convolutional network of Keras 3 with batch norm, by its fit", ("keras",), _keras_job, _by_fit),
-}  # fmt: skip
+}
 
 
 def measure(case: Case, updates: int) -> dict[str, Any]:
@@ -275,10 +308,16 @@ def _write(path: Path, name: str, found: dict[str, Any]) -> None:
         "what": "loss curves of Stoker and of the loops of other libraries, same weights, same batches, fp32",
         "command": f"python -m bench.models.parity --updates {found['updates']}",
         "date": path.stem.rpartition("_")[2],
-        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "threads": 1,
-                    "python": platform.python_version(), "torch": torch.__version__, "system": platform.platform()},
+        "machine": {
+            "cpu": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "threads": 1,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "system": platform.platform(),
+        },
         "cases": {**cases, name: found},
-    }  # fmt: skip
+    }
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

@@ -85,9 +85,14 @@ def by_the_trainer(model: nn.Module, order: Sequence[int], folder: Path) -> Curv
 
     tokens = before.source()
     settings = before.arguments(
-        1, output_dir=str(folder), use_cpu=True, report_to="none", disable_tqdm=True, logging_strategy="no",
+        1,
+        output_dir=str(folder),
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        logging_strategy="no",
         max_steps=len(order) // 32,
-    )  # fmt: skip
+    )
     samples = before.rows(tokens[:1280])
     with contextlib.redirect_stdout(io.StringIO()):
         Recorded(model, settings, train_dataset=samples, eval_dataset=before.rows(tokens[1280:])).train()

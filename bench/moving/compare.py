@@ -58,11 +58,9 @@ class Case:
 
 CASES = {
     "lightning": Case("lightning", "Lightning's Trainer", ("lightning",), by_lightning, 32, 20),
-    "hugging_face": Case(
-        "trainer", "Hugging Face's Trainer", ("transformers", "accelerate"), by_the_trainer, 16, 2
-    ),
+    "hugging_face": Case("trainer", "Hugging Face's Trainer", ("transformers", "accelerate"), by_the_trainer, 16, 2),
     "own_loop": Case("own_loop", "A plain loop", (), by_own_loop, 64, 20),
-}  # fmt: skip
+}
 
 
 def missing(case: Case) -> list[str]:
@@ -188,8 +186,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path = given.out or dated("moving")
     content = results.read(path) or results.document(
         "trainings before and after they moved to Stoker: losses, rates, lines",
-        f"python -m bench.moving.compare --rounds {given.rounds}", {"torch": torch.__version__},
-    )  # fmt: skip
+        f"python -m bench.moving.compare --rounds {given.rounds}",
+        {"torch": torch.__version__},
+    )
     for name in given.cases:
         case = CASES[name]
         if absent := missing(case):

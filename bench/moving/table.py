@@ -26,9 +26,13 @@ def _row(case: dict[str, JSON]) -> str:
     gap, lines = case["largest_loss_difference"], case["lines_of_code"]
     name = case["what"] + "".join(f", {package} {number}" for package, number in list(case["versions"].items())[:1])
     cells = [
-        name, str(case["updates"]), "0" if gap == 0 else f"{gap:.1e}", _ratio(case["ratio_same_micro_batch"]),
-        _ratio(case["ratio_planned"]), f"{lines['before']} → {lines['after']}",
-    ]  # fmt: skip
+        name,
+        str(case["updates"]),
+        "0" if gap == 0 else f"{gap:.1e}",
+        _ratio(case["ratio_same_micro_batch"]),
+        _ratio(case["ratio_planned"]),
+        f"{lines['before']} → {lines['after']}",
+    ]
     return f"| {' | '.join(cells)} |"
 
 

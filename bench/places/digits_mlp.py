@@ -12,8 +12,13 @@ def job(epochs: float = 400, width: int = 256) -> stoker.Job:
         model=lambda: nn.Sequential(
             nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(width, 10)
         ),
-        data=train, valid=stoker.holdout(0.1), test=test,
-        loss="cross_entropy", metrics=["accuracy"],
-        optimizer=stoker.AdamW(lr=1e-3), schedule=stoker.schedules.one_cycle(),
-        batch=64, until=stoker.epochs(epochs),
-    )  # fmt: skip
+        data=train,
+        valid=stoker.holdout(0.1),
+        test=test,
+        loss="cross_entropy",
+        metrics=["accuracy"],
+        optimizer=stoker.AdamW(lr=1e-3),
+        schedule=stoker.schedules.one_cycle(),
+        batch=64,
+        until=stoker.epochs(epochs),
+    )

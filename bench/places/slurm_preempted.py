@@ -43,9 +43,11 @@ class Run:
     def __init__(self, folder: Path, on: str, epochs: int, *, name: str, plan: Path, **place: str) -> None:
         self.launcher = launcher_of("slurm")
         options = LaunchOptions(
-            run_dir=folder / "runs" / name, env=sys.executable, plan=plan,
+            run_dir=folder / "runs" / name,
+            env=sys.executable,
+            plan=plan,
             place={"root": str(folder / "root"), **place},
-        )  # fmt: skip
+        )
         self.began = time.monotonic()
         settings = {"epochs": str(epochs)}
         job_file = folder / "digits_mlp.py"
@@ -114,9 +116,11 @@ def preempt(run: Run, cluster: SlurmCluster) -> dict[str, Any]:
     again = run.progress_since(since)[0]
     resumed = [event for event in run.events() if event["kind"] == "resumed"][-1]
     return {
-        "samples": reached, "requeued_after_s": round(requeued_s, 1),
-        "training_again_after_s": round(again["at"] - at, 1), "resumed_at": resumed["fields"]["samples"],
-    }  # fmt: skip
+        "samples": reached,
+        "requeued_after_s": round(requeued_s, 1),
+        "training_again_after_s": round(again["at"] - at, 1),
+        "resumed_at": resumed["fields"]["samples"],
+    }
 
 
 def main() -> int:
@@ -156,11 +160,16 @@ def main() -> int:
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()},
         "slurm": subprocess.run(["sinfo", "-V"], capture_output=True, text=True, check=True).stdout.strip(),
         "load": os.getloadavg(),
-        "weights_equal": digests[0] == digests[1], "sha256_of_weights": digests,
-        "restarts": final.restarts, "of_them_preemptions": given.preemptions,
-        "of_them_time_limits": final.restarts - given.preemptions, "preemptions": preemptions, "last_comment": comment,
-        "unbroken_phases": unbroken.phases, "phases": broken.phases,
-    }  # fmt: skip
+        "weights_equal": digests[0] == digests[1],
+        "sha256_of_weights": digests,
+        "restarts": final.restarts,
+        "of_them_preemptions": given.preemptions,
+        "of_them_time_limits": final.restarts - given.preemptions,
+        "preemptions": preemptions,
+        "last_comment": comment,
+        "unbroken_phases": unbroken.phases,
+        "phases": broken.phases,
+    }
     path = HERE.parent / "results" / f"slurm_preempted_{date}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({key: result[key] for key in ("weights_equal", "restarts", "of_them_time_limits", "load")}))

@@ -103,9 +103,22 @@ def measure(folder: Path, on: str, number: int, epochs: int) -> dict[str, Any]:
     """One round: forecast, run, compare."""
     run, load, offer = folder / "runs" / f"start-{number}", os.getloadavg()[0], planned(on, epochs)
     began = time.time()
-    stoker("train", *job_of(epochs), "--on", on, "--new", "--run-dir", str(run), "--env", sys.executable,
-           "--place-option", f"root={folder / 'root'}", "--var", f"STOKER_CACHE={folder / 'cache-there'}",
-           "--json")  # fmt: skip
+    stoker(
+        "train",
+        *job_of(epochs),
+        "--on",
+        on,
+        "--new",
+        "--run-dir",
+        str(run),
+        "--env",
+        sys.executable,
+        "--place-option",
+        f"root={folder / 'root'}",
+        "--var",
+        f"STOKER_CACHE={folder / 'cache-there'}",
+        "--json",
+    )
     launch = json.loads((run / "launch.json").read_text())
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     at = {kind: next(event["at"] for event in events if event["kind"] == kind) for kind in ("progress", "finished")}
@@ -114,13 +127,19 @@ def measure(folder: Path, on: str, number: int, epochs: int) -> dict[str, Any]:
     whole = at["finished"] - began
     forecast, finish = offer["run"]["value"], offer["finish_s"]
     return {
-        "load_before": load, "sent_bytes": launch["sent_bytes"], "submitted_after_s": round(submitted - began, 2),
-        "queue_s": round(queue, 2), "first_update_less_queue_s": round(at["progress"] - began - queue, 2),
-        "training_s": round(training, 2), "forecast_s": round(forecast, 2),
+        "load_before": load,
+        "sent_bytes": launch["sent_bytes"],
+        "submitted_after_s": round(submitted - began, 2),
+        "queue_s": round(queue, 2),
+        "first_update_less_queue_s": round(at["progress"] - began - queue, 2),
+        "training_s": round(training, 2),
+        "forecast_s": round(forecast, 2),
         "forecast_error": round(forecast / training - 1, 3),
-        "whole_s": round(whole, 2), "forecast_whole_s": round(finish, 2), "whole_error": round(finish / whole - 1, 3),
+        "whole_s": round(whole, 2),
+        "forecast_whole_s": round(finish, 2),
+        "whole_error": round(finish / whole - 1, 3),
         "why": offer["why"],
-    }  # fmt: skip
+    }
 
 
 def main() -> int:
@@ -143,20 +162,24 @@ def main() -> int:
                 print(rounds[-1], flush=True)
     warm = rounds[1:]
     is_held = all(
-        one["first_update_less_queue_s"] <= MOST_START_S and abs(one["forecast_error"]) <= MOST_ERROR
-        and abs(one["whole_error"]) <= MOST_ERROR for one in warm
-    )  # fmt: skip
+        one["first_update_less_queue_s"] <= MOST_START_S
+        and abs(one["forecast_error"]) <= MOST_ERROR
+        and abs(one["whole_error"]) <= MOST_ERROR
+        for one in warm
+    )
     date = datetime.now(UTC).date().isoformat()
     result = {
         "what": f"{given.place}: from the command to the first update, and total time against its forecast",
         "command": f"python -m bench.places.start {given.place} --rounds {given.rounds} --seconds {given.seconds}",
-        "date": date, "epochs": epochs,
+        "date": date,
+        "epochs": epochs,
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()},
         "warm_first_update_less_queue_s": [one["first_update_less_queue_s"] for one in warm],
         "warm_forecast_errors": [one["forecast_error"] for one in warm],
         "warm_whole_errors": [one["whole_error"] for one in warm],
-        "is_held": is_held, "rounds": rounds,
-    }  # fmt: skip
+        "is_held": is_held,
+        "rounds": rounds,
+    }
     path = HERE.parent / "results" / f"place_start_{given.place}_{date}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     return 0 if is_held else 1

@@ -42,9 +42,15 @@ def gas_of_jobs(url: str) -> dict[str, Any]:
 
     def terms(name: str) -> Terms:
         return Terms(
-            renter=renter.address, agent=agent.address, cosigner=renter.address, deposit=2 * CREDIT, bond=CREDIT,
-            name=lease_name("a" * 64, "b" * 64, name), rate_per_hour=CREDIT // 2, deadline_s=judge.now_s() + 9 * 86400,
-        )  # fmt: skip
+            renter=renter.address,
+            agent=agent.address,
+            cosigner=renter.address,
+            deposit=2 * CREDIT,
+            bond=CREDIT,
+            name=lease_name("a" * 64, "b" * 64, name),
+            rate_per_hour=CREDIT // 2,
+            deadline_s=judge.now_s() + 9 * 86400,
+        )
 
     def job(name: str, num_fees: int) -> dict[str, int]:
         own = terms(name)
@@ -53,11 +59,15 @@ def gas_of_jobs(url: str) -> dict[str, Any]:
             "open": lambda: by[renter.address].open(own),
             "accept": lambda: by[agent.address].accept(own),
             "settle": lambda: by[verifier.address].settle(
-                own, pay=CREDIT // 2, slashed=0, fees=fees, running_s=3600,
+                own,
+                pay=CREDIT // 2,
+                slashed=0,
+                fees=fees,
+                running_s=3600,
                 verdict=judge.verdict(own.lease, pay=CREDIT // 2, slashed=0, fees=fees),
                 voucher=by[renter.address].voucher(own.lease, 3600),
             ),
-        }  # fmt: skip
+        }
         return {name: call().gas for name, call in sent.items()}
 
     job("first", 0)  # the first one makes balances
@@ -94,10 +104,12 @@ def main() -> None:
 
         start = time.perf_counter()
         result["random calls"] = {
-            "calls": given.calls, "seed": given.seed, "taken and refused": dict(drive(given.calls, given.seed)),
+            "calls": given.calls,
+            "seed": given.seed,
+            "taken and refused": dict(drive(given.calls, given.seed)),
             "seconds": round(time.perf_counter() - start, 1),
             "checked after each": "sum of money, and what a model of the contract says",
-        }  # fmt: skip
+        }
     text = json.dumps(result, indent=1)
     print(text)
     if given.output:

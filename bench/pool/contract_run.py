@@ -52,9 +52,14 @@ def main() -> int:
         folder.chmod(0o755)
         url = f"http://127.0.0.1:{PORT}"
         environment = {
-            **os.environ, "XDG_CONFIG_HOME": str(folder / "keys"), "STOKER_RUNS": str(folder / "runs"),
-            "STOKER_CACHE": str(folder / "cache"), "PYTHONUNBUFFERED": "1", "COLUMNS": "160", "STOKER_CHAIN": url,
-        }  # fmt: skip
+            **os.environ,
+            "XDG_CONFIG_HOME": str(folder / "keys"),
+            "STOKER_RUNS": str(folder / "runs"),
+            "STOKER_CACHE": str(folder / "cache"),
+            "PYTHONUNBUFFERED": "1",
+            "COLUMNS": "160",
+            "STOKER_CHAIN": url,
+        }
         os.environ["XDG_CONFIG_HOME"] = environment["XDG_CONFIG_HOME"]
         for name, digits in KEYS.items():
             (folder / name).write_text(digits)
@@ -64,8 +69,14 @@ def main() -> int:
             return {**environment, "STOKER_CHAIN_KEY": str(folder / name)}
 
         def run(name: str, *words: str) -> str:
-            done = subprocess.run([sys.executable, "-m", "stoker", *words], cwd=ROOT, env=of(name), check=False,
-                                  capture_output=True, text=True)  # fmt: skip
+            done = subprocess.run(
+                [sys.executable, "-m", "stoker", *words],
+                cwd=ROOT,
+                env=of(name),
+                check=False,
+                capture_output=True,
+                text=True,
+            )
             print(f"$ stoker {' '.join(words)}\n{done.stdout}{done.stderr}", flush=True)
             if done.returncode:
                 sys.exit(f"ended with {done.returncode}")
@@ -82,9 +93,24 @@ def main() -> int:
         start("anvil", given.anvil, "--port", str(PORT), by="operator")
         until(lambda: (folder / "anvil.log").read_text().count("Listening"))
         contract = run("operator", "pool", "contract", "deploy").strip()
-        log = start("pool", sys.executable, "-m", "stoker", "pool", "serve", "--port", "0", "--folder",
-                    str(folder / "control"), "--chain", url, "--contract", contract, "--money-in-contract",
-                    by="operator")  # fmt: skip
+        log = start(
+            "pool",
+            sys.executable,
+            "-m",
+            "stoker",
+            "pool",
+            "serve",
+            "--port",
+            "0",
+            "--folder",
+            str(folder / "control"),
+            "--chain",
+            url,
+            "--contract",
+            contract,
+            "--money-in-contract",
+            by="operator",
+        )
         address = until(lambda: re.search(r"stoker pool: (\S+)", log.read_text()))[1]
         environment["STOKER_POOL"] = address
         chain_keys = {name: signer_of(str(folder / name)) for name in KEYS}
@@ -93,15 +119,56 @@ def main() -> int:
         for name in ("renter", "ox", "owl"):
             run("operator", "pool", "contract", "grant", chain_keys[name].address, "5usd", "--contract", contract)
         for name in ("ox", "owl"):
-            start(name, sys.executable, "-m", "stoker", "pool", "offer", "--price",
-                  "0.20usd/h" if name == "ox" else "0.40usd/h", "--name", name, "--key", name, "--folder",
-                  str(folder / f"{name}-agent"), "--isolation", "bubblewrap", "--memory", "2GiB", "--disk", "1GiB",
-                  "--cores", "1", "--beat", "2", "--no-measure")  # fmt: skip
+            start(
+                name,
+                sys.executable,
+                "-m",
+                "stoker",
+                "pool",
+                "offer",
+                "--price",
+                "0.20usd/h" if name == "ox" else "0.40usd/h",
+                "--name",
+                name,
+                "--key",
+                name,
+                "--folder",
+                str(folder / f"{name}-agent"),
+                "--isolation",
+                "bubblewrap",
+                "--memory",
+                "2GiB",
+                "--disk",
+                "1GiB",
+                "--cores",
+                "1",
+                "--beat",
+                "2",
+                "--no-measure",
+            )
         client = PoolClient(address)
         until(lambda: sum(one["is_present"] for one in client.state("offers")) == 2)
-        run("renter", "train", "examples/pool_job.py", "--set", f"epochs={given.epochs}", "--on", "pool:ox/cpu",
-            "--max-cost", "0.5usd", "--time-limit", "10min", "--place-option", "key=renter", "--place-option",
-            "block=4s", "--place-option", "window=30s", "--place-option", "verify=100%")  # fmt: skip
+        run(
+            "renter",
+            "train",
+            "examples/pool_job.py",
+            "--set",
+            f"epochs={given.epochs}",
+            "--on",
+            "pool:ox/cpu",
+            "--max-cost",
+            "0.5usd",
+            "--time-limit",
+            "10min",
+            "--place-option",
+            "key=renter",
+            "--place-option",
+            "block=4s",
+            "--place-option",
+            "window=30s",
+            "--place-option",
+            "verify=100%",
+        )
         name = client.state("leases")[0]["lease_id"]
         until(lambda: client.lease(name)["state"] == "final", 120)
         there = Custody(EscrowContract(connected(url), contract), client.address.key)
@@ -122,7 +189,7 @@ def outcome(contract: EscrowContract, client: PoolClient, keys: dict[str, Any], 
     by_log = {
         name: 5 * CREDIT * (name != "operator") + balances.get(CHAIN_PREFIX + key.address, 0)
         for name, key in keys.items()
-    }  # fmt: skip
+    }
     web3, sent = contract.web3, []
     for number in range(web3.eth.block_number + 1):
         for transaction in web3.eth.get_block(number, full_transactions=True)["transactions"]:
@@ -130,12 +197,15 @@ def outcome(contract: EscrowContract, client: PoolClient, keys: dict[str, Any], 
             sender = next((name for name, key in keys.items() if key.address == transaction["from"].lower()), "?")
             sent.append({"from": sender, "gas": gas, "bytes": len(transaction["input"])})
     return {
-        "client": str(web3.client_version), "lease": {name: lease[name] for name in (
-            "state", "paid_s", "rate_per_hour", "deposit", "bond", "settlement")},
-        "blocks": len(lease["commitments"]), "replays": [one["equal"] for one in lease["challenges"]],
-        "by chain [micro-credits]": by_chain, "by log [micro-credits]": by_log,
-        "log and chain agree": by_chain == by_log, "transactions": sent,
-    }  # fmt: skip
+        "client": str(web3.client_version),
+        "lease": {name: lease[name] for name in ("state", "paid_s", "rate_per_hour", "deposit", "bond", "settlement")},
+        "blocks": len(lease["commitments"]),
+        "replays": [one["equal"] for one in lease["challenges"]],
+        "by chain [micro-credits]": by_chain,
+        "by log [micro-credits]": by_log,
+        "log and chain agree": by_chain == by_log,
+        "transactions": sent,
+    }
 
 
 def until(is_there: Any, limit_s: float = 60.0) -> Any:

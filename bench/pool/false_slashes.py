@@ -86,8 +86,13 @@ def _replay(program: Program, cores: frozenset[int], out: int, err: int) -> None
         os.dup2(out, 1)
         os.dup2(err, 2)
         os.sched_setaffinity(0, cores)
-        os.environ.update({**program.environment, "TMPDIR": os.environ.get("TMPDIR", tempfile.gettempdir()),
-                           "STOKER_CACHE": tempfile.mkdtemp()})  # fmt: skip
+        os.environ.update(
+            {
+                **program.environment,
+                "TMPDIR": os.environ.get("TMPDIR", tempfile.gettempdir()),
+                "STOKER_CACHE": tempfile.mkdtemp(),
+            }
+        )
         places = {**program.readable, **program.writable}
 
         def outside(word: str) -> str:
@@ -122,8 +127,13 @@ def make_runs(pool: LocalPool, agent: str, runs: list[tuple[str, dict[str, Any],
         elif processes := pool.job_processes(agent):
             os.kill(processes[-1], 9)
             killed["jobs"] += 1
-        until(lambda lease_id=lease_id: pool.renter.lease(lease_id)["result"], 600, f"{name} does not end",
-              lambda: pool.text(agent), every_s=0.5)  # fmt: skip
+        until(
+            lambda lease_id=lease_id: pool.renter.lease(lease_id)["result"],
+            600,
+            f"{name} does not end",
+            lambda: pool.text(agent),
+            every_s=0.5,
+        )
 
 
 def _is_free(pool: LocalPool, agent: str) -> bool:
@@ -158,8 +168,9 @@ class Checked:
             return blobs / digest
 
         order = read_order(fetch(str(lease["order"])).read_bytes())
-        box = JobBox.make(folder / lease["lease_id"], order, fetch,
-                          TreeLimits(num_bytes=LIMITS.disk_bytes, has_links=True))  # fmt: skip
+        box = JobBox.make(
+            folder / lease["lease_id"], order, fetch, TreeLimits(num_bytes=LIMITS.disk_bytes, has_links=True)
+        )
         return cls(order.run, blocks_of(lease, order), box, fetch)
 
     def state_of(self, block: Block) -> str:
@@ -179,8 +190,9 @@ class Checked:
             state = chain_head(previous, last.update, self.state_of(last))
             last = replace(last, block=number, previous=previous, state=state)
         try:
-            verdict = check_block(self.box, before, last, fetch=self.fetch, host=host, is_same_class=True,
-                                  trace=length > 1)  # fmt: skip
+            verdict = check_block(
+                self.box, before, last, fetch=self.fetch, host=host, is_same_class=True, trace=length > 1
+            )
         except PlaceFailed as problem:
             return Counter({"not made": length}), problem.message
         counts[{True: "equal", False: "unequal", None: "undecided"}[verdict.equal]] += 1
@@ -209,15 +221,20 @@ def make_all(folder: Path, kinds: list[str], updates: int) -> dict[str, Any]:
     """Make the runs; what is kept of them."""
     began, killed = time.time(), Counter[str]()
     runs = [
-        (f"{kind.replace('_', '-')}-{'safe' if is_safe else 'tried'}",
-         {"kind": kind, "updates": updates, "seed": number, "rows": 512}, is_safe)
+        (
+            f"{kind.replace('_', '-')}-{'safe' if is_safe else 'tried'}",
+            {"kind": kind, "updates": updates, "seed": number, "rows": 512},
+            is_safe,
+        )
         for number, (kind, is_safe) in enumerate(itertools.product(kinds, (True, False)))
-    ]  # fmt: skip
+    ]
     with local_pool(folder / "pool") as pool:
         for agent in AGENTS:
             pool.lend(agent, price=0.1, cores=int(agent[-1]), beat_s=0.3, more=("--no-replay",))
-        makers = [threading.Thread(target=make_runs, args=(pool, agent, runs[index :: len(AGENTS)], killed))
-                  for index, agent in enumerate(AGENTS)]  # fmt: skip
+        makers = [
+            threading.Thread(target=make_runs, args=(pool, agent, runs[index :: len(AGENTS)], killed))
+            for index, agent in enumerate(AGENTS)
+        ]
         for maker in makers:
             maker.start()
         for maker in makers:
@@ -225,8 +242,17 @@ def make_all(folder: Path, kinds: list[str], updates: int) -> dict[str, Any]:
         leases = [lease for lease in pool.leases() if lease["result"]]
     if len(leases) != len(runs):
         sys.exit(f"{len(leases)} of {len(runs)} runs ended")
-    return {"leases": leases, "killed": dict(killed), "made_s": time.time() - began,
-            "done": 0, "counts": {}, "by_run": {}, "not_equal": [], "seconds": {}, "replays": {}}  # fmt: skip
+    return {
+        "leases": leases,
+        "killed": dict(killed),
+        "made_s": time.time() - began,
+        "done": 0,
+        "counts": {},
+        "by_run": {},
+        "not_equal": [],
+        "seconds": {},
+        "replays": {},
+    }
 
 
 def schedule_of(runs: list[Checked]) -> Iterator[tuple[Checked, int, int, int]]:
@@ -302,20 +328,31 @@ def main() -> None:
         sys.exit("the same command goes on")
     updates = sorted(two.update - one.update for run in runs for one, two in itertools.pairwise(run.blocks))
     document = {
-        "what": __doc__, "command": "python -m bench.pool.false_slashes " + " ".join(sys.argv[1:]),
-        "date": datetime.now(UTC).date().isoformat(), "machine": platform.machine(), "cores": os.cpu_count(),
-        "python": platform.python_version(), "torch": torch.__version__, "bar": {"unequal": 0, "checks": 10_000},
-        "verdicts": dict(counts), "is_held": counts["equal"] >= 10_000 and not counts["unequal"],
+        "what": __doc__,
+        "command": "python -m bench.pool.false_slashes " + " ".join(sys.argv[1:]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "bar": {"unequal": 0, "checks": 10_000},
+        "verdicts": dict(counts),
+        "is_held": counts["equal"] >= 10_000 and not counts["unequal"],
         "upper_bound_of_false_slashes_95": None if counts["unequal"] else 3 / counts["equal"],
-        "replays": kept["replays"], "seconds_of_a_replay": {
+        "replays": kept["replays"],
+        "seconds_of_a_replay": {
             kind: total / sum(num for name, num in kept["replays"].items() if name.startswith(kind))
-            for kind, total in kept["seconds"].items()},
-        "runs": {run.name: {"blocks": len(run.blocks), "updates": run.blocks[-1].update, **kept["by_run"][run.name]}
-                 for run in runs},
-        "distinct_blocks": sum(len(run.blocks) for run in runs), "killed": kept["killed"],
+            for kind, total in kept["seconds"].items()
+        },
+        "runs": {
+            run.name: {"blocks": len(run.blocks), "updates": run.blocks[-1].update, **kept["by_run"][run.name]}
+            for run in runs
+        },
+        "distinct_blocks": sum(len(run.blocks) for run in runs),
+        "killed": kept["killed"],
         "updates_of_a_block": {"least": updates[0], "median": updates[len(updates) // 2], "most": updates[-1]},
         "not_equal": kept["not_equal"][:50],
-    }  # fmt: skip
+    }
     print(json.dumps({name: value for name, value in document.items() if name != "what"}, indent=1))
     result = RESULTS / f"pool_false_slashes_{document['date']}.json"
     result.write_text(json.dumps(document, indent=1) + "\n")

@@ -78,9 +78,15 @@ def rent(pool: LocalPool, run: str, offer: str, settings: dict[str, Any], limit_
 
 
 def rent_all(
-    pool: LocalPool, share: float, lengths: dict[str, int], rows: list[dict[str, Any]], kept: Path,
-    left: list[int], most_s: float, probe_s: float,
-) -> None:  # fmt: skip
+    pool: LocalPool,
+    share: float,
+    lengths: dict[str, int],
+    rows: list[dict[str, Any]],
+    kept: Path,
+    left: list[int],
+    most_s: float,
+    probe_s: float,
+) -> None:
     """Rent of one agent for the next job that is left, again and again."""
     until_s, name = time.monotonic() + most_s, f"share-{share:g}"
     pool.lend(name, price=1.0, cores=share, beat_s=1.0, more=("--no-replay",))
@@ -96,11 +102,15 @@ def rent_all(
             lease = rent(pool, f"{kind.replace('_', '-')}-{number}-{step}", name, settings, limit_s)
             paid = lease["paid_s"] * lease["rate_per_hour"] // 3600
             row[step] = {
-                "predicted_credits": lease["forecast"]["credits"] / 1e6, "paid_credits": paid / 1e6,
-                "raw_s": lease["forecast"]["raw_hours"] * 3600, "paid_s": lease["paid_s"],
-                "ran_s": lease["running_s"], "reason": lease["reason"], "blocks": len(lease["commitments"]),
+                "predicted_credits": lease["forecast"]["credits"] / 1e6,
+                "paid_credits": paid / 1e6,
+                "raw_s": lease["forecast"]["raw_hours"] * 3600,
+                "paid_s": lease["paid_s"],
+                "ran_s": lease["running_s"],
+                "reason": lease["reason"],
+                "blocks": len(lease["commitments"]),
                 "error": lease["forecast"]["credits"] / paid - 1 if paid else None,
-            }  # fmt: skip
+            }
         rows.append(row)
         print(json.dumps(row), flush=True)
         kept.write_text(json.dumps(rows))
@@ -125,10 +135,11 @@ def main() -> None:
         print(lengths, flush=True)
         left = [number for number in range(given.jobs) if number not in {row["job"] for row in rows}]
         threads = [
-            threading.Thread(target=rent_all,
-                             args=(pool, share, lengths, rows, kept, left, given.most_s, given.probe_s))
+            threading.Thread(
+                target=rent_all, args=(pool, share, lengths, rows, kept, left, given.most_s, given.probe_s)
+            )
             for share in SHARES
-        ]  # fmt: skip
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -139,18 +150,28 @@ def main() -> None:
     sticker = [row["probe"]["raw_s"] / row["cold"]["ran_s"] - 1 for row in rows]
     mape = {step: statistics.mean(map(abs, each)) for step, each in errors.items()}
     document = {
-        "what": __doc__, "command": "python -m bench.pool.forecast_cost " + " ".join(sys.argv[1:]),
-        "date": datetime.now(UTC).date().isoformat(), "machine": platform.machine(), "cores": os.cpu_count(),
-        "load_at_the_end": os.getloadavg(), "python": platform.python_version(),
-        "bars": BARS, "mape": mape, "is_held": {step: mape[step] <= bar for step, bar in BARS.items()},
+        "what": __doc__,
+        "command": "python -m bench.pool.forecast_cost " + " ".join(sys.argv[1:]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "load_at_the_end": os.getloadavg(),
+        "python": platform.python_version(),
+        "bars": BARS,
+        "mape": mape,
+        "is_held": {step: mape[step] <= bar for step, bar in BARS.items()},
         "median_error": {step: statistics.median(map(abs, each)) for step, each in errors.items()},
         "worst_error": {step: max(map(abs, each)) for step, each in errors.items()},
         "bias": {step: statistics.mean(each) for step, each in errors.items()},
-        "mape_by_share": {str(share): {step: statistics.mean(abs(row[step]["error"]) for row in rows
-                                                             if row["share"] == share) for step in BARS}
-                          for share in SHARES},
-        "mape_without_a_probe": statistics.mean(map(abs, sticker)), "rows": rows,
-    }  # fmt: skip
+        "mape_by_share": {
+            str(share): {
+                step: statistics.mean(abs(row[step]["error"]) for row in rows if row["share"] == share) for step in BARS
+            }
+            for share in SHARES
+        },
+        "mape_without_a_probe": statistics.mean(map(abs, sticker)),
+        "rows": rows,
+    }
     print(json.dumps({name: value for name, value in document.items() if name not in ("what", "rows")}, indent=1))
     path = RESULTS / f"pool_forecast_cost_{document['date']}.json"
     path.write_text(json.dumps(document, indent=1) + "\n")

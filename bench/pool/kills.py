@@ -115,8 +115,9 @@ def last_of(events: list[dict[str, Any]], kind: str, since_s: float = 0.0) -> di
     return next((one for one in reversed(events) if one["kind"] == kind and one["at"] >= since_s), None)
 
 
-def kill_again_and_again(pool: LocalPool, follower: Follower, kills: list[str], cores: float, draw: random.Random,
-                         rows: list[dict[str, Any]]) -> None:  # fmt: skip
+def kill_again_and_again(
+    pool: LocalPool, follower: Follower, kills: list[str], cores: float, draw: random.Random, rows: list[dict[str, Any]]
+) -> None:
     """Take the agent of a run away in each of these ways, and measure what it costs the run."""
     for way in kills:
         lease: dict[str, Any] = {}
@@ -155,25 +156,44 @@ def kill_again_and_again(pool: LocalPool, follower: Follower, kills: list[str], 
         bring_back(pool, name, way, cores)
         time.sleep(5)  # a beat of who comes back, which is refused
         after = pool.renter.lease(str(lease["lease_id"]))
-        rows.append({
-            "run": follower.handle["job"], "way": way, "agent": name, "lease": lease["lease_id"],
-            "reason": lost["reason"], "lost_after_s": lost["closed_s"] - killed_s,
-            "resumed_after_s": resumed["at"] - killed_s, "work_lost_s": killed_s - at_s,
-            "checkpoint_interval_s": statistics.median(gaps) if gaps else None,
-            "paid_s": after["paid_s"], "ran_until_killed_s": killed_s - after["accepted_s"],
-            "paid_beyond_s": after["paid_s"] - (killed_s - after["accepted_s"]),
-            "paid_more_after_return_s": after["paid_s"] - lost["paid_s"],
-        })  # fmt: skip
+        rows.append(
+            {
+                "run": follower.handle["job"],
+                "way": way,
+                "agent": name,
+                "lease": lease["lease_id"],
+                "reason": lost["reason"],
+                "lost_after_s": lost["closed_s"] - killed_s,
+                "resumed_after_s": resumed["at"] - killed_s,
+                "work_lost_s": killed_s - at_s,
+                "checkpoint_interval_s": statistics.median(gaps) if gaps else None,
+                "paid_s": after["paid_s"],
+                "ran_until_killed_s": killed_s - after["accepted_s"],
+                "paid_beyond_s": after["paid_s"] - (killed_s - after["accepted_s"]),
+                "paid_more_after_return_s": after["paid_s"] - lost["paid_s"],
+            }
+        )
         print(json.dumps(rows[-1]), flush=True)
 
 
 def start_all(tag: str, given: argparse.Namespace) -> list[Follower]:
     """Rent for each of the jobs."""
     return [
-        Follower(dict(LAUNCHER.start(job_submission(f"{kind.replace('_', '-')}-{tag}", {
-            "kind": kind, "updates": updates, "seed": 7}, is_safe=True, block=BLOCK), lambda _: None)))
+        Follower(
+            dict(
+                LAUNCHER.start(
+                    job_submission(
+                        f"{kind.replace('_', '-')}-{tag}",
+                        {"kind": kind, "updates": updates, "seed": 7},
+                        is_safe=True,
+                        block=BLOCK,
+                    ),
+                    lambda _: None,
+                )
+            )
+        )
         for kind, updates in zip(given.kinds, given.updates, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def kill_providers(pool: LocalPool, given: argparse.Namespace, draw: random.Random) -> list[dict[str, Any]]:
@@ -181,11 +201,19 @@ def kill_providers(pool: LocalPool, given: argparse.Namespace, draw: random.Rand
     rows: list[dict[str, Any]] = []
     followers = start_all("killed", given)
     threads = [
-        threading.Thread(target=kill_again_and_again, args=(
-            pool, follower, [WAYS[(number + index) % len(WAYS)] for index in range(given.kills)], given.cores,
-            random.Random(draw.random()), rows))
+        threading.Thread(
+            target=kill_again_and_again,
+            args=(
+                pool,
+                follower,
+                [WAYS[(number + index) % len(WAYS)] for index in range(given.kills)],
+                given.cores,
+                random.Random(draw.random()),
+                rows,
+            ),
+        )
         for number, follower in enumerate(followers)
-    ]  # fmt: skip
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -212,8 +240,13 @@ def kill_control_plane(pool: LocalPool, given: argparse.Namespace, draw: random.
 def end(followers: list[Follower]) -> None:
     """Wait for the end of runs."""
     for follower in followers:
-        until(lambda one=follower: one.phase in ENDED, 900, f"the end of {follower.handle['job']}",
-              lambda one=follower: f"{one.phase}, {one.why}", every_s=1)  # fmt: skip
+        until(
+            lambda one=follower: one.phase in ENDED,
+            900,
+            f"the end of {follower.handle['job']}",
+            lambda one=follower: f"{one.phase}, {one.why}",
+            every_s=1,
+        )
 
 
 def weights_of(pool: LocalPool, tag: str, given: argparse.Namespace) -> dict[str, str]:
@@ -242,9 +275,13 @@ def judge(kept: dict[str, Any], given: argparse.Namespace, folder: Path) -> dict
         "resumed_after_s": {"median": statistics.median(resumed), "worst": max(resumed)},
         "intervals_lost": {"median": statistics.median(intervals), "worst": max(intervals)},
         "paid_beyond_the_kill_s": {"worst": max(row["paid_beyond_s"] for row in rows)},
-        "events": found.num_events, "audit": found.problem, "deposited": state.accounts.deposited, "balances": balances,
+        "events": found.num_events,
+        "audit": found.problem,
+        "deposited": state.accounts.deposited,
+        "balances": balances,
         "bars": {
-            "20 kills of providers": len(rows) >= 20, "20 kills of the control plane": plane["kills"] >= 20,
+            "20 kills of providers": len(rows) >= 20,
+            "20 kills of the control plane": plane["kills"] >= 20,
             "resumed within 120 s": max(resumed) < 120,
             "at most one checkpoint interval lost": max(intervals) <= 1,
             "meter stopped": all(row["paid_beyond_s"] <= 2 and not row["paid_more_after_return_s"] for row in rows),
@@ -253,7 +290,7 @@ def judge(kept: dict[str, Any], given: argparse.Namespace, folder: Path) -> dict
             "no job lost": len(kept["weights"]["killed"]) == len(kept["weights"]["plane"]) == len(given.kinds),
             "the log is right, and every credit is there": not found.problem and balances == state.accounts.deposited,
         },
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
@@ -286,11 +323,19 @@ def main() -> None:
         path.write_text(json.dumps(kept))
         return
     document = {
-        "what": __doc__, "command": "python -m bench.pool.kills --folder F --phase providers; … plane; … judge",
-        "date": datetime.now(UTC).date().isoformat(), "machine": platform.machine(), "cores": os.cpu_count(),
-        "python": platform.python_version(), "block": BLOCK, "beat_s": 2.0, "share_of_a_core_each": given.cores,
-        "jobs": dict(zip(given.kinds, given.updates, strict=True)), **judge(kept, given, given.folder), **kept,
-    }  # fmt: skip
+        "what": __doc__,
+        "command": "python -m bench.pool.kills --folder F --phase providers; … plane; … judge",
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "block": BLOCK,
+        "beat_s": 2.0,
+        "share_of_a_core_each": given.cores,
+        "jobs": dict(zip(given.kinds, given.updates, strict=True)),
+        **judge(kept, given, given.folder),
+        **kept,
+    }
     print(json.dumps({name: value for name, value in document.items() if name not in ("what", "rows")}, indent=1))
     result = RESULTS / f"pool_kills_{document['date']}.json"
     result.write_text(json.dumps(document, indent=1) + "\n")

@@ -86,10 +86,14 @@ class LocalPool:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.environment = {
-            **os.environ, "XDG_CONFIG_HOME": str(folder / "keys"), "STOKER_RUNS": str(folder / "runs"),
-            "STOKER_CACHE": str(folder / "cache"), "PYTHONUNBUFFERED": "1", "COLUMNS": "160",
+            **os.environ,
+            "XDG_CONFIG_HOME": str(folder / "keys"),
+            "STOKER_RUNS": str(folder / "runs"),
+            "STOKER_CACHE": str(folder / "cache"),
+            "PYTHONUNBUFFERED": "1",
+            "COLUMNS": "160",
             "PYTHONPATH": str(ROOT / "src"),
-        }  # fmt: skip
+        }
         os.environ.update({name: self.environment[name] for name in ("XDG_CONFIG_HOME", "STOKER_CACHE")})
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.links: dict[str, Link] = {}
@@ -102,8 +106,17 @@ class LocalPool:
     def serve(self) -> None:
         """Start the control plane, on the same port each time, and wait until it answers."""
         already = self.text("control").count("stoker pool: ")
-        self.start("control", "pool", "serve", "--port", str(self._port), "--folder", str(self.folder / "control"),
-                   "--least-window", "1s")  # fmt: skip
+        self.start(
+            "control",
+            "pool",
+            "serve",
+            "--port",
+            str(self._port),
+            "--folder",
+            str(self.folder / "control"),
+            "--least-window",
+            "1s",
+        )
         until(lambda: self.text("control").count("stoker pool: ") > already, 120, "the control plane's address")
         self.address = re.findall(r"stoker pool: (\S+)", self.text("control"))[-1]
         self._port = int(re.findall(r":(\d+)#", self.address)[0])
@@ -116,9 +129,16 @@ class LocalPool:
         return client
 
     def lend(
-        self, name: str, *, price: float, cores: float, beat_s: float = 2.0, memory: str = "2GiB", disk: str = "1GiB",
+        self,
+        name: str,
+        *,
+        price: float,
+        cores: float,
+        beat_s: float = 2.0,
+        memory: str = "2GiB",
+        disk: str = "1GiB",
         more: tuple[str, ...] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Start an agent in bubblewrap, and wait until its offer is there."""
         before = self.text(name).count("offering")
         if not before:
@@ -126,17 +146,48 @@ class LocalPool:
         if name not in self.links:
             self.links[name] = Link(self._port)
         address = re.sub(r":\d+#", f":{self.links[name].port}#", self.address)
-        self.start(name, "pool", "offer", "--pool", address, "--price", f"{price}usd/h", "--name", name, "--key", name,
-                   "--folder", str(self.folder / name), "--isolation", "bubblewrap", "--memory", memory,
-                   "--disk", disk, "--cores", str(cores), "--beat", str(beat_s), "--no-measure", "--reclaim", "20s",
-                   *more)  # fmt: skip
+        self.start(
+            name,
+            "pool",
+            "offer",
+            "--pool",
+            address,
+            "--price",
+            f"{price}usd/h",
+            "--name",
+            name,
+            "--key",
+            name,
+            "--folder",
+            str(self.folder / name),
+            "--isolation",
+            "bubblewrap",
+            "--memory",
+            memory,
+            "--disk",
+            disk,
+            "--cores",
+            str(cores),
+            "--beat",
+            str(beat_s),
+            "--no-measure",
+            "--reclaim",
+            "20s",
+            *more,
+        )
         until(lambda: self.text(name).count("offering") > before, 120, f"the offer {name}", lambda: self.text(name))
 
     def start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
         """Start a command of Stoker's, whose output goes to NAME.log."""
         with (self.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen([sys.executable, "-m", "stoker", *words], cwd=ROOT, env=self.environment,
-                                       stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # fmt: skip
+            process = subprocess.Popen(
+                [sys.executable, "-m", "stoker", *words],
+                cwd=ROOT,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
         self.processes[name] = process
         return process
 
@@ -180,14 +231,21 @@ def job_submission(
     run: str, settings: dict[str, Any], *, is_safe: bool, block: str, offer: str = "", limit_s: float = 3600.0
 ) -> Submission:
     """The order of a small job, which nobody replays, for the launcher that `stoker train --on pool` uses."""
-    code = Bundle(kind="code", name="small_jobs.py",
-                  files=(TreeFile.of_bytes("small_jobs.py", (ROOT / JOB).read_bytes()),))  # fmt: skip
+    code = Bundle(
+        kind="code", name="small_jobs.py", files=(TreeFile.of_bytes("small_jobs.py", (ROOT / JOB).read_bytes()),)
+    )
     words = tuple(word for name, value in settings.items() for word in ("--set", f"{name}={value}"))
     return Submission(
-        run=run, target=LAUNCHER.parse(offer), code=code, job_file="small_jobs.py", stoker=stoker_bundle(),
-        arguments=(*words, *(("--plan", "safe") if is_safe else ())), time_limit_s=limit_s, owner="bench",
+        run=run,
+        target=LAUNCHER.parse(offer),
+        code=code,
+        job_file="small_jobs.py",
+        stoker=stoker_bundle(),
+        arguments=(*words, *(("--plan", "safe") if is_safe else ())),
+        time_limit_s=limit_s,
+        owner="bench",
         options={"block": block, "verify": "none", "window": "1h", "key": "renter"},
-    )  # fmt: skip
+    )
 
 
 @contextmanager

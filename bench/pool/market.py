@@ -87,13 +87,17 @@ def make_market(num_offers: int, draw: random.Random) -> Market:
         records[agent] = Record(ran_s=3600 * ran_h, lost=lost, finished=int(ran_h / 5), passed=int(ran_h / 5))
         link = 10 ** draw.uniform(6.3, 8.3)
         offer = Offer(
-            offer_id=f"offer-{number}", isolation=draw.choice(["podman", "gvisor", "bubblewrap"]),
+            offer_id=f"offer-{number}",
+            isolation=draw.choice(["podman", "gvisor", "bubblewrap"]),
             device=OfferedDevice(kind=row.device, memory_bytes=entry.usable_memory_bytes),
             measured=Measured(fp32_flop_per_s=rates(entry)[0] * speed * math.exp(draw.gauss(0, PROBED_FLOPS_SPREAD))),
             price_per_hour=round(row.usd_per_hour * math.exp(draw.gauss(0, PRICE_SPREAD)) * CREDIT),
-            upload_bytes_per_s=link / 4, download_bytes_per_s=link, disk_bytes=10**12, expires_s=NOW_S + 600,
+            upload_bytes_per_s=link / 4,
+            download_bytes_per_s=link,
+            disk_bytes=10**12,
+            expires_s=NOW_S + 600,
             max_s=draw.choice([6, 24, 7 * 24]) * 3600,
-        )  # fmt: skip
+        )
         offers.append(ListedOffer(offer=offer, agent=agent, offered_s=NOW_S))
         speeds.append(speed)
         hazards.append(hazard)
@@ -116,14 +120,19 @@ def make_job(draw: random.Random) -> SimulatedJob:
     share = draw.uniform(0.1, 0.9)
     state = 10 ** draw.uniform(0, 1.7) * GIB
     return SimulatedJob(
-        flop=hours * 3600 * share * 0.5 * 989e12, traffic=hours * 3600 * (1 - share) * 0.8 * 3.35e12,
+        flop=hours * 3600 * share * 0.5 * 989e12,
+        traffic=hours * 3600 * (1 - share) * 0.8 * 3.35e12,
         memory_bytes=state,
         needs=Needs(
-            value_per_hour=draw.choice([0, 1, 5]) * CREDIT, sent_bytes=10 ** draw.uniform(8, 10.5),
-            result_bytes=state / 4, checkpoint_bytes=state * 0.75, checkpoint_blocked_s=1 + state / 2e9,
-            verify_fraction=draw.choice([0.0, 0.05]), setup_s=60,
+            value_per_hour=draw.choice([0, 1, 5]) * CREDIT,
+            sent_bytes=10 ** draw.uniform(8, 10.5),
+            result_bytes=state / 4,
+            checkpoint_bytes=state * 0.75,
+            checkpoint_blocked_s=1 + state / 2e9,
+            verify_fraction=draw.choice([0.0, 0.05]),
+            setup_s=60,
         ),
-    )  # fmt: skip
+    )
 
 
 def forecasts_of(job: SimulatedJob, market: Market, spread: float) -> dict[str, RunForecast | str]:
@@ -149,9 +158,10 @@ def judge(
     error = {kind: draw.choice(cold) for kind in market.columns.kinds}
     real = [
         replace(one, run_s=one.run_s * error[kind], spread=0.0, reference_flop_per_s=1.0)
-        if isinstance(one, RunForecast) else RunForecast(run_s=math.inf)
+        if isinstance(one, RunForecast)
+        else RunForecast(run_s=math.inf)
         for kind, one in seen.items()
-    ]  # fmt: skip
+    ]
     truth = expected_costs(
         replace(market.columns, flop_per_s=market.speed, hazard=market.hazard), job.needs, real
     ).score
@@ -232,19 +242,32 @@ def main() -> None:
     print(f"  a match takes {1e3 * statistics.median(took):.1f} ms (slowest {1e3 * took[-1]:.1f}), of CPU", end="")
     print(f" {1e3 * statistics.median(cpu):.1f} ms (most {1e3 * cpu[-1]:.1f}), columns {1e3 * columns_s:.0f} ms of CPU")
     document = {
-        "what": __doc__, "command": "python -m bench.pool.market", "date": datetime.now(UTC).date().isoformat(),
-        "machine": platform.machine(), "python": platform.python_version(), "numpy": np.__version__,
-        "offers": given.offers, "jobs": given.jobs, "seed": given.seed, "kinds": list(market.columns.kinds),
+        "what": __doc__,
+        "command": "python -m bench.pool.market",
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "offers": given.offers,
+        "jobs": given.jobs,
+        "seed": given.seed,
+        "kinds": list(market.columns.kinds),
         "errors_from": {"cold": COLD, "tried": TRIED, "cold_cases": len(cold), "tried_cases": len(tried)},
         "assumed": {
-            "machines_of_a_kind_differ_by": MACHINE_SPREAD, "owners_vary_prices_by": PRICE_SPREAD,
-            "probe_of_a_machine_is_off_by": PROBED_FLOPS_SPREAD, "mean_time_between_losses_h": MEAN_LOSS_EVERY_H,
-            "mean_record_h": MEAN_RECORD_H, "probe_s": PROBE_S,
+            "machines_of_a_kind_differ_by": MACHINE_SPREAD,
+            "owners_vary_prices_by": PRICE_SPREAD,
+            "probe_of_a_machine_is_off_by": PROBED_FLOPS_SPREAD,
+            "mean_time_between_losses_h": MEAN_LOSS_EVERY_H,
+            "mean_record_h": MEAN_RECORD_H,
+            "probe_s": PROBE_S,
         },
-        "bars": {"regret_mean": 0.05, "match_s": 0.1}, "regret": summary, "mean_regret_by_worth_of_an_hour": by_value,
+        "bars": {"regret_mean": 0.05, "match_s": 0.1},
+        "regret": summary,
+        "mean_regret_by_worth_of_an_hour": by_value,
         "match_s": {"median": statistics.median(took), "worst": took[-1]},
-        "match_cpu_s": {"median": statistics.median(cpu), "worst": cpu[-1], "columns": columns_s}, "rows": rows,
-    }  # fmt: skip
+        "match_cpu_s": {"median": statistics.median(cpu), "worst": cpu[-1], "columns": columns_s},
+        "rows": rows,
+    }
     path = RESULTS / f"pool_market_{document['date']}.json"
     path.write_text(json.dumps(document, indent=1) + "\n")
     print(path)

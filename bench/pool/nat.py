@@ -58,14 +58,29 @@ class Homes:
         source = self.folder / "tree"
         source.write_bytes(os.urandom(self.size_bytes))
         self.tree = self.renter.do("put", path=str(source))["digest"]
-        self.agent_client.post(on.Offered(offer=on.Offer(
-            offer_id="box", device=on.OfferedDevice(kind="cpu"), isolation="bubblewrap", price_per_hour=1000,
-            expires_s=time.time() + 3000)))  # fmt: skip
-        self.renter_client.post(on.Opened(
-            lease_id="lease", offer_id="box", order=self.renter_client.put_blob(b"order"), rate_per_hour=1000,
-            deposit=CREDIT, forecast=on.Forecast(hours=1, credits=1000), inputs=(self.tree,),
-            most_forwarding=most_forwarding,
-        ))  # fmt: skip
+        self.agent_client.post(
+            on.Offered(
+                offer=on.Offer(
+                    offer_id="box",
+                    device=on.OfferedDevice(kind="cpu"),
+                    isolation="bubblewrap",
+                    price_per_hour=1000,
+                    expires_s=time.time() + 3000,
+                )
+            )
+        )
+        self.renter_client.post(
+            on.Opened(
+                lease_id="lease",
+                offer_id="box",
+                order=self.renter_client.put_blob(b"order"),
+                rate_per_hour=1000,
+                deposit=CREDIT,
+                forecast=on.Forecast(hours=1, credits=1000),
+                inputs=(self.tree,),
+                most_forwarding=most_forwarding,
+            )
+        )
         self.agent_client.post(on.Accepted(lease_id="lease"))
         return self.tree
 
@@ -146,8 +161,17 @@ def matrix() -> list[dict[str, Any]]:
         with homes(a, b) as lab:
             words = lab.renter.do("join")["network"], lab.agent.do("join")["network"]
             got = lab.get(lab.open())
-            rows.append({"agent": a, "renter": b, "said_of_agent": words[1], "said_of_renter": words[0],
-                         "bulk": lab.bulk(), "took_s": got["took_s"], "failed": got.get("failed", "")})  # fmt: skip
+            rows.append(
+                {
+                    "agent": a,
+                    "renter": b,
+                    "said_of_agent": words[1],
+                    "said_of_renter": words[0],
+                    "bulk": lab.bulk(),
+                    "took_s": got["took_s"],
+                    "failed": got.get("failed", ""),
+                }
+            )
     return rows
 
 
@@ -171,15 +195,26 @@ def priced() -> dict[str, Any]:
             for number, source in enumerate(sources):
                 blob = lab.agent.do("put", path=str(source))["digest"]
                 try:
-                    lab.agent_client.post(on.Committed(
-                        lease_id="lease", block=number, update=number + 1, state=f"{number + 1:064x}",
-                        previous=f"{number:064x}" if number else "", blob=blob))  # fmt: skip
+                    lab.agent_client.post(
+                        on.Committed(
+                            lease_id="lease",
+                            block=number,
+                            update=number + 1,
+                            state=f"{number + 1:064x}",
+                            previous=f"{number:064x}" if number else "",
+                            blob=blob,
+                        )
+                    )
                 except on.Refused as refused:
                     found["over the quota"] = refused.message
             lease = lab.operator.lease("lease")
-            found[word] = {"took_s": got["took_s"], "bulk": lab.bulk(), "forwarded_bytes": lease["forwarded_bytes"],
-                           "forwarded_credits": lease["forwarded_credits"] / CREDIT,
-                           "log": audit(lab.folder / "pool" / "log.db").problem or "right"}  # fmt: skip
+            found[word] = {
+                "took_s": got["took_s"],
+                "bulk": lab.bulk(),
+                "forwarded_bytes": lease["forwarded_bytes"],
+                "forwarded_credits": lease["forwarded_credits"] / CREDIT,
+                "log": audit(lab.folder / "pool" / "log.db").problem or "right",
+            }
     return found
 
 
@@ -204,8 +239,13 @@ def cut(
             lab.renter.do("join")
         got = lab.agent.answer()
         is_equal = (lab.folder / "got").exists() and _sha256(lab.folder / "got") == digest
-        return {"took_s": round(got["took_s"], 1), "failed": got.get("failed", ""), "bulk": lab.bulk(),
-                "is_equal": is_equal, "said": got["said"]}  # fmt: skip
+        return {
+            "took_s": round(got["took_s"], 1),
+            "failed": got.get("failed", ""),
+            "bulk": lab.bulk(),
+            "is_equal": is_equal,
+            "said": got["said"],
+        }
 
 
 def cuts() -> dict[str, Any]:
@@ -245,16 +285,36 @@ def job(a: Any = "cone", b: Any = "cone", *, price: str = "0", epochs: int = 40)
     ):
         operator = PoolClient(address, own_key("control", folder / "pool"))
         home = {
-            name: {**os.environ, "STOKER_POOL": address, "XDG_CONFIG_HOME": str(folder / name / "config"),
-                   "XDG_CACHE_HOME": str(folder / name / "cache")} for name in ("renter", "agent", "checker")
-        }  # fmt: skip
+            name: {
+                **os.environ,
+                "STOKER_POOL": address,
+                "XDG_CONFIG_HOME": str(folder / name / "config"),
+                "XDG_CACHE_HOME": str(folder / name / "cache"),
+            }
+            for name in ("renter", "agent", "checker")
+        }
         for name in home:
             key = own_key("default", folder / name / "config" / "stoker" / "pool")
             operator.post(on.Deposited(account=key.public, amount=100 * CREDIT))
         offers = []
         for name, place, hour in (("agent", "home-a", "0.40usd/h"), ("checker", "internet", "4usd/h")):
-            words = ("-m", "stoker", "pool", "offer", "--price", hour, "--name", name, "--no-measure", "--isolation",
-                     "bubblewrap", "--folder", str(folder / f"at-{name}"), "--beat", "1")  # fmt: skip
+            words = (
+                "-m",
+                "stoker",
+                "pool",
+                "offer",
+                "--price",
+                hour,
+                "--name",
+                name,
+                "--no-measure",
+                "--isolation",
+                "bubblewrap",
+                "--folder",
+                str(folder / f"at-{name}"),
+                "--beat",
+                "1",
+            )
             with (folder / f"{name}.log").open("w") as log:
                 offers.append(subprocess.Popen(lab.command(place, sys.executable, *words), env=home[name], stderr=log))
         try:
@@ -262,25 +322,61 @@ def job(a: Any = "cone", b: Any = "cone", *, price: str = "0", epochs: int = 40)
             networks = {one["offer"]["offer_id"]: one["network"] for one in operator.state("offers")}
             begun = time.monotonic()
             done = subprocess.run(
-                lab.command("home-b", sys.executable, "-m", "stoker", "train", str(folder / "job.py"), "--on", "pool",
-                            "--verify", "100%", "--set", f"epochs={epochs}", "--time-limit", "20min", "--place-option",
-                            "block=8s", "--place-option", "window=30min", "--place-option", "forwarding=1usd",
-                            "--run-dir", str(folder / "run")),
-                check=False, env=home["renter"], cwd=folder, capture_output=True, text=True, timeout=840,
-            )  # fmt: skip
+                lab.command(
+                    "home-b",
+                    sys.executable,
+                    "-m",
+                    "stoker",
+                    "train",
+                    str(folder / "job.py"),
+                    "--on",
+                    "pool",
+                    "--verify",
+                    "100%",
+                    "--set",
+                    f"epochs={epochs}",
+                    "--time-limit",
+                    "20min",
+                    "--place-option",
+                    "block=8s",
+                    "--place-option",
+                    "window=30min",
+                    "--place-option",
+                    "forwarding=1usd",
+                    "--run-dir",
+                    str(folder / "run"),
+                ),
+                check=False,
+                env=home["renter"],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=840,
+            )
             leases = [operator.lease(one["lease_id"]) for one in operator.state("leases")]
             blocks = [one for lease in leases for one in lease["challenges"]]
             return {
-                "exit_code": done.returncode, "took_s": round(time.monotonic() - begun, 1), "networks": networks,
-                "leases": [{"state": one["state"], "reason": one["reason"], "blocks": len(one["commitments"]),
-                            "bulk": one["bulk"], "forwarded_credits": one["forwarded_credits"]} for one in leases],
-                "replays_equal": sum(one["equal"] is True for one in blocks), "replays": len(blocks),
+                "exit_code": done.returncode,
+                "took_s": round(time.monotonic() - begun, 1),
+                "networks": networks,
+                "leases": [
+                    {
+                        "state": one["state"],
+                        "reason": one["reason"],
+                        "blocks": len(one["commitments"]),
+                        "bulk": one["bulk"],
+                        "forwarded_credits": one["forwarded_credits"],
+                    }
+                    for one in leases
+                ],
+                "replays_equal": sum(one["equal"] is True for one in blocks),
+                "replays": len(blocks),
                 "log": audit(folder / "pool" / "log.db").problem or "right",
                 "at_home": (folder / "run" / "model.safetensors").exists(),
                 "renter_said": done.stderr.splitlines()[-3:],
                 "agent_said": (folder / "agent.log").read_text().splitlines()[1:],
                 "checker_said": (folder / "checker.log").read_text().splitlines()[1:],
-            }  # fmt: skip
+            }
         finally:
             for process in offers:
                 process.terminate()
@@ -302,8 +398,11 @@ def _sha256(path: Path) -> str:
 
 
 def _spread(values: list[float]) -> dict[str, float]:
-    return {"median": round(statistics.median(values), 4), "least": round(min(values), 4),
-            "most": round(max(values), 4)}  # fmt: skip
+    return {
+        "median": round(statistics.median(values), 4),
+        "least": round(min(values), 4),
+        "most": round(max(values), 4),
+    }
 
 
 STAGES = {
@@ -328,9 +427,15 @@ def main() -> None:
     today = datetime.now(UTC).date().isoformat()
     out = given.out or Path(__file__).parents[1] / "results" / f"pool_nat_{today}.json"
     result = json.loads(out.read_text()) if out.exists() else {}
-    result |= {"date": today, "machine": {"cpus": os.cpu_count(), "kernel": platform.release(),
-                                          "python": platform.python_version(),
-                                          "iroh": importlib.metadata.version("iroh")}}  # fmt: skip
+    result |= {
+        "date": today,
+        "machine": {
+            "cpus": os.cpu_count(),
+            "kernel": platform.release(),
+            "python": platform.python_version(),
+            "iroh": importlib.metadata.version("iroh"),
+        },
+    }
     for name in given.stages or STAGES:
         load = os.getloadavg()[0]
         result[name] = {"load_before": round(load, 1), "result": STAGES[name]()}

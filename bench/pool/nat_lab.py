@@ -93,20 +93,27 @@ class NatLab:
             if nat == "open":
                 continue
             ports = " random,fully-random" if nat == "symmetric" else ""
-            self.run(router, "nft", "-f", "-", text=f"""
+            self.run(
+                router,
+                "nft",
+                "-f",
+                "-",
+                text=f"""
                 table ip t {{
                     chain post {{ type nat hook postrouting priority 100; oifname wan masquerade{ports}; }}
                     chain fw {{ type filter hook forward priority 0; policy drop;
                                 ct state established,related accept; iifname != wan accept; }}
                     chain inp {{ type filter hook input priority 0; iifname wan ct state new drop; }}
-                }}""")  # fmt: skip
+                }}""",
+            )
         for number, (side, nat) in enumerate(self._nats.items(), 2):
             for place in ("internet", f"router-{'b' if side == 'a' else 'a'}") if nat == "open" else ():
                 self.run(place, "ip", "route", "add", f"10.88.{number}.0/24", "via", f"10.77.0.{number}")
 
     def _wire(self, one: str, device: str, other: str, other_device: str) -> None:
-        self.run(one, "ip", "link", "add", device, "type", "veth", "peer", "name", other_device, "netns",
-                 self.name(other))  # fmt: skip
+        self.run(
+            one, "ip", "link", "add", device, "type", "veth", "peer", "name", other_device, "netns", self.name(other)
+        )
         self.run(one, "ip", "link", "set", device, "up")
         self.run(other, "ip", "link", "set", other_device, "up")
 
@@ -126,13 +133,30 @@ class NatLab:
     def slow(self, side: str, rate: str) -> None:
         """Let a home's line carry no more than this, in each direction; such as `20mbit`."""
         for device in ("wan", "lan"):
-            self.run(f"router-{side}", "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst",
-                     "128kb", "latency", "200ms")  # fmt: skip
+            self.run(
+                f"router-{side}",
+                "tc",
+                "qdisc",
+                "add",
+                "dev",
+                device,
+                "root",
+                "tbf",
+                "rate",
+                rate,
+                "burst",
+                "128kb",
+                "latency",
+                "200ms",
+            )
 
     def cut(self, side: str) -> None:
         """Drop every packet from and to a home."""
-        self.run(f"router-{side}", "nft", "add table ip cut; add chain ip cut dropped "
-                 "{ type filter hook forward priority -10; policy drop; }")  # fmt: skip
+        self.run(
+            f"router-{side}",
+            "nft",
+            "add table ip cut; add chain ip cut dropped { type filter hook forward priority -10; policy drop; }",
+        )
 
     def mend(self, side: str) -> None:
         """Let packets through again."""
@@ -154,10 +178,14 @@ class NatLab:
     @contextlib.contextmanager
     def serving(self, folder: Path, *options: str, bulk_bytes: int | None = None) -> Iterator[str]:
         """The address of a pool on the internet."""
-        words = ("-m", "stoker", "pool", "serve") if bulk_bytes is None else (
-            "-m", "bench.pool.nat_lab", "serve", str(bulk_bytes))  # fmt: skip
-        command = self.command("internet", sys.executable, *words, "--folder", str(folder), "--host", INTERNET,
-                               "--p2p", *options)  # fmt: skip
+        words = (
+            ("-m", "stoker", "pool", "serve")
+            if bulk_bytes is None
+            else ("-m", "bench.pool.nat_lab", "serve", str(bulk_bytes))
+        )
+        command = self.command(
+            "internet", sys.executable, *words, "--folder", str(folder), "--host", INTERNET, "--p2p", *options
+        )
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             try:
@@ -170,8 +198,17 @@ class RemotePeer:
     """A peer in a home."""
 
     def __init__(self, lab: NatLab, place: str, address: str, key: Path, folder: Path, *, keeps: bool = False) -> None:
-        self._command = lab.command(place, sys.executable, "-m", "bench.pool.nat_lab", "peer", address, str(key),
-                                    str(folder), "keeps" if keeps else "")  # fmt: skip
+        self._command = lab.command(
+            place,
+            sys.executable,
+            "-m",
+            "bench.pool.nat_lab",
+            "peer",
+            address,
+            str(key),
+            str(folder),
+            "keeps" if keeps else "",
+        )
         self.start()
 
     def start(self) -> None:

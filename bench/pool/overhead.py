@@ -106,10 +106,16 @@ def turn(pool: LocalPool, case: str, number: int, seconds: float, *, is_leased: 
     step_s, checkpoints = steps_of(folder, began_s, ended_s)
     job_s, agent_s, control_s = (two - one for one, two in zip(before, after, strict=True))
     row = {
-        "case": case, "is_leased": is_leased, "seconds": ended_s - began_s, "step_s": step_s, "job_cpu_s": job_s,
-        "agent_cpu_s": agent_s, "control_cpu_s": control_s, "checkpoints": len(checkpoints),
+        "case": case,
+        "is_leased": is_leased,
+        "seconds": ended_s - began_s,
+        "step_s": step_s,
+        "job_cpu_s": job_s,
+        "agent_cpu_s": agent_s,
+        "control_cpu_s": control_s,
+        "checkpoints": len(checkpoints),
         "checkpoint_bytes": max((one["fields"]["bytes"] for one in checkpoints), default=0),
-    }  # fmt: skip
+    }
     if alone is not None:
         alone.kill()
         alone.wait(30)
@@ -127,14 +133,16 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     share = {name: sum(row[f"{name}_cpu_s"] for row in leased) / seconds for name in ("agent", "control")}
     num = sum(row["checkpoints"] for row in leased)
     return {
-        "checkpoint_bytes": max(row["checkpoint_bytes"] for row in rows), "checkpoints": num,
+        "checkpoint_bytes": max(row["checkpoint_bytes"] for row in rows),
+        "checkpoints": num,
         "step_ms_alone": 1e3 * statistics.median(row["step_s"] for row in alone),
         "step_ms_leased": 1e3 * statistics.median(row["step_s"] for row in leased),
         "step_time_ratio": statistics.median(row["step_s"] for row in leased)
         / statistics.median(row["step_s"] for row in alone),
         "job_cpu_share": sum(row["job_cpu_s"] for row in leased) / seconds,
-        "agent_cpu_share": share["agent"], "control_cpu_share": share["control"],
-    }  # fmt: skip
+        "agent_cpu_share": share["agent"],
+        "control_cpu_share": share["control"],
+    }
 
 
 def main() -> None:
@@ -148,21 +156,36 @@ def main() -> None:
     began = time.time()
     with local_pool() as pool:
         pool.lend("box", price=0.1, cores=1, beat_s=10.0, memory="3GiB", disk="3GiB", more=("--no-replay",))
-        rows = [turn(pool, case, number, given.seconds, is_leased=number % 2 == 1)
-                for case in given.cases for number in range(2 * given.turns)]  # fmt: skip
+        rows = [
+            turn(pool, case, number, given.seconds, is_leased=number % 2 == 1)
+            for case in given.cases
+            for number in range(2 * given.turns)
+        ]
     found = {case: summary([row for row in rows if row["case"] == case]) for case in given.cases}
     if len(found) == 2:  # two sizes of checkpoints tell what a second costs, and what a byte does
         small, large = found["small"], found["large"]
-        per_byte = (large["agent_cpu_share"] - small["agent_cpu_share"]) * BLOCK_S / (
-            large["checkpoint_bytes"] - small["checkpoint_bytes"])  # fmt: skip
+        per_byte = (
+            (large["agent_cpu_share"] - small["agent_cpu_share"])
+            * BLOCK_S
+            / (large["checkpoint_bytes"] - small["checkpoint_bytes"])
+        )
         for each in found.values():
             each["agent_cpu_share_at_60_s"] = small["agent_cpu_share"] + per_byte * each["checkpoint_bytes"] / 60
     document = {
-        "what": __doc__, "command": "python -m bench.pool.overhead " + " ".join(sys.argv[1:]),
-        "date": datetime.now(UTC).date().isoformat(), "machine": platform.machine(), "cores": os.cpu_count(),
-        "load": os.getloadavg(), "python": platform.python_version(), "took_s": time.time() - began, "bar": 0.01,
-        "beat_s": 10.0, "block_s": BLOCK_S, "cases": found, "rows": rows,
-    }  # fmt: skip
+        "what": __doc__,
+        "command": "python -m bench.pool.overhead " + " ".join(sys.argv[1:]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg(),
+        "python": platform.python_version(),
+        "took_s": time.time() - began,
+        "bar": 0.01,
+        "beat_s": 10.0,
+        "block_s": BLOCK_S,
+        "cases": found,
+        "rows": rows,
+    }
     print(json.dumps({name: value for name, value in document.items() if name not in ("what", "rows")}, indent=1))
     path = given.out or RESULTS / f"pool_overhead_{document['date']}.json"
     path.write_text(json.dumps(document, indent=1) + "\n")

@@ -79,9 +79,14 @@ class Simulation:
     def post(self, actor: str, body: Body) -> None:
         """One event, timed."""
         draft = Draft(
-            pool=self.key.public, actor=actor, kind=kind_of(body), body=to_json(body), time_s=self.now_s,
-            nonce=f"{next(self.number):032x}", signature=UNSIGNED,
-        )  # fmt: skip
+            pool=self.key.public,
+            actor=actor,
+            kind=kind_of(body),
+            body=to_json(body),
+            time_s=self.now_s,
+            nonce=f"{next(self.number):032x}",
+            signature=UNSIGNED,
+        )
         started = time.perf_counter()
         event = Event(seq=self.state.seq + 1, previous=self.state.head, received_s=self.now_s, draft=draft)
         apply(self.state, event)
@@ -124,11 +129,19 @@ class Simulation:
         best = ranking.best
         name, price = f"{job}.{number}", best.listed.offer.price_per_hour
         credits_ = math.ceil(best.metered_hours * price * 1.5) + price
-        self.post(self.renter, on.Opened(
-            lease_id=name, offer_id=best.listed.offer.offer_id, order=sha256(job.encode()), rate_per_hour=price,
-            deposit=credits_, window_s=600, forecast=on.Forecast(hours=best.metered_hours, credits=credits_),
-            delegate=self.key.public,
-        ))  # fmt: skip
+        self.post(
+            self.renter,
+            on.Opened(
+                lease_id=name,
+                offer_id=best.listed.offer.offer_id,
+                order=sha256(job.encode()),
+                rate_per_hour=price,
+                deposit=credits_,
+                window_s=600,
+                forecast=on.Forecast(hours=best.metered_hours, credits=credits_),
+                delegate=self.key.public,
+            ),
+        )
         if best.listed.agent not in self.dead:
             self.post(best.listed.agent, on.Accepted(lease_id=name))
             if number:
@@ -155,9 +168,12 @@ class Simulation:
         if ran_s // COMMIT_S > blocks:
             state = sha256(f"{name}/{blocks}".encode())
             previous = lease.commitments[-1].state if lease.commitments else ""
-            self.post(agent, on.Committed(
-                lease_id=name, block=blocks, update=blocks + 1, state=state, blob=state, previous=previous
-            ))  # fmt: skip
+            self.post(
+                agent,
+                on.Committed(
+                    lease_id=name, block=blocks, update=blocks + 1, state=state, blob=state, previous=previous
+                ),
+            )
             self.work[name] = (run_s, flop, blocks + 1)
         if ran_s >= run_s:
             self.post(agent, on.Finished(lease_id=name, result=sha256(name.encode())))
@@ -251,14 +267,28 @@ def main() -> None:
     offers_s = time.perf_counter() - started
     moved = simulation.moved_after_s
     document = {
-        "what": __doc__, "command": "python -m bench.pool.scale", "date": datetime.now(UTC).date().isoformat(),
-        "machine": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version(),
-        "agents": given.agents, "jobs_per_hour": given.jobs_per_hour, "virtual_minutes": given.minutes,
-        "took_s": took_s, "events": dict(counts), "events_per_s": total / seconds, "seconds_per_event": each,
-        "share_of_a_core": share, "share_of_a_core_in_all": sum(share.values()),
+        "what": __doc__,
+        "command": "python -m bench.pool.scale",
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "agents": given.agents,
+        "jobs_per_hour": given.jobs_per_hour,
+        "virtual_minutes": given.minutes,
+        "took_s": took_s,
+        "events": dict(counts),
+        "events_per_s": total / seconds,
+        "seconds_per_event": each,
+        "share_of_a_core": share,
+        "share_of_a_core_in_all": sum(share.values()),
         "jobs": {
-            "started": simulation.started, "finished": simulation.finished, "waited_for_an_offer": simulation.unplaced,
-            "lost_leases": counts["lost"], "moved": len(moved), "live": len(simulation.work),
+            "started": simulation.started,
+            "finished": simulation.finished,
+            "waited_for_an_offer": simulation.unplaced,
+            "lost_leases": counts["lost"],
+            "moved": len(moved),
+            "live": len(simulation.work),
             "moved_after_s_median": statistics.median(moved) if moved else None,
             "moved_after_s_worst": max(moved, default=None),
         },
@@ -266,7 +296,7 @@ def main() -> None:
         "list_of_offers": {"bytes": size, "seconds": offers_s},
         "bytes_of_log_per_day": 86400 / seconds * simulation.log_bytes,
         "resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }  # fmt: skip
+    }
     print(json.dumps({name: value for name, value in document.items() if name != "what"}, indent=1))
     path = RESULTS / f"pool_scale_{document['date']}.json"
     path.write_text(json.dumps(document, indent=1) + "\n")

@@ -44,10 +44,16 @@ def network(kind: str, width: int) -> nn.Module:
         return Attention(width)
     if kind in ("cnn", "cnn_average"):
         return nn.Sequential(
-            nn.Conv2d(1, width // 2, 3, padding=1), nn.BatchNorm2d(width // 2), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(width // 2, width, 3, padding=1), nn.GroupNorm(4, width), nn.GELU(), nn.Flatten(),
+            nn.Conv2d(1, width // 2, 3, padding=1),
+            nn.BatchNorm2d(width // 2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(width // 2, width, 3, padding=1),
+            nn.GroupNorm(4, width),
+            nn.GELU(),
+            nn.Flatten(),
             nn.Linear(16 * width, 10),
-        )  # fmt: skip
+        )
     return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, 10))
 
 
@@ -62,13 +68,24 @@ def job(
         train = (torch.rand(rows, 1, 8, 8, generator=draw), torch.randint(0, 10, (rows,), generator=draw))
         test = (train[0][:64], train[1][:64])
     optimizers = {
-        "mlp": stoker.AdamW(lr=1e-3), "cnn": stoker.SGD(lr=0.05, momentum=0.9), "cnn_average": stoker.AdamW(lr=1e-3),
-        "lstm": stoker.Adam(lr=2e-3), "attention": stoker.AdamW(lr=1e-3), "mlp_sgd": stoker.SGD(lr=0.1),
-    }  # fmt: skip
+        "mlp": stoker.AdamW(lr=1e-3),
+        "cnn": stoker.SGD(lr=0.05, momentum=0.9),
+        "cnn_average": stoker.AdamW(lr=1e-3),
+        "lstm": stoker.Adam(lr=2e-3),
+        "attention": stoker.AdamW(lr=1e-3),
+        "mlp_sgd": stoker.SGD(lr=0.1),
+    }
     return stoker.Job(
-        model=lambda: network(kind, width), data=train, test=test, loss="cross_entropy", metrics=["accuracy"],
-        optimizer=optimizers[kind], batch=batch, until=stoker.updates(updates), seed=seed,
+        model=lambda: network(kind, width),
+        data=train,
+        test=test,
+        loss="cross_entropy",
+        metrics=["accuracy"],
+        optimizer=optimizers[kind],
+        batch=batch,
+        until=stoker.updates(updates),
+        seed=seed,
         schedule=stoker.schedules.one_cycle() if kind in ("mlp", "cnn") else stoker.schedules.constant(),
         clip_norm=1.0 if kind in ("lstm", "attention") else None,
         average=stoker.EMA(0.99) if kind == "cnn_average" else None,
-    )  # fmt: skip
+    )

@@ -37,9 +37,22 @@ RESULTS = Path(__file__).parents[1] / "results"
 def command(model: Path, rows: Path, out: Path) -> list[str]:
     """The command line: the same for the first try and for every other."""
     return [
-        sys.executable, "-m", "stoker", "predict", str(model), str(rows), "-o", str(out), "--json", "--max-bad", "2%",
-        "--batch", "32", "--part-rows", "512",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "stoker",
+        "predict",
+        str(model),
+        str(rows),
+        "-o",
+        str(out),
+        "--json",
+        "--max-bad",
+        "2%",
+        "--batch",
+        "32",
+        "--part-rows",
+        "512",
+    ]
 
 
 def predict_to_the_end(arguments: list[str]) -> dict[str, object]:
@@ -109,12 +122,21 @@ def prove(case: str, kills: int, rows: int, randomly: random.Random) -> dict[str
             predict_to_the_end(arguments)
             jobs, same, complete = jobs + 1, same and contents(out) == wanted, complete and is_complete(out, rows)
         inside = sum(bool(one["inside_a_write"]) for one in happened)
-        print(f"{case}: {kills} kills of {jobs} jobs, {inside} inside a write, {num_parts} parts; "
-              f"same bytes: {same}, each row once: {complete}", flush=True)  # fmt: skip
+        print(
+            f"{case}: {kills} kills of {jobs} jobs, {inside} inside a write, {num_parts} parts; "
+            f"same bytes: {same}, each row once: {complete}",
+            flush=True,
+        )
         return {
-            "kills": happened, "jobs": jobs, "kills_inside_a_write": inside, "parts": num_parts, "rows": rows,
-            "bad_rows": summary["bad_rows"], "same_bytes": same, "each_row_once": complete,
-        }  # fmt: skip
+            "kills": happened,
+            "jobs": jobs,
+            "kills_inside_a_write": inside,
+            "parts": num_parts,
+            "rows": rows,
+            "bad_rows": summary["bad_rows"],
+            "same_bytes": same,
+            "each_row_once": complete,
+        }
 
 
 def _is_writing(out: Path) -> bool:

@@ -47,10 +47,17 @@ def rows_per_s(asked: PredictionRequest, threads: int, ahead: int) -> float:
             out = OutputDirectory(Path(name))
             out.begin(job)
             running = PredictionRun(
-                job=job, model=asked.model(job.batch_rows), sources=asked.sources, stamps=asked.stamps,
-                schema=asked.schema, engines=engines, out=out, most_bad=asked.most_bad, sink=lambda _: None,
+                job=job,
+                model=asked.model(job.batch_rows),
+                sources=asked.sources,
+                stamps=asked.stamps,
+                schema=asked.schema,
+                engines=engines,
+                out=out,
+                most_bad=asked.most_bad,
+                sink=lambda _: None,
                 ahead=ahead,
-            )  # fmt: skip
+            )
             return running.run().rows_per_s
     finally:
         for engine in engines:
@@ -113,14 +120,16 @@ def main() -> int:
         files[path.name] = measure(resolve_request(artifact, [str(path)], options), wanted.rounds, wanted.batch)
     manifest = artifact.manifest
     result = {
-        "what": "rows/s of whole jobs, interleaved", "date": date,
+        "what": "rows/s of whole jobs, interleaved",
+        "date": date,
         "command": f"python -m bench.predict.throughput MODEL ROWS --rounds {wanted.rounds} --batch {wanted.batch} "
         f"--part-rows {wanted.part_rows}",
         "model": f"{manifest.name}: {manifest.engine}, {manifest.precision}, {artifact.num_bytes:,} bytes",
-        "hardware": f"{attached_cpu().model}, {attached_cpu().cores} cores", "python": platform.python_version(),
+        "hardware": f"{attached_cpu().model}, {attached_cpu().cores} cores",
+        "python": platform.python_version(),
         "libraries": {name: version(name) for name in ("pyarrow", "onnxruntime", "openvino", "numpy")},
         "files": files,
-    }  # fmt: skip
+    }
     path = RESULTS / f"predict_throughput_{date}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(f"written to {path}")

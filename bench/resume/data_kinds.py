@@ -39,17 +39,29 @@ def prove(kind: str, num_workers: int, kills: int, randomly: random.Random) -> d
 
         def command(run: str) -> list[str]:
             return [
-                sys.executable, "-m", "stoker", "train", str(HERE / "jobs" / "data_kind.py"), "--json",
-                "--set", f"kind={kind}", "--set", f"root={folder / 'files'}",
-                "--run-dir", str(folder / run), "--plan", str(folder / "plan.json"),
-            ]  # fmt: skip
+                sys.executable,
+                "-m",
+                "stoker",
+                "train",
+                str(HERE / "jobs" / "data_kind.py"),
+                "--json",
+                "--set",
+                f"kind={kind}",
+                "--set",
+                f"root={folder / 'files'}",
+                "--run-dir",
+                str(folder / run),
+                "--plan",
+                str(folder / "plan.json"),
+            ]
 
         finished = next(event for event in train_to_the_end(command("whole")) if event["event"] == "finished")
         total = int(str(finished["samples"]))
         happened = []
         for target in sorted(randomly.randrange(total) for _ in range(kills)):
-            killed = kill_at(command("killed"), folder / "killed", target, randomly.uniform(0.0, 0.1),
-                             in_checkpoint=False)  # fmt: skip
+            killed = kill_at(
+                command("killed"), folder / "killed", target, randomly.uniform(0.0, 0.1), in_checkpoint=False
+            )
             if killed is None:
                 break
             happened.append(killed)
@@ -58,8 +70,14 @@ def prove(kind: str, num_workers: int, kills: int, randomly: random.Random) -> d
         whole = digest(folder / "whole")
         same = digest(folder / "killed") == whole
         print(f"{kind}, {num_workers} workers: {len(happened)} kills, bit-equal: {same}", flush=True)
-        return {"kind": kind, "workers": num_workers, "kills": happened, "bit_equal": same, "weights_sha256": whole,
-                "samples": total}  # fmt: skip
+        return {
+            "kind": kind,
+            "workers": num_workers,
+            "kills": happened,
+            "bit_equal": same,
+            "weights_sha256": whole,
+            "samples": total,
+        }
 
 
 def main() -> int:

@@ -47,13 +47,16 @@ def served() -> Iterator[str]:
         port = probe.getsockname()[1]
     process = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     os.environ.update(
-        AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}", AWS_ACCESS_KEY_ID="x",
+        AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}",
+        AWS_ACCESS_KEY_ID="x",
         AWS_SECRET_ACCESS_KEY="x",  # noqa: S106 - moto takes any
-        AWS_DEFAULT_REGION="us-east-1", no_proxy="127.0.0.1",
-    )  # fmt: skip
+        AWS_DEFAULT_REGION="us-east-1",
+        no_proxy="127.0.0.1",
+    )
     try:
         for _ in range(300):
             try:
@@ -110,16 +113,24 @@ def main() -> int:
     training_s, mirror_s = counting.of("MainThread"), counting.of("stoker-mirror", "fsspecIO")
     each_s = mirror_s / counting.saved
     measured = {
-        "checkpoints": counting.saved, "checkpoint_bytes": counting.num_bytes, "training_cpu_s": training_s,
-        "mirror_cpu_s": mirror_s, "cpu_s_for_each": each_s, "share_every_30_s": each_s / USUAL_S,
-    }  # fmt: skip
+        "checkpoints": counting.saved,
+        "checkpoint_bytes": counting.num_bytes,
+        "training_cpu_s": training_s,
+        "mirror_cpu_s": mirror_s,
+        "cpu_s_for_each": each_s,
+        "share_every_30_s": each_s / USUAL_S,
+    }
     print(measured)
     date = datetime.now(UTC).date().isoformat()
     result = {
-        "what": "CPU time of the mirror's threads for each checkpoint", "date": date, "torch": torch.__version__,
-        "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(),
-        "command": " ".join(["python -m bench.resume.keep", *sys.argv[1:]]), **measured,
-    }  # fmt: skip
+        "what": "CPU time of the mirror's threads for each checkpoint",
+        "date": date,
+        "torch": torch.__version__,
+        "machine": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "command": " ".join(["python -m bench.resume.keep", *sys.argv[1:]]),
+        **measured,
+    }
     path = HERE.parent / "results" / f"keep_{date}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(f"written to {path}")

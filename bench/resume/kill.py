@@ -28,19 +28,42 @@ from stoker.records import Plan, dumps
 
 HERE = Path(__file__).parent
 PLANS = {
-    "cnn": Plan(device="cpu", micro_batch=100, precision="bf16", memory_format="channels_last", threads=2,
-                loader="workers", num_workers=2, optimizer_implementation="fused", checkpoint_every_s=0.15),
-    "gpt": Plan(device="cpu", micro_batch=8, precision="bf16", threads=2, optimizer_implementation="fused",
-                checkpoint_every_s=0.15),
-}  # fmt: skip
+    "cnn": Plan(
+        device="cpu",
+        micro_batch=100,
+        precision="bf16",
+        memory_format="channels_last",
+        threads=2,
+        loader="workers",
+        num_workers=2,
+        optimizer_implementation="fused",
+        checkpoint_every_s=0.15,
+    ),
+    "gpt": Plan(
+        device="cpu",
+        micro_batch=8,
+        precision="bf16",
+        threads=2,
+        optimizer_implementation="fused",
+        checkpoint_every_s=0.15,
+    ),
+}
 
 
 def command(job: str, folder: Path, run: str) -> list[str]:
     """The command line that trains `job` in `folder`/`run`: the same for the first try and for every other."""
     return [
-        sys.executable, "-m", "stoker", "train", str(HERE / "jobs" / f"{job}.py"), "--json",
-        "--run-dir", str(folder / run), "--plan", str(folder / "plan.json"),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "stoker",
+        "train",
+        str(HERE / "jobs" / f"{job}.py"),
+        "--json",
+        "--run-dir",
+        str(folder / run),
+        "--plan",
+        str(folder / "plan.json"),
+    ]
 
 
 def train_to_the_end(arguments: list[str]) -> list[dict[str, object]]:

@@ -43,9 +43,23 @@ def main() -> int:
         (folder / "plan.json").write_text(dumps(plan))
 
         def command(run: str, *more: str) -> list[str]:
-            return [sys.executable, "-m", "stoker", "train", str(HERE / "jobs" / "cnn.py"), "--json", "--set",
-                    f"epochs={options.epochs}", "--run-dir", str(folder / run), "--plan", str(folder / "plan.json"),
-                    "--on", options.on, *more]  # fmt: skip
+            return [
+                sys.executable,
+                "-m",
+                "stoker",
+                "train",
+                str(HERE / "jobs" / "cnn.py"),
+                "--json",
+                "--set",
+                f"epochs={options.epochs}",
+                "--run-dir",
+                str(folder / run),
+                "--plan",
+                str(folder / "plan.json"),
+                "--on",
+                options.on,
+                *more,
+            ]
 
         while not slices or slices[-1]["exit"] == 75:
             began = time.monotonic()
@@ -67,11 +81,18 @@ def main() -> int:
     print(f"{len(slices)} slices of {options.slice}, the longest {longest:.1f} s, bit-equal: {same}")
     date = datetime.now(UTC).date().isoformat()
     result = {
-        "what": "a run in slices against one run: bit-equal weights", "date": date, "torch": torch.__version__,
-        "command": " ".join(["python -m bench.resume.slices", *sys.argv[1:]]), "slice": options.slice,
-        "on": options.on, "slices": slices, "longest_s": longest, "bit_equal": same, "weights_sha256": sha256,
+        "what": "a run in slices against one run: bit-equal weights",
+        "date": date,
+        "torch": torch.__version__,
+        "command": " ".join(["python -m bench.resume.slices", *sys.argv[1:]]),
+        "slice": options.slice,
+        "on": options.on,
+        "slices": slices,
+        "longest_s": longest,
+        "bit_equal": same,
+        "weights_sha256": sha256,
         "wall_s_of_one_run": finished["wall_s"],
-    }  # fmt: skip
+    }
     path = HERE.parent / "results" / f"slices_{options.on}_{date}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(f"written to {path}")

@@ -119,8 +119,10 @@ def main() -> None:
     versions = {name: version(name) for name in ("stoker", "openvino", "uvicorn", "uvloop")}
     content = document(__doc__.splitlines()[0], f"python -m bench.serving.answer_path --rounds {rounds}", versions)
     content["load_average"] = os.getloadavg()
-    content |= {"loop_us": {"least": round(min(found), 1), "median": round(statistics.median(found), 1)},
-                "connections": CONNECTIONS}  # fmt: skip
+    content |= {
+        "loop_us": {"least": round(min(found), 1), "median": round(statistics.median(found), 1)},
+        "connections": CONNECTIONS,
+    }
     print(content["loop_us"])
     save(RESULTS / f"answer_path_{datetime.now(UTC).date().isoformat()}.json", content)
 

@@ -221,12 +221,19 @@ def _speed() -> float:
 
 def _manifest() -> Manifest:
     return Manifest(
-        name="busy", engine="onnxruntime", precision="fp32", graph="", golden="",
+        name="busy",
+        engine="onnxruntime",
+        precision="fp32",
+        graph="",
+        golden="",
         inputs=(TensorSpec(name="x", datatype="FP32", shape=("batch", 8)),),
         outputs=(TensorSpec(name="y", datatype="FP32", shape=("batch", 3)),),
-        tolerance=Tolerance(absolute=0.0, relative=0.0), proved_on="", made_at="", files=(),
+        tolerance=Tolerance(absolute=0.0, relative=0.0),
+        proved_on="",
+        made_at="",
+        files=(),
         source=ArtifactSource(kind="onnx", name="", digest=""),
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

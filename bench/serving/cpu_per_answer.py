@@ -89,10 +89,16 @@ def served_ms(asked: race.Asked, batch: int, seconds: float, work: Path) -> list
             rows, batches = rows_and_batches(target.address, name)
             loop = spent.pop(started[0])
             others = sorted((1e3 * s / found.answered for s in spent.values()), reverse=True)
-            told.append({"callers": callers, "answered": found.answered, "loop_ms": 1e3 * loop / found.answered,
-                         "others_ms": [round(one, 4) for one in others[:4]],
-                         "all_ms": 1e3 * loop / found.answered + sum(others),
-                         "rows_a_batch": round((rows - counted[0]) / (batches - counted[1]), 1)})  # fmt: skip
+            told.append(
+                {
+                    "callers": callers,
+                    "answered": found.answered,
+                    "loop_ms": 1e3 * loop / found.answered,
+                    "others_ms": [round(one, 4) for one in others[:4]],
+                    "all_ms": 1e3 * loop / found.answered + sum(others),
+                    "rows_a_batch": round((rows - counted[0]) / (batches - counted[1]), 1),
+                }
+            )
     return told
 
 
@@ -111,14 +117,17 @@ def main() -> None:
         engine.close()
         asked = race.Asked(artifact, samples, expected)
         versions = {name: version(name) for name in ("stoker", "openvino", "uvicorn", "uvloop")}
-        content = document(__doc__.splitlines()[0], f"python -m bench.serving.cpu_per_answer --seconds {seconds:g}",
-                           versions)  # fmt: skip
+        content = document(
+            __doc__.splitlines()[0], f"python -m bench.serving.cpu_per_answer --seconds {seconds:g}", versions
+        )
         content["load_average"] = os.getloadavg()
         content["batches"] = {
-            str(batch): {"engine_alone_ms": bare_ms(artifact, samples, batch, seconds),
-                         "server": served_ms(asked, batch, seconds, work)}
+            str(batch): {
+                "engine_alone_ms": bare_ms(artifact, samples, batch, seconds),
+                "server": served_ms(asked, batch, seconds, work),
+            }
             for batch in BATCHES
-        }  # fmt: skip
+        }
     print(content["batches"])
     save(RESULTS / f"serving_cpu_per_answer_{datetime.now(UTC).date().isoformat()}.json", content)
 

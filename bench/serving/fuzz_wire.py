@@ -48,9 +48,36 @@ MODEL = NoModel().fixed
 MOST_BYTES = 1_000_000
 LIMITS = RequestLimits(body_bytes=MOST_BYTES, header_s=0.2, body_s=0.2, linger_s=0.2)
 ODD: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 2, 3, 2**31, 2**63, 2**64, 10**400, -(2**63), 0.5, 1e308, "", "x", "FP32", "BYTES",
-    "BOOL", [], {}, [[]], [1], [[1], [2, 3]], [1, "2", None], {"a": 1}, {"binary_data_size": 4}, {"classification": -1},
-)  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    2,
+    3,
+    2**31,
+    2**63,
+    2**64,
+    10**400,
+    -(2**63),
+    0.5,
+    1e308,
+    "",
+    "x",
+    "FP32",
+    "BYTES",
+    "BOOL",
+    [],
+    {},
+    [[]],
+    [1],
+    [[1], [2, 3]],
+    [1, "2", None],
+    {"a": 1},
+    {"binary_data_size": 4},
+    {"classification": -1},
+)
 
 
 def damaged(data: bytes, chance: random.Random) -> bytes:

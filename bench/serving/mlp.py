@@ -35,10 +35,19 @@ def mlp_artifact(
         one.close()
         files = digests()
         return Manifest(
-            name=folder.name, engine=engine, precision="fp32", graph="model.onnx", golden="golden.safetensors",
-            inputs=inputs, outputs=outputs, tolerance=Tolerance(absolute=1e-3, relative=1e-3), proved_on="here",
-            source=ArtifactSource(kind="onnx", name="mlp", digest=files[-1].sha256), made_at="2026-11-22", files=files,
-        )  # fmt: skip
+            name=folder.name,
+            engine=engine,
+            precision="fp32",
+            graph="model.onnx",
+            golden="golden.safetensors",
+            inputs=inputs,
+            outputs=outputs,
+            tolerance=Tolerance(absolute=1e-3, relative=1e-3),
+            proved_on="here",
+            source=ArtifactSource(kind="onnx", name="mlp", digest=files[-1].sha256),
+            made_at="2026-11-22",
+            files=files,
+        )
 
     return publish(folder, write)
 
@@ -57,9 +66,10 @@ def _graph(widths: Sequence[int], seed: int, repeats: int) -> onnx.ModelProto:
             name = f"a{index}.{again}"
             nodes.append(helper.make_node("Relu", [f"h{index}.{again}"], [name]))
     graph = helper.make_graph(
-        nodes, "mlp",
+        nodes,
+        "mlp",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", widths[0]])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", widths[-1]])],
         weights,
-    )  # fmt: skip
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)

@@ -75,13 +75,19 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         is_here = arguments.engine != "elsewhere"
         artifact = mlp_artifact(
-            Path(scratch) / "mlp", WIDTHS, engine=arguments.engine if is_here else "onnxruntime",
+            Path(scratch) / "mlp",
+            WIDTHS,
+            engine=arguments.engine if is_here else "onnxruntime",
             repeats=REPEATS if is_here else 1,
-        )  # fmt: skip
+        )
         options = ServerOptions(
-            places=(artifact.path.parent,), http_port=0, grpc_port=None, admin_port=0, watch_s=None,
+            places=(artifact.path.parent,),
+            http_port=0,
+            grpc_port=None,
+            admin_port=0,
+            watch_s=None,
             overrides=(f"deadline_s={objective.within_s}", "max_batch_rows=8"),
-        )  # fmt: skip
+        )
         with served_in_child(run if is_here else run_elsewhere, options) as (started, pid):
             address = address_of(str(started.http))
             payload = infer_payload(address, "mlp", {"x": artifact.golden().inputs["x"][:1]})

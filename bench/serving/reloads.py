@@ -73,9 +73,13 @@ def _measure(engine: EngineName, reloads: int, callers: int) -> dict[str, Any]:
         models = folder / "models"
         shutil.copytree(variants[0], models / "mlp" / "1")
         options = ServerOptions(
-            places=(models,), http_port=0, grpc_port=None, admin_port=0, watch_s=None,
+            places=(models,),
+            http_port=0,
+            grpc_port=None,
+            admin_port=0,
+            watch_s=None,
             access_log=str(folder / "access.jsonl"),
-        )  # fmt: skip
+        )
         with served_in_child(run, options) as (started, pid):
             target = _target(started.http, variants[0])
             greet(target)
@@ -135,9 +139,7 @@ def _target(url: str | None, version: Path) -> LoadTarget:
 
 
 def _memory(pid: int, reloads: int) -> dict[str, int]:
-    status = dict(
-        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line
-    )  # fmt: skip
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
     return {"reloads": reloads, "rss_mib": int(status["VmRSS"].split()[0]) // 1024, "threads": int(status["Threads"])}
 
 
@@ -148,9 +150,12 @@ def _versions_in(log: Path) -> Counter[str]:
 
 
 def _told(
-    quiet: LoadMeasurement, found: list[LoadMeasurement], took: list[float], memory: list[dict[str, int]],
+    quiet: LoadMeasurement,
+    found: list[LoadMeasurement],
+    took: list[float],
+    memory: list[dict[str, int]],
     statuses: Counter[str],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     failures = sum((Counter(one.failures) for one in found), Counter())
     settled = [one["rss_mib"] for one in memory if one["reloads"] >= len(took) // 4]
     return {

@@ -102,9 +102,17 @@ def serve(kind: str, announce: Callable[[int], None]) -> None:
     if kind != "http":
         application = http_floor if kind == "http-floor" else Application(edge)
         config = uvicorn.Config(
-            application, loop="uvloop", http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
-            proxy_headers=False, server_header=False, date_header=False,
-        )  # fmt: skip
+            application,
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+        )
     uvicorn.Server(config).run(sockets=[listening])
 
 

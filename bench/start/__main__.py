@@ -45,18 +45,35 @@ def run_once(contender: str, kind: str, folder: Path, updates: int, keep: int = 
     environment = os.environ | {"STOKER_CACHE": str(folder / "cache"), "STOKER_RUNS": str(folder / "runs")}
     started = time.monotonic()
     subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "bench.start.run", contender, kind, str(updates), str(folder),
-         repr(started), str(out)],
-        check=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "bench.start.run",
+            contender,
+            kind,
+            str(updates),
+            str(folder),
+            repr(started),
+            str(out),
+        ],
+        check=True,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     whole_s = time.monotonic() - started
     document = json.loads(out.read_text(encoding="utf-8"))
     updates_s: list[float] = document["updates_s"]
     last = updates_s[len(updates_s) // 2 :]
     return {
-        "first_s": updates_s[0], "whole_s": whole_s, "updates_s": [round(s, 3) for s in updates_s[:keep]],
-        "update_s": (last[-1] - last[0]) / (len(last) - 1), "plans": document["plans"],
-    }  # fmt: skip
+        "first_s": updates_s[0],
+        "whole_s": whole_s,
+        "updates_s": [round(s, 3) for s in updates_s[:keep]],
+        "update_s": (last[-1] - last[0]) / (len(last) - 1),
+        "plans": document["plans"],
+    }
 
 
 def summary(runs: dict[str, list[dict[str, Any]]], peer: str) -> dict[str, float]:

@@ -48,9 +48,13 @@ class ConvBlock(nn.Module):
     def __init__(self, channels: int, out: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(channels, out, 3, padding=1), nn.GroupNorm(8, out), nn.SiLU(),
-            nn.Conv2d(out, out, 3, padding=1), nn.GroupNorm(8, out), nn.SiLU(),
-        )  # fmt: skip
+            nn.Conv2d(channels, out, 3, padding=1),
+            nn.GroupNorm(8, out),
+            nn.SiLU(),
+            nn.Conv2d(out, out, 3, padding=1),
+            nn.GroupNorm(8, out),
+            nn.SiLU(),
+        )
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         """The features [B, out, H, W]."""
@@ -127,12 +131,21 @@ class Autoencoder(nn.Module):
     def __init__(self, width: int = 16) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(1, width, 3, stride=2, padding=1), nn.BatchNorm2d(width), nn.ReLU(),
-            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU(),
-            nn.Flatten(), nn.Linear(98 * width, 32), nn.Linear(32, 98 * width), nn.Unflatten(1, (2 * width, 7, 7)),
-            nn.ConvTranspose2d(2 * width, width, 2, stride=2), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(1, width, 3, stride=2, padding=1),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
+            nn.BatchNorm2d(2 * width),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(98 * width, 32),
+            nn.Linear(32, 98 * width),
+            nn.Unflatten(1, (2 * width, 7, 7)),
+            nn.ConvTranspose2d(2 * width, width, 2, stride=2),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
             nn.ConvTranspose2d(width, 1, 2, stride=2),
-        )  # fmt: skip
+        )
 
     def forward(self, x_B1HW: torch.Tensor) -> torch.Tensor:
         """The picture again [B, 1, H, W]."""
@@ -149,10 +162,15 @@ class HFClassifier(nn.Module):
 
         self.bert = BertForSequenceClassification(
             BertConfig(
-                vocab_size=256, hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512,
-                max_position_embeddings=128, num_labels=10,
+                vocab_size=256,
+                hidden_size=128,
+                num_hidden_layers=4,
+                num_attention_heads=4,
+                intermediate_size=512,
+                max_position_embeddings=128,
+                num_labels=10,
             )
-        )  # fmt: skip
+        )
 
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """Logits [B, K]."""
@@ -174,9 +192,15 @@ def _gpt() -> nn.Module:
 
 def _tabular() -> nn.Module:
     return nn.Sequential(
-        nn.Linear(64, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Dropout(0.1),
-        nn.Linear(256, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 10),
-    )  # fmt: skip
+        nn.Linear(64, 256),
+        nn.BatchNorm1d(256),
+        nn.ReLU(),
+        nn.Dropout(0.1),
+        nn.Linear(256, 256),
+        nn.BatchNorm1d(256),
+        nn.ReLU(),
+        nn.Linear(256, 10),
+    )
 
 
 KINDS = {
@@ -229,9 +253,14 @@ def job_of(kind: Kind, folder: Path) -> Any:
     import stoker  # noqa: PLC0415 - the other contenders do not import it
 
     return stoker.Job(
-        model=kind.model, data=read(kind, folder), loss=kind.loss, batch=kind.batch, name=kind.name,
-        optimizer=stoker.AdamW(lr=kind.lr, weight_decay=WEIGHT_DECAY), until=stoker.updates(kind.updates),
-    )  # fmt: skip
+        model=kind.model,
+        data=read(kind, folder),
+        loss=kind.loss,
+        batch=kind.batch,
+        name=kind.name,
+        optimizer=stoker.AdamW(lr=kind.lr, weight_decay=WEIGHT_DECAY),
+        until=stoker.updates(kind.updates),
+    )
 
 
 def read(kind: Kind, folder: Path) -> Arrays:

@@ -35,10 +35,13 @@ def main() -> int:
         data = read(kind, folder)
         for number in range(given.calls):
             job = stoker.Job(
-                model=kind.model, data=data, loss=kind.loss, batch=kind.batch,
+                model=kind.model,
+                data=data,
+                loss=kind.loss,
+                batch=kind.batch,
                 optimizer=stoker.AdamW(lr=kind.lr / (1 + number), weight_decay=WEIGHT_DECAY),
                 until=stoker.updates(200 + 10 * number),
-            )  # fmt: skip
+            )
             first: list[float] = []
 
             def updated(_: object, moments: list[float] = first) -> None:
@@ -46,10 +49,13 @@ def main() -> int:
 
             called, cpu_s = time.perf_counter(), time.process_time()
             stoker.train(job, new=True, sink=lambda _: None, hooks=[stoker.on("updated", updated)])
-            calls.append({
-                "first_update_s": first[0] - called, "whole_s": time.perf_counter() - called,
-                "cpu_s": time.process_time() - cpu_s,
-            })  # fmt: skip
+            calls.append(
+                {
+                    "first_update_s": first[0] - called,
+                    "whole_s": time.perf_counter() - called,
+                    "cpu_s": time.process_time() - cpu_s,
+                }
+            )
             print(" ".join(f"{key} {value:.3f}" for key, value in calls[-1].items()), flush=True)
     content = results.document("calls in one process", " ".join(["python -m bench.start.notebook", *sys.argv[1:]]), {})
     results.save(given.out or dated("notebook_calls"), {**content, "kind": kind.name, "calls": calls})

@@ -50,9 +50,14 @@ def measured(name: str, folder: Path, threads: int) -> dict[str, float]:
     torch.set_num_threads(threads)
     kind = KINDS[name]
     job = stoker.Job(
-        model=kind.model, data=read(kind, folder), loss=kind.loss, batch=kind.batch, name=kind.name,
-        optimizer=stoker.AdamW(lr=kind.lr, weight_decay=WEIGHT_DECAY), until=stoker.updates(kind.updates),
-    )  # fmt: skip
+        model=kind.model,
+        data=read(kind, folder),
+        loss=kind.loss,
+        batch=kind.batch,
+        name=kind.name,
+        optimizer=stoker.AdamW(lr=kind.lr, weight_decay=WEIGHT_DECAY),
+        until=stoker.updates(kind.updates),
+    )
     prepared = resolve_job(job)
     done("resolving")
     if hasattr(coupling, "require_usable"):
@@ -91,8 +96,10 @@ def main() -> int:
             for _ in range(given.rounds):
                 for source, path in sources.items():
                     environment = os.environ | {
-                        "PYTHONPATH": str(path), "STOKER_CACHE": tempfile.mkdtemp(dir=folder), "HF_HUB_OFFLINE": "1",
-                    }  # fmt: skip
+                        "PYTHONPATH": str(path),
+                        "STOKER_CACHE": tempfile.mkdtemp(dir=folder),
+                        "HF_HUB_OFFLINE": "1",
+                    }
                     command = [sys.executable, "-W", "ignore", "-m", "bench.start.probe", "--child", kind, folder]
                     command += ["--threads", str(given.threads)]
                     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)

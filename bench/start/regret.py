@@ -93,19 +93,24 @@ def main() -> int:
             brief_s = contest.screened(kind, fixed[kind])
             found = contest.judged(kind, fixed[kind], chosen, brief_s)
             found |= {
-                "updates": updates, "is_settled": is_settled, "chosen_plan": to_json(chosen),
+                "updates": updates,
+                "is_settled": is_settled,
+                "chosen_plan": to_json(chosen),
                 "brief_s": to_json(brief_s),
-                "trials": costs, "short_regret": (1 + found["regret"]) * statistics.median(costs) - 1,
-                "short_regret_upper": (1 + found["regret_upper"]) * costs[-1] - 1, "took_s": time.monotonic() - began,
-            }  # fmt: skip
+                "trials": costs,
+                "short_regret": (1 + found["regret"]) * statistics.median(costs) - 1,
+                "short_regret_upper": (1 + found["regret_upper"]) * costs[-1] - 1,
+                "took_s": time.monotonic() - began,
+            }
             document["results"][kind] = found
             write(path, document)
             print(
                 f"{kind}: {len(brief_s)} of {len(fixed[kind]['plans'])} plans work; {chosen.in_words()}"
                 f"{'' if is_settled else ' (not settled)'}: regret {found['regret']:.1%}, at most "
                 f"{found['regret_upper']:.1%}; with trials in {updates} updates {found['short_regret']:.1%}, at most "
-                f"{found['short_regret_upper']:.1%}; {found['took_s']:.0f} s", flush=True,
-            )  # fmt: skip
+                f"{found['short_regret_upper']:.1%}; {found['took_s']:.0f} s",
+                flush=True,
+            )
     return 0
 
 

@@ -52,9 +52,14 @@ def with_stoker(kind: Kind, folder: Path, clock: Clock) -> None:
 
     torch.manual_seed(0)
     job = stoker.Job(
-        model=kind.model, data=read(kind, folder), loss=kind.loss, batch=kind.batch, name=kind.name,
-        optimizer=stoker.AdamW(lr=kind.lr, weight_decay=WEIGHT_DECAY), until=stoker.updates(kind.updates),
-    )  # fmt: skip
+        model=kind.model,
+        data=read(kind, folder),
+        loss=kind.loss,
+        batch=kind.batch,
+        name=kind.name,
+        optimizer=stoker.AdamW(lr=kind.lr, weight_decay=WEIGHT_DECAY),
+        until=stoker.updates(kind.updates),
+    )
     stoker.train(job, new=True, sink=note)
 
 
@@ -79,9 +84,16 @@ def with_lightning(kind: Kind, folder: Path, clock: Clock, precision: str = "32-
 
     torch.manual_seed(0)
     trainer = pl.Trainer(
-        accelerator="cpu", devices=1, max_steps=kind.updates, max_epochs=-1, logger=False, precision=precision,  # type: ignore[arg-type]
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+        accelerator="cpu",
+        devices=1,
+        max_steps=kind.updates,
+        max_epochs=-1,
+        logger=False,
+        precision=precision,  # type: ignore[arg-type]
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     trainer.fit(Module(), DataLoader(TensorDataset(*read(kind, folder)), batch_size=kind.batch, shuffle=True))
 
 

@@ -119,17 +119,27 @@ _QUICK_SIZES: dict[Architecture, dict[str, int]] = {
 def quick(case: Case) -> Case:
     """The case so small that its figures mean nothing: shows that everything runs."""
     return replace(
-        case, sizes=_QUICK_SIZES[case.architecture], batch=16, context=32 if case.is_text else None, epochs=100,
-        compared_samples=1600, most_samples=1600, threads=1, random_samples=320 if case.random_samples else None,
+        case,
+        sizes=_QUICK_SIZES[case.architecture],
+        batch=16,
+        context=32 if case.is_text else None,
+        epochs=100,
+        compared_samples=1600,
+        most_samples=1600,
+        threads=1,
+        random_samples=320 if case.random_samples else None,
         image=(case.image[0], 28, 28),
-    )  # fmt: skip
+    )
 
 
 def build(case: Case) -> nn.Module:
     """The case's plain PyTorch module, with weights that PyTorch's generator draws now."""
     makers: dict[Architecture, type[nn.Module]] = {
-        "resnet9": ResNet9, "resnet50": ResNet50, "gpt": GPT, "lstm": ByteLSTM,
-    }  # fmt: skip
+        "resnet9": ResNet9,
+        "resnet50": ResNet50,
+        "gpt": GPT,
+        "lstm": ByteLSTM,
+    }
     if case.architecture == "mlp":
         return MLP(784)
     model = makers[case.architecture](**case.sizes)

@@ -46,9 +46,13 @@ WAYS = ("eager", "whole", "regions")
 def _resnet9() -> stoker.Job:
     """ResNet-9, 32 wide, batches of 64: no two of its layers are alike."""
     return stoker.Job(
-        model=lambda: stoker.zoo.ResNet9(width=32, in_channels=1), data=jobs.images(256, 28, 1, 10),
-        loss="cross_entropy", optimizer=stoker.AdamW(lr=1e-3), batch=64, until=stoker.updates(1000),
-    )  # fmt: skip
+        model=lambda: stoker.zoo.ResNet9(width=32, in_channels=1),
+        data=jobs.images(256, 28, 1, 10),
+        loss="cross_entropy",
+        optimizer=stoker.AdamW(lr=1e-3),
+        batch=64,
+        until=stoker.updates(1000),
+    )
 
 
 JOBS: dict[str, Callable[[], stoker.Job]] = {
@@ -106,10 +110,14 @@ def measure(name: str, precision: str, way: str) -> dict[str, JSON]:
     job = JOBS[name]()
     planner = Planner(resolve_job(job, None))
     plan = Plan(
-        device="cpu", micro_batch=job.batch, precision=precision, threads=1,  # type: ignore[arg-type]
+        device="cpu",
+        micro_batch=job.batch,
+        precision=precision,
+        threads=1,  # type: ignore[arg-type]
         memory_format="channels_last" if name == "resnet9" else "contiguous",
-        optimizer_implementation="fused", compile=way != "eager",
-    )  # fmt: skip
+        optimizer_implementation="fused",
+        compile=way != "eager",
+    )
     as_whole = mock.patch.object(torch_compile, "compiled_regions", lambda model: [model])
     with as_whole if way == "whole" else contextlib.nullcontext():
         step = Step(job, plan, planner.coupling)
@@ -124,10 +132,16 @@ def measure(name: str, precision: str, way: str) -> dict[str, JSON]:
             spent.append(_cpu_s() - used)
     regions = step.compilation.regions if step.compilation else ()
     return {
-        "job": name, "precision": precision, "way": way, "regions": len(regions), "first_s": times[0],
-        "first_cpu_s": spent[0], "step_s": statistics.median(times[2:]), "step_cpu_s": statistics.median(spent[2:]),
+        "job": name,
+        "precision": precision,
+        "way": way,
+        "regions": len(regions),
+        "first_s": times[0],
+        "first_cpu_s": spent[0],
+        "step_s": statistics.median(times[2:]),
+        "step_cpu_s": statistics.median(spent[2:]),
         "problem": step.compilation.problem if step.compilation else None,
-    }  # fmt: skip
+    }
 
 
 def _has_regions(job: stoker.Job) -> bool:

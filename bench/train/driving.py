@@ -82,9 +82,13 @@ class Running:
         with on_last_cores(case.threads):
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "bench.train.worker", *arguments, *ends],
-                pass_fds=(inward[0], outward[1]), stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
-                cwd=ROOT, env=environment(contender, case, self._own),
-            )  # fmt: skip
+                pass_fds=(inward[0], outward[1]),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                cwd=ROOT,
+                env=environment(contender, case, self._own),
+            )
         os.close(inward[0])
         os.close(outward[1])
         self._commands, self._answers = os.fdopen(inward[1], "w"), os.fdopen(outward[0])
@@ -107,10 +111,12 @@ class Running:
         """Wait until it has made its first updates."""
         answer = self._answer()
         return Start(
-            losses=tuple(answer["losses"]), first_update_s=answer["first_update_s"],
-            start_peak_bytes=answer["start_peak_bytes"], notes=answer["notes"],
+            losses=tuple(answer["losses"]),
+            first_update_s=answer["first_update_s"],
+            start_peak_bytes=answer["start_peak_bytes"],
+            notes=answer["notes"],
             others=load_between(self._before, cpu_sample(self._process.pid)).others,
-        )  # fmt: skip
+        )
 
     def turn(self, slice_s: float, least_updates: int, most_others: float) -> list[Slice]:
         """Slices until one counts; the last is it, or none does."""
@@ -127,9 +133,13 @@ class Running:
         answer = self._answer()
         load = load_between(before, cpu_sample(self._process.pid))
         return Slice(
-            samples=answer["samples"], updates=answer["updates"], wall_s=answer["wall_s"], cpu_s=answer["cpu_s"],
-            others=load.others, stolen=load.stolen,
-        )  # fmt: skip
+            samples=answer["samples"],
+            updates=answer["updates"],
+            wall_s=answer["wall_s"],
+            cpu_s=answer["cpu_s"],
+            others=load.others,
+            stolen=load.stolen,
+        )
 
     def _tell(self, **command: object) -> None:
         try:
@@ -194,9 +204,11 @@ def cpu_sample(*own: int) -> CpuSample:
     """
     spent = os.times()
     sample = parse_stat(
-        Path("/proc/stat").read_text(encoding="ascii"), usable_cpus(), ticks_per_s=os.sysconf("SC_CLK_TCK"),
+        Path("/proc/stat").read_text(encoding="ascii"),
+        usable_cpus(),
+        ticks_per_s=os.sysconf("SC_CLK_TCK"),
         own_s=spent.user + spent.system + sum(map(process_seconds, own)),
-    )  # fmt: skip
+    )
     assert sample is not None, "the CPUs this process runs on are listed"
     return sample
 

@@ -134,9 +134,13 @@ def _ask(name: str, side: str, seed: int, plan: str, *, is_quick: bool) -> JSON:
     """What `_one` returns, from a process of its own."""
     command = [sys.executable, "-m", "bench.train.equal_accuracy", "--case", name, "--one", side, str(seed), plan]
     done = subprocess.run(
-        [*command, "--quick"] if is_quick else command, capture_output=True, text=True, check=False, cwd=ROOT,
+        [*command, "--quick"] if is_quick else command,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": str(_case(name, is_quick=is_quick).threads)},
-    )  # fmt: skip
+    )
     if done.returncode != 0:
         raise RuntimeError(f"{name}, {side}, seed {seed} ended with {done.returncode}: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])

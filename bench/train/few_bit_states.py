@@ -36,10 +36,16 @@ def the_job(seed: int, num_updates: int) -> stoker.Job:
     """A GPT of two blocks, 128 wide, on bytes."""
     return stoker.Job(
         model=lambda: stoker.zoo.GPT(layers=2, width=128, heads=4, context=64),
-        data=stoker.data.python_source(64, 2**21)[0], loss="token_cross_entropy", optimizer=stoker.AdamW(lr=2e-3),
-        schedule=stoker.schedules.warmup(stoker.updates(20)), clip_norm=1.0, batch=16,
-        until=stoker.updates(num_updates), numerics=["bf16-states", "8bit-states"], seed=seed,
-    )  # fmt: skip
+        data=stoker.data.python_source(64, 2**21)[0],
+        loss="token_cross_entropy",
+        optimizer=stoker.AdamW(lr=2e-3),
+        schedule=stoker.schedules.warmup(stoker.updates(20)),
+        clip_norm=1.0,
+        batch=16,
+        until=stoker.updates(num_updates),
+        numerics=["bf16-states", "8bit-states"],
+        seed=seed,
+    )
 
 
 def learned(seed: int, num_updates: int) -> dict[str, list[float]]:
@@ -63,9 +69,16 @@ def step_ns(states: OptimizerStates) -> tuple[float, float]:
     optimizer: torch.optim.Optimizer = torch.optim.AdamW([weight], lr=1e-3, fused=True)
     if states != "full":
         optimizer = LowBitAdam(
-            [{"params": [weight]}], states=states, names={"weight": weight}, seed=0, is_decoupled=True, lr=1e-3,
-            betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01,
-        )  # fmt: skip
+            [{"params": [weight]}],
+            states=states,
+            names={"weight": weight},
+            seed=0,
+            is_decoupled=True,
+            lr=1e-3,
+            betas=(0.9, 0.999),
+            eps=1e-8,
+            weight_decay=0.01,
+        )
     times_s = []
     for _ in range(10):
         began = time.perf_counter()
@@ -86,8 +99,12 @@ def main() -> None:
     found: dict[str, JSON] = {}
     for states in STATES:
         nanoseconds, num_bytes = step_ns(states)
-        found[states] = {"step_ns_per_weight": round(nanoseconds, 1), "state_bytes_per_weight": num_bytes,
-                         "loss": [], "ratio": []}  # fmt: skip
+        found[states] = {
+            "step_ns_per_weight": round(nanoseconds, 1),
+            "state_bytes_per_weight": num_bytes,
+            "loss": [],
+            "ratio": [],
+        }
     for seed in range(options.seeds):
         tail = max(1, options.updates // 10)
         ends = {one: statistics.fmean(losses[-tail:]) for one, losses in learned(seed, options.updates).items()}

@@ -39,10 +39,16 @@ def measure(case: Case, path: Path, given: argparse.Namespace, peak: float) -> b
     case = quick(case) if given.rehearse else case
     chosen = [GPU_CONTENDERS[name] for name in given.contenders]
     contest = Contest(
-        case=case, contenders=chosen, rounds=given.rounds, sets=given.sets, is_quick=given.rehearse,
-        slice_s=0.1 if given.rehearse else SLICE_S, most_others=_NOBODY_MINDS, reference=REFERENCE,
+        case=case,
+        contenders=chosen,
+        rounds=given.rounds,
+        sets=given.sets,
+        is_quick=given.rehearse,
+        slice_s=0.1 if given.rehearse else SLICE_S,
+        most_others=_NOBODY_MINDS,
+        reference=REFERENCE,
         at_once=given.at_once,
-    )  # fmt: skip
+    )
     command = f"python -m bench.train.gpu --case {case.name} --rounds {given.rounds} --sets {given.sets}"
     command += f" --at-once {given.at_once} --contenders {' '.join(given.contenders)}"
     content = results.document("training speed on a GPU", command, {})

@@ -93,10 +93,11 @@ def prepare(case: Case, folder: Path, seed: int = 0) -> None:
         {
             "weights": build(case).state_dict(),
             "order": torch.from_numpy(np.stack([order.indices(e, 0, num) for e in range(EPOCHS_OF_ORDER)])),
-            "test_inputs": test_inputs, "test_targets": test_targets,
+            "test_inputs": test_inputs,
+            "test_targets": test_targets,
         },
         folder / "material.pt",
-    )  # fmt: skip
+    )
     for name, array in zip(("inputs", "targets"), arrays, strict=True):
         np.save(folder / f"{name}.npy", array.numpy())
 
@@ -107,7 +108,7 @@ def read(case: Case, folder: Path) -> Material:
     inputs, targets = (torch.from_numpy(np.load(folder / f"{name}.npy")) for name in ("inputs", "targets"))
     _READ[folder] = Material(
         case, folder, inputs, targets, kept["test_inputs"], kept["test_targets"], kept["order"], kept["weights"]
-    )  # fmt: skip
+    )
     return _READ[folder]
 
 

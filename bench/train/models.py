@@ -43,9 +43,11 @@ class ResNet50(nn.Module):
     def __init__(self, classes: int = 1000, width: int = 64, depths: tuple[int, ...] = (3, 4, 6, 3)) -> None:
         super().__init__()
         layers: list[nn.Module] = [
-            nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
+            nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
             nn.MaxPool2d(3, stride=2, padding=1),
-        ]  # fmt: skip
+        ]
         channels = width
         for stage, depth in enumerate(depths):
             inner = width << stage
@@ -67,16 +69,18 @@ class Bottleneck(nn.Module):
         super().__init__()
         out = 4 * inner
         self.branch = nn.Sequential(
-            nn.Conv2d(channels, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(inplace=True),
-            nn.Conv2d(inner, inner, 3, stride=stride, padding=1, bias=False), nn.BatchNorm2d(inner),
+            nn.Conv2d(channels, inner, 1, bias=False),
+            nn.BatchNorm2d(inner),
             nn.ReLU(inplace=True),
-            nn.Conv2d(inner, out, 1, bias=False), nn.BatchNorm2d(out),
-        )  # fmt: skip
+            nn.Conv2d(inner, inner, 3, stride=stride, padding=1, bias=False),
+            nn.BatchNorm2d(inner),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(inner, out, 1, bias=False),
+            nn.BatchNorm2d(out),
+        )
         self.shortcut: nn.Module = nn.Identity()
         if stride > 1 or channels != out:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(channels, out, 1, stride=stride, bias=False), nn.BatchNorm2d(out)
-            )  # fmt: skip
+            self.shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride=stride, bias=False), nn.BatchNorm2d(out))
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         """The block's output [B, 4 * inner, H / stride, W / stride]."""

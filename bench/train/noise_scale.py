@@ -120,9 +120,11 @@ def train(job: Job, *, target: float, most: int) -> dict[str, Any]:
                     break
                 before = (samples, loss)
     return {
-        "samples": reached, "updates": None if reached is None else reached / job.batch, "loss": loss,
+        "samples": reached,
+        "updates": None if reached is None else reached / job.batch,
+        "loss": loss,
         "cpu_s": time.process_time() - started - evaluating_s,
-    }  # fmt: skip
+    }
 
 
 def held_out_loss(step: Step, data: Datasets) -> float:
@@ -152,18 +154,24 @@ def knee(name: str, seeds: int) -> dict[str, Any]:
     scale = statistics.median([choice.noise_scale for choice in choices])
     for size in (batch // 4, batch, 4 * batch):
         runs = [
-            train(at_batch(the_job(name, seed), size, scale, choices[0].coupling_group), target=TARGETS[name],
-                  most=LARGEST)
+            train(
+                at_batch(the_job(name, seed), size, scale, choices[0].coupling_group),
+                target=TARGETS[name],
+                most=LARGEST,
+            )
             for seed in range(seeds)
-        ]  # fmt: skip
+        ]
         rows.append({"batch": size, "lr": lr_of(name, size, scale), "foretold": 1 + size / scale, "runs": runs})
         print(name, rows[-1], flush=True)
     return {
-        "target": TARGETS[name], "noise_scales": [choice.noise_scale for choice in choices],
+        "target": TARGETS[name],
+        "noise_scales": [choice.noise_scale for choice in choices],
         "on_initial_weights": [choice.initial.scale.value for choice in choices],
-        "chosen": [choice.batch for choice in choices], "batch": batch, "choosing_s": [c.took_s for c in choices],
+        "chosen": [choice.batch for choice in choices],
+        "batch": batch,
+        "choosing_s": [c.took_s for c in choices],
         "rows": rows,
-    }  # fmt: skip
+    }
 
 
 def lr_of(name: str, batch: int, noise_scale: float) -> float:
@@ -188,8 +196,15 @@ def shares(name: str, seeds: int) -> dict[str, Any]:
             losses.append(run["loss"])
         rows.append({"share_of_edge": share, "lr": rate, "losses": losses})
         print(name, rows[-1], flush=True)
-    return {"lr": found.lr, "is_clear": found.is_clear, "why": found.why, "edge": found.edge, "spread": found.spread,
-            "samples": RANGE_SAMPLES, "rows": rows}  # fmt: skip
+    return {
+        "lr": found.lr,
+        "is_clear": found.is_clear,
+        "why": found.why,
+        "edge": found.edge,
+        "spread": found.spread,
+        "samples": RANGE_SAMPLES,
+        "rows": rows,
+    }
 
 
 def main() -> None:

@@ -39,8 +39,12 @@ class Pacer:
         leave: Callable[[int], Any] = os._exit,
     ) -> None:
         self._commands, self._answers, self._started, self._clock, self._leave = (
-            commands, answers, started, clock, leave,
-        )  # fmt: skip
+            commands,
+            answers,
+            started,
+            clock,
+            leave,
+        )
         self._losses: list[float] = []
         self._first_update_s = 0.0
         self._is_ready = False
@@ -90,9 +94,11 @@ class Pacer:
         self._is_ready = True
         loss()
         self._say(
-            losses=self._losses, first_update_s=self._first_update_s, start_peak_bytes=self.peak_bytes(),
+            losses=self._losses,
+            first_update_s=self._first_update_s,
+            start_peak_bytes=self.peak_bytes(),
             notes=self.notes,
-        )  # fmt: skip
+        )
         reset_high_water()
         return self._wait()
 

@@ -83,9 +83,14 @@ def by_stoker_s(plan: Plan, updates: int) -> float:
         return original(*args, **keywords)
 
     job = stoker.Job(
-        model=model, data=data(), loss="token_cross_entropy", optimizer=stoker.AdamW(lr=1e-3), clip_norm=1.0,
-        batch=BATCH, until=stoker.updates(updates),
-    )  # fmt: skip
+        model=model,
+        data=data(),
+        loss="token_cross_entropy",
+        optimizer=stoker.AdamW(lr=1e-3),
+        clip_norm=1.0,
+        batch=BATCH,
+        until=stoker.updates(updates),
+    )
     Step.update = update  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as folder:

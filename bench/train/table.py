@@ -28,11 +28,13 @@ Content = Mapping[str, JSON]
 
 _TRAINERS = ("lightning", "accelerate", "hf_trainer")
 _COLUMNS = {
-    "bf16": ("the best of Lightning, Accelerate, HF Trainer, bf16 on",
-             (*(f"{name}_bf16" for name in _TRAINERS), *_TRAINERS)),
+    "bf16": (
+        "the best of Lightning, Accelerate, HF Trainer, bf16 on",
+        (*(f"{name}_bf16" for name in _TRAINERS), *_TRAINERS),
+    ),
     "default": ("the best of those and Keras 3, as they come", (*_TRAINERS, "keras_torch", "keras_jax")),
     "by_hand": ("the loop tuned by hand", ("by_hand",)),
-}  # fmt: skip
+}
 """Columns of the first table: heading, and whom Stoker is held against. Where a trainer is faster without its bf16, it
 is taken without: nobody would turn it on."""
 
@@ -99,8 +101,17 @@ def _of_one(case: str, content: Content, name: str) -> str:
 
 def beside_table(cases: Mapping[str, Content], accuracy: Content | None) -> list[str]:
     """What belongs beside the ratios: seconds to the first update, peaks of memory, and what was learned."""
-    heading = ["", "first update: Stoker, planning included", "Lightning", "peak: Stoker", "Lightning", "by hand",
-               "learned: Stoker", "fp32", "seeds differ by"]  # fmt: skip
+    heading = [
+        "",
+        "first update: Stoker, planning included",
+        "Lightning",
+        "peak: Stoker",
+        "Lightning",
+        "by hand",
+        "learned: Stoker",
+        "fp32",
+        "seeds differ by",
+    ]
     rows = [heading]
     for name, content in cases.items():
         starts = [_first_update(content, who) for who in ("stoker", "lightning")]
@@ -138,10 +149,13 @@ def startup_lines(content: Content | None) -> list[str]:
     later, share = content["after_lightning_s"], content["planning_share"]
     parts = [
         f"{words} {later[way]['median']:+.2f} s ({later[way]['low']:+.2f} to {later[way]['high']:+.2f})"
-        for way, words in (("stoker_warm", "with a cached plan"), ("stoker_given", "with a plan in a file"),
-                           ("stoker_cold", "planning cold"))
+        for way, words in (
+            ("stoker_warm", "with a cached plan"),
+            ("stoker_given", "with a plan in a file"),
+            ("stoker_cold", "planning cold"),
+        )
         if later.get(way) is not None
-    ]  # fmt: skip
+    ]
     first = f"First update of {content['case']['title']} beside Lightning's: {', '.join(parts)}."
     return ["", f"{first} Planning cold takes {share['median']:.1%} of the run it forecasts."]
 
@@ -156,11 +170,16 @@ def gpu_table(cases: Mapping[str, Content]) -> list[str]:
         known = [name for name in others if content["samples_per_s"].get(name)]
         best = max(known, key=lambda name: content["samples_per_s"][name], default=None)
         mfu = content["mfu"]
-        rows.append([
-            content["case"]["title"], content["machine"].get("gpu", {}).get("name", "?"),
-            cell(content, others, GPU_BAR), f"{content['samples_per_s']['stoker']:,.0f}",
-            f"{mfu['stoker']:.1%}", "–" if best is None else f"{mfu[best]:.1%}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                content["case"]["title"],
+                content["machine"].get("gpu", {}).get("name", "?"),
+                cell(content, others, GPU_BAR),
+                f"{content['samples_per_s']['stoker']:,.0f}",
+                f"{mfu['stoker']:.1%}",
+                "–" if best is None else f"{mfu[best]:.1%}",
+            ]
+        )
     return ["", *markdown(rows)]
 
 
@@ -196,12 +215,15 @@ def pages(folder: Path = RESULTS) -> dict[Path, list[str]]:
     ]
     gpus = [found for path in sorted(folder.glob("train_gpu_*.json")) if (found := results.read(path)).get("ratios")]
     details = [
-        *told, *ratios_table(cases, list(_COLUMNS)), "",
-        *everybody_table(cases), "",
+        *told,
+        *ratios_table(cases, list(_COLUMNS)),
+        "",
+        *everybody_table(cases),
+        "",
         *beside_table(cases, newest("train_accuracy", folder)),
         *startup_lines(newest("train_startup_resnet9_w32", folder)),
         *gpu_table({one["case"]["name"]: one for one in gpus}),
-    ]  # fmt: skip
+    ]
     return {DETAILS: details}
 
 

@@ -216,10 +216,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     case = quick(CASES[given.case]) if given.quick else CASES[given.case]
     contest = Contest(
-        case=case, contenders=[CONTENDERS[name] for name in given.contenders], is_quick=given.quick,
-        rounds=min(given.rounds, 3) if given.quick else given.rounds, sets=given.sets,
-        slice_s=0.1 if given.quick else SLICE_S, most_others=2.0 if given.quick else MOST_OTHERS,
-    )  # fmt: skip
+        case=case,
+        contenders=[CONTENDERS[name] for name in given.contenders],
+        is_quick=given.quick,
+        rounds=min(given.rounds, 3) if given.quick else given.rounds,
+        sets=given.sets,
+        slice_s=0.1 if given.quick else SLICE_S,
+        most_others=2.0 if given.quick else MOST_OTHERS,
+    )
     kind = "train_quick" if given.quick else "train"
     path = given.out or dated(f"{kind}_{case.name}")
     command = f"python -m bench.train.throughput --case {case.name} --rounds {contest.rounds} --sets {given.sets}"

@@ -124,8 +124,20 @@ def ask(recipe: str, target: str, seed: int, threads: int, *, is_validation: boo
     Raises:
         RuntimeError: it failed; with what it printed.
     """
-    command = [sys.executable, "-m", "bench.train.time_to_accuracy", "--one", recipe, "--target", target,
-               "--seeds", str(seed), "--threads", str(threads), *["--validate"] * is_validation]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "bench.train.time_to_accuracy",
+        "--one",
+        recipe,
+        "--target",
+        target,
+        "--seeds",
+        str(seed),
+        "--threads",
+        str(threads),
+        *["--validate"] * is_validation,
+    ]
     cores = sorted(os.sched_getaffinity(0))[:threads]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, preexec_fn=lambda: os.sched_setaffinity(0, cores)
@@ -159,8 +171,10 @@ def show(found: dict[str, Any], target: str) -> None:
     print(f"{'recipe':10} {'accuracy':>9} {'wall s':>8} {'CPU s':>8} {'process s':>10}")
     for recipe in RECIPES:
         mean = found[recipe]
-        print(f"{recipe:10} {100 * mean['accuracy']:8.2f} % {mean['train_wall_s']:8.1f} {mean['train_cpu_s']:8.1f} "
-              f"{mean['process_s']:10.1f}")  # fmt: skip
+        print(
+            f"{recipe:10} {100 * mean['accuracy']:8.2f} % {mean['train_wall_s']:8.1f} {mean['train_cpu_s']:8.1f} "
+            f"{mean['process_s']:10.1f}"
+        )
     for key, what in (("train_wall_s", "wall"), ("train_cpu_s", "CPU"), ("process_s", "process")):
         ratio = found[f"ratio_{key}"]
         print(f"ratio, {what}: {ratio['mean']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})")
@@ -182,8 +196,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.one:
         print(json.dumps(one(given.one, given.target, seeds[0], given.threads, is_validation=given.validate)))
         return 0
-    command = (f"python -m bench.train.time_to_accuracy --target {given.target} --seeds {given.seeds} "
-               f"--threads {given.threads}{' --validate' * given.validate}")  # fmt: skip
+    command = (
+        f"python -m bench.train.time_to_accuracy --target {given.target} --seeds {given.seeds} "
+        f"--threads {given.threads}{' --validate' * given.validate}"
+    )
     content = results.document("time to accuracy", command, {"torch": torch.__version__})
     split = "_validation" * given.validate
     path = given.out or FOLDER / f"time_to_accuracy_{given.target}{split}_{content['date']}.json"

@@ -51,9 +51,14 @@ class Net(nn.Module):
 
 def _group(channels: int, width: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.MaxPool2d(2), nn.BatchNorm2d(width), nn.GELU(),
-        nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.GELU(),
-    )  # fmt: skip
+        nn.Conv2d(channels, width, 3, padding=1, bias=False),
+        nn.MaxPool2d(2),
+        nn.BatchNorm2d(width),
+        nn.GELU(),
+        nn.Conv2d(width, width, 3, padding=1, bias=False),
+        nn.BatchNorm2d(width),
+        nn.GELU(),
+    )
 
 
 def _whitening(images_BCHW: torch.Tensor) -> nn.Conv2d:

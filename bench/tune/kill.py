@@ -38,17 +38,36 @@ def command(folder: Path, trials: int, name: str) -> list[str]:
     plan = folder / "plan.json"
     plan.write_text(dumps(Plan(device="cpu", micro_batch=64, checkpoint_every_s=0.2)))
     return [
-        sys.executable, "-m", "stoker", "tune", str(ROOT / "examples" / "tune_me.py"), "--space", SPACE, "--trials",
-        str(trials), "--set", "epochs=6", "--plan", str(plan), "--planned", "0", "--study", name, "--json",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "stoker",
+        "tune",
+        str(ROOT / "examples" / "tune_me.py"),
+        "--space",
+        SPACE,
+        "--trials",
+        str(trials),
+        "--set",
+        "epochs=6",
+        "--plan",
+        str(plan),
+        "--planned",
+        "0",
+        "--study",
+        name,
+        "--json",
+    ]
 
 
 def trials_of(name: str, environment: dict[str, str]) -> list[JSON]:
     """What of each trial must be equal."""
     shown = subprocess.run(
-        [sys.executable, "-m", "stoker", "tune", "--show", name, "--json"], env=environment, check=True,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "stoker", "tune", "--show", name, "--json"],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     kept = ("number", "state", "parameters", "value", "curve", "reason")
     found = [{key: one[key] for key in kept} for one in json.loads(shown.stdout)["trials"]]
     return sorted(found, key=lambda one: one["number"])
@@ -86,8 +105,11 @@ def main() -> int:
     draws, happened = random.Random(asked.seed), list[dict[str, JSON]]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        environment = os.environ | {"STOKER_RUNS": str(folder / "runs"), "STOKER_CACHE": str(folder / "cache"),
-                                    "OMP_NUM_THREADS": "1"}  # fmt: skip
+        environment = os.environ | {
+            "STOKER_RUNS": str(folder / "runs"),
+            "STOKER_CACHE": str(folder / "cache"),
+            "OMP_NUM_THREADS": "1",
+        }
         began = time.perf_counter()
         subprocess.run(command(folder, asked.trials, "whole"), env=environment, check=True, capture_output=True)
         took_s = time.perf_counter() - began
@@ -105,9 +127,14 @@ def main() -> int:
     result = {
         "what": "the trials of a study after SIGKILL at random moments, against one never stopped",
         "command": f"python -m bench.tune.kill --kills {asked.kills} --trials {asked.trials} --seed {asked.seed}",
-        "date": date, "machine": surroundings(), "optuna": version("optuna"), "whole_took_s": took_s,
-        "kills": happened, "trials": whole, "same_trials": is_same,
-    }  # fmt: skip
+        "date": date,
+        "machine": surroundings(),
+        "optuna": version("optuna"),
+        "whole_took_s": took_s,
+        "kills": happened,
+        "trials": whole,
+        "same_trials": is_same,
+    }
     path = RESULTS / f"tune_kill_{date}.json"
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(f"{len(happened)} kills of a study of {len(whole)} trials; the same trials: {is_same}\n{path}")

@@ -32,16 +32,28 @@ def searched(seed: int, members: int, **rule: Any) -> dict[str, JSON]:
     """What a study finds: the best value, how good the members are, what they took."""
     began = time.perf_counter()
     study = stoker.tune(
-        ROOT / "examples" / "tune_me.py", SPACE, fixed={"batch": "64", "epochs": "9"}, trials=members, seed=seed,
-        plan=Plan(device="cpu", micro_batch=64), planned=0, in_processes=False, **rule,
-    )  # fmt: skip
+        ROOT / "examples" / "tune_me.py",
+        SPACE,
+        fixed={"batch": "64", "epochs": "9"},
+        trials=members,
+        seed=seed,
+        plan=Plan(device="cpu", micro_batch=64),
+        planned=0,
+        in_processes=False,
+        **rule,
+    )
     finished = [one for one in study.trials if one.state == "finished" and one.value is not None]
     return {
-        "best": finished[0].value, "median": finished[len(finished) // 2].value, "finished": len(finished),
-        "samples": study.result.samples, "took_s": time.perf_counter() - began,
-        "course": [{"trial": one.number, "parameters": one.parameters, "curve": one.curve}
-                   for one in study.result.lineage(finished[0].number)],
-    }  # fmt: skip
+        "best": finished[0].value,
+        "median": finished[len(finished) // 2].value,
+        "finished": len(finished),
+        "samples": study.result.samples,
+        "took_s": time.perf_counter() - began,
+        "course": [
+            {"trial": one.number, "parameters": one.parameters, "curve": one.curve}
+            for one in study.result.lineage(finished[0].number)
+        ],
+    }
 
 
 def main() -> int:
@@ -60,14 +72,20 @@ def main() -> int:
             alone = searched(seed, asked.members, sampler="random", pruner="none")
             herd = searched(seed, asked.members, sampler="pbt", intervals=asked.intervals)
             rows.append({"seed": seed, "random": alone, "population": herd})
-            print(f"seed {seed}: best {herd['best']:.4f} and median {herd['median']:.4f} of a population, "
-                  f"{alone['best']:.4f} and {alone['median']:.4f} at random", flush=True)  # fmt: skip
+            print(
+                f"seed {seed}: best {herd['best']:.4f} and median {herd['median']:.4f} of a population, "
+                f"{alone['best']:.4f} and {alone['median']:.4f} at random",
+                flush=True,
+            )
             result = {
                 "what": "accuracy that a population and random search find from the same first settings",
                 "command": f"python -m bench.tune.population --seeds {len(rows)} --members {asked.members} "
-                           f"--intervals {asked.intervals}",
-                "date": date, "machine": surroundings(), "optuna": version("optuna"), "seeds": rows,
-            }  # fmt: skip
+                f"--intervals {asked.intervals}",
+                "date": date,
+                "machine": surroundings(),
+                "optuna": version("optuna"),
+                "seeds": rows,
+            }
             path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(path)
     return 0 if all(row["population"]["best"] >= row["random"]["best"] for row in rows) else 1

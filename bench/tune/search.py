@@ -49,8 +49,11 @@ RESULTS = ROOT / "bench" / "results"
 Rule = tuple[SamplerName, PrunerName]
 
 RULES: tuple[Rule, ...] = (
-    ("tpe", "asha"), ("tpe", "none"), ("random", "asha"), ("gp", "none"),
-)  # fmt: skip
+    ("tpe", "asha"),
+    ("tpe", "none"),
+    ("random", "asha"),
+    ("gp", "none"),
+)
 HALF = 0.5
 
 
@@ -143,11 +146,20 @@ class Limited:
 def settings(case: Case, sampler: SamplerName, pruner: PrunerName, seed: int) -> StudySettings:
     """A study of a case."""
     return StudySettings(
-        name=f"{case.name}-{sampler}-{pruner}-{seed}", job=case.name, job_digest="", fixed=case.fixed,
-        space=parse_space(case.space), objective=f"valid/{case.objective}",
-        higher_is_better=case.objective == "accuracy", sampler=sampler, pruner=pruner,
-        seed=seed, on="cpu", first_samples=case.first_samples, total_samples=case.total_samples,
-    )  # fmt: skip
+        name=f"{case.name}-{sampler}-{pruner}-{seed}",
+        job=case.name,
+        job_digest="",
+        fixed=case.fixed,
+        space=parse_space(case.space),
+        objective=f"valid/{case.objective}",
+        higher_is_better=case.objective == "accuracy",
+        sampler=sampler,
+        pruner=pruner,
+        seed=seed,
+        on="cpu",
+        first_samples=case.first_samples,
+        total_samples=case.total_samples,
+    )
 
 
 def search(
@@ -182,11 +194,16 @@ def one_seed(case: Case, seed: int, trials: int, rules: Sequence[Rule], folder: 
         best = min(values, default=math.inf)
         found[f"{sampler}+{pruner}"] = {
             "share_of_samples": None if limited.reached_at is None else limited.reached_at / spent,
-            "best": best, "trials": len(done), "took_s": time.perf_counter() - began,
-        }  # fmt: skip
+            "best": best,
+            "trials": len(done),
+            "took_s": time.perf_counter() - began,
+        }
         share = "not in half" if limited.reached_at is None else f"{limited.reached_at / spent:.0%}"
-        print(f"{case.name} seed {seed} {sampler}+{pruner}: {share} ({len(done)} trials, best {best:.4g}, "
-              f"random's {target:.4g})", flush=True)  # fmt: skip
+        print(
+            f"{case.name} seed {seed} {sampler}+{pruner}: {share} ({len(done)} trials, best {best:.4g}, "
+            f"random's {target:.4g})",
+            flush=True,
+        )
     return found
 
 
@@ -197,9 +214,10 @@ def summary(rows: Sequence[dict[str, JSON]], rules: Sequence[Rule]) -> dict[str,
         shares = [row[f"{sampler}+{pruner}"]["share_of_samples"] for row in rows]
         reached = [share for share in shares if share is not None]
         told[f"{sampler}+{pruner}"] = {
-            "reached": len(reached), "of": len(shares),
+            "reached": len(reached),
+            "of": len(shares),
             "median_share": statistics.median(1.0 if share is None else share for share in shares),
-        }  # fmt: skip
+        }
     return told
 
 
@@ -209,9 +227,13 @@ def write(name: str, trials: int, rules: Sequence[Rule], rows: Sequence[dict[str
     words = f"--case {name} --seeds {len(rows)} --trials {trials} --rules {' '.join(map('+'.join, rules))}"
     result = {
         "what": "share of random search's samples that other rules need to be as good as its best",
-        "command": f"python -m bench.tune.search {words}", "date": date, "machine": surroundings(),
-        "optuna": version("optuna"), "summary": told, "seeds": list(rows),
-    }  # fmt: skip
+        "command": f"python -m bench.tune.search {words}",
+        "date": date,
+        "machine": surroundings(),
+        "optuna": version("optuna"),
+        "summary": told,
+        "seeds": list(rows),
+    }
     path = RESULTS / f"tune_{name}_{date}.json"
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(f"{name}: {json.dumps(told)}\n{path}", flush=True)

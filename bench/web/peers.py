@@ -72,7 +72,7 @@ for number in range(runs):
         for step, loss, accuracy in curve():
             trackio.log({"loss": loss, "accuracy": accuracy}, step=step)
         trackio.finish()
-"""  # fmt: skip
+"""
 
 
 def stoker_runs(folder: Path) -> None:
@@ -81,9 +81,16 @@ def stoker_runs(folder: Path) -> None:
         events = []
         for step in range(1, POINTS + 1):
             fields = {
-                "samples": step * 512, "total_samples": POINTS * 512, "updates": step, "epoch": 0, "wall_s": 1.0 * step,
-                "loss": 2 * 0.98**step, "lr": 0.1, "samples_per_s": 512.0, "split_s": {"data": 0.0, "update": 1.0},
-            }  # fmt: skip
+                "samples": step * 512,
+                "total_samples": POINTS * 512,
+                "updates": step,
+                "epoch": 0,
+                "wall_s": 1.0 * step,
+                "loss": 2 * 0.98**step,
+                "lr": 0.1,
+                "samples_per_s": 512.0,
+                "split_s": {"data": 0.0, "update": 1.0},
+            }
             events.append(Event(kind="progress", at=float(step), fields=fields))
         write_run(folder, f"run-{number:04d}", as_log(events), spec=story.spec(), lr=number / 1000)
 
@@ -105,8 +112,13 @@ def main() -> None:  # noqa: C901 - five tools, one after the other
     binaries = options.peers / "bin"
     with tempfile.TemporaryDirectory(prefix="stoker-peers-") as temporary, sync_playwright() as started:
         folders = {tool: Path(temporary) / tool for tool in options.tools.split(",")}
-        environment = {**os.environ, "TRACKIO_DIR": str(Path(temporary) / "trackio"), "AIM_UI_TELEMETRY_ENABLED": "0",
-                       "DO_NOT_TRACK": "1", "no_proxy": "*"}  # fmt: skip
+        environment = {
+            **os.environ,
+            "TRACKIO_DIR": str(Path(temporary) / "trackio"),
+            "AIM_UI_TELEMETRY_ENABLED": "0",
+            "DO_NOT_TRACK": "1",
+            "no_proxy": "*",
+        }
         environment.pop("PYTHONPATH", None)
         servers: dict[str, subprocess.Popen[Any]] = {}
         addresses: dict[str, str] = {}
@@ -151,9 +163,12 @@ def main() -> None:  # noqa: C901 - five tools, one after the other
             written[tool] = time.perf_counter() - began
             command = [part.format(folder=folder) for part in commands[tool]]
             servers[tool] = subprocess.Popen(
-                [str(binaries / command[0]), *command[1:]], env={**environment, "GRADIO_SERVER_PORT": "18504"},
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+                [str(binaries / command[0]), *command[1:]],
+                env={**environment, "GRADIO_SERVER_PORT": "18504"},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
             number = {"tensorboard": 18501, "mlflow": 18502, "aim": 18503, "trackio": 18504}[tool]
             page = {
                 "tensorboard": "#timeseries",
@@ -199,10 +214,13 @@ def main() -> None:  # noqa: C901 - five tools, one after the other
             seen = [one for one in times if one is not None]
             seconds[tool] = {"median": statistics.median(seen) if seen else None, "all": times}
         document = {
-            "command": " ".join(["python -m bench.web.peers", *sys.argv[1:]]), "runs": RUNS, "points": POINTS,
-            "load": os.getloadavg(), "seconds": seconds,
+            "command": " ".join(["python -m bench.web.peers", *sys.argv[1:]]),
+            "runs": RUNS,
+            "points": POINTS,
+            "load": os.getloadavg(),
+            "seconds": seconds,
             "versions": [one for one in versions if one.partition("==")[0] in commands],
-        }  # fmt: skip
+        }
         print(json.dumps(document, indent=1))
         if options.out is not None:
             options.out.write_text(json.dumps(document, indent=1) + "\n")

@@ -63,14 +63,19 @@ def service(qps: float = 180.0) -> Iterator[str]:
                 f"stoker_model_ready{{{labels}}} 1",
                 f"stoker_queue_rows{{{labels}}} {3 + 2 * math.sin(t / 3):.0f}",
             ]
-            for name, middle, top in (("total_seconds", 0.006, bounds), ("queue_seconds", 0.002, bounds),
-                                      ("batch_rows", 6.0, [1, 2, 4, 8, 16])):  # fmt: skip
+            for name, middle, top in (
+                ("total_seconds", 0.006, bounds),
+                ("queue_seconds", 0.002, bounds),
+                ("batch_rows", 6.0, [1, 2, 4, 8, 16]),
+            ):
                 for bound in [*top, math.inf]:
                     below = count / (1 + (middle / bound) ** 3)
                     word = "+Inf" if math.isinf(bound) else f"{bound:g}"
                     lines.append(f'stoker_{name}_bucket{{{labels},outcome="ok",le="{word}"}} {below:.0f}')
-                lines += [f'stoker_{name}_{part}{{{labels},outcome="ok"}} {value:.3f}'
-                          for part, value in (("count", count), ("sum", count * middle))]  # fmt: skip
+                lines += [
+                    f'stoker_{name}_{part}{{{labels},outcome="ok"}} {value:.3f}'
+                    for part, value in (("count", count), ("sum", count * middle))
+                ]
         return "\n".join([*lines, 'stoker_rejected_total{model="fashion",reason="queue full"} 12'])
 
     class Handler(BaseHTTPRequestHandler):

@@ -143,11 +143,19 @@ def long_log(count: int) -> bytes:
     began.begin()
     noise, total = random.Random(1), count * 512
     fields = {
-        "samples": "@d", "total_samples": total, "updates": "@d", "epoch": "@d", "loss": "@r", "lr": "@r",
-        "samples_per_s": "@r", "eta_s": "@r", "wall_s": "@r",
+        "samples": "@d",
+        "total_samples": total,
+        "updates": "@d",
+        "epoch": "@d",
+        "loss": "@r",
+        "lr": "@r",
+        "samples_per_s": "@r",
+        "eta_s": "@r",
+        "wall_s": "@r",
         "split_s": {"data": 0.0125, "update": 0.4875, "evaluation": 0.0, "checkpoint": 0.0},
-        "resident_bytes": "@d", "grad_norm": "@r",
-    }  # fmt: skip
+        "resident_bytes": "@d",
+        "grad_norm": "@r",
+    }
     event = {"record": "Event", "schema": 1, "kind": "progress", "at": "@r", "fields": fields}
     template = json.dumps(event).replace('"@', "%") + "\n"
     for letter in "dr":  # the closing quotes of what stands for numbers
@@ -157,10 +165,20 @@ def long_log(count: int) -> bytes:
         loss = 0.17 + 2.1 * math.exp(-number / (0.1 * count)) + 0.02 * noise.random()
         lines.append(
             template
-            % (NOW_S + number * 0.5, number * 512, number, number * 512 // 54_000, loss, 0.02 * (1 - number / count),
-               1450 + 60 * noise.random(), (count - number) * 0.5, number * 0.5, 900_000_000 + number % 1000 * 1000,
-               1 + noise.random())
-        )  # fmt: skip
+            % (
+                NOW_S + number * 0.5,
+                number * 512,
+                number,
+                number * 512 // 54_000,
+                loss,
+                0.02 * (1 - number / count),
+                1450 + 60 * noise.random(),
+                (count - number) * 0.5,
+                number * 0.5,
+                900_000_000 + number % 1000 * 1000,
+                1 + noise.random(),
+            )
+        )
     return as_log(began.events) + "".join(lines).encode()
 
 

@@ -20,18 +20,63 @@ from tests.pool.server import in_thread
 
 _DAY_S, _BEAT_S = 86_400.0, 5.0
 _LENT: dict[str, dict[str, Any]] = {
-    "attic": {"kind": "rtx-4090", "price": 0.34, "memory": 24, "fp32": 61e12, "bf16": 148e12, "bytes": 915e9,
-              "up": 4.1e6, "down": 29e6, "isolation": "gvisor"},
-    "lab-2": {"kind": "h100", "price": 4.1, "count": 2, "memory": 80, "fp32": 55e12, "bf16": 690e12, "bytes": 2.9e12,
-              "up": 118e6, "down": 117e6, "isolation": "podman"},
-    "garage": {"kind": "cpu", "price": 0.04, "memory": 32, "fp32": 0.9e12, "bytes": 41e9, "cores": 16, "up": 1.2e6,
-               "down": 6e6, "isolation": "bubblewrap"},
-    "nightly": {"kind": "a100", "price": 0.95, "memory": 40, "fp32": 18e12, "bf16": 251e12, "bytes": 1.4e12,
-                "isolation": "podman", "hours": (20, 7)},
+    "attic": {
+        "kind": "rtx-4090",
+        "price": 0.34,
+        "memory": 24,
+        "fp32": 61e12,
+        "bf16": 148e12,
+        "bytes": 915e9,
+        "up": 4.1e6,
+        "down": 29e6,
+        "isolation": "gvisor",
+    },
+    "lab-2": {
+        "kind": "h100",
+        "price": 4.1,
+        "count": 2,
+        "memory": 80,
+        "fp32": 55e12,
+        "bf16": 690e12,
+        "bytes": 2.9e12,
+        "up": 118e6,
+        "down": 117e6,
+        "isolation": "podman",
+    },
+    "garage": {
+        "kind": "cpu",
+        "price": 0.04,
+        "memory": 32,
+        "fp32": 0.9e12,
+        "bytes": 41e9,
+        "cores": 16,
+        "up": 1.2e6,
+        "down": 6e6,
+        "isolation": "bubblewrap",
+    },
+    "nightly": {
+        "kind": "a100",
+        "price": 0.95,
+        "memory": 40,
+        "fp32": 18e12,
+        "bf16": 251e12,
+        "bytes": 1.4e12,
+        "isolation": "podman",
+        "hours": (20, 7),
+    },
     "bargain": {"kind": "rtx-4090", "price": 0.19, "memory": 24, "up": 2e6, "down": 9e6, "isolation": "bubblewrap"},
-    "office": {"kind": "rtx-3090", "price": 0.22, "memory": 24, "fp32": 29e12, "bf16": 64e12, "bytes": 860e9,
-               "up": 12e6, "down": 52e6, "isolation": "podman"},
-}  # fmt: skip
+    "office": {
+        "kind": "rtx-3090",
+        "price": 0.22,
+        "memory": 24,
+        "fp32": 29e12,
+        "bf16": 64e12,
+        "bytes": 860e9,
+        "up": 12e6,
+        "down": 52e6,
+        "isolation": "podman",
+    },
+}
 """Offers by name: prices in credits an hour, memory in GiB, speeds in FLOP/s and bytes/s, links in bytes/s."""
 
 
@@ -64,17 +109,40 @@ class History:
     def offer(self, name: str, for_s: float = 1000.0) -> None:
         """An agent makes its offer."""
         it = _LENT[name]
-        self.post(self.agents[name], on.Offered(offer=on.Offer(
-            offer_id=name, isolation=it["isolation"], price_per_hour=round(it["price"] * CREDIT),
-            device=on.OfferedDevice(kind=it["kind"], count=it.get("count", 1), memory_bytes=it["memory"] * GIB),
-            measured=on.Measured(fp32_flop_per_s=it.get("fp32", 0.0), bf16_flop_per_s=it.get("bf16", 0.0),
-                                 bytes_per_s=it.get("bytes", 0.0), cores=it.get("cores", 8)),
-            upload_bytes_per_s=it.get("up", 0.0), download_bytes_per_s=it.get("down", 0.0), hours=it.get("hours"),
-            disk_bytes=200 * GIB, expires_s=self.now_s + for_s,
-        )))  # fmt: skip
+        self.post(
+            self.agents[name],
+            on.Offered(
+                offer=on.Offer(
+                    offer_id=name,
+                    isolation=it["isolation"],
+                    price_per_hour=round(it["price"] * CREDIT),
+                    device=on.OfferedDevice(kind=it["kind"], count=it.get("count", 1), memory_bytes=it["memory"] * GIB),
+                    measured=on.Measured(
+                        fp32_flop_per_s=it.get("fp32", 0.0),
+                        bf16_flop_per_s=it.get("bf16", 0.0),
+                        bytes_per_s=it.get("bytes", 0.0),
+                        cores=it.get("cores", 8),
+                    ),
+                    upload_bytes_per_s=it.get("up", 0.0),
+                    download_bytes_per_s=it.get("down", 0.0),
+                    hours=it.get("hours"),
+                    disk_bytes=200 * GIB,
+                    expires_s=self.now_s + for_s,
+                )
+            ),
+        )
 
-    def job(self, name: str, *, renter: Key | None = None, run: str = "", hours: float = 1.0, blocks: int = 4,
-            ends: str = "finished", verdicts: str = "") -> str:  # fmt: skip
+    def job(
+        self,
+        name: str,
+        *,
+        renter: Key | None = None,
+        run: str = "",
+        hours: float = 1.0,
+        blocks: int = 4,
+        ends: str = "finished",
+        verdicts: str = "",
+    ) -> str:
         """A lease from opening to its end; `verdicts`: a letter for each replay of a block, e(qual) or u(nequal)."""
         renter, agent = renter or self.other, self.agents[name]
         self.num_jobs += 1
@@ -82,11 +150,21 @@ class History:
         rate = round(_LENT[name]["price"] * CREDIT)
         credits_ = round(rate * hours * 1.2)
         self.offer(name)
-        self.post(renter, on.Opened(
-            lease_id=lease_id, offer_id=name, order=sha256(b"order"), rate_per_hour=rate, deposit=2 * credits_ + 10**5,
-            bond=credits_, window_s=600, verify_fraction=0.05, delegate=self.operator.public,
-            forecast=on.Forecast(hours=hours * 1.1, credits=credits_),
-        ))  # fmt: skip
+        self.post(
+            renter,
+            on.Opened(
+                lease_id=lease_id,
+                offer_id=name,
+                order=sha256(b"order"),
+                rate_per_hour=rate,
+                deposit=2 * credits_ + 10**5,
+                bond=credits_,
+                window_s=600,
+                verify_fraction=0.05,
+                delegate=self.operator.public,
+                forecast=on.Forecast(hours=hours * 1.1, credits=credits_),
+            ),
+        )
         self.now_s += 8
         self.post(agent, on.Accepted(lease_id=lease_id))
         for block in range(blocks):
@@ -95,8 +173,17 @@ class History:
             self.post(agent, on.Beat(lease_id=lease_id, index=block, running_s=seconds, samples=9000 * (block + 1)))
             self.post(self.operator, on.Cosigned(lease_id=lease_id, index=block))
             before, state = (sha256(b"%d" % number) for number in (block - 1, block))
-            self.post(agent, on.Committed(lease_id=lease_id, block=block, update=100 * (block + 1), state=state,
-                                          blob=state, previous=before if block else ""))  # fmt: skip
+            self.post(
+                agent,
+                on.Committed(
+                    lease_id=lease_id,
+                    block=block,
+                    update=100 * (block + 1),
+                    state=state,
+                    blob=state,
+                    previous=before if block else "",
+                ),
+            )
         if ends == "runs":
             return lease_id
         if ends == "lost":
@@ -109,9 +196,15 @@ class History:
         verifiers = [key for other, key in self.agents.items() if other != name]
         for verifier, letter in zip(verifiers, verdicts, strict=False):
             self.post(self.operator, on.Challenged(lease_id=lease_id, block=0, verifier=verifier.public, draw=draw))
-            self.post(verifier, on.VerdictGiven(
-                lease_id=lease_id, block=0, verifier=verifier.public, equal=letter == "e",
-            ))  # fmt: skip
+            self.post(
+                verifier,
+                on.VerdictGiven(
+                    lease_id=lease_id,
+                    block=0,
+                    verifier=verifier.public,
+                    equal=letter == "e",
+                ),
+            )
         if "uu" in verdicts:
             self.post(self.operator, on.Disputed(lease_id=lease_id, reason="replays are unequal"))
             self.post(self.operator, on.Slashed(lease_id=lease_id, amount=credits_, reason="two replays unequal"))

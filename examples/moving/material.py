@@ -23,9 +23,14 @@ def digits() -> tuple[Labelled, Labelled, Labelled]:
 def net() -> nn.Module:
     """Images [B, 1, 8, 8] to scores of 10 classes [B, 10]."""
     return nn.Sequential(
-        nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(64 * 16, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 16, 10),
+    )
 
 
 def source(context: int = 32, windows: int = 1344) -> torch.Tensor:
@@ -40,7 +45,11 @@ def llama() -> Any:
 
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=256, max_position_embeddings=32, hidden_size=64, intermediate_size=192, num_hidden_layers=2,
+            vocab_size=256,
+            max_position_embeddings=32,
+            hidden_size=64,
+            intermediate_size=192,
+            num_hidden_layers=2,
             num_attention_heads=4,
         )
-    )  # fmt: skip
+    )

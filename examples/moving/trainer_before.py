@@ -39,7 +39,10 @@ if __name__ == "__main__":
     tokens = source()
     stopping = EarlyStoppingCallback(early_stopping_patience=3)
     trainer = Trainer(
-        llama(), arguments(epochs=5), train_dataset=rows(tokens[:1280]), eval_dataset=rows(tokens[1280:]),
+        llama(),
+        arguments(epochs=5),
+        train_dataset=rows(tokens[:1280]),
+        eval_dataset=rows(tokens[1280:]),
         callbacks=[stopping],
-    )  # fmt: skip
+    )
     trainer.train()

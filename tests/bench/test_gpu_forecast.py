@@ -14,14 +14,26 @@ from stoker.planning.model.gpu_times import GpuTimes
 from tests.planning.time.gpu_devices import gpu, product
 
 GPT = {
-    "architectures": ["GPT2LMHeadModel"], "n_layer": 3, "n_embd": 64, "n_head": 2, "n_ctx": 32, "vocab_size": 50,
-    "attn_pdrop": 0.1, "embd_pdrop": 0.1,
-}  # fmt: skip
+    "architectures": ["GPT2LMHeadModel"],
+    "n_layer": 3,
+    "n_embd": 64,
+    "n_head": 2,
+    "n_ctx": 32,
+    "vocab_size": 50,
+    "attn_pdrop": 0.1,
+    "embd_pdrop": 0.1,
+}
 BERT = {
-    "architectures": ["BertLMHeadModel"], "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2,
-    "intermediate_size": 128, "max_position_embeddings": 32, "vocab_size": 50, "type_vocab_size": 2,
+    "architectures": ["BertLMHeadModel"],
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+    "max_position_embeddings": 32,
+    "vocab_size": 50,
+    "type_vocab_size": 2,
     "hidden_dropout_prob": 0.1,
-}  # fmt: skip
+}
 
 
 def step(config, **changes) -> Step:

@@ -7,9 +7,17 @@ import pytest
 from bench.forecast.gpu_labels import Label
 
 ROW = {
-    "device": "Tesla_V100-PCIE-32GB", "model": "bert_large", "mode": "train", "seqlen": "512", "batch": "2",
-    "option": "", "num_layer": "24", "e2e_ms": "234.0", "forward_ms": "83.0", "backward_ms": "151.0",
-}  # fmt: skip
+    "device": "Tesla_V100-PCIE-32GB",
+    "model": "bert_large",
+    "mode": "train",
+    "seqlen": "512",
+    "batch": "2",
+    "option": "",
+    "num_layer": "24",
+    "e2e_ms": "234.0",
+    "forward_ms": "83.0",
+    "backward_ms": "151.0",
+}
 
 
 def test_a_row_is_read_with_its_units() -> None:

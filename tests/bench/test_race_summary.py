@@ -13,10 +13,12 @@ from bench.serving.race.workloads import WORKLOADS
 from stoker.records import TensorSpec
 
 POINTS = {1: (100.0, 0.01), 4: (300.0, 0.02), 16: (400.0, 0.08), 64: (390.0, 0.3)}
-TEXT = Format((
-    TensorSpec(name="ids", datatype="INT64", shape=("batch", "tokens"), pad=7.0),
-    TensorSpec(name="mask", datatype="INT64", shape=("batch", "tokens"), pad=0.0),
-))  # fmt: skip
+TEXT = Format(
+    (
+        TensorSpec(name="ids", datatype="INT64", shape=("batch", "tokens"), pad=7.0),
+        TensorSpec(name="mask", datatype="INT64", shape=("batch", "tokens"), pad=0.0),
+    )
+)
 
 
 def cell(per_s: float, p99_s: float) -> dict[str, object]:

@@ -37,9 +37,13 @@ class Machine:
 def contest(machine: Machine, chosen: Plan) -> Contest:
     """Twelve plans of a tiny MLP, two passes, five processes."""
     return Contest(
-        size="tiny", most=12, passes=2, processes=5, ask=machine.ask,
+        size="tiny",
+        most=12,
+        passes=2,
+        processes=5,
+        ask=machine.ask,
         choose=lambda _name, _size: Choice(plan=chosen, took_s=1.0),
-    )  # fmt: skip
+    )
 
 
 def faster_fused(plan: Plan, seed: int) -> float:
@@ -49,8 +53,9 @@ def faster_fused(plan: Plan, seed: int) -> float:
         * (1.2 if plan.malloc == "mapped" else 1.0)
         * (2.0 if plan.threads == 1 else 1.0)
         * (1 + seed / 1000)
-        * 32 / plan.micro_batch
-    )  # fmt: skip
+        * 32
+        / plan.micro_batch
+    )
 
 
 def outcome(path: Path) -> dict[str, object]:
@@ -102,8 +107,14 @@ def test_nothing_is_timed_before_the_plans_are_on_disk(tmp_path: Path) -> None:
         return machine.ask(request)
 
     chosen = Plan(device="cpu", micro_batch=32, threads=2)
-    Contest(size="tiny", most=12, passes=1, processes=5, ask=asking,
-            choose=lambda _name, _size: Choice(plan=chosen, took_s=1.0)).run(["mlp"], path, "a test")  # fmt: skip
+    Contest(
+        size="tiny",
+        most=12,
+        passes=1,
+        processes=5,
+        ask=asking,
+        choose=lambda _name, _size: Choice(plan=chosen, took_s=1.0),
+    ).run(["mlp"], path, "a test")
     assert len(seen[0]["registered"]["jobs"]["mlp"]["plans"]) == 12
     assert "results" not in seen[0]
     assert seen[0]["registered_digest"] == json.loads(path.read_text())["registered_digest"]

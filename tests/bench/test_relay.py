@@ -48,9 +48,11 @@ def test_ratios_are_within_a_round_and_bytes_by_the_sample() -> None:
         return {"s": seconds, "updates": updates, "bytes": num_bytes}
 
     one = {
-        "apart": [segment(5.0)], "alone": [segment(4.0)], "diloco": [segment(5.0, num_bytes=1600)],
+        "apart": [segment(5.0)],
+        "alone": [segment(4.0)],
+        "diloco": [segment(5.0, num_bytes=1600)],
         "lockstep": [segment(10.0, 10, 32000)],
-    }  # fmt: skip
+    }
     other = {**one, "diloco": [segment(5.5)], "alone": [segment(0.0)]}
     found = summary(one, other)
     assert found["diloco_over_apart"]["median"] == pytest.approx(5.0 / 5.5)

@@ -19,8 +19,11 @@ def _ratio(median: float) -> dict[str, float]:
 def _contender(title: str, group: str) -> dict[str, Any]:
     start = {"first_update_s": 2.0, "start_peak_bytes": 300 * 2**20, "losses": [2.0]}
     return {
-        "title": title, "group": group, "missing": [], "sets": [{"start": start, "rounds": [], "peak_bytes": 400 << 20}]
-    }  # fmt: skip
+        "title": title,
+        "group": group,
+        "missing": [],
+        "sets": [{"start": start, "rounds": [], "peak_bytes": 400 << 20}],
+    }
 
 
 def _content(**ratios: float) -> dict[str, Any]:

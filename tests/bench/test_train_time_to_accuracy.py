@@ -24,9 +24,12 @@ def run_of(accuracy: float, seconds: float) -> dict[str, Any]:
 
 
 RUNS = {
-    "by hand/0": run_of(0.93, 100.0), "stoker/0": run_of(0.932, 70.0), "by hand/1": run_of(0.931, 100.0),
-    "stoker/1": run_of(0.929, 80.0), "stoker/2": run_of(0.5, 1.0),
-}  # fmt: skip
+    "by hand/0": run_of(0.93, 100.0),
+    "stoker/0": run_of(0.932, 70.0),
+    "by hand/1": run_of(0.931, 100.0),
+    "stoker/1": run_of(0.929, 80.0),
+    "stoker/2": run_of(0.5, 1.0),
+}
 
 
 def test_the_summary_is_of_seeds_that_both_ran() -> None:
@@ -122,8 +125,10 @@ def test_the_loop_by_hand_augments_within_a_pixel() -> None:
     for before, after in zip(images, prototype._augmented(images), strict=True):
         selves = [
             torch.nn.functional.pad(way, (1, 1, 1, 1))[:, top : top + 28, left : left + 28]
-            for way in (before, before.flip(-1)) for top in range(3) for left in range(3)
-        ]  # fmt: skip
+            for way in (before, before.flip(-1))
+            for top in range(3)
+            for left in range(3)
+        ]
         assert any(torch.equal(after, each) for each in selves)
 
 

@@ -29,10 +29,16 @@ def estimate(value: float, unit: str = "s") -> Estimate:
 def forecast(step_s: float) -> Forecast:
     """Of 1000 updates."""
     return Forecast(
-        step_s=estimate(step_s), samples_per_s=estimate(32 / step_s), evaluate_s=estimate(1), checkpoint_s=estimate(1),
-        total_s=estimate(1000 * step_s), peak_bytes=estimate(1000, "bytes"), reserved_bytes=estimate(2000, "bytes"),
-        total_samples=32_000, total_updates=1000,
-    )  # fmt: skip
+        step_s=estimate(step_s),
+        samples_per_s=estimate(32 / step_s),
+        evaluate_s=estimate(1),
+        checkpoint_s=estimate(1),
+        total_s=estimate(1000 * step_s),
+        peak_bytes=estimate(1000, "bytes"),
+        reserved_bytes=estimate(2000, "bytes"),
+        total_samples=32_000,
+        total_updates=1000,
+    )
 
 
 def registered(path: Path) -> dict[str, object]:
@@ -182,10 +188,16 @@ def test_what_tells_most_is_measured_first(tmp_path: Path) -> None:
 
     measure_all(document, path, updates=3, limit_s=100, ask=noted)
     assert [(one.job, one.plans[0].precision, one.plans[0].compile, bool(one.caps_bytes)) for one in asked] == [
-        ("cnn", "bf16", False, False), ("gpt", "bf16", False, False), ("gpt", "bf16", True, False),
-        ("cnn", "bf16", False, False), ("gpt", "bf16", False, False), ("cnn", "bf16", False, True),
-        ("cnn", "bf16", True, False), ("cnn", "fp32", False, False), ("gpt", "fp32", False, False),
-    ]  # fmt: skip
+        ("cnn", "bf16", False, False),
+        ("gpt", "bf16", False, False),
+        ("gpt", "bf16", True, False),
+        ("cnn", "bf16", False, False),
+        ("gpt", "bf16", False, False),
+        ("cnn", "bf16", False, True),
+        ("cnn", "bf16", True, False),
+        ("cnn", "fp32", False, False),
+        ("gpt", "fp32", False, False),
+    ]
     assert [len(one.plans) for one in asked[:3]] == [1, 1, 1]
     quarter = asked[3].plans[0]
     assert (asked[0].plans[0].micro_batch, quarter.micro_batch) == (16, 4)

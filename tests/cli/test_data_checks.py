@@ -33,9 +33,15 @@ def suspect(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("which", "fail_on", "code"),
-    [("faulty", "any", 1), ("faulty", "corrupt", 1), ("faulty", "nothing", 0), ("suspect", "any", 0),
-     ("suspect", "suspect", 1), ("suspect", "corrupt", 0)],
-)  # fmt: skip
+    [
+        ("faulty", "any", 1),
+        ("faulty", "corrupt", 1),
+        ("faulty", "nothing", 0),
+        ("suspect", "any", 0),
+        ("suspect", "suspect", 1),
+        ("suspect", "corrupt", 0),
+    ],
+)
 def test_the_exit_code_is_as_asked(which: str, fail_on: str, code: int, request: pytest.FixtureRequest) -> None:
     """1 where there are findings as grave as asked for, else 0."""
     path = request.getfixturevalue(which)

@@ -53,8 +53,22 @@ def test_what_is_here_comes_first_and_is_marked():
     """The attached L4 has its catalogue's figures and its mark in the list; of the CPU nothing is made up."""
     lines = table(140).splitlines()
     here = lines[lines.index(next(line for line in lines if line.startswith("here"))) + 1 :][:2]
-    assert here[0].split() == ["●", "cuda:0", "22.5", "GiB", "300", "GB/s", "121", "30.3", "72", "W", "NVIDIA", "L4,",
-                               "58", "multiprocessors"]  # fmt: skip
+    assert here[0].split() == [
+        "●",
+        "cuda:0",
+        "22.5",
+        "GiB",
+        "300",
+        "GB/s",
+        "121",
+        "30.3",
+        "72",
+        "W",
+        "NVIDIA",
+        "L4,",
+        "58",
+        "multiprocessors",
+    ]
     assert here[1].split()[:8] == ["●", "cpu", "16.0", "GiB", "–", "–", "–", "–"]
     assert any(line.startswith("● l4 ") for line in lines)
     assert any(line.startswith("  t4 ") for line in lines)
@@ -78,8 +92,12 @@ def test_problems_of_files_are_told():
 
 def test_one_device_cell_by_cell():
     """Each figure with the number of its source and the day; the sources below; what is missing; the price."""
-    shown = page("h200", attached=[Device(name="cuda:0", kind="cuda", model="NVIDIA H200", cores=132,
-                                          memory_bytes=2**37, fast_dtypes=())])  # fmt: skip
+    shown = page(
+        "h200",
+        attached=[
+            Device(name="cuda:0", kind="cuda", model="NVIDIA H200", cores=132, memory_bytes=2**37, fast_dtypes=())
+        ],
+    )
     assert "NVIDIA H200 SXM" in shown
     assert "● here: cuda:0" in shown
     assert "  memory bandwidth                       4,800 GB/s  [1]  2026-11-21" in shown

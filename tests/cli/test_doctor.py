@@ -24,10 +24,20 @@ def test_the_page_has_the_machine_and_its_rates():
     """The model, cores, memory, dtypes, PyTorch, data and every rate with its unit are on the page."""
     said = page([CPU], [ON_CPU])
     for words in (
-        "cpu = here", "AMD EPYC", "23.5 GiB", "fp32 bf16 int8", "2.13.0+cpu (no CUDA)", "/data/fashion-mnist",
-        "200 GFLOP/s", "430 GFLOP/s", "50.0 GB/s", "10.0 GB/s", "2.1x fp32: a plan may use it", "5.0x slower",
+        "cpu = here",
+        "AMD EPYC",
+        "23.5 GiB",
+        "fp32 bf16 int8",
+        "2.13.0+cpu (no CUDA)",
+        "/data/fashion-mnist",
+        "200 GFLOP/s",
+        "430 GFLOP/s",
+        "50.0 GB/s",
+        "10.0 GB/s",
+        "2.1x fp32: a plan may use it",
+        "5.0x slower",
         "2026-11-21 12:50:35 UTC in 8.3 s, 2 threads",
-    ):  # fmt: skip
+    ):
         assert words in said, words
     assert "!" not in said
 

@@ -25,8 +25,19 @@ def test_the_table_has_signature_checks_files_and_place(tmp_path: Path) -> None:
     proofs = (Proof(what="one", error=1e-7, limit=1e-3), Proof(what="other", error=float("inf"), limit=1e-3))
     artifact = tiny_artifact(tmp_path, proofs=proofs, metrics={"test/accuracy": 0.93})
     text = shown(artifact)
-    for expected in ("tiny version 1: onnxruntime, fp32", "x", "FP32", "[batch, 8]", "cat, dog, owl", "1.0e-07",
-                     "inf", "does not hold", "model.onnx", "test/accuracy 0.93", str(artifact.path)):  # fmt: skip
+    for expected in (
+        "tiny version 1: onnxruntime, fp32",
+        "x",
+        "FP32",
+        "[batch, 8]",
+        "cat, dog, owl",
+        "1.0e-07",
+        "inf",
+        "does not hold",
+        "model.onnx",
+        "test/accuracy 0.93",
+        str(artifact.path),
+    ):
         assert expected in text
     assert "padded with 0" in shown(tiny_artifact(tmp_path, kind="tokens"))
 

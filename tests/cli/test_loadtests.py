@@ -23,14 +23,26 @@ INFINITE = float("inf")
 def measured(rate: float | None = 100.0, **fields: object) -> LoadMeasurement:
     """A measurement that held."""
     values: dict[str, object] = {
-        "loop": "open" if rate else "closed", "rate": rate, "connections": 8, "duration_s": 10.0, "requests": 1000,
-        "answered": 990, "good": 980, "rows": 990, "mean_s": 0.004, "held": "held", "failures": {"HTTP 503": 10},
-        "quantiles": (Quantile(q=0.5, seconds=0.004, low=0.003, high=0.005),
-                      Quantile(q=0.9, seconds=0.008, low=0.007, high=0.009),
-                      Quantile(q=0.99, seconds=0.012, low=0.011, high=INFINITE)),
+        "loop": "open" if rate else "closed",
+        "rate": rate,
+        "connections": 8,
+        "duration_s": 10.0,
+        "requests": 1000,
+        "answered": 990,
+        "good": 980,
+        "rows": 990,
+        "mean_s": 0.004,
+        "held": "held",
+        "failures": {"HTTP 503": 10},
+        "quantiles": (
+            Quantile(q=0.5, seconds=0.004, low=0.003, high=0.005),
+            Quantile(q=0.9, seconds=0.008, low=0.007, high=0.009),
+            Quantile(q=0.99, seconds=0.012, low=0.011, high=INFINITE),
+        ),
         "generator": LoadGenerator(late_p99_s=0.0001, cpu_s_per_request=3e-5, most_in_flight=7),
-        "server_cpu_s": 1.98, "warnings": ("the generator was late",),
-    }  # fmt: skip
+        "server_cpu_s": 1.98,
+        "warnings": ("the generator was late",),
+    }
     return LoadMeasurement(**{**values, **fields})  # type: ignore[arg-type]
 
 
@@ -69,8 +81,17 @@ def test_headers_are_read() -> None:
 def test_a_measurement_shows_rates_latencies_failures_and_doubts() -> None:
     """Everything a reader needs to trust it or not."""
     page = printed(render_measurement, "digits", measured())
-    for words in ("99 answers/s", "98 of them good", "p99", "12 ms", "11 ms – unbounded", "10 × HTTP 503", "late",
-                  "30 µs", "2 ms"):  # fmt: skip
+    for words in (
+        "99 answers/s",
+        "98 of them good",
+        "p99",
+        "12 ms",
+        "11 ms – unbounded",
+        "10 × HTTP 503",
+        "late",
+        "30 µs",
+        "2 ms",
+    ):
         assert words in page
     assert "8 callers" in printed(render_measurement, "digits", measured(rate=None))
 
@@ -81,13 +102,26 @@ def test_a_limit_shows_what_was_chosen_beside_the_default() -> None:
     default = SettingsTrial(settings=ServiceSettings(), rate=100.0, why="")
     chosen = SettingsTrial(settings=settings, rate=150.0, why="held again")
     found = ServingLimit(
-        model="digits", objective=OBJECTIVE, machine="a CPU", default=default, chosen=chosen,
-        trials=(default, chosen), levels=(measured(75.0), measured(150.0, was_cut=True)), took_s=100.0,
-        is_complete=True, written_to="models/digits/service.json",
-    )  # fmt: skip
+        model="digits",
+        objective=OBJECTIVE,
+        machine="a CPU",
+        default=default,
+        chosen=chosen,
+        trials=(default, chosen),
+        levels=(measured(75.0), measured(150.0, was_cut=True)),
+        took_s=100.0,
+        is_complete=True,
+        written_to="models/digits/service.json",
+    )
     page = printed(render_limit, found)
-    for words in ("holds 150 requests/s within p99=20ms", "instances 2 × threads 1, batch 16, delay 1 ms", "1.50x",
-                  "2 settings tried in 1 min 40 s", "cut short", "models/digits/service.json"):  # fmt: skip
+    for words in (
+        "holds 150 requests/s within p99=20ms",
+        "instances 2 × threads 1, batch 16, delay 1 ms",
+        "1.50x",
+        "2 settings tried in 1 min 40 s",
+        "cut short",
+        "models/digits/service.json",
+    ):
         assert words in page
 
 

@@ -19,8 +19,21 @@ def found(*, is_clear: bool = True) -> LrRange:
     rates = tuple(10.0 ** (i - 6) for i in range(6))
     losses = (2.0, 2.0, 1.5, 1.0, 3.0)
     sweeps = (Sweep(seed=0, losses=losses, edge=1e-3), Sweep(seed=1, losses=losses[:4], edge=None))
-    return LrRange(lr=2.5e-4, low=1e-5, high=1e-3, is_clear=is_clear, why="a quarter of 0.001", edge=1e-3, spread=1.0,
-                   stated_lr=0.1, batch=64, rates=rates, sweeps=sweeps, num_updates=11, took_s=1.5)  # fmt: skip
+    return LrRange(
+        lr=2.5e-4,
+        low=1e-5,
+        high=1e-3,
+        is_clear=is_clear,
+        why="a quarter of 0.001",
+        edge=1e-3,
+        spread=1.0,
+        stated_lr=0.1,
+        batch=64,
+        rates=rates,
+        sweeps=sweeps,
+        num_updates=11,
+        took_s=1.5,
+    )
 
 
 def shown(result: LrRange) -> str:

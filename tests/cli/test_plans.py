@@ -40,13 +40,18 @@ def decision(*candidates: Candidate, rejected: tuple[Rejection, ...] = (), advic
     """Of these candidates, the first of which is chosen."""
     shares = (Share(what="activation", value=6e8, where="train_me.py:12"), Share(what="parameter", value=4e8))
     return Decision(
-        device=candidates[0].device, candidates=candidates, rejected=rejected, explanation=("a reason",), took_s=1.0,
+        device=candidates[0].device,
+        candidates=candidates,
+        rejected=rejected,
+        explanation=("a reason",),
+        took_s=1.0,
         advice=advice,
         breakdown=Breakdown(
-            peak_bytes=shares, peak_at="in the backward pass, train_me.py:30",
+            peak_bytes=shares,
+            peak_at="in the backward pass, train_me.py:30",
             step_s=(Share(what="mm, forward", value=0.07, where="train_me.py:12"),),
         ),
-    )  # fmt: skip
+    )
 
 
 H100 = candidate("h100", total_s=3600, cost=3.0)
@@ -171,8 +176,14 @@ def test_explaining_shows_bytes_time_and_what_was_rejected() -> None:
     """With the user's lines; without, only how many were rejected."""
     told = decision(H100, rejected=(LOST,))
     text = " ".join(shown(told, explain=True).split())
-    for words in ("where the bytes are at the peak", "in the backward pass, train_me.py:30", "train_me.py:12", "60%",
-                  "where the time of an update goes", "takes 20 h, the deadline is 11 h"):  # fmt: skip
+    for words in (
+        "where the bytes are at the peak",
+        "in the backward pass, train_me.py:30",
+        "train_me.py:12",
+        "60%",
+        "where the time of an update goes",
+        "takes 20 h, the deadline is 11 h",
+    ):
         assert words in text
     assert "traced as" not in text
     brief = shown(told)
@@ -198,9 +209,17 @@ def test_a_plan_in_brief_leaves_out_what_is_usual() -> None:
     """Threads only of a CPU; memory format, checkpoints, compiling and workers where they are chosen."""
     assert plan_in_brief(Plan(device="cuda:0", micro_batch=8)) == "fp32 · micro-batch 8"
     loaded = Plan(
-        device="cpu", micro_batch=8, precision="bf16", memory_format="channels_last", checkpointed_blocks=3,
-        compile=True, threads=2, loader="workers", num_workers=4, optimizer_implementation="fused",
-    )  # fmt: skip
+        device="cpu",
+        micro_batch=8,
+        precision="bf16",
+        memory_format="channels_last",
+        checkpointed_blocks=3,
+        compile=True,
+        threads=2,
+        loader="workers",
+        num_workers=4,
+        optimizer_implementation="fused",
+    )
     brief = plan_in_brief(loaded)
     for words in ("bf16", "channels-last", "3 checkpointed blocks", "compiled", "fused", "2 threads", "4 loader"):
         assert words in brief
@@ -228,9 +247,10 @@ def test_layouts_stand_beside_each_other() -> None:
 
     lost = Rejection(device="2xh100", plan=Plan(device="cuda:0", micro_batch=1, layout=Layout(tensor=2)), reason="odd")
     found = shown(
-        decision(under(Layout(replicas=2), 0.004), under(Layout(shards=2), 0.007), rejected=(lost,)), width=160,
+        decision(under(Layout(replicas=2), 0.004), under(Layout(shards=2), 0.007), rejected=(lost,)),
+        width=160,
         explain=True,
-    )  # fmt: skip
+    )
     assert "layout" in found
     assert "2 replicas" in found
     assert "3.0 MiB · 4 ms + 2 ms hidden" in found

@@ -108,8 +108,10 @@ def test_offers_for_a_job(home: Path) -> None:
         agent_of(operator, "odd", 0.01, OfferedDevice(kind="toaster"), Measured())
         address = str(operator.address)
         assert [line.split()[0] for line in said("offers", "--pool", address).output.splitlines()[1:]] == [
-            "odd", "here", "large",
-        ]  # fmt: skip
+            "odd",
+            "here",
+            "large",
+        ]
         ranked = said("offers", "--pool", address, "--for", JOB, "--verify", "0", "--json")
         assert ranked.exit_code == 0, ranked.output
         document = json.loads(ranked.stdout)
@@ -142,9 +144,23 @@ def test_an_offers_limits_are_those_that_are_asked_for(home: Path, monkeypatch: 
     monkeypatch.setattr("stoker.pool.agent.Agent.run", lambda agent: lent.append(agent.lending))
     monkeypatch.setattr("signal.signal", lambda number, handler: None)
     words = [
-        "offer", "--price", "1usd/h", "--pool", f"http://127.0.0.1:1#{'a' * 64}", "--device", "cpu", "--no-measure",
-        "--longest", "3d", "--most-bond", "2usd", "--longest-window", "6h", "--folder", str(home / "agent"),
-    ]  # fmt: skip
+        "offer",
+        "--price",
+        "1usd/h",
+        "--pool",
+        f"http://127.0.0.1:1#{'a' * 64}",
+        "--device",
+        "cpu",
+        "--no-measure",
+        "--longest",
+        "3d",
+        "--most-bond",
+        "2usd",
+        "--longest-window",
+        "6h",
+        "--folder",
+        str(home / "agent"),
+    ]
     answer = said(*words)
     assert answer.exit_code == 0, answer.output
     (lending,) = lent

@@ -15,16 +15,35 @@ from stoker.reporting.display import choose_display
 from stoker.reporting.event_text import describe_prediction_event
 
 STARTED = {
-    "out": "out", "rows": 2000, "parts": 4, "done_parts": 0, "batch_rows": 8, "part_rows": 500, "threads": 1,
+    "out": "out",
+    "rows": 2000,
+    "parts": 4,
+    "done_parts": 0,
+    "batch_rows": 8,
+    "part_rows": 500,
+    "threads": 1,
     "instances": 2,
-}  # fmt: skip
+}
 PROGRESS = {
-    "rows": 500, "bad_rows": 1, "total_rows": 2000, "parts": 1, "total_parts": 4, "rows_per_s": 250.0, "eta_s": 6.0,
-}  # fmt: skip
+    "rows": 500,
+    "bad_rows": 1,
+    "total_rows": 2000,
+    "parts": 1,
+    "total_parts": 4,
+    "rows_per_s": 250.0,
+    "eta_s": 6.0,
+}
 SUMMARY = PredictionSummary(
-    rows=1999, bad_rows=1, parts=4, computed_rows=2000, wall_s=8.0, rows_per_s=250.0, compute_seconds=7.0,
-    padding_waste_ratio=0.125, out="out",
-)  # fmt: skip
+    rows=1999,
+    bad_rows=1,
+    parts=4,
+    computed_rows=2000,
+    wall_s=8.0,
+    rows_per_s=250.0,
+    compute_seconds=7.0,
+    padding_waste_ratio=0.125,
+    out="out",
+)
 
 
 def _event(kind: PredictionEventKind, at: float = 0.0, **fields: Any) -> PredictionEvent:

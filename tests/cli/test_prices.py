@@ -24,8 +24,16 @@ TODAY = date(2026, 11, 21)
 
 def offer(usd: float, provider: str, seen_on: str | None, *, market="on demand", note: str = "") -> Price:
     """An offer of an L4."""
-    return Price(device="l4", provider=provider, usd_per_hour=usd, market=market, source="a page", seen_on=seen_on,
-                 region="us-1", note=note)  # fmt: skip
+    return Price(
+        device="l4",
+        provider=provider,
+        usd_per_hour=usd,
+        market=market,
+        source="a page",
+        seen_on=seen_on,
+        region="us-1",
+        note=note,
+    )
 
 
 OFFERS = (
@@ -93,8 +101,12 @@ def test_json_is_one_document():
     document = json.loads(json.dumps(prices_document(KNOWN.find("l4"), PRICES, TODAY)))
     assert document["today"] == "2026-11-21"
     assert [(one["provider"], one["age_days"], one["is_stale"]) for one in document["prices"]] == [
-        ("Auction", 20, False), ("Whenever", None, True), ("Old", 324, True), ("Cheap", 30, False), ("Dear", 1, False)
-    ]  # fmt: skip
+        ("Auction", 20, False),
+        ("Whenever", None, True),
+        ("Old", 324, True),
+        ("Cheap", 30, False),
+        ("Dear", 1, False),
+    ]
     assert document["problems"] == ["mine.csv, line 2: a slip"]
 
 

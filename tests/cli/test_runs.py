@@ -49,8 +49,18 @@ def test_runs_are_listed_with_what_came_of_them(first: Report) -> None:
         [(Path("runs") / story.NAME, first.run, first.spec), (Path("/else/where"), failed.run, failed.spec)], one
     )
     text = one.text
-    for expected in (story.NAME, "finished", "test/accuracy 92.61 %", "324,000", "3 min 55 s", "broken-1", "failed",
-                     "the loss is nan", "70,144 (22 %)", "/else/where"):  # fmt: skip
+    for expected in (
+        story.NAME,
+        "finished",
+        "test/accuracy 92.61 %",
+        "324,000",
+        "3 min 55 s",
+        "broken-1",
+        "failed",
+        "the loss is nan",
+        "70,144 (22 %)",
+        "/else/where",
+    ):
         assert expected in text
     assert f"runs/{story.NAME}" not in text
     assert "more" not in text
@@ -207,9 +217,18 @@ def test_a_decision_shows_the_chosen_plan_and_why() -> None:
     one = Page()
     render_decision(story.decision(), one, explain=False)
     text = one.text
-    for expected in ("bf16 · micro-batch 512", "0.9 / 24 GiB", "345 ms", "3 min 53 s", "fp32 · micro-batch 512",
-                     "1.12× the time", "3 min 34 s to 4 min 12 s", "measured here", "• channels-last:",
-                     "3 plans were rejected"):  # fmt: skip
+    for expected in (
+        "bf16 · micro-batch 512",
+        "0.9 / 24 GiB",
+        "345 ms",
+        "3 min 53 s",
+        "fp32 · micro-batch 512",
+        "1.12× the time",
+        "3 min 34 s to 4 min 12 s",
+        "measured here",
+        "• channels-last:",
+        "3 plans were rejected",
+    ):
         assert expected in text
     assert "cuts a BatchNorm group" not in text
 

@@ -38,10 +38,32 @@ def test_options_of_a_run_elsewhere_reach_the_place(
     (job.parent / "notes.txt").write_text("x")
     (job.parent / "train.csv").write_text("a\n")
     code = _train(
-        "--on", "fake:box", "--env", "theirs", "--set", "lr=0.3", "--threads", "2", "--profile", "--secret", "TOKEN",
-        "--send", "notes.txt", "--data", "train.csv", "--var", "A=1", "--place-option", "root=/shared", "--send-limit",
-        "1MiB", "--time-limit", "2h", "--detach", "--json",
-    )  # fmt: skip
+        "--on",
+        "fake:box",
+        "--env",
+        "theirs",
+        "--set",
+        "lr=0.3",
+        "--threads",
+        "2",
+        "--profile",
+        "--secret",
+        "TOKEN",
+        "--send",
+        "notes.txt",
+        "--data",
+        "train.csv",
+        "--var",
+        "A=1",
+        "--place-option",
+        "root=/shared",
+        "--send-limit",
+        "1MiB",
+        "--time-limit",
+        "2h",
+        "--detach",
+        "--json",
+    )
     assert code == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["record"], document["place"], document["secrets"]) == ("Launch", "fake:box", ["TOKEN"])
@@ -103,9 +125,14 @@ def test_what_is_wrong_is_one_sentence(
 
 @pytest.mark.parametrize(
     ("option", "values"),
-    [("--plan", ["micro_batch=8"]), ("--network", ["8x200gbit"]), ("--preempted-every", ["6h"]), ("--slice", ["1h"]),
-     ("--explain", [])],
-)  # fmt: skip
+    [
+        ("--plan", ["micro_batch=8"]),
+        ("--network", ["8x200gbit"]),
+        ("--preempted-every", ["6h"]),
+        ("--slice", ["1h"]),
+        ("--explain", []),
+    ],
+)
 @pytest.mark.parametrize("on", ["fake:box", "here,fake:box"])
 def test_options_of_plans_for_devices_are_refused_for_places(
     job: Path, fake_place: Any, on: str, option: str, values: list[str], capsys: pytest.CaptureFixture[str]

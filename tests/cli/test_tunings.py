@@ -20,10 +20,20 @@ from stoker.reporting.event_text import describe_study_event, format_settings
 from tests.flow.command import stoker_here
 
 SETTINGS = StudySettings(
-    name="tune-some", job="some.py", job_digest="0" * 64, fixed={"epochs": "3"},
-    space=(Parameter(name="lr", kind="log", low=1e-3, high=1.0),), objective="valid/accuracy", higher_is_better=True,
-    sampler="tpe", pruner="asha", seed=0, on="here", first_samples=100, total_samples=300,
-)  # fmt: skip
+    name="tune-some",
+    job="some.py",
+    job_digest="0" * 64,
+    fixed={"epochs": "3"},
+    space=(Parameter(name="lr", kind="log", low=1e-3, high=1.0),),
+    objective="valid/accuracy",
+    higher_is_better=True,
+    sampler="tpe",
+    pruner="asha",
+    seed=0,
+    on="here",
+    first_samples=100,
+    total_samples=300,
+)
 RESULT = StudyResult(
     settings=SETTINGS,
     trials=(
@@ -76,14 +86,23 @@ def test_the_command_for_the_best_can_be_pasted_into_a_shell() -> None:
 def test_the_reason_of_a_failure_is_told_in_full() -> None:
     """However long it is: what went wrong is often at the end of it."""
     reason = f"{'a long path/' * 20}: no such file"
-    fields = {"number": 3, "state": "failed", "value": None, "samples": 0, "reason": reason,
-              "objective": "valid/loss", "best": None}  # fmt: skip
+    fields = {
+        "number": 3,
+        "state": "failed",
+        "value": None,
+        "samples": 0,
+        "reason": reason,
+        "objective": "valid/loss",
+        "best": None,
+    }
     assert describe_study_event(StudyEvent(kind="ended", at=0.0, fields=fields)) == [
         f"trial 3 failed after 0 samples ({reason})"
     ]
     console = Console(file=io.StringIO(), width=400)
-    render_study(dataclasses.replace(RESULT, trials=(StudyTrial(number=3, state="failed", parameters={},
-                                                                reason=reason),)), console)  # fmt: skip
+    render_study(
+        dataclasses.replace(RESULT, trials=(StudyTrial(number=3, state="failed", parameters={}, reason=reason),)),
+        console,
+    )
     assert isinstance(console.file, io.StringIO)
     assert reason in console.file.getvalue()
 
@@ -95,9 +114,17 @@ def test_a_population_is_shown_with_who_went_on_from_whom() -> None:
         interval, member = divmod(number, 4)
         state: TrialState = "finished" if interval == 2 else "handed on"
         return StudyTrial(
-            number=number, state=state, parameters={"lr": lr}, value=interval + lr, samples=100, member=member,
-            curve=((100 * interval + 100, 0.1),), interval=interval, parent=parent, run=f"trials/{number:04}",
-        )  # fmt: skip
+            number=number,
+            state=state,
+            parameters={"lr": lr},
+            value=interval + lr,
+            samples=100,
+            member=member,
+            curve=((100 * interval + 100, 0.1),),
+            interval=interval,
+            parent=parent,
+            run=f"trials/{number:04}",
+        )
 
     trials = (trial(0, 0.1), trial(1, 0.2), trial(4, 0.1, 0), trial(5, 0.3, 0), trial(8, 0.1, 4), trial(9, 0.4, 4))
     settings = dataclasses.replace(SETTINGS, sampler="pbt", pruner="none", members=4, intervals=3)
@@ -122,8 +149,15 @@ def test_the_document_has_the_best_first() -> None:
 
 def test_every_event_has_words() -> None:
     """A trial's end with its reason and the best so far."""
-    fields = {"number": 3, "state": "pruned", "value": 0.5, "samples": 1150, "reason": "asha at 1,150 samples",
-              "objective": "valid/accuracy", "best": {"trial": 1, "value": 0.75}}  # fmt: skip
+    fields = {
+        "number": 3,
+        "state": "pruned",
+        "value": 0.5,
+        "samples": 1150,
+        "reason": "asha at 1,150 samples",
+        "objective": "valid/accuracy",
+        "best": {"trial": 1, "value": 0.75},
+    }
     assert describe_study_event(StudyEvent(kind="ended", at=0.0, fields=fields)) == [
         "trial 3 pruned: valid/accuracy 0.5 after 1,150 samples (asha at 1,150 samples); best 0.75 (trial 1)"
     ]

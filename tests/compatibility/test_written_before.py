@@ -32,8 +32,11 @@ def test_a_finished_run_can_be_loaded_and_reported(written: Path) -> None:
     assert run.status == "finished"
     assert run.metrics["test/accuracy"] == pytest.approx(0.8306, abs=1e-4)
     assert {name: tuple(tensor.shape) for name, tensor in run.weights().items()} == {
-        "1.weight": (8, 64), "1.bias": (8,), "3.weight": (10, 8), "3.bias": (10,),
-    }  # fmt: skip
+        "1.weight": (8, 64),
+        "1.bias": (8,),
+        "3.weight": (10, 8),
+        "3.bias": (10,),
+    }
     assert stoker.report(written / "finished").stat().st_size > 100_000
 
 

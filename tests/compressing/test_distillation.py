@@ -53,10 +53,18 @@ def half_of(model: nn.Module, original: str) -> Pruning:
     """A pruning that takes half of the channels."""
     cut = sound_cut(model, ask, removed_at(scores_of(model, ask, prunable(model, ask), importance="magnitude"), 0.5))
     return Pruning(
-        source=ArtifactSource(kind="run", name=original, digest=""), target=1.5, ratio=0.5, importance="magnitude",
-        speed_up=Interval(value=1.5, low=1.4, high=1.6), engine_precision="openvino fp32", batch_sizes=(1,), threads=1,
-        proved_on="here", until=stoker.epochs(4), cut=cut,
-    )  # fmt: skip
+        source=ArtifactSource(kind="run", name=original, digest=""),
+        target=1.5,
+        ratio=0.5,
+        importance="magnitude",
+        speed_up=Interval(value=1.5, low=1.4, high=1.6),
+        engine_precision="openvino fp32",
+        batch_sizes=(1,),
+        threads=1,
+        proved_on="here",
+        until=stoker.epochs(4),
+        cut=cut,
+    )
 
 
 def job() -> Job:
@@ -88,9 +96,12 @@ def test_a_killed_run_goes_on_bit_for_bit(place: Path, monkeypatch: pytest.Monke
     begun()
     repository = Path(__file__).parents[2]
     found = subprocess.run(
-        [sys.executable, "-c", KILLED], check=False, capture_output=True, text=True,
+        [sys.executable, "-c", KILLED],
+        check=False,
+        capture_output=True,
+        text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(repository), str(repository / "src")])},
-    )  # fmt: skip
+    )
     assert found.returncode == -signal.SIGKILL, found.stderr
     heard = Stopping(10**9)
     run = trained(*begun(), heard)
@@ -169,10 +180,11 @@ def test_nothing_of_the_validation_data_chooses_its_weights() -> None:
     run, original, teacher, pruning = begun()
     given = stoker.Job(
         **{name: getattr(original, name) for name in ("model", "data", "valid", "test", "optimizer", "batch", "until")},
-        loss=stoker.Objective("cross_entropy", label_smoothing=0.1), average=0.9,
+        loss=stoker.Objective("cross_entropy", label_smoothing=0.1),
+        average=0.9,
         evaluation=stoker.Evaluation(select="best"),
         name=run.name,
-    )  # fmt: skip
+    )
     found = tuning_job(given, rebuild_pruned(teacher, pruning.cut), teacher, stoker.epochs(1), name="small")
     assert (found.evaluation.select, found.test, found.average) == ("last", None, None)
     assert (found.objective.label_smoothing, found.objective.loss.label_smoothing) == (0.0, 0.1)

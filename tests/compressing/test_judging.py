@@ -16,9 +16,16 @@ def hits(rows: int, wrong: int = 0) -> np.ndarray:
 def trial(name: str, *, num_bytes: int = 100, pace: float | None = 1.0, lost: float = 0.0) -> CompressionTrial:
     """A trial that was measured."""
     return CompressionTrial(
-        name=name, how="", engine="openvino", precision="int8", outcome="passed", reason="", num_bytes=num_bytes,
-        pace=pace, selection_drop=lost,
-    )  # fmt: skip
+        name=name,
+        how="",
+        engine="openvino",
+        precision="int8",
+        outcome="passed",
+        reason="",
+        num_bytes=num_bytes,
+        pace=pace,
+        selection_drop=lost,
+    )
 
 
 def test_a_harmless_candidate_is_accepted_and_a_harmful_one_is_not() -> None:

@@ -140,8 +140,10 @@ def test_nothing_is_cut_below_the_least_size(tokens: Manifest) -> None:
 @pytest.mark.parametrize(("is_held_out", "acceptance"), [(True, 70 + 12 + 20), (False, 70 + 12)])
 def test_rows_that_other_uses_leave_over_accept(is_held_out: bool, acceptance: int) -> None:
     """Those of selection and, where the model was not trained on them, of calibration; none has two uses."""
-    numbers = {name: EvaluationRows({"x": np.arange(start, stop)}, np.arange(start, stop)) for name, start, stop in
-               (("calibration", 0, 30), ("selection", 30, 62), ("acceptance", 62, 132))}  # fmt: skip
+    numbers = {
+        name: EvaluationRows({"x": np.arange(start, stop)}, np.arange(start, stop))
+        for name, start, stop in (("calibration", 0, 30), ("selection", 30, 62), ("acceptance", 62, 132))
+    }
     material = EvaluationData(**numbers, seed=0, is_held_out=is_held_out)
     few = material.limited(selection=20, acceptance=1000, calibration=10)
     assert (len(few.calibration), len(few.selection), len(few.acceptance)) == (10, 20, acceptance)

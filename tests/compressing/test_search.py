@@ -252,8 +252,10 @@ def test_a_drop_that_cannot_be_kept_is_refused(
 
 def test_without_targets_agreement_with_the_original_is_the_metric(course: Examination, directory: Path) -> None:
     """The original agrees with itself in every row; what changes the class of many rows is refused."""
-    bare = {name: dataclasses.replace(getattr(course.material, name), targets=None) for name in
-            ("calibration", "selection", "acceptance")}  # fmt: skip
+    bare = {
+        name: dataclasses.replace(getattr(course.material, name), targets=None)
+        for name in ("calibration", "selection", "acceptance")
+    }
     own = dataclasses.replace(course, material=dataclasses.replace(course.material, **bare), metric=named("agreement"))
     search = begin_search(own, directory, lambda line: None)
     assert (search.original.scores == 1).all()

@@ -39,9 +39,13 @@ def test_samples_that_are_read_are_read_once_and_prepared_in_pieces(is_prepared:
     """20,000 images are decoded once: twice takes twice as long, and as floats all at once no memory holds them."""
     samples = Stored(2500)
     job = stoker.Job(
-        model=lambda: nn.Linear(2, 1), data=samples, loss="mse", optimizer=stoker.SGD(lr=0.1), batch=2,
+        model=lambda: nn.Linear(2, 1),
+        data=samples,
+        loss="mse",
+        optimizer=stoker.SGD(lr=0.1),
+        batch=2,
         until=stoker.epochs(1),
-    )  # fmt: skip
+    )
     inputs = job_inputs(job, nn.Linear(2, 1), samples)
     samples.read_items.clear()
     found = _rows(inputs.prepared() if is_prepared else inputs, samples, 2100, seed=0)

@@ -127,9 +127,10 @@ def test_a_killed_process_loses_one_file_at_most(tmp_path: Path, deadly: int) ->
 
 
 @pytest.mark.parametrize(
-    ("changed", "version"), [(Pictures(offset=1), ""), (Pictures(24), ""), (Pictures(), "2"), (Lines(), "")],
+    ("changed", "version"),
+    [(Pictures(offset=1), ""), (Pictures(24), ""), (Pictures(), "2"), (Lines(), "")],
     ids=["content", "length", "version", "another"],
-)  # fmt: skip
+)
 def test_another_dataset_is_packed_anew(tmp_path: Path, changed: Any, version: str) -> None:
     """In the same folder, of which nothing old is left; said as it begins."""
     said: list[str] = []

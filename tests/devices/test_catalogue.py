@@ -143,8 +143,14 @@ def test_spelling_does_not_matter():
 
 def test_a_cpu_is_described_only_as_a_whole():
     """Two cores of a server's CPU, as virtual machines have, are not the device of the catalogue."""
-    whole = Device(name="cpu", kind="cpu", model="AMD EPYC 9654 96-Core Processor", cores=96, memory_bytes=2**38,
-                   fast_dtypes=("fp32",))  # fmt: skip
+    whole = Device(
+        name="cpu",
+        kind="cpu",
+        model="AMD EPYC 9654 96-Core Processor",
+        cores=96,
+        memory_bytes=2**38,
+        fast_dtypes=("fp32",),
+    )
     assert KNOWN.describing(whole) == one("epyc-9654")
     assert KNOWN.describing(dataclasses.replace(whole, cores=2)) is None
     assert KNOWN.called(whole.model) == one("epyc-9654")

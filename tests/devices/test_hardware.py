@@ -60,8 +60,16 @@ def test_no_time_model_no_plan(name, whose):
 
 def test_an_attached_gpu_is_found_by_its_drivers_name():
     """It keeps its own memory and driver; the figures are the catalogue's."""
-    here = Device(name="cuda:1", kind="cuda", index=1, model="NVIDIA L4", cores=58, memory_bytes=2**34,
-                  fast_dtypes=("fp32",), driver="580")  # fmt: skip
+    here = Device(
+        name="cuda:1",
+        kind="cuda",
+        index=1,
+        model="NVIDIA L4",
+        cores=58,
+        memory_bytes=2**34,
+        fast_dtypes=("fp32",),
+        driver="580",
+    )
     hardware = hardware_of(here, KNOWN)
     assert hardware.device is here
     assert (hardware.power_w, hardware.multiprocessors) == (72, 58)
@@ -69,8 +77,15 @@ def test_an_attached_gpu_is_found_by_its_drivers_name():
 
 def test_an_attached_device_nobody_described():
     """All that is known is what the device itself tells."""
-    here = Device(name="cuda:0", kind="cuda", model="NVIDIA X", cores=7, memory_bytes=2**34, fast_dtypes=("fp32",),
-                  compute_capability="8.9")  # fmt: skip
+    here = Device(
+        name="cuda:0",
+        kind="cuda",
+        model="NVIDIA X",
+        cores=7,
+        memory_bytes=2**34,
+        fast_dtypes=("fp32",),
+        compute_capability="8.9",
+    )
     hardware = hardware_of(here, KNOWN)
     assert (hardware.dense_flops, hardware.bandwidth_bytes_per_s, hardware.power_w) == ({}, None, None)
     assert (hardware.multiprocessors, hardware.compute_capability) == (7, "8.9")
@@ -78,8 +93,15 @@ def test_an_attached_device_nobody_described():
 
 def test_an_unknown_gpu_is_most_like_one_of_its_capability_and_memory():
     """Of the Hopper GPUs the one with 141 GB; it stays itself. A known one, or one of no known capability, has none."""
-    here = Device(name="cuda:0", kind="cuda", model="NVIDIA X", cores=0, memory_bytes=141 * 10**9,
-                  fast_dtypes=("fp32", "bf16"), compute_capability="9.0")  # fmt: skip
+    here = Device(
+        name="cuda:0",
+        kind="cuda",
+        model="NVIDIA X",
+        cores=0,
+        memory_bytes=141 * 10**9,
+        fast_dtypes=("fp32", "bf16"),
+        compute_capability="9.0",
+    )
     figures, like = with_similar_figures(hardware_of(here, KNOWN), KNOWN)
     assert (figures.device, like.name) == (here, "h200")
     assert figures.dense_flops == like.dense_flops

@@ -87,8 +87,10 @@ def test_lengths_are_cut_no_further_than_is_allowed() -> None:
 def test_a_request_without_a_batch_is_asked_at_two_sizes() -> None:
     """As it is, and cut shorter."""
     spec = replace(IDS, shape=("n", "tokens"))
-    asked = [{name: array.shape for name, array in request.items()} for _, request in
-             replace(trial(), inputs=(spec,)).requests()]  # fmt: skip
+    asked = [
+        {name: array.shape for name, array in request.items()}
+        for _, request in replace(trial(), inputs=(spec,)).requests()
+    ]
     assert asked == [{"ids": (8, 6)}, {"ids": (4, 3)}]
 
 

@@ -374,5 +374,6 @@ def test_outputs_of_a_model_without_a_batch_vary_where_its_inputs_do(tmp_path: P
     assert not artifact.manifest.is_batched
     shapes = {spec.name: spec.shape for spec in artifact.manifest.outputs}
     assert [[isinstance(dim, str) for dim in shapes[name]] for name in ("y", "stateN")] == [
-        [True, False], [False, True, False]
-    ]  # fmt: skip
+        [True, False],
+        [False, True, False],
+    ]

@@ -21,8 +21,14 @@ class Two(nn.Module):
 
 def job(data: object, **changes: object) -> stoker.Job:
     """A job on these data."""
-    settings = {"model": Two, "data": data, "loss": "mse", "optimizer": stoker.SGD(lr=0.1), "batch": 2,
-                "until": stoker.epochs(1)}  # fmt: skip
+    settings = {
+        "model": Two,
+        "data": data,
+        "loss": "mse",
+        "optimizer": stoker.SGD(lr=0.1),
+        "batch": 2,
+        "until": stoker.epochs(1),
+    }
     return stoker.Job(**(settings | changes))
 
 
@@ -50,8 +56,9 @@ def test_inputs_are_found_where_the_job_says_they_lie(data: object, changes: dic
     assert found.names == names
     arrays = found.arrays([2, 0])
     assert {name: array.tolist() for name, array in arrays.items()} == {
-        "left": A[[2, 0]].tolist(), "right": B[[2, 0]].tolist()
-    }  # fmt: skip
+        "left": A[[2, 0]].tolist(),
+        "right": B[[2, 0]].tolist(),
+    }
     output = found.call(Two(), *(torch.from_numpy(arrays[name]) for name in names))
     assert output.tolist() == (A - B)[[2, 0]].tolist()
 
@@ -85,8 +92,11 @@ def test_an_input_that_is_no_tensor_is_told() -> None:
 def test_dimensions_that_differ_between_batches_are_named_together() -> None:
     """Equal sizes share a name; whole numbers in rows are tokens; the batch is none of them."""
     ids, image = np.zeros((2, 5), np.int64), np.zeros((2, 3, 7, 5), np.float32)
-    again = {"ids": np.zeros((3, 9), np.int64), "mask": np.zeros((3, 9), np.int64),
-             "image": np.zeros((3, 3, 8, 6), np.float32)}  # fmt: skip
+    again = {
+        "ids": np.zeros((3, 9), np.int64),
+        "mask": np.zeros((3, 9), np.int64),
+        "image": np.zeros((3, 3, 8, 6), np.float32),
+    }
     assert varying([{"ids": ids, "mask": ids, "image": image}, again]) == {
         "ids": {1: "tokens"},
         "mask": {1: "tokens"},

@@ -27,11 +27,15 @@ def job_in(root: Path, **changed: object) -> stoker.Job:
     given = {
         "model": lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)),
         "data": stoker.data.packed(train.subset(0, 210), root / "digits", shard_bytes=4000, tell=lambda _line: None),
-        "valid": test.subset(0, 50), "loss": "cross_entropy", "metrics": ["accuracy"],
-        "optimizer": stoker.SGD(lr=0.05, momentum=0.9), "batch": 30, "until": stoker.epochs(2),
+        "valid": test.subset(0, 50),
+        "loss": "cross_entropy",
+        "metrics": ["accuracy"],
+        "optimizer": stoker.SGD(lr=0.05, momentum=0.9),
+        "batch": 30,
+        "until": stoker.epochs(2),
         "augment": [t.RandomAffine(degrees=10, translate=(0.1, 0.1)), t.Sometimes(t.GaussianBlur()), t.Cutout(2)],
         "mix": [t.Mixup(0.4), t.CutMix()],
-    }  # fmt: skip
+    }
     return stoker.Job(**{**given, **changed})  # type: ignore[arg-type]
 
 

@@ -29,10 +29,16 @@ def net() -> nn.Module:
 def blobs_job(**changes: Any) -> stoker.Job:
     """A classifier of 100 points, 20 of them held out: three epochs of five updates, and 30 points to test on."""
     settings: dict[str, Any] = {
-        "model": net, "data": blobs(100), "valid": stoker.holdout(0.2), "test": blobs(30, seed=1),
-        "loss": "cross_entropy", "metrics": ["accuracy"], "optimizer": stoker.SGD(lr=0.1, momentum=0.9), "batch": 16,
+        "model": net,
+        "data": blobs(100),
+        "valid": stoker.holdout(0.2),
+        "test": blobs(30, seed=1),
+        "loss": "cross_entropy",
+        "metrics": ["accuracy"],
+        "optimizer": stoker.SGD(lr=0.1, momentum=0.9),
+        "batch": 16,
         "until": stoker.epochs(3),
-    }  # fmt: skip
+    }
     return stoker.Job(**(settings | changes))
 
 

@@ -94,8 +94,14 @@ def command(*arguments: str | Path) -> list[str]:
 def stoker_process(*arguments: str | Path, forks_workers: bool = True, **environment: str) -> Outcome:
     """The command in a process of its own, as are the workers it starts: forks, or else fresh interpreters."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
-        process = Forked("stoker", [*map(str, arguments)], stderr=errors, env=os.environ | environment,
-                         forks_workers=forks_workers, leaves_memory=True)  # fmt: skip
+        process = Forked(
+            "stoker",
+            [*map(str, arguments)],
+            stderr=errors,
+            env=os.environ | environment,
+            forks_workers=forks_workers,
+            leaves_memory=True,
+        )
         out = process.communicate()
         errors.seek(0)
         return Outcome(process.wait(), out, errors.read())

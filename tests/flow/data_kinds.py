@@ -34,10 +34,15 @@ def job_of(source: IndexedSource) -> stoker.Job:
     """A small classifier with dropout; images are moved at random; a ragged last batch."""
     images = source[0]["image"] if isinstance(source[0], dict) else source[0][0]
     return stoker.Job(
-        model=lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.1), nn.Linear(images.numel(), 3)), data=source,
-        valid=stoker.holdout(0.1), loss="cross_entropy", optimizer=stoker.SGD(lr=0.05, momentum=0.9), batch=10,
-        until=stoker.epochs(EPOCHS), augment=[stoker.transforms.RandomShift(1)] if images.dim() == 3 else [],
-    )  # fmt: skip
+        model=lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.1), nn.Linear(images.numel(), 3)),
+        data=source,
+        valid=stoker.holdout(0.1),
+        loss="cross_entropy",
+        optimizer=stoker.SGD(lr=0.05, momentum=0.9),
+        batch=10,
+        until=stoker.epochs(EPOCHS),
+        augment=[stoker.transforms.RandomShift(1)] if images.dim() == 3 else [],
+    )
 
 
 def source_of(kind: str, root: Path) -> IndexedSource:
@@ -60,8 +65,9 @@ def killed_run(kind: str, num_workers: int, root: Path) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         try:
-            stoker.train(job, run_dir=root / f"{kind}-{num_workers}" / "killed", plan=plan_with(num_workers),
-                         sink=kill_late)  # fmt: skip
+            stoker.train(
+                job, run_dir=root / f"{kind}-{num_workers}" / "killed", plan=plan_with(num_workers), sink=kill_late
+            )
         finally:
             os._exit(3)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -70,8 +76,12 @@ def killed_run(kind: str, num_workers: int, root: Path) -> None:
 
 
 if __name__ == "__main__":
-    stoker.train(job_of(source_of("csv", Path(sys.argv[1]))), run_dir=Path(sys.argv[1]) / "first", plan=plan_with(0),
-                 sink=lambda _event: None)  # fmt: skip
+    stoker.train(
+        job_of(source_of("csv", Path(sys.argv[1]))),
+        run_dir=Path(sys.argv[1]) / "first",
+        plan=plan_with(0),
+        sink=lambda _event: None,
+    )
     for case in sys.argv[2:]:
         name, _, workers = case.partition(":")
         killed_run(name, int(workers), Path(sys.argv[1]))

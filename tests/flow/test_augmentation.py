@@ -24,9 +24,13 @@ def test_a_killed_run_ends_at_the_bits_of_one_never_stopped(tmp_path: Path) -> N
     """SIGKILL in the second epoch, then the same command; by workers or not, the weights are the same bits."""
     begin = f"from tests.flow.augmented import killed_run; killed_run({str(tmp_path)!r}, 2)"
     done = subprocess.run(
-        [sys.executable, "-c", begin], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
+        [sys.executable, "-c", begin],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
         env=os.environ,
-    )  # fmt: skip
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     job, heard = job_in(tmp_path), Heard()
     resumed = stoker.train(job, run_dir=tmp_path / "killed", plan=plan_with(2), sink=heard)
@@ -42,9 +46,13 @@ def test_what_stands_for_augmentation_in_evaluation_is_part_of_the_exported_mode
     crop, normalize = t.RandomCrop(6), t.Normalize(0.25, 0.5)
     data = pixels, torch.arange(60) % 10
     job = job_in(
-        tmp_path, data=data, valid=data, augment=[t.RandomFlip(), crop, normalize], mix=None,
+        tmp_path,
+        data=data,
+        valid=data,
+        augment=[t.RandomFlip(), crop, normalize],
+        mix=None,
         model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 10)),
-    )  # fmt: skip
+    )
     run = stoker.train(job, run_dir=tmp_path / "run", plan=plan_with(0), sink=Heard())
     artifact = stoker.export(run, tmp_path / "model", job=job)
     (given,), (engine,) = artifact.manifest.inputs, load(artifact)

@@ -36,9 +36,7 @@ settings.update(data=Items(), valid=None, test=None)
 CASES = {
     "does not parse": Case(("broken.py, line 2", "def job(:"), text="import stoker\ndef job(:\n    pass\n"),
     "has no job": Case(("has no function `job`", "It has jobs", "def job("), text="def jobs(): pass\n"),
-    "raises on import": Case(
-        ("broken.py, line 1: `1 / 0`", "raised ZeroDivisionError on import"), text="1 / 0\n"
-    ),
+    "raises on import": Case(("broken.py, line 1: `1 / 0`", "raised ZeroDivisionError on import"), text="1 / 0\n"),
     "imports what is not there": Case(
         ("No module named 'absent_package'", "Install absent_package into this Python"), head="import absent_package\n"
     ),
@@ -61,8 +59,9 @@ CASES = {
     "arrays of different lengths": Case(
         ("different numbers of samples (0: 100, 1: 99)",), changes="settings.update(data=(inputs, target[1:]))"
     ),
-    "all held out": Case(("a holdout of 0.001 sets 0 of 100 samples aside",),
-                         changes="settings.update(valid=stoker.holdout(0.001))"),
+    "all held out": Case(
+        ("a holdout of 0.001 sets 0 of 100 samples aside",), changes="settings.update(valid=stoker.holdout(0.001))"
+    ),
     "samples of different shapes": Case(
         ("differ in shape: [6] and [7]", "collate"),
         changes=ITEMS.format(body="return torch.zeros(7 if index == 13 else 6), 0"),
@@ -83,12 +82,14 @@ CASES = {
     "labels below range": Case(
         ("labels go from -1 to 1", "2 classes"), changes="target[3::9] = -1\nsettings.update(data=(inputs, target))"
     ),
-    "no labels at all": Case(
-        ("look at the data",), changes="target[:] = -100\nsettings.update(data=(inputs, target))"
-    ),
+    "no labels at all": Case(("look at the data",), changes="target[:] = -100\nsettings.update(data=(inputs, target))"),
     "inputs of another width": Case(
-        ("RuntimeError", "broken.py, line", "shapes cannot be multiplied",
-         "Net(in_features=6, out_features=2, bias=True) takes 6 values, and is given 5"),
+        (
+            "RuntimeError",
+            "broken.py, line",
+            "shapes cannot be multiplied",
+            "Net(in_features=6, out_features=2, bias=True) takes 6 values, and is given 5",
+        ),
         changes="class Net(nn.Linear):\n    def forward(self, x):\n        return super().forward(x)\n"
         "settings.update(data=(inputs[:, :5], target), test=None, model=lambda: Net(6, 2))",
     ),
@@ -145,9 +146,7 @@ CASES = {
         changes="settings.update(model=lambda: nn.LazyLinear(2))",
     ),
     "no model": Case(("made a int, wanted a torch.nn.Module",), changes="settings.update(model=lambda: 3)"),
-    "a model without weights": Case(
-        ("ReLU has no parameter to train",), changes="settings.update(model=nn.ReLU)"
-    ),
+    "a model without weights": Case(("ReLU has no parameter to train",), changes="settings.update(model=nn.ReLU)"),
     "loss not finite at the first update": Case(
         ("the loss is nan at update 1", "look at the data"),
         changes="inputs[:, 0] = float('nan')\nsettings.update(data=(inputs, target))",
@@ -158,10 +157,12 @@ CASES = {
     "a loss of another type": Case(
         ("loss returned a str",), changes="settings.update(loss=lambda output, target: 'small')"
     ),
-    "unknown loss": Case(("'cross_entropi' is no loss", "Did you mean 'cross_entropy'?"),
-                         changes="settings.update(loss='cross_entropi')"),
-    "unknown metric": Case(("'acuracy' is no metric", "Did you mean 'accuracy'?"),
-                           changes="settings.update(metrics=['acuracy'])"),
+    "unknown loss": Case(
+        ("'cross_entropi' is no loss", "Did you mean 'cross_entropy'?"), changes="settings.update(loss='cross_entropi')"
+    ),
+    "unknown metric": Case(
+        ("'acuracy' is no metric", "Did you mean 'accuracy'?"), changes="settings.update(metrics=['acuracy'])"
+    ),
     "a metric that raises": Case(
         ("IndexError",), changes="settings.update(metrics=[lambda output, target: output[:, 5]])"
     ),
@@ -183,7 +184,7 @@ CASES = {
     "resume of an unknown run": Case(("no run 'nothing'", "no runs in runs"), options=("--resume", "nothing")),
     "fork of an unknown run": Case(("no run 'nothing'",), options=("--fork", "nothing")),
     "an unknown plan file": Case(("there is no plan file absent.json",), options=("--plan", "absent.json")),
-}  # fmt: skip
+}
 
 
 def tried(case: Case, *options: str) -> Outcome:
@@ -217,9 +218,15 @@ def test_a_bad_job_is_refused_in_words(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["imports what is not there", "inputs of another width", "a loss without history", "labels that are texts",
-     "a model that returns a dict", "a model that takes more"],
-)  # fmt: skip
+    [
+        "imports what is not there",
+        "inputs of another width",
+        "a loss without history",
+        "labels that are texts",
+        "a model that returns a dict",
+        "a model that takes more",
+    ],
+)
 def test_usual_mistakes_have_a_remedy_of_their_own(name: str) -> None:
     """Other than to look at the traceback."""
     assert "--debug" not in tried(CASES[name]).err

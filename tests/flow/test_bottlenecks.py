@@ -38,10 +38,16 @@ def keep_ceilings(flops_per_s: float) -> None:
     """As `stoker doctor` leaves them."""
     (device,) = (one for one in attached_devices() if one.kind == "cpu")
     ceilings = Ceilings(
-        device=device, threads=1, gemm_flops={"fp32": flops_per_s, "bf16": flops_per_s}, copy_bytes_per_s=1e10,
-        fresh_copy_bytes_per_s=5e9, host_to_device_bytes_per_s=None, took_s=1.0,
-        measured_at="2026-11-21T00:00:00+00:00", torch_version=torch.__version__,
-    )  # fmt: skip
+        device=device,
+        threads=1,
+        gemm_flops={"fp32": flops_per_s, "bf16": flops_per_s},
+        copy_bytes_per_s=1e10,
+        fresh_copy_bytes_per_s=5e9,
+        host_to_device_bytes_per_s=None,
+        took_s=1.0,
+        measured_at="2026-11-21T00:00:00+00:00",
+        torch_version=torch.__version__,
+    )
     ceilings_cache(cache_root()).write(ceilings, cache_key(device, torch.__version__))
 
 
@@ -49,9 +55,13 @@ def test_slow_samples_bound_a_run() -> None:
     """The verdict is in the event, in the run's directory and in the report; the advice has its gain."""
     heard = Heard()
     job = stoker.Job(
-        model=lambda: torch.nn.Linear(6, 2), data=Slow(), loss="cross_entropy", optimizer=stoker.SGD(lr=0.1), batch=16,
+        model=lambda: torch.nn.Linear(6, 2),
+        data=Slow(),
+        loss="cross_entropy",
+        optimizer=stoker.SGD(lr=0.1),
+        batch=16,
         until=stoker.epochs(2),
-    )  # fmt: skip
+    )
     plan = stoker.records.Plan(device="cpu", micro_batch=16, loader="inline")
     run = stoker.train(job, plan=plan, sink=heard)
     found = run.directory.read_bottleneck()

@@ -52,15 +52,22 @@ def carrying_job(**changes: object) -> stoker.Job:
     """Three epochs over one text in four rows."""
     tokens = text()
     data = {
-        "tokens": in_rows(tokens[:-1]), "is_first": (torch.arange(CHUNKS * ROWS) < ROWS).float(),
+        "tokens": in_rows(tokens[:-1]),
+        "is_first": (torch.arange(CHUNKS * ROWS) < ROWS).float(),
         "target": in_rows(tokens[1:]),
-    }  # fmt: skip
+    }
     settings = {
-        "model": Carrying, "data": data, "valid": data, "fields": stoker.Fields(inputs=["tokens", "is_first"]),
+        "model": Carrying,
+        "data": data,
+        "valid": data,
+        "fields": stoker.Fields(inputs=["tokens", "is_first"]),
         "batch": ROWS,
-        "sampling": stoker.sampling.in_order(), "loss": stoker.Objective("token_cross_entropy", scope="batch"),
-        "optimizer": stoker.SGD(lr=0.5), "clip_norm": 0.25, "until": stoker.epochs(3),
-    }  # fmt: skip
+        "sampling": stoker.sampling.in_order(),
+        "loss": stoker.Objective("token_cross_entropy", scope="batch"),
+        "optimizer": stoker.SGD(lr=0.5),
+        "clip_norm": 0.25,
+        "until": stoker.epochs(3),
+    }
     return stoker.Job(**(settings | changes))
 
 

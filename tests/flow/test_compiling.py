@@ -37,8 +37,10 @@ def test_a_plan_that_cannot_be_compiled_is_run_as_it_is_and_told_once() -> None:
     """It was asked for; the weights are those of the plan that is not compiled, and the line is named."""
     plain, asked = Heard(), Heard()
     job = blobs_job(model=Branching)
-    weights = [stoker.train(job, plan=plan, sink=heard, new=True).weights()
-               for plan, heard in ((PLAN, plain), (COMPILED, asked))]  # fmt: skip
+    weights = [
+        stoker.train(job, plan=plan, sink=heard, new=True).weights()
+        for plan, heard in ((PLAN, plain), (COMPILED, asked))
+    ]
     (warning,) = asked.of("warned")
     assert warning["message"].startswith(WHY)
     assert "test_compiling.py:" in warning["message"]
@@ -71,9 +73,15 @@ def test_what_compiling_took_is_remembered_for_the_next_plan(monkeypatch: pytest
     def trial(job, plan, coupling, data, *, budget_s, known_error, most_threads) -> Measurement:
         pace = 0.5 if plan.compile else 1.0
         return Measurement(
-            plan=plan, samples_per_update=16, update_s=(pace,) * 3, evaluate_s_per_sample=0.0, peak_bytes=1,
-            state_bytes=1, took_s=0.1, compile_s=100.0 * plan.compile,
-        )  # fmt: skip
+            plan=plan,
+            samples_per_update=16,
+            update_s=(pace,) * 3,
+            evaluate_s_per_sample=0.0,
+            peak_bytes=1,
+            state_bytes=1,
+            took_s=0.1,
+            compile_s=100.0 * plan.compile,
+        )
 
     monkeypatch.setattr("stoker.planning.planner.try_plan", trial)
     place = planned_devices("cpu", attached_devices())[0]

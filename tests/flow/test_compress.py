@@ -51,9 +51,24 @@ def twice_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
 def compress(*options: str, target: str = "models/tiny"):
     """The command with rows and a metric from files."""
     return stoker_here(
-        "compress", target, "--data", "rows.npz", "--metric", "hits.py", "--max-drop", "2%", "--seconds", "6",
-        "--batch", "1", "--batch", "4", "--threads", "1", *options,
-    )  # fmt: skip
+        "compress",
+        target,
+        "--data",
+        "rows.npz",
+        "--metric",
+        "hits.py",
+        "--max-drop",
+        "2%",
+        "--seconds",
+        "6",
+        "--batch",
+        "1",
+        "--batch",
+        "4",
+        "--threads",
+        "1",
+        *options,
+    )
 
 
 @pytest.mark.usefixtures("twice_as_fast")
@@ -153,9 +168,19 @@ def test_rows_without_a_target_are_judged_by_agreement(model: Artifact) -> None:
     """The new version says so: the metric by its name, and in words what it means for the output."""
     np.savez("bare.npz", **tiny_inputs("images", rows=900, seed=5))
     outcome = stoker_here(
-        "compress", str(model.path.parent), "--data", "bare.npz", "--max-drop", "2%", "--seconds", "6", "--batch", "1",
-        "--threads", "1",
-    )  # fmt: skip
+        "compress",
+        str(model.path.parent),
+        "--data",
+        "bare.npz",
+        "--max-drop",
+        "2%",
+        "--seconds",
+        "6",
+        "--batch",
+        "1",
+        "--threads",
+        "1",
+    )
     assert outcome.code == 0, outcome.err
     assert "judged by agreement with the answers of version 1" in " ".join(outcome.out.split())
     found = read("models/tiny")
@@ -220,7 +245,7 @@ def test_a_run_brings_its_own_rows_and_metric(place: Path) -> None:
     assert stoker_here("export", "latest", "-o", "models/digits").code == 0
     outcome = stoker_here(
         "compress", "models/digits", "--max-drop", "2%", "--seconds", "3", "--threads", "1", "--batch", "8", "--json"
-    )  # fmt: skip
+    )
     assert outcome.code == 0, outcome.err
     record = loads(json.dumps(json.loads(outcome.out)["compression"]), Compression)
     assert record.metric == "accuracy"

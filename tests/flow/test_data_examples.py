@@ -17,8 +17,10 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 def _customers(root: Path) -> dict[str, str]:
     """A table with a few ages missing."""
-    rows = [f"{'' if at % 9 == 4 else 20 + at},{1000 * at},{('Bern', 'Rom')[at % 2]},{('no', 'yes')[at % 3 > 0]}"
-            for at in range(40)]  # fmt: skip
+    rows = [
+        f"{'' if at % 9 == 4 else 20 + at},{1000 * at},{('Bern', 'Rom')[at % 2]},{('no', 'yes')[at % 3 > 0]}"
+        for at in range(40)
+    ]
     (root / "customers.csv").write_text("\n".join(["age,income,city,bought", *rows]) + "\n")
     return {"path": str(root / "customers.csv")}
 

@@ -31,9 +31,12 @@ def _kill(root: Path, cases: list[tuple[str, int]]) -> None:
     """A killed run of every case below `root`."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.flow.data_kinds", str(root), *(f"{kind}:{workers}" for kind, workers in cases)],
-        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -106,9 +109,16 @@ def test_a_source_holds_out_by_class_and_tells_how_it_was_split(tmp_path: Path) 
     assert test is not None
     assert train is not None
     job = stoker.Job(
-        model=job_of(train).model, data=train, valid=valid, test=test, loss="cross_entropy", metrics=["accuracy"],
-        optimizer=stoker.SGD(lr=0.05), batch=8, until=stoker.epochs(1),
-    )  # fmt: skip
+        model=job_of(train).model,
+        data=train,
+        valid=valid,
+        test=test,
+        loss="cross_entropy",
+        metrics=["accuracy"],
+        optimizer=stoker.SGD(lr=0.05),
+        batch=8,
+        until=stoker.epochs(1),
+    )
     heard = Heard()
     stoker.train(job, run_dir=tmp_path / "run", plan=plan_with(0), sink=heard)
     assert any("split with seed 0: train 33 (cat" in event["message"] for event in heard.of("noted"))

@@ -62,8 +62,15 @@ def test_a_run_on_images_becomes_a_model_of_raw_bytes(digits: stoker.Run) -> Non
         wanted = digits.model()(prepared).numpy()
     (engine,) = load(artifact)
     assert difference(engine.run({"image": images.numpy()}), {"output": wanted}) < 1e-4
-    for expected in ("digits version 1: openvino, fp32", "[batch, 1, 8, 8]", "0, 1, 2, …", "holds", "model.onnx",
-                     "test/accuracy", "models/digits/1"):  # fmt: skip
+    for expected in (
+        "digits version 1: openvino, fp32",
+        "[batch, 1, 8, 8]",
+        "0, 1, 2, …",
+        "holds",
+        "model.onnx",
+        "test/accuracy",
+        "models/digits/1",
+    ):
         assert expected in outcome.out
 
 
@@ -78,10 +85,14 @@ def test_preparation_that_cannot_be_traced_is_left_to_the_client(place: Path) ->
             return images.float() * scale, labels
 
     run = stoker.train(
-        blobs_job(model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), data=Odd("train"), test=None,
-                  until=stoker.updates(2)),
+        blobs_job(
+            model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
+            data=Odd("train"),
+            test=None,
+            until=stoker.updates(2),
+        ),
         plan=PLAN,
-    )  # fmt: skip
+    )
     artifact = stoker.export(run, "models/odd")
     assert [(one.datatype, one.shape) for one in artifact.manifest.inputs] == [("FP32", ("batch", 1, 8, 8))]
     assert artifact.manifest.takes_prepared is True
@@ -136,10 +147,17 @@ class Reader(nn.Module):
 def test_data_whose_batches_differ_in_length_have_that_dimension_named(place: Path) -> None:
     """Found by looking at samples; the mask says what to pad with."""
     run = stoker.train(
-        blobs_job(model=Reader, data=Words(), fields=stoker.Fields(collate=padded), test=None, valid=None, metrics=[],
-                  until=stoker.updates(2)),
+        blobs_job(
+            model=Reader,
+            data=Words(),
+            fields=stoker.Fields(collate=padded),
+            test=None,
+            valid=None,
+            metrics=[],
+            until=stoker.updates(2),
+        ),
         plan=PLAN,
-    )  # fmt: skip
+    )
     manifest = stoker.export(run, "models/words").manifest
     assert {(one.name, one.shape, one.pad) for one in manifest.inputs} == {
         (name, ("batch", "tokens"), 0) for name in ("input_ids", "attention_mask")

@@ -291,8 +291,11 @@ def test_a_run_with_workers_that_is_stopped_leaves_nothing_among_the_temporary_f
     place.mkdir()
     with subprocess.Popen(
         [sys.executable, "-m", "stoker", "train", path, "--set", "epochs=500", "--plan", plan, "--json"],
-        stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(place)}, start_new_session=True,
-    ) as process:  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(place)},
+        start_new_session=True,
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if json.loads(line)["event"] == "evaluated":

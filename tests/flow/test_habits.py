@@ -112,9 +112,13 @@ def test_running_statistics_of_an_average_are_those_of_its_own_activations() -> 
 
     inputs, target = blobs(96)
     job = blobs_job(
-        data=(inputs, target), valid=None, test=None, model=normed, average=stoker.SWA(start=0.0, statistics=3),
+        data=(inputs, target),
+        valid=None,
+        test=None,
+        model=normed,
+        average=stoker.SWA(start=0.0, statistics=3),
         evaluation=stoker.Evaluation(select="last"),
-    )  # fmt: skip
+    )
     run, _ = trained(job)
     weights = run.weights()
     hidden = inputs @ weights["0.weight"].T + weights["0.bias"]
@@ -250,8 +254,9 @@ def test_each_validation_set_is_evaluated_every_time_and_the_first_one_chooses()
     first, alike = heard.of("evaluated", split="valid/seen"), told.of("evaluated", split="valid")
     assert [(one["metrics"], one["best"]) for one in first] == [(one["metrics"], one["best"]) for one in alike]
     assert_equal_weights(run, alone)
-    assert set(run.metrics) == {f"{split}/{name}" for split in ("valid/seen", "valid/unseen", "test")
-                                for name in ("loss", "accuracy")}  # fmt: skip
+    assert set(run.metrics) == {
+        f"{split}/{name}" for split in ("valid/seen", "valid/unseen", "test") for name in ("loss", "accuracy")
+    }
     assert run.metrics["valid/seen/loss"] == alone.metrics["valid/loss"]
     assert run.metrics["valid/seen/loss"] != run.metrics["valid/unseen/loss"]
     assert heard.of("started")[0]["data"]["valid"] == 60
@@ -263,10 +268,11 @@ def test_each_validation_set_is_evaluated_every_time_and_the_first_one_chooses()
 def test_a_set_that_is_named_chooses_lowers_the_rate_and_ends_the_run() -> None:
     """By the values of that set: `select`, `stop` and a plateau take `set/measure`."""
     named = {
-        "evaluation": stoker.Evaluation(select="valid/unseen/loss"), "until": stoker.epochs(9),
+        "evaluation": stoker.Evaluation(select="valid/unseen/loss"),
+        "until": stoker.epochs(9),
         "stop": [stoker.EarlyStopping("unseen/loss", patience=stoker.epochs(2), min_delta=0.9)],
         "schedule": schedules.plateau("valid/unseen/loss", factor=0.5, patience=stoker.epochs(1), min_delta=0.9),
-    }  # fmt: skip
+    }
     run, heard = trained(two_sets(**named))
     best = [event["samples"] for event in heard.of("evaluated", split="valid/unseen") if event["best"]]
     losses = {event["samples"]: event["metrics"]["loss"] for event in heard.of("evaluated", split="valid/unseen")}

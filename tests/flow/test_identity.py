@@ -408,8 +408,12 @@ def test_a_comment_in_the_job_file_does_not_cost_the_run() -> None:
     """Killed, then a comment, a docstring and an unused function changed: the same command goes on where it was."""
     path = job_file('settings["loss"] = squared', head=OWN_LOSS)
     stopped = stopped_run(**from_file(path))
-    path.write_text(path.read_text().replace("return 1", "return 2").replace("A classifier of", "A net for")
-                    .replace("    return (output", "    # the error\n    return (output"))  # fmt: skip
+    path.write_text(
+        path.read_text()
+        .replace("return 1", "return 2")
+        .replace("A classifier of", "A net for")
+        .replace("    return (output", "    # the error\n    return (output")
+    )
     run = stoker.train(**from_file(path), sink=lambda _: None)
     assert (run.name, run.status, run_names()) == (stopped.name, "finished", [stopped.name])
 
@@ -422,8 +426,13 @@ def test_an_unfinished_run_of_a_changed_job_file_is_named_with_the_change() -> N
     heard = Heard()
     stoker.train(**from_file(path, lr="0.2"), plan=PLAN, sink=heard)
     message = heard.of("warned")[0]["message"]
-    for words in (f"{stopped.name} is unfinished, at 96 of 240 samples", "function squared in blobs.py changed",
-                  "parameter lr: 0.1 -> 0.2", f"--fork {stopped.name}", f"--resume {stopped.name}"):  # fmt: skip
+    for words in (
+        f"{stopped.name} is unfinished, at 96 of 240 samples",
+        "function squared in blobs.py changed",
+        "parameter lr: 0.1 -> 0.2",
+        f"--fork {stopped.name}",
+        f"--resume {stopped.name}",
+    ):
         assert words in message
     with pytest.raises(BadRun) as caught:
         stoker.train(**from_file(path, lr="0.2"), resume=stopped.name, sink=lambda _: None)

@@ -38,8 +38,9 @@ class Bucket:
         self.address = f"http://127.0.0.1:{port}"
         self.process = subprocess.Popen(
             [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         until = time.monotonic() + 60
         while True:
             try:
@@ -106,8 +107,9 @@ def test_another_layout_goes_on_from_the_bucket(bucket: Bucket) -> None:
     path = job_file(LONG)
     arguments: list[str | Path] = ["train", path, "--set", "epochs=200"]
     keep = ["--keep", "s3://bucket/runs"]
-    with Running(*arguments, *keep, "--on", "2xhere", "--plan", plan_over(TWO), "--checkpoint-every", "0.05",
-                 STOKER_RUNS="a") as running:  # fmt: skip
+    with Running(
+        *arguments, *keep, "--on", "2xhere", "--plan", plan_over(TWO), "--checkpoint-every", "0.05", STOKER_RUNS="a"
+    ) as running:
         running.until("checkpointed", 2)
         while bucket.newest() == 0:
             assert running.process.poll() is None
@@ -126,8 +128,18 @@ def test_another_layout_goes_on_from_the_bucket(bucket: Bucket) -> None:
 
 def test_a_bucket_that_goes_away_ends_no_run(bucket: Bucket) -> None:
     """The server is stopped in the middle and comes back: one warning, one note, and all of it is there at the end."""
-    with Running("train", job_file(), "--set", "epochs=900", "--plan", plan_file(), "--keep", "s3://bucket/runs",
-                 "--checkpoint-every", "0.05") as running:  # fmt: skip
+    with Running(
+        "train",
+        job_file(),
+        "--set",
+        "epochs=900",
+        "--plan",
+        plan_file(),
+        "--keep",
+        "s3://bucket/runs",
+        "--checkpoint-every",
+        "0.05",
+    ) as running:
         running.until("checkpointed", 3)
         bucket.process.send_signal(signal.SIGSTOP)
         running.until("checkpointed", 6)

@@ -106,8 +106,11 @@ def test_a_plan_that_was_given_is_taken() -> None:
     with pytest.raises(BadJob, match=r"4 processes \(4 replicas\), but --on 2xcpu means 2"):
         decide(prepared, place, dataclasses.replace(given, layout=Layout(replicas=4)))
     with pytest.raises(BadJob, match="3 stages need 3 blocks at least, but GPT has 2"):
-        decide(prepared, planned_devices("3xcpu", attached_devices())[0],
-                    dataclasses.replace(given, layout=Layout(stages=3)))  # fmt: skip
+        decide(
+            prepared,
+            planned_devices("3xcpu", attached_devices())[0],
+            dataclasses.replace(given, layout=Layout(stages=3)),
+        )
     with pytest.raises(BadJob, match="the plan is for cuda:0, but the job is to run on cpu"):
         decide(prepared, place, dataclasses.replace(given, device="cuda:0"))
 
@@ -149,10 +152,14 @@ def test_beside_one_device_several_that_cannot_share_a_job_are_left_out() -> Non
 def test_in_a_run_of_a_stated_time_the_layout_that_trains_on_more_samples_is_first() -> None:
     """All of them take that time."""
     slow, fast = (
-        Candidate(device="2xt4", plan=Plan(device="cuda:0", micro_batch=4, layout=layout), memory_bytes=2**34,
-                  forecast=dataclasses.replace(forecast_of(Plan(device="cuda:0", micro_batch=4)), total_samples=count))
+        Candidate(
+            device="2xt4",
+            plan=Plan(device="cuda:0", micro_batch=4, layout=layout),
+            memory_bytes=2**34,
+            forecast=dataclasses.replace(forecast_of(Plan(device="cuda:0", micro_batch=4)), total_samples=count),
+        )
         for layout, count in ((Layout(replicas=2), 10**6), (Layout(shards=2), 2 * 10**6))
-    )  # fmt: skip
+    )
     assert _in_order([slow, fast]) == (fast, slow)
 
 
@@ -164,10 +171,14 @@ def test_over_machines_the_surer_of_two_layouts_is_first_if_it_is_no_slower() ->
         dataclasses.replace(forecast.samples_per_s, low=share * forecast.samples_per_s.value) for share in (0.7, 0.8)
     ]
     flat, hybrid = (
-        Candidate(device="16xh100", plan=dataclasses.replace(plan, layout=layout), memory_bytes=2**34,
-                  forecast=dataclasses.replace(forecast, samples_per_s=rate))
+        Candidate(
+            device="16xh100",
+            plan=dataclasses.replace(plan, layout=layout),
+            memory_bytes=2**34,
+            forecast=dataclasses.replace(forecast, samples_per_s=rate),
+        )
         for layout, rate in zip((Layout(shards=16), Layout(replicas=2, shards=8)), rates, strict=True)
-    )  # fmt: skip
+    )
     assert _in_order([flat, hybrid]) == (flat, hybrid)
     assert _in_order([flat, hybrid], is_over_machines=True) == (hybrid, flat)
     assert _in_order([hybrid, flat], is_over_machines=True) == (hybrid, flat)
@@ -185,8 +196,14 @@ def state_bytes(world: World, plan: Plan) -> tuple[int, int, int]:
     job = gpt_job(optimizer=SGD(lr=0.1, momentum=0.9) if plan.micro_batch == 3 else AdamW(lr=1e-3))
     step = Step(job, plan, SEPARABLE, world=world)
     data = datasets_of(job)
-    source = BatchSource(data.train, step.pipeline(data.train, augmented=True), data.extent(job), job.seed, plan,
-                         split=world.split(SEPARABLE))  # fmt: skip
+    source = BatchSource(
+        data.train,
+        step.pipeline(data.train, augmented=True),
+        data.extent(job),
+        job.seed,
+        plan,
+        split=world.split(SEPARABLE),
+    )
     batch, again = source.batches(Position(), 2)
     step.update(batch, 0, 0.0)
     step.gradients(again, 1)

@@ -47,8 +47,18 @@ def test_two_processes_end_where_one_does(*, forks_workers: bool) -> None:
     """The same metrics to rounding; every event told once, in order; nobody left over."""
     path = job_file()
     one = stoker_process("train", path, "--plan", plan_over(Layout()), "--run-dir", "one", "--json")
-    two = stoker_process("train", path, "--on", "2xhere", "--plan", plan_over(TWO), "--run-dir", "two", "--json",
-                         forks_workers=forks_workers)  # fmt: skip
+    two = stoker_process(
+        "train",
+        path,
+        "--on",
+        "2xhere",
+        "--plan",
+        plan_over(TWO),
+        "--run-dir",
+        "two",
+        "--json",
+        forks_workers=forks_workers,
+    )
     assert (one.code, two.code) == (0, 0), two.err
     alone, together = stoker.load("one"), stoker.load("two")
     for name, value in alone.metrics.items():
@@ -73,8 +83,9 @@ def test_a_run_goes_on_when_a_process_is_killed() -> None:
             os.kill(workers_of(run.process.pid)[number], signal.SIGKILL)
             ended = run.end()
         assert ended.code == 0, ended.err
-        assert any(f"process {number} (rank" in one["message"] and "SIGKILL" in one["message"]
-                   for one in ended.of("warned"))  # fmt: skip
+        assert any(
+            f"process {number} (rank" in one["message"] and "SIGKILL" in one["message"] for one in ended.of("warned")
+        )
         assert ended.of("recovered")
         record = stoker.load(name).record
         assert (record.status, record.samples) == ("finished", 80 * 80)
@@ -240,8 +251,9 @@ class Cramped(torch.nn.Linear):
 @pytest.mark.slow
 def test_out_of_memory_in_one_process_makes_all_take_smaller_parts() -> None:
     """The processes agree on a smaller micro-batch, say so once, and end where one process does."""
-    path = job_file("settings['model'] = lambda: nn.Sequential(Cramped(6, width), nn.ReLU(), nn.Linear(width, 2))",
-                    head=CRAMPED)  # fmt: skip
+    path = job_file(
+        "settings['model'] = lambda: nn.Sequential(Cramped(6, width), nn.ReLU(), nn.Linear(width, 2))", head=CRAMPED
+    )
     one = stoker_process("train", path, "--plan", plan_over(Layout()), "--run-dir", "one", "--json")
     two = stoker_process("train", path, "--on", "2xhere", "--plan", plan_over(TWO), "--run-dir", "two", "--json")
     assert (one.code, two.code) == (0, 0), two.err
@@ -260,8 +272,12 @@ def test_torchruns_processes_find_each_other() -> None:
     words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "stoker", "train"]
     done = subprocess.run(
         [sys.executable, *words, str(job_file()), "--plan", str(plan_over(TWO)), "--run-dir", "run", "--json"],
-        capture_output=True, text=True, check=False, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr
     kinds = [json.loads(line)["event"] for line in done.stdout.splitlines()]
     assert (kinds[0], kinds[-1], kinds.count("finished")) == ("planned", "finished", 1)
@@ -295,8 +311,12 @@ def launched(*paths: Path) -> list[Outcome]:
     """How processes end that a launcher starts, one for each job file."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    where = {"WORLD_SIZE": f"{len(paths)}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}",
-             "STOKER_SECRET": "s" * 32}  # fmt: skip
+    where = {
+        "WORLD_SIZE": f"{len(paths)}",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": f"{port}",
+        "STOKER_SECRET": "s" * 32,
+    }
     plan, processes = plan_over(TWO), []
     for rank, path in enumerate(paths):
         words = ["train", str(path), "--plan", str(plan), "--run-dir", "run", "--json"]

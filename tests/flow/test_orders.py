@@ -20,9 +20,13 @@ ORDERS = Path(__file__).parent / "jobs" / "orders.py"
 PLAN = Plan(device="cpu", micro_batch=17, optimizer_implementation="fused", loader="inline", checkpoint_every_s=0.03)
 EPOCHS = 12
 BY_WORKER = Plan(
-    device="cpu", micro_batch=6, optimizer_implementation="fused", loader="workers", num_workers=1,
+    device="cpu",
+    micro_batch=6,
+    optimizer_implementation="fused",
+    loader="workers",
+    num_workers=1,
     checkpoint_every_s=0.03,
-)  # fmt: skip
+)
 
 
 def plan_file(plan: Plan) -> Path:
@@ -47,8 +51,15 @@ def test_killed_a_run_ends_at_the_same_bits(kind: str, plan: Plan) -> None:
     if kind == "packed":
         plan = Plan(**{**vars(plan), "micro_batch": 4})
     arguments: list[str | Path] = [
-        "train", ORDERS, "--set", f"kind={kind}", "--set", f"epochs={EPOCHS}", "--plan", plan_file(plan),
-    ]  # fmt: skip
+        "train",
+        ORDERS,
+        "--set",
+        f"kind={kind}",
+        "--set",
+        f"epochs={EPOCHS}",
+        "--plan",
+        plan_file(plan),
+    ]
     with ExitStack() as left_behind:
         running = left_behind.enter_context(Running(*arguments, "--run-dir", "killed"))
         running.until("checkpointed", 2)
@@ -65,9 +76,14 @@ def test_killed_a_run_ends_at_the_same_bits(kind: str, plan: Plan) -> None:
 def job_of(data: object, **changes: object) -> stoker.Job:
     """A regression on a stream of (i, i²)."""
     settings = {
-        "model": lambda: torch.nn.Linear(2, 1), "data": data, "loss": lambda output, _: output.square().mean(1),
-        "optimizer": stoker.SGD(lr=1e-6), "batch": 5, "until": stoker.epochs(4), "valid": Stateful(6),
-    }  # fmt: skip
+        "model": lambda: torch.nn.Linear(2, 1),
+        "data": data,
+        "loss": lambda output, _: output.square().mean(1),
+        "optimizer": stoker.SGD(lr=1e-6),
+        "batch": 5,
+        "until": stoker.epochs(4),
+        "valid": Stateful(6),
+    }
     return stoker.Job(**(settings | changes))
 
 
@@ -112,10 +128,17 @@ def test_an_evaluation_has_no_more_tokens_than_an_update() -> None:
     Tokens.evaluated.clear()
     lengths = [2] * 60 + [40] * 10
     job = stoker.Job(
-        model=Tokens, data=Words(lengths), valid=Words(lengths[::-1]), test=Words(lengths[::7]), loss="mse",
-        batch=stoker.tokens(120, padded=True), sampling=stoker.lengths.bucketed(window=2),
-        fields=stoker.Fields(collate=stoker.lengths.padded(0)), optimizer=stoker.SGD(lr=1e-6), until=stoker.epochs(1),
-    )  # fmt: skip
+        model=Tokens,
+        data=Words(lengths),
+        valid=Words(lengths[::-1]),
+        test=Words(lengths[::7]),
+        loss="mse",
+        batch=stoker.tokens(120, padded=True),
+        sampling=stoker.lengths.bucketed(window=2),
+        fields=stoker.Fields(collate=stoker.lengths.padded(0)),
+        optimizer=stoker.SGD(lr=1e-6),
+        until=stoker.epochs(1),
+    )
     stoker.train(job, plan="safe", sink=Heard(), run_dir="run")
     assert 40 <= max(Tokens.evaluated) <= 120
 

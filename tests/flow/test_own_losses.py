@@ -42,9 +42,13 @@ def towers_job(**changes: Any) -> stoker.Job:
         return {"first": inputs, "second": inputs.flip(1), "weight": inputs[:, 0].abs(), "label": label}
 
     settings: dict[str, Any] = {
-        "model": Towers, "data": samples(80, 0), "valid": samples(20, 1), "test": samples(30, 2), "loss": weighted,
+        "model": Towers,
+        "data": samples(80, 0),
+        "valid": samples(20, 1),
+        "test": samples(30, 2),
+        "loss": weighted,
         "metrics": [],
-    }  # fmt: skip
+    }
     return blobs_job(**(settings | changes))
 
 
@@ -156,8 +160,12 @@ class Language(nn.Module):
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> Any:
         logits = self.head(self.table(tokens))
         loss = None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        forms = {"logits, loss": (logits, loss), "loss, logits": (loss, logits), "loss": loss,
-                 "dict": {"logits": logits, "total": loss}}  # fmt: skip
+        forms = {
+            "logits, loss": (logits, loss),
+            "loss, logits": (loss, logits),
+            "loss": loss,
+            "dict": {"logits": logits, "total": loss},
+        }
         return forms[self.form]
 
 

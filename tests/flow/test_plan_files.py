@@ -89,8 +89,9 @@ def test_a_run_that_is_continued_says_that_it_heeds_no_limit_of_memory() -> None
     heard = Heard()
     run = stoker.train(blobs_job(), memory="6GB", sink=heard)
     assert plan_of(run) == PLAN
-    assert any("goes on under its own plan, which --memory does not change" in one["message"]
-               for one in heard.of("warned"))  # fmt: skip
+    assert any(
+        "goes on under its own plan, which --memory does not change" in one["message"] for one in heard.of("warned")
+    )
 
 
 def test_a_pinned_plan_that_takes_more_than_is_allowed_is_refused() -> None:
@@ -138,8 +139,15 @@ def test_a_plan_file_that_is_absent_is_refused_with_the_nearest() -> None:
 
 def test_a_decision_without_a_plan_is_refused() -> None:
     """All its plans were rejected: there is none to use."""
-    decision = {"record": "Decision", "schema": 2, "device": "cpu", "candidates": [], "rejected": [],
-                "explanation": [], "took_s": 0.1}  # fmt: skip
+    decision = {
+        "record": "Decision",
+        "schema": 2,
+        "device": "cpu",
+        "candidates": [],
+        "rejected": [],
+        "explanation": [],
+        "took_s": 0.1,
+    }
     with pytest.raises(BadJob, match="holds no plan: it is a decision without candidates"):
         stoker.train(blobs_job(), plan=file_of(decision))
 

@@ -44,9 +44,15 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(),
-            nn.Flatten(), nn.Dropout(0.2), nn.Linear(512, 3),
-        )  # fmt: skip
+            nn.Conv2d(1, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 8, 3, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Dropout(0.2),
+            nn.Linear(512, 3),
+        )
 
     def forward(self, x_B1HW: torch.Tensor) -> torch.Tensor:
         """Logits [B, 3]."""
@@ -80,9 +86,15 @@ def job(model: Any = Net, **changes: Any) -> stoker.Job:
     random = torch.Generator().manual_seed(0)
     images, labels = torch.randn(90, 1, 8, 8, generator=random), torch.randint(3, (90,), generator=random)
     settings: dict[str, Any] = {
-        "model": model, "data": (images, labels), "loss": "cross_entropy", "batch": 16, "name": "tried",
-        "optimizer": stoker.AdamW(lr=1e-2), "until": stoker.updates(UPDATES), **changes,
-    }  # fmt: skip
+        "model": model,
+        "data": (images, labels),
+        "loss": "cross_entropy",
+        "batch": 16,
+        "name": "tried",
+        "optimizer": stoker.AdamW(lr=1e-2),
+        "until": stoker.updates(UPDATES),
+        **changes,
+    }
     return stoker.Job(**settings)
 
 

@@ -356,9 +356,15 @@ def test_nothing_is_tried_that_is_forecast_to_need_more_memory_than_is_allowed(m
     def free(_job: stoker.Job, plan: Plan, *_: object, **__: object) -> Measurement:
         tried.append(plan)
         return Measurement(
-            plan=plan, samples_per_update=2**14, update_s=(1.0,) * 3, evaluate_s_per_sample=0.0, peak_bytes=2**20,
-            state_bytes=0, took_s=0.0, gradient_error=0.01,
-        )  # fmt: skip
+            plan=plan,
+            samples_per_update=2**14,
+            update_s=(1.0,) * 3,
+            evaluate_s_per_sample=0.0,
+            peak_bytes=2**20,
+            state_bytes=0,
+            took_s=0.0,
+            gradient_error=0.01,
+        )
 
     monkeypatch.setattr("stoker.planning.planner.try_plan", free)
     monkeypatch.setattr(planner, "resident_bytes", lambda: 500 * 10**6)

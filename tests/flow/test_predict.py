@@ -71,8 +71,11 @@ def test_every_format_gives_every_row_its_answer(tmp_path: Path, suffix: str) ->
     model, values = _model(tmp_path), vectors(50)
     path = tmp_path / f"in.{suffix}"
     write: dict[str, Callable[[Path, Any], object]] = {
-        "parquet": write_parquet, "csv": write_csv, "jsonl": write_jsonl, "npy": np.save,
-    }  # fmt: skip
+        "parquet": write_parquet,
+        "csv": write_csv,
+        "jsonl": write_jsonl,
+        "npy": np.save,
+    }
     write[suffix](path, values)
     summary = api.predict(model, [path], tmp_path / "out", CUT)
     found = _predicted(tmp_path / "out")
@@ -101,8 +104,10 @@ def test_rows_of_any_length_get_the_answer_they_get_alone(tmp_path: Path) -> Non
     """Sorted by length, padded and put back in order; a row that is too long is bad."""
     model = _model(tmp_path, "tokens")
     draw = np.random.default_rng(0)
-    rows = [{"input_ids": draw.integers(1, 16, size).tolist(), "attention_mask": [1] * int(size)}
-            for size in draw.integers(1, 65, 40)]  # fmt: skip
+    rows = [
+        {"input_ids": draw.integers(1, 16, size).tolist(), "attention_mask": [1] * int(size)}
+        for size in draw.integers(1, 65, 40)
+    ]
     rows[7] = {"input_ids": [1] * 65, "attention_mask": [1] * 65}
     rows[9] = {"input_ids": [1, 2], "attention_mask": [1]}
     path = write_lines(tmp_path / "in.jsonl", [json.dumps(row) for row in rows])
@@ -115,8 +120,9 @@ def test_rows_of_any_length_get_the_answer_they_get_alone(tmp_path: Path) -> Non
     np.testing.assert_allclose(found["embedding"], wanted["embedding"], atol=1e-5)
     assert 0 < summary.padding_waste_ratio < 0.2
     assert _kinds(tmp_path / "out" / "bad_rows.jsonl") == [
-        "has 65 tokens, the model takes 1 to 64", "has 1 tokens, another input of the row has 2",
-    ]  # fmt: skip
+        "has 65 tokens, the model takes 1 to 64",
+        "has 1 tokens, another input of the row has 2",
+    ]
 
 
 def test_a_folder_of_images(tmp_path: Path) -> None:
@@ -156,8 +162,10 @@ def test_bad_rows_are_set_aside(tmp_path: Path) -> None:
     assert _predicted(tmp_path / "out")["row"] == [row for row in range(40) if row not in (3, 20, 33)]
     lines = [json.loads(line) for line in (tmp_path / "out" / "bad_rows.jsonl").read_text().splitlines()]
     assert [(line["row"], line["reason"]) for line in lines] == [
-        (3, "has 2 fields, the header has 8"), (20, "x4 is nan"), (33, "x0 is 'x', which is no number"),
-    ]  # fmt: skip
+        (3, "has 2 fields, the header has 8"),
+        (20, "x4 is nan"),
+        (33, "x0 is 'x', which is no number"),
+    ]
     assert {line["source"] for line in lines} == {str(path)}
 
 
@@ -347,8 +355,22 @@ def test_a_power_cut_at_any_operation_loses_and_doubles_nothing(tmp_path: Path, 
 
 
 def _command(model: Path, path: Path, out: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "stoker", "predict", str(model), str(path), "-o", str(out), "--batch", "8",
-            "--part-rows", "16", "--json", *more]  # fmt: skip
+    return [
+        sys.executable,
+        "-m",
+        "stoker",
+        "predict",
+        str(model),
+        str(path),
+        "-o",
+        str(out),
+        "--batch",
+        "8",
+        "--part-rows",
+        "16",
+        "--json",
+        *more,
+    ]
 
 
 def _stopped_after(command: Sequence[str], parts: int, how: signal.Signals) -> int:

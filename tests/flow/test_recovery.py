@@ -346,9 +346,13 @@ def test_what_ran_out_in_one_of_several_processes_says_nothing_of_one_process() 
     prepared = resolve_job(blobs_job())
     [place] = planned_devices("cpu", attached_devices())
     failed = OutOfMemory(
-        device_model=place.device.model, torch_version=torch.__version__, job=memory_identity(prepared),
-        plan=dataclasses.replace(PLAN, layout=Layout(replicas=2)), run="run", at="2026-11-22T00:00:00+00:00",
-    )  # fmt: skip
+        device_model=place.device.model,
+        torch_version=torch.__version__,
+        job=memory_identity(prepared),
+        plan=dataclasses.replace(PLAN, layout=Layout(replicas=2)),
+        run="run",
+        at="2026-11-22T00:00:00+00:00",
+    )
     log = out_of_memory_log(cache_root())
     log.append(failed)
     assert known_failures(prepared, place) == ()
@@ -363,10 +367,15 @@ def test_a_shortage_does_not_send_a_stream_back(kind: type[Sized], width: int) -
     for most in (10**9, 8):
         data = kind(96)
         job = stoker.Job(
-            model=lambda: Cramped(width, 1), data=data, loss=lambda output, _: output.square().mean(1), batch=16,
-            optimizer=stoker.SGD(lr=1e-6), until=stoker.epochs(1), valid=(torch.ones(4, width), torch.ones(4)),
+            model=lambda: Cramped(width, 1),
+            data=data,
+            loss=lambda output, _: output.square().mean(1),
+            batch=16,
+            optimizer=stoker.SGD(lr=1e-6),
+            until=stoker.epochs(1),
+            valid=(torch.ones(4, width), torch.ones(4)),
             evaluation=stoker.Evaluation(every=stoker.updates(2)),
-        )  # fmt: skip
+        )
         heard = Doing(64, set_most(most))
         stoker.train(job, plan=PLAN, sink=heard, run_dir=f"most-{most}")
         assert len(heard.of("replanned")) == (most == 8)

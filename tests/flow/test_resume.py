@@ -15,9 +15,14 @@ from tests.flow.builders import assert_equal_weights
 from tests.flow.command import CNN, Running, job_file, plan_file, stoker_here, stoker_process
 
 PLAN = Plan(
-    device="cpu", micro_batch=40, memory_format="channels_last", loader="workers", num_workers=2,
-    optimizer_implementation="fused", checkpoint_every_s=0.05,
-)  # fmt: skip
+    device="cpu",
+    micro_batch=40,
+    memory_format="channels_last",
+    loader="workers",
+    num_workers=2,
+    optimizer_implementation="fused",
+    checkpoint_every_s=0.05,
+)
 
 
 def pinned(plan: Plan = PLAN) -> Path:

@@ -20,10 +20,16 @@ def a_job() -> stoker.Job:
     """A line through the digits."""
     train, _ = stoker.data.digits()
     return stoker.Job(
-        model=lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), data=train,
-        valid=stoker.holdout(0.1), loss="cross_entropy", metrics=["accuracy"], optimizer=stoker.SGD(lr=0.1), batch=256,
-        until=stoker.epochs(2), name="digits",
-    )  # fmt: skip
+        model=lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)),
+        data=train,
+        valid=stoker.holdout(0.1),
+        loss="cross_entropy",
+        metrics=["accuracy"],
+        optimizer=stoker.SGD(lr=0.1),
+        batch=256,
+        until=stoker.epochs(2),
+        name="digits",
+    )
 
 
 @pytest.fixture

@@ -274,10 +274,14 @@ def of_the_right_class(model: nn.Module, batch: dict[str, torch.Tensor]) -> stok
 def test_dict_samples_with_a_collate_function_of_ones_own(loss: Any) -> None:
     """The model gets the input by name, the loss the target, or both get the batch; both ways learn the same."""
     job = blobs_job(
-        model=Bag, data=Sentences(64), test=Sentences(20), fields=stoker.Fields(collate=padded), loss=loss,
+        model=Bag,
+        data=Sentences(64),
+        test=Sentences(20),
+        fields=stoker.Fields(collate=padded),
+        loss=loss,
         optimizer=stoker.Adam(lr=0.05),
         until=stoker.epochs(6),
-    )  # fmt: skip
+    )
     run = stoker.train(job, plan=Plan(device="cpu", micro_batch=16, loader="inline"))
     assert run.metrics["test/accuracy"] > 0.8
 
@@ -363,13 +367,16 @@ def test_evaluating_does_not_influence_what_a_model_draws() -> None:
     runs = [
         stoker.train(
             blobs_job(
-                model=lambda: Noisy(6, 2), data=NoisyItems(*blobs(80)), test=None,
-                evaluation=stoker.Evaluation(select="last", every=stoker.updates(1)), valid=valid,
+                model=lambda: Noisy(6, 2),
+                data=NoisyItems(*blobs(80)),
+                test=None,
+                evaluation=stoker.Evaluation(select="last", every=stoker.updates(1)),
+                valid=valid,
             ),
             plan=plan,
         )
         for valid in (None, NoisyItems(*blobs(20, seed=2)))
-    ]  # fmt: skip
+    ]
     assert_equal_weights(*runs)
 
 

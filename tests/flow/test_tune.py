@@ -344,12 +344,26 @@ def test_trials_in_processes_are_forecast_packed_and_shown() -> None:
 @pytest.mark.slow
 def test_a_study_that_is_killed_loses_only_what_was_in_flight() -> None:
     """SIGKILL while a trial trains: the same command takes it up from its checkpoint, and the others stand."""
-    slow = job_file("import time\nsettings['penalty'] = lambda model: time.sleep(0.01) or sum(p.sum() for p in "
-                    "model.parameters()) * 0")  # fmt: skip
+    slow = job_file(
+        "import time\nsettings['penalty'] = lambda model: time.sleep(0.01) or sum(p.sum() for p in "
+        "model.parameters()) * 0"
+    )
     arguments: list[str | Path] = [
-        "tune", slow, "--space", SPACE, "--trials", "2", "--pruner", "none", "--plan", plan_file(), "--planned", "0",
-        "--set", "epochs=12",
-    ]  # fmt: skip
+        "tune",
+        slow,
+        "--space",
+        SPACE,
+        "--trials",
+        "2",
+        "--pruner",
+        "none",
+        "--plan",
+        plan_file(),
+        "--planned",
+        "0",
+        "--set",
+        "epochs=12",
+    ]
     with Running(*arguments) as first:
         first.until("ended")
         begun = first.until("began")

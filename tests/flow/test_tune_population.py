@@ -41,8 +41,17 @@ def blobs(lr: float = 0.1, momentum: float = 0.9, **changes: Any) -> stoker.Job:
 
 def trained(job: Any = blobs, **options: Any) -> api.Study:
     """A population of four in this process, in two intervals, all under one plan."""
-    known = {"space": SPACE, "sampler": "pbt", "trials": 4, "intervals": 2, "objective": "loss", "plan": PLAN,
-             "planned": 0, "in_processes": False, "study": "herd"}  # fmt: skip
+    known = {
+        "space": SPACE,
+        "sampler": "pbt",
+        "trials": 4,
+        "intervals": 2,
+        "objective": "loss",
+        "plan": PLAN,
+        "planned": 0,
+        "in_processes": False,
+        "study": "herd",
+    }
     return stoker.tune(job, **(known | options))
 
 
@@ -219,10 +228,12 @@ def searched(
     optimizers = {"sgd": stoker.SGD(lr=0.1), "adam": stoker.Adam(lr=0.1)}
     points = blobs_job().data
     return blobs(
-        model=lambda: nn.Sequential(nn.Linear(6, width), nn.Dropout(dropout), nn.Linear(width, 2)), batch=batch,
-        data=tuple(torch.cat([part, part[: data - 100]]) for part in points), until=stoker.epochs(epochs),
+        model=lambda: nn.Sequential(nn.Linear(6, width), nn.Dropout(dropout), nn.Linear(width, 2)),
+        batch=batch,
+        data=tuple(torch.cat([part, part[: data - 100]]) for part in points),
+        until=stoker.epochs(epochs),
         optimizer=optimizers[kind],
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(("space", "said"), SPACES, ids=[space for space, _ in SPACES])

@@ -70,31 +70,45 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
 def mlp() -> tuple[Job, Plan, Coupling]:
     """A perceptron on digits: AdamW, warm-up, label smoothing, an average; the micro-batch leaves a rest."""
     job = Job(
-        model=lambda: keyed(MLP(64, hidden=(32,), classes=10)), data=digits(),
-        loss=Objective("cross_entropy", label_smoothing=0.1), batch=60,
-        optimizer=AdamW(lr=1e-2), schedule=warmup_cosine(warmup=0.2), average=0.9,
+        model=lambda: keyed(MLP(64, hidden=(32,), classes=10)),
+        data=digits(),
+        loss=Objective("cross_entropy", label_smoothing=0.1),
+        batch=60,
+        optimizer=AdamW(lr=1e-2),
+        schedule=warmup_cosine(warmup=0.2),
+        average=0.9,
         until=updates(UPDATES),
-    )  # fmt: skip
+    )
     return job, Plan(device="cpu", micro_batch=25), Coupling(kind="separable", group=None, causes=(), evidence="known")
 
 
 def cnn() -> tuple[Job, Plan, Coupling]:
     """A residual network with batch norm on shifted digits: SGD with momentum, one cycle; two groups at once."""
     job = Job(
-        model=lambda: keyed(ResNet9(width=4, pools=2)), data=digits(), loss="cross_entropy", batch=48,
-        coupling_group=12, optimizer=SGD(lr=0.02, momentum=0.9, nesterov=True, weight_decay=5e-4), schedule=one_cycle(),
-        augment=[transforms.RandomShift(1)], until=updates(UPDATES),
-    )  # fmt: skip
+        model=lambda: keyed(ResNet9(width=4, pools=2)),
+        data=digits(),
+        loss="cross_entropy",
+        batch=48,
+        coupling_group=12,
+        optimizer=SGD(lr=0.02, momentum=0.9, nesterov=True, weight_decay=5e-4),
+        schedule=one_cycle(),
+        augment=[transforms.RandomShift(1)],
+        until=updates(UPDATES),
+    )
     return job, Plan(device="cpu", micro_batch=24), Coupling(kind="batch_norm", group=12, causes=(), evidence="known")
 
 
 def gpt() -> tuple[Job, Plan, Coupling]:
     """A transformer on masked texts: AdamW with groups, clipping; ragged batches."""
     job = Job(
-        model=lambda: keyed(GPT(layers=2, width=16, heads=2, context=CONTEXT, vocab=VOCAB)), data=texts(),
-        loss="token_cross_entropy", batch=32, clip_norm=0.5, until=updates(UPDATES),
+        model=lambda: keyed(GPT(layers=2, width=16, heads=2, context=CONTEXT, vocab=VOCAB)),
+        data=texts(),
+        loss="token_cross_entropy",
+        batch=32,
+        clip_norm=0.5,
+        until=updates(UPDATES),
         optimizer=AdamW(lr=3e-3, weight_decay=0.1, groups={"*norm*": {"weight_decay": 0.0}}),
-    )  # fmt: skip
+    )
     return job, Plan(device="cpu", micro_batch=7), Coupling(kind="separable", group=None, causes=(), evidence="known")
 
 

@@ -25,8 +25,11 @@ def test_losses_are_the_committed_ones(name: str) -> None:
     expected = committed()[name]
     found = losses(name)
     assert len(expected) == UPDATES
-    apart = [(update, ours, theirs) for update, (ours, theirs) in enumerate(zip(found, expected, strict=True))
-             if abs(ours - theirs) > RELATIVE * abs(theirs)]  # fmt: skip
+    apart = [
+        (update, ours, theirs)
+        for update, (ours, theirs) in enumerate(zip(found, expected, strict=True))
+        if abs(ours - theirs) > RELATIVE * abs(theirs)
+    ]
     assert not apart, f"from update {apart[0][0] + 1} on: {apart[0][1]!r}, committed {apart[0][2]!r}"
 
 

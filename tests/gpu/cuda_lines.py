@@ -20,9 +20,21 @@ from coverage import CoverageData
 
 SOURCE = Path(__file__).parents[2] / "src" / "stoker"
 LEFT_OUT = (
-    "testing", "profiling/tracing", "planning", "devices", "layouts", "records", "reporting", "tuning", "pool",
-    "launching", "cli", "web", "engines", "serving",
-)  # fmt: skip
+    "testing",
+    "profiling/tracing",
+    "planning",
+    "devices",
+    "layouts",
+    "records",
+    "reporting",
+    "tuning",
+    "pool",
+    "launching",
+    "cli",
+    "web",
+    "engines",
+    "serving",
+)
 """Folders of `SOURCE` that pretend a device, or decide by records of devices, on any machine, and compute on none."""
 ANSWERED_ON_A_CPU = ("torch.cuda.is_available", "torch.cuda.is_initialized", "torch.cuda.device_count")
 

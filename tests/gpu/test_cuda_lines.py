@@ -7,47 +7,71 @@ import pytest
 from tests.gpu.cuda_lines import for_cuda_alone
 
 CASES = {
-    "a body for CUDA": ("""
+    "a body for CUDA": (
+        """
         if device.type == "cuda":
             a()
         b()
-    """, {3}),
-    "the rest after a return for CPUs": ("""
+    """,
+        {3},
+    ),
+    "the rest after a return for CPUs": (
+        """
         if device.kind == "cpu":
             return a()
         b()
         c()
-    """, {4, 5}),
-    "an alternative for others": ("""
+    """,
+        {4, 5},
+    ),
+    "an alternative for others": (
+        """
         if tensor.is_cuda:
             a()
         else:
             b()
-    """, {3}),
-    "what CUDA shares with other conditions": ("""
+    """,
+        {3},
+    ),
+    "what CUDA shares with other conditions": (
+        """
         if device.type == "cuda" and is_large:
             a()
         if device.type == "cuda" or is_large:
             b()
-    """, {3}),
-    "what is for a machine without CUDA": ("""
+    """,
+        {3},
+    ),
+    "what is for a machine without CUDA": (
+        """
         if device.type == "cuda" and not torch.cuda.is_available():
             raise NoDevice
-    """, set()),
-    "a function of CUDA's": ("""
+    """,
+        set(),
+    ),
+    "a function of CUDA's": (
+        """
         stream = torch.cuda.Stream()
         a(stream)
-    """, {2, 3}),
-    "questions that a CPU answers": ("""
+    """,
+        {2, 3},
+    ),
+    "questions that a CPU answers": (
+        """
         devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
         torch.backends.cuda.matmul.allow_tf32 = False
         a(devices)
-    """, set()),
-    "a conditional expression": ("""
+    """,
+        set(),
+    ),
+    "a conditional expression": (
+        """
         free = torch.cuda.memory_reserved() if device.type == "cuda" else 0
         a(free)
-    """, set()),
-}  # fmt: skip
+    """,
+        set(),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -88,8 +88,12 @@ def test_links_of_two_gpus() -> None:
     found = measure_links(attached_devices()[0], 2)
     assert (found.name, found.world_size) == ("NCCL, this machine", 2)
     assert {cost.collective for cost in found.costs} == {
-        "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "point-to-point"
-    }  # fmt: skip
+        "all-reduce",
+        "all-gather",
+        "reduce-scatter",
+        "all-to-all",
+        "point-to-point",
+    }
     for cost in found.costs:
         (smallest, shortest_s), (largest, longest_s) = cost.measured[0], cost.measured[-1]
         assert largest > 1000 * smallest
@@ -186,8 +190,9 @@ def test_moments_of_a_stream_are_on_the_hosts_clock() -> None:
 
 def test_a_profile_of_a_run_names_kernels(tmp_path: Path) -> None:
     """And its report is written."""
-    run = stoker.train(blobs_job(until=stoker.epochs(6)), plan=ON_GPU, run_dir=tmp_path / "run", profile=True,
-                       sink=lambda _event: None)  # fmt: skip
+    run = stoker.train(
+        blobs_job(until=stoker.epochs(6)), plan=ON_GPU, run_dir=tmp_path / "run", profile=True, sink=lambda _event: None
+    )
     assert run.status == "finished"
     assert any((tmp_path / "run" / "profile").iterdir())
 

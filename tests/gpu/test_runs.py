@@ -40,10 +40,14 @@ def gpt_job(**changes: Any) -> stoker.Job:
     tokens = torch.randint(12, (64, 9), generator=torch.Generator().manual_seed(0))
     settings: dict[str, Any] = {
         "model": lambda: GPT(layers=3, width=32, heads=4, context=8, vocab=12),
-        "data": (tokens[:, :-1].clone(), tokens[:, 1:].clone()), "loss": "token_cross_entropy",
-        "optimizer": stoker.AdamW(lr=1e-3), "clip_norm": 1.0, "batch": 16, "until": stoker.epochs(2),
+        "data": (tokens[:, :-1].clone(), tokens[:, 1:].clone()),
+        "loss": "token_cross_entropy",
+        "optimizer": stoker.AdamW(lr=1e-3),
+        "clip_norm": 1.0,
+        "batch": 16,
+        "until": stoker.epochs(2),
         "valid": stoker.holdout(0.25),
-    }  # fmt: skip
+    }
     return stoker.Job(**(settings | changes))
 
 
@@ -51,11 +55,15 @@ def cnn_job(**changes: Any) -> stoker.Job:
     """A small network with batch norm, on images."""
     images = torch.randn(64, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     settings: dict[str, Any] = {
-        "model": lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),
-                                       nn.Linear(8 * 36, 2)),
-        "data": (images, (images.mean((1, 2, 3)) > 0).long()), "loss": "cross_entropy",
-        "optimizer": stoker.SGD(lr=0.05, momentum=0.9), "batch": 16, "until": stoker.epochs(2),
-    }  # fmt: skip
+        "model": lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 2)
+        ),
+        "data": (images, (images.mean((1, 2, 3)) > 0).long()),
+        "loss": "cross_entropy",
+        "optimizer": stoker.SGD(lr=0.05, momentum=0.9),
+        "batch": 16,
+        "until": stoker.epochs(2),
+    }
     return stoker.Job(**(settings | changes))
 
 
@@ -79,14 +87,20 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 PLANS: dict[str, dict[str, Any]] = {
-    "fp32": {}, "micro-batches": {"micro_batch": 4}, "checkpointed": {"checkpointed_blocks": 3},
-    "loss in chunks": {"loss_chunks": 2}, "fused": {"optimizer_implementation": "fused"},
-    "foreach": {"optimizer_implementation": "foreach"}, "captured": {"captured": True},
+    "fp32": {},
+    "micro-batches": {"micro_batch": 4},
+    "checkpointed": {"checkpointed_blocks": 3},
+    "loss in chunks": {"loss_chunks": 2},
+    "fused": {"optimizer_implementation": "fused"},
+    "foreach": {"optimizer_implementation": "foreach"},
+    "captured": {"captured": True},
     "on the device": {"loader": "device"},
-    "tf32": {"precision": "tf32"}, "bf16": {"precision": "bf16"}, "fp16": {"precision": "fp16"},
+    "tf32": {"precision": "tf32"},
+    "bf16": {"precision": "bf16"},
+    "fp16": {"precision": "fp16"},
     "bf16 checkpointed": {"precision": "bf16", "checkpointed_blocks": 3, "micro_batch": 8},
     "bf16 checkpointed selectively": {"precision": "bf16", "checkpointed_blocks": 3, "checkpointing": "selective"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PLANS)

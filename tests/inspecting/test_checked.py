@@ -17,10 +17,14 @@ def _check(findings: tuple[Finding, ...], num_samples: int) -> DataCheck:
 
 
 FINDINGS = (
-    _finding("corrupt", "corrupt", "a"), _finding("duplicate", "fault", "b"), _finding("leak", "fault", "b"),
-    _finding("extension", "fault", "c"), _finding("near-duplicate", "suspect", "d"), _finding("foreign", "note", "e"),
+    _finding("corrupt", "corrupt", "a"),
+    _finding("duplicate", "fault", "b"),
+    _finding("leak", "fault", "b"),
+    _finding("extension", "fault", "c"),
+    _finding("near-duplicate", "suspect", "d"),
+    _finding("foreign", "note", "e"),
     _finding("empty-class", "fault"),
-)  # fmt: skip
+)
 
 
 def test_faults_are_left_out_and_suspects_only_if_asked() -> None:
@@ -44,5 +48,5 @@ def test_the_worst_comes_first() -> None:
     ordered = in_order([*FINDINGS[::-1], _finding("near-duplicate", "suspect", "f", 0.99)])
     assert [one.gravity for one in ordered] == sorted(
         (one.gravity for one in ordered), key=("corrupt", "fault", "suspect", "note").index
-    )  # fmt: skip
+    )
     assert [one.id for one in ordered if one.fault == "near-duplicate"] == ["f", "d"]

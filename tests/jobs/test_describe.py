@@ -36,8 +36,13 @@ SCALE = 2.0
 def job(**changes: Any) -> Job:
     """A small job, with changes."""
     settings = {
-        "model": object, "data": ((), ()), "loss": "mse", "optimizer": SGD(lr=0.1), "batch": 64, "until": epochs(1),
-    }  # fmt: skip
+        "model": object,
+        "data": ((), ()),
+        "loss": "mse",
+        "optimizer": SGD(lr=0.1),
+        "batch": 64,
+        "until": epochs(1),
+    }
     return Job(**settings | changes)
 
 
@@ -213,12 +218,14 @@ def test_lambdas_on_one_line_differ() -> None:
 
 def test_a_lambda_of_several_lines_is_described_whole() -> None:
     """Up to its last line; letters of more than one byte do not shift what is cut out."""
-    one = lambda o, t: ("é", (  # noqa: E731
-        o
-        - t))[1]  # fmt: skip
-    two = lambda o, t: ("é", (  # noqa: E731
-        o
-        - t))[0]  # fmt: skip
+    one = lambda o, t: (  # noqa: E731
+        "é",
+        (o - t),
+    )[1]
+    two = lambda o, t: (  # noqa: E731
+        "é",
+        (o - t),
+    )[0]
     assert describe(one) != describe(two)
 
 
@@ -325,16 +332,26 @@ def test_all_settings_but_model_and_data_are_described() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"optimizer": SGD(lr=0.2)}, {"optimizer": SGD(lr=0.1, groups={"*.bias": {"lr": 1.0}})}, {"batch": 32},
-        {"until": epochs(2)}, {"loss": "l1"}, {"metrics": ["mse"]}, {"seed": 1}, {"average": 0.9}, {"clip_norm": 1.0},
-        {"augment": [RandomShift(1)]}, {"fields": Fields(inputs=0)}, {"evaluation": Evaluation(every=epochs(2))},
+        {"optimizer": SGD(lr=0.2)},
+        {"optimizer": SGD(lr=0.1, groups={"*.bias": {"lr": 1.0}})},
+        {"batch": 32},
+        {"until": epochs(2)},
+        {"loss": "l1"},
+        {"metrics": ["mse"]},
+        {"seed": 1},
+        {"average": 0.9},
+        {"clip_norm": 1.0},
+        {"augment": [RandomShift(1)]},
+        {"fields": Fields(inputs=0)},
+        {"evaluation": Evaluation(every=epochs(2))},
         {"evaluation": Evaluation(select="last")},
-        {"loss": Objective("mse", penalty=lambda model: 0.0)}, {"coupling_group": 8},
+        {"loss": Objective("mse", penalty=lambda model: 0.0)},
+        {"coupling_group": 8},
         {"loss": Objective("mse", scope="batch")},
         {"fields": Fields(collate=list)},
         {"on_non_finite": "skip"},
     ],
-)  # fmt: skip
+)
 def test_every_setting_counts(changes: dict[str, Any]) -> None:
     """A job that learns something else has another description."""
     assert describe_settings(job(**changes)) != describe_settings(job())

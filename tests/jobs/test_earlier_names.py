@@ -20,14 +20,18 @@ GIVEN: dict[str, tuple[Any, dict[str, Any], str]] = {
     "ema": (0.9, {"average": 0.9}, "Job(average=…)"),
     "swa": (stoker.SWA(start=0.5), {"average": stoker.SWA(start=0.5)}, "Job(average=…)"),
     "label_smoothing": (
-        0.1, {"loss": stoker.Objective("cross_entropy", label_smoothing=0.1)},
+        0.1,
+        {"loss": stoker.Objective("cross_entropy", label_smoothing=0.1)},
         "Job(loss=stoker.Objective(loss, label_smoothing=…))",
     ),
     "loss_scope": (
-        "batch", {"loss": stoker.Objective("cross_entropy", scope="batch")}, "Job(loss=stoker.Objective(loss, scope=…))"
+        "batch",
+        {"loss": stoker.Objective("cross_entropy", scope="batch")},
+        "Job(loss=stoker.Objective(loss, scope=…))",
     ),
     "penalty": (
-        stoker.l2(0.1), {"loss": stoker.Objective("cross_entropy", penalty=stoker.l2(0.1))},
+        stoker.l2(0.1),
+        {"loss": stoker.Objective("cross_entropy", penalty=stoker.l2(0.1))},
         "Job(loss=stoker.Objective(loss, penalty=…))",
     ),
     "inputs": ([0], {"fields": stoker.Fields(inputs=[0])}, "Job(fields=stoker.Fields(inputs=…))"),
@@ -35,23 +39,28 @@ GIVEN: dict[str, tuple[Any, dict[str, Any], str]] = {
     "collate": (list, {"fields": stoker.Fields(collate=list)}, "Job(fields=stoker.Fields(collate=…))"),
     "lengths": (stoker.lengths.packed(8), {"sampling": stoker.lengths.packed(8)}, "Job(sampling=…)"),
     "evaluate_every": (
-        stoker.updates(3), {"evaluation": stoker.Evaluation(every=stoker.updates(3))},
+        stoker.updates(3),
+        {"evaluation": stoker.Evaluation(every=stoker.updates(3))},
         "Job(evaluation=stoker.Evaluation(every=…))",
     ),
-    "select": (
-        "last", {"evaluation": stoker.Evaluation(select="last")}, "Job(evaluation=stoker.Evaluation(select=…))"
-    ),
+    "select": ("last", {"evaluation": stoker.Evaluation(select="last")}, "Job(evaluation=stoker.Evaluation(select=…))"),
     "keep_every": (
-        stoker.updates(9), {"evaluation": stoker.Evaluation(keep_every=stoker.updates(9))},
+        stoker.updates(9),
+        {"evaluation": stoker.Evaluation(keep_every=stoker.updates(9))},
         "Job(evaluation=stoker.Evaluation(keep_every=…))",
     ),
-}  # fmt: skip
+}
 """By earlier name: a value, what it is now, and how the warning writes that."""
 
 
 SETTINGS: dict[str, Any] = {
-    "model": dict, "data": (), "loss": "mse", "batch": 4, "until": stoker.epochs(1), "optimizer": stoker.SGD(lr=0.1),
-}  # fmt: skip
+    "model": dict,
+    "data": (),
+    "loss": "mse",
+    "batch": 4,
+    "until": stoker.epochs(1),
+    "optimizer": stoker.SGD(lr=0.1),
+}
 """Of a job without samples."""
 
 

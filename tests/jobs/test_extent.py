@@ -27,9 +27,11 @@ def walk(extent: Extent, num_updates: int) -> list[Position]:
         cursor = position.cursor + size
         ended = cursor == extent.num_train
         position = Position(
-            epoch=position.epoch + ended, cursor=0 if ended else cursor, samples=position.samples + size,
+            epoch=position.epoch + ended,
+            cursor=0 if ended else cursor,
+            samples=position.samples + size,
             updates=position.updates + 1,
-        )  # fmt: skip
+        )
         positions.append(position)
     return positions
 

@@ -47,8 +47,11 @@ def test_epochs_and_samples_become_updates():
     given = {"a": stoker.epochs(1.5), "b": stoker.samples(33), "c": stoker.updates(3), "d": None}
     counted = Freeze(given).in_updates(Extent(num_train=100, batch=32)).durations
     assert [None if one is None else (one.value, one.unit) for one in counted.values()] == [
-        (6, "updates"), (2, "updates"), (3, "updates"), None,
-    ]  # fmt: skip
+        (6, "updates"),
+        (2, "updates"),
+        (3, "updates"),
+        None,
+    ]
 
 
 @pytest.mark.parametrize(

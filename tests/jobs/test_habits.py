@@ -46,9 +46,15 @@ def job(**changed: Any) -> stoker.Job:
     """A job with a validation set."""
     data = torch.zeros(8, 2), torch.zeros(8, dtype=torch.long)
     given: dict[str, Any] = {
-        "model": torch.nn.Linear(2, 2), "data": data, "valid": data, "loss": "cross_entropy",
-        "optimizer": stoker.SGD(lr=0.1), "batch": 4, "until": stoker.epochs(10), "metrics": ["accuracy"],
-    }  # fmt: skip
+        "model": torch.nn.Linear(2, 2),
+        "data": data,
+        "valid": data,
+        "loss": "cross_entropy",
+        "optimizer": stoker.SGD(lr=0.1),
+        "batch": 4,
+        "until": stoker.epochs(10),
+        "metrics": ["accuracy"],
+    }
     return stoker.Job(**(given | changed))
 
 

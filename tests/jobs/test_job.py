@@ -21,9 +21,13 @@ from stoker.units import epochs, updates
 def job(**changes: Any) -> Job:
     """A job that can be meant, with changes."""
     settings = {
-        "model": object, "data": ((), ()), "loss": "cross_entropy", "optimizer": SGD(lr=0.1), "batch": 64,
+        "model": object,
+        "data": ((), ()),
+        "loss": "cross_entropy",
+        "optimizer": SGD(lr=0.1),
+        "batch": 64,
         "until": epochs(1),
-    }  # fmt: skip
+    }
     return Job(**settings | changes)
 
 
@@ -79,9 +83,11 @@ def loss(output, target):
         ({"coupling_group": 65}, "Job(coupling_group=…): wanted a number of samples up to the batch of 64, got 65"),
         ({"coupling_group": 0}, "got 0"),
         ({"coupling_group": 8.0}, "got 8.0"),
-        ({"on_non_finite": "go on"}, "Job(on_non_finite=…): wanted \"stop\", \"roll_back\" or \"skip\", got 'go on'"),
-        ({"evaluation": Evaluation(select="worst")},
-         "Job(evaluation=…): Evaluation(select=…): wanted \"best\" or \"last\", or a measure (loss), got 'worst'"),
+        ({"on_non_finite": "go on"}, 'Job(on_non_finite=…): wanted "stop", "roll_back" or "skip", got \'go on\''),
+        (
+            {"evaluation": Evaluation(select="worst")},
+            'Job(evaluation=…): Evaluation(select=…): wanted "best" or "last", or a measure (loss), got \'worst\'',
+        ),
         ({"seed": -1}, "Job(seed=…): wanted a whole number from 0 to 2^63 - 1, got -1"),
         ({"seed": 2**63}, f"got {2**63}"),
         ({"seed": 1.5}, "got 1.5"),
@@ -90,7 +96,7 @@ def loss(output, target):
         ({"name": 3}, "got 3"),
         ({"test": holdout(0.1)}, "Job(test=…): test data must be apart"),
     ],
-)  # fmt: skip
+)
 def test_a_setting_that_cannot_be_meant_is_refused(changes: dict[str, Any], problem: str) -> None:
     """The error names the setting, what was wanted, and the value that was given."""
     with pytest.raises(BadJob, match=re.escape(problem)):

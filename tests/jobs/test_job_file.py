@@ -80,11 +80,13 @@ def test_a_job_file_gives_a_job_and_says_where_it_came_from(tmp_path: Path) -> N
         ("def job(): pass", r"job\(…\) returned nothing \(None\), wanted a stoker.Job\nEnd the function with"),
         ("def job(): return 3", r"job\(…\) returned a int, wanted a stoker.Job"),
         ("def job(): return job", r"returned a function, wanted a stoker.Job"),
-        ("import stoker\ndef job():\n    return stoker.SGD(lr=-1)",
-         r"lr must be positive and finite, got -1\nSet another, or change .*line 3: `return stoker.SGD\(lr=-1\)`\."),
+        (
+            "import stoker\ndef job():\n    return stoker.SGD(lr=-1)",
+            r"lr must be positive and finite, got -1\nSet another, or change .*line 3: `return stoker.SGD\(lr=-1\)`\.",
+        ),
         ("def job(path): return 3", "setting 'path' has no default"),
     ],
-)  # fmt: skip
+)
 def test_a_job_file_that_cannot_be_used_is_explained(tmp_path: Path, text: str, problem: str) -> None:
     """The error names the file, the user's own line and what is wrong, and keeps the cause for --debug."""
     path = write(tmp_path, train_me=text)
@@ -135,8 +137,11 @@ def test_an_error_in_an_installed_package_names_the_users_line(tmp_path: Path) -
     package = tmp_path / "venv" / "lib" / "site-packages"
     package.mkdir(parents=True)
     (package / "installed_thing.py").write_text("def fail():\n    raise OSError('deep inside')")
-    path = write(tmp_path, train_me=f"import sys; sys.path.append({str(package)!r})\nimport installed_thing\n"
-                 "def job():\n    installed_thing.fail()")  # fmt: skip
+    path = write(
+        tmp_path,
+        train_me=f"import sys; sys.path.append({str(package)!r})\nimport installed_thing\n"
+        "def job():\n    installed_thing.fail()",
+    )
     try:
         with pytest.raises(BadJob, match=r"train_me.py, line 4: `installed_thing.fail.*deep inside"):
             load_job(path, {})

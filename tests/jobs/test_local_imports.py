@@ -65,19 +65,30 @@ IMPORTS = {
     "import parts.sizes": {"parts/__init__.py", "parts/sizes.py", "shapes.py"},
     "from parts import sizes": {"parts/__init__.py", "parts/sizes.py", "shapes.py"},
     "from parts.sizes import extra": {"parts/__init__.py", "parts/sizes.py", "shapes.py"},
-    "from parts.deep import up": {"parts/__init__.py", "parts/deep/__init__.py", "parts/deep/up.py", "parts/sizes.py",
-                                  "shapes.py"},
+    "from parts.deep import up": {
+        "parts/__init__.py",
+        "parts/deep/__init__.py",
+        "parts/deep/up.py",
+        "parts/sizes.py",
+        "shapes.py",
+    },
     "import bare.inner": {"bare/inner.py"},
     "import json, torch": set(),
     "try:\n    import broken\nexcept SyntaxError:\n    pass": {"broken.py"},
     "import importlib; importlib.import_module('shapes')": {"shapes.py"},
-}  # fmt: skip
+}
 
 FILES = {
-    "nets.py": "batch = 1", "shapes.py": "", "unrelated.py": "", "broken.py": "def", "bare/inner.py": "",
-    "parts/__init__.py": "", "parts/sizes.py": "import shapes\nextra = 1",
-    "parts/deep/__init__.py": "", "parts/deep/up.py": "from ..sizes import extra",
-}  # fmt: skip
+    "nets.py": "batch = 1",
+    "shapes.py": "",
+    "unrelated.py": "",
+    "broken.py": "def",
+    "bare/inner.py": "",
+    "parts/__init__.py": "",
+    "parts/sizes.py": "import shapes\nextra = 1",
+    "parts/deep/__init__.py": "",
+    "parts/deep/up.py": "from ..sizes import extra",
+}
 
 
 @pytest.mark.parametrize("statement", IMPORTS)

@@ -19,9 +19,13 @@ from stoker.units import updates
 def job_of(**changed: Any) -> Job:
     """A job with some of its settings changed."""
     given = {
-        "model": lambda: nn.Linear(2, 2), "data": (torch.zeros(4, 2), torch.zeros(4)), "loss": "mse",
-        "optimizer": SGD(lr=0.1), "batch": 2, "until": updates(1),
-    }  # fmt: skip
+        "model": lambda: nn.Linear(2, 2),
+        "data": (torch.zeros(4, 2), torch.zeros(4)),
+        "loss": "mse",
+        "optimizer": SGD(lr=0.1),
+        "batch": 2,
+        "until": updates(1),
+    }
     return Job(**{**given, **changed})
 
 

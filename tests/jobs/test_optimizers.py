@@ -43,8 +43,12 @@ def test_settings_are_the_arguments_of_pytorch() -> None:
     """All but the groups, which are parameters' own."""
     optimizer = SGD(lr=0.1, momentum=0.9, groups={"*.bias": {"lr": 0.2}})
     assert optimizer.settings() == {
-        "lr": 0.1, "weight_decay": 0.0, "momentum": 0.9, "dampening": 0.0, "nesterov": False,
-    }  # fmt: skip
+        "lr": 0.1,
+        "weight_decay": 0.0,
+        "momentum": 0.9,
+        "dampening": 0.0,
+        "nesterov": False,
+    }
     assert AdamW(lr=1e-3).settings()["weight_decay"] == 0.01
 
 

@@ -18,15 +18,21 @@ from stoker.jobs.objective import Objective
 from tests.jobs.test_job import job
 
 NUMPYS = {
-    "batch": np.int64(32), "seed": np.uint8(7), "clip_norm": np.float32(0.5),
+    "batch": np.int64(32),
+    "seed": np.uint8(7),
+    "clip_norm": np.float32(0.5),
     "loss": Objective("cross_entropy", label_smoothing=np.float16(0.25)),
-    "coupling_group": np.int32(8), "optimizer": SGD(lr=np.float32(0.5), momentum=np.float64(0.75)),  # type: ignore[arg-type]
-}  # fmt: skip
+    "coupling_group": np.int32(8),
+    "optimizer": SGD(lr=np.float32(0.5), momentum=np.float64(0.75)),  # type: ignore[arg-type]
+}
 PLAIN = {
-    "batch": 32, "seed": 7, "clip_norm": 0.5, "loss": Objective("cross_entropy", label_smoothing=0.25),
+    "batch": 32,
+    "seed": 7,
+    "clip_norm": 0.5,
+    "loss": Objective("cross_entropy", label_smoothing=0.25),
     "coupling_group": 8,
     "optimizer": SGD(lr=0.5, momentum=0.75),
-}  # fmt: skip
+}
 
 
 def test_numpys_scalars_make_the_job_that_pythons_numbers_make() -> None:

@@ -16,9 +16,13 @@ def job(**changes: Any) -> stoker.Job:
     """A job whose sampling and lengths are to be looked at."""
     data = (torch.zeros(6, 2), torch.tensor([0, 0, 0, 0, 1, 1]))
     settings: dict[str, Any] = {
-        "model": lambda: nn.Linear(2, 2), "data": data, "loss": "cross_entropy", "optimizer": stoker.SGD(lr=0.1),
-        "batch": 4, "until": stoker.epochs(1),
-    }  # fmt: skip
+        "model": lambda: nn.Linear(2, 2),
+        "data": data,
+        "loss": "cross_entropy",
+        "optimizer": stoker.SGD(lr=0.1),
+        "batch": 4,
+        "until": stoker.epochs(1),
+    }
     return stoker.Job(**(settings | changes))
 
 
@@ -44,8 +48,10 @@ def test_weights_that_cannot_be_drawn_by_are_refused(weights: Any, words: str) -
 @pytest.mark.parametrize("num_samples", [0, -3, 2.5, True])
 def test_an_epoch_draws_a_positive_whole_number(num_samples: Any) -> None:
     """Of samples."""
-    for sampling in (lambda: stoker.sampling.balanced(num_samples=num_samples),
-                     lambda: stoker.sampling.weighted([1.0], num_samples=num_samples)):  # fmt: skip
+    for sampling in (
+        lambda: stoker.sampling.balanced(num_samples=num_samples),
+        lambda: stoker.sampling.weighted([1.0], num_samples=num_samples),
+    ):
         with pytest.raises(BadJob, match="num_samples is how many samples an epoch draws"):
             sampling()
 

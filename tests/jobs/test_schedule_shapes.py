@@ -179,7 +179,11 @@ def test_a_bare_shape_knows_no_curve() -> None:
 
 def _job(**changed: Any) -> stoker.Job:
     given: dict[str, Any] = {
-        "model": torch.nn.Linear(2, 2), "data": (torch.zeros(8, 2), torch.zeros(8, dtype=torch.long)),
-        "loss": "cross_entropy", "optimizer": stoker.SGD(lr=0.1), "batch": 4, "until": RUN,
-    }  # fmt: skip
+        "model": torch.nn.Linear(2, 2),
+        "data": (torch.zeros(8, 2), torch.zeros(8, dtype=torch.long)),
+        "loss": "cross_entropy",
+        "optimizer": stoker.SGD(lr=0.1),
+        "batch": 4,
+        "until": RUN,
+    }
     return stoker.Job(**(given | changed))

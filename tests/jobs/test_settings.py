@@ -34,19 +34,40 @@ def taking(hint: Any, default: Any = None) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("hint", "text", "value"),
     [
-        (int, "64", 64), (int, "-3", -3),
-        (float, "0.5", 0.5), (float, "1e-3", 0.001), (float, "5", 5.0),
-        (str, "5", "5"), (str, "", ""), (Path, "data/x", Path("data/x")),
-        (bool, "true", True), (bool, "No", False), (bool, "1", True),
-        (Literal["sgd", "adam"], "adam", "adam"), (Literal[0, 1, 2], "0", 0), (Literal["a", 3], "3", 3),
-        (OPTIONAL, "none", None), (OPTIONAL, "7", 7), (int | None, "None", None), (str | None, "x", "x"),
-        (EITHER, "0.5", 0.5), (int | float, "2", 2), (str | int, "5", 5), (str | int, "five", "five"),
-        (tuple[int, int], "[3, 4]", (3, 4)), (tuple[float, ...], "[1, 2.5]", (1.0, 2.5)), (tuple, "[1, [2]]", (1, [2])),
-        (list[str], '["a", "b"]', ["a", "b"]), (Sequence[int], "[1]", [1]), (list, "[]", []),
-        (dict[str, float], '{"a": 1}', {"a": 1.0}), (Mapping[str, int | None], '{"a": null}', {"a": None}),
-        (tuple[tuple[int, int], ...], "[[1, 2], [3, 4]]", ((1, 2), (3, 4))), (list[Path], '["a"]', [Path("a")]),
+        (int, "64", 64),
+        (int, "-3", -3),
+        (float, "0.5", 0.5),
+        (float, "1e-3", 0.001),
+        (float, "5", 5.0),
+        (str, "5", "5"),
+        (str, "", ""),
+        (Path, "data/x", Path("data/x")),
+        (bool, "true", True),
+        (bool, "No", False),
+        (bool, "1", True),
+        (Literal["sgd", "adam"], "adam", "adam"),
+        (Literal[0, 1, 2], "0", 0),
+        (Literal["a", 3], "3", 3),
+        (OPTIONAL, "none", None),
+        (OPTIONAL, "7", 7),
+        (int | None, "None", None),
+        (str | None, "x", "x"),
+        (EITHER, "0.5", 0.5),
+        (int | float, "2", 2),
+        (str | int, "5", 5),
+        (str | int, "five", "five"),
+        (tuple[int, int], "[3, 4]", (3, 4)),
+        (tuple[float, ...], "[1, 2.5]", (1.0, 2.5)),
+        (tuple, "[1, [2]]", (1, [2])),
+        (list[str], '["a", "b"]', ["a", "b"]),
+        (Sequence[int], "[1]", [1]),
+        (list, "[]", []),
+        (dict[str, float], '{"a": 1}', {"a": 1.0}),
+        (Mapping[str, int | None], '{"a": null}', {"a": None}),
+        (tuple[tuple[int, int], ...], "[[1, 2], [3, 4]]", ((1, 2), (3, 4))),
+        (list[Path], '["a"]', [Path("a")]),
     ],
-)  # fmt: skip
+)
 def test_texts_become_values_of_the_hinted_type(hint: Any, text: str, value: Any) -> None:
     """What is typed arrives as what the function asks for, of exactly that type."""
     found = parse_settings(taking(hint), {"x": text}, "job.py")["x"]
@@ -83,9 +104,16 @@ def test_a_text_of_another_type_is_refused(hint: Any, text: str, problem: str) -
 
 @pytest.mark.parametrize(
     ("default", "text", "value"),
-    [(3, "4", 4), (0.5, "4", 4.0), (True, "false", False), ("a", "4", "4"), ((1, 2), "[3]", (3,)), (None, "4", "4"),
-     (Path("a"), "b", Path("b"))],
-)  # fmt: skip
+    [
+        (3, "4", 4),
+        (0.5, "4", 4.0),
+        (True, "false", False),
+        ("a", "4", "4"),
+        ((1, 2), "[3]", (3,)),
+        (None, "4", "4"),
+        (Path("a"), "b", Path("b")),
+    ],
+)
 def test_without_a_hint_the_default_tells_the_type(default: Any, text: str, value: Any) -> None:
     """A function without annotations works as well."""
     found = parse_settings(taking(None, default), {"x": text}, "job.py")["x"]

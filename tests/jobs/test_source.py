@@ -39,8 +39,11 @@ def job(lr: float = RATE):
     return Net(), loss, lr
 """
 STATEMENTS, JOB, LOSS, PLOT = (
-    "the statements of train.py", "function job in train.py", "function loss in train.py", "function plot in train.py"
-)  # fmt: skip
+    "the statements of train.py",
+    "function job in train.py",
+    "function loss in train.py",
+    "function plot in train.py",
+)
 
 
 def parts(train: str = TRAIN, nets: str = NETS) -> dict[str, str]:
@@ -94,9 +97,19 @@ def test_what_is_not_executed_does_not_count(old: str, new: str) -> None:
         ("RATE = 0.1", "RATE = 0.1\nplot = None", {PLOT, STATEMENTS}),
         ("RATE = 0.1", "RATE = 0.1\nchosen = 'plot'", {PLOT, STATEMENTS}),
     ],
-    ids=["body", "constant", "type of a constant", "another one used", "computed name", "computed attribute",
-         "registered", "executed default", "bound twice", "named by text"],
-)  # fmt: skip
+    ids=[
+        "body",
+        "constant",
+        "type of a constant",
+        "another one used",
+        "computed name",
+        "computed attribute",
+        "registered",
+        "executed default",
+        "bound twice",
+        "named by text",
+    ],
+)
 def test_what_is_executed_counts_and_is_named(old: str, new: str, names: set[str]) -> None:
     """Every part that differs, and no other; where names are computed, all that could be meant."""
     assert old in TRAIN

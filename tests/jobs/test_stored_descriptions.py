@@ -44,20 +44,30 @@ JOBS: dict[str, dict[str, Any]] = {
     "balanced": {"sampling": stoker.sampling.balanced(num_samples=4)},
     "bucketed": {"sampling": stoker.lengths.bucketed(window=3)},
     "most": {
-        "step": print, "stop": [stoker.Target("loss", 0.1)], "valid": stoker.holdout(0.25), "freeze": ["weight"],
-        "seed": 3, "on_non_finite": "roll_back", "metrics": ["mse"], "schedule": stoker.schedules.one_cycle(),
+        "step": print,
+        "stop": [stoker.Target("loss", 0.1)],
+        "valid": stoker.holdout(0.25),
+        "freeze": ["weight"],
+        "seed": 3,
+        "on_non_finite": "roll_back",
+        "metrics": ["mse"],
+        "schedule": stoker.schedules.one_cycle(),
     },
     "sync": {"sync": stoker.LocalSGD(every=stoker.samples(80)), "clip_norm": 1.0},
-}  # fmt: skip
+}
 """Settings by name."""
 
 
 def job_of(**changes: Any) -> stoker.Job:
     """A linear model of eight samples."""
     settings: dict[str, Any] = {
-        "model": lambda: nn.Linear(4, 1), "data": (torch.zeros(8, 4), torch.zeros(8, 1)), "loss": "mse", "batch": 4,
-        "optimizer": stoker.SGD(lr=0.1), "until": stoker.epochs(1),
-    }  # fmt: skip
+        "model": lambda: nn.Linear(4, 1),
+        "data": (torch.zeros(8, 4), torch.zeros(8, 1)),
+        "loss": "mse",
+        "batch": 4,
+        "optimizer": stoker.SGD(lr=0.1),
+        "until": stoker.epochs(1),
+    }
     return stoker.Job(**(settings | changes))
 
 

@@ -16,8 +16,13 @@ from stoker.units import epochs, samples, updates
 def job(**changes: Any) -> Job:
     """A job that can be meant, with changes."""
     settings = {
-        "model": object, "data": ((), ()), "loss": "mse", "optimizer": SGD(lr=0.1), "batch": 64, "until": epochs(1),
-    }  # fmt: skip
+        "model": object,
+        "data": ((), ()),
+        "loss": "mse",
+        "optimizer": SGD(lr=0.1),
+        "batch": 64,
+        "until": epochs(1),
+    }
     return Job(**settings | changes)
 
 
@@ -82,8 +87,9 @@ def test_jobs_that_it_does_not_go_with_are_refused(changes: dict[str, Any], prob
 
 def test_it_belongs_to_what_is_learned() -> None:
     """A job with it has another spec, one with another interval too; specs of jobs without it stay as they were."""
-    plain, one, other = (describe_settings(job(sync=sync)) for sync in
-                         (None, DiLoCo(every=updates(50)), DiLoCo(every=updates(20))))  # fmt: skip
+    plain, one, other = (
+        describe_settings(job(sync=sync)) for sync in (None, DiLoCo(every=updates(50)), DiLoCo(every=updates(20)))
+    )
     assert "sync" not in plain
     assert one["sync"] != other["sync"]
     assert {name for name in one if name not in plain} == {"sync"}

@@ -17,9 +17,13 @@ from stoker.jobs.job_description import describe_settings
 def job_of(**changes: Any) -> stoker.Job:
     """A job of 40 tokens a batch."""
     settings: dict[str, Any] = {
-        "model": lambda: nn.Linear(1, 1), "data": (torch.zeros(8, 4), torch.zeros(8, 1)), "loss": "mse",
-        "optimizer": stoker.SGD(lr=0.1), "batch": stoker.tokens(40), "until": stoker.epochs(1),
-    }  # fmt: skip
+        "model": lambda: nn.Linear(1, 1),
+        "data": (torch.zeros(8, 4), torch.zeros(8, 1)),
+        "loss": "mse",
+        "optimizer": stoker.SGD(lr=0.1),
+        "batch": stoker.tokens(40),
+        "until": stoker.epochs(1),
+    }
     return stoker.Job(**(settings | changes))
 
 
@@ -55,8 +59,12 @@ def test_a_job_is_described_by_its_tokens_not_by_the_samples_they_came_to() -> N
     described = describe_settings(job_of())["batch"]
     assert described == {"tokens": 40, "padded": False, "length_of": None}
     assert describe_settings(job_of(batch=TokenBatch(40, num_samples=7)))["batch"] == described
-    others = [stoker.tokens(41), stoker.tokens(40, padded=True), stoker.tokens(40, length_of=[4] * 8),
-              stoker.tokens(40, length_of=len)]  # fmt: skip
+    others = [
+        stoker.tokens(41),
+        stoker.tokens(40, padded=True),
+        stoker.tokens(40, length_of=[4] * 8),
+        stoker.tokens(40, length_of=len),
+    ]
     found = [describe_settings(job_of(batch=one))["batch"] for one in others]
     assert all(found.count(one) == 1 and one != described for one in found)
 

@@ -52,10 +52,16 @@ class Elsewhere:
         here.path.mkdir(parents=True)
         there.mkdir(parents=True)
         settings: dict[str, Any] = {
-            "run": name, "place": "fake:box", "kind": "fake", "handle": {"directory": str(there)}, "identity": "1" * 64,
-            "code_digest": "2" * 64, "environment_digest": "", "arguments": (),
+            "run": name,
+            "place": "fake:box",
+            "kind": "fake",
+            "handle": {"directory": str(there)},
+            "identity": "1" * 64,
+            "code_digest": "2" * 64,
+            "environment_digest": "",
+            "arguments": (),
             "submitted_at": "2026-11-25T09:59:00+00:00",
-        }  # fmt: skip
+        }
         here.write_launch(Launch(**settings | launch))
         return cls(here, there, launcher)
 
@@ -67,9 +73,13 @@ class Elsewhere:
     def follower(self, **settings: Any) -> Follower:
         """One that waits on a fake clock."""
         return Follower(
-            directory=self.here, launcher=self.launcher, sink=self.shown.append, clock=self.clock,
-            sleep=self.clock.advance, **settings,
-        )  # fmt: skip
+            directory=self.here,
+            launcher=self.launcher,
+            sink=self.shown.append,
+            clock=self.clock,
+            sleep=self.clock.advance,
+            **settings,
+        )
 
     def messages(self) -> list[str]:
         """What notes and warnings say, in order."""

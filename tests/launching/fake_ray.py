@@ -18,23 +18,51 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
-VERSION = {"version": "4", "ray_version": "2.60.0", "ray_commit": "b7f4259e944bf6959f721b106adc366ddfa0c356",
-           "session_name": "session_2026-11-25_23-14-46_731726_4476"}  # fmt: skip
+VERSION = {
+    "version": "4",
+    "ray_version": "2.60.0",
+    "ray_commit": "b7f4259e944bf6959f721b106adc366ddfa0c356",
+    "session_name": "session_2026-11-25_23-14-46_731726_4476",
+}
 NODES = {
-    "result": True, "msg": "", "data": {"result": {
-        "total": 1, "num_after_truncation": 1, "num_filtered": 1, "partial_failure_warning": "", "warnings": None,
-        "result": [{
-            "node_id": "47d81c5e392b779b5902608068884f186f67c6e2b68a37ec521d2015", "node_ip": "192.0.2.2",
-            "is_head_node": True, "state": "ALIVE", "state_message": None, "node_name": "192.0.2.2",
-            "resources_total": {"node:192.0.2.2": 1.0, "node:__internal_head__": 1.0, "CPU": 2.0,
-                                "object_store_memory": 7028536934.0, "memory": 16399919514.0},
-        }],
-    }},
-}  # fmt: skip
-STATUS = {"result": True, "msg": "Got cluster status.", "data": {
-    "autoscalingStatus": None, "autoscalingError": None,
-    "clusterStatus": {"gcsRequestTime": 0.0015, "loadMetricsReport": {"usage": {}, "usageByNode": {}}},
-}}  # fmt: skip
+    "result": True,
+    "msg": "",
+    "data": {
+        "result": {
+            "total": 1,
+            "num_after_truncation": 1,
+            "num_filtered": 1,
+            "partial_failure_warning": "",
+            "warnings": None,
+            "result": [
+                {
+                    "node_id": "47d81c5e392b779b5902608068884f186f67c6e2b68a37ec521d2015",
+                    "node_ip": "192.0.2.2",
+                    "is_head_node": True,
+                    "state": "ALIVE",
+                    "state_message": None,
+                    "node_name": "192.0.2.2",
+                    "resources_total": {
+                        "node:192.0.2.2": 1.0,
+                        "node:__internal_head__": 1.0,
+                        "CPU": 2.0,
+                        "object_store_memory": 7028536934.0,
+                        "memory": 16399919514.0,
+                    },
+                }
+            ],
+        }
+    },
+}
+STATUS = {
+    "result": True,
+    "msg": "Got cluster status.",
+    "data": {
+        "autoscalingStatus": None,
+        "autoscalingError": None,
+        "clusterStatus": {"gcsRequestTime": 0.0015, "loadMetricsReport": {"usage": {}, "usageByNode": {}}},
+    },
+}
 NOISE = "2026-11-25 23:20:01,000\tINFO job_manager.py:568 -- Runtime env is setting up.\n"
 
 
@@ -162,17 +190,29 @@ class FakeRay:
         if not self.holds:
             with job.log.open("wb") as log:
                 job.process = subprocess.Popen(  # noqa: S602 - as Ray does
-                    body["entrypoint"], shell=True, cwd=work, start_new_session=True, stdout=log,
-                    stderr=subprocess.STDOUT, env=os.environ | body["runtime_env"].get("env_vars", {}),
-                )  # fmt: skip
+                    body["entrypoint"],
+                    shell=True,
+                    cwd=work,
+                    start_new_session=True,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=os.environ | body["runtime_env"].get("env_vars", {}),
+                )
         return {"job_id": name, "submission_id": name}
 
     def _info(self, name: str) -> dict[str, Any]:
         job = self.jobs[name]
         code = None if job.process is None else job.process.poll()
         return {
-            "type": "SUBMISSION", "job_id": "01000000", "submission_id": name, "status": job.status(),
-            "entrypoint": job.body["entrypoint"], "message": f"status is {job.status()}", "error_type": None,
-            "metadata": job.body.get("metadata"), "runtime_env": job.body["runtime_env"],
-            "driver_agent_http_address": "http://192.0.2.2:52365", "driver_exit_code": code,
-        }  # fmt: skip
+            "type": "SUBMISSION",
+            "job_id": "01000000",
+            "submission_id": name,
+            "status": job.status(),
+            "entrypoint": job.body["entrypoint"],
+            "message": f"status is {job.status()}",
+            "error_type": None,
+            "metadata": job.body.get("metadata"),
+            "runtime_env": job.body["runtime_env"],
+            "driver_agent_http_address": "http://192.0.2.2:52365",
+            "driver_exit_code": code,
+        }

@@ -74,7 +74,13 @@ def sky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def job_is(folder: Path, status: str | None, log: str = "", **more: object) -> None:
     """What SkyPilot says of the job from now on; None: it does not know it."""
     other = {"job_id": 3, "job_name": "other", "status": "RUNNING", "recovery_count": 0}
-    record = {"job_id": 7, "job_name": "conforming-1a2b3c", "status": status, "recovery_count": 0,
-              "failure_reason": None, "details": None}  # fmt: skip
+    record = {
+        "job_id": 7,
+        "job_name": "conforming-1a2b3c",
+        "status": status,
+        "recovery_count": 0,
+        "failure_reason": None,
+        "details": None,
+    }
     (folder / "queue").write_text(json.dumps([other] if status is None else [other, record | more]))
     (folder / "log").write_text(log)

@@ -68,9 +68,12 @@ def test_what_follows_from_exit_codes(
 ) -> None:
     """A slice and lost ranks are started again here, or by a scheduler, which does so after 75 alone."""
     outcome = judge(
-        codes, is_stopped=facts.get("is_stopped", False), is_signalled=facts.get("is_signalled", False),
-        order=replace(ORDER, is_requeued=facts.get("is_requeued", False)), num_hosts=facts.get("num_hosts", 1),
-    )  # fmt: skip
+        codes,
+        is_stopped=facts.get("is_stopped", False),
+        is_signalled=facts.get("is_signalled", False),
+        order=replace(ORDER, is_requeued=facts.get("is_requeued", False)),
+        num_hosts=facts.get("num_hosts", 1),
+    )
     assert (outcome.phase, outcome.exit_code, outcome.is_again) == (phase, code, again)
 
 
@@ -80,10 +83,16 @@ def test_ranks_of_two_hosts_meet_at_the_first() -> None:
     base = {"RANK": "9", "WORLD_SIZE": "9", "PATH": "/bin", "STOKER_SECRETS_FILE": "/x"}
     found = rank_environments(order, HostRanks(host=1, num_hosts=2, master="10.0.0.1", port=4711), base, {"S": "s"})
     common = {
-        "PATH": "/bin", "A": "1", "S": "s", "STOKER_LAUNCHED": "ssh", "PYTHONPATH": "/stoker", "WORLD_SIZE": "4",
+        "PATH": "/bin",
+        "A": "1",
+        "S": "s",
+        "STOKER_LAUNCHED": "ssh",
+        "PYTHONPATH": "/stoker",
+        "WORLD_SIZE": "4",
         "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4711",
-    }  # fmt: skip
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "4711",
+    }
     assert found == [common | {"RANK": "2", "LOCAL_RANK": "0"}, common | {"RANK": "3", "LOCAL_RANK": "1"}]
 
 
@@ -302,9 +311,16 @@ def test_a_file_of_secrets_is_read_once(tmp_path: Path) -> None:
 
 def _state(**changes: Any) -> HostState:
     state = HostState(
-        host=0, hostname=at_place.platform.node(), pid=os.getpid(), began=at_place._began(os.getpid()),
-        boot=at_place._boot(), phase="running", why="training", at=utc_now(), submitted_at=ORDER.submitted_at,
-    )  # fmt: skip
+        host=0,
+        hostname=at_place.platform.node(),
+        pid=os.getpid(),
+        began=at_place._began(os.getpid()),
+        boot=at_place._boot(),
+        phase="running",
+        why="training",
+        at=utc_now(),
+        submitted_at=ORDER.submitted_at,
+    )
     return replace(state, **changes)
 
 
@@ -513,8 +529,12 @@ def test_time_on_a_machine_that_is_gone_counts_by_the_log(run: Path, clock: Cloc
     """A preempted machine takes its disk along; the log that comes from the mirror says how long the run held it."""
     began = time.time() - 300.0
     order_with(run, most_held_s=450.0, save_s=1.0, submitted_at=datetime.fromtimestamp(began - 5, UTC).isoformat())
-    kept = [Event(kind="started", at=began - 1000), Event(kind="stopped", at=began - 900),  # of an earlier submission
-            Event(kind="started", at=began), Event(kind="progress", at=began + 250, fields={"samples": 1})]  # fmt: skip
+    kept = [
+        Event(kind="started", at=began - 1000),
+        Event(kind="stopped", at=began - 900),  # of an earlier submission
+        Event(kind="started", at=began),
+        Event(kind="progress", at=began + 250, fields={"samples": 1}),
+    ]
     lines = "".join(f"{dumps(event, indent=None)}\n" for event in kept)
     (run.parent / "kept").write_text(lines)
     program = f"""

@@ -28,9 +28,13 @@ from stoker.launching.lines import LocalLine
 def project(place: Path) -> Path:
     """A folder with a job below it, a module that it imports, a file that it does not, and data."""
     files = {
-        "jobs/gpt.py": "import nets\n", "jobs/nets.py": "x = 1\n", "jobs/other.py": "secret = 1\n",
-        "data/train.csv": "a,b\n1,2\n", "data/pictures/cat/1.png": "meow", "data/pictures/dog/2.png": "wuff",
-    }  # fmt: skip
+        "jobs/gpt.py": "import nets\n",
+        "jobs/nets.py": "x = 1\n",
+        "jobs/other.py": "secret = 1\n",
+        "data/train.csv": "a,b\n1,2\n",
+        "data/pictures/cat/1.png": "meow",
+        "data/pictures/dog/2.png": "wuff",
+    }
     for name, text in files.items():
         path = place / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,8 +53,10 @@ def test_code_is_the_job_and_what_it_imports(project: Path) -> None:
     assert [file.path for file in _code(project).files] == ["jobs/gpt.py", "jobs/nets.py"]
     more = _code(project, send=("jobs/other.py", "data/pictures"))
     assert [file.path for file in more.files][:3] == [
-        "data/pictures/cat/1.png", "data/pictures/dog/2.png", "jobs/gpt.py"
-    ]  # fmt: skip
+        "data/pictures/cat/1.png",
+        "data/pictures/dog/2.png",
+        "jobs/gpt.py",
+    ]
 
 
 def test_the_digest_is_of_the_content(project: Path) -> None:
@@ -93,8 +99,13 @@ def test_linked_folders_travel_as_they_are_read(project: Path, tmp_path_factory:
     sent = [file.path for file in data_of(pictures, project).bundle.files]
     assert [path for path in sent if not path.startswith(".")] == list(files_below(pictures))
     assert set(sent) == {
-        "cat/1.png", "dog/2.png", "bird/3.png", "bird/more/4.png", "fish/5.png", ".kept/fish/5.png",
-    }  # fmt: skip
+        "cat/1.png",
+        "dog/2.png",
+        "bird/3.png",
+        "bird/more/4.png",
+        "fish/5.png",
+        ".kept/fish/5.png",
+    }
 
 
 def test_data_outside_are_refused_with_the_folder(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -123,9 +134,12 @@ def test_stoker_travels_as_a_folder_that_python_imports(tmp_path: Path) -> None:
     stoker_bundle().write_to(tmp_path)
     program = "import stoker.launching.at_place as a, importlib.metadata as m; print(a.__file__, m.version('stoker'))"
     said = subprocess.run(
-        [sys.executable, "-S", "-c", program], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
+        [sys.executable, "-S", "-c", program],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
         check=True,
-    ).stdout  # fmt: skip
+    ).stdout
     file, version = said.split()
     assert Path(file).is_relative_to(tmp_path)
     assert version == "0.1.0"

@@ -61,9 +61,12 @@ def test_a_lock_has_exact_versions_of_all_that_is_needed() -> None:
 def test_what_the_job_imports_is_kept_whatever_it_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of NVIDIA's packages the lock leaves out those that PyTorch brings, also where they share a module's name."""
     packages = {
-        "torch": ("torch", "nvidia-cublas-cu99"), "nvidia-cublas-cu99": ("nvidia", ""), "nvidia_ml_py": ("pynvml", ""),
-        "nvidia-dali-cuda120": ("nvidia", "nvidia-nvcomp"), "nvidia-nvcomp": ("nvcomp", ""),
-    }  # fmt: skip
+        "torch": ("torch", "nvidia-cublas-cu99"),
+        "nvidia-cublas-cu99": ("nvidia", ""),
+        "nvidia_ml_py": ("pynvml", ""),
+        "nvidia-dali-cuda120": ("nvidia", "nvidia-nvcomp"),
+        "nvidia-nvcomp": ("nvcomp", ""),
+    }
     for name, (module, needs) in packages.items():
         about = tmp_path / f"{name.replace('-', '_')}-9.0.dist-info"
         about.mkdir()
@@ -127,9 +130,12 @@ def test_the_builder_is_a_program_of_the_standard_library(wheels: Path, tmp_path
     lock = EnvironmentLock(python="3.11", requirements=("tinypackage==3.0",))
     source = str(Path(environment_lock.__file__).parents[2])
     ended = subprocess.run(
-        [sys.executable, "-S", "-m", "stoker.launching.environment_lock", str(tmp_path)], input=dumps(lock).encode(),
-        env={"PYTHONPATH": source, "PIP_NO_INDEX": "1", "PATH": "/usr/bin:/bin"}, capture_output=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-S", "-m", "stoker.launching.environment_lock", str(tmp_path)],
+        input=dumps(lock).encode(),
+        env={"PYTHONPATH": source, "PIP_NO_INDEX": "1", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        check=False,
+    )
     assert ended.returncode == 4
     assert ended.stderr.decode().splitlines()[-1] == (
         "tinypackage==3.0 cannot be installed there: no such wheel for its Python and platform"

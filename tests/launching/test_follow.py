@@ -265,10 +265,14 @@ def make_run(directory: Path, samples: int) -> None:
     """The record of a run that came to `samples`."""
     RunDirectory(directory).write_run(
         Run(
-            name=directory.name, status="unfinished", created_at="2026-11-25T10:00:00+00:00", spec_digest="3" * 64,
-            total_samples=200, samples=samples,
+            name=directory.name,
+            status="unfinished",
+            created_at="2026-11-25T10:00:00+00:00",
+            spec_digest="3" * 64,
+            total_samples=200,
+            samples=samples,
         )
-    )  # fmt: skip
+    )
 
 
 def test_a_run_that_went_on_here_is_not_replaced_by_the_older_one_there(run: Elsewhere) -> None:

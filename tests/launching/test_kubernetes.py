@@ -90,9 +90,16 @@ def submission(word: str = "team/8xh100", **changes: Any) -> Submission:
     code = Bundle(kind="code", name="job.py", files=(TreeFile.of_bytes("job.py", b"print(1)\n"),))
     stoker = Bundle(kind="stoker", name="Stoker", files=(TreeFile.of_bytes("stoker/__init__.py", b""),))
     fields: dict[str, Any] = {
-        "run": "job-ac1f4a", "target": LAUNCHER.parse(word), "code": code, "stoker": stoker, "job_file": "job.py",
-        "image": "python:3.11", "time_limit_s": 3600.2, "save_s": 5.0, "owner": "me@here:/runs/job-ac1f4a",
-    }  # fmt: skip
+        "run": "job-ac1f4a",
+        "target": LAUNCHER.parse(word),
+        "code": code,
+        "stoker": stoker,
+        "job_file": "job.py",
+        "image": "python:3.11",
+        "time_limit_s": 3600.2,
+        "save_s": 5.0,
+        "owner": "me@here:/runs/job-ac1f4a",
+    }
     return Submission(**(fields | changes))
 
 
@@ -235,7 +242,9 @@ def test_states_name_their_reason(cluster: Any) -> None:
     assert seen(phase="Pending", conditions=[unschedulable]) == ("queued", "Insufficient gpu")
     assert seen(phase="Pending", conditions=[placed])[0] == "starting"
     assert seen(phase="Pending", conditions=[placed], containerStatuses=[pull]) == (
-        "starting", "stuck, and tried again: no such image")  # fmt: skip
+        "starting",
+        "stuck, and tried again: no such image",
+    )
     assert seen(phase="Unknown")[0] == "unknown"
     cluster.run_pod(name)
     assert LAUNCHER.state(handle).phase == "running"
@@ -277,8 +286,10 @@ def test_an_image_without_python_is_said_so(cluster: Any) -> None:
     pod = cluster.of("pods")[0]
     cluster.end_pod(pod["metadata"]["name"], 128)
     pod["status"]["containerStatuses"][0]["state"]["terminated"] |= {
-        "reason": "StartError", "message": 'exec: "python3": executable file not found in $PATH',
-        "finishedAt": "2026-11-25T10:00:00Z"}  # fmt: skip
+        "reason": "StartError",
+        "message": 'exec: "python3": executable file not found in $PATH',
+        "finishedAt": "2026-11-25T10:00:00Z",
+    }
     state = LAUNCHER.state(handle)
     assert state.at == "2026-11-25T10:00:00Z", "its devices were given back then, whenever it is asked"
     assert (state.phase, state.why) == ("failed", "the image has no python3")
@@ -392,7 +403,9 @@ def test_a_jobset_or_trainjob_runs_the_same_pods(cluster: Any, kind: str) -> Non
     environ = {entry["name"]: entry.get("value", "") for entry in pods[0]["spec"]["containers"][0]["env"]}
     assert environ["STOKER_MASTER"] == f"{pods[0]['spec']['hostname']}.{pods[0]['spec']['subdomain']}"
     assert [mount["mountPath"] for mount in pods[0]["spec"]["containers"][0]["volumeMounts"]][:2] == [
-        "/stoker", "/stoker-sent"]  # fmt: skip
+        "/stoker",
+        "/stoker-sent",
+    ]
     for pod in pods:
         cluster.run_pod(pod["metadata"]["name"])
     assert LAUNCHER.state(handle).phase == "running"
@@ -431,8 +444,13 @@ def test_the_probe_says_what_is_missing(cluster: Any) -> None:
     cluster.groups = tuple(group for group in cluster.groups if "jobset" not in group)
     bad = LAUNCHER.probe(LAUNCHER.parse("team/16xh100"), {"queue": "none", "kind": "jobset", "claim": "gone"})
     text = "\n".join(bad.missing)
-    for part in ("may not create pods/exec", "no node has 16 h100, the largest has 8",
-                 "no claim gone", "no LocalQueue none", "kind=jobset"):  # fmt: skip
+    for part in (
+        "may not create pods/exec",
+        "no node has 16 h100, the largest has 8",
+        "no claim gone",
+        "no LocalQueue none",
+        "kind=jobset",
+    ):
         assert part in text
     assert len(bad.missing) == 5
     assert "jobs in namespace" not in "\n".join(LAUNCHER.probe(LAUNCHER.parse("team/cpu"), {"kind": "jobset"}).missing)
@@ -469,8 +487,9 @@ def test_offers_count_nodes_with_room(cluster: Any) -> None:
         return LAUNCHER.offers(Request(target=LAUNCHER.parse(word), options=options))[0]
 
     assert offer("team/2x8xh100").starts_in_s == 0
-    cluster.add("pods", "other", spec={
-        "nodeName": "n1", "containers": [{"resources": {"limits": {"nvidia.com/gpu": "4"}}}]})  # fmt: skip
+    cluster.add(
+        "pods", "other", spec={"nodeName": "n1", "containers": [{"resources": {"limits": {"nvidia.com/gpu": "4"}}}]}
+    )
     assert offer("team/2x8xh100").starts_in_s is None
     assert offer("team/1x8xh100").starts_in_s == 0
     assert "1 nodes have room now" in offer("team/8xh100").why
@@ -488,7 +507,12 @@ def test_printed_manifests_are_those_that_are_sent(cluster: Any) -> None:
     assert cluster.names() == set()
     documents = list(yaml.safe_load_all(text))
     assert [document["kind"] for document in documents] == [
-        "PersistentVolumeClaim", "ConfigMap", "Secret", "Service", "Job"]  # fmt: skip
+        "PersistentVolumeClaim",
+        "ConfigMap",
+        "Secret",
+        "Service",
+        "Job",
+    ]
     for document in documents[2:]:
         fake.validate(document)
     assert "STOKER_SECRET: (read when" in text
@@ -700,9 +724,17 @@ def sent(folder: Path, bundle: Bundle, **changes: Any) -> Path:
     mounted.mkdir()
     (mounted / "part").write_bytes(_tar_gz(bundle))
     orders = {
-        "root": str(folder / "volume"), "run": "runs/job", "folders": {bundle.folder: ["part"]}, "stoker": "stoker/x",
-        "order": "{}", "lock": "", "python": "false", "patience_s": 1, "expected": [], "message": str(folder / "said"),
-    }  # fmt: skip
+        "root": str(folder / "volume"),
+        "run": "runs/job",
+        "folders": {bundle.folder: ["part"]},
+        "stoker": "stoker/x",
+        "order": "{}",
+        "lock": "",
+        "python": "false",
+        "patience_s": 1,
+        "expected": [],
+        "message": str(folder / "said"),
+    }
     (mounted / "start.json").write_text(json.dumps(orders | changes))
     return mounted
 

@@ -128,7 +128,8 @@ def test_a_service_is_applied_and_changed_in_place(cluster: Any) -> None:
     assert cluster.objects["horizontalpodautoscalers", "digits"]["spec"]["maxReplicas"] == 6
     go("0..4")
     assert {"horizontalpodautoscalers/digits", "httpscaledobjects/digits"} & cluster.names() == {
-        "httpscaledobjects/digits"}  # fmt: skip
+        "httpscaledobjects/digits"
+    }
     go("3")
     assert "httpscaledobjects/digits" not in cluster.names(), "it would go on to scale"
     assert cluster.objects["deployments", "digits"]["spec"]["replicas"] == 3

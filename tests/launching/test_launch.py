@@ -218,9 +218,13 @@ def test_the_program_that_trains_here_names_the_verb_for_elsewhere(place: Path) 
     """`stoker.train` with a place elsewhere says what to call."""
     data = (torch.zeros(8, 2), torch.zeros(8, dtype=torch.int64))
     job = stoker.Job(
-        model=torch.nn.Linear(2, 2), data=data, loss="cross_entropy", optimizer=stoker.SGD(lr=0.1), batch=4,
+        model=torch.nn.Linear(2, 2),
+        data=data,
+        loss="cross_entropy",
+        optimizer=stoker.SGD(lr=0.1),
+        batch=4,
         until=stoker.updates(1),
-    )  # fmt: skip
+    )
     with pytest.raises(NoDevice, match="is a place elsewhere") as refused:
         stoker.train(job, on="ssh:box")
     assert "stoker.launch(" in str(refused.value.remedy)
@@ -245,9 +249,13 @@ def test_files_of_sources_are_found(place: Path) -> None:
 
     def found(**fields: Any) -> list[str]:
         job = stoker.Job(
-            model=torch.nn.Linear(1, 1), loss="mse", optimizer=stoker.SGD(lr=0.1), batch=1, until=stoker.updates(1),
+            model=torch.nn.Linear(1, 1),
+            loss="mse",
+            optimizer=stoker.SGD(lr=0.1),
+            batch=1,
+            until=stoker.updates(1),
             **fields,
-        )  # fmt: skip
+        )
         return [path.name for path in data_paths(job)]
 
     assert found(data=table) == ["a.csv"]
@@ -268,9 +276,7 @@ def test_a_forecast_is_made_only_for_devices_that_are_known() -> None:
     """By the word, or by what the probe found in the catalogue; else the place makes its own."""
 
     def word(device: str, found: str, cores: int = 8, nodes: int = 1, each: int = 1) -> str | None:
-        target = LaunchTarget(
-            text="x:y", kind="x", address="y", num_nodes=nodes, devices_each=each, device=device
-        )  # fmt: skip
+        target = LaunchTarget(text="x:y", kind="x", address="y", num_nodes=nodes, devices_each=each, device=device)
         return device_word(target, Probe(facts={}, device=found, cores=cores))
 
     assert word("a100-80", "", nodes=2, each=8) == "16xa100-80"
@@ -460,9 +466,16 @@ def test_the_time_limit_allows_for_what_the_place_has_shown(job: Path) -> None:
     """Starts that took ten minutes there, and runs that took half as long again as forecast, are allowed for."""
     forecast = stoker.plan(stoker.api.load_job(job, {})[0], on="cpu").chosen.forecast
     for number in range(2):
-        place_history().append(PlaceRun(
-            place="fake:slow", word="fake:slow", run=f"r{number}", at="2026-11-25T10:00:00+00:00",
-            first_update_s=300.0 * (number + 1), forecast_s=100.0, measured_s=150.0,
-        ))  # fmt: skip
+        place_history().append(
+            PlaceRun(
+                place="fake:slow",
+                word="fake:slow",
+                run=f"r{number}",
+                at="2026-11-25T10:00:00+00:00",
+                first_update_s=300.0 * (number + 1),
+                forecast_s=100.0,
+                measured_s=150.0,
+            )
+        )
     longer_s = time_limit(forecast, lessons_of("fake:slow")) - time_limit(forecast)
     assert longer_s == pytest.approx(600.0 - 120.0 + 0.5 * forecast.total_s.high)

@@ -30,10 +30,18 @@ def event(kind: str, after_s: float) -> Event:
 def test_only_time_in_which_devices_are_held_costs() -> None:
     """The queue does not, nor does the wait after a preemption; the order of arrival does not matter."""
     seen = [
-        state("queued", 0), state("starting", 100), event("started", 110), event("progress", 200),
-        event("stopped", 210), state("preempted", 212), state("requeued", 230), event("started", 400),
-        event("progress", 450), event("finished", 460), state("finished", 461),
-    ]  # fmt: skip
+        state("queued", 0),
+        state("starting", 100),
+        event("started", 110),
+        event("progress", 200),
+        event("stopped", 210),
+        state("preempted", 212),
+        state("requeued", 230),
+        event("started", 400),
+        event("progress", 450),
+        event("finished", 460),
+        state("finished", 461),
+    ]
     for order in (seen, seen[::-1], seen[::2] + seen[1::2]):
         meter = Meter(price_per_h=3600.0)
         for one in order:
@@ -54,9 +62,19 @@ def test_time_passes_between_signs_of_life() -> None:
 def test_a_run_that_goes_on_costs_more_than_when_it_was_last_followed() -> None:
     """What was recorded then is the least; the recorded cost of one that ended is its cost."""
     launch = Launch(
-        run="r", place="ssh:box", kind="ssh", handle={}, identity="1d", code_digest="c0de", environment_digest="",
-        arguments=(), submitted_at="", price_per_h=3600.0, spent=60.0, states=(state("running", 0),),
-    )  # fmt: skip
+        run="r",
+        place="ssh:box",
+        kind="ssh",
+        handle={},
+        identity="1d",
+        code_digest="c0de",
+        environment_digest="",
+        arguments=(),
+        submitted_at="",
+        price_per_h=3600.0,
+        spent=60.0,
+        states=(state("running", 0),),
+    )
     assert spent_of(launch) == 60
     assert spent_of(launch, [event("progress", 100)]) == pytest.approx(100)
     assert spent_of(replace(launch, states=(*launch.states, state("stopped", 110)))) == 60

@@ -172,10 +172,12 @@ def base_image(
         return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(content)}
 
     config = {
-        "architecture": "amd64", "os": "linux", "config": {"Env": ["PATH=/usr/local/bin:/usr/bin", "A=b"]},
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Env": ["PATH=/usr/local/bin:/usr/bin", "A=b"]},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(stream.getvalue()).hexdigest()}"]},
         "history": [{"created_by": "made by hand"}],
-    }  # fmt: skip
+    }
     part = put(layer, changes.get("layer_type", f"{LAYER}+gzip"))
     config = changes.get("config", config)
     named = put(json.dumps(config).encode(), "application/vnd.oci.image.config.v1+json")
@@ -251,14 +253,20 @@ def test_an_index_of_another_form_is_refused(job: tuple[Path, Entry], place: Pat
         build_image(*job, place / "image.tar", ImageOptions(base=base))
 
 
-@given(st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-        st.sampled_from(["config", "rootfs", "diff_ids", "history", "Env", "layers", "digest", "size"]), inner,
-        max_size=4,
-    ),
-    max_leaves=8,
-))  # fmt: skip
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["config", "rootfs", "diff_ids", "history", "Env", "layers", "digest", "size"]),
+                inner,
+                max_size=4,
+            )
+        ),
+        max_leaves=8,
+    )
+)
 def test_documents_of_any_form_are_read_or_refused(document: Any) -> None:
     """A manifest and a configuration from elsewhere raise nothing but the documented error."""
     for name in ("manifest", "config"):

@@ -61,8 +61,10 @@ def test_the_first_to_finish_comes_first_whatever_its_sticker() -> None:
 
 def test_an_unknown_start_is_ranked_after_known_ones() -> None:
     """It may be tomorrow; where money counts, the start does not."""
-    open_end, known = priced(1, text="fake:open", price_per_h=1.0), priced(2, text="fake:known", price_per_h=1.0,
-                                                                          starts_in_s=0.0)  # fmt: skip
+    open_end, known = (
+        priced(1, text="fake:open", price_per_h=1.0),
+        priced(2, text="fake:known", price_per_h=1.0, starts_in_s=0.0),
+    )
     order = ranked([open_end, known], PlanLimits(), None)
     assert [one.text for one in order] == ["fake:known", "fake:open"]
     assert order[1].why.startswith("its start is unknown")
@@ -72,9 +74,10 @@ def test_an_unknown_start_is_ranked_after_known_ones() -> None:
 def test_limits_are_kept_and_an_unknown_price_keeps_none() -> None:
     """What breaks them comes last, with the figure that does."""
     offers = [
-        priced(10, text="fake:dear", price_per_h=4.0), priced(1, text="fake:free", price_per_h=0.0),
+        priced(10, text="fake:dear", price_per_h=4.0),
+        priced(1, text="fake:free", price_per_h=0.0),
         priced(1, text="fake:secret"),
-    ]  # fmt: skip
+    ]
     by_text = {one.text: one.problem for one in ranked(offers, PlanLimits(max_cost_usd=5.0), None)}
     assert by_text["fake:free"] == ""
     assert by_text["fake:dear"] == "costs $40.00, over $5.00"
@@ -96,10 +99,18 @@ def test_preemptions_and_transfer_take_time() -> None:
 def test_earlier_runs_correct_the_next_estimate(place: Path) -> None:
     """Two runs there took half as long again as forecast, and waited; one alone changes nothing."""
     for number, ratio in enumerate((1.4, 1.6), start=1):
-        place_history().append(PlaceRun(
-            place="fake:box", word="fake:box/l4", run=f"r{number}", at="2026-11-25T10:00:00+00:00",
-            queue_s=100.0 * number, first_update_s=20.0, forecast_s=100.0, measured_s=100.0 * ratio,
-        ))  # fmt: skip
+        place_history().append(
+            PlaceRun(
+                place="fake:box",
+                word="fake:box/l4",
+                run=f"r{number}",
+                at="2026-11-25T10:00:00+00:00",
+                queue_s=100.0 * number,
+                first_update_s=20.0,
+                forecast_s=100.0,
+                measured_s=100.0 * ratio,
+            )
+        )
         if number == 1:
             assert lessons_of("fake:box").ratio == 1.0
     lessons = lessons_of("fake:box")
@@ -154,17 +165,26 @@ def test_clouds_are_ranked_by_what_the_run_costs_there(place: Path, sky: Path, m
     monkeypatch.setattr(place_offers, "on_one", on_one)
     found = offers("sky:any")
     assert [(one["text"], one["sticker"]) for one in found] == [
-        ("sky:lambda/1xh100", 4), ("sky:lambda/1xa10", 1), ("sky:lambda/1xl4", 2), ("sky:aws/1xl4", 3)
-    ]  # fmt: skip
+        ("sky:lambda/1xh100", 4),
+        ("sky:lambda/1xa10", 1),
+        ("sky:lambda/1xl4", 2),
+        ("sky:aws/1xl4", 3),
+    ]
     assert found[0]["cost"]["value"] == pytest.approx(2.49 * (1.5 + STARTING_S / HOUR_S))
     assert found[0]["starts_in_s"] == STARTING_S
     spot = offers("sky:any/l4:spot")[0]
     lost_s = 10 * PREEMPTED_PER_H * (STARTING_S + 300)
     assert spot["cost"]["value"] == pytest.approx(0.3 * (10 + (STARTING_S + lost_s) / HOUR_S))
     for number in range(2):
-        place_history().append(PlaceRun(
-            place="sky:lambda", word="sky:lambda", run=f"r{number}", at="2026-11-25T10:00:00+00:00", queue_s=900.0,
-        ))  # fmt: skip
+        place_history().append(
+            PlaceRun(
+                place="sky:lambda",
+                word="sky:lambda",
+                run=f"r{number}",
+                at="2026-11-25T10:00:00+00:00",
+                queue_s=900.0,
+            )
+        )
     learned = offers("sky:lambda/h100")[0]
     assert learned["starts_in_s"] == 900.0
     assert "median of 2 earlier runs" in learned["why"]

@@ -34,9 +34,12 @@ from tests.launching.fake_ray import NODES, FakeRay
 class TestConformance(LauncherConformance):
     launcher = LAUNCHER
     words = {  # noqa: RUF012 - a test's table
-        "head": (1, 1, ""), "head:8265/4": (1, 4, ""), "http://head:8265/4xa100": (1, 4, "a100"),
-        "https://ray.example.com/cpu": (1, 1, "cpu"), "[::1]:8265/2": (1, 2, ""),
-    }  # fmt: skip
+        "head": (1, 1, ""),
+        "head:8265/4": (1, 4, ""),
+        "http://head:8265/4xa100": (1, 4, "a100"),
+        "https://ray.example.com/cpu": (1, 1, "cpu"),
+        "[::1]:8265/2": (1, 2, ""),
+    }
     bad_words = ("", "head:port", "head/0", "ftp://head", "head/2x", "he ad", "head/2x4xa100")
     environments = ({},)
     unreachable = {"url": "http://127.0.0.1:9", "job": "x-1", "directory": "~/.stoker/runs/x"}  # noqa: RUF012 - likewise
@@ -49,11 +52,16 @@ def submission(head: FakeRay, folder: Path, **changes: Any) -> Submission:
     job.parent.mkdir(exist_ok=True)
     job.write_text(BLOBS)
     settings: dict[str, Any] = {
-        "run": "blobs-1a2b3c", "target": LAUNCHER.parse(f"{head.word}/cpu"),
-        "code": code_bundle(job, {"blobs.py": BLOBS}, [], ()), "stoker": stoker_bundle(), "job_file": "blobs.py",
-        "arguments": ("--set", "epochs=4000", "--threads", "1"), "environment": sys.executable,
-        "owner": "me@here:/runs", "options": {"root": str(folder / "root")},
-    }  # fmt: skip
+        "run": "blobs-1a2b3c",
+        "target": LAUNCHER.parse(f"{head.word}/cpu"),
+        "code": code_bundle(job, {"blobs.py": BLOBS}, [], ()),
+        "stoker": stoker_bundle(),
+        "job_file": "blobs.py",
+        "arguments": ("--set", "epochs=4000", "--threads", "1"),
+        "environment": sys.executable,
+        "owner": "me@here:/runs",
+        "options": {"root": str(folder / "root")},
+    }
     return Submission(**settings | changes)
 
 

@@ -33,8 +33,12 @@ def shipped(home: Path, bundle: Bundle, **options: str) -> Path:
     """Send a run with that data; its folder at the place."""
     code, stoker = (Bundle(kind=kind, name=kind, files=()) for kind in ("code", "stoker"))
     target = LaunchTarget(text="ssh:box", kind="ssh", address="box")
-    ship(LocalLine(), Submission(run="blobs", target=target, code=code, stoker=stoker, data=(bundle,),
-                                 job_file="blobs.py", options=options))  # fmt: skip
+    ship(
+        LocalLine(),
+        Submission(
+            run="blobs", target=target, code=code, stoker=stoker, data=(bundle,), job_file="blobs.py", options=options
+        ),
+    )
     return home / ".stoker" / bundle.folder
 
 

@@ -39,10 +39,16 @@ def test_the_catalogue_is_read_as_skypilot_keeps_it(sky: Path, tmp_path: Path) -
     """On demand and spot, accelerators alone, under the names of the catalogue here; its day is known."""
     offers, source = read_catalogue(tmp_path / "runtime/.sky/catalogs/v8")
     assert {(one.cloud, one.device, one.count, one.is_spot) for one in offers} == {
-        ("aws", "l4", 1, False), ("aws", "l4", 1, True), ("aws", "a100-40", 8, False), ("aws", "a100-40", 8, True),
-        ("aws", "h100", 8, False), ("aws", "h100", 8, True), ("lambda", "h100", 1, False), ("lambda", "a10", 1, False),
+        ("aws", "l4", 1, False),
+        ("aws", "l4", 1, True),
+        ("aws", "a100-40", 8, False),
+        ("aws", "a100-40", 8, True),
+        ("aws", "h100", 8, False),
+        ("aws", "h100", 8, True),
+        ("lambda", "h100", 1, False),
+        ("lambda", "a10", 1, False),
         ("lambda", "l4", 1, False),
-    }  # fmt: skip
+    }
     assert source.startswith("SkyPilot's catalogue of 20")
     with pytest.raises(PlaceFailed, match="no catalogue of gcp"):
         read_catalogue(tmp_path / "runtime/.sky/catalogs/v8", clouds=("gcp",))
@@ -52,13 +58,16 @@ def test_offers_are_the_word_at_its_highest_price_and_the_cheapest_machine_of_ea
     """So that a limit of money holds whichever machine SkyPilot takes."""
     found = LAUNCHER.offers(Request(target=LAUNCHER.parse("any/l4")))
     assert [(one.text, one.price_per_h) for one in found] == [
-        ("sky:any/l4", 0.8048), ("sky:lambda/1xl4", 0.79), ("sky:aws/1xl4", 0.8048)
-    ]  # fmt: skip
+        ("sky:any/l4", 0.8048),
+        ("sky:lambda/1xl4", 0.79),
+        ("sky:aws/1xl4", 0.8048),
+    ]
     assert "the dearest of 2" in found[0].price_source
     spot = LAUNCHER.offers(Request(target=LAUNCHER.parse("any/l4:spot")))
     assert [(one.text, one.price_per_h, one.preempted_per_h) for one in spot] == [
-        ("sky:any/l4:spot", 0.3, PREEMPTED_PER_H), ("sky:aws/1xl4:spot", 0.3, PREEMPTED_PER_H)
-    ]  # fmt: skip
+        ("sky:any/l4:spot", 0.3, PREEMPTED_PER_H),
+        ("sky:aws/1xl4:spot", 0.3, PREEMPTED_PER_H),
+    ]
     assert LAUNCHER.probe(LAUNCHER.parse("any/l4"), {}).facts["SkyPilot"] == "0.14.1"
     assert LAUNCHER.probe(LAUNCHER.parse("any/3xl4"), {}).missing
 
@@ -118,11 +127,18 @@ def test_data_that_no_machine_of_a_cloud_has_are_refused(sky: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "phase"),
     [
-        ("PENDING", "queued"), ("STARTING", "queued"), ("RUNNING", "starting"), ("RECOVERING", "preempted"),
-        ("CANCELLED", "stopped"), ("SUCCEEDED", "finished"), ("FAILED_NO_RESOURCE", "failed"), ("FAILED", "failed"),
-        ("FAILED_CONTROLLER", "lost"), ("SOMETHING_NEW", "failed"),
+        ("PENDING", "queued"),
+        ("STARTING", "queued"),
+        ("RUNNING", "starting"),
+        ("RECOVERING", "preempted"),
+        ("CANCELLED", "stopped"),
+        ("SUCCEEDED", "finished"),
+        ("FAILED_NO_RESOURCE", "failed"),
+        ("FAILED", "failed"),
+        ("FAILED_CONTROLLER", "lost"),
+        ("SOMETHING_NEW", "failed"),
     ],
-)  # fmt: skip
+)
 def test_states_of_skypilot_have_their_meaning(sky: Path, status: str, phase: str) -> None:
     """With the reason that SkyPilot gives as evidence."""
     job_is(sky, status, failure_reason="no L4 in 12 regions", recovery_count=2, end_at=BEGAN_S)

@@ -73,10 +73,15 @@ def submission(tmp_path: Path, on: str = "low/2x2xcpu", **more: Any) -> Submissi
     files = (TreeFile.of_bytes("job.py", b"def job(): ...\n"),)
     bundle = Bundle(kind="code", name="job.py", files=files)
     given: dict[str, Any] = {
-        "run": "digits-1", "target": LAUNCHER.parse(on), "code": bundle, "job_file": "job.py",
-        "owner": "me@here:/runs/1", "stoker": dataclasses.replace(bundle, kind="stoker"), "environment": "python3",
+        "run": "digits-1",
+        "target": LAUNCHER.parse(on),
+        "code": bundle,
+        "job_file": "job.py",
+        "owner": "me@here:/runs/1",
+        "stoker": dataclasses.replace(bundle, kind="stoker"),
+        "environment": "python3",
         "options": {"root": str(tmp_path / "root")},
-    }  # fmt: skip
+    }
     return Submission(**(given | more))
 
 
@@ -85,9 +90,15 @@ def handle_in(tmp_path: Path, **more: Any) -> dict[str, Any]:
     directory = tmp_path / "root" / "runs" / "digits-1"
     (directory / "launch").mkdir(parents=True, exist_ok=True)
     return {
-        "host": "", "job": "3", "directory": str(directory), "root": str(tmp_path / "root"), "run": "digits-1",
-        "submitted_at": "2026-11-25T22:46:00.000+00:00", "owner": "me@here:/runs/1", **more,
-    }  # fmt: skip
+        "host": "",
+        "job": "3",
+        "directory": str(directory),
+        "root": str(tmp_path / "root"),
+        "run": "digits-1",
+        "submitted_at": "2026-11-25T22:46:00.000+00:00",
+        "owner": "me@here:/runs/1",
+        **more,
+    }
 
 
 class TestConformance(LauncherConformance):
@@ -101,9 +112,13 @@ class TestConformance(LauncherConformance):
         for node in range(2)
     ]
     unreachable: ClassVar = {
-        "host": "nobody@127.0.0.1:1", "job": "7", "directory": "/nowhere", "root": "/nowhere", "run": "x",
+        "host": "nobody@127.0.0.1:1",
+        "job": "7",
+        "directory": "/nowhere",
+        "root": "/nowhere",
+        "run": "x",
         "submitted_at": "",
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
@@ -203,9 +218,18 @@ def run_batch(
 
 @pytest.mark.parametrize(
     ("code", "is_stopped", "is_requeued"),
-    [(0, False, False), (4, False, False), (2, False, False), (75, False, True), (130, False, True), (143, False, True),
-     (130, True, False), (75, True, False), (124, False, False)],
-)  # fmt: skip
+    [
+        (0, False, False),
+        (4, False, False),
+        (2, False, False),
+        (75, False, True),
+        (130, False, True),
+        (143, False, True),
+        (130, True, False),
+        (75, True, False),
+        (124, False, False),
+    ],
+)
 def test_the_batch_shell_requeues_what_saved_and_keeps_other_exit_codes(
     tmp_path: Path, fake: FakeSlurm, code: int, is_stopped: bool, is_requeued: bool
 ) -> None:
@@ -231,10 +255,18 @@ def test_the_script_can_be_read_and_has_what_people_look_for(tmp_path: Path) -> 
     text = LAUNCHER.script(submission(tmp_path, on="gpu/2x4xa100:qos=high", time_limit_s=7200.0, secrets=("API_NAME",)))
     directory = f"{tmp_path}/root/runs/digits-1"
     for line in (
-        "#SBATCH --job-name=digits-1", "#SBATCH --partition=gpu", "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1",
-        "#SBATCH --gres=gpu:a100:4", "#SBATCH --time=02:00:00", "#SBATCH --qos=high", "#SBATCH --requeue",
-        "#SBATCH --open-mode=append", "#SBATCH --signal=TERM@90", f"#SBATCH --output={directory}/launch/slurm-%j.log",
-    ):  # fmt: skip
+        "#SBATCH --job-name=digits-1",
+        "#SBATCH --partition=gpu",
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --gres=gpu:a100:4",
+        "#SBATCH --time=02:00:00",
+        "#SBATCH --qos=high",
+        "#SBATCH --requeue",
+        "#SBATCH --open-mode=append",
+        "#SBATCH --signal=TERM@90",
+        f"#SBATCH --output={directory}/launch/slurm-%j.log",
+    ):
         assert line in text.splitlines()
     assert "API_NAME" not in text
 
@@ -251,9 +283,17 @@ def test_a_setting_of_two_lines_stays_a_comment(tmp_path: Path) -> None:
 def host_state(phase: Any, at: str, **more: Any) -> HostState:
     """What host 0 wrote."""
     return HostState(
-        host=0, hostname="n1", pid=1, began=1, boot="", phase=phase, why=f"is {phase}", at=at,
-        submitted_at="2026-11-25T22:46:00.000+00:00", **more,
-    )  # fmt: skip
+        host=0,
+        hostname="n1",
+        pid=1,
+        began=1,
+        boot="",
+        phase=phase,
+        why=f"is {phase}",
+        at=at,
+        submitted_at="2026-11-25T22:46:00.000+00:00",
+        **more,
+    )
 
 
 def running(**more: Any) -> SlurmJob:
@@ -271,20 +311,35 @@ def running(**more: Any) -> SlurmJob:
         (running(), [host_state("running", "2026-11-25T22:46:20+00:00")], False, "running", "is running"),
         (running(), [host_state("running", "2026-11-25T22:46:39+00:00")], True, "saving", "asked to save"),
         (running(preempted_at="now"), [host_state("running", "2026-11-25T22:46:39+00:00")], False, "preempted", "node"),
-        (running(state="FAILED", exit_code=4), [host_state("failed", "2026-11-25T22:46:39+00:00", evidence="boom")],
-         False, "failed", "is failed"),
+        (
+            running(state="FAILED", exit_code=4),
+            [host_state("failed", "2026-11-25T22:46:39+00:00", evidence="boom")],
+            False,
+            "failed",
+            "is failed",
+        ),
         (running(state="FAILED", exit_code=130), [], True, "stopped", "saved and left, as asked"),
-        (running(state="FAILED", exit_code=130), [host_state("stopped", "2026-11-25T22:46:39+00:00", exit_code=124)],
-         True, "stopped", "is stopped"),  # its limit is over: the mark that stops the other hosts is not the user's
-        (running(state="FAILED", exit_code=124), [host_state("stopped", "2026-11-25T22:46:39+00:00", exit_code=124)],
-         False, "stopped", "is stopped"),
+        (
+            running(state="FAILED", exit_code=130),
+            [host_state("stopped", "2026-11-25T22:46:39+00:00", exit_code=124)],
+            True,
+            "stopped",
+            "is stopped",
+        ),  # its limit is over: the mark that stops the other hosts is not the user's
+        (
+            running(state="FAILED", exit_code=124),
+            [host_state("stopped", "2026-11-25T22:46:39+00:00", exit_code=124)],
+            False,
+            "stopped",
+            "is stopped",
+        ),
         (running(state="COMPLETED"), [], False, "finished", "trained"),
         (None, [host_state("finished", "2026-11-25T22:46:39+00:00", exit_code=0)], False, "finished", "is finished"),
         (None, [host_state("running", "2026-11-25T22:46:39+00:00")], False, "unknown", "sign of life"),
         (None, [host_state("running", "2026-11-25T20:00:00+00:00")], False, "lost", "does not know"),
         (None, [], False, "lost", "does not know"),
     ],
-)  # fmt: skip
+)
 def test_the_scheduler_and_the_hosts_make_one_state(
     job: SlurmJob | None, hosts: list[HostState], is_stopped: bool, phase: str, why: str
 ) -> None:
@@ -458,10 +513,22 @@ def test_variables_of_the_user_do_not_change_what_the_script_states(
 ) -> None:
     """For sbatch a variable wins over the script: it sees those alone whose option the script leaves open."""
     for name, value in {
-        "ACCOUNT": "other", "QOS": "high", "MEM_PER_CPU": "1G", "PARTITION": "cpu", "TIMELIMIT": "5", "GRES": "gpu:1",
-        "GPUS": "1", "SIGNAL": "B:USR1@120", "NO_REQUEUE": "1", "EXPORT": "NONE", "JOB_NAME": "x", "ARRAY_INX": "0-3",
-        "OPEN_MODE": "truncate", "OUTPUT": "x.log", "WAIT": "1",
-    }.items():  # fmt: skip
+        "ACCOUNT": "other",
+        "QOS": "high",
+        "MEM_PER_CPU": "1G",
+        "PARTITION": "cpu",
+        "TIMELIMIT": "5",
+        "GRES": "gpu:1",
+        "GPUS": "1",
+        "SIGNAL": "B:USR1@120",
+        "NO_REQUEUE": "1",
+        "EXPORT": "NONE",
+        "JOB_NAME": "x",
+        "ARRAY_INX": "0-3",
+        "OPEN_MODE": "truncate",
+        "OUTPUT": "x.log",
+        "WAIT": "1",
+    }.items():
         monkeypatch.setenv(f"SBATCH_{name}", value)
     fake.says("sbatch", "3\n")
     (fake.folder / "sbatch").write_text(f'#!/bin/sh\nenv > "{tmp_path}/environment"\necho 3\n')

@@ -197,19 +197,28 @@ def test_a_limit_is_never_shorter_than_asked_for(seconds: float) -> None:
 @pytest.mark.parametrize(
     ("said", "kind", "words"),
     [
-        ("sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
-         PlaceFailed, "the account ml may not use partition gpu"),
+        (
+            "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
+            PlaceFailed,
+            "the account ml may not use partition gpu",
+        ),
         ("sbatch: error: Batch job submission failed: Invalid partition name specified", PlaceFailed, "no partition"),
         ("sbatch: error: Batch job submission failed: Invalid qos specification", PlaceFailed, "the QoS (default)"),
-        ("sbatch: error: Batch job submission failed: Requested node configuration is not available", PlaceFailed,
-         "has no nodes with what is asked for"),
+        (
+            "sbatch: error: Batch job submission failed: Requested node configuration is not available",
+            PlaceFailed,
+            "has no nodes with what is asked for",
+        ),
         ("sh: 1: sinfo: not found", PlaceFailed, "commands were not found"),
         ("slurm_load_jobs error: Socket timed out on send/recv operation", PlaceUnreachable, "slurmctld does not"),
-        ("slurm_load_partitions: Unable to contact slurm controller (connect failure)", PlaceUnreachable,
-         "slurmctld does not answer"),
+        (
+            "slurm_load_partitions: Unable to contact slurm controller (connect failure)",
+            PlaceUnreachable,
+            "slurmctld does not answer",
+        ),
         (MUNGE, PlaceUnreachable, "munge, which authenticates, does not answer"),
     ],
-)  # fmt: skip
+)
 def test_refusals_are_sentences_and_silence_is_told_from_them(said: str, kind: type, words: str) -> None:
     """Who does not answer is unreachable, and nothing follows from that; who refuses has a reason."""
     error = refusal(said, "login1", {"account": "ml", "partition": "gpu"})

@@ -18,17 +18,23 @@ __all__ = ["fake_ssh"]
 class TestConformance(LauncherConformance):
     launcher = LAUNCHER
     words = {  # noqa: RUF012 - a test's table
-        "box": (1, 1, ""), "me@box:2222": (1, 1, ""), "a,me@b/2xcpu": (2, 2, "cpu"), "box/4xa100": (1, 4, "a100"),
+        "box": (1, 1, ""),
+        "me@box:2222": (1, 1, ""),
+        "a,me@b/2xcpu": (2, 2, "cpu"),
+        "box/4xa100": (1, 4, "a100"),
         "box/here": (1, 1, ""),
-    }  # fmt: skip
+    }
     bad_words = ("", "box/", "box/0xcpu", "a,,b", "a,a", "-oProxyCommand=x", "box/2x", "me@box:port", "a/2x8xh100")
     environments = (
         {"STOKER_HOST": "0", "STOKER_HOSTS": "1"},
         {"STOKER_HOST": "1", "STOKER_HOSTS": "2", "STOKER_MASTER": "10.0.0.1", "STOKER_PORT": "4711"},
     )
     unreachable = {  # noqa: RUF012 - likewise
-        "hosts": ["127.0.0.1:1"], "directory": "/nowhere", "python": "python3", "stoker": "/nowhere",
-    }  # fmt: skip
+        "hosts": ["127.0.0.1:1"],
+        "directory": "/nowhere",
+        "python": "python3",
+        "stoker": "/nowhere",
+    }
 
 
 def test_a_host_has_no_price_that_a_limit_could_be_kept_by() -> None:

@@ -110,9 +110,16 @@ def added(folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
 def test_layouts_without_added_axes_are_stored_as_ever() -> None:
     """So that plan files and runs of earlier versions and this one are read by both."""
     assert to_json(Layout(shards=4, reshard=False)) == {
-        "record": "Layout", "schema": 1, "replicas": 1, "shards": 4, "tensor": 1, "stages": 1, "reshard": False,
-        "sequence": False, "schedule": "1f1b",
-    }  # fmt: skip
+        "record": "Layout",
+        "schema": 1,
+        "replicas": 1,
+        "shards": 4,
+        "tensor": 1,
+        "stages": 1,
+        "reshard": False,
+        "sequence": False,
+        "schedule": "1f1b",
+    }
 
 
 def test_an_added_layout_has_a_name_and_is_stored() -> None:

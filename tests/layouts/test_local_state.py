@@ -78,6 +78,7 @@ def test_gloo_keeps_several_copies_of_what_it_gathers() -> None:
     """More where blocks are gathered twice; none without shards."""
     gathered = sum(sharding_groups(PARTS, Layout(shards=2)))
     assert REPLICAS.message_bytes(PARTS, Layout(replicas=2), is_on_cpu=True) == 0
-    kept, freed = (SHARDS.message_bytes(PARTS, Layout(shards=2, reshard=reshard), is_on_cpu=True)
-                   for reshard in (False, True))  # fmt: skip
+    kept, freed = (
+        SHARDS.message_bytes(PARTS, Layout(shards=2, reshard=reshard), is_on_cpu=True) for reshard in (False, True)
+    )
     assert gathered < kept < freed

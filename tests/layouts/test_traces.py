@@ -96,10 +96,11 @@ def test_a_checkpointed_block_sums_again_what_it_computes_again() -> None:
     again = [
         (saving.operations[before.operation], divided.operations[after.operation])
         for before, after in zip(saving.occurrences, divided.occurrences, strict=True)
-        if before.phase == "backward" and saving.modules[before.module].endswith("attention.out")
+        if before.phase == "backward"
+        and saving.modules[before.module].endswith("attention.out")
         and (before.module, before.operation) in tensor._forward_operations(saving)
         and saving.operations[before.operation].name in PRODUCTS
-    ]  # fmt: skip
+    ]
     assert len(again) == len(parts.blocks)
     assert all(after.outputs == before.outputs and after.flops == before.flops // 2 for before, after in again)
 

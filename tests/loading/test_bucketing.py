@@ -37,10 +37,15 @@ class Words(torch.utils.data.Dataset):
 def job_of(sizes: list[int], **changes: Any) -> stoker.Job:
     """A job on words of these lengths, bucketed."""
     settings_: dict[str, Any] = {
-        "model": lambda: nn.Linear(1, 1), "data": Words(sizes), "loss": "mse", "optimizer": stoker.SGD(lr=0.1),
-        "batch": 4, "until": stoker.epochs(1), "sampling": stoker.lengths.bucketed(window=3),
+        "model": lambda: nn.Linear(1, 1),
+        "data": Words(sizes),
+        "loss": "mse",
+        "optimizer": stoker.SGD(lr=0.1),
+        "batch": 4,
+        "until": stoker.epochs(1),
+        "sampling": stoker.lengths.bucketed(window=3),
         "fields": stoker.Fields(collate=stoker.lengths.padded(-1)),
-    }  # fmt: skip
+    }
     return stoker.Job(**(settings_ | changes))
 
 

@@ -19,8 +19,13 @@ from tests.loading.data import Noisy, Squares
 def job(**changes) -> Job:
     """A job over ten samples."""
     settings = {
-        "model": object, "data": Squares(10), "loss": "mse", "optimizer": SGD(lr=0.1), "batch": 4, "until": epochs(1),
-    }  # fmt: skip
+        "model": object,
+        "data": Squares(10),
+        "loss": "mse",
+        "optimizer": SGD(lr=0.1),
+        "batch": 4,
+        "until": epochs(1),
+    }
     return Job(**settings | changes)
 
 

@@ -47,14 +47,18 @@ def is_equal(one: Any, other: Any) -> bool:
         (Fields(), {"y": Y, "x": X}, ((X,), {}), Y),
         (Fields(), {"ids": X, "mask": MASK, "labels": Y}, ((), {"ids": X, "mask": MASK}), Y),
         (Fields(inputs="ids"), {"ids": X, "mask": MASK, "labels": Y}, ((X,), {}), Y),
-        (Fields(inputs=["mask", "ids"], target="labels"), {"ids": X, "mask": MASK, "labels": Y},
-         ((), {"mask": MASK, "ids": X}), Y),
+        (
+            Fields(inputs=["mask", "ids"], target="labels"),
+            {"ids": X, "mask": MASK, "labels": Y},
+            ((), {"mask": MASK, "ids": X}),
+            Y,
+        ),
         (Fields(target="mask"), {"ids": X, "mask": MASK}, ((X,), {}), MASK),
         (Fields(), {"ids": X}, ((X,), {}), None),
         (Fields(), UserDict(ids=X, label=Y), ((X,), {}), Y),
         (Fields(inputs=0, target=1), {0: X, 1: Y}, ((X,), {}), Y),
     ],
-)  # fmt: skip
+)
 def test_inputs_and_target_are_found(fields: Fields, content: Any, called: Any, target: Any) -> None:
     """One input goes by position, several by position (tuple) or by name (dict); the target is the usual entry."""
     assert is_equal(fields.call(seen, content), called)
@@ -123,9 +127,13 @@ def batch_of(shape: str, size: int) -> Any:
     """A batch of `size` samples, as collate functions make them."""
     x, y = torch.arange(size * 2).view(size, 2), torch.arange(size)
     return {
-        "tuple": (x, y), "list": [x, y], "dict": {"x": x, "y": y}, "named": Pair(x, y), "tensor": x,
+        "tuple": (x, y),
+        "list": [x, y],
+        "dict": {"x": x, "y": y},
+        "named": Pair(x, y),
+        "tensor": x,
         "nested": [{"ids": x, "mask": [x, x]}, y],
-    }[shape]  # fmt: skip
+    }[shape]
 
 
 @given(SHAPES, st.integers(1, 6), st.data())

@@ -43,9 +43,14 @@ class Source:
 def job_of(data: Any, **changes: Any) -> stoker.Job:
     """A job on this data."""
     return stoker.Job(
-        model=lambda: nn.Linear(2, 4), data=data, loss="cross_entropy", optimizer=stoker.SGD(lr=1), batch=2,
-        until=stoker.epochs(1), **changes,
-    )  # fmt: skip
+        model=lambda: nn.Linear(2, 4),
+        data=data,
+        loss="cross_entropy",
+        optimizer=stoker.SGD(lr=1),
+        batch=2,
+        until=stoker.epochs(1),
+        **changes,
+    )
 
 
 def found(data: Any, given_targets: Any = None, **changes: Any) -> Labels:

@@ -43,21 +43,32 @@ def test_each_entry_may_have_padding_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("loss", "pad", "filled"),
     [
-        ("token_cross_entropy", 0, -100), ("cross_entropy", 7, -100), ("token_cross_entropy", {"x": 7}, -100),
-        (torch.nn.CrossEntropyLoss(ignore_index=3), 0, 3), ("token_cross_entropy", {"labels": 7}, 7),
-        (F.cross_entropy, 0, -100), (functools.partial(F.cross_entropy, ignore_index=255), 0, 255),
-        ("mse", 0, 0), ("binary_cross_entropy", 0, 0), (lambda output, target: output.mean(1), 7, 7),
+        ("token_cross_entropy", 0, -100),
+        ("cross_entropy", 7, -100),
+        ("token_cross_entropy", {"x": 7}, -100),
+        (torch.nn.CrossEntropyLoss(ignore_index=3), 0, 3),
+        ("token_cross_entropy", {"labels": 7}, 7),
+        (F.cross_entropy, 0, -100),
+        (functools.partial(F.cross_entropy, ignore_index=255), 0, 255),
+        ("mse", 0, 0),
+        ("binary_cross_entropy", 0, 0),
+        (lambda output, target: output.mean(1), 7, 7),
     ],
-)  # fmt: skip
+)
 def test_targets_are_padded_with_what_the_loss_ignores(loss: Any, pad: Any, filled: int) -> None:
     """Unless the user says otherwise; nothing is known of another loss, and other entries are as they were."""
     samples = [{"x": [1, 2], "labels": [1, 2]}, {"x": [3], "labels": [4]}]
     pairs = [tuple(sample.values()) for sample in samples]
     for data in (samples, pairs) if not isinstance(pad, dict) else (samples,):
         job = stoker.Job(
-            model=object, data=data, loss=loss, optimizer=stoker.SGD(lr=0.1), batch=2, until=stoker.epochs(1),
+            model=object,
+            data=data,
+            loss=loss,
+            optimizer=stoker.SGD(lr=0.1),
+            batch=2,
+            until=stoker.epochs(1),
             fields=stoker.Fields(collate=stoker.lengths.padded(pad)),
-        )  # fmt: skip
+        )
         batch = datasets_of(job).train.fetch(np.arange(2), 0)
         inputs, targets = batch.values() if isinstance(batch, dict) else batch
         assert targets.tolist() == [[1, 2], [4, filled]]
@@ -69,9 +80,14 @@ def test_targets_that_are_no_sequences_of_classes_are_left_as_they_are(targets: 
     """Numbers to learn, and one label for each sample."""
     data = [([1, 2], targets[0]), ([3], targets[1])]
     job = stoker.Job(
-        model=object, data=data, loss="cross_entropy", optimizer=stoker.SGD(lr=0.1), batch=2, until=stoker.epochs(1),
+        model=object,
+        data=data,
+        loss="cross_entropy",
+        optimizer=stoker.SGD(lr=0.1),
+        batch=2,
+        until=stoker.epochs(1),
         fields=stoker.Fields(collate=stoker.lengths.padded()),
-    )  # fmt: skip
+    )
     assert -100 not in datasets_of(job).train.fetch(np.arange(2), 0)[1]
     alone = datasets_of(dataclasses.replace(job, data=[[1, 2], [3]])).train.fetch(np.arange(2), 0)
     assert alone.tolist() == [[1, 2], [3, 0]]
@@ -82,10 +98,14 @@ def test_a_target_that_is_an_input_too_is_padded_like_one(inputs: Any) -> None:
     """An embedding has no row -100."""
     data = [{"tokens": [1, 2], "kind": 0}, {"tokens": [3], "kind": 1}]
     job = stoker.Job(
-        model=object, data=data, loss="token_cross_entropy", optimizer=stoker.SGD(lr=0.1), batch=2,
+        model=object,
+        data=data,
+        loss="token_cross_entropy",
+        optimizer=stoker.SGD(lr=0.1),
+        batch=2,
         until=stoker.epochs(1),
         fields=stoker.Fields(inputs=inputs, target="tokens", collate=stoker.lengths.padded(7)),
-    )  # fmt: skip
+    )
     assert datasets_of(job).train.fetch(np.arange(2), 0)["tokens"].tolist() == [[1, 2], [3, 7]]
 
 

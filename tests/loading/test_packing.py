@@ -37,10 +37,14 @@ class Documents(torch.utils.data.Dataset):
 def job_of(data: Any, into: int = 12, **changes: Any) -> stoker.Job:
     """A job on these documents, packed."""
     settings_: dict[str, Any] = {
-        "model": lambda: nn.Linear(1, 1), "data": data, "loss": "token_cross_entropy",
-        "optimizer": stoker.SGD(lr=0.1), "batch": 3, "until": stoker.epochs(1),
+        "model": lambda: nn.Linear(1, 1),
+        "data": data,
+        "loss": "token_cross_entropy",
+        "optimizer": stoker.SGD(lr=0.1),
+        "batch": 3,
+        "until": stoker.epochs(1),
         "sampling": stoker.lengths.packed(into, pad=-1, ignored=-5),
-    }  # fmt: skip
+    }
     return stoker.Job(**(settings_ | changes))
 
 

@@ -82,11 +82,16 @@ def padded(items: list[Any]) -> Any:
 @pytest.mark.parametrize(
     "data",
     [
-        (X, Y), (X.numpy(), Y.numpy()), (X, list(range(10))), {0: X, 1: Y.numpy()},
-        torch.utils.data.TensorDataset(X, Y), list(zip(X, Y, strict=True)), Source(),
+        (X, Y),
+        (X.numpy(), Y.numpy()),
+        (X, list(range(10))),
+        {0: X, 1: Y.numpy()},
+        torch.utils.data.TensorDataset(X, Y),
+        list(zip(X, Y, strict=True)),
+        Source(),
     ],
     ids=["tensors", "numpy", "list", "dict", "TensorDataset", "list of samples", "source"],
-)  # fmt: skip
+)
 def test_data_of_every_kind_give_their_rows(data: Any) -> None:
     """Indices of a batch may repeat and need no order; entry 1 is the label."""
     found = as_samples(data, what="data")
@@ -159,7 +164,7 @@ def test_a_read_only_array_is_taken_without_a_word(tmp_path) -> None:
         ((X, np.array([object()] * 10)), "data[1] cannot be a tensor"),
         ({"x": X, "words": ["a"] * 10}, "data['words'] cannot be a tensor"),
     ],
-)  # fmt: skip
+)
 def test_data_that_cannot_be_used_are_refused(data: Any, problem: str) -> None:
     """What is wrong with which part, with the numbers."""
     with pytest.raises(BadJob, match=re.escape(problem)):
@@ -202,13 +207,22 @@ def test_random_draws_are_keyed_by_epoch_and_index() -> None:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ((X, Y), (X, Y.flip(0))), ((X, Y), (Y, X)), ((X, Y), {"x": X, "y": Y}), ({"x": X}, {"z": X}),
-        ((X, Y), (X.double(), Y)), ((X, Y), (X[:9], Y[:9])), ((X,), (X.view(10, 1, 2),)), (Squares(10), Squares(11)),
-        (Squares(10), Noisy(10)), (Noisy(10), Labelled(10)),
-        ([(Picture(b"a"), 1)], [(Picture(b"b"), 1)]), ([(np.arange(2), 1)], [(np.arange(2) + 1, 1)]),
-        ([(None, 1)], [(0, 1)]), ([("1", 1)], [(1, 1)]),
+        ((X, Y), (X, Y.flip(0))),
+        ((X, Y), (Y, X)),
+        ((X, Y), {"x": X, "y": Y}),
+        ({"x": X}, {"z": X}),
+        ((X, Y), (X.double(), Y)),
+        ((X, Y), (X[:9], Y[:9])),
+        ((X,), (X.view(10, 1, 2),)),
+        (Squares(10), Squares(11)),
+        (Squares(10), Noisy(10)),
+        (Noisy(10), Labelled(10)),
+        ([(Picture(b"a"), 1)], [(Picture(b"b"), 1)]),
+        ([(np.arange(2), 1)], [(np.arange(2) + 1, 1)]),
+        ([(None, 1)], [(0, 1)]),
+        ([("1", 1)], [(1, 1)]),
     ],
-)  # fmt: skip
+)
 def test_other_data_have_another_fingerprint(one: Any, other: Any) -> None:
     """Content, names, types, shapes, length and kind count; the same data have the same one."""
     found = [as_samples(data, what="data").fingerprint() for data in (one, other, one)]

@@ -25,9 +25,14 @@ def job_of(classes: Any, **changes: Any) -> stoker.Job:
     """A job whose sample i is (i, its class)."""
     classes = torch.as_tensor(classes)
     settings_: dict[str, Any] = {
-        "model": lambda: nn.Linear(1, 9), "data": (torch.arange(float(len(classes)))[:, None], classes),
-        "loss": "cross_entropy", "optimizer": stoker.SGD(lr=0.1), "batch": 8, "until": stoker.epochs(1), "seed": 5,
-    }  # fmt: skip
+        "model": lambda: nn.Linear(1, 9),
+        "data": (torch.arange(float(len(classes)))[:, None], classes),
+        "loss": "cross_entropy",
+        "optimizer": stoker.SGD(lr=0.1),
+        "batch": 8,
+        "until": stoker.epochs(1),
+        "seed": 5,
+    }
     return stoker.Job(**(settings_ | changes))
 
 
@@ -200,8 +205,11 @@ def test_as_many_weights_as_samples() -> None:
 def test_a_class_that_the_holdout_takes_whole_is_said() -> None:
     """It could not be drawn; `stratify` leaves some of each."""
     classes = [0] * 50 + [1]
-    chosen = next(seed for seed in range(200) if datasets_of(job_of(classes, valid=stoker.holdout(0.2, seed=seed)))
-                  .valid.all_of(1).any())  # fmt: skip
+    chosen = next(
+        seed
+        for seed in range(200)
+        if datasets_of(job_of(classes, valid=stoker.holdout(0.2, seed=seed))).valid.all_of(1).any()
+    )
     with pytest.raises(BadJob, match="the holdout leaves no sample of class 1") as caught:
         datasets_of(job_of(classes, valid=stoker.holdout(0.2, seed=chosen), sampling=stoker.sampling.balanced()))
     assert "stratify=True" in caught.value.remedy

@@ -64,9 +64,13 @@ def samples_of(kind: type[Sized], size: int, buffer: int | None = None) -> Strea
 def job_of(data: Any, **changes: Any) -> stoker.Job:
     """A job on this stream."""
     settings_: dict[str, Any] = {
-        "model": lambda: nn.Linear(1, 1), "data": data, "loss": "mse", "optimizer": stoker.SGD(lr=0.1), "batch": 4,
+        "model": lambda: nn.Linear(1, 1),
+        "data": data,
+        "loss": "mse",
+        "optimizer": stoker.SGD(lr=0.1),
+        "batch": 4,
         "until": stoker.epochs(1),
-    }  # fmt: skip
+    }
     return stoker.Job(**(settings_ | changes))
 
 
@@ -276,8 +280,15 @@ def test_every_epoch_begins_where_the_source_was_first_seen(kind: type[Sized]) -
 def test_one_stream_with_a_state_is_not_read_for_two_sets(kind: type[Sized], is_refused: bool) -> None:
     """An evaluation would put it back to its beginning, and training would read on from there."""
     data = kind(8)
-    job = stoker.Job(model=lambda: nn.Linear(2, 1), data=data, valid=stoker.data.stream(data, length=4), loss="mse",
-                     optimizer=stoker.SGD(lr=0.1), batch=2, until=stoker.epochs(1))  # fmt: skip
+    job = stoker.Job(
+        model=lambda: nn.Linear(2, 1),
+        data=data,
+        valid=stoker.data.stream(data, length=4),
+        loss="mse",
+        optimizer=stoker.SGD(lr=0.1),
+        batch=2,
+        until=stoker.epochs(1),
+    )
     if not is_refused:
         assert datasets_of(job).valid is not None
         return

@@ -42,9 +42,11 @@ def extent_with(lengths: list[int], room: int, window: int | None) -> TokenExten
 
 
 EXTENTS = st.builds(
-    extent_with, st.lists(st.integers(1, 30), min_size=1, max_size=50), st.integers(0, 90),
+    extent_with,
+    st.lists(st.integers(1, 30), min_size=1, max_size=50),
+    st.integers(0, 90),
     st.one_of(st.none(), st.integers(1, 4)),
-)  # fmt: skip
+)
 LENGTHS = st.one_of(
     st.builds(epochs, st.one_of(st.integers(1, 5), st.floats(0.02, 5))),
     st.builds(samples, st.one_of(st.integers(1, 200), st.floats(0.5, 200))),
@@ -55,10 +57,14 @@ LENGTHS = st.one_of(
 def job_of(sizes: list[int] | None = None, **changes: Any) -> stoker.Job:
     """A job on words of these lengths, 50 tokens a batch."""
     given: dict[str, Any] = {
-        "model": lambda: nn.Linear(1, 1), "data": Words(SIZES if sizes is None else sizes), "loss": "mse",
-        "optimizer": stoker.SGD(lr=0.1), "batch": stoker.tokens(50), "until": stoker.epochs(1),
+        "model": lambda: nn.Linear(1, 1),
+        "data": Words(SIZES if sizes is None else sizes),
+        "loss": "mse",
+        "optimizer": stoker.SGD(lr=0.1),
+        "batch": stoker.tokens(50),
+        "until": stoker.epochs(1),
         "fields": stoker.Fields(collate=stoker.lengths.padded(-1)),
-    }  # fmt: skip
+    }
     return stoker.Job(**(given | changes))
 
 
@@ -80,8 +86,14 @@ def walk(extent: TokenExtent, num_updates: int) -> list[Position]:
             last = positions[-1]
             cursor = last.cursor + size
             ended = cursor == extent.num_train
-            positions.append(Position(epoch=epoch + ended, cursor=0 if ended else cursor,
-                                      samples=last.samples + size, updates=last.updates + 1))  # fmt: skip
+            positions.append(
+                Position(
+                    epoch=epoch + ended,
+                    cursor=0 if ended else cursor,
+                    samples=last.samples + size,
+                    updates=last.updates + 1,
+                )
+            )
     raise AssertionError
 
 
@@ -302,9 +314,10 @@ def test_whether_batches_are_of_one_shape_is_told_by_settings(changes: dict[str,
 def test_samples_that_influence_one_another_are_refused() -> None:
     """Batch norm over batches of different numbers of samples is none that is recorded."""
     job = job_of(
-        data=(torch.randn(40, 4), torch.randn(40, 1)), fields=stoker.Fields(),
+        data=(torch.randn(40, 4), torch.randn(40, 1)),
+        fields=stoker.Fields(),
         model=lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)),
-    )  # fmt: skip
+    )
     train = datasets_of(job).train
     with pytest.raises(BadJob, match=r"batches of different numbers of samples, and those .* through 1 BatchNorm1d"):
         find_coupling(with_batch_in_samples(job, train), train)

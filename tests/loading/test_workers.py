@@ -201,9 +201,14 @@ print("done", flush=True)
 def test_a_program_that_ends_amid_batches_ends(tmp_path: Path) -> None:
     """Workers that heed no SIGTERM do not keep it, though nobody closed the batches; nothing temporary is left."""
     done = subprocess.run(
-        [sys.executable, "-c", ABANDONED], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
+        [sys.executable, "-c", ABANDONED],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
         env={**os.environ, "TMPDIR": str(tmp_path)},
-    )  # fmt: skip
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
     assert left_in(tmp_path) == []
 
@@ -221,9 +226,12 @@ KILLED = f"{ABANDONED}\nimport time\ntime.sleep(600)"
 def test_a_trainer_that_is_killed_leaves_nothing_temporary(tmp_path: Path, number: signal.Signals) -> None:
     """Its workers, once they notice, remove what was theirs; nor do workers that were killed themselves leave any."""
     with subprocess.Popen(
-        [sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        [sys.executable, "-c", KILLED],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
         env={**os.environ, "TMPDIR": str(tmp_path)},
-    ) as trainer:  # fmt: skip
+    ) as trainer:
         assert trainer.stdout.readline() == "done\n"
         assert [name.startswith("stk-") for name in left_in(tmp_path)] == [True]
         trainer.send_signal(number)

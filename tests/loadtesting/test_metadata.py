@@ -22,8 +22,12 @@ def saying(document: object, status: str = "200 OK") -> Handler:
 
 def test_inputs_are_read_from_a_models_metadata() -> None:
     """The first dimension that varies is the batch, others are named by their place."""
-    said = {"inputs": [{"name": "ids", "datatype": "INT64", "shape": [-1, -1]},
-                       {"name": "x", "datatype": "FP32", "shape": [-1, 3]}]}  # fmt: skip
+    said = {
+        "inputs": [
+            {"name": "ids", "datatype": "INT64", "shape": [-1, -1]},
+            {"name": "x", "datatype": "FP32", "shape": [-1, 3]},
+        ]
+    }
     with served(saying(said)) as address:
         assert input_specs(address, "m") == (
             TensorSpec(name="ids", datatype="INT64", shape=("batch", "dim1")),
@@ -33,8 +37,9 @@ def test_inputs_are_read_from_a_models_metadata() -> None:
 
 def test_a_model_whose_tensors_do_not_all_begin_with_a_varying_dimension_has_no_batch() -> None:
     """A state or a rate beside the samples: what varies first is a dimension like any other."""
-    said = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]},
-                       {"name": "k", "datatype": "FP32", "shape": []}]}  # fmt: skip
+    said = {
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}, {"name": "k", "datatype": "FP32", "shape": []}]
+    }
     with served(saying(said)) as address:
         assert [spec.shape for spec in input_specs(address, "m")] == [("dim0", 4), ()]
 

@@ -13,9 +13,19 @@ from stoker.records.service import Held, LoadGenerator, LoadMeasurement
 def measured(rate: float, seconds: float, held: Held) -> LoadMeasurement:
     """A measurement that says so."""
     return LoadMeasurement(
-        loop="open", rate=rate, connections=1, duration_s=seconds, requests=1, answered=1, good=1, rows=1, mean_s=0.1,
-        quantiles=(), held=held, generator=LoadGenerator(late_p99_s=0.0, cpu_s_per_request=0.0, most_in_flight=1),
-    )  # fmt: skip
+        loop="open",
+        rate=rate,
+        connections=1,
+        duration_s=seconds,
+        requests=1,
+        answered=1,
+        good=1,
+        rows=1,
+        mean_s=0.1,
+        quantiles=(),
+        held=held,
+        generator=LoadGenerator(late_p99_s=0.0, cpu_s_per_request=0.0, most_in_flight=1),
+    )
 
 
 def two(rate: float) -> float:

@@ -33,11 +33,29 @@ from tests.stepping.models import samples_of
 transformers = optional("transformers")
 
 VOCAB, TOKENS, LABELS = 19, 8, 3
-BERT = {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "intermediate_size": 32, "max_position_embeddings": TOKENS, "num_labels": LABELS, "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0}  # fmt: skip
-GPT2 = {"vocab_size": VOCAB, "n_positions": TOKENS, "n_embd": 16, "n_layer": 3, "n_head": 2, "attn_pdrop": 0.0,
-        "embd_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
+BERT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": TOKENS,
+    "num_labels": LABELS,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+GPT2 = {
+    "vocab_size": VOCAB,
+    "n_positions": TOKENS,
+    "n_embd": 16,
+    "n_layer": 3,
+    "n_head": 2,
+    "attn_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "resid_pdrop": 0.0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 
 
 def texts(count: int = 48, *, masked: bool = True) -> dict[str, torch.Tensor]:
@@ -54,9 +72,12 @@ def classified(**changed: Any) -> stoker.Job:
     data = texts()
     given: dict[str, Any] = {
         "model": lambda: transformers.BertForSequenceClassification(transformers.BertConfig(**BERT)),
-        "data": {**data, "labels": data["input_ids"][:, 0] % LABELS}, "loss": "own", "batch": 12,
-        "optimizer": stoker.AdamW(lr=3e-3), "until": stoker.updates(UPDATES),
-    }  # fmt: skip
+        "data": {**data, "labels": data["input_ids"][:, 0] % LABELS},
+        "loss": "own",
+        "batch": 12,
+        "optimizer": stoker.AdamW(lr=3e-3),
+        "until": stoker.updates(UPDATES),
+    }
     return stoker.Job(**{**given, **changed})
 
 
@@ -64,8 +85,10 @@ def language(**changed: Any) -> stoker.Job:
     """A causal language model, its labels the input's tokens, padding left out, as Hugging Face has them."""
     data = texts()
     labels = data["input_ids"].masked_fill(data["attention_mask"] == 0, -100)
-    given = {"model": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)),
-             "data": {**data, "labels": labels}}  # fmt: skip
+    given = {
+        "model": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)),
+        "data": {**data, "labels": labels},
+    }
     return classified(**{**given, **changed})
 
 
@@ -239,9 +262,19 @@ def test_training_does_not_depend_on_the_seed_of_the_process() -> None:
     assert all(torch.equal(tensor, first[name]) for name, tensor in build_model(classified()).state_dict().items())
 
 
-QWEN3 = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": TOKENS,
-         "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
+QWEN3 = {
+    "vocab_size": 20,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "max_position_embeddings": TOKENS,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 
 
 class InDouble(TorchFunctionMode):
@@ -296,23 +329,28 @@ def differences(layout: Layout, names: list[str], fault: float = 0.0) -> dict[st
     alone = learned_in_double(ALONE, Layout(), names)
     return {
         name: max(
-            max(largest_loss_difference(each[name], alone[name]), largest_difference(each[name].weights,
-                                                                                     alone[name].weights))
+            max(
+                largest_loss_difference(each[name], alone[name]),
+                largest_difference(each[name].weights, alone[name].weights),
+            )
             for each in together
         )
-        for together in [on_ranks(layout, learned_in_double, layout, names, fault)] for name in names
-    }  # fmt: skip
+        for together in [on_ranks(layout, learned_in_double, layout, names, fault)]
+        for name in names
+    }
 
 
 @pytest.mark.slow  # each process imports transformers
 @pytest.mark.parametrize(
     ("layout", "names"),
     [
-        (Layout(replicas=2), ["gpt2", "qwen3"]), (Layout(shards=2), ["gpt2", "qwen3"]), (Layout(tensor=2), ["qwen3"]),
+        (Layout(replicas=2), ["gpt2", "qwen3"]),
+        (Layout(shards=2), ["gpt2", "qwen3"]),
+        (Layout(tensor=2), ["qwen3"]),
         (Layout(shards=2, tensor=2), ["qwen3"]),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_two_processes_learn_what_one_does(layout: Layout, names: list[str]) -> None:
     """To 1e-9, losses and weights, with all of the model in float64."""
     found = differences(layout, names)
@@ -329,8 +367,15 @@ def test_a_fault_of_a_tenth_of_a_millionth_is_seen() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_mixture_of_experts_is_traced_for_a_gpu_that_is_not_here(precision: str) -> None:
     """Its grouped products are not part of autocast, so they stay in fp32, which PyTorch's fakes of them refuse."""
-    sizes = {"vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-             "num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4}  # fmt: skip
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+    }
     job = language(model=lambda: transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes)))
     where = dataclasses.replace(settings("cuda"), precision=precision)
     trace = trace_update(job, datasets_of(job), SEPARABLE, where)

@@ -47,9 +47,13 @@ def job_of(model: Any = network, **changed: Any) -> stoker.Job:
     labels = torch.randint(CLASSES, (48,), generator=draw)
     images = torch.randn(48, SIDE, SIDE, 1, generator=draw) + labels[:, None, None, None]
     given: dict[str, Any] = {
-        "model": model, "data": (images, labels), "loss": "cross_entropy", "batch": 12,
-        "optimizer": stoker.SGD(lr=RATE, momentum=MOMENTUM), "until": stoker.updates(UPDATES),
-    }  # fmt: skip
+        "model": model,
+        "data": (images, labels),
+        "loss": "cross_entropy",
+        "batch": 12,
+        "optimizer": stoker.SGD(lr=RATE, momentum=MOMENTUM),
+        "until": stoker.updates(UPDATES),
+    }
     return stoker.Job(**{**given, **changed})
 
 

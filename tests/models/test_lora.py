@@ -22,9 +22,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is d
 """peft 0.21 asks transformers 5 by its old name."""
 
 VOCAB, TOKENS, LABELS = 19, 8, 3
-BERT = {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "intermediate_size": 32, "max_position_embeddings": TOKENS, "num_labels": LABELS, "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0}  # fmt: skip
+BERT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": TOKENS,
+    "num_labels": LABELS,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
 
 
 def adapted() -> Any:
@@ -38,9 +46,13 @@ def job_of(**changed: Any) -> stoker.Job:
     """A classifier of texts."""
     tokens = torch.randint(1, VOCAB, (48, TOKENS), generator=torch.Generator().manual_seed(0))
     given: dict[str, Any] = {
-        "model": adapted, "data": {"input_ids": tokens, "labels": tokens[:, 0] % LABELS}, "loss": "own", "batch": 12,
-        "optimizer": stoker.AdamW(lr=1e-2, weight_decay=0.0), "until": stoker.updates(UPDATES),
-    }  # fmt: skip
+        "model": adapted,
+        "data": {"input_ids": tokens, "labels": tokens[:, 0] % LABELS},
+        "loss": "own",
+        "batch": 12,
+        "optimizer": stoker.AdamW(lr=1e-2, weight_decay=0.0),
+        "until": stoker.updates(UPDATES),
+    }
     return stoker.Job(**{**given, **changed})
 
 
@@ -49,9 +61,10 @@ def test_adapters_learn_as_in_a_plain_loop_and_the_base_stays() -> None:
     """To 1e-5 over 50 updates; what is frozen has neither gradient nor state, and does not move by a bit."""
     job = job_of()
     expected = theirs(
-        job, lambda model, batch: model(**batch).loss,
+        job,
+        lambda model, batch: model(**batch).loss,
         lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.0),
-    )  # fmt: skip
+    )
     assert largest_gap(ours(job), expected) < 1e-5
     step = Step(job, plan_of(12), SEPARABLE)
     before = {name: p.detach().clone() for name, p in step.model.named_parameters()}

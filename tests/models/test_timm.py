@@ -26,9 +26,13 @@ def job_of(name: str, **changed: Any) -> stoker.Job:
     labels = torch.randint(CLASSES, (48,), generator=draw)
     images = torch.randn(48, 3, SIDE, SIDE, generator=draw) + labels[:, None, None, None] / 2
     given: dict[str, Any] = {
-        "model": lambda: timm.create_model(name, num_classes=CLASSES), "data": (images, labels), "batch": 12,
-        "loss": "cross_entropy", "optimizer": stoker.SGD(lr=0.02, momentum=0.9), "until": stoker.updates(UPDATES),
-    }  # fmt: skip
+        "model": lambda: timm.create_model(name, num_classes=CLASSES),
+        "data": (images, labels),
+        "batch": 12,
+        "loss": "cross_entropy",
+        "optimizer": stoker.SGD(lr=0.02, momentum=0.9),
+        "until": stoker.updates(UPDATES),
+    }
     return stoker.Job(**{**given, **changed})
 
 
@@ -36,9 +40,10 @@ def test_a_timm_model_learns_as_in_a_plain_loop() -> None:
     """To 1e-5 over 50 updates, batch norms included; the probe finds those, and that they are all."""
     job = job_of("test_resnet")
     expected = theirs(
-        job, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+        job,
+        lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
         lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9),
-    )  # fmt: skip
+    )
     assert largest_gap(ours(job, grouped(job.batch)), expected) < 1e-5
     assert expected[-1] < expected[0]
     assert find_coupling(job, samples_of(job)).kind == "batch_norm"

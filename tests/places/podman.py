@@ -47,8 +47,16 @@ class Podman:
 
     def __call__(self, *words: str | Path, timeout_s: float = 600.0) -> subprocess.CompletedProcess[str]:
         """Run a command, without network and cgroups."""
-        command = ["podman", "--root", f"{self.folder}/store", "--runroot", f"{self.folder}/run",
-                   "--storage-driver", "vfs", *map(str, words)]  # fmt: skip
+        command = [
+            "podman",
+            "--root",
+            f"{self.folder}/store",
+            "--runroot",
+            f"{self.folder}/run",
+            "--storage-driver",
+            "vfs",
+            *map(str, words),
+        ]
         if os.getuid() == 0:
             command = ["unshare", "-m", "bash", "-c", _PURE_CGROUPS, str(_user()), str(self.folder), *command]
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s, cwd="/")

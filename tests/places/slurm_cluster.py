@@ -152,9 +152,15 @@ class SlurmCluster:
         """Start the daemon that authenticates."""
         at = self.directory
         self._daemon(
-            "munged", "--foreground", f"--key-file={at}/munge.key", f"--socket={at}/munge.socket",
-            f"--pid-file={at}/munge.pid", f"--log-file={at}/munge.log", f"--seed-file={at}/munge.seed", "--force",
-        )  # fmt: skip
+            "munged",
+            "--foreground",
+            f"--key-file={at}/munge.key",
+            f"--socket={at}/munge.socket",
+            f"--pid-file={at}/munge.pid",
+            f"--log-file={at}/munge.log",
+            f"--seed-file={at}/munge.seed",
+            "--force",
+        )
         self.wait_for((at / "munge.socket").exists, "munge's socket")
 
     def start_controller(self) -> None:
@@ -166,8 +172,16 @@ class SlurmCluster:
         """Start a node; as root it can be one that sees an empty folder in place of `hidden`."""
         command = ["slurmd", "-D", "-N", node, "-f", str(self.directory / "slurm.conf")]
         if hidden is not None:
-            command = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$1" && shift && exec "$@"', "sh", str(hidden),
-                       *command]  # fmt: skip
+            command = [
+                "unshare",
+                "-m",
+                "sh",
+                "-c",
+                'mount -t tmpfs none "$1" && shift && exec "$@"',
+                "sh",
+                str(hidden),
+                *command,
+            ]
         self._daemon(*command, name=node)
 
     def send_signal(self, name: str, number: int) -> None:
@@ -233,9 +247,13 @@ class SlurmCluster:
         with log:
             self._processes[name or program] = subprocess.Popen(
                 # A daemon does not outlive this process, however that ends.
-                ["setpriv", "--pdeathsig", "TERM", path, *arguments], env=self.environ, stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+                ["setpriv", "--pdeathsig", "TERM", path, *arguments],
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
     def _start_accounting(self, dbd_port: int, database_port: int) -> None:
         """Start a database for slurmdbd, slurmdbd, and give this user an account."""
@@ -251,19 +269,31 @@ class SlurmCluster:
         own = ["--no-defaults", f"--datadir={data}", f"--user={_user()}"]
         subprocess.run([install, *own, "--skip-test-db"], check=True, capture_output=True, timeout=120)
         self._daemon(
-            "mariadbd", *own, f"--socket={at}/database.socket", "--bind-address=127.0.0.1", f"--port={database_port}",
-            "--skip-name-resolve", f"--init-file={first}", f"--pid-file={at}/database.pid",
-            "--innodb-buffer-pool-size=32M", "--innodb-lock-wait-timeout=900",
-        )  # fmt: skip
+            "mariadbd",
+            *own,
+            f"--socket={at}/database.socket",
+            "--bind-address=127.0.0.1",
+            f"--port={database_port}",
+            "--skip-name-resolve",
+            f"--init-file={first}",
+            f"--pid-file={at}/database.pid",
+            "--innodb-buffer-pool-size=32M",
+            "--innodb-lock-wait-timeout=900",
+        )
         self.wait_for((at / "database.socket").exists, "database")
         config = at / "slurmdbd.conf"
         config.touch(0o600)
         config.write_text(
             _DBD_CONFIG.format(
-                directory=at, host=_host(), dbd_port=dbd_port, user=_user(), plugins=_plugins(),
-                database_port=database_port, password=password,
+                directory=at,
+                host=_host(),
+                dbd_port=dbd_port,
+                user=_user(),
+                plugins=_plugins(),
+                database_port=database_port,
+                password=password,
             )
-        )  # fmt: skip
+        )
         self._daemon("slurmdbd", "-D")
         self.wait_for(lambda: self.run("sacctmgr", "-n", "list", "cluster") is not None, "slurmdbd")
         self.run("sacctmgr", "-i", "add", "cluster", "test")

@@ -90,13 +90,10 @@ class Hosts:
     def write_config(self) -> None:
         """Write the client's configuration."""
         self.config.write_text(
-            "".join(
-                f"Host {host.name}\n  HostName {host.address}\n  Port {host.port}\n"
-                for host in self.hosts
-            )
+            "".join(f"Host {host.name}\n  HostName {host.address}\n  Port {host.port}\n" for host in self.hosts)
             + f"Host *\n  User {getpass.getuser()}\n  IdentityFile {self.folder}/id\n  IdentitiesOnly yes\n"
             f"  UserKnownHostsFile {self.folder}/known\n  StrictHostKeyChecking accept-new\n"
-        )  # fmt: skip
+        )
 
 
 @contextmanager
@@ -132,8 +129,11 @@ def namespaces(folder: Path, names: Sequence[str] = ("box1", "box2")) -> Iterato
                 made.append(["netns", "del", namespace])
                 _ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", namespace)
                 _ip("link", "set", outer, "master", bridge, "up")
-                for words in (["addr", "add", f"{net}.{number}/24", "dev", "eth0"], ["link", "set", "eth0", "up"],
-                              ["link", "set", "lo", "up"]):  # fmt: skip
+                for words in (
+                    ["addr", "add", f"{net}.{number}/24", "dev", "eth0"],
+                    ["link", "set", "eth0", "up"],
+                    ["link", "set", "lo", "up"],
+                ):
                     _ip("-n", namespace, *words)
                 _add(hosts, Host(name, f"{net}.{number}", 22, folder / f"disk-{name}", namespace))
             yield hosts

@@ -36,10 +36,22 @@ def test_a_container_trains_to_the_same_bits(place: Path) -> None:
         assert reference in loaded.stdout
         script = "stoker train blobs.py --plan /plan.json --run-dir /runs/inside && stoker verify blobs.py"
         inside = run(
-            "run", "--rm", "--cgroups=disabled", "--network=none", "-e", "OMP_NUM_THREADS=1",
-            "-v", f"{run.folder}/runs:/runs", "-v", f"{plan}:/plan.json:ro", "--entrypoint", "/bin/sh",
-            reference, "-c", script,
-        )  # fmt: skip
+            "run",
+            "--rm",
+            "--cgroups=disabled",
+            "--network=none",
+            "-e",
+            "OMP_NUM_THREADS=1",
+            "-v",
+            f"{run.folder}/runs:/runs",
+            "-v",
+            f"{plan}:/plan.json:ro",
+            "--entrypoint",
+            "/bin/sh",
+            reference,
+            "-c",
+            script,
+        )
         assert inside.returncode == 0, inside.stderr
         assert "holds: " in inside.stdout
         outside = stoker_process("train", "blobs.py", "--plan", plan, "--run-dir", "outside")

@@ -136,10 +136,13 @@ def stoker(*words: str) -> subprocess.CompletedProcess[bytes]:
 def start(job: Path, word: str = "k8s:team/cpu", *, settings: dict[str, Any] | None = None, **more: Any) -> LaunchedRun:
     """A run, started with one thread and a checkpoint each second."""
     fields: dict[str, Any] = {
-        "env": "theirs", "image": "python:here", "arguments": ("--threads", "1", "--checkpoint-every", "1"),
-        "variables": {"OMP_NUM_THREADS": "1", "STOKER_CACHE": str(Path.cwd() / "cache")}, "time_limit_s": 3600.0,
+        "env": "theirs",
+        "image": "python:here",
+        "arguments": ("--threads", "1", "--checkpoint-every", "1"),
+        "variables": {"OMP_NUM_THREADS": "1", "STOKER_CACHE": str(Path.cwd() / "cache")},
+        "time_limit_s": 3600.0,
         "plan": Path(PLAN),
-    }  # fmt: skip
+    }
     return launch(job, on=word, settings=settings, options=LaunchOptions(**(fields | more)))
 
 
@@ -176,17 +179,21 @@ def pods_of(run: LaunchedRun) -> list[str]:
     mine = f"app.kubernetes.io/instance={run.launch.handle['name']},app.kubernetes.io/component=training"
     pods = api.objects("Pod", mine)
     return [
-        p["metadata"]["name"] for p in pods
+        p["metadata"]["name"]
+        for p in pods
         if p.get("status", {}).get("phase") in {"Pending", "Running"} and "deletionTimestamp" not in p["metadata"]
-    ]  # fmt: skip
+    ]
 
 
 def left(run: LaunchedRun) -> list[str]:
     """All objects of a run but its claim."""
     api, name = ClusterApi("", "team"), run.launch.handle["name"]
     kinds = [("Job", "batch/v1"), ("Pod", "v1"), ("ConfigMap", "v1"), ("Secret", "v1"), ("Service", "v1")]
-    return [f"{kind} {thing['metadata']['name']}" for kind, version in kinds
-            for thing in api.objects(kind, f"app.kubernetes.io/instance={name}", api=version)]  # fmt: skip
+    return [
+        f"{kind} {thing['metadata']['name']}"
+        for kind, version in kinds
+        for thing in api.objects(kind, f"app.kubernetes.io/instance={name}", api=version)
+    ]
 
 
 def is_fetched(run: LaunchedRun) -> bool:
@@ -247,10 +254,16 @@ def submission(folder: Path) -> Submission:
     """A run of about a minute."""
     code = Bundle(kind="code", name="slow.py", files=(TreeFile.of_bytes("slow.py", JOB.encode()),))
     return Submission(
-        run="slow-1a2b3c", target=LAUNCHER.parse("team/cpu"), stoker=stoker_bundle(), job_file="slow.py", code=code,
-        arguments=("--set", "epochs=20", "--threads", "1"), image="python:here", owner="me@here:/slow-1a2b3c",
+        run="slow-1a2b3c",
+        target=LAUNCHER.parse("team/cpu"),
+        stoker=stoker_bundle(),
+        job_file="slow.py",
+        code=code,
+        arguments=("--set", "epochs=20", "--threads", "1"),
+        image="python:here",
+        owner="me@here:/slow-1a2b3c",
         variables={"STOKER_CACHE": str(folder / "cache")},
-    )  # fmt: skip
+    )
 
 
 def states(handle: dict[str, Any], *phases: str) -> Iterator[LaunchState]:
@@ -287,8 +300,9 @@ def test_a_drained_node_hands_the_run_to_another_one(cluster: Cluster, job: Path
     path = f"/api/v1/namespaces/team/pods/{name}"
     node = cluster.server.ask("GET", path)["spec"]["nodeName"]
     cluster.server.merge(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": True}})
-    cluster.server.ask("POST", f"{path}/eviction", {
-        "apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": name}})  # fmt: skip
+    cluster.server.ask(
+        "POST", f"{path}/eviction", {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": name}}
+    )
     assert ended(run).phase == "finished"
     pod = cluster.kubelets.pods[list(cluster.kubelets.pods)[-1]]
     assert pod.spec["nodeName"] != node
@@ -376,12 +390,26 @@ def test_somebody_who_may_nothing_is_told_what_is_missing(cluster: Cluster, job:
 
 def test_a_custom_resource_is_made_and_deleted_by_the_real_server(cluster: Cluster, job: Path) -> None:
     """A JobSet on a server that has its CRD: stored whole, held back, let go, and gone with all that belongs to it."""
-    cluster.server.ask("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", {
-        "metadata": {"name": "jobsets.jobset.x-k8s.io"}, "spec": {
-            "group": "jobset.x-k8s.io", "scope": "Namespaced",
-            "names": {"plural": "jobsets", "singular": "jobset", "kind": "JobSet", "listKind": "JobSetList"},
-            "versions": [{"name": "v1alpha2", "served": True, "storage": True, "schema": {"openAPIV3Schema": {
-                "type": "object", "x-kubernetes-preserve-unknown-fields": True}}}]}})  # fmt: skip
+    cluster.server.ask(
+        "POST",
+        "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+        {
+            "metadata": {"name": "jobsets.jobset.x-k8s.io"},
+            "spec": {
+                "group": "jobset.x-k8s.io",
+                "scope": "Namespaced",
+                "names": {"plural": "jobsets", "singular": "jobset", "kind": "JobSet", "listKind": "JobSetList"},
+                "versions": [
+                    {
+                        "name": "v1alpha2",
+                        "served": True,
+                        "storage": True,
+                        "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+                    }
+                ],
+            },
+        },
+    )
     api = ClusterApi("", "team")
     until(lambda: "jobset.x-k8s.io/v1alpha2" in ClusterApi("", "team").groups, "the CRD")
     run = start(job, place={"kind": "jobset"})
@@ -412,8 +440,11 @@ def test_two_nodes_train_one_run_and_a_lost_pod_joins_again(modern: Any, job: Pa
     """An Indexed Job on the fake: both pods meet by the Service's name; one is evicted, and the run goes on."""
     run = start(job, "k8s:team/2x1xcpu", settings={"epochs": 12}, plan=None)
     until(lambda: has_saved(run), "a checkpoint")
-    pod = next(p for p in modern.of("pods") if p["metadata"]["annotations"].get(
-        "batch.kubernetes.io/job-completion-index") == "1")  # fmt: skip
+    pod = next(
+        p
+        for p in modern.of("pods")
+        if p["metadata"]["annotations"].get("batch.kubernetes.io/job-completion-index") == "1"
+    )
     pod["status"]["conditions"].append(
         {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
     )

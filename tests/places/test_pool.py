@@ -74,8 +74,13 @@ def ordered(pool: FakePool, folder: Path, **changes: Any) -> tuple[PoolOrder, st
     """The order of JOB, and its blob."""
     folder.mkdir(parents=True, exist_ok=True)
     code = Bundle(kind="code", name="job.py", files=(TreeFile.of_bytes("job.py", JOB),))
-    submission = Submission(run="digits-1a2b3c", target=LaunchTarget(text="pool", kind="pool", address=""), code=code,
-                            stoker=stoker_bundle(), job_file="job.py")  # fmt: skip
+    submission = Submission(
+        run="digits-1a2b3c",
+        target=LaunchTarget(text="pool", kind="pool", address=""),
+        code=code,
+        stoker=stoker_bundle(),
+        job_file="job.py",
+    )
     order = replace(order_of(submission, pool.put_blob, folder / "order", block_s=0.5), device="cpu", **changes)
     return order, pool.put_blob(dumps(order).encode())
 
@@ -106,8 +111,10 @@ def verdicts(
 ) -> list[ReplayVerdict]:
     """Replays of blocks of a lease, in the same class."""
     numbers = range(len(lease["commitments"])) if blocks is None else blocks
-    return [replay_lease(pool, lease["lease_id"], number, folder=folder / "checks", host=host, own_class="same")  # type: ignore[arg-type]
-            for number in numbers]  # fmt: skip
+    return [
+        replay_lease(pool, lease["lease_id"], number, folder=folder / "checks", host=host, own_class="same")  # type: ignore[arg-type]
+        for number in numbers
+    ]
 
 
 def test_an_honest_run_is_committed_replayed_and_brought_home(folder, host):
@@ -149,9 +156,13 @@ def test_a_cheat_in_another_class_is_beyond_the_tolerance(folder, host, cheat):
     lease, job = run_lease(pool, folder, host, cheating(cheat), arguments=("--set", "epochs=3"), block_s=0.01)
     until(job)
     blocks = blocks_of(lease, order)
-    short = [two.block for one, two in itertools.pairwise(blocks)
-             if two.update - one.update <= 40 and one.update > 20
-             and any(update % 10 == 9 for update in range(one.update, two.update))]  # fmt: skip
+    short = [
+        two.block
+        for one, two in itertools.pairwise(blocks)
+        if two.update - one.update <= 40
+        and one.update > 20
+        and any(update % 10 == 9 for update in range(one.update, two.update))
+    ]
     if not short:
         pytest.skip("no block of at most 40 updates was committed")
     verdict = replay_lease(pool, lease["lease_id"], short[-1], folder=folder / "checks", host=host, own_class="other")  # type: ignore[arg-type]
@@ -172,9 +183,16 @@ def test_a_killed_agents_job_goes_on_elsewhere_bit_equal(folder, host):
     job.kill()
     last = broken["commitments"][-1]
     resumed, job = run_lease(
-        pool, folder / "three", host, number=2, resume=last["blob"], resume_head=last["state"],
-        resume_update=last["update"], resume_block=last["block"], arguments=("--plan", "safe"),
-    )  # fmt: skip
+        pool,
+        folder / "three",
+        host,
+        number=2,
+        resume=last["blob"],
+        resume_head=last["state"],
+        resume_update=last["update"],
+        resume_block=last["block"],
+        arguments=("--plan", "safe"),
+    )
     until(job)
     assert resumed["reason"] == "finished", resumed
     first = verdicts(pool, resumed, folder, host, [0])[0]

@@ -35,9 +35,20 @@ class Cluster:
         self.folder = folder
         self.word = f"127.0.0.1:{_free_port()}"
         self._ray(
-            "start", "--head", "--port", str(_free_port()), "--dashboard-host", "127.0.0.1", "--dashboard-port",
-            self.word.rpartition(":")[2], "--num-cpus", "2", "--disable-usage-stats", "--temp-dir", str(folder),
-        )  # fmt: skip
+            "start",
+            "--head",
+            "--port",
+            str(_free_port()),
+            "--dashboard-host",
+            "127.0.0.1",
+            "--dashboard-port",
+            self.word.rpartition(":")[2],
+            "--num-cpus",
+            "2",
+            "--disable-usage-stats",
+            "--temp-dir",
+            str(folder),
+        )
 
     def _ray(self, *words: str) -> None:
         subprocess.run([str(RAY.absolute()), *words], check=True, capture_output=True, timeout=180)

@@ -77,9 +77,13 @@ def _in_sky(folder: Path, script: str, *arguments: str) -> str:
         "def device_name(name):\n    return {'A100-80GB': 'a100-80'}.get(name, name.lower())\n"
     )
     done = subprocess.run(
-        [str(PYTHON.absolute()), "-c", script, *arguments], capture_output=True, text=True, check=False, timeout=300,
+        [str(PYTHON.absolute()), "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
         env={"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(folder)},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -81,9 +81,13 @@ def started(
     layout = Layout(replicas=nodes * each)
     plan.write_text(dumps(Plan(device="cpu", micro_batch=64 // layout.replicas, threads=1, layout=layout)))
     options = LaunchOptions(
-        run_dir=folder / "runs" / name, env=sys.executable, time_limit_s=limit_s, secrets=("STOKER_TEST_VALUE",),
-        plan=plan, place={"root": str(folder / "root"), **place},
-    )  # fmt: skip
+        run_dir=folder / "runs" / name,
+        env=sys.executable,
+        time_limit_s=limit_s,
+        secrets=("STOKER_TEST_VALUE",),
+        plan=plan,
+        place={"root": str(folder / "root"), **place},
+    )
     os.environ["STOKER_TEST_VALUE"] = "secret-value"
     return launch(folder / "job.py", on=on, settings={"epochs": str(epochs)}, options=options)
 
@@ -140,11 +144,15 @@ class TestLive(LiveLauncherConformance):
                 own.start()
                 patch.setenv("SLURM_CONF", own.environ["SLURM_CONF"])
                 yield Submission(
-                    run="job-1a2b3c", target=LAUNCHER.parse("low/cpu"), stoker=stoker_bundle(), job_file="job.py",
+                    run="job-1a2b3c",
+                    target=LAUNCHER.parse("low/cpu"),
+                    stoker=stoker_bundle(),
+                    job_file="job.py",
                     code=Bundle(kind="code", name="job.py", files=(TreeFile.of_bytes("job.py", JOB.encode()),)),
-                    arguments=("--set", "epochs=20000", "--threads", "1"), environment=sys.executable,
+                    arguments=("--set", "epochs=20000", "--threads", "1"),
+                    environment=sys.executable,
                     options={"root": str(folder / "root"), "cpus": "1"},
-                )  # fmt: skip
+                )
             finally:
                 own.stop()
 
@@ -266,8 +274,9 @@ def test_scancel_by_hand_is_not_requeued(cluster: SlurmCluster, folder: Path) ->
 
 def test_a_job_that_fails_keeps_its_exit_code_and_says_why(folder: Path) -> None:
     """An error of the user's code ends the run: exit code, the error's line, no requeue."""
-    (folder / "job.py").write_text(JOB.replace("nn.Flatten()", "nn.Flatten() if __import__('os').environ.get("
-                                               "'SLURM_JOB_ID') is None else 1 / 0"))  # fmt: skip
+    (folder / "job.py").write_text(
+        JOB.replace("nn.Flatten()", "nn.Flatten() if __import__('os').environ.get('SLURM_JOB_ID') is None else 1 / 0")
+    )
     run = started(folder, "slurm:low/cpu", cpus="1")
     state = wait(run, lambda state: state.phase == "failed", "failure")
     assert (state.exit_code, state.restarts) == (2, 0)
@@ -404,10 +413,27 @@ def test_the_cluster_leaves_no_process(tmp_path: Path) -> None:
 def test_the_command_line_follows_the_run_to_its_end_and_brings_it_home(folder: Path) -> None:
     """`stoker train JOB --on slurm:…` as people type it: events on standard output, the run comes home, exit 0."""
     command = [
-        sys.executable, "-m", "stoker", "train", "job.py", "--on", "slurm:low/cpu", "--set", "epochs=4",
-        "--env", sys.executable, "--place-option", f"root={folder / 'root'}", "--place-option", "cpus=1",
-        "--time-limit", "5min", "--run-dir", str(folder / "runs" / "typed"), "--json",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "stoker",
+        "train",
+        "job.py",
+        "--on",
+        "slurm:low/cpu",
+        "--set",
+        "epochs=4",
+        "--env",
+        sys.executable,
+        "--place-option",
+        f"root={folder / 'root'}",
+        "--place-option",
+        "cpus=1",
+        "--time-limit",
+        "5min",
+        "--run-dir",
+        str(folder / "runs" / "typed"),
+        "--json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_LONGEST_S, check=False)
     assert done.returncode == 0, done.stderr
     kinds = [json.loads(line).get("event") for line in done.stdout.splitlines()]

@@ -93,9 +93,11 @@ def machines(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 def _options(root: Path, **more: Any) -> LaunchOptions:
     settings: dict[str, Any] = {
-        "env": sys.executable, "place": {"root": str(root)}, "arguments": ("--threads", "1", "--checkpoint-every", "1"),
+        "env": sys.executable,
+        "place": {"root": str(root)},
+        "arguments": ("--threads", "1", "--checkpoint-every", "1"),
         "variables": {"OMP_NUM_THREADS": "1", "STOKER_CACHE": str(root / "cache")},
-    }  # fmt: skip
+    }
     return LaunchOptions(**settings | more)
 
 
@@ -137,12 +139,16 @@ class TestLive(LiveLauncherConformance):
             patch.setenv("STOKER_SSH_CONFIG", str(machines.config))
             file = TreeFile.of_bytes("slow.py", JOB.encode())
             yield Submission(
-                run="slow-1a2b3c", target=LAUNCHER.parse("box"), stoker=stoker_bundle(), job_file="slow.py",
+                run="slow-1a2b3c",
+                target=LAUNCHER.parse("box"),
+                stoker=stoker_bundle(),
+                job_file="slow.py",
                 code=stoker_bundle().__class__(kind="code", name="slow.py", files=(file,)),
                 arguments=("--set", "pause_s=0.01", "--set", "epochs=20", "--threads", "1"),
-                environment=sys.executable, variables={"STOKER_CACHE": str(folder / "cache")},
+                environment=sys.executable,
+                variables={"STOKER_CACHE": str(folder / "cache")},
                 options={"root": str(machines.hosts[0].folder)},
-            )  # fmt: skip
+            )
 
     def until(self, handle: dict[str, Any], *phases: str) -> Iterator[LaunchState]:
         """States, twice a second."""
@@ -187,9 +193,7 @@ def test_a_killed_rank_goes_on_from_its_checkpoint(job: Path, box: Host) -> None
     assert (state.phase, state.restarts) == ("finished", 1), state
     whole = launch(job, on="ssh:box", settings=settings, options=_options(box.folder, new=True))
     assert _ended(whole.launch.handle).phase == "finished"
-    ours, theirs = (
-        load_file(Path(one.launch.handle["directory"]) / "model.safetensors") for one in (broken, whole)
-    )  # fmt: skip
+    ours, theirs = (load_file(Path(one.launch.handle["directory"]) / "model.safetensors") for one in (broken, whole))
     assert all(ours[name].equal(theirs[name]) for name in ours)
 
 
@@ -329,7 +333,7 @@ def test_two_hosts_are_one_run(job: Path, machines: Hosts, tmp_path: Path) -> No
     _until(lambda: _saved(handle), "a checkpoint")
     found = subprocess.run(
         ["ip", "netns", "pids", machines.hosts[1].namespace], capture_output=True, text=True, check=True
-    )  # fmt: skip
+    )
     for pid in found.stdout.split():
         command = Path(f"/proc/{pid}/cmdline").read_bytes() if Path(f"/proc/{pid}").exists() else b""
         if b"stoker\0train" in command:

@@ -13,8 +13,12 @@ from stoker.records.profile import ModelParts, Parameter
 
 MIB = 2**20
 COLLECTIVES: tuple[Collective, ...] = (
-    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "point-to-point",
-)  # fmt: skip
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "point-to-point",
+)
 
 
 def parameter(name: str, *shape: int, block: int | None = None, division: int | None = None) -> Parameter:
@@ -44,13 +48,24 @@ def messages(layout: Layout, passes: int = 1, parts: ModelParts = PARTS) -> tupl
 
 
 def links(
-    size: int = 2, *, overlap: float = 0.0, alpha_s: float = 0.0, slowdown: float = 1.0,
+    size: int = 2,
+    *,
+    overlap: float = 0.0,
+    alpha_s: float = 0.0,
+    slowdown: float = 1.0,
     waits: tuple[tuple[float, float], ...] = (),
-) -> Links:  # fmt: skip
+) -> Links:
     """A gigabyte takes a second, whatever is done with it."""
     costs = tuple(LinkCost(collective=one, alpha_s=alpha_s, beta_s_per_byte=1e-9) for one in COLLECTIVES)
-    return Links(name="a wire", world_size=size, costs=costs, basis="measured here", overlap=overlap, waits=waits,
-                 slowdown={"arithmetic": slowdown, "memory": slowdown} if slowdown > 1 else {})  # fmt: skip
+    return Links(
+        name="a wire",
+        world_size=size,
+        costs=costs,
+        basis="measured here",
+        overlap=overlap,
+        waits=waits,
+        slowdown={"arithmetic": slowdown, "memory": slowdown} if slowdown > 1 else {},
+    )
 
 
 def shape(*sizes: int) -> TensorShape:
@@ -61,9 +76,13 @@ def shape(*sizes: int) -> TensorShape:
 def product(m: int, k: int, n: int) -> Operation:
     """[m, k] @ [k, n]."""
     return Operation(
-        name="mm", inputs=(shape(m, k), shape(k, n)), outputs=(shape(m, n),), flops=2 * m * k * n,
-        bytes_read=4 * (m * k + k * n), bytes_written=4 * m * n,
-    )  # fmt: skip
+        name="mm",
+        inputs=(shape(m, k), shape(k, n)),
+        outputs=(shape(m, n),),
+        flops=2 * m * k * n,
+        bytes_read=4 * (m * k + k * n),
+        bytes_written=4 * m * n,
+    )
 
 
 def trace(settings: TraceSettings | None = None) -> Trace:
@@ -82,12 +101,10 @@ def trace(settings: TraceSettings | None = None) -> Trace:
         operations.append(operation)
         occurrences.append(
             Occurrence(operation=len(operations) - 1, phase=phase, part=part, module=layer + 1, source=0)  # type: ignore[arg-type]
-        )  # fmt: skip
+        )
         return len(occurrences) - 1
 
-    storages = [
-        Storage(num_bytes=one.num_bytes, category="parameter", born=-1, died=None) for one in PARTS.parameters
-    ]  # fmt: skip
+    storages = [Storage(num_bytes=one.num_bytes, category="parameter", born=-1, died=None) for one in PARTS.parameters]
     for one in PARTS.parameters:
         state = (one.num_bytes, one.num_bytes, 4)
         storages += [Storage(num_bytes=size, category="optimizer state", born=-1, died=None) for size in state]
@@ -102,14 +119,20 @@ def trace(settings: TraceSettings | None = None) -> Trace:
                 storages.append(Storage(num_bytes=4 * out * wide, category="gradient", born=at, died=-2))
     lists = tuple(shape(*one) for one in weights)
     total = sum(4 * one.numel for one in lists)
-    step = Operation(name="_fused_adamw_", inputs=lists, outputs=lists, flops=0, bytes_read=4 * total,
-                     bytes_written=3 * total)  # fmt: skip
+    step = Operation(
+        name="_fused_adamw_", inputs=lists, outputs=lists, flops=0, bytes_read=4 * total, bytes_written=3 * total
+    )
     end = execute(step, "optimizer", -1, 0)
     storages = [dataclasses.replace(one, died=end) if one.died == -2 else one for one in storages]
     return Trace(
-        settings=settings, operations=tuple(operations), occurrences=tuple(occurrences), storages=tuple(storages),
-        events=_events(storages, len(occurrences)), modules=("", *layers), sources=("train_me.py:1",),
-    )  # fmt: skip
+        settings=settings,
+        operations=tuple(operations),
+        occurrences=tuple(occurrences),
+        storages=tuple(storages),
+        events=_events(storages, len(occurrences)),
+        modules=("", *layers),
+        sources=("train_me.py:1",),
+    )
 
 
 def _events(storages: list[Storage], count: int) -> tuple[int, ...]:

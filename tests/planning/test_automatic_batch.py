@@ -46,9 +46,13 @@ def noisy_job(**changes: Any) -> stoker.Job:
     x = torch.randn(4000, DIM, generator=generator)
     y = x @ torch.ones(DIM) + 6 * torch.randn(4000, generator=generator)
     settings: dict[str, Any] = {
-        "model": Line, "data": (x, y), "loss": "mse", "optimizer": stoker.SGD(lr=0.01), "batch": stoker.auto(base=8),
+        "model": Line,
+        "data": (x, y),
+        "loss": "mse",
+        "optimizer": stoker.SGD(lr=0.01),
+        "batch": stoker.auto(base=8),
         "until": stoker.epochs(10),
-    }  # fmt: skip
+    }
     return stoker.Job(**(settings | changes))
 
 
@@ -56,8 +60,9 @@ def scale_of(value: float, low: float | None = None, high: float | None = None) 
     """A measured noise scale."""
     ends = (value if low is None else low, value if high is None else high)
     estimate = Estimate(value=value, low=ends[0], high=ends[1], unit="samples", basis="measured here")
-    return NoiseScale(scale=estimate, squared_gradient=1.0, variance=value, group=16, num_samples=512,
-                      trained_samples=100)  # fmt: skip
+    return NoiseScale(
+        scale=estimate, squared_gradient=1.0, variance=value, group=16, num_samples=512, trained_samples=100
+    )
 
 
 def choice_for(*scales: NoiseScale, num_train: int = 10_000, most: int | None = None, base: int = 8) -> BatchChoice:
@@ -65,7 +70,7 @@ def choice_for(*scales: NoiseScale, num_train: int = 10_000, most: int | None = 
     job = noisy_job(batch=base)
     return automatic_batch.choose_batch(
         job, num_train, scale_of(1.0), scales, most=most, coupling_group=None, took_s=0.0
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.slow
@@ -135,8 +140,12 @@ def test_a_damaged_answer_is_measured_again(place: Path) -> None:
 @pytest.mark.slow
 def test_another_seed_or_base_is_asked_anew(place: Path) -> None:
     """An answer belongs to one job and one question."""
-    for job in (noisy_job(), noisy_job(seed=1), noisy_job(batch=stoker.auto(base=16)),
-                noisy_job(batch=stoker.auto(base=8, most=16))):  # fmt: skip
+    for job in (
+        noisy_job(),
+        noisy_job(seed=1),
+        noisy_job(batch=stoker.auto(base=16)),
+        noisy_job(batch=stoker.auto(base=8, most=16)),
+    ):
         resolve_job(job)
     assert len(list((place / "cache" / "batches").glob("*.json"))) == 4
 

@@ -14,15 +14,25 @@ DEVICE = Device(name="cpu", kind="cpu", model="AMD EPYC", cores=2, memory_bytes=
 GPU = dataclasses.replace(DEVICE, name="cuda:0", kind="cuda", model="H100")
 PLAN = Plan(device="cpu", micro_batch=64, threads=2)
 CEILINGS = Ceilings(
-    device=DEVICE, threads=2, gemm_flops={"fp32": 2e11, "bf16": 4e11}, copy_bytes_per_s=5e10,
-    fresh_copy_bytes_per_s=1e10, host_to_device_bytes_per_s=None, took_s=10.0, measured_at="2026-11-21T10:00:00+00:00",
+    device=DEVICE,
+    threads=2,
+    gemm_flops={"fp32": 2e11, "bf16": 4e11},
+    copy_bytes_per_s=5e10,
+    fresh_copy_bytes_per_s=1e10,
+    host_to_device_bytes_per_s=None,
+    took_s=10.0,
+    measured_at="2026-11-21T10:00:00+00:00",
     torch_version="2.13.0",
-)  # fmt: skip
+)
 BOUNDS = UpdateBounds(
     seconds={"arithmetic": 0.06, "memory bandwidth": 0.03, "host launch": 0.01},
-    flops={"bf16": 2e10}, model_flops={"bf16": 2e10}, num_bytes=2e9, num_operations=200, from_system_s=0.0,
+    flops={"bf16": 2e10},
+    model_flops={"bf16": 2e10},
+    num_bytes=2e9,
+    num_operations=200,
+    from_system_s=0.0,
     basis="calibrated",
-)  # fmt: skip
+)
 
 
 def times(*, updates: int = 100, **split_s: float) -> RunTimes:

@@ -47,9 +47,13 @@ def test_checkpoints_one_upon_another_wait_for_the_disk() -> None:
     """The one before has to be written first; eight devices of a machine write to one disk."""
     assert once(100e3, 1e-9).one.value == pytest.approx(ONCE_S + WRITING_ONCE_S, rel=0.05)
     close = saving(
-        dataclasses.replace(H100S, device_mtbf_h=None, checkpoint_every_s=1.0), 12e9, training_s=1e4, unsaved_s=1e4,
-        evaluations=0, link_bytes_per_s=64e9,
-    )  # fmt: skip
+        dataclasses.replace(H100S, device_mtbf_h=None, checkpoint_every_s=1.0),
+        12e9,
+        training_s=1e4,
+        unsaved_s=1e4,
+        evaluations=0,
+        link_bytes_per_s=64e9,
+    )
     assert close.one.value == pytest.approx(8 * 12e9 / DISK_BYTES_PER_S["cuda"], rel=0.01)
 
 

@@ -24,8 +24,9 @@ def test_without_limits_the_fastest_is_first() -> None:
     (best, *others), rejected = choose([L4, H100, T4], PlanLimits())
     assert (best.device, best.why) == ("h100", "fastest")
     assert [(c.device, c.why) for c in others] == [
-        ("l4", "10× the time, 1.5× cheaper"), ("t4", "20× the time, 1.3× the cost"),
-    ]  # fmt: skip
+        ("l4", "10× the time, 1.5× cheaper"),
+        ("t4", "20× the time, 1.3× the cost"),
+    ]
     assert rejected == ()
 
 
@@ -55,8 +56,11 @@ def test_where_nothing_keeps_the_limits_the_nearest_is_named() -> None:
         choose([H100, L4], PlanLimits(deadline_s=3000, max_cost_usd=20))
 
 
-@given(st.lists(st.tuples(st.floats(1, 1e6), st.floats(0.1, 1e3)), min_size=1, max_size=8), st.floats(1, 1e6),
-       st.floats(0.1, 1e3))  # fmt: skip
+@given(
+    st.lists(st.tuples(st.floats(1, 1e6), st.floats(0.1, 1e3)), min_size=1, max_size=8),
+    st.floats(1, 1e6),
+    st.floats(0.1, 1e3),
+)
 def test_the_chosen_keeps_the_limits_and_nothing_that_keeps_them_is_cheaper(rows, deadline, budget) -> None:
     """For any devices and limits."""
     candidates = [candidate(f"d{i}", total_s=t, cost=c) for i, (t, c) in enumerate(rows)]

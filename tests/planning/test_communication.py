@@ -19,9 +19,13 @@ def seconds(
 ) -> tuple[float, float]:
     """In all, and of that what shows [s]."""
     found = message_times(
-        (traffic,), Layout(replicas=2), lambda size, _: links(size, overlap=overlap), forward_s=forward_s,
-        backward_s=backward_s, passes=1,
-    )  # fmt: skip
+        (traffic,),
+        Layout(replicas=2),
+        lambda size, _: links(size, overlap=overlap),
+        forward_s=forward_s,
+        backward_s=backward_s,
+        passes=1,
+    )
     return found[0].seconds, found[0].exposed_s
 
 
@@ -104,8 +108,9 @@ def test_messages_of_the_backward_pass_hide_behind_what_is_left_of_it() -> None:
 
 def test_messages_of_blocks_hide_behind_the_block_before() -> None:
     """The first gather shows, the others as far as a block takes less than they do."""
-    traffic = Traffic(what="parameters", collective="all-gather", axis="replicas", sizes=(10**9,) * 4,
-                      beside="forward blocks")  # fmt: skip
+    traffic = Traffic(
+        what="parameters", collective="all-gather", axis="replicas", sizes=(10**9,) * 4, beside="forward blocks"
+    )
     assert seconds(traffic, forward_s=40.0, overlap=1.0) == pytest.approx((4.0, 1.0))
     assert seconds(traffic, forward_s=2.0, overlap=1.0) == pytest.approx((4.0, 1.0 + 3 * 0.5))
 
@@ -113,10 +118,16 @@ def test_messages_of_blocks_hide_behind_the_block_before() -> None:
 def test_what_passes_beside_the_same_blocks_shares_them() -> None:
     """Of a second gathered and a second summed beside each block, one of 1.5 s hides 1.5 s, not twice one."""
     kinds = [
-        Traffic(what=collective, collective=collective, axis="replicas", sizes=(10**9,) * 4, times=2,
-                beside="backward blocks")
+        Traffic(
+            what=collective,
+            collective=collective,
+            axis="replicas",
+            sizes=(10**9,) * 4,
+            times=2,
+            beside="backward blocks",
+        )
         for collective in ("all-gather", "reduce-scatter")
-    ]  # fmt: skip
+    ]
     gathered, summed = message_times(
         kinds, Layout(replicas=2), lambda size, _: links(size, overlap=1.0), forward_s=1e9, backward_s=12.0, passes=2
     )
@@ -143,6 +154,9 @@ def test_processes_meet_at_every_message_that_follows_arithmetic() -> None:
     """Replicas at the end of an update; shards at each of three gathers, two more backward, and three scatters too."""
     assert num_meetings((loss_traffic(), *replicated_traffic(PARTS.parameters))) == 1
     assert num_meetings((loss_traffic(), *summed_after(PARTS.parameters))) == 1
-    kinds = {(layout.reshard, passes): num_meetings(waited_for(messages(layout, passes)))
-             for layout in (Layout(shards=2), Layout(shards=2, reshard=False)) for passes in (1, 3)}  # fmt: skip
+    kinds = {
+        (layout.reshard, passes): num_meetings(waited_for(messages(layout, passes)))
+        for layout in (Layout(shards=2), Layout(shards=2, reshard=False))
+        for passes in (1, 3)
+    }
     assert kinds == {(True, 1): 9, (True, 3): 25, (False, 1): 7, (False, 3): 13}

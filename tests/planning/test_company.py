@@ -28,9 +28,13 @@ class ASecond:
 def added(num_bytes: int) -> Operation:
     """Without FLOPs."""
     return Operation(
-        name="add", inputs=(shape(4),), outputs=(shape(4),), flops=0, bytes_read=num_bytes // 2,
+        name="add",
+        inputs=(shape(4),),
+        outputs=(shape(4),),
+        flops=0,
+        bytes_read=num_bytes // 2,
         bytes_written=num_bytes // 2,
-    )  # fmt: skip
+    )
 
 
 def test_of_an_operations_time_its_traffic_is_slowed_down_as_memory_is() -> None:

@@ -20,8 +20,14 @@ def operation(name: str, inputs: tuple[TensorShape, ...], output: TensorShape) -
     """One that reads and writes each tensor once."""
     size = {"bf16": 2, "fp32": 4}
     read = sum(size[one.dtype] * one.numel for one in inputs)
-    return Operation(name=name, inputs=inputs, outputs=(output,), flops=0, bytes_read=read,
-                     bytes_written=size[output.dtype] * output.numel)  # fmt: skip
+    return Operation(
+        name=name,
+        inputs=inputs,
+        outputs=(output,),
+        flops=0,
+        bytes_read=read,
+        bytes_written=size[output.dtype] * output.numel,
+    )
 
 
 PRODUCT = operation("mm", (WIDE, WEIGHT), WIDE)
@@ -44,15 +50,22 @@ def trace_of(*made: tuple[Operation, int, str, int | None], target: str = "cuda"
     )
     return Trace(
         settings=TraceSettings(target=target, capability="9.0", micro_batch=1),  # type: ignore[arg-type]
-        operations=(*(one for one, *_ in made), PRODUCT), occurrences=tuple(occurrences), storages=storages, events=(),
-        modules=("",), sources=("",),
-    )  # fmt: skip
+        operations=(*(one for one, *_ in made), PRODUCT),
+        occurrences=tuple(occurrences),
+        storages=storages,
+        events=(),
+        modules=("",),
+        sources=("",),
+    )
 
 
 NORMED = trace_of(
-    (PRODUCT, BF16, "activation", 5), (TO_FULL, FP32, "temporary", 2), (NORM, FP32, "temporary", 3),
-    (TO_BF16, BF16, "activation", 5), (PRODUCT, BF16, "activation", 5),
-)  # fmt: skip
+    (PRODUCT, BF16, "activation", 5),
+    (TO_FULL, FP32, "temporary", 2),
+    (NORM, FP32, "temporary", 3),
+    (TO_BF16, BF16, "activation", 5),
+    (PRODUCT, BF16, "activation", 5),
+)
 EACH_S = [1.0, 6.0, 8.0, 6.0, 1.0, 1.0]
 
 
@@ -75,9 +88,12 @@ def test_on_a_cpu_only_elementwise_operations_join() -> None:
 
 def test_what_outlives_a_chain_is_written() -> None:
     """The cast's result is kept for the backward pass: four bytes for each element more."""
-    kept = dataclasses.replace(NORMED, storages=tuple(
-        dataclasses.replace(one, died=5) if index == 1 else one for index, one in enumerate(NORMED.storages)
-    ))  # fmt: skip
+    kept = dataclasses.replace(
+        NORMED,
+        storages=tuple(
+            dataclasses.replace(one, died=5) if index == 1 else one for index, one in enumerate(NORMED.storages)
+        ),
+    )
     (_, (left, _), *_) = kernel_shares(kept, EACH_S, by_bytes)
     assert left == pytest.approx((2 + 2) / 20)
 
@@ -85,16 +101,22 @@ def test_what_outlives_a_chain_is_written() -> None:
 def test_gated_activations_are_computed_again_from_the_products_that_are_kept() -> None:
     """Both factors live until the backward pass, so that neither SiLU nor the product does."""
     gated = trace_of(
-        (PRODUCT, BF16, "activation", 5), (PRODUCT, BF16, "activation", 5), (SILU, BF16, "activation", 5),
-        (GATED, BF16, "activation", 5), (PRODUCT, BF16, "temporary", 5),
-    )  # fmt: skip
+        (PRODUCT, BF16, "activation", 5),
+        (PRODUCT, BF16, "activation", 5),
+        (SILU, BF16, "activation", 5),
+        (GATED, BF16, "activation", 5),
+        (PRODUCT, BF16, "temporary", 5),
+    )
     assert [one.num_bytes for one in compiled_storages(gated).storages] == [BF16, BF16, 0, 0, BF16]
 
 
 def test_a_chain_keeps_what_its_inputs_would_have_taken() -> None:
     """The product itself is not kept: as many bytes of what is made from it are, and casts are not made at all."""
-    lost = dataclasses.replace(NORMED, storages=tuple(
-        dataclasses.replace(one, category="temporary", died=1) if index == 0 else one
-        for index, one in enumerate(NORMED.storages)
-    ))  # fmt: skip
+    lost = dataclasses.replace(
+        NORMED,
+        storages=tuple(
+            dataclasses.replace(one, category="temporary", died=1) if index == 0 else one
+            for index, one in enumerate(NORMED.storages)
+        ),
+    )
     assert [one.num_bytes for one in compiled_storages(lost).storages] == [BF16, 0, 0, BF16, BF16]

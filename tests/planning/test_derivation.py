@@ -23,9 +23,14 @@ def language_job() -> stoker.Job:
     """A decoder of repeated blocks."""
     tokens = torch.zeros(8, T, dtype=torch.int64)
     return stoker.Job(
-        model=lambda: GPT(layers=6, width=24, heads=3, context=T, vocab=V), data=(tokens, tokens), batch=8,
-        loss="token_cross_entropy", until=stoker.epochs(1), optimizer=stoker.AdamW(lr=1e-3), clip_norm=1.0,
-    )  # fmt: skip
+        model=lambda: GPT(layers=6, width=24, heads=3, context=T, vocab=V),
+        data=(tokens, tokens),
+        batch=8,
+        loss="token_cross_entropy",
+        until=stoker.epochs(1),
+        optimizer=stoker.AdamW(lr=1e-3),
+        clip_norm=1.0,
+    )
 
 
 def image_job(*, norm: bool = True) -> stoker.Job:
@@ -33,9 +38,13 @@ def image_job(*, norm: bool = True) -> stoker.Job:
     layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8) if norm else nn.Identity(), nn.ReLU(), nn.MaxPool2d(2)]
     data = (torch.zeros(8, 3, 8, 8), torch.zeros(8, dtype=torch.int64))
     return stoker.Job(
-        model=lambda: nn.Sequential(*layers, nn.Flatten(), nn.Linear(128, 5)), data=data, batch=8,
-        loss="cross_entropy", until=stoker.epochs(1), optimizer=stoker.SGD(lr=0.1, momentum=0.9),
-    )  # fmt: skip
+        model=lambda: nn.Sequential(*layers, nn.Flatten(), nn.Linear(128, 5)),
+        data=data,
+        batch=8,
+        loss="cross_entropy",
+        until=stoker.epochs(1),
+        optimizer=stoker.SGD(lr=0.1, momentum=0.9),
+    )
 
 
 def pairwise_job() -> stoker.Job:
@@ -46,9 +55,13 @@ def pairwise_job() -> stoker.Job:
 
     data = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64))
     return stoker.Job(
-        model=lambda: nn.Linear(4, 3), data=data, batch=8, loss=contrast, until=stoker.epochs(1),
+        model=lambda: nn.Linear(4, 3),
+        data=data,
+        batch=8,
+        loss=contrast,
+        until=stoker.epochs(1),
         optimizer=stoker.SGD(lr=0.1),
-    )  # fmt: skip
+    )
 
 
 def traced(job: stoker.Job, micro_batch: int, coupling: Coupling = SEPARABLE, **settings) -> Trace:

@@ -54,11 +54,13 @@ def comparable(trace: Trace) -> Trace:
     """Without what only a shortened trace says, nor the numbers that names happen to have."""
     occurrences = tuple(
         dataclasses.replace(
-            one, operation=repr(trace.operations[one.operation]), module=trace.modules[one.module],
+            one,
+            operation=repr(trace.operations[one.operation]),
+            module=trace.modules[one.module],
             source=trace.sources[one.source],
         )
         for one in trace.occurrences
-    )  # fmt: skip
+    )
     storages = tuple(dataclasses.replace(storage, block=None) for storage in trace.storages)
     return dataclasses.replace(
         trace, occurrences=occurrences, storages=storages, operations=(), modules=(), sources=(), took_s=0.0
@@ -148,10 +150,13 @@ def tower(died: Sequence[int | None], occurrences: int) -> Trace:
         modules=("",),
         sources=("",),
         repetition=Repetition(
-            module="", num_blocks=traced + 2, traced=traced, copies=((traced // 2 - 1, 2),),
+            module="",
+            num_blocks=traced + 2,
+            traced=traced,
+            copies=((traced // 2 - 1, 2),),
             segments=tuple(Segment(block=block, start=at, stop=at + 1) for at, block in enumerate(there)),
         ),
-    )  # fmt: skip
+    )
 
 
 def test_what_is_freed_after_all_blocks_is_freed_of_all():
@@ -165,8 +170,15 @@ def test_the_last_block_may_hand_on_to_the_first():
     """A sum begun by the last block but one and freed by the first is that block's, however many lie between."""
     whole = expanded(tower([11, 10, 9, 8, 11, 6], occurrences=12))
     assert [(one.born, one.died) for one in whole.storages] == [
-        (0, 15), (1, 14), (2, 13), (3, 12), (4, 11), (5, 10), (6, 15), (7, 8),
-    ]  # fmt: skip
+        (0, 15),
+        (1, 14),
+        (2, 13),
+        (3, 12),
+        (4, 11),
+        (5, 10),
+        (6, 15),
+        (7, 8),
+    ]
 
 
 def test_the_first_block_may_do_more_before_what_the_second_frees():
@@ -182,18 +194,19 @@ def test_the_first_block_may_do_more_before_what_the_second_frees():
     short = Trace(
         settings=TraceSettings(target="cpu", capability="", micro_batch=1),
         operations=(work,),
-        occurrences=tuple(
-            Occurrence(operation=0, phase="forward", part=0, module=block, source=0) for block in blocks
-        ),
+        occurrences=tuple(Occurrence(operation=0, phase="forward", part=0, module=block, source=0) for block in blocks),
         storages=tuple(made),
         events=(1, 2, -1, 3, -2, 4, -3, 5, -4),
         modules=tuple(f"blocks.{number}" for number in range(4)),
         sources=("",),
         repetition=Repetition(
-            module="blocks", num_blocks=6, traced=4, copies=((1, 2),),
+            module="blocks",
+            num_blocks=6,
+            traced=4,
+            copies=((1, 2),),
             segments=tuple(Segment(block=b, start=b + 1 if b else 0, stop=b + 2) for b in range(4)),
         ),
-    )  # fmt: skip
+    )
     whole = expanded(short)
     assert [whole.modules[one.module] for one in whole.occurrences] == [f"blocks.{b}" for b in (0, 0, 1, 2, 3, 4, 5)]
     assert whole.events == (1, 2, -1, 3, -2, 4, -3, 5, -4, 6, -5, 7, -6)
@@ -211,15 +224,21 @@ def test_what_blocks_keep_is_told_from_a_trace_that_checkpoints_them(model, prec
     job = job_with(model)
     data = Datasets(train=as_samples(job.data, what="data"), held_out={}, test=None)
     saving, plain = (
-        expanded(trace_with_repetition(job, data, SEPARABLE, TraceSettings(
-            **CUDA, micro_batch=2, precision=precision, parts=parts, checkpointed_blocks=blocks
-        )))
+        expanded(
+            trace_with_repetition(
+                job,
+                data,
+                SEPARABLE,
+                TraceSettings(**CUDA, micro_batch=2, precision=precision, parts=parts, checkpointed_blocks=blocks),
+            )
+        )
         for blocks in (6, 0)
-    )  # fmt: skip
+    )
     kept = sum(
-        rounded(one.num_bytes) for one in plain.storages
+        rounded(one.num_bytes)
+        for one in plain.storages
         if one.category == "activation" and one.block is not None and plain.occurrences[one.born].part == 0
-    )  # fmt: skip
+    )
     assert 0.5 * kept < kept_by_blocks(saving) <= kept
     assert kept_by_blocks(plain) == 0
     gradients = sum(rounded(one.num_bytes) for one in plain.storages if one.category == "parameter")

@@ -29,9 +29,17 @@ STATES = ("bf16", "8bit")
 def traced(target: Any = "cuda") -> Trace:
     """An update with full moments, by a fused kernel."""
     job = few_bits_job(128)
-    return trace_update(job, datasets_of(job), SEPARABLE, TraceSettings(
-        target=target, capability="8.0" if target == "cuda" else "", micro_batch=16, optimizer_implementation="fused",
-    ))  # fmt: skip
+    return trace_update(
+        job,
+        datasets_of(job),
+        SEPARABLE,
+        TraceSettings(
+            target=target,
+            capability="8.0" if target == "cuda" else "",
+            micro_batch=16,
+            optimizer_implementation="fused",
+        ),
+    )
 
 
 def state_bytes(trace: Trace) -> int:

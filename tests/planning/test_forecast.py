@@ -31,8 +31,11 @@ def test_the_whole_is_the_sum_of_its_parts() -> None:
 
 def test_a_job_without_validation_spends_nothing_on_it() -> None:
     """Neither time nor a division by zero."""
-    found = forecast_from_trial(measurement(PLAN, 0.1, evaluate_s_per_sample=0.0), profile(num_valid=0, num_test=0),
-                     Extents(total_samples=512, total_updates=1, evaluations=0))  # fmt: skip
+    found = forecast_from_trial(
+        measurement(PLAN, 0.1, evaluate_s_per_sample=0.0),
+        profile(num_valid=0, num_test=0),
+        Extents(total_samples=512, total_updates=1, evaluations=0),
+    )
     assert found.evaluate_s.value == 0
     assert found.total_s.value == pytest.approx(0.1, rel=1e-2)
 

@@ -66,8 +66,16 @@ def forecast_as(plan: Plan, *, pace_s: float, peak_bytes: float = 2.0**30) -> Ca
     return dataclasses.replace(known, plan=plan, forecast=forecast)
 
 
-BF16 = Plan(device="cpu", micro_batch=512, precision="bf16", threads=4, malloc="retained",
-            optimizer_implementation="fused", memory_format="channels_last", device_mtbf_h=24.0)  # fmt: skip
+BF16 = Plan(
+    device="cpu",
+    micro_batch=512,
+    precision="bf16",
+    threads=4,
+    malloc="retained",
+    optimizer_implementation="fused",
+    memory_format="channels_last",
+    device_mtbf_h=24.0,
+)
 
 
 def test_a_guess_is_that_of_the_plan_most_like_it() -> None:

@@ -72,10 +72,18 @@ def test_a_precision_that_did_not_fit_under_the_first_layout_is_searched_again(
 def test_several_gpus_that_the_catalogue_lacks_are_planned_by_the_most_similar_one() -> None:
     """Nothing is tried on several, so that their layouts need figures; the plan says whose they are."""
     gpus = [
-        Device(name=f"cuda:{index}", kind="cuda", index=index, model="NVIDIA X", cores=0, memory_bytes=12 * 2**30,
-               fast_dtypes=("fp32", "tf32", "bf16"), compute_capability="8.9")
+        Device(
+            name=f"cuda:{index}",
+            kind="cuda",
+            index=index,
+            model="NVIDIA X",
+            cores=0,
+            memory_bytes=12 * 2**30,
+            fast_dtypes=("fp32", "tf32", "bf16"),
+            compute_capability="8.9",
+        )
         for index in range(2)
-    ]  # fmt: skip
+    ]
     (place,) = planned_devices("2xcuda", gpus)
     decision = on_many(Planner(resolve_job(blobs_job())), place)
     assert decision.chosen.plan.layout.world_size == 2

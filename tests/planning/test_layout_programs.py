@@ -57,8 +57,10 @@ def test_a_model_in_one_dtype_is_sharded_in_bf16() -> None:
     assert not any("another dtype" in one.reason for one in rejected)
 
 
-@pytest.mark.parametrize(("layout", "may"), [(Layout(replicas=2), True), (Layout(shards=2), True),
-                                             (Layout(tensor=2), False), (Layout(stages=2), False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("layout", "may"),
+    [(Layout(replicas=2), True), (Layout(shards=2), True), (Layout(tensor=2), False), (Layout(stages=2), False)],
+)
 def test_compiling_is_considered_where_a_layout_allows_it(layout: Layout, *, may: bool) -> None:
     """Replicas and shards on GPUs."""
     assert candidates()._may_compile(layout) is may

@@ -30,9 +30,13 @@ def test_layouts_of_two_lie_along_one_axis() -> None:
     found = list(layouts_of(2))
     assert found[0] == Layout(replicas=2)
     assert set(found) == {
-        Layout(replicas=2), Layout(shards=2), Layout(shards=2, reshard=False), Layout(tensor=2),
-        Layout(tensor=2, sequence=True), Layout(stages=2),
-    }  # fmt: skip
+        Layout(replicas=2),
+        Layout(shards=2),
+        Layout(shards=2, reshard=False),
+        Layout(tensor=2),
+        Layout(tensor=2, sequence=True),
+        Layout(stages=2),
+    }
     assert list(layouts_of(1)) == [Layout()]
 
 

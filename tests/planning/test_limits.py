@@ -15,8 +15,9 @@ def test_a_candidate_breaks_what_it_exceeds() -> None:
     limits = PlanLimits(max_cost_usd=20, deadline_s=3600)
     assert limits.broken_by(candidate("l4", total_s=3000, cost=5)) == ()
     assert limits.broken_by(candidate("l4", total_s=7200, cost=25.5)) == (
-        "takes 2 h, the deadline is 1 h", "costs $25.50, the limit is $20.00",
-    )  # fmt: skip
+        "takes 2 h, the deadline is 1 h",
+        "costs $25.50, the limit is $20.00",
+    )
 
 
 def test_what_is_here_costs_nothing_and_what_nobody_offers_too_much() -> None:

@@ -7,8 +7,9 @@ from stoker.planning.model.objectives import co2_kg, cost_assumptions, cost_usd,
 from stoker.records import Estimate, Price
 
 HOUR = Estimate(value=3600, low=3000, high=4500, unit="s", basis="calibrated")
-H100 = Price(device="h100", provider="Us", usd_per_hour=3.0, market="on demand", source="s", seen_on="2026-11-01",
-             region="there")  # fmt: skip
+H100 = Price(
+    device="h100", provider="Us", usd_per_hour=3.0, market="on demand", source="s", seen_on="2026-11-01", region="there"
+)
 
 
 def watts(value: float, spread: float = 0.0, basis="datasheet") -> Estimate:

@@ -21,9 +21,15 @@ from stoker.testing import fake_device
 pytestmark = pytest.mark.usefixtures("place")
 
 TIMED = MicroBenchmark(
-    device=fake_device(), threads=1, timings=(), launch_s=0.0, took_s=1.0, measured_at="2026-11-22T12:00:00+00:00",
-    torch_version="2", anchors_s={"product": 1e-3},
-)  # fmt: skip
+    device=fake_device(),
+    threads=1,
+    timings=(),
+    launch_s=0.0,
+    took_s=1.0,
+    measured_at="2026-11-22T12:00:00+00:00",
+    torch_version="2",
+    anchors_s={"product": 1e-3},
+)
 
 
 @pytest.fixture

@@ -14,9 +14,15 @@ def known(
 ) -> Calibration:
     """What a run wrote down."""
     return Calibration(
-        device_model="a CPU", torch_version="2", run="x", quantity=quantity, forecast=forecast, measured=measured,
-        at="2026-11-22T12:00:00+00:00", basis=basis,
-    )  # fmt: skip
+        device_model="a CPU",
+        torch_version="2",
+        run="x",
+        quantity=quantity,
+        forecast=forecast,
+        measured=measured,
+        at="2026-11-22T12:00:00+00:00",
+        basis=basis,
+    )
 
 
 def test_toys_are_left_out() -> None:

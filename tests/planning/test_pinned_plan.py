@@ -14,9 +14,18 @@ from stoker.records import Coupling, Profile
 (PLACE,) = planned_devices("8xh100", ())
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="known")
 PROFILE = Profile(
-    num_train=1000, num_valid=0, num_test=0, batch=64, parameters=10, parameter_bytes=40, has_convolutions=False,
-    is_in_memory=True, optimizer_implementations=("fused", "default"), coupling=SEPARABLE, num_blocks=12,
-)  # fmt: skip
+    num_train=1000,
+    num_valid=0,
+    num_test=0,
+    batch=64,
+    parameters=10,
+    parameter_bytes=40,
+    has_convolutions=False,
+    is_in_memory=True,
+    optimizer_implementations=("fused", "default"),
+    coupling=SEPARABLE,
+    num_blocks=12,
+)
 
 
 def test_words_are_fields_of_a_plan_and_of_its_layout() -> None:

@@ -66,8 +66,15 @@ def test_a_gpu_that_the_catalogue_lacks_is_planned_by_trials(capability: str, mo
         raise DoesNotFit("a made-up reason")
 
     monkeypatch.setattr("stoker.planning.planner.try_plan", trial)
-    gpu = Device(name="cuda:0", kind="cuda", model="NVIDIA X", cores=0, memory_bytes=12 * 2**30,
-                 fast_dtypes=("fp32", "bf16"), compute_capability=capability)  # fmt: skip
+    gpu = Device(
+        name="cuda:0",
+        kind="cuda",
+        model="NVIDIA X",
+        cores=0,
+        memory_bytes=12 * 2**30,
+        fast_dtypes=("fp32", "bf16"),
+        compute_capability=capability,
+    )
     [place] = planned_devices("cuda:0", (gpu,))
     search, problem = planner.Planner(resolve_job(blobs_job())).confirmed(place)
     assert tried[0].device == "cuda:0"

@@ -64,12 +64,18 @@ def test_no_plan_left_out_is_better_than_the_first(per_sample: float, blocks: in
     small = dataclasses.replace(GPU, memory_bytes=16 * 2**30)
     known = Known(small, facts, fixed=fixed, per_sample=per_sample)
     every = [
-        Plan(device="cuda:0", micro_batch=size, precision=precision, optimizer_implementation="fused",
-             memory_format="channels_last", checkpointed_blocks=count)
+        Plan(
+            device="cuda:0",
+            micro_batch=size,
+            precision=precision,
+            optimizer_implementation="fused",
+            memory_format="channels_last",
+            checkpointed_blocks=count,
+        )
         for size, precision, count in itertools.product(
             facts.coupling.legal_micro_batches(512), ("bf16", "fp32"), {0, blocks // 2, blocks}
         )
-    ]  # fmt: skip
+    ]
     fitting = [plan for plan in every if known.probability_it_fits(plan) >= SURE_ENOUGH]
     if not fitting:
         with pytest.raises(DoesNotFit):
@@ -286,8 +292,13 @@ class _Captured(Known):
         found = super().forecast(plan)
         pace_s = (1 - self.saved * plan.captured) / found.samples_per_s.value
         once_s = self.once_s if plan.captured else None
-        return forecast_of(plan, pace_s=pace_s, total_s=270_000 * pace_s + (once_s or 0.0), compile_s=once_s,
-                           peak_bytes=self.needed_bytes(plan))  # fmt: skip
+        return forecast_of(
+            plan,
+            pace_s=pace_s,
+            total_s=270_000 * pace_s + (once_s or 0.0),
+            compile_s=once_s,
+            peak_bytes=self.needed_bytes(plan),
+        )
 
 
 def test_a_captured_plan_is_proposed_where_it_is_forecast_to_save_something() -> None:

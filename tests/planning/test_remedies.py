@@ -17,9 +17,13 @@ PLAN = Plan(device="cpu", micro_batch=64, threads=4)
 def ran(*, evaluations_s: tuple[float, ...] = (), checkpoints: int = 0, **split_s: float) -> RunTimes:
     """A run of a hundred updates."""
     return RunTimes(
-        split_s=split_s, updates=100, samples_per_update=64, samples_per_s=None, evaluations_s=evaluations_s,
+        split_s=split_s,
+        updates=100,
+        samples_per_update=64,
+        samples_per_s=None,
+        evaluations_s=evaluations_s,
         num_checkpoints=checkpoints,
-    )  # fmt: skip
+    )
 
 
 def remedy(saved_s: float, *, changes_job: bool = False) -> Remedy:

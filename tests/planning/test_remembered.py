@@ -17,9 +17,14 @@ FAILED = Plan(device="cuda:1", micro_batch=256, precision="bf16")
 def failure(plan: Plan = FAILED, reachable_bytes: int | None = None) -> OutOfMemory:
     """Memory that ran out under that plan."""
     return OutOfMemory(
-        device_model=GPU.model, torch_version="2", job="j", plan=plan, run="r", at="2025-03-01",
+        device_model=GPU.model,
+        torch_version="2",
+        job="j",
+        plan=plan,
+        run="r",
+        at="2025-03-01",
         reachable_bytes=reachable_bytes,
-    )  # fmt: skip
+    )
 
 
 def test_what_ran_out_is_not_proposed_again_nor_what_needs_as_much() -> None:
@@ -42,9 +47,12 @@ def test_a_plan_is_ruled_out_by_one_that_saves_more() -> None:
     """Of as many samples or more, with no more blocks checkpointed, in the same or a wider precision."""
     one = failure(dataclasses.replace(FAILED, checkpointed_blocks=4))
     cases = {
-        (256, "bf16", 4): True, (512, "bf16", 0): True, (256, "fp32", 4): True,
-        (128, "bf16", 0): False, (256, "bf16", 8): False,
-    }  # fmt: skip
+        (256, "bf16", 4): True,
+        (512, "bf16", 0): True,
+        (256, "fp32", 4): True,
+        (128, "bf16", 0): False,
+        (256, "bf16", 8): False,
+    }
     for (size, precision, blocks), expected in cases.items():
         plan = Plan(device="cuda:0", micro_batch=size, precision=precision, checkpointed_blocks=blocks)
         assert one.rules_out(plan) == expected, plan
@@ -56,9 +64,10 @@ def test_a_plan_that_saves_memory_in_another_way_is_not_ruled_out() -> None:
     """Blocks in full, the loss in more chunks, the host's memory given back sooner; the other way round it is."""
     thrifty = dataclasses.replace(FAILED, checkpointed_blocks=4, loss_chunks=8, malloc="default")
     for wasteful in (
-        dataclasses.replace(thrifty, loss_chunks=1), dataclasses.replace(thrifty, malloc="retained"),
+        dataclasses.replace(thrifty, loss_chunks=1),
+        dataclasses.replace(thrifty, malloc="retained"),
         dataclasses.replace(thrifty, checkpointing="selective"),
-    ):  # fmt: skip
+    ):
         assert failure(thrifty).rules_out(wasteful), wasteful
         assert not failure(wasteful).rules_out(thrifty), wasteful
     assert not failure(thrifty).rules_out(dataclasses.replace(thrifty, malloc="mapped"))

@@ -37,9 +37,11 @@ def search_for(paces: dict[Plan, float], long: bool = True, **changes) -> PlanSe
     """A search among these plans, in a run of a day, or of ten seconds."""
     length = 10**9 if long else 100_000
     return PlanSearch(
-        candidates(paces, **changes), profile(), CPU,
+        candidates(paces, **changes),
+        profile(),
+        CPU,
         lambda _rate: Extents(total_samples=length, total_updates=length // 512, evaluations=5),
-    )  # fmt: skip
+    )
 
 
 def at(pace: float, plan: Plan, **changes) -> Measurement:
@@ -237,13 +239,17 @@ def search_with_compiled(*more: Candidate, run_s: float, gain: float = 0.8) -> P
     """
     samples = round(run_s / 1e-4)
     compiled = Candidate(
-        device="cpu", plan=COMPILED, forecast=forecast_of(COMPILED, pace_s=gain * 1e-4, compile_s=20.0),
+        device="cpu",
+        plan=COMPILED,
+        forecast=forecast_of(COMPILED, pace_s=gain * 1e-4, compile_s=20.0),
         memory_bytes=2**33,
-    )  # fmt: skip
+    )
     return PlanSearch(
-        [compiled, *candidates({FIRST: 1e-4}), *more], profile(), CPU,
+        [compiled, *candidates({FIRST: 1e-4}), *more],
+        profile(),
+        CPU,
         lambda _rate: Extents(total_samples=samples, total_updates=samples // 512, evaluations=0),
-    )  # fmt: skip
+    )
 
 
 def test_what_others_are_compared_with_is_not_compiled() -> None:

@@ -42,13 +42,23 @@ def collectives(world: World, plan: Plan, make: Callable[[], GPT]) -> list[tuple
     """Each gather and scatter of an update, with the bytes of its larger tensor, in the order they come."""
     tokens = torch.randint(10, (BATCH, 5), generator=torch.Generator().manual_seed(0))
     job = stoker.Job(
-        model=make, data=(tokens[:, :-1], tokens[:, 1:]), loss="token_cross_entropy", optimizer=stoker.SGD(lr=0.1),
-        batch=BATCH, until=stoker.updates(3),
-    )  # fmt: skip
+        model=make,
+        data=(tokens[:, :-1], tokens[:, 1:]),
+        loss="token_cross_entropy",
+        optimizer=stoker.SGD(lr=0.1),
+        batch=BATCH,
+        until=stoker.updates(3),
+    )
     data = datasets_of(job)
     step = Step(job, plan, SEPARABLE, world=world)
-    source = BatchSource(data.train, step.pipeline(data.train, augmented=True), data.extent(job), job.seed, plan,
-                         split=world.split(SEPARABLE))  # fmt: skip
+    source = BatchSource(
+        data.train,
+        step.pipeline(data.train, augmented=True),
+        data.extent(job),
+        job.seed,
+        plan,
+        split=world.split(SEPARABLE),
+    )
     (batch,) = source.batches(Position(), 1)
     step.update(batch, 0, 0.0)  # the first one finds out what there is
     found: list[tuple[str, int]] = []
@@ -74,10 +84,13 @@ def _untraced() -> Trace:
 @pytest.mark.parametrize(
     ("reshard", "precision", "make"),
     [
-        (True, "fp32", MODEL), (False, "fp32", MODEL), (True, "bf16", MODEL),
-        (True, "fp32", adapted), (False, "fp32", adapted),
+        (True, "fp32", MODEL),
+        (False, "fp32", MODEL),
+        (True, "bf16", MODEL),
+        (True, "fp32", adapted),
+        (False, "fp32", adapted),
     ],
-)  # fmt: skip
+)
 def test_forecasts_name_every_gather_and_scatter_that_pytorch_makes(
     reshard: bool, precision: Precision, make: Callable[[], GPT]
 ) -> None:
@@ -89,9 +102,20 @@ def test_forecasts_name_every_gather_and_scatter_that_pytorch_makes(
     plan = Plan(device="cpu", micro_batch=BATCH // 2 // PASSES, layout=layout, precision=precision)
     made, _ = on_ranks(layout, collectives, plan, make)
     parts = model_parts(make())
-    update = DividedUpdate(layout=layout, parts=parts, held=parts, passes=PASSES, trace=_untraced,
-                           gathered_share=0.5 if precision == "bf16" else 1.0)  # fmt: skip
+    update = DividedUpdate(
+        layout=layout,
+        parts=parts,
+        held=parts,
+        passes=PASSES,
+        trace=_untraced,
+        gathered_share=0.5 if precision == "bf16" else 1.0,
+    )
     traffic = AXIS.traffic(update)
-    expected = [(one.collective, size) for one in traffic if one.axis == "shards"
-                for size in one.sizes for _ in range(round(one.times))]  # fmt: skip
+    expected = [
+        (one.collective, size)
+        for one in traffic
+        if one.axis == "shards"
+        for size in one.sizes
+        for _ in range(round(one.times))
+    ]
     assert sorted(made) == sorted(expected)

@@ -78,8 +78,10 @@ def test_memory_is_saved_in_steps_of_rising_cost(blocks: int, counts: list[int])
     selective = [(blocks, "selective")] if blocks else []
     assert {way.malloc for way in on_gpu} == {"default"}
     assert [(way.checkpointed_blocks, way.checkpointing) for way in on_gpu] == [
-        (0, "full"), *selective, *((count, "full") for count in counts if count)
-    ]  # fmt: skip
+        (0, "full"),
+        *selective,
+        *((count, "full") for count in counts if count),
+    ]
 
 
 def test_a_loss_in_chunks_comes_before_checkpointing_and_stays() -> None:
@@ -87,8 +89,14 @@ def test_a_loss_in_chunks_comes_before_checkpointing_and_stays() -> None:
     on_gpu = dataclasses.replace(PLAN, device="cuda:0")
     ways = list(saving_memory(on_gpu, profile(num_blocks=12, loss_chunks=8)))
     assert [(way.checkpointed_blocks, way.loss_chunks) for way in ways] == [
-        (0, 1), (0, 8), (12, 8), (3, 8), (6, 8), (9, 8), (12, 8),
-    ]  # fmt: skip
+        (0, 1),
+        (0, 8),
+        (12, 8),
+        (3, 8),
+        (6, 8),
+        (9, 8),
+        (12, 8),
+    ]
     many = saving_memory(on_gpu, profile(num_blocks=32, loss_chunks=8))
     assert [(way.checkpointed_blocks, way.loss_chunks) for way in many] == [(0, 1), (0, 8), (32, 8), (32, 8)]
     assert {way.loss_chunks for way in saving_memory(on_gpu, profile(num_blocks=12))} == {1}

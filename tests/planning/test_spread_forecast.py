@@ -140,9 +140,10 @@ def test_processes_on_one_cpu_wait_for_each_other_at_every_message() -> None:
 
 def test_shards_hold_less_and_stages_too() -> None:
     """Whole copies need the most of a device."""
-    needed = {layout: forecasts(layout).needed_bytes(PLAN) for layout in (
-        Layout(replicas=2), Layout(shards=2), Layout(stages=2)
-    )}  # fmt: skip
+    needed = {
+        layout: forecasts(layout).needed_bytes(PLAN)
+        for layout in (Layout(replicas=2), Layout(shards=2), Layout(stages=2))
+    }
     assert all(value > 0 for value in needed.values())
     state = {layout: forecasts(layout).state(PLAN).total for layout in needed}
     assert state[Layout(shards=2)] < 0.6 * state[Layout(replicas=2)]
@@ -168,9 +169,15 @@ def test_each_process_is_charged_its_part_of_a_checkpoint() -> None:
     assert written(Layout(replicas=2, shards=2)) == pytest.approx(whole / 4, rel=0.1)
     assert whole / 2 <= written(Layout(stages=2)) < 0.9 * whole
     apart = LayoutForecasts(
-        Layout(replicas=2), FACTS, PARTS, lambda _threads: hardware("cuda"), trace, lambda _rate: RUN,
-        lambda _size, _stride: links(), is_apart=True,
-    )  # fmt: skip
+        Layout(replicas=2),
+        FACTS,
+        PARTS,
+        lambda _threads: hardware("cuda"),
+        trace,
+        lambda _rate: RUN,
+        lambda _size, _stride: links(),
+        is_apart=True,
+    )
     assert apart._saved_bytes(PLAN) == whole + 3 * trained
 
 
@@ -185,9 +192,15 @@ def test_batch_statistics_are_messages_too() -> None:
 def test_sites_that_train_apart_tell_each_other_nothing_in_an_update() -> None:
     """They come together after an interval."""
     found = LayoutForecasts(
-        Layout(replicas=2), FACTS, PARTS, lambda _: hardware("cpu"), trace, lambda _: RUN,
-        lambda *_: links(waits=((1e-9, 1.0),)), is_apart=True,
-    )  # fmt: skip
+        Layout(replicas=2),
+        FACTS,
+        PARTS,
+        lambda _: hardware("cpu"),
+        trace,
+        lambda _: RUN,
+        lambda *_: links(waits=((1e-9, 1.0),)),
+        is_apart=True,
+    )
     assert found.traffic(PLAN) == ()
     assert found.spread(PLAN).waiting_s == 0
     assert found.forecast(PLAN).communication_bytes == 0

@@ -20,9 +20,13 @@ pytestmark = pytest.mark.usefixtures("place")
 def _job() -> stoker.Job:
     data = torch.randn(64, 8), torch.randn(64, 1)
     return stoker.Job(
-        model=lambda: nn.Linear(8, 1), data=data, loss="mse", optimizer=stoker.SGD(lr=0.1), batch=16,
+        model=lambda: nn.Linear(8, 1),
+        data=data,
+        loss="mse",
+        optimizer=stoker.SGD(lr=0.1),
+        batch=16,
         until=stoker.epochs(1),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(("said", "most"), [("1", 1), ("3,2", 3), ("", None), ("abc", None), ("0", None)])

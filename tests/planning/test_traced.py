@@ -85,7 +85,7 @@ def hardware(device: Device = GPU) -> Hardware:
 
 def forecasts(
     traces: Traces | None = None, device: Device = GPU, facts: Profile = FACTS, **known: Any
-) -> TracedForecasts:  # fmt: skip
+) -> TracedForecasts:
     """Of jobs with FACTS on a device."""
     return TracedForecasts(facts, lambda _threads: hardware(device), Needs(traces or Traces()), lambda _: RUN, **known)
 
@@ -142,8 +142,12 @@ def test_memory_grows_with_the_micro_batch_and_decides_what_fits() -> None:
 
 def test_a_plan_fits_if_its_probability_says_so() -> None:
     """At every limit of memory; between 50 and 76 MiB the allocator has to give back what it only caches."""
-    storages = [storage(20 * MIB, -1, None, "parameter"), storage(12 * MIB, 0, 1), storage(14 * MIB, 0, 1),
-                storage(30 * MIB, 2, 2)]  # fmt: skip
+    storages = [
+        storage(20 * MIB, -1, None, "parameter"),
+        storage(12 * MIB, 0, 1),
+        storage(14 * MIB, 0, 1),
+        storage(30 * MIB, 2, 2),
+    ]
 
     def about(room: int) -> TracedForecasts:
         def traces(settings: TraceSettings) -> Trace:
@@ -178,9 +182,15 @@ def test_earlier_errors_widen_or_narrow_the_interval() -> None:
 
     def calibration(measured: float) -> Calibration:
         return Calibration(
-            device_model=GPU.model, torch_version="2.13.0", run="a run", quantity="peak_bytes", forecast=1.0,
-            measured=measured, at="2026-11-21T12:00:00+00:00", basis="datasheet",
-        )  # fmt: skip
+            device_model=GPU.model,
+            torch_version="2.13.0",
+            run="a run",
+            quantity="peak_bytes",
+            forecast=1.0,
+            measured=measured,
+            at="2026-11-21T12:00:00+00:00",
+            basis="datasheet",
+        )
 
     exact, over = (forecasts(calibrations=(calibration(ratio),) * 15) for ratio in (1.0, 1.2))
     assert over.forecast(PLAN).peak_bytes.high > exact.forecast(PLAN).peak_bytes.high
@@ -248,8 +258,9 @@ def test_batches_copied_ahead_are_on_the_gpu() -> None:
         assert found.reserved_bytes is not None
         assert plain.reserved_bytes is not None
         return (
-            found.peak_bytes.value - plain.peak_bytes.value, found.reserved_bytes.value - plain.reserved_bytes.value
-        )  # fmt: skip
+            found.peak_bytes.value - plain.peak_bytes.value,
+            found.reserved_bytes.value - plain.reserved_bytes.value,
+        )
 
     fast = {"precision": "bf16", "memory_format": "channels_last"}
     for loader in ("memory", "workers"):
@@ -318,9 +329,15 @@ def test_the_copy_that_a_checkpoint_is_written_from_is_part_of_a_cpus_peak() -> 
 def compile_calibration(measured: float) -> Calibration:
     """Compiling was forecast to take 10 s, and took this long."""
     return Calibration(
-        device_model=GPU.model, torch_version="2.13.0", run="a run", quantity="compile_s", forecast=10.0,
-        measured=measured, at="2026-11-21T12:00:00+00:00", basis="datasheet",
-    )  # fmt: skip
+        device_model=GPU.model,
+        torch_version="2.13.0",
+        run="a run",
+        quantity="compile_s",
+        forecast=10.0,
+        measured=measured,
+        at="2026-11-21T12:00:00+00:00",
+        basis="datasheet",
+    )
 
 
 def test_compiling_is_part_of_the_total_with_its_interval() -> None:

@@ -26,8 +26,9 @@ from stoker.records import (
 
 CPU = Hardware(
     device=Device(name="cpu", kind="cpu", model="x", cores=2, memory_bytes=2**34, fast_dtypes=("fp32",)),
-    dense_flops={"fp32": 1e11}, bandwidth_bytes_per_s=1e10,
-)  # fmt: skip
+    dense_flops={"fp32": 1e11},
+    bandwidth_bytes_per_s=1e10,
+)
 GPU = dataclasses.replace(CPU, device=dataclasses.replace(CPU.device, name="cuda:0", kind="cuda"))
 
 
@@ -37,9 +38,13 @@ def square(size: int) -> TensorShape:
 
 
 PRODUCT = Operation(
-    name="mm", inputs=(square(1000), square(1000)), outputs=(square(1000),), flops=2 * 10**9, bytes_read=8 * 10**6,
+    name="mm",
+    inputs=(square(1000), square(1000)),
+    outputs=(square(1000),),
+    flops=2 * 10**9,
+    bytes_read=8 * 10**6,
     bytes_written=4 * 10**6,
-)  # fmt: skip
+)
 THIN = dataclasses.replace(PRODUCT, flops=10**6)
 ADDITION = dataclasses.replace(PRODUCT, name="add", flops=0)
 
@@ -64,8 +69,10 @@ def work_of(*operations: tuple[Operation, Phase]) -> UpdateWork:
             for index, (_, phase) in enumerate(operations)
         ),
         storages=(Storage(num_bytes=40_000_000, category="input", born=-1, died=None),),
-        events=(1,), modules=("",), sources=("",),
-    )  # fmt: skip
+        events=(1,),
+        modules=("",),
+        sources=("",),
+    )
     return counted(trace)
 
 
@@ -90,9 +97,16 @@ def test_a_product_of_few_flops_a_byte_is_memory() -> None:
     """The roof that counts is the measured one where there is one: slow products are arithmetic again."""
     assert bounds_of((THIN, "forward")).seconds.get("arithmetic", 0.0) == 0.0
     slow = Ceilings(
-        device=CPU.device, threads=2, gemm_flops={"fp32": 1e8}, copy_bytes_per_s=1e10, fresh_copy_bytes_per_s=1e9,
-        host_to_device_bytes_per_s=None, took_s=1.0, measured_at="2026-11-21", torch_version="2.13.0",
-    )  # fmt: skip
+        device=CPU.device,
+        threads=2,
+        gemm_flops={"fp32": 1e8},
+        copy_bytes_per_s=1e10,
+        fresh_copy_bytes_per_s=1e9,
+        host_to_device_bytes_per_s=None,
+        took_s=1.0,
+        measured_at="2026-11-21",
+        torch_version="2.13.0",
+    )
     assert bounds_of((THIN, "forward"), ceilings=slow).seconds["arithmetic"] > 0
 
 
@@ -137,8 +151,14 @@ def kernel(operation: str, seconds: float, phase: str = "forward") -> Kernel:
 
 def test_a_profile_tells_arithmetic_from_memory() -> None:
     """By the time that operations took within updates; evaluations, loading and autograd's nodes are left out."""
-    seen = (kernel("addmm", 1.0), kernel("convolution_backward", 1.0, "backward"), kernel("batch_norm", 6.0),
-            kernel("mm", 50.0, "beside"), kernel("index", 9.0, "data"), kernel("AddmmBackward0", 7.0))  # fmt: skip
+    seen = (
+        kernel("addmm", 1.0),
+        kernel("convolution_backward", 1.0, "backward"),
+        kernel("batch_norm", 6.0),
+        kernel("mm", 50.0, "beside"),
+        kernel("index", 9.0, "data"),
+        kernel("AddmmBackward0", 7.0),
+    )
     table = KernelTable(device="cpu", first_update=5, updates=5, kernels=seen, peak_bytes=0, peak_shares=(), files={})
     forecast = bounds_of((PRODUCT, "forward"), (ADDITION, "forward"))
     found = as_profiled(forecast, table)

@@ -85,9 +85,12 @@ class Book:
         for block in range(blocks):
             previous = sha256(b"%d" % (block - 1)) if block else ""
             state = sha256(b"%d" % block)
-            self.post(self.agent, on.Committed(
-                lease_id="job", block=block, update=10 * (block + 1), state=state, blob=state, previous=previous
-            ))  # fmt: skip
+            self.post(
+                self.agent,
+                on.Committed(
+                    lease_id="job", block=block, update=10 * (block + 1), state=state, blob=state, previous=previous
+                ),
+            )
 
     def finish(self, **more: Any) -> None:
         """A run as above, and its end."""

@@ -31,8 +31,16 @@ def link(state, update, cheat=""):
 def plan(total):
     """The record of a plan for a job of `total` updates, as JSON."""
     none = Estimate(value=0.0, low=0.0, high=0.0, unit="s", basis="unknown")
-    forecast = Forecast(step_s=none, samples_per_s=none, evaluate_s=none, checkpoint_s=none, total_s=none,
-                        peak_bytes=none, total_samples=total, total_updates=total)  # fmt: skip
+    forecast = Forecast(
+        step_s=none,
+        samples_per_s=none,
+        evaluate_s=none,
+        checkpoint_s=none,
+        total_s=none,
+        peak_bytes=none,
+        total_samples=total,
+        total_updates=total,
+    )
     chosen = Candidate(device="cpu", plan=Plan(device="cpu", micro_batch=1), forecast=forecast, memory_bytes=1)
     return dumps(Decision(device="cpu", candidates=(chosen,), rejected=(), explanation=(), took_s=0.0))
 
@@ -46,10 +54,17 @@ def save(store, state, updates, verdict=None):
         save_file({"w": np.frombuffer(state, np.uint8).copy()}, folder / "model.safetensors")
 
     path = store.write(
-        checkpoint_name(Position(samples=updates, updates=updates)), files,
-        lambda digests: CheckpointManifest(spec_digest=SPEC, position=Position(samples=updates, updates=updates),
-                                           stoker_version="", torch_version="", files=digests, skeleton=skeleton),
-    )  # fmt: skip
+        checkpoint_name(Position(samples=updates, updates=updates)),
+        files,
+        lambda digests: CheckpointManifest(
+            spec_digest=SPEC,
+            position=Position(samples=updates, updates=updates),
+            stoker_version="",
+            torch_version="",
+            files=digests,
+            skeleton=skeleton,
+        ),
+    )
     return store.named(path.name)[1]
 
 
@@ -82,8 +97,18 @@ def train(words):
     with (run / "events.jsonl").open("a") as log:
 
         def tell(kind):
-            log.write(json.dumps({"record": "Event", "schema": 1, "kind": kind, "at": time.time(),
-                                  "fields": {"samples": updates, "run": run.name}}) + "\n")  # fmt: skip
+            log.write(
+                json.dumps(
+                    {
+                        "record": "Event",
+                        "schema": 1,
+                        "kind": kind,
+                        "at": time.time(),
+                        "fields": {"samples": updates, "run": run.name},
+                    }
+                )
+                + "\n"
+            )
             log.flush()
 
         tell("started" if not updates else "resumed")

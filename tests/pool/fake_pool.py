@@ -35,8 +35,9 @@ class FakePool:
             return
         match body:
             case on.Committed():
-                lease["commitments"].append({"block": body.block, "update": body.update, "state": body.state,
-                                             "blob": body.blob})  # fmt: skip
+                lease["commitments"].append(
+                    {"block": body.block, "update": body.update, "state": body.state, "blob": body.blob}
+                )
             case on.Beat():
                 lease |= {"beat_index": body.index, "running_s": body.running_s, "samples": body.samples}
             case on.Accepted():
@@ -55,12 +56,30 @@ class FakePool:
     def add_lease(self, lease_id: str, order: str, determinism_class: str = "") -> dict[str, Any]:
         """A lease that waits to be accepted."""
         self.leases[lease_id] = {
-            "lease_id": lease_id, "order": order, "state": "funded", "reason": "", "commitments": [], "challenges": [],
-            "beat_index": -1, "running_s": 0, "samples": 0, "agent": self.key.public, "result": "", "offer_id": "box",
-            "determinism_class": determinism_class, "check_fraction": 0.0, "paid_s": 0, "rate_per_hour": 0,
-            "renter": self.key.public, "outcome": "", "closed_by": "", "closed_s": 0.0,
-            "delegate": self.address.key, "bond": 0, "window_s": 3600,
-        }  # fmt: skip
+            "lease_id": lease_id,
+            "order": order,
+            "state": "funded",
+            "reason": "",
+            "commitments": [],
+            "challenges": [],
+            "beat_index": -1,
+            "running_s": 0,
+            "samples": 0,
+            "agent": self.key.public,
+            "result": "",
+            "offer_id": "box",
+            "determinism_class": determinism_class,
+            "check_fraction": 0.0,
+            "paid_s": 0,
+            "rate_per_hour": 0,
+            "renter": self.key.public,
+            "outcome": "",
+            "closed_by": "",
+            "closed_s": 0.0,
+            "delegate": self.address.key,
+            "bond": 0,
+            "window_s": 3600,
+        }
         return self.leases[lease_id]
 
     def lease(self, lease_id: str) -> dict[str, Any]:

@@ -51,9 +51,14 @@ class QuickChain:
         """The answer to a call whose effects stay, and its gas; raises Refused with the contract's reason."""
         state, address = self._vm.state, to_canonical_address(to)
         message = Message(
-            gas=10_000_000, to=address, sender=to_canonical_address(sender), value=0, data=data,
-            code=state.get_code(address), code_address=address,
-        )  # fmt: skip
+            gas=10_000_000,
+            to=address,
+            sender=to_canonical_address(sender),
+            value=0,
+            data=data,
+            code=state.get_code(address),
+            code_address=address,
+        )
         context = state.get_transaction_context_class()(gas_price=0, origin=message.sender)
         state.clear_transient_storage()
         done = state.computation_class.apply_message(state, message, context)

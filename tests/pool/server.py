@@ -59,16 +59,28 @@ def until(is_there: Callable[[], Any], timeout_s: float = 20.0) -> Any:
 
 @contextmanager
 def in_thread(
-    folder: Path, *, rates: Rates = FAST, blob_limits: BlobLimits | None = None, custody: Any = None,
-    bulk_bytes: int = 0, **rules: Any,
-) -> Iterator[tuple[ControlPlane, PoolClient]]:  # fmt: skip
+    folder: Path,
+    *,
+    rates: Rates = FAST,
+    blob_limits: BlobLimits | None = None,
+    custody: Any = None,
+    bulk_bytes: int = 0,
+    **rules: Any,
+) -> Iterator[tuple[ControlPlane, PoolClient]]:
     """A control plane that answers within the block, and its operator's client.
 
     `bulk_bytes`: peers meet there, and blobs are large from so many bytes on.
     """
     key = own_key("control", folder)
-    plane = ControlPlane(folder, key, Founded(name="test", **rules), rates=rates, blob_limits=blob_limits,
-                         now=shifted(folder), custody=custody)  # fmt: skip
+    plane = ControlPlane(
+        folder,
+        key,
+        Founded(name="test", **rules),
+        rates=rates,
+        blob_limits=blob_limits,
+        now=shifted(folder),
+        custody=custody,
+    )
     if bulk_bytes:
         from stoker.pool.rendezvous import PeerRendezvous
 

@@ -54,8 +54,9 @@ def test_a_folder_comes_back_as_it_was(folder, tmp_path):
 def test_bundles_bring_links_and_programs(tmp_path):
     """The code of a job links to its data; the receiver of an order takes links, and nobody else does."""
     code = Bundle(kind="code", name="job.py", files=(TreeFile(path="rows.csv", link="../../data/x/rows.csv"),))
-    program = TreeFile(path="tool", num_bytes=2, digest=hashlib.sha256(b"#!").hexdigest(), content=b"#!",
-                       is_executable=True)  # fmt: skip
+    program = TreeFile(
+        path="tool", num_bytes=2, digest=hashlib.sha256(b"#!").hexdigest(), content=b"#!", is_executable=True
+    )
     data = Bundle(kind="data", name="rows", files=(program,))
     pack_bundles((code, data), tmp_path / "t")
     unpack(tmp_path / "t", tmp_path / "there", TreeLimits(num_bytes=10, has_links=True))

@@ -37,10 +37,15 @@ class Chain(QuickChain):
     def terms(self, name: str = "job", **more: object) -> Terms:
         """Two credits for four hours."""
         plain = Terms(
-            renter=address(self.renter), agent=address(self.agent), cosigner=address(self.renter), deposit=2 * CREDIT,
-            name=lease_name("a" * 64, "b" * 64, name), rate_per_hour=CREDIT // 2, bond=CREDIT,
+            renter=address(self.renter),
+            agent=address(self.agent),
+            cosigner=address(self.renter),
+            deposit=2 * CREDIT,
+            name=lease_name("a" * 64, "b" * 64, name),
+            rate_per_hour=CREDIT // 2,
+            bond=CREDIT,
             deadline_s=self.now_s + DAY_S,
-        )  # fmt: skip
+        )
         return replace(plain, **more)
 
     def running(self, **more: object) -> Terms:
@@ -51,17 +56,29 @@ class Chain(QuickChain):
         return terms
 
     def settle(
-        self, terms: Terms, *, by: QuickContract | None = None, pay: int = 0, slashed: int = 0, fee: int = 0,
-        agreed_s: int = 3600, voucher: bytes | None = None, verdict: bytes | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        terms: Terms,
+        *,
+        by: QuickContract | None = None,
+        pay: int = 0,
+        slashed: int = 0,
+        fee: int = 0,
+        agreed_s: int = 3600,
+        voucher: bytes | None = None,
+        verdict: bytes | None = None,
+    ) -> None:
         """A verdict and a voucher, brought by a stranger."""
         fees = [(address(self.verifier), fee)] if fee else []
         judged = self.arbiter.verdict(terms.lease, pay=pay, slashed=slashed, fees=fees)
         (by or self.stranger).settle(
-            terms, pay=pay, slashed=slashed, fees=fees, running_s=agreed_s,
+            terms,
+            pay=pay,
+            slashed=slashed,
+            fees=fees,
+            running_s=agreed_s,
             verdict=judged if verdict is None else verdict,
             voucher=self.renter.voucher(terms.lease, agreed_s) if voucher is None else voucher,
-        )  # fmt: skip
+        )
 
     def balances(self) -> list[int]:
         """Of renter, agent and verifier."""
@@ -296,11 +313,15 @@ def drive(num_calls: int, seed: int) -> Counter[str]:
         if kind == "open" or not known:
             renter, agent = draw.choice(parties), draw.choice(parties)
             terms = chain.terms(
-                f"job{number}", renter=address(renter), agent=address(agent), cosigner=address(renter),
-                deposit=draw.choice((0, 1, 3599, CREDIT)), bond=draw.choice((0, 1, CREDIT)),
+                f"job{number}",
+                renter=address(renter),
+                agent=address(agent),
+                cosigner=address(renter),
+                deposit=draw.choice((0, 1, 3599, CREDIT)),
+                bond=draw.choice((0, 1, CREDIT)),
                 rate_per_hour=draw.choice((0, 1, 3601, CREDIT // 3)),
                 deadline_s=chain.now_s + draw.choice((0, 60, DAY_S)),
-            )  # fmt: skip
+            )
             is_legal = by is renter and renter is not agent and terms.deadline_s > chain.now_s
             is_legal = is_legal and chain.arbiter.balance(address(by)) >= terms.deposit
             expect("open", is_legal, lambda: by.open(terms), "funded", terms)  # noqa: B023
@@ -327,7 +348,7 @@ def drive(num_calls: int, seed: int) -> Counter[str]:
         elif kind == "refund":
             is_legal = (state == "funded" and by is renter) or (
                 state == "running" and by in (renter, agent) and is_lost
-            )  # fmt: skip
+            )
             expect(kind, is_legal, lambda: by.refund(terms), "settled", terms)  # noqa: B023
         else:
             pay = draw.choice((0, min(agreed, terms.deposit), agreed + draw.randrange(2), terms.deposit))
@@ -337,13 +358,27 @@ def drive(num_calls: int, seed: int) -> Counter[str]:
             verdict = judge.verdict(terms.lease, pay=pay, slashed=slashed, fees=fees)
             bond = terms.bond if state == "running" else 0
             is_legal = (
-                judge is chain.arbiter and state in ("funded", "running") and slashed <= bond
+                judge is chain.arbiter
+                and state in ("funded", "running")
+                and slashed <= bond
                 and (not pay or (is_agreed and pay <= agreed and not slashed))
                 and pay + sum(fee for _, fee in fees) <= terms.deposit
-            )  # fmt: skip
-            expect(kind, is_legal, lambda: by.settle(  # noqa: B023
-                terms, pay=pay, slashed=slashed, fees=fees, verdict=verdict, running_s=seconds, voucher=voucher  # noqa: B023
-            ), "settled", terms)  # fmt: skip
+            )
+            expect(
+                kind,
+                is_legal,
+                lambda: by.settle(  # noqa: B023
+                    terms,  # noqa: B023
+                    pay=pay,  # noqa: B023
+                    slashed=slashed,  # noqa: B023
+                    fees=fees,  # noqa: B023
+                    verdict=verdict,  # noqa: B023
+                    running_s=seconds,  # noqa: B023
+                    voucher=voucher,  # noqa: B023
+                ),
+                "settled",
+                terms,
+            )
         held = sum(
             one.deposit * (at in ("funded", "running")) + one.bond * (at == "running") for one, at in leases.values()
         )

@@ -94,10 +94,15 @@ class Market:
     def terms(self) -> Terms:
         """Two credits at most."""
         return Terms(
-            renter=self.address(self.renter).lower(), agent=self.address(self.agent).lower(), deposit=2 * CREDIT,
-            cosigner=self.address(self.renter).lower(), name=lease_name("a" * 64, "b" * 64, "job"), bond=CREDIT,
-            rate_per_hour=CREDIT // 2, deadline_s=self.contract.now_s() + 86400,
-        )  # fmt: skip
+            renter=self.address(self.renter).lower(),
+            agent=self.address(self.agent).lower(),
+            deposit=2 * CREDIT,
+            cosigner=self.address(self.renter).lower(),
+            name=lease_name("a" * 64, "b" * 64, "job"),
+            bond=CREDIT,
+            rate_per_hour=CREDIT // 2,
+            deadline_s=self.contract.now_s() + 86400,
+        )
 
 
 def test_a_job_is_paid_in_tokens() -> None:

@@ -377,9 +377,11 @@ def test_what_is_shown_of_offers(tmp_path: Path) -> None:
         renter.post(opened())
         assert renter.key is not None
         for only, count in (
-            ({"prefix": "jo"}, 1), ({"prefix": "x"}, 0), ({"renter": renter.key.public, "unsettled": "1"}, 1),
+            ({"prefix": "jo"}, 1),
+            ({"prefix": "x"}, 0),
+            ({"renter": renter.key.public, "unsettled": "1"}, 1),
             ({"agent": renter.key.public}, 0),
-        ):  # fmt: skip
+        ):
             assert len(operator.state("leases", **only)) == count
         assert not operator.state("offers")[0]["is_free"]
         with pytest.raises(Refused, match="is not shown"):

@@ -52,7 +52,7 @@ class Both:
         self.custodies = {
             getattr(book, name).public: Custody(chain.contract(key), book.operator.public)
             for name, key in zip(names, keys, strict=True)
-        }  # fmt: skip
+        }
         self.pool = self.custody(book.operator)
         for key in (book.renter, book.agent):
             self.arbiter.grant(self.custody(key).address, 1000 * CREDIT)
@@ -75,8 +75,9 @@ class Both:
         """A lease on the agent's offer."""
         earliest_s = least_deadline_s(self.chain.now_s, offer().max_s, WINDOW_S)
         renter, agent = self.custody(self.book.renter), self.custody(self.book.agent)
-        terms = on.ContractTerms(payer=renter.address, payee=agent.address, cosigner=self.arbiter.arbiter,
-                                 deadline_s=int(earliest_s) + 3600)  # fmt: skip
+        terms = on.ContractTerms(
+            payer=renter.address, payee=agent.address, cosigner=self.arbiter.arbiter, deadline_s=int(earliest_s) + 3600
+        )
         return opened(name, rate_per_hour=RATE, window_s=WINDOW_S, contract=terms, **more)
 
     def open(self, body: on.Opened) -> None:
@@ -110,17 +111,24 @@ class Both:
         """One more block."""
         done = self.book.state.leases[name].commitments
         state = sha256(f"{name}/{len(done)}".encode())
-        self.post(self.book.agent, on.Committed(
-            lease_id=name, block=len(done), update=len(done) + 1, state=state, blob=state,
-            previous=done[-1].state if done else "",
-        ))  # fmt: skip
+        self.post(
+            self.book.agent,
+            on.Committed(
+                lease_id=name,
+                block=len(done),
+                update=len(done) + 1,
+                state=state,
+                blob=state,
+                previous=done[-1].state if done else "",
+            ),
+        )
 
     def challenge(self, name: str, verifier: Key, *, equal: bool, fee: int, block: int = 0) -> None:
         """Ask for a replay, and let it be answered."""
         draw = self.book.operator.sign(draw_message(self.book.operator.public, self.book.state.leases[name]))
-        self.post(self.book.operator, on.Challenged(
-            lease_id=name, block=block, verifier=verifier.public, draw=draw, fee=fee
-        ))  # fmt: skip
+        self.post(
+            self.book.operator, on.Challenged(lease_id=name, block=block, verifier=verifier.public, draw=draw, fee=fee)
+        )
         self.post(verifier, on.VerdictGiven(lease_id=name, block=block, verifier=verifier.public, equal=equal))
 
     def pass_time(self, seconds: int) -> None:
@@ -196,8 +204,16 @@ class SideBySide(RuleBasedStateMachine):
             self.count += 1
             forecast = on.Forecast(hours=hours, credits=hours * RATE)
             deposit = 2 * hours * RATE + RATE + bond
-            self.both.open(self.both.body(self.name(), deposit=deposit, bond=bond * CREDIT // 3, forecast=forecast,
-                                          verify_fraction=share, delegate=self.both.book.operator.public))  # fmt: skip
+            self.both.open(
+                self.both.body(
+                    self.name(),
+                    deposit=deposit,
+                    bond=bond * CREDIT // 3,
+                    forecast=forecast,
+                    verify_fraction=share,
+                    delegate=self.both.book.operator.public,
+                )
+            )
 
     @rule()
     def accept(self) -> None:
@@ -241,10 +257,11 @@ class SideBySide(RuleBasedStateMachine):
         book, name = self.both.book, self.name()
         bond = book.state.held(name)[1]
         body: on.Body = {
-            "disputed": on.Disputed(lease_id=name), "refunded": on.Refunded(lease_id=name),
+            "disputed": on.Disputed(lease_id=name),
+            "refunded": on.Refunded(lease_id=name),
             "slashed": on.Slashed(lease_id=name, amount=bond * share // 2, reason="unequal"),
             "final": on.Final(lease_id=name),
-        }[verdict]  # fmt: skip
+        }[verdict]
         with suppress(Refused):  # too early, or not enough replays
             self.both.post(book.renter if by_renter else book.operator, body)
 
@@ -296,8 +313,11 @@ def test_a_cheat_loses_pay_and_bond_in_the_contract(both: Both) -> None:
     both.post(both.book.operator, on.Slashed(lease_id="job", amount=CREDIT, reason="unequal"))
     both.end("job")
     assert [paid(both, key) for key in (both.book.renter, both.book.agent, both.book.other, both.book.third)] == [
-        CREDIT - 200, -CREDIT, 100, 100
-    ]  # fmt: skip
+        CREDIT - 200,
+        -CREDIT,
+        100,
+        100,
+    ]
     assert both.balances() == both.logged()
 
 
@@ -384,8 +404,10 @@ def test_a_signer_that_is_away(both: Both, monkeypatch: pytest.MonkeyPatch) -> N
         raise ConnectionRefusedError
 
     monkeypatch.setattr(both.arbiter.signer, "sign", away)
-    for ask in (lambda: both.arbiter.voucher(bytes(32), 1),
-                lambda: both.arbiter.verdict(bytes(32), pay=0, slashed=0, fees=[])):  # fmt: skip
+    for ask in (
+        lambda: both.arbiter.voucher(bytes(32), 1),
+        lambda: both.arbiter.verdict(bytes(32), pay=0, slashed=0, fees=[]),
+    ):
         with pytest.raises(PlaceUnreachable, match="the signer cannot be reached"):
             ask()
 
@@ -493,8 +515,12 @@ def on_chain(tmp_path: Path) -> tuple[ControlPlane, Custody, Key, Key, on.Opened
     plane = ControlPlane(tmp_path, key, rules, custody=custody)
     box = offer(now_s=time.time(), payee=keys[2].address)
     asyncio.run(plane.submit(draft_of(on.Offered(offer=box), agent, key.public)))
-    terms = on.ContractTerms(payer=renting.address, payee=keys[2].address, cosigner=contract.arbiter,
-                             deadline_s=int(least_deadline_s(time.time(), box.max_s, 0)) + 3600)  # fmt: skip
+    terms = on.ContractTerms(
+        payer=renting.address,
+        payee=keys[2].address,
+        cosigner=contract.arbiter,
+        deadline_s=int(least_deadline_s(time.time(), box.max_s, 0)) + 3600,
+    )
     body = opened(contract=terms, window_s=0)
     renting.contract.open(renting.terms_of(renter.public, body))
     return plane, custody, renter, agent, body

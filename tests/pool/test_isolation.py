@@ -23,9 +23,14 @@ KIND_IDS = [kind.name for kind in KINDS]
 
 
 ANSWERED_BY_GVISOR = {
-    "raise_the_limit_of_open_files", "make_a_user_namespace", "clone_into_a_user_namespace", "see_the_owners_processes",
-    "submit_to_io_uring", "come_before_the_owner", "listen_to_packets",
-}  # fmt: skip
+    "raise_the_limit_of_open_files",
+    "make_a_user_namespace",
+    "clone_into_a_user_namespace",
+    "see_the_owners_processes",
+    "submit_to_io_uring",
+    "come_before_the_owner",
+    "listen_to_packets",
+}
 """Its own kernel does these for the program alone, in its own processes, priorities and interfaces: nothing of the host
 is behind them."""
 
@@ -209,8 +214,11 @@ def test_memory_that_no_process_maps_is_refused_where_nothing_counts_it(job, mon
         "try: print(shared, os.memfd_create('x') > 0)\n"
         "except PermissionError: print(shared, 'refused')"
     )
-    counted = python(kind, job, script)[1].split() if ControlGroup.make(
-        "stoker-test", memory_bytes=1 << 28, processes=64, cores=1) else None  # fmt: skip
+    counted = (
+        python(kind, job, script)[1].split()
+        if ControlGroup.make("stoker-test", memory_bytes=1 << 28, processes=64, cores=1)
+        else None
+    )
     monkeypatch.setattr(ControlGroup, "make", classmethod(lambda cls, *_, **__: None))
     limits = Limits(memory_bytes=1 << 30, cores=1, processes=64, disk_bytes=32 << 20, time_s=60)
     assert python(kind, job, script, limits=limits)[1].split() == [b"-1", b"refused"]

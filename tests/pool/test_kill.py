@@ -68,9 +68,11 @@ class Parties:
             self.agent.post(on.Finished(lease_id="job", result=STATE))
             if checks:
                 (challenge,) = until(lambda: self.verifier.work(wait_s=1)["challenges"])
-                self.verifier.post(on.VerdictGiven(
-                    lease_id="job", block=challenge["block"], verifier=key_of(self.verifier), equal=False
-                ))  # fmt: skip
+                self.verifier.post(
+                    on.VerdictGiven(
+                        lease_id="job", block=challenge["block"], verifier=key_of(self.verifier), equal=False
+                    )
+                )
 
     def seen(self) -> tuple[Any, ...]:
         """What must be the same after a restart."""
@@ -87,11 +89,17 @@ def key_of(client: PoolClient) -> str:
 @pytest.mark.parametrize(
     ("state", "rules"),
     [
-        ("funded", ""), ("running", ""), ("suspect", ""), ("reclaiming", ""), ("closed", ""),
-        ("disputed", "verdicts_to_slash=2"), ("slashed", "verdicts_to_slash=1"), ("refunded", "verdicts_to_slash=2"),
+        ("funded", ""),
+        ("running", ""),
+        ("suspect", ""),
+        ("reclaiming", ""),
+        ("closed", ""),
+        ("disputed", "verdicts_to_slash=2"),
+        ("slashed", "verdicts_to_slash=1"),
+        ("refunded", "verdicts_to_slash=2"),
         ("final", ""),
     ],
-)  # fmt: skip
+)
 def test_killed_in_every_state(tmp_path: Path, state: str, rules: str) -> None:
     """The lease is in the same state after the restart, with the same money, and the job can go on to its end."""
     with killable(tmp_path, rules) as server:

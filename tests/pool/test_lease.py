@@ -17,19 +17,43 @@ OF_LEASES = sorted(kind for kind, body in KINDS.items() if "lease_id" in body.__
 LEGAL = {
     "open": {"opened": "funded"},
     "funded": {"accepted": "running", "closed": "closed"},
-    "running": {"beat": "running", "cosigned": "running", "committed": "running", "suspected": "suspect",
-                "reclaiming": "reclaiming", "preempting": "reclaiming", "finished": "closed", "closed": "closed"},
+    "running": {
+        "beat": "running",
+        "cosigned": "running",
+        "committed": "running",
+        "suspected": "suspect",
+        "reclaiming": "reclaiming",
+        "preempting": "reclaiming",
+        "finished": "closed",
+        "closed": "closed",
+    },
     "suspect": {"beat": "running", "cosigned": "suspect", "committed": "suspect", "lost": "closed", "closed": "closed"},
-    "reclaiming": {"beat": "reclaiming", "cosigned": "reclaiming", "committed": "reclaiming", "lost": "closed",
-                   "finished": "closed", "closed": "closed"},
-    "closed": {"cosigned": "closed", "challenged": "closed", "verdict": "closed", "disputed": "disputed",
-               "final": "final"},
-    "disputed": {"challenged": "disputed", "verdict": "disputed", "slashed": "slashed", "refunded": "refunded",
-                 "final": "final"},
+    "reclaiming": {
+        "beat": "reclaiming",
+        "cosigned": "reclaiming",
+        "committed": "reclaiming",
+        "lost": "closed",
+        "finished": "closed",
+        "closed": "closed",
+    },
+    "closed": {
+        "cosigned": "closed",
+        "challenged": "closed",
+        "verdict": "closed",
+        "disputed": "disputed",
+        "final": "final",
+    },
+    "disputed": {
+        "challenged": "disputed",
+        "verdict": "disputed",
+        "slashed": "slashed",
+        "refunded": "refunded",
+        "final": "final",
+    },
     "slashed": {"final": "final"},
     "refunded": {"final": "final"},
     "final": {},
-}  # fmt: skip
+}
 for _state in set(LEGAL) - {"open", "final"}:
     LEGAL[_state]["forwarded"] = _state  # a large blob that went through the pool is paid for at any time
 
@@ -157,7 +181,7 @@ def test_commitments_are_a_chain() -> None:
         ({"block": 3}, "out of order"),
         ({"previous": sha256(b"0")}, "does not follow"),
         ({"update": 20}, "at update 20"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(Refused, match=text):
             book.post(book.agent, on.Committed(**{**good, "previous": sha256(b"1"), **wrong}))
     book.post(book.agent, on.Committed(**good, previous=sha256(b"1")))

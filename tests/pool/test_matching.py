@@ -85,8 +85,12 @@ def test_what_cannot_be_taken_is_counted_by_its_reason() -> None:
         one if one.agent == "full" else replace(one, offer=replace(one.offer, disk_bytes=10**12)) for one in market
     ]
     needs = replace(
-        BARE, least_isolation="podman", disk_bytes=1e9, max_credits=3 * CREDIT, deadline_s=2 * HOUR_S,
-    )  # fmt: skip
+        BARE,
+        least_isolation="podman",
+        disk_bytes=1e9,
+        max_credits=3 * CREDIT,
+        deadline_s=2 * HOUR_S,
+    )
     ranking = rank_offers(Columns.of(market, SURE, 12 * HOUR_S), needs, forecasts(h100=1.0, a100=2.1))
     assert [match.listed.agent for match in ranking.matches] == ["fast"]
     assert dict(ranking.refused) == {
@@ -178,9 +182,13 @@ def test_a_short_lease_says_how_fast_a_job_is_on_an_offer() -> None:
     """Pace between blocks, set-up before them: of each offer by itself, whatever kind of device it is said to be."""
     blocks = [{"update": 20, "at_s": 1020.0}, {"update": 50, "at_s": 1035.0}, {"update": 80, "at_s": 1050.0}]
     lease = {
-        "offer_id": "slow", "accepted_s": 1000.0, "heard_s": 1052.0, "running_s": 50,
-        "commitments": blocks, "forecast": {"job": "j", "raw_hours": 0.5},
-    }  # fmt: skip
+        "offer_id": "slow",
+        "accepted_s": 1000.0,
+        "heard_s": 1052.0,
+        "running_s": 50,
+        "commitments": blocks,
+        "forecast": {"job": "j", "raw_hours": 0.5},
+    }
     resumed = {
         **lease,
         "forecast": {"job": "j", "raw_hours": 0.0},
@@ -189,8 +197,12 @@ def test_a_short_lease_says_how_fast_a_job_is_on_an_offer() -> None:
     others = [{**lease, "forecast": {"job": "k"}}, {**lease, "commitments": blocks[:1]}]
     of_list = {key: value for key, value in lease.items() if key != "commitments"}
     runs = earlier_runs([lease, resumed, *others, of_list], "j")
-    assert runs == {"slow": [EarlierRun(updates_per_s=2.0, over_s=30.0, setup_s=8.0),
-                             EarlierRun(updates_per_s=2.0, over_s=60.0, setup_s=None)]}  # fmt: skip
+    assert runs == {
+        "slow": [
+            EarlierRun(updates_per_s=2.0, over_s=30.0, setup_s=8.0),
+            EarlierRun(updates_per_s=2.0, over_s=60.0, setup_s=None),
+        ]
+    }
 
     def forecast_of(word: str) -> RunForecast:
         first = RunForecast(run_s=HOUR_S, spread=0.3, reference_flop_per_s=1e14)

@@ -158,8 +158,12 @@ def test_a_peer_serves_those_whom_the_pool_announced(tmp_path: Path) -> None:
             asyncio.run(knock())
         path = pool.agent.peer.route_to(tree) if pool.agent.peer else None
         assert path is not None
-        for method, target in (("GET", f"/v1/blobs/{secret}"), ("PUT", f"/v1/blobs/{tree}"), ("GET", "/v1/events"),
-                               ("GET", "/v1/blobs/../../secret")):  # fmt: skip
+        for method, target in (
+            ("GET", f"/v1/blobs/{secret}"),
+            ("PUT", f"/v1/blobs/{tree}"),
+            ("GET", "/v1/events"),
+            ("GET", "/v1/blobs/../../secret"),
+        ):
             assert path.exchange(method, target, {}, b"x" if method == "PUT" else None, 10.0).status == 404
 
 
@@ -170,8 +174,11 @@ def test_what_an_agent_sends_is_checked(tmp_path: Path) -> None:
         digest = sha256(CHECKPOINT)
         assert pool.agent.peer is not None
         path = pool.agent.peer._paths({"op": "reach", "digest": digest, "num_bytes": len(CHECKPOINT)})[0]
-        for content, why in ((b"x" * len(CHECKPOINT), b"or others than"), (CHECKPOINT[:-1], b"11,999 of 12,000"),
-                             (CHECKPOINT + b"x" * 4_000_000, b"more than the 12,000 bytes")):  # fmt: skip
+        for content, why in (
+            (b"x" * len(CHECKPOINT), b"or others than"),
+            (CHECKPOINT[:-1], b"11,999 of 12,000"),
+            (CHECKPOINT + b"x" * 4_000_000, b"more than the 12,000 bytes"),
+        ):
             answer = path.exchange("PUT", f"/v1/blobs/{digest}", {}, content, 10.0)
             assert answer.status == 404
             assert why in answer.read(1000)
@@ -273,9 +280,15 @@ def test_garbage_at_the_rendezvous(tmp_path: Path) -> None:
                 stream = await connection.open_bi()
                 await stream.send().write_all(content)
                 await stream.send().finish()
-            heads = ({}, {"op": "held", "blobs": {"x": [1]}}, {"op": "held", "blobs": {"0" * 64: ["1"]}},
-                     {"op": "held", "blobs": {f"{number:064x}": [1] for number in range(600)}},
-                     {"op": "find", "digest": "../x"}, {"op": "reach"}, {"op": ["find"]})  # fmt: skip
+            heads = (
+                {},
+                {"op": "held", "blobs": {"x": [1]}},
+                {"op": "held", "blobs": {"0" * 64: ["1"]}},
+                {"op": "held", "blobs": {f"{number:064x}": [1] for number in range(600)}},
+                {"op": "find", "digest": "../x"},
+                {"op": "reach"},
+                {"op": ["find"]},
+            )
             return [(await peer._endpoint.request(connection, head))[0] for head in heads]
 
         said = peer._in_loop(garbage(), 30.0)

@@ -107,10 +107,16 @@ class Market:
         code = Bundle(kind="code", name="job.py", files=(TreeFile.of_bytes("job.py", b"pass\n"),))
         words = tuple(word for setting in settings for word in ("--set", setting))
         return Submission(
-            run="counting-1a2b3c", target=LAUNCHER.parse(""), code=code, job_file="job.py", arguments=words,
-            stoker=Bundle(kind="stoker", name="Stoker", files=files), time_limit_s=1800.0, owner="me",
+            run="counting-1a2b3c",
+            target=LAUNCHER.parse(""),
+            code=code,
+            job_file="job.py",
+            arguments=words,
+            stoker=Bundle(kind="stoker", name="Stoker", files=files),
+            time_limit_s=1800.0,
+            owner="me",
             options={"block": "0.3s", "verify": "100%", "window": "10min"} | options,
-        )  # fmt: skip
+        )
 
     def leases(self) -> list[dict[str, Any]]:
         """All leases, oldest first."""

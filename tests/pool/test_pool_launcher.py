@@ -36,8 +36,12 @@ class TestConformance(LauncherConformance):
     bad_words = ("box/", "box/2xcpu", "-x", "a b", "box/cpu/cpu")
     environments = ({},)
     unreachable = {  # noqa: RUF012 - likewise
-        "pool": f"http://127.0.0.1:9#{KEY}", "key": "default", "job": "x", "first": 0, "options": {},
-    }  # fmt: skip
+        "pool": f"http://127.0.0.1:9#{KEY}",
+        "key": "default",
+        "job": "x",
+        "first": 0,
+        "options": {},
+    }
     client = ("cryptography", "starlette", "uvicorn")
 
     @pytest.fixture(autouse=True)
@@ -57,10 +61,17 @@ class Pool(FakePool):
     def offer(self, name: str, price: int, **changes: Any) -> None:
         """A free offer."""
         fields: dict[str, Any] = {
-            "offer_id": name, "device": on.OfferedDevice(kind="cpu"), "price_per_hour": price,
-            "isolation": "bubblewrap", "measured": on.Measured(cores=1), "determinism_class": "same", "reclaim_s": 60,
-            "min_s": 0, "max_s": 100_000, "expires_s": 1e10,
-        }  # fmt: skip
+            "offer_id": name,
+            "device": on.OfferedDevice(kind="cpu"),
+            "price_per_hour": price,
+            "isolation": "bubblewrap",
+            "measured": on.Measured(cores=1),
+            "determinism_class": "same",
+            "reclaim_s": 60,
+            "min_s": 0,
+            "max_s": 100_000,
+            "expires_s": 1e10,
+        }
         listed = ListedOffer(offer=on.Offer(**fields | changes), agent=name, offered_s=0.0)
         self.offers[name] = {**to_json(listed), "is_free": True, "is_present": True, "record": to_json(Record())}
 
@@ -92,9 +103,15 @@ def submission(**changes: Any) -> Submission:
     code = Bundle(kind="code", name="job.py", files=(TreeFile.of_bytes("job.py", b"def job():\n    ...\n"),))
     stoker = Bundle(kind="stoker", name="Stoker", files=(TreeFile.of_bytes("stoker/__init__.py", b""),))
     settings: dict[str, Any] = {
-        "run": JOB, "target": LAUNCHER.parse(""), "code": code, "stoker": stoker, "job_file": "job.py",
-        "time_limit_s": 3600.0, "owner": "me@here:/runs/x", "options": {"verify": "100%"},
-    }  # fmt: skip
+        "run": JOB,
+        "target": LAUNCHER.parse(""),
+        "code": code,
+        "stoker": stoker,
+        "job_file": "job.py",
+        "time_limit_s": 3600.0,
+        "owner": "me@here:/runs/x",
+        "options": {"verify": "100%"},
+    }
     return Submission(**settings | changes)
 
 

@@ -69,7 +69,7 @@ def test_seconds_that_nobody_agreed_to_are_not_paid() -> None:
         (on.Withdrawn(offer_id="box"), "renter", "who made the offer"),
         (on.Deposited(account="0" * 64, amount=1), "renter", "only the pool's own key"),
     ],
-)  # fmt: skip
+)
 def test_what_money_and_offers_refuse(body: Body, signer: str, text: str) -> None:
     """Each with a sentence, and nothing is changed."""
     book = Book()
@@ -341,10 +341,12 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
     name = "none" if lease is None else lease.lease_id
     box, anyone = f"box{draw.randrange(4)}", draw.choice([book.renter, book.agent, book.other]).public
     if draw.random() < 0.03:
-        return draw.choice([
-            on.TeamMade(team=draw.choice(["a", "b"]), members=(anyone,), priority=draw.randrange(3), weight=2.0),
-            on.Waiting(request_id=f"r{draw.randrange(3)}", until_s=book.now_s + draw.randrange(1, 700)),
-        ])  # fmt: skip
+        return draw.choice(
+            [
+                on.TeamMade(team=draw.choice(["a", "b"]), members=(anyone,), priority=draw.randrange(3), weight=2.0),
+                on.Waiting(request_id=f"r{draw.randrange(3)}", until_s=book.now_s + draw.randrange(1, 700)),
+            ]
+        )
     for ready in to_preempt(book.state, book.now_s):
         if draw.random() < 0.5:
             return on.Preempting(lease_id=ready.lease_id, by_s=book.now_s + draw.choice([60, 130]))
@@ -354,11 +356,18 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
             on.Offered(offer=offer(box, book.now_s, price_per_hour=draw.randrange(CREDIT), min_s=1)),
             on.Withdrawn(offer_id=box),
             on.Deposited(account=anyone, amount=draw.randrange(CREDIT)),
-            opened(f"job{number}", offer_id=box, rate_per_hour=rate, deposit=draw.randrange(2 * CREDIT),
-                   bond=draw.randrange(CREDIT), most_forwarding=number * 500, window_s=draw.randrange(3000),
-                   verify_fraction=draw.choice([0.05, 1]),
-                   forecast=on.Forecast(hours=0.1, credits=draw.randrange(CREDIT // 2))),
-        ]  # fmt: skip
+            opened(
+                f"job{number}",
+                offer_id=box,
+                rate_per_hour=rate,
+                deposit=draw.randrange(2 * CREDIT),
+                bond=draw.randrange(CREDIT),
+                most_forwarding=number * 500,
+                window_s=draw.randrange(3000),
+                verify_fraction=draw.choice([0.05, 1]),
+                forecast=on.Forecast(hours=0.1, credits=draw.randrange(CREDIT // 2)),
+            ),
+        ]
         return draw.choice([*bodies, bodies[0], bodies[-1], bodies[-1], bodies[-1]])
     if number % 29 == 0:
         blob, num_bytes = draw.choice([lease.order, *lease.blobs, sha256(b"none")]), number << 9
@@ -371,25 +380,33 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
     block = draw.randrange(max(1, len(lease.commitments)))
     acts: list[Body] = [
         on.Accepted(lease_id=name),
-        on.Beat(lease_id=name, index=max(0, lease.beat_index + draw.choice([1, 1, 1, 0, 2])),
-                running_s=max(0, lease.running_s + draw.choice([0, 3, 5, 30, -1]))),
+        on.Beat(
+            lease_id=name,
+            index=max(0, lease.beat_index + draw.choice([1, 1, 1, 0, 2])),
+            running_s=max(0, lease.running_s + draw.choice([0, 3, 5, 30, -1])),
+        ),
         on.Cosigned(lease_id=name, index=max(0, lease.beat_index + draw.choice([0, 0, -1, 1]))),
-        on.Committed(lease_id=name, block=len(lease.commitments), update=number + 1, state=state, blob=state,
-                     previous=head),
+        on.Committed(
+            lease_id=name, block=len(lease.commitments), update=number + 1, state=state, blob=state, previous=head
+        ),
         on.Suspected(lease_id=name),
         on.Lost(lease_id=name),
         on.Reclaiming(lease_id=name, by_s=book.now_s + draw.choice([60, 120, 300])),
         on.Finished(lease_id=name, result=state),
         on.Closed(lease_id=name, reason="x"),
         on.Challenged(lease_id=name, block=block, verifier=verifier, draw=signed, fee=draw.randrange(2000)),
-        on.VerdictGiven(lease_id=name, block=block if asked is None else asked.block,
-                        verifier=verifier if asked is None else asked.verifier, equal=draw.random() < 0.5),
+        on.VerdictGiven(
+            lease_id=name,
+            block=block if asked is None else asked.block,
+            verifier=verifier if asked is None else asked.verifier,
+            equal=draw.random() < 0.5,
+        ),
         on.Disputed(lease_id=name),
         on.Slashed(lease_id=name, amount=draw.randrange(CREDIT), reason="x"),
         on.Refunded(lease_id=name),
         on.Final(lease_id=name),
         on.Anchored(root=merkle_root(book.state.unanchored), first=book.state.first_unanchored, last=book.state.seq),
-    ]  # fmt: skip
+    ]
     acts += 3 * [body for body in acts if isinstance(body, on.Beat | on.Cosigned | on.Committed)]
     acts += 3 * [body for body in acts if isinstance(body, on.Challenged)]
     if asked is not None and asked.equal is None:

@@ -23,9 +23,17 @@ from stoker.records import ArtifactSource, DynamicDim, Manifest, TensorSpec, Tol
 from stoker.records.prediction import PixelSettings, PredictionPart
 
 ASKED = RequestedSettings(
-    model="m", version=1, model_digest="0" * 64, columns={"x": ("a",)}, keep=(), pixels=PixelSettings(),
-    allow_nan=False, batch_rows=None, part_rows=None, threads=None,
-)  # fmt: skip
+    model="m",
+    version=1,
+    model_digest="0" * 64,
+    columns={"x": ("a",)},
+    keep=(),
+    pixels=PixelSettings(),
+    allow_nan=False,
+    batch_rows=None,
+    part_rows=None,
+    threads=None,
+)
 """A command that leaves every choice to the job."""
 
 
@@ -34,11 +42,20 @@ def manifest(
 ) -> Manifest:
     """A manifest with this signature; nothing of it is on a disk."""
     fields: dict[str, Any] = {
-        "name": "m", "engine": "onnxruntime", "precision": "fp32", "graph": "model.onnx",
-        "golden": "golden.safetensors", "inputs": tuple(inputs), "outputs": tuple(outputs), "dims": tuple(dims),
-        "tolerance": Tolerance(absolute=0.0, relative=0.0), "proved_on": "a test",
-        "source": ArtifactSource(kind="onnx", name="m", digest="0"), "made_at": "", "files": (),
-    }  # fmt: skip
+        "name": "m",
+        "engine": "onnxruntime",
+        "precision": "fp32",
+        "graph": "model.onnx",
+        "golden": "golden.safetensors",
+        "inputs": tuple(inputs),
+        "outputs": tuple(outputs),
+        "dims": tuple(dims),
+        "tolerance": Tolerance(absolute=0.0, relative=0.0),
+        "proved_on": "a test",
+        "source": ArtifactSource(kind="onnx", name="m", digest="0"),
+        "made_at": "",
+        "files": (),
+    }
     return Manifest(**{**fields, **changes})
 
 

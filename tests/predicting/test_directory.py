@@ -17,9 +17,18 @@ BAD = BadRow(source="in.csv", row=3, column="x", reason="is null")
 def _job(parts: int = 2) -> PredictionJob:
     cut = tuple(PredictionPart(source=0, first_row=number, num_rows=1) for number in range(parts))
     return PredictionJob(
-        model="m", version=1, model_digest="0", columns={"x": ("x",)}, batch_rows=1, part_rows=1, threads=1,
-        sources=(), parts=cut, made_on="a test", made_at="",
-    )  # fmt: skip
+        model="m",
+        version=1,
+        model_digest="0",
+        columns={"x": ("x",)},
+        batch_rows=1,
+        part_rows=1,
+        threads=1,
+        sources=(),
+        parts=cut,
+        made_on="a test",
+        made_at="",
+    )
 
 
 def _table(job: PredictionJob, number: int, rows: int = 1) -> bytes:

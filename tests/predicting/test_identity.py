@@ -22,17 +22,28 @@ def _file(path: Path, *values: str) -> str:
 def _begun(*names: str) -> PredictionJob:
     sources, parts = cut(find_sources(names), 2)
     return PredictionJob(
-        model="m", version=1, model_digest="0" * 64, columns={"x": ("a",)}, batch_rows=4, part_rows=2, threads=1,
-        sources=sources, parts=parts, made_on="a test", made_at="",
-    )  # fmt: skip
+        model="m",
+        version=1,
+        model_digest="0" * 64,
+        columns={"x": ("a",)},
+        batch_rows=4,
+        part_rows=2,
+        threads=1,
+        sources=sources,
+        parts=parts,
+        made_on="a test",
+        made_at="",
+    )
 
 
 def test_parts_do_not_reach_from_file_to_file(tmp_path: Path) -> None:
     """Three rows and one, in parts of two, are three parts; text parts know where they begin."""
     job = _begun(_file(tmp_path / "a.csv", "1", "2", "3"), _file(tmp_path / "b.csv", "4"))
     assert [(one.source, one.first_row, one.num_rows, one.offset) for one in job.parts] == [
-        (0, 0, 2, 2), (0, 2, 1, 6), (1, 0, 1, 2),
-    ]  # fmt: skip
+        (0, 0, 2, 2),
+        (0, 2, 1, 6),
+        (1, 0, 1, 2),
+    ]
     assert job.num_rows == 4
 
 

@@ -23,8 +23,11 @@ def test_a_mapping_names_one_column_several_or_a_range() -> None:
     """`--map` takes a column, columns with commas between them, and numbered columns from … to."""
     found = parse_mapping(["a=pixels", "b=p,q", "c=x8..x11", "d=x08..x10"])
     assert found == {
-        "a": ("pixels",), "b": ("p", "q"), "c": ("x8", "x9", "x10", "x11"), "d": ("x08", "x09", "x10"),
-    }  # fmt: skip
+        "a": ("pixels",),
+        "b": ("p", "q"),
+        "c": ("x8", "x9", "x10", "x11"),
+        "d": ("x08", "x09", "x10"),
+    }
 
 
 @pytest.mark.parametrize("words", [["x"], ["=a"], ["x="], ["x=a", "x=b"], ["x=p3..p0"]])

@@ -71,8 +71,10 @@ def test_a_part_can_be_read_alone(tmp_path: Path) -> None:
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(rows=st.lists(st.lists(st.text("a,\"\n\r ä\t'", max_size=5), min_size=2, max_size=2), min_size=1, max_size=8),
-       part_rows=st.integers(1, 4))  # fmt: skip
+@given(
+    rows=st.lists(st.lists(st.text("a,\"\n\r ä\t'", max_size=5), min_size=2, max_size=2), min_size=1, max_size=8),
+    part_rows=st.integers(1, 4),
+)
 def test_csv_as_python_writes_it_is_read_back(tmp_path: Path, rows: list[list[str]], part_rows: int) -> None:
     """Quotes, commas and line breaks in fields, cut into parts of any size."""
     import csv
@@ -92,9 +94,11 @@ def test_a_ragged_record_is_broken_and_the_next_is_not(tmp_path: Path) -> None:
     (rows,) = _in_parts(CsvSource(path), 10, ["a"])
     assert rows.columns["a"] == ["1", None, None, None, None, "9"]
     assert rows.broken == {
-        1: "has 1 fields, the header has 2", 2: "has 3 fields, the header has 2", 3: "is not UTF-8",
+        1: "has 1 fields, the header has 2",
+        2: "has 3 fields, the header has 2",
+        3: "is not UTF-8",
         4: """is no CSV: ',' expected after '"'""",
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,29 @@ def test_what_one_number_of_threads_does_not_need_is_left_to_the_next(monkeypatc
     def measured(device: Device, *, threads: int | None, budget_s: float, **_settings: object) -> MicroBenchmark:
         budgets.append((threads, budget_s))
         return MicroBenchmark(
-            device=device, threads=threads or device.cores, timings=(), launch_s=0.0, took_s=budget_s / 5,
-            measured_at="2026-11-22T12:00:00+00:00", torch_version="2.13.0", host_s={},
-        )  # fmt: skip
+            device=device,
+            threads=threads or device.cores,
+            timings=(),
+            launch_s=0.0,
+            took_s=budget_s / 5,
+            measured_at="2026-11-22T12:00:00+00:00",
+            torch_version="2.13.0",
+            host_s={},
+        )
 
-    monkeypatch.setattr(diagnosis, "survey", lambda: type("Found", (), {
-        "devices": (fake_device(),), "usable": (fake_device(),), "problems": (),
-    }))  # fmt: skip
+    monkeypatch.setattr(
+        diagnosis,
+        "survey",
+        lambda: type(
+            "Found",
+            (),
+            {
+                "devices": (fake_device(),),
+                "usable": (fake_device(),),
+                "problems": (),
+            },
+        ),
+    )
     monkeypatch.setattr(diagnosis, "measure_ceilings", lambda _device, **_: None)
     monkeypatch.setattr(diagnosis, "measure_operations", measured)
     monkeypatch.setattr(RecordCache, "write", lambda *_: None)

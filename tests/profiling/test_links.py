@@ -20,8 +20,10 @@ from tests.planning.trials import GPU
 
 FOUND = {
     "collectives": {"all-reduce": [[4, 1e-3], [1000, 2e-3]], "point-to-point": [[4, 5e-4], [1000, 6e-4]]},
-    "slowdown": {"arithmetic": 1.1, "memory": 1.4}, "overlap": 0.3, "waits": [[1e-3, 2e-3]],
-}  # fmt: skip
+    "slowdown": {"arithmetic": 1.1, "memory": 1.4},
+    "overlap": 0.3,
+    "waits": [[1e-3, 2e-3]],
+}
 
 
 def measured_quickly(_world: World) -> dict[str, Any]:
@@ -35,9 +37,7 @@ def measured_quickly(_world: World) -> dict[str, Any]:
 def test_processes_measure_every_collective_together() -> None:
     """All agree on the times; two processes on one CPU are slowed down by each other or not, never sped up."""
     first, second = on_ranks(Layout(replicas=2), measured_quickly)
-    assert first["collectives"].keys() == {
-        "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "point-to-point"
-    }  # fmt: skip
+    assert first["collectives"].keys() == {"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "point-to-point"}
     assert first["collectives"] == second["collectives"]
     for points in first["collectives"].values():
         assert [size for size, _ in points] in ([4, 4096], [8, 4096])

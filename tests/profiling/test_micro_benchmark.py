@@ -200,8 +200,16 @@ def test_calls_of_the_benchmark_stand_where_traces_look_for_them() -> None:
     families = {place_of(timing.operation).family for timing in measured.timings}
     assert len(measured.timings) == len(calls)
     assert families == {
-        "product", "convolution", "attention", "recurrent", "elementwise", "rows", "images", "tables", "optimizer",
-    } | ({"depthwise"} & families)  # fmt: skip
+        "product",
+        "convolution",
+        "attention",
+        "recurrent",
+        "elementwise",
+        "rows",
+        "images",
+        "tables",
+        "optimizer",
+    } | ({"depthwise"} & families)
 
 
 def test_a_gpus_warming_calls_are_waited_for() -> None:

@@ -29,9 +29,13 @@ def profiled(**changes) -> Profile:
     """The profile of a job."""
     settings = {
         "model": lambda: nn.Sequential(nn.Linear(10, 20, bias=False), nn.Tanh(), nn.Linear(20, 5, bias=False)),
-        "data": (torch.zeros(100, 10), torch.zeros(100, 5)), "valid": stoker.holdout(0.25), "loss": "mse",
-        "optimizer": stoker.SGD(lr=0.1), "batch": 8, "until": stoker.epochs(1),
-    }  # fmt: skip
+        "data": (torch.zeros(100, 10), torch.zeros(100, 5)),
+        "valid": stoker.holdout(0.25),
+        "loss": "mse",
+        "optimizer": stoker.SGD(lr=0.1),
+        "batch": 8,
+        "until": stoker.epochs(1),
+    }
     job = stoker.Job(**(settings | changes))
     return job_profile(job, datasets_of(job), SEPARABLE, meta_model(job), device_kind="cpu")
 
@@ -50,9 +54,12 @@ def test_counts_and_sizes_are_the_jobs() -> None:
 def test_a_dataset_of_items_with_a_convolution_under_a_users_optimiser() -> None:
     """What the planner may try follows from it: loaders, memory formats, one implementation."""
     found = profiled(
-        model=lambda: nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 2)), data=Items(), valid=None,
-        loss="cross_entropy", optimizer=torch.optim.Rprop,
-    )  # fmt: skip
+        model=lambda: nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 2)),
+        data=Items(),
+        valid=None,
+        loss="cross_entropy",
+        optimizer=torch.optim.Rprop,
+    )
     assert found.has_convolutions
     assert not found.is_in_memory
     assert (found.num_valid, found.optimizer_implementations) == (0, ("default",))
@@ -72,13 +79,17 @@ def test_blocks_that_can_be_checkpointed_are_counted() -> None:
 
 def test_shapes_and_costs_that_change_over_the_run_are_known() -> None:
     """Progressive resizing and selective backprop: more than one shape, and a cheaper mean update."""
-    images = {"model": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-              "data": (torch.zeros(20, 1, 8, 8), torch.zeros(20, dtype=torch.int64)), "valid": None}  # fmt: skip
+    images = {
+        "model": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        "data": (torch.zeros(20, 1, 8, 8), torch.zeros(20, dtype=torch.int64)),
+        "valid": None,
+    }
     keep = stoker.SelectiveBackprop(keep=0.5, start=0.5, end=0.9, interrupt=2)
     loss = stoker.Objective("cross_entropy", selective_backprop=keep)
     resizing = stoker.transforms.ProgressiveResizing(initial_scale=0.5, delay_fraction=0.5, finetune_fraction=0.5)
-    plain, both = (profiled(**images, **more) for more in ({"loss": "cross_entropy"},
-                                                           {"loss": loss, "augment": [resizing]}))  # fmt: skip
+    plain, both = (
+        profiled(**images, **more) for more in ({"loss": "cross_entropy"}, {"loss": loss, "augment": [resizing]})
+    )
     assert (plain.has_one_shape, plain.relative_cost) == (True, 1.0)
     assert not both.has_one_shape
     assert both.relative_cost == pytest.approx((0.5 * 0.25 + 0.5) * (1 - 0.4 / 2 / 6))

@@ -25,9 +25,13 @@ def job_of(**changes) -> stoker.Job:
     inputs = torch.randn(200, 16, generator=torch.Generator().manual_seed(0))
     settings = {
         "model": lambda: nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)),
-        "data": (inputs, inputs[:, :4].argmax(1)), "valid": stoker.holdout(0.1), "loss": "cross_entropy",
-        "optimizer": stoker.SGD(lr=0.1, momentum=0.9), "batch": 32, "until": stoker.epochs(5),
-    }  # fmt: skip
+        "data": (inputs, inputs[:, :4].argmax(1)),
+        "valid": stoker.holdout(0.1),
+        "loss": "cross_entropy",
+        "optimizer": stoker.SGD(lr=0.1, momentum=0.9),
+        "batch": 32,
+        "until": stoker.epochs(5),
+    }
     return stoker.Job(**(settings | changes))
 
 

@@ -52,10 +52,11 @@ def test_what_is_left_open_is_set_and_recorded() -> None:
 def test_what_the_job_sets_stays() -> None:
     """A setting given by the user is the user's; batch, length and seed are never touched."""
     given = {
-        "optimizer": stoker.SGD(lr=0.1), "schedule": stoker.schedules.one_cycle(),
+        "optimizer": stoker.SGD(lr=0.1),
+        "schedule": stoker.schedules.one_cycle(),
         "loss": stoker.Objective("cross_entropy", label_smoothing=0.3),
         "augment": [stoker.transforms.RandomShift(2)],
-    }  # fmt: skip
+    }
     found = resolved(job_of(**given))
     assert {name: getattr(found, name) for name in given} == given
     assert (found.batch, found.until, found.seed) == (16, stoker.epochs(3), 0)

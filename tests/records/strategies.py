@@ -81,27 +81,38 @@ def _estimates() -> st.SearchStrategy[records.Estimate]:
         lambda three, unit, basis: records.Estimate(
             low=three[0], value=three[1], high=three[2], unit=unit, basis=basis
         ),
-        ends, TEXT, bases,
-    )  # fmt: skip
+        ends,
+        TEXT,
+        bases,
+    )
 
 
 def _layouts() -> st.SearchStrategy[records.Layout]:
     counts = st.integers(1, 64)
     return st.builds(
-        records.Layout, replicas=counts, shards=counts, tensor=counts, stages=counts, reshard=st.booleans(),
-        sequence=st.booleans(), schedule=st.sampled_from(["1f1b", "gpipe"]),
-    )  # fmt: skip
+        records.Layout,
+        replicas=counts,
+        shards=counts,
+        tensor=counts,
+        stages=counts,
+        reshard=st.booleans(),
+        sequence=st.booleans(),
+        schedule=st.sampled_from(["1f1b", "gpipe"]),
+    )
 
 
 def _stored_tensors() -> st.SearchStrategy[records.StoredTensor]:
     """One piece that is all of it."""
     return st.builds(
         lambda shape, dtype, number: records.StoredTensor(
-            shape=tuple(shape), dtype=dtype,
+            shape=tuple(shape),
+            dtype=dtype,
             pieces=(records.StoredPiece(file="a", offsets=(0,) * len(shape), sizes=tuple(shape), number=number),),
         ),
-        st.lists(st.integers(0, 2**40), max_size=3), TEXT, st.integers(0, 9),
-    )  # fmt: skip
+        st.lists(st.integers(0, 2**40), max_size=3),
+        TEXT,
+        st.integers(0, 9),
+    )
 
 
 def _sampled_updates() -> st.SearchStrategy[records.SampledUpdates]:
@@ -140,23 +151,35 @@ def _couplings() -> st.SearchStrategy[records.Coupling]:
         lambda pair, causes, evidence: records.Coupling(
             kind=pair[0], group=pair[1], causes=tuple(causes), evidence=evidence
         ),
-        st.just(("separable", None)) | coupled, st.lists(TEXT, max_size=2), TEXT,
-    )  # fmt: skip
+        st.just(("separable", None)) | coupled,
+        st.lists(TEXT, max_size=2),
+        TEXT,
+    )
 
 
 def _service_settings() -> st.SearchStrategy[records.ServiceSettings]:
     counts, few, seconds = st.integers(1, 65_536), st.integers(1, 1024), st.floats(0.001, 100)
     return st.builds(
         records.ServiceSettings,
-        instances=st.none() | few, threads=st.none() | few, max_batch_rows=counts, max_delay_s=seconds,
-        max_queue_rows=counts, max_queue_bytes=counts, max_caller_share=st.floats(0.001, 1),
-        deadline_s=st.none() | seconds, buckets=st.lists(counts, max_size=3).map(tuple),
-        versions=st.lists(counts, max_size=3).map(tuple), basis=TEXT,
-    )  # fmt: skip
+        instances=st.none() | few,
+        threads=st.none() | few,
+        max_batch_rows=counts,
+        max_delay_s=seconds,
+        max_queue_rows=counts,
+        max_queue_bytes=counts,
+        max_caller_share=st.floats(0.001, 1),
+        deadline_s=st.none() | seconds,
+        buckets=st.lists(counts, max_size=3).map(tuple),
+        versions=st.lists(counts, max_size=3).map(tuple),
+        basis=TEXT,
+    )
 
 
 def _clean_lists() -> st.SearchStrategy[records.CleanList]:
     return st.builds(
-        records.CleanList, source=TEXT, made_at=TEXT, kept=st.integers(0, 10**9),
+        records.CleanList,
+        source=TEXT,
+        made_at=TEXT,
+        kept=st.integers(0, 10**9),
         dropped=st.lists(record_of(records.Dropped), max_size=2).map(tuple),
-    )  # fmt: skip
+    )

@@ -6,9 +6,11 @@ from stoker.records import CleanList, Dropped, dumps, loads
 from stoker.records.data_check import DataCheck, Finding, SplitFacts
 
 LIST = CleanList(
-    source="photos", made_at="2026-11-22T08:00:00+00:00", kept=41,
+    source="photos",
+    made_at="2026-11-22T08:00:00+00:00",
+    kept=41,
     dropped=(Dropped(id="train/cat/1.jpg", why="corrupt", detail="cut off"), Dropped(id="t.csv:3", why="ragged")),
-)  # fmt: skip
+)
 
 
 def test_a_clean_list_survives_json() -> None:
@@ -19,9 +21,12 @@ def test_a_clean_list_survives_json() -> None:
 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
-    [('"kept": 41', '"kept": -1', "0 samples or more"), ('"corrupt"', '"ugly"', "wanted one of"),
-     ('"schema": 1', '"schema": 7', "reads version 1")],
-)  # fmt: skip
+    [
+        ('"kept": 41', '"kept": -1', "0 samples or more"),
+        ('"corrupt"', '"ugly"', "wanted one of"),
+        ('"schema": 1', '"schema": 7', "reads version 1"),
+    ],
+)
 def test_another_content_is_refused(old: str, new: str, words: str) -> None:
     """A list of another version, with an unknown reason or an impossible count, is refused by name."""
     with pytest.raises(ValueError, match=words):
@@ -39,8 +44,10 @@ def test_findings_are_counted_from_the_gravest() -> None:
     splits = (SplitFacts(name="train", num_samples=7), SplitFacts(name="test", num_samples=2))
     check = DataCheck(source="x", kind="images", made_at="", took_s=1.0, findings=findings, splits=splits)
     assert list(check.counts().items()) == [
-        (("corrupt", "corrupt"), 1), (("fault", "duplicate"), 2), (("fault", "leak"), 1),
+        (("corrupt", "corrupt"), 1),
+        (("fault", "duplicate"), 2),
+        (("fault", "leak"), 1),
         (("suspect", "near-duplicate"), 1),
-    ]  # fmt: skip
+    ]
     assert check.num_samples == 9
     assert loads(dumps(check), DataCheck) == check

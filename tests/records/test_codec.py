@@ -49,9 +49,24 @@ from tests.records.strategies import FINITE, JSON_VALUES, RECORDS, TEXT, record_
 
 PLAN = Plan(device="cpu", micro_batch=64)
 PARTS = {
-    Achieved, ArtifactSource, Dropped, DynamicDim, Kernel, Occurrence, Operation, Proof, Segment, Share, Storage,
-    StoredPiece, StoredTensor, TensorShape, TensorSpec, Tolerance, Widened,
-}  # fmt: skip
+    Achieved,
+    ArtifactSource,
+    Dropped,
+    DynamicDim,
+    Kernel,
+    Occurrence,
+    Operation,
+    Proof,
+    Segment,
+    Share,
+    Storage,
+    StoredPiece,
+    StoredTensor,
+    TensorShape,
+    TensorSpec,
+    Tolerance,
+    Widened,
+}
 """Records that only ever stand inside others, by the thousand: they carry no schema, that of the whole is theirs."""
 every_record = each_of(RECORDS, name=lambda record: record.__name__)
 RUN = Run(name="mlp", status="finished", created_at="now", spec_digest="d", total_samples=10)
@@ -122,10 +137,13 @@ def test_parts_of_records_are_nothing_but_their_fields(record: type) -> None:
         (RUN, {"status": None}, "Run.status: wanted one of"),
         (manifest(), {"position": []}, r"CheckpointManifest.position: wanted an object \(Position\), found \[\]"),
         (manifest(), {"files": {}}, "CheckpointManifest.files: wanted"),
-        (manifest(), {"files": [{"record": "FileDigest", "schema": 1, "name": "a", "num_bytes": 3, "sha256": 1}]},
-         r"CheckpointManifest.files\[0\].sha256: wanted"),
+        (
+            manifest(),
+            {"files": [{"record": "FileDigest", "schema": 1, "name": "a", "num_bytes": 3, "sha256": 1}]},
+            r"CheckpointManifest.files\[0\].sha256: wanted",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_named_by_its_path(record: object, fields: dict[str, Any], problem: str) -> None:
     """An unknown, missing or wrongly typed field is refused, and the error says where in the document it is."""
     with pytest.raises(ValueError, match=problem):

@@ -6,9 +6,15 @@ from stoker.records import Device, Environment
 
 CPU = Device(name="cpu", kind="cpu", model="a CPU", cores=2, memory_bytes=2**33, fast_dtypes=("fp32",))
 ENVIRONMENT = Environment(
-    device_model="a CPU", device_kind="cpu", threads=2, torch_version="2.13.0", python_version="3.11.7",
-    platform="Linux", libraries={"mkl": "1", "numpy": "2"}, flags={},
-)  # fmt: skip
+    device_model="a CPU",
+    device_kind="cpu",
+    threads=2,
+    torch_version="2.13.0",
+    python_version="3.11.7",
+    platform="Linux",
+    libraries={"mkl": "1", "numpy": "2"},
+    flags={},
+)
 
 
 def test_a_device_has_the_name_that_pytorch_gives_it() -> None:

@@ -9,10 +9,16 @@ from stoker.records import JobSpec
 from tests.records.strategies import JSON_VALUES, record_of
 
 SPEC = JobSpec(
-    name="mlp", entry="train_me.py", entry_digest="ab", parameters={"lr": 0.1}, data_class="indexed",
+    name="mlp",
+    entry="train_me.py",
+    entry_digest="ab",
+    parameters={"lr": 0.1},
+    data_class="indexed",
     settings={"batch": 512, "optimizer": {"type": "SGD", "lr": 0.1}, "metrics": ["accuracy"]},
-    data_fingerprint="f", num_train=1000, weights_digest="w",
-)  # fmt: skip
+    data_fingerprint="f",
+    num_train=1000,
+    weights_digest="w",
+)
 
 # A dot in a key would look like a step down in the dotted name of a setting.
 KEYS = st.text("abc", min_size=1, max_size=2)

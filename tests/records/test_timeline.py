@@ -57,8 +57,9 @@ def tower(*, second_relu_bytes: int = 16) -> tuple[Trace, Repetition]:
 def test_births_follow_their_occurrence_and_deaths_the_last():
     """The order of a trace as one sequence."""
     trace, _ = tower()
-    items = in_order(dataclasses.replace(trace, occurrences=trace.occurrences[:2], storages=(storage(0, 1),) * 2,
-                                         events=(1, -1)))  # fmt: skip
+    items = in_order(
+        dataclasses.replace(trace, occurrences=trace.occurrences[:2], storages=(storage(0, 1),) * 2, events=(1, -1))
+    )
     assert items == (TraceItem("execution", 0), TraceItem("birth", 0), TraceItem("execution", 1), TraceItem("death", 0))
 
 
@@ -130,9 +131,11 @@ def freed_at(*died: int) -> tuple[Trace, Repetition]:
     last = Occurrence(operation=2, phase="optimizer", part=0, module=0, source=0)
     deaths = sorted(range(4), key=lambda block: died[block])
     outside = dataclasses.replace(
-        trace, occurrences=(*trace.occurrences, last, last), storages=tuple(storages),
+        trace,
+        occurrences=(*trace.occurrences, last, last),
+        storages=tuple(storages),
         events=(1, 2, 3, 4, *(-block - 1 for block in deaths)),
-    )  # fmt: skip
+    )
     return outside, repetition
 
 

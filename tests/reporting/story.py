@@ -34,8 +34,14 @@ UPDATES_PER_EPOCH = math.ceil(NUM_TRAIN / BATCH)
 RATE = 1480.0
 BASELINE_BYTES = 310 * 2**20
 
-DATA = {"class": "indexed", "guarantee": "order computed from (seed, epoch, position)", "name": "fashion-mnist",
-        "train": NUM_TRAIN, "valid": 6000, "test": 10_000}  # fmt: skip
+DATA = {
+    "class": "indexed",
+    "guarantee": "order computed from (seed, epoch, position)",
+    "name": "fashion-mnist",
+    "train": NUM_TRAIN,
+    "valid": 6000,
+    "test": 10_000,
+}
 
 PLAN = Plan(
     device="cpu",
@@ -205,13 +211,30 @@ class Teller:
 
     def begin(self) -> None:
         chosen = decision().chosen
-        self.tell("planned", 6.4, run=NAME, plan=to_json(chosen.plan), took_s=6.4, device=DEVICE.model,
-                  forecast=to_json(chosen.forecast), explanation=list(decision().explanation))  # fmt: skip
+        self.tell(
+            "planned",
+            6.4,
+            run=NAME,
+            plan=to_json(chosen.plan),
+            took_s=6.4,
+            device=DEVICE.model,
+            forecast=to_json(chosen.forecast),
+            explanation=list(decision().explanation),
+        )
         self.start()
 
     def start(self) -> None:
-        self.tell("started", 0.5, samples=self.samples, total_samples=TOTAL_SAMPLES, data=DATA, level="same law",
-                  total_updates=UPDATES_PER_EPOCH * EPOCHS, environment=to_json(ENVIRONMENT), run=NAME)  # fmt: skip
+        self.tell(
+            "started",
+            0.5,
+            samples=self.samples,
+            total_samples=TOTAL_SAMPLES,
+            data=DATA,
+            level="same law",
+            total_updates=UPDATES_PER_EPOCH * EPOCHS,
+            environment=to_json(ENVIRONMENT),
+            run=NAME,
+        )
 
     def train(self, until: int, *, every: int = 3 * BATCH) -> None:
         """Progress once every `every` samples, evaluations at epochs' ends, a checkpoint every 45,000 samples."""
@@ -231,31 +254,63 @@ class Teller:
     def progress(self, num_samples: int, took: float) -> None:
         share = self.samples / TOTAL_SAMPLES
         split, self.split = self.split, dict.fromkeys(self.split, 0.0)
-        self.tell("progress", took, samples=self.samples, total_samples=TOTAL_SAMPLES, epoch=self.samples // NUM_TRAIN,
-                  updates=self.samples // BATCH, loss=loss_at(self.samples, self.noise), lr=one_cycle(share),
-                  samples_per_s=num_samples / took, wall_s=self.wall_s,
-                  eta_s=(TOTAL_SAMPLES - self.samples) / self.rate * 1.06, split_s=split,
-                  resident_bytes=int(BASELINE_BYTES + 2**20 * 880 * (1 - math.exp(-self.samples / 6000))))  # fmt: skip
+        self.tell(
+            "progress",
+            took,
+            samples=self.samples,
+            total_samples=TOTAL_SAMPLES,
+            epoch=self.samples // NUM_TRAIN,
+            updates=self.samples // BATCH,
+            loss=loss_at(self.samples, self.noise),
+            lr=one_cycle(share),
+            samples_per_s=num_samples / took,
+            wall_s=self.wall_s,
+            eta_s=(TOTAL_SAMPLES - self.samples) / self.rate * 1.06,
+            split_s=split,
+            resident_bytes=int(BASELINE_BYTES + 2**20 * 880 * (1 - math.exp(-self.samples / 6000))),
+        )
 
     def checkpoint(self) -> None:
         self.spend("checkpoint", 0.011)
-        self.tell("checkpointed", 0.011, samples=self.samples, bytes=26_400_000, blocked_s=0.011, write_s=0.19,
-                  path=f"checkpoints/{self.samples:012d}")  # fmt: skip
+        self.tell(
+            "checkpointed",
+            0.011,
+            samples=self.samples,
+            bytes=26_400_000,
+            blocked_s=0.011,
+            write_s=0.19,
+            path=f"checkpoints/{self.samples:012d}",
+        )
 
     def evaluate(self, split: str) -> None:
         took = 1.8 if split == "valid" else 3.1
         self.spend("evaluation", took)
         metrics = {"accuracy": accuracy_at(self.samples), "loss": 0.21 + 0.5 * math.exp(-self.samples / 60_000)}
         metrics = metrics if split == "valid" else {"accuracy": 0.92614, "loss": 0.2291}
-        self.tell("evaluated", took, split=split, samples=self.samples, metrics=metrics, took_s=took,
-                  best=split == "valid" and self.samples < TOTAL_SAMPLES)  # fmt: skip
+        self.tell(
+            "evaluated",
+            took,
+            split=split,
+            samples=self.samples,
+            metrics=metrics,
+            took_s=took,
+            best=split == "valid" and self.samples < TOTAL_SAMPLES,
+        )
 
     def finish(self) -> None:
         self.evaluate("test")
         metrics = {"valid/accuracy": 0.9326, "valid/loss": 0.2156, "test/accuracy": 0.92614, "test/loss": 0.2291}
-        self.tell("finished", 0.4, run=NAME, metrics=metrics, samples=self.samples, wall_s=self.wall_s,
-                  updates=UPDATES_PER_EPOCH * EPOCHS, peak_bytes=880 * 2**20,
-                  report=f"runs/{NAME}/report.html")  # fmt: skip
+        self.tell(
+            "finished",
+            0.4,
+            run=NAME,
+            metrics=metrics,
+            samples=self.samples,
+            wall_s=self.wall_s,
+            updates=UPDATES_PER_EPOCH * EPOCHS,
+            peak_bytes=880 * 2**20,
+            report=f"runs/{NAME}/report.html",
+        )
 
 
 def whole_run() -> list[Event]:

@@ -19,9 +19,11 @@ from tests.reporting.test_html import page
 
 GAIN = Estimate(value=0.31, low=0.2, high=0.4, unit="of the training time", basis="calibrated")
 FOUND = Bottleneck(
-    bound_by="arithmetic", sentence="Arithmetic bounds this run: products take 58 % of the training time.",
+    bound_by="arithmetic",
+    sentence="Arithmetic bounds this run: products take 58 % of the training time.",
     shares=(
-        Share(what="arithmetic", value=120.0), Share(what="memory bandwidth", value=60.0),
+        Share(what="arithmetic", value=120.0),
+        Share(what="memory bandwidth", value=60.0),
         Share(what="data", value=20.0),
     ),
     achieved=(
@@ -29,18 +31,31 @@ FOUND = Bottleneck(
         Achieved(what="memory traffic", value=9e10, unit="bytes/s", ceiling=6e10),
         Achieved(what="fp32 arithmetic", value=1e9, unit="FLOP/s"),
     ),
-    mfu=0.58, evidence=("an update takes 344 ms",), advice="Take a larger batch.", gain=GAIN,
-)  # fmt: skip
+    mfu=0.58,
+    evidence=("an update takes 344 ms",),
+    advice="Take a larger batch.",
+    gain=GAIN,
+)
 TABLE = KernelTable(
-    device="cpu", first_update=5, updates=5,
+    device="cpu",
+    first_update=5,
+    updates=5,
     kernels=(
-        Kernel(operation="mkldnn_convolution", where="net.py:7 forward, Conv2d", phase="forward", calls=20, host_s=0.3,
-               device_s=0.0, flops_per_s=2.5e11),
+        Kernel(
+            operation="mkldnn_convolution",
+            where="net.py:7 forward, Conv2d",
+            phase="forward",
+            calls=20,
+            host_s=0.3,
+            device_s=0.0,
+            flops_per_s=2.5e11,
+        ),
         Kernel(operation="add_", where="", phase="backward", calls=1500, host_s=0.1, device_s=0.0),
     ),
-    peak_bytes=300 * 2**20, peak_shares=(Share(what="relu", value=200.0 * 2**20, where="net.py:7 forward"),),
+    peak_bytes=300 * 2**20,
+    peak_shares=(Share(what="relu", value=200.0 * 2**20, where="net.py:7 forward"),),
     files={"trace": "run.5.pt.trace.json", "kernels": "kernels.csv"},
-)  # fmt: skip
+)
 
 
 class Written(list[str]):
@@ -63,11 +78,17 @@ def finished(**fields: Any) -> Event:
 def test_the_page_shows_the_verdict_its_picture_and_the_one_change() -> None:
     """With what was reached of what the device reaches; what is above it is explained, what is unknown said."""
     text = page(dataclasses.replace(story.report(story.whole_run()), bottleneck=FOUND)).text
-    for expected in ("What holds the run back", FOUND.sentence, "60.0 %", "30.0 %",
-                     "250 GFLOP/s of 430 GFLOP/s measured, 58 %",
-                     "caches serve what memory could not", "1 GFLOP/s; the ceiling was not measured",
-                     "Take a larger batch. Saves about 31 % of the training time (20 to 40 %, calibrated).",
-                     "an update takes 344 ms"):  # fmt: skip
+    for expected in (
+        "What holds the run back",
+        FOUND.sentence,
+        "60.0 %",
+        "30.0 %",
+        "250 GFLOP/s of 430 GFLOP/s measured, 58 %",
+        "caches serve what memory could not",
+        "1 GFLOP/s; the ceiling was not measured",
+        "Take a larger batch. Saves about 31 % of the training time (20 to 40 %, calibrated).",
+        "an update takes 344 ms",
+    ):
         assert expected in text
 
 
@@ -91,9 +112,17 @@ def test_the_page_shows_the_top_of_the_table_and_leads_to_the_files() -> None:
     odd = dataclasses.replace(TABLE, files={"trace": "run#2 50%.json"})
     found = page(dataclasses.replace(story.report(story.whole_run()), kernels=odd))
     assert found.references == ["profile/run%232%2050%25.json"]
-    for expected in ("mkldnn_convolution", "net.py:7 forward, Conv2d", "75.0 %", "250 GFLOP/s", "1,500",
-                     "Updates 6 to 10",
-                     "At its peak, 300.0 MiB", "200.0 MiB relu (net.py:7 forward)", "ui.perfetto.dev"):  # fmt: skip
+    for expected in (
+        "mkldnn_convolution",
+        "net.py:7 forward, Conv2d",
+        "75.0 %",
+        "250 GFLOP/s",
+        "1,500",
+        "Updates 6 to 10",
+        "At its peak, 300.0 MiB",
+        "200.0 MiB relu (net.py:7 forward)",
+        "ui.perfetto.dev",
+    ):
         assert expected in found.text
 
 
@@ -136,8 +165,9 @@ def test_a_run_without_a_verdict_ends_as_before(fields: dict[str, Any]) -> None:
 def test_what_is_unknown_is_said_quietly() -> None:
     """A verdict is in large type; that there is none is a note."""
     unknown = dataclasses.replace(FOUND, bound_by="unknown", sentence="What bounds this run is unknown.", gain=None)
-    known, quiet = (render_html(dataclasses.replace(story.report(story.whole_run()), bottleneck=one))
-                    for one in (FOUND, unknown))  # fmt: skip
+    known, quiet = (
+        render_html(dataclasses.replace(story.report(story.whole_run()), bottleneck=one)) for one in (FOUND, unknown)
+    )
     assert f'<p class="level"><strong>{FOUND.sentence}' in known
     assert '<p class="note">What bounds this run is unknown.' in quiet
     assert '<p class="advice">' in known

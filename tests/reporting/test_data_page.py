@@ -13,8 +13,16 @@ def _check(*findings: Finding, columns: tuple[ColumnFacts, ...] = ()) -> DataChe
         SplitFacts(name="train", num_samples=8, classes={"<cat>": 6, "dog": 2}),
         SplitFacts(name="", num_samples=2),
     )
-    return DataCheck(source="a&b", kind="images", made_at="now", took_s=2.0, splits=splits, findings=findings,
-                     columns=columns, notes=("looked <closely>",))  # fmt: skip
+    return DataCheck(
+        source="a&b",
+        kind="images",
+        made_at="now",
+        took_s=2.0,
+        splits=splits,
+        findings=findings,
+        columns=columns,
+        notes=("looked <closely>",),
+    )
 
 
 def _page(check: DataCheck, pictures: dict[str, str]) -> Page:

@@ -65,7 +65,11 @@ def test_json_lines_are_ascii_and_strict() -> None:
     assert line.isascii()
     assert line.count("\n") == 1
     assert json.loads(line, parse_constant=pytest.fail) == {
-        "event": "warned", "at": 1.0, "message": "µ\u2028\n", "loss": "nan"}  # fmt: skip
+        "event": "warned",
+        "at": 1.0,
+        "message": "µ\u2028\n",
+        "loss": "nan",
+    }
 
 
 def test_a_reader_that_left_does_not_stop_training() -> None:

@@ -18,10 +18,13 @@ def test_every_kind_of_event_is_told_even_without_fields(kind: EventKind) -> Non
     """An event from an older or a terser source still gives a line."""
     assert describe_event(Event(kind=kind, at=0.0)).startswith(
         {
-            "progress": "0 samples", "checkpointed": "checkpoint", "evaluated": "valid", "noted": "note",
+            "progress": "0 samples",
+            "checkpointed": "checkpoint",
+            "evaluated": "valid",
+            "noted": "note",
             "warned": "warning",
         }.get(kind, kind)
-    )  # fmt: skip
+    )
 
 
 def test_a_whole_run_reads_as_sentences() -> None:
@@ -60,8 +63,15 @@ def test_a_starting_run_shows_of_its_explanation_what_concerns_its_user() -> Non
     plan = next(iter(execution_settings(profile(), CPU)))
     plan = dataclasses.replace(plan, micro_batch=512)
     first = f"a CPU, 4 cores: {plan.in_words()}"
-    event = Event(kind="planned", at=0.0, fields={**fields, "plan": to_json(plan), "explanation":
-                                                  [first, *lines[1:], error, "others use 80% of the CPU"]})  # fmt: skip
+    event = Event(
+        kind="planned",
+        at=0.0,
+        fields={
+            **fields,
+            "plan": to_json(plan),
+            "explanation": [first, *lines[1:], error, "others use 80% of the CPU"],
+        },
+    )
     assert plan_notes(event) == [lines[1], "others use 80% of the CPU"]
     assert lines[1].startswith("samples are separable")
     assert plan_notes(Event(kind="planned", at=0.0, fields={"plan": "bf16"})) == []

@@ -70,10 +70,24 @@ def whole() -> str:
 def test_a_page_shows_what_came_of_the_run() -> None:
     """Result, effort, best, plan and why, forecast beside measured, contract, machine, what happened."""
     text = page(story.report(story.killed_and_resumed())).text
-    for expected in (story.NAME, "92.61 %", "4 min 4 s", "1,419 samples/s", "93.26 % at 270,000", "micro-batch 512",
-                     "BatchNorm couples samples in groups of 512", "✓ yes", "cuts a BatchNorm group", "same law",
-                     "AMD EPYC 9B14", "2.13.0+cpu", "resumed at 135,648",
-                     "40 % of the CPU", "forward, backward, update", "were superseded"):  # fmt: skip
+    for expected in (
+        story.NAME,
+        "92.61 %",
+        "4 min 4 s",
+        "1,419 samples/s",
+        "93.26 % at 270,000",
+        "micro-batch 512",
+        "BatchNorm couples samples in groups of 512",
+        "✓ yes",
+        "cuts a BatchNorm group",
+        "same law",
+        "AMD EPYC 9B14",
+        "2.13.0+cpu",
+        "resumed at 135,648",
+        "40 % of the CPU",
+        "forward, backward, update",
+        "were superseded",
+    ):
         assert expected in text
 
 
@@ -116,8 +130,10 @@ def test_a_report_is_small(whole: str) -> None:
     picture = base64.b64encode(bytes(3000)).decode()  # as a PNG of 32 x 32 pixels in colours takes
     shown = (Example(index=1, target="cat", output="dog (91 %)", loss=3.25, picture=picture),) * 24
     square = tuple(tuple(range(64)) for _ in range(64))
-    examples = [ExampleSet(split=split, num_samples=9, worst=shown[:12], first=shown[12:], confusion=square)
-                for split in ("valid", "test")]  # fmt: skip
+    examples = [
+        ExampleSet(split=split, num_samples=9, worst=shown[:12], first=shown[12:], confusion=square)
+        for split in ("valid", "test")
+    ]
     for number in range(400):
         metrics = {f"metric {n}": n / (number + 7) for n in range(30)}
         fields = {"split": "valid", "samples": 40 * number + 1, "metrics": metrics}

@@ -21,16 +21,31 @@ def noted(
     blocked = [longest - own + TALK_S for own, longest in zip(compute, together, strict=True)]
     began = [1000.0 + PERIOD_S * update for update in range(count)]
     times = RankTimes(
-        rank=rank, size=size, worker=rank, host="here", began_at=7.0, first_update=first, updates=count,
+        rank=rank,
+        size=size,
+        worker=rank,
+        host="here",
+        began_at=7.0,
+        first_update=first,
+        updates=count,
         parts_s={
-            "compute": sum(compute), "blocked": sum(blocked), "optimiser": OPTIMISER_S * count, "data": DATA_S * count,
-            "evaluation": 5.0, "checkpoint": 0.5, "other": 0.0,
+            "compute": sum(compute),
+            "blocked": sum(blocked),
+            "optimiser": OPTIMISER_S * count,
+            "data": DATA_S * count,
+            "evaluation": 5.0,
+            "checkpoint": 0.5,
+            "other": 0.0,
         },
         sample=SampledUpdates(
-            update=tuple(range(first, first + count)), began_s=tuple(began), data_s=(DATA_S,) * count,
-            compute_s=tuple(compute), blocked_s=tuple(blocked), optimiser_s=(OPTIMISER_S,) * count,
+            update=tuple(range(first, first + count)),
+            began_s=tuple(began),
+            data_s=(DATA_S,) * count,
+            compute_s=tuple(compute),
+            blocked_s=tuple(blocked),
+            optimiser_s=(OPTIMISER_S,) * count,
         ),
-    )  # fmt: skip
+    )
     return replace(times, **changed)  # type: ignore[arg-type]
 
 
@@ -73,9 +88,10 @@ def test_without_a_common_clock_the_one_that_was_blocked_least_came_last() -> No
     """Of another host only durations count, however far its clock is off."""
     one, other = pair()
     shifted = replace(
-        other, uncertainty_s=0.004,
+        other,
+        uncertainty_s=0.004,
         sample=replace(other.sample, began_s=tuple(at + 30.0 for at in other.sample.began_s)),
-    )  # fmt: skip
+    )
     found, exact = merged([one, shifted]), merged([one, other])
     assert found is not None
     assert exact is not None

@@ -21,8 +21,17 @@ EVIL = "\"'><script>alert(1)</script>"
 
 def test_text_and_attributes_are_escaped() -> None:
     """Neither a tag nor a quote gets through, in whatever a template is given."""
-    made = render("side_by_side", title=EVIL, policy=EVIL, scripts=(), data="", names=[EVIL], outcomes=[(EVIL,) * 5],
-                  by_samples=[], by_time=[])  # fmt: skip
+    made = render(
+        "side_by_side",
+        title=EVIL,
+        policy=EVIL,
+        scripts=(),
+        data="",
+        names=[EVIL],
+        outcomes=[(EVIL,) * 5],
+        by_samples=[],
+        by_time=[],
+    )
     assert made.count("&#34;&#39;&gt;&lt;script&gt;alert(1)&lt;/script&gt;") == 8
     assert "<script" not in made
 

@@ -34,9 +34,24 @@ def test_the_panel_answers_how_far_how_long_how_well() -> None:
     now = halfway()
     text = drawn(frame(now, now.at + 3))
     ends = time_of_day(now.at + (now.eta_s or 0), now.at)
-    for expected in (story.NAME, "bf16 · micro-batch 512", "162,000 of 324,000 samples", "3.00 of 6 epochs", "50.0 %",
-                     "to go", f"until {ends}", "as forecast (1,395 to 1,573)", "accuracy 92.02 %", "best 92.02 %",
-                     "update 9", "1.2 GiB", "s ago", "25.2 MiB", "AMD EPYC 9B14", "learning rate 0.016"):  # fmt: skip
+    for expected in (
+        story.NAME,
+        "bf16 · micro-batch 512",
+        "162,000 of 324,000 samples",
+        "3.00 of 6 epochs",
+        "50.0 %",
+        "to go",
+        f"until {ends}",
+        "as forecast (1,395 to 1,573)",
+        "accuracy 92.02 %",
+        "best 92.02 %",
+        "update 9",
+        "1.2 GiB",
+        "s ago",
+        "25.2 MiB",
+        "AMD EPYC 9B14",
+        "learning rate 0.016",
+    ):
         assert expected in text
 
 

@@ -28,17 +28,39 @@ def switch(update: int, plan: Plan, kind: str = "trial", left_out: Plan | None =
     )
 
 
-TRIALS = (switch(0, SAFE), switch(6, story.PLAN), switch(12, LOST), switch(13, story.PLAN, "left out", LOST),
-          switch(20, SAFE))  # fmt: skip
+TRIALS = (
+    switch(0, SAFE),
+    switch(6, story.PLAN),
+    switch(12, LOST),
+    switch(13, story.PLAN, "left out", LOST),
+    switch(20, SAFE),
+)
 TIMED = [{"plan": to_json(SAFE), "update_s": 0.8}, {"plan": to_json(story.PLAN), "update_s": 0.4}]
-SETTLING = Event(kind="settled", at=story.START_S + 20, fields={
-    "samples": SETTLED_AT, "plan": to_json(story.PLAN), "why": "twice as fast", "forecast": to_json(story.forecast()),
-    "explanation": [], "took_updates": 24, "speedup": 2.0, "timed": TIMED,
-})  # fmt: skip
-BEGUN = Event(kind="planned", at=story.START_S, fields={
-    "plan": to_json(SAFE), "forecast": to_json(story.forecast()), "took_s": 1.0, "is_settled": False,
-    "explanation": [f"begins under {SAFE.in_words()}, which is legal", "other plans are tried"],
-})  # fmt: skip
+SETTLING = Event(
+    kind="settled",
+    at=story.START_S + 20,
+    fields={
+        "samples": SETTLED_AT,
+        "plan": to_json(story.PLAN),
+        "why": "twice as fast",
+        "forecast": to_json(story.forecast()),
+        "explanation": [],
+        "took_updates": 24,
+        "speedup": 2.0,
+        "timed": TIMED,
+    },
+)
+BEGUN = Event(
+    kind="planned",
+    at=story.START_S,
+    fields={
+        "plan": to_json(SAFE),
+        "forecast": to_json(story.forecast()),
+        "took_s": 1.0,
+        "is_settled": False,
+        "explanation": [f"begins under {SAFE.in_words()}, which is legal", "other plans are tried"],
+    },
+)
 
 
 def settled_run() -> Report:
@@ -58,8 +80,14 @@ def unsettled_run() -> Report:
 def test_the_schedule_says_which_plan_ran_when() -> None:
     """What was written before each switch counts, and no event is asked."""
     found = [(one.start / story.BATCH, one.plan.precision, one.is_trial) for one in plans_in_force(settled_run())]
-    assert found == [(0, "fp32", True), (6, "bf16", True), (12, "bf16", True), (13, "bf16", True), (20, "fp32", True),
-                     (30, "bf16", False)]  # fmt: skip
+    assert found == [
+        (0, "fp32", True),
+        (6, "bf16", True),
+        (12, "bf16", True),
+        (13, "bf16", True),
+        (20, "fp32", True),
+        (30, "bf16", False),
+    ]
 
 
 def test_the_strip_has_a_row_for_each_plan_and_the_settled_one_first() -> None:
@@ -81,9 +109,10 @@ def test_rates_are_those_of_the_settled_plan() -> None:
     report = settled_run()
     slow = tuple(
         dataclasses.replace(event, fields={**event.fields, "samples_per_s": 1.0})
-        if event.kind == "progress" and event.fields["samples"] <= SETTLED_AT else event
+        if event.kind == "progress" and event.fields["samples"] <= SETTLED_AT
+        else event
         for event in report.events
-    )  # fmt: skip
+    )
     report = dataclasses.replace(report, events=slow)
     rate = next(row.measured for row in forecast_rows(report) if row.quantity == "throughput")
     assert rate is not None

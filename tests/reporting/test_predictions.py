@@ -14,9 +14,13 @@ from tests.reporting.test_html import Page, documents
 WRONG = Example(index=7, target="cat", output="<dog> (91 %)", loss=3.25, picture=base64.b64encode(b"png").decode())
 RIGHT = Example(index=0, target="dog", output="dog (99 %)", loss=0.01, values=(0.5, -1.0))
 SHOWN = ExampleSet(
-    split="test", num_samples=30, worst=(WRONG,), first=(RIGHT,), confusion=((9, 1, 0), (4, 6, 0), (0, 0, 10)),
+    split="test",
+    num_samples=30,
+    worst=(WRONG,),
+    first=(RIGHT,),
+    confusion=((9, 1, 0), (4, 6, 0), (0, 0, 10)),
     classes=("cat", "<dog>", "owl"),
-)  # fmt: skip
+)
 
 
 def predictions(sets: list[ExampleSet]) -> str:

@@ -7,9 +7,16 @@ from stoker.reporting.side_by_side import render_side_by_side
 from tests.reporting.test_html import Page
 
 SPEC = JobSpec(
-    name="j", entry=None, entry_digest=None, parameters={}, settings={}, data_class="indexed", data_fingerprint="f",
-    num_train=9, weights_digest="w",
-)  # fmt: skip
+    name="j",
+    entry=None,
+    entry_digest=None,
+    parameters={},
+    settings={},
+    data_class="indexed",
+    data_fingerprint="f",
+    num_train=9,
+    weights_digest="w",
+)
 
 
 def a_report(name: str, losses: list[float]) -> Report:
@@ -20,9 +27,7 @@ def a_report(name: str, losses: list[float]) -> Report:
         valid = {"split": "valid", "samples": 100 * at, "metrics": {"accuracy": 1 - loss}}
         events += [Event(kind="progress", at=2.0 * at, fields=progress), Event(kind="evaluated", at=2.0, fields=valid)]
     run = Run(name=name, status="finished", created_at="2026-01-01", spec_digest=SPEC.digest(), total_samples=300)
-    return Report(
-        run=run, spec=SPEC, decision=None, device=None, environment=None, coupling=None, events=tuple(events)
-    )  # fmt: skip
+    return Report(run=run, spec=SPEC, decision=None, device=None, environment=None, coupling=None, events=tuple(events))
 
 
 def test_every_measure_has_a_chart_over_samples_and_one_over_time() -> None:

@@ -18,19 +18,35 @@ SPACE = (
     Parameter(name="kind", kind="choice", choices=("sgd", "<b>")),
 )
 SETTINGS = StudySettings(
-    name="tune-some", job="some.py", job_digest="0" * 64, fixed={"epochs": "3"}, space=SPACE,
-    objective="valid/accuracy", higher_is_better=True, sampler="tpe", pruner="asha", seed=0, on="here",
-    first_samples=100, total_samples=300,
-)  # fmt: skip
+    name="tune-some",
+    job="some.py",
+    job_digest="0" * 64,
+    fixed={"epochs": "3"},
+    space=SPACE,
+    objective="valid/accuracy",
+    higher_is_better=True,
+    sampler="tpe",
+    pruner="asha",
+    seed=0,
+    on="here",
+    first_samples=100,
+    total_samples=300,
+)
 
 
 def trial(number: int, value: float | None, **changes: Any) -> StudyTrial:
     """A trial that is finished, unless something else is said."""
     known: dict[str, Any] = {
-        "number": number, "state": "finished", "parameters": {"lr": 0.01 * (number + 1), "kind": "<b>"},
-        "value": value, "samples": 300, "wall_s": 2.0, "began_at": 1.0, "ended_at": 10.0 - number,
+        "number": number,
+        "state": "finished",
+        "parameters": {"lr": 0.01 * (number + 1), "kind": "<b>"},
+        "value": value,
+        "samples": 300,
+        "wall_s": 2.0,
+        "began_at": 1.0,
+        "ended_at": 10.0 - number,
         "curve": ((100, 0.5), (300, value or 0.4)),
-    }  # fmt: skip
+    }
     return StudyTrial(**(known | changes))
 
 
@@ -43,9 +59,15 @@ TRIALS = (
 )
 ESTIMATE = Estimate(value=60.0, low=30.0, high=90.0, unit="s", basis="measured here")
 FORECAST = StudyForecast(
-    trials=5, parallel=1, planned=(PlannedTrial(parameters={"lr": 0.1}, total_s=ESTIMATE),), total_s=ESTIMATE,
-    pruned_s=None, energy_kwh=None, cost_usd=None, assumptions=("something is assumed",),
-)  # fmt: skip
+    trials=5,
+    parallel=1,
+    planned=(PlannedTrial(parameters={"lr": 0.1}, total_s=ESTIMATE),),
+    total_s=ESTIMATE,
+    pruned_s=None,
+    energy_kwh=None,
+    cost_usd=None,
+    assumptions=("something is assumed",),
+)
 RESULT = StudyResult(settings=SETTINGS, trials=TRIALS, importance={"lr": 0.75, "kind": 0.25}, forecast=FORECAST)
 
 
@@ -65,9 +87,15 @@ def test_the_page_has_it_all_and_loads_nothing() -> None:
     """The best settings, every trial with its reason, figures, forecast; nothing from elsewhere; user text escaped."""
     page = render_study(RESULT)
     for words in (
-        "90.00 %", "trial 1: lr=0.02", "asha at 100 samples", "no such file &lt;x&gt;", "something is assumed", "1 min",
-        "the test data was not used", "epochs=3",
-    ):  # fmt: skip
+        "90.00 %",
+        "trial 1: lr=0.02",
+        "asha at 100 samples",
+        "no such file &lt;x&gt;",
+        "something is assumed",
+        "1 min",
+        "the test data was not used",
+        "epochs=3",
+    ):
         assert words in page, words
     assert "<b>sgd" not in page
     assert "kind=<b>" not in page

@@ -72,9 +72,11 @@ def test_time_under_the_profiler_is_no_training_time() -> None:
     """A rate that is told beside it leaves it out, and so does the rate of the run."""
     stretches = ((500, 100.0, {"update": 5.0, "profiling": 45.0}), (1500, 200.0, {"update": 5.0}))
     report = told(
-        *(Event(kind="progress", at=0.0, fields={"samples": at, "samples_per_s": rate, "split_s": split})
-          for at, rate, split in stretches)
-    )  # fmt: skip
+        *(
+            Event(kind="progress", at=0.0, fields={"samples": at, "samples_per_s": rate, "split_s": split})
+            for at, rate, split in stretches
+        )
+    )
     assert "150 samples/s while training" in summary_lines(report)[1]
 
 
@@ -173,8 +175,15 @@ def test_the_summary_names_result_effort_and_forecast(resumed: Report) -> None:
     lines = summary_lines(resumed)
     assert len(lines) <= 8
     text = "\n".join(lines)
-    for expected in ("92.61 %", "best accuracy on valid 93.26 % at 270,000 samples", "324,000 samples in 4 min",
-                     "forecast", "bf16", "warnings: 1", "40 % of the CPU"):  # fmt: skip
+    for expected in (
+        "92.61 %",
+        "best accuracy on valid 93.26 % at 270,000 samples",
+        "324,000 samples in 4 min",
+        "forecast",
+        "bf16",
+        "warnings: 1",
+        "40 % of the CPU",
+    ):
         assert expected in text
 
 

@@ -315,11 +315,23 @@ def curl(subject: Subject) -> None:
     ]
     headers = [word for name, value in subject.headers.items() for word in ("-H", f"{name}: {value}")]
     done = subprocess.run(
-        ["curl", "-sS", "--noproxy", "*", "--max-time", "20", *headers, "--data-binary", "@-",
-         f"http://{subject.http}/v2/models/{subject.model}/infer"],
+        [
+            "curl",
+            "-sS",
+            "--noproxy",
+            "*",
+            "--max-time",
+            "20",
+            *headers,
+            "--data-binary",
+            "@-",
+            f"http://{subject.http}/v2/models/{subject.model}/infer",
+        ],
         input=json.dumps({"id": "by-hand", "inputs": inputs}),
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     answer = json.loads(done.stdout)
     assert answer["id"] == "by-hand"
     for one in answer["outputs"]:
@@ -354,8 +366,11 @@ def kserve(subject: Subject, python: str) -> dict[str, Any]:
     }
     done = subprocess.run(
         [python, str(Path(__file__).with_name("kserve_asking.py"))],
-        input=json.dumps(question), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        input=json.dumps(question),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told

@@ -19,9 +19,19 @@ from stoker.serving.refusals import NotFound, Refusal, Unavailable
 from stoker.serving.service import InferenceRequest, InferenceResponse, Parameter, RepositoryEntry
 
 ONE_ROW = Executed(
-    instance=0, rows=1, requests=1, reason="idle", sizes=(), elements=1, padding=0, queue_s=(0.0,), input_s=0.0,
-    infer_s=1e-6, output_s=0.0, succeeded=True,
-)  # fmt: skip
+    instance=0,
+    rows=1,
+    requests=1,
+    reason="idle",
+    sizes=(),
+    elements=1,
+    padding=0,
+    queue_s=(0.0,),
+    input_s=0.0,
+    infer_s=1e-6,
+    output_s=0.0,
+    succeeded=True,
+)
 
 
 def manifest_of(

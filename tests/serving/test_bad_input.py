@@ -186,20 +186,30 @@ def strings_artifact(root: Path) -> None:
     def write(directory: Path, digests: Callable[[], tuple[FileDigest, ...]]) -> Manifest:
         value = helper.make_tensor_value_info
         graph = helper.make_graph(
-            [helper.make_node("Identity", ["x"], ["y"])], "g",
-            [value("x", TensorProto.STRING, ["batch", 1])], [value("y", TensorProto.STRING, ["batch", 1])],
-        )  # fmt: skip
+            [helper.make_node("Identity", ["x"], ["y"])],
+            "g",
+            [value("x", TensorProto.STRING, ["batch", 1])],
+            [value("y", TensorProto.STRING, ["batch", 1])],
+        )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
         (directory / "model.onnx").write_bytes(model.SerializeToString())
         asked = {"x": np.array([[b"a"], [b"b"]], object)}
         save_file(Golden(asked, {"y": asked["x"]}).as_tensors(), directory / "golden.safetensors")
         spec = TensorSpec(name="x", datatype="BYTES", shape=("batch", 1))
         return Manifest(
-            name="words", engine="onnxruntime", precision="fp32", graph="model.onnx", golden="golden.safetensors",
-            inputs=(spec,), outputs=(replace(spec, name="y"),), tolerance=Tolerance(absolute=0.0, relative=0.0),
-            proved_on="a test", source=ArtifactSource(kind="onnx", name="t", digest="0" * 64),
-            made_at="2026-11-22T00:00:00+00:00", files=digests(),
-        )  # fmt: skip
+            name="words",
+            engine="onnxruntime",
+            precision="fp32",
+            graph="model.onnx",
+            golden="golden.safetensors",
+            inputs=(spec,),
+            outputs=(replace(spec, name="y"),),
+            tolerance=Tolerance(absolute=0.0, relative=0.0),
+            proved_on="a test",
+            source=ArtifactSource(kind="onnx", name="t", digest="0" * 64),
+            made_at="2026-11-22T00:00:00+00:00",
+            files=digests(),
+        )
 
     publish(root / "words", write)
 

@@ -23,9 +23,7 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     artifact = tiny_artifact(folder / "models", name="digits")
     golden = artifact.golden()
     (folder / "keys").write_text(f"tests:{KEY}\n")
-    with running(
-        folder / "models", admin_grpc_port=0, api_keys=folder / "keys", admin_keys=folder / "keys"
-    ) as up:  # fmt: skip
+    with running(folder / "models", admin_grpc_port=0, api_keys=folder / "keys", admin_keys=folder / "keys") as up:
         assert up.started.grpc is not None
         assert up.started.admin_grpc is not None
         yield Subject(

@@ -45,8 +45,12 @@ def texts(count: int = 64, *, masked: float = 0.0) -> tuple[torch.Tensor, torch.
 def make_job(model: Callable[[], nn.Module], **changed: object) -> Job:
     """A job over `vectors` whose settings are replaced by `changed`."""
     given = {
-        "data": vectors(), "loss": "cross_entropy", "optimizer": SGD(lr=0.1), "batch": 16, "until": updates(30),
-    }  # fmt: skip
+        "data": vectors(),
+        "loss": "cross_entropy",
+        "optimizer": SGD(lr=0.1),
+        "batch": 16,
+        "until": updates(30),
+    }
     return Job(model=model, **{**given, **changed})  # type: ignore[arg-type]
 
 
@@ -64,9 +68,16 @@ def mlp(*, width: int = 16, norm: Callable[[int], nn.Module] | None = None, drop
 def cnn(norm: Callable[[int], nn.Module] = lambda _: nn.Identity()) -> nn.Module:
     """Two convolutions over `images`."""
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), norm(4), nn.ReLU(), nn.Conv2d(4, 8, 3, stride=2), norm(8), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES),
-    )  # fmt: skip
+        nn.Conv2d(1, 4, 3, padding=1),
+        norm(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 8, 3, stride=2),
+        norm(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, CLASSES),
+    )
 
 
 class FunctionalDropout(nn.Module):

@@ -38,8 +38,15 @@ def _squares(model: nn.Module) -> torch.Tensor:
 def _job(model=_mlp, **settings) -> stoker.Job:
     generator = torch.Generator().manual_seed(0)
     data = (torch.rand((36, 1, 4, 4), generator=generator), torch.randint(0, 3, (36,), generator=generator))
-    given = {"model": model, "data": data, "loss": "cross_entropy", "optimizer": stoker.SGD(lr=0.1, momentum=0.9),
-             "batch": BATCH, "until": stoker.epochs(2), **settings}  # fmt: skip
+    given = {
+        "model": model,
+        "data": data,
+        "loss": "cross_entropy",
+        "optimizer": stoker.SGD(lr=0.1, momentum=0.9),
+        "batch": BATCH,
+        "until": stoker.epochs(2),
+        **settings,
+    }
     return stoker.Job(**given)
 
 
@@ -59,13 +66,17 @@ def _states_differ(one: Step, other: Step) -> list[str]:
 
 
 @pytest.mark.parametrize("settings", [{}, {"precision": "bf16"}, {"memory_format": "channels_last"}])
-@pytest.mark.parametrize("job", [
-    _job(),
-    _job(_convolutional),
-    _job(clip_norm=0.1, loss=stoker.Objective("cross_entropy", penalty=_squares)),
-    _job(loss="mse", data=(torch.rand(36, 1, 4, 4), torch.rand(36, 3))),
-    _job(optimizer=stoker.AdamW(lr=1e-2), loss=stoker.Objective("cross_entropy", label_smoothing=0.1), average=0.9),
-], ids=["dropout", "batch norm", "clipped", "regression", "adam"])  # fmt: skip
+@pytest.mark.parametrize(
+    "job",
+    [
+        _job(),
+        _job(_convolutional),
+        _job(clip_norm=0.1, loss=stoker.Objective("cross_entropy", penalty=_squares)),
+        _job(loss="mse", data=(torch.rand(36, 1, 4, 4), torch.rand(36, 3))),
+        _job(optimizer=stoker.AdamW(lr=1e-2), loss=stoker.Objective("cross_entropy", label_smoothing=0.1), average=0.9),
+    ],
+    ids=["dropout", "batch norm", "clipped", "regression", "adam"],
+)
 def test_weights_and_buffers_are_those_of_ordinary_passes(job, settings) -> None:
     """Over two epochs with a smaller last batch, draws inside the model and running statistics: the same bits."""
     assert not _states_differ(_trained(job, 10, captured=True, **settings), _trained(job, 10, **settings))

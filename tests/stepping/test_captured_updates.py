@@ -53,9 +53,14 @@ def _data(poisoned: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _job(model=_mlp, **settings) -> stoker.Job:
     given = {
-        "model": model, "data": _data(), "loss": "cross_entropy", "optimizer": stoker.AdamW(lr=1e-2),
-        "schedule": stoker.schedules.one_cycle(), "batch": BATCH, "until": stoker.epochs(3),
-    } | settings  # fmt: skip
+        "model": model,
+        "data": _data(),
+        "loss": "cross_entropy",
+        "optimizer": stoker.AdamW(lr=1e-2),
+        "schedule": stoker.schedules.one_cycle(),
+        "batch": BATCH,
+        "until": stoker.epochs(3),
+    } | settings
     return stoker.Job(**given)
 
 
@@ -65,23 +70,39 @@ class _Run:
     def __init__(self, job: stoker.Job, folder: Path, *, at_once: bool = True, **settings) -> None:
         self.events: list[Event] = []
         self.store = CheckpointStore(folder)
-        plan = Plan(device="cpu", micro_batch=BATCH, captured=True, checkpoint_every_s=1e9,
-                    **{"optimizer_implementation": "fused", **settings})  # fmt: skip
+        plan = Plan(
+            device="cpu",
+            micro_batch=BATCH,
+            captured=True,
+            checkpoint_every_s=1e9,
+            **{"optimizer_implementation": "fused", **settings},
+        )
         data = datasets_of(job)
         extent, self.step = data.extent(job), _Step(job, plan, SEPARABLE)
         self.step.may_go_together = at_once
         total = extent.updates_in(job.until)
         telemetry = Telemetry(
-            self.events.append, total_samples=extent.position(total).samples, total_updates=total, evaluate_s=0.0,
-            evaluations_left=0, clock=FakeClock(),
-        )  # fmt: skip
+            self.events.append,
+            total_samples=extent.position(total).samples,
+            total_updates=total,
+            evaluate_s=0.0,
+            evaluations_left=0,
+            clock=FakeClock(),
+        )
         source = BatchSource(data.train, self.step.pipeline(data.train, augmented=True), extent, job.seed, plan)
         self.loop = Loop(
-            step=self.step, source=source, extent=extent, total_updates=total, held_out=data.held_out,
-            evaluate_every=job.evaluation.every, best=Best("loss"),
-            checkpointer=Checkpointer(self.store, spec_digest="s", version="0"), telemetry=telemetry,
-            stop=StopRequest(), recovery=Recovery(self.step, tell=telemetry.emit),
-        )  # fmt: skip
+            step=self.step,
+            source=source,
+            extent=extent,
+            total_updates=total,
+            held_out=data.held_out,
+            evaluate_every=job.evaluation.every,
+            best=Best("loss"),
+            checkpointer=Checkpointer(self.store, spec_digest="s", version="0"),
+            telemetry=telemetry,
+            stop=StopRequest(),
+            recovery=Recovery(self.step, tell=telemetry.emit),
+        )
 
     def numbers(self) -> list:
         """Losses, rates and measures of all events; those of checkpoints, which are written meanwhile, come last."""
@@ -108,17 +129,21 @@ class _Step(Step):
 _SGD = stoker.SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3)
 
 
-@pytest.mark.parametrize(("job", "goes_together"), [
-    (_job(), True),
-    (_job(optimizer=stoker.AdamW(lr=1e-2), valid=_data()), True),
-    (_job(optimizer=_SGD), True),
-    (_job(optimizer=stoker.SGD(lr=0.1)), True),
-    (_job(loss="mse", data=(torch.rand(SAMPLES, 1, 4, 4), torch.rand(SAMPLES, 3))), True),
-    (_job(clip_norm=0.1), False),
-    (_job(average=0.9), False),
-    (_job(_with_dropout), False),
-    (_job(_with_batch_norm), False),
-], ids=["adam", "evaluated", "momentum", "plain", "mse", "clipped", "averaged", "dropout", "batch norm"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("job", "goes_together"),
+    [
+        (_job(), True),
+        (_job(optimizer=stoker.AdamW(lr=1e-2), valid=_data()), True),
+        (_job(optimizer=_SGD), True),
+        (_job(optimizer=stoker.SGD(lr=0.1)), True),
+        (_job(loss="mse", data=(torch.rand(SAMPLES, 1, 4, 4), torch.rand(SAMPLES, 3))), True),
+        (_job(clip_norm=0.1), False),
+        (_job(average=0.9), False),
+        (_job(_with_dropout), False),
+        (_job(_with_batch_norm), False),
+    ],
+    ids=["adam", "evaluated", "momentum", "plain", "mse", "clipped", "averaged", "dropout", "batch norm"],
+)
 def test_a_run_is_that_of_single_updates(job, goes_together: bool, tmp_path: Path) -> None:
     """Three epochs, each with a smaller last batch, of every kind of job."""
     assert_equals_single_updates(job, tmp_path, goes_together=goes_together)

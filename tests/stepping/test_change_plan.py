@@ -43,11 +43,18 @@ OPTIMIZERS = {
 def conv_net(norm: type[nn.Module] | None = None) -> nn.Module:
     """Images [B, 3, 8, 8] to logits [B, 4], with 1 x 1, depthwise and transposed convolutions, whose strides differ."""
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8) if norm else nn.GroupNorm(2, 8), nn.SiLU(),
-        nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 16, 1), nn.ReLU(),
-        nn.ConvTranspose2d(16, 4, 2, stride=2), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Dropout(0.2),
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8) if norm else nn.GroupNorm(2, 8),
+        nn.SiLU(),
+        nn.Conv2d(8, 8, 3, padding=1, groups=8),
+        nn.Conv2d(8, 16, 1),
+        nn.ReLU(),
+        nn.ConvTranspose2d(16, 4, 2, stride=2),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.2),
         nn.Linear(16, 4),
-    )  # fmt: skip
+    )
 
 
 def job_of(**settings: Any) -> stoker.Job:
@@ -55,9 +62,15 @@ def job_of(**settings: Any) -> stoker.Job:
     draws = torch.Generator().manual_seed(0)
     data = torch.randn(64, 3, 8, 8, generator=draws), torch.randint(0, 4, (64,), generator=draws)
     known = {
-        "model": conv_net, "data": data, "loss": "cross_entropy", "optimizer": OPTIMIZERS["adamw"], "batch": BATCH,
-        "until": stoker.updates(20), "clip_norm": 1.0, "average": 0.9,
-    }  # fmt: skip
+        "model": conv_net,
+        "data": data,
+        "loss": "cross_entropy",
+        "optimizer": OPTIMIZERS["adamw"],
+        "batch": BATCH,
+        "until": stoker.updates(20),
+        "clip_norm": 1.0,
+        "average": 0.9,
+    }
     return stoker.Job(**(known | settings))
 
 

@@ -63,12 +63,14 @@ JOBS: dict[str, tuple[Job, Coupling]] = {
     "GPT with dropout": (make_job(lambda: gpt(0.3), data=texts(40), loss="token_cross_entropy"), SEPARABLE),
     "ResNet9": (make_job(lambda: ResNet9(width=2), data=pictures(36), batch=8), grouped(8)),
     "batch norm in groups": (
-        make_job(lambda: deep(lambda: Block(nn.BatchNorm1d, 0.2)), data=vectors(40), coupling_group=4), grouped(4)
+        make_job(lambda: deep(lambda: Block(nn.BatchNorm1d, 0.2)), data=vectors(40), coupling_group=4),
+        grouped(4),
     ),
     "cumulative statistics": (
-        make_job(lambda: deep(lambda: Block(lambda width: nn.BatchNorm1d(width, momentum=None)))), grouped(16)
+        make_job(lambda: deep(lambda: Block(lambda width: nn.BatchNorm1d(width, momentum=None)))),
+        grouped(16),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("count", "checkpointing"), [("one", "full"), ("all", "full"), ("all", "selective")])

@@ -41,9 +41,13 @@ def _gpt(**changes: Any) -> nn.Module:
 
 def _job(**changes: Any) -> stoker.Job:
     settings: dict[str, Any] = {
-        "model": _gpt, "data": _tokens(), "loss": "token_cross_entropy", "batch": BATCH, "until": stoker.epochs(3),
+        "model": _gpt,
+        "data": _tokens(),
+        "loss": "token_cross_entropy",
+        "batch": BATCH,
+        "until": stoker.epochs(3),
         "optimizer": stoker.SGD(lr=0.1, momentum=0.9),
-    }  # fmt: skip
+    }
     return stoker.Job(**(settings | changes))
 
 
@@ -145,8 +149,11 @@ def test_under_bf16_and_checkpointing_the_gradient_is_as_close_as_in_one_piece()
     """The layer's products are in bf16, its loss and the sum of its weight's gradient in fp32."""
     job = _job(model=lambda: _gpt(layers=2))
     gradients = []
-    for plan in (plan_of(BATCH), plan_of(BATCH, precision="bf16", checkpointed_blocks=2),
-                 plan_of(BATCH, precision="bf16", checkpointed_blocks=2, loss_chunks=4)):  # fmt: skip
+    for plan in (
+        plan_of(BATCH),
+        plan_of(BATCH, precision="bf16", checkpointed_blocks=2),
+        plan_of(BATCH, precision="bf16", checkpointed_blocks=2, loss_chunks=4),
+    ):
         step = Step(job, plan, SEPARABLE)
         step.gradients(_first(job, step), 0)
         gradients.append(torch.cat([p.grad.reshape(-1) for p in step.model.parameters() if p.grad is not None]))

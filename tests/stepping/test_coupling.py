@@ -124,7 +124,7 @@ SEPARABLE = {
     "class weights, per sample": lambda: make_job(
         mlp, loss=nn.CrossEntropyLoss(reduction="none", weight=torch.tensor([1.0, 2.0, 3.0, 4.0]))
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SEPARABLE)
@@ -140,15 +140,21 @@ BATCH_NORM = {
     "with groups": (lambda: make_job(lambda: mlp(norm=nn.BatchNorm1d), coupling_group=4), 4, "1 BatchNorm1d"),
     "passed twice": (lambda: make_job(models.Twice), 16, "1 BatchNorm1d"),
     "over flattened tokens": (
-        lambda: text_job(lambda: models.NormOfTokens(time_first=False), coupling_group=4), 4, "1 BatchNorm1d",
+        lambda: text_job(lambda: models.NormOfTokens(time_first=False), coupling_group=4),
+        4,
+        "1 BatchNorm1d",
     ),
     "behind a gate that begins as zero": (
-        lambda: make_job(lambda: models.Gated(mlp(norm=nn.BatchNorm1d))), 16, "1 BatchNorm1d",
+        lambda: make_job(lambda: models.Gated(mlp(norm=nn.BatchNorm1d))),
+        16,
+        "1 BatchNorm1d",
     ),
     "with a scalar mean over samples": (
-        lambda: make_job(lambda: mlp(norm=nn.BatchNorm1d), loss=sample_mean), 16, "1 BatchNorm1d",
+        lambda: make_job(lambda: mlp(norm=nn.BatchNorm1d), loss=sample_mean),
+        16,
+        "1 BatchNorm1d",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BATCH_NORM)
@@ -162,7 +168,8 @@ def test_batch_norm_is_found_and_counted(name: str) -> None:
 COUPLED = {
     "batch attention": (lambda: make_job(models.BatchAttention), "the model (BatchAttention)"),
     "attention behind a gate that begins as zero": (
-        lambda: make_job(lambda: models.Gated(models.BatchAttention())), "BatchAttention 'inner'",
+        lambda: make_job(lambda: models.Gated(models.BatchAttention())),
+        "BatchAttention 'inner'",
     ),
     "capacity 1.0": (lambda: text_job(moe), "MixtureOfExperts '1'"),
     "capacity 2.0": (lambda: text_job(lambda: moe(2.0)), "MixtureOfExperts '1'"),
@@ -171,11 +178,13 @@ COUPLED = {
     "declared": (lambda: make_job(mlp, loss=Objective(models.info_nce, scope="batch")), "the loss"),
     "weighted by the batch's mean": (lambda: make_job(mlp, loss=models.weighted_by_batch), "the loss"),
     "weighted in its gradient alone": (
-        lambda: make_job(mlp, loss=models.gradient_weighted_by_batch), "the gradient of the model or of the loss",
+        lambda: make_job(mlp, loss=models.gradient_weighted_by_batch),
+        "the gradient of the model or of the loss",
     ),
     "a mean that claims to be a sum": (lambda: make_job(mlp, loss=models.mean_as_sum), "the loss"),
     "the same under functional dropout": (
-        lambda: make_job(models.FunctionalDropout, loss=models.mean_as_sum), "the loss",
+        lambda: make_job(models.FunctionalDropout, loss=models.mean_as_sum),
+        "the loss",
     ),
     "a penalty in every sum": (lambda: make_job(mlp, loss=models.normalised_penalty), "the loss"),
     "mixing inside the model": (lambda: make_job(models.MixedUp), "the model (MixedUp)"),
@@ -184,17 +193,20 @@ COUPLED = {
         "the augmentation or preparation of inputs",
     ),
     "state hidden in Python": (
-        lambda: make_job(models.Queue), "the attribute 'seen' of Queue, which every pass changes",
+        lambda: make_job(models.Queue),
+        "the attribute 'seen' of Queue, which every pass changes",
     ),
     "a count of passes in Python": (
-        lambda: make_job(models.Counted), "the attribute 'counts' of Counted, which every pass changes",
+        lambda: make_job(models.Counted),
+        "the attribute 'counts' of Counted, which every pass changes",
     ),
     "one draw for a batch": (
         lambda: make_job(lambda: nn.Sequential(mlp(dropout=0.1), models.SharedDraw())),
         "a random draw that a batch shares (bernoulli_ in SharedDraw '1')",
     ),
     "one draw for a layer": (
-        lambda: make_job(lambda: models.LayerDrop(0.05)), "a random draw that a batch shares (rand in LayerDrop)",
+        lambda: make_job(lambda: models.LayerDrop(0.05)),
+        "a random draw that a batch shares (rand in LayerDrop)",
     ),
     "dropped weights": (
         lambda: make_job(lambda: models.WeightDrop(FEATURES, CLASSES)),
@@ -213,20 +225,22 @@ COUPLED = {
         "the model: a pass changes it",
     ),
     "a counter of passes": (
-        lambda: make_job(models.Counter), "the buffer 'passes' of Counter, which every pass changes",
+        lambda: make_job(models.Counter),
+        "the buffer 'passes' of Counter, which every pass changes",
     ),
     "running statistics of samples": (
         lambda: make_job(lambda: cnn(lambda width: nn.InstanceNorm2d(width, track_running_stats=True)), data=images()),
         "the buffer '1.running_mean' of InstanceNorm2d, which every pass changes",
     ),
     "a fixed batch": (
-        lambda: make_job(lambda: models.FixedBatch(16)), "the model or the loss: it takes only batches of 16 samples",
+        lambda: make_job(lambda: models.FixedBatch(16)),
+        "the model or the loss: it takes only batches of 16 samples",
     ),
     "batch statistics in evaluation too": (
         lambda: make_job(lambda: mlp(norm=lambda width: nn.BatchNorm1d(width, track_running_stats=False))),
         "BatchNorm1d '1'",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", COUPLED)
@@ -497,10 +511,14 @@ def test_exchanged_halves_differ(count: int) -> None:
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (mlp, ()), (models.Counted, ()), (models.Notes, ()), (models.Counter, ()),
-        (models.Queue, ("the attribute 'seen' of Queue",)), (models.Memory, ("the attribute 'mean' of Memory",)),
+        (mlp, ()),
+        (models.Counted, ()),
+        (models.Notes, ()),
+        (models.Counter, ()),
+        (models.Queue, ("the attribute 'seen' of Queue",)),
+        (models.Memory, ("the attribute 'mean' of Memory",)),
     ],
-)  # fmt: skip
+)
 def test_state_that_no_checkpoint_holds_is_named(make: object, expected: tuple[str, ...]) -> None:
     """Tensors in attributes that the next pass reads; not plain numbers, which are kept, nor what is only noted."""
     assert probed(make_job(make)).unsaved == expected  # type: ignore[arg-type]

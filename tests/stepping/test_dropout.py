@@ -112,9 +112,13 @@ def test_a_step_uses_it_for_a_model_that_drops(monkeypatch: pytest.MonkeyPatch) 
     assert has_dropout(model)
     assert not has_dropout(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.0)))
     job = stoker.Job(
-        model=lambda: model, data=(torch.randn(32, 4), torch.randint(2, (32,))), loss="cross_entropy", batch=16,
-        optimizer=stoker.SGD(lr=0.1), until=stoker.updates(2),
-    )  # fmt: skip
+        model=lambda: model,
+        data=(torch.randn(32, 4), torch.randint(2, (32,))),
+        loss="cross_entropy",
+        batch=16,
+        optimizer=stoker.SGD(lr=0.1),
+        until=stoker.updates(2),
+    )
     separable = Coupling(kind="separable", group=None, causes=(), evidence="")
     step = Step(job, Plan(device="cpu", micro_batch=16), separable)
     monkeypatch.setattr(functional, "dropout", lambda *_: pytest.fail("PyTorch's own was called"))

@@ -39,9 +39,13 @@ def _job(frozen: set[int], **changes: Any) -> stoker.Job:
         return layers
 
     settings: dict[str, Any] = {
-        "model": model, "data": (POINTS, POINTS.roll(1, 0)), "loss": "mse", "batch": BATCH, "until": stoker.updates(3),
+        "model": model,
+        "data": (POINTS, POINTS.roll(1, 0)),
+        "loss": "mse",
+        "batch": BATCH,
+        "until": stoker.updates(3),
         "optimizer": stoker.AdamW(lr=0.01),
-    }  # fmt: skip
+    }
     return stoker.Job(**(settings | changes))
 
 

@@ -131,7 +131,10 @@ def test_files_that_are_not_there_or_not_safetensors_are_named(tmp_path: Path) -
     """A missing file, an empty folder, another kind of content."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken.safetensors").write_bytes(b"no header")
-    for path, problem in (("none.safetensors", "is not there"), ("empty", "no safetensors file in it"),
-                          ("broken.safetensors", "cannot be read as safetensors")):  # fmt: skip
+    for path, problem in (
+        ("none.safetensors", "is not there"),
+        ("empty", "no safetensors file in it"),
+        ("broken.safetensors", "cannot be read as safetensors"),
+    ):
         with pytest.raises(BadJob, match=problem):
             build_model(make_job(body_and_head, init=tmp_path / path))

@@ -56,12 +56,16 @@ def _gpt() -> nn.Module:
     return GPT(layers=2, width=8, heads=2, context=8, vocab=5)
 
 
-@pytest.mark.parametrize(("model", "x"), [
-    (_Masked, torch.randn(5, 8)),
-    (_InHalf, torch.randn(5, 8)),
-    (_convolutional, torch.randn(5, 1, 6, 6)),
-    (_gpt, torch.randint(0, 5, (3, 8))),
-], ids=["masked", "bf16 with dropout", "batch norm", "attention"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [
+        (_Masked, torch.randn(5, 8)),
+        (_InHalf, torch.randn(5, 8)),
+        (_convolutional, torch.randn(5, 1, 6, 6)),
+        (_gpt, torch.randint(0, 5, (3, 8))),
+    ],
+    ids=["masked", "bf16 with dropout", "batch norm", "attention"],
+)
 def test_outputs_draws_and_buffers_are_those_of_calls_from_python(model, x) -> None:
     """Whatever arguments operations have: the same bits, also in what they write to."""
     torch.manual_seed(0)

@@ -29,16 +29,27 @@ TOO_LARGE = 2.0**34
 
 def cnn_job(**changed: Any) -> Job:
     """A network with batch norm, whose running statistics a pass changes."""
-    return make_job(lambda: cnn(nn.BatchNorm2d), data=images(64), optimizer=SGD(lr=0.05, momentum=0.9), batch=16,
-                    numerics=["fp16"], **changed)  # fmt: skip
+    return make_job(
+        lambda: cnn(nn.BatchNorm2d),
+        data=images(64),
+        optimizer=SGD(lr=0.05, momentum=0.9),
+        batch=16,
+        numerics=["fp16"],
+        **changed,
+    )
 
 
 def gpt_job() -> Job:
     """A GPT of two blocks."""
     return make_job(
-        lambda: GPT(layers=2, width=32, heads=4, context=8, vocab=12), data=texts(64), loss="token_cross_entropy",
-        optimizer=AdamW(lr=1e-3), clip_norm=1.0, batch=16, numerics=["fp16"],
-    )  # fmt: skip
+        lambda: GPT(layers=2, width=32, heads=4, context=8, vocab=12),
+        data=texts(64),
+        loss="token_cross_entropy",
+        optimizer=AdamW(lr=1e-3),
+        clip_norm=1.0,
+        batch=16,
+        numerics=["fp16"],
+    )
 
 
 def cnn_step(scale: float | None = None) -> Step:
@@ -103,8 +114,9 @@ def almost_learned() -> nn.Module:
 def test_gradients_of_a_loss_in_chunks_are_scaled_before_they_are_rounded() -> None:
     """Those that fp16 does not hold without a scale are as close to fp32's as others."""
     tokens = torch.randint(0, 12, (16, 8), generator=torch.Generator().manual_seed(0))
-    job = make_job(almost_learned, data=(tokens, torch.zeros_like(tokens)), loss="token_cross_entropy", batch=16,
-                   numerics=["fp16"])  # fmt: skip
+    job = make_job(
+        almost_learned, data=(tokens, torch.zeros_like(tokens)), loss="token_cross_entropy", batch=16, numerics=["fp16"]
+    )
     gradients = []
     for precision, chunks in (("fp32", 1), ("fp16", 4)):
         step = Step(job, plan_of(16, precision=precision, loss_chunks=chunks), SEPARABLE)
@@ -178,8 +190,14 @@ def test_fp16_is_for_jobs_that_allow_it() -> None:
 def batches_of(step: Step) -> Any:
     """This process's parts of the first batches."""
     data = datasets_of(step.job)
-    source = BatchSource(data.train, step.pipeline(data.train, augmented=True), data.extent(step.job), step.job.seed,
-                         step.plan, split=step.split())  # fmt: skip
+    source = BatchSource(
+        data.train,
+        step.pipeline(data.train, augmented=True),
+        data.extent(step.job),
+        step.job.seed,
+        step.plan,
+        split=step.split(),
+    )
     return source.batches(Position(), 6)
 
 

@@ -94,8 +94,9 @@ def states_of(step: Step) -> dict[str, dict[str, Any]]:
 def test_an_update_is_pytorchs_but_for_the_rounding(states: Any, optimizer: Any) -> None:
     """The first is equal, and later ones are close; matrices have moments of fewer bits, norms have whole ones."""
     job = dataclasses.replace(few_bits_job(), optimizer=optimizer)
-    mine, theirs = (Step(job, plan_of(16, optimizer_states=one), SEPARABLE, dtype=torch.float64)
-                    for one in (states, "full"))  # fmt: skip
+    mine, theirs = (
+        Step(job, plan_of(16, optimizer_states=one), SEPARABLE, dtype=torch.float64) for one in (states, "full")
+    )
     train(job, mine, 1)
     train(job, theirs, 1)
     assert largest_difference(mine, theirs) < 1e-9
@@ -113,8 +114,17 @@ def test_moments_take_the_bytes_that_are_forecast() -> None:
     for states, expected in (("bf16", 4.0), ("8bit", 2 + 2 / 64)):
         weight = nn.Parameter(torch.randn(16, 512))
         weight.grad = torch.randn(16, 512)
-        adam = LowBitAdam([{"params": [weight]}], states=states, names={"w": weight}, seed=0, is_decoupled=True,
-                          lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)  # fmt: skip
+        adam = LowBitAdam(
+            [{"params": [weight]}],
+            states=states,
+            names={"w": weight},
+            seed=0,
+            is_decoupled=True,
+            lr=1e-3,
+            betas=(0.9, 0.999),
+            eps=1e-8,
+            weight_decay=0.0,
+        )
         adam.step()
         moments = [value for name, value in adam.state[weight].items() if name != "step"]
         assert sum(one.nbytes for one in moments) / weight.numel() == expected == 8 * stored_share(states)
@@ -125,9 +135,10 @@ def test_pieces_and_memory_formats_change_no_bit(states: Any, monkeypatch: pytes
     """However many values are updated at once, and in whatever order a convolution's weights lie in memory."""
     job = make_job(
         lambda: nn.Sequential(nn.Conv2d(3, 32, 7), nn.ReLU(), nn.Conv2d(32, 16, 3), nn.Flatten(), nn.Linear(64, 4)),
-        data=(torch.rand(48, 3, 10, 10), torch.arange(48) % 4), optimizer=AdamW(lr=1e-3),
+        data=(torch.rand(48, 3, 10, 10), torch.arange(48) % 4),
+        optimizer=AdamW(lr=1e-3),
         numerics=["bf16-states", "8bit-states"],
-    )  # fmt: skip
+    )
     steps = []
     for at_once, memory_format in ((2**16, "contiguous"), (500, "contiguous"), (2**16, "channels_last")):
         monkeypatch.setitem(low_bit_states.VALUES_AT_ONCE, "cpu", at_once)
@@ -151,8 +162,13 @@ def test_a_small_model_learns_as_well(states: Any) -> None:
     inputs = torch.randn(512, 64, generator=generator)
     labels = (inputs @ torch.randn(64, 4, generator=generator)).argmax(1)
     layers = lambda: [nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 4)]  # noqa: E731
-    job = make_job(lambda: nn.Sequential(*layers()), data=(inputs, labels), optimizer=AdamW(lr=1e-3), batch=64,
-                   numerics=["bf16-states", "8bit-states"])  # fmt: skip
+    job = make_job(
+        lambda: nn.Sequential(*layers()),
+        data=(inputs, labels),
+        optimizer=AdamW(lr=1e-3),
+        batch=64,
+        numerics=["bf16-states", "8bit-states"],
+    )
     losses = {}
     for one in ("full", states):
         step = Step(job, plan_of(64, optimizer_states=one), SEPARABLE)
@@ -223,8 +239,9 @@ def test_a_process_without_a_row_gets_its_part_of_scales_too(tmp_path: Path) -> 
 
 def in_tensor_group(world: World, layout: Layout, states: Any, width: int) -> Learned:
     """What a model of this width learns in four updates."""
-    return taught(world, few_bits_job(width), plan_of(8, layout=layout, optimizer_states=states), SEPARABLE,
-                  torch.float64, 4)  # fmt: skip
+    return taught(
+        world, few_bits_job(width), plan_of(8, layout=layout, optimizer_states=states), SEPARABLE, torch.float64, 4
+    )
 
 
 @pytest.mark.parametrize(("states", "width"), [("bf16", 64), ("8bit", 512)])

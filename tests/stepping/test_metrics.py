@@ -36,9 +36,14 @@ def test_a_scalar_metric_is_refused() -> None:
 
     data = (torch.rand(8, 2), torch.rand(8, 1))
     job = stoker.Job(
-        model=lambda: nn.Linear(2, 1), data=data, loss="mse", metrics=[rmse], optimizer=stoker.SGD(lr=0.1), batch=4,
+        model=lambda: nn.Linear(2, 1),
+        data=data,
+        loss="mse",
+        metrics=[rmse],
+        optimizer=stoker.SGD(lr=0.1),
+        batch=4,
         until=stoker.updates(1),
-    )  # fmt: skip
+    )
     with pytest.raises(stoker.BadJob, match="rmse returned a scalar"):
         TrainingObjective(job).measures(nn.Linear(2, 1), data, 8)
 

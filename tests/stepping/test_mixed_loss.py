@@ -34,16 +34,24 @@ def squared(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 JOBS = {
-    "mixup": {"model": mlp, "data": vectors(150), "mix": Mixup(0.4),
-              "loss": Objective("cross_entropy", label_smoothing=0.1)},
+    "mixup": {
+        "model": mlp,
+        "data": vectors(150),
+        "mix": Mixup(0.4),
+        "loss": Objective("cross_entropy", label_smoothing=0.1),
+    },
     "cutmix": {"model": cnn, "data": images(150), "mix": CutMix()},
     "either": {"model": cnn, "data": images(150), "mix": EITHER, "clip_norm": 0.2},
     "some labels ignored": {"model": cnn, "data": (images(150)[0], IGNORED), "mix": Mixup(1.0)},
     "a function": {"model": cnn, "data": images(150), "mix": CutMix(), "loss": squared},
-    "numbers": {"model": lambda: nn.Linear(6, 4), "data": (vectors(150)[0], vectors(150, 5)[0][:, :4]),
-                "loss": "mse", "mix": Mixup()},
+    "numbers": {
+        "model": lambda: nn.Linear(6, 4),
+        "data": (vectors(150)[0], vectors(150, 5)[0][:, :4]),
+        "loss": "mse",
+        "mix": Mixup(),
+    },
     "a module": {"model": mlp, "data": vectors(150), "mix": Mixup(), "loss": nn.CrossEntropyLoss(reduction="none")},
-}  # fmt: skip
+}
 
 
 @functools.cache
@@ -71,8 +79,9 @@ def test_any_cut_is_the_whole(count: int, data: st.DataObject) -> None:
 
 def learned_by(world: World, name: str, plan: Plan) -> Learned:
     """Train a job of JOBS in this process."""
-    return taught(world, make_job(**{"batch": 16, **JOBS[name], "data": JOBS[name]["data"]}), plan, SEPARABLE,
-                  torch.float64, 12)  # fmt: skip
+    return taught(
+        world, make_job(**{"batch": 16, **JOBS[name], "data": JOBS[name]["data"]}), plan, SEPARABLE, torch.float64, 12
+    )
 
 
 def test_two_processes_learn_what_one_does() -> None:

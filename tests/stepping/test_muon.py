@@ -36,9 +36,17 @@ def muon(rest: str = "AdamW", **changed: Any) -> Muon:
 def cnn() -> nn.Module:
     """Two convolutions with batch norm over `images`, a hidden matrix and an output layer."""
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 8, 3, stride=2), nn.BatchNorm2d(8),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4),
-    )  # fmt: skip
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 8, 3, stride=2),
+        nn.BatchNorm2d(8),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 8),
+        nn.ReLU(),
+        nn.Linear(8, 4),
+    )
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -103,16 +111,29 @@ def test_updates_are_those_of_pytorchs_muon(adjust: str, shape: tuple[int, int])
 
 def test_who_moves_what() -> None:
     """Hidden matrices are Muon's; embeddings, vectors, the output layer and what `beside` names are the rest's."""
-    model = nn.ModuleDict({
-        "tokens": nn.Embedding(12, 8), "first": nn.Linear(8, 8), "norm": nn.LayerNorm(8), "frozen": nn.Linear(8, 8),
-        "second": nn.Conv1d(8, 8, 3), "third": nn.Linear(8, 8, bias=False), "output": nn.Linear(8, 12, bias=False),
-    })  # fmt: skip
+    model = nn.ModuleDict(
+        {
+            "tokens": nn.Embedding(12, 8),
+            "first": nn.Linear(8, 8),
+            "norm": nn.LayerNorm(8),
+            "frozen": nn.Linear(8, 8),
+            "second": nn.Conv1d(8, 8, 3),
+            "third": nn.Linear(8, 8, bias=False),
+            "output": nn.Linear(8, 12, bias=False),
+        }
+    )
     model["frozen"].requires_grad_(requires_grad=False)
     hidden, others = divided(model, muon(beside=("third.*",)))
     assert set(hidden) == {"first.weight", "second.weight"}
     assert set(others) == {
-        "tokens.weight", "first.bias", "norm.weight", "norm.bias", "second.bias", "third.weight", "output.weight",
-    }  # fmt: skip
+        "tokens.weight",
+        "first.bias",
+        "norm.weight",
+        "norm.bias",
+        "second.bias",
+        "third.weight",
+        "output.weight",
+    }
 
 
 def test_of_a_tied_output_layer_no_hidden_matrix_takes_the_place() -> None:
@@ -153,8 +174,9 @@ def test_rates_of_both_parts_follow_the_schedule() -> None:
 def test_a_checkpoint_goes_on_bit_equal(tmp_path: Path, rest: str, implementation: str) -> None:
     """Both parts' state comes back, and training on gives the same bits as never having stopped."""
     plan = Plan(device="cpu", micro_batch=16, optimizer_implementation=implementation)  # type: ignore[arg-type]
-    job = tiny_job(model=lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 2)),
-                   optimizer=muon(rest))  # fmt: skip
+    job = tiny_job(
+        model=lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 2)), optimizer=muon(rest)
+    )
     whole, fresh = step_of(job, plan), step_of(job, plan)
     advance(whole, 0, 8)
     restore(fresh, *saved(whole, tmp_path, 8))

@@ -128,8 +128,14 @@ def mean_job(num_samples: int = 4096, **changes: object) -> stoker.Job:
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return 0.5 * (output - target).square().sum(1)
 
-    settings = {"model": Mean, "data": (x, x), "loss": loss, "optimizer": stoker.SGD(lr=0.1), "batch": 16,
-                "until": stoker.epochs(1)}  # fmt: skip
+    settings = {
+        "model": Mean,
+        "data": (x, x),
+        "loss": loss,
+        "optimizer": stoker.SGD(lr=0.1),
+        "batch": 16,
+        "until": stoker.epochs(1),
+    }
     return stoker.Job(**(settings | changes))  # type: ignore[arg-type]
 
 

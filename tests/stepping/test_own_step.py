@@ -51,8 +51,13 @@ def _both(model: Pair, optimizers: Any, batch: Any) -> dict[str, torch.Tensor]:
 
 def _job(**changes: Any) -> stoker.Job:
     settings: dict[str, Any] = {
-        "model": Pair, "data": DATA, "step": _both, "optimizer": _optimizers, "batch": 8, "until": stoker.updates(6),
-    }  # fmt: skip
+        "model": Pair,
+        "data": DATA,
+        "step": _both,
+        "optimizer": _optimizers,
+        "batch": 8,
+        "until": stoker.updates(6),
+    }
     return stoker.Job(**(settings | changes))
 
 
@@ -196,9 +201,8 @@ def test_what_is_no_loss_is_refused(returned: Any, words: str) -> None:
 def test_a_loss_as_sum_and_count_is_a_mean() -> None:
     """`stoker.Loss` from a step is divided, as anywhere."""
     job = _job(
-        step=lambda model, optimizers, batch: (
-            _both(model, optimizers, batch), stoker.Loss(torch.tensor(6.0), 4))[1]
-    )  # fmt: skip
+        step=lambda model, optimizers, batch: (_both(model, optimizers, batch), stoker.Loss(torch.tensor(6.0), 4))[1]
+    )
     assert train(job, _step(job), 1) == [1.5]
 
 

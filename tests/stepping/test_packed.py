@@ -45,18 +45,21 @@ class Attention(nn.Module):
 def job(into: int) -> stoker.Job:
     """All 23 sentences in one update."""
     return stoker.Job(
-        model=Attention, data=Sentences(), sampling=stoker.lengths.packed(into), loss="token_cross_entropy",
-        optimizer=stoker.SGD(lr=0.1), batch=23, until=stoker.epochs(1),
-    )  # fmt: skip
+        model=Attention,
+        data=Sentences(),
+        sampling=stoker.lengths.packed(into),
+        loss="token_cross_entropy",
+        optimizer=stoker.SGD(lr=0.1),
+        batch=23,
+        until=stoker.epochs(1),
+    )
 
 
 def gradient(job: stoker.Job, micro_batch: int) -> tuple[float, list[torch.Tensor]]:
     """The mean loss of the first update and its gradient, in float64."""
     step = Step(job, Plan(device="cpu", micro_batch=micro_batch), SEPARABLE, dtype=torch.float64)
     data = datasets_of(job)
-    source = BatchSource(
-        data.train, step.pipeline(data.train, augmented=True), data.extent(job), job.seed, step.plan
-    )  # fmt: skip
+    source = BatchSource(data.train, step.pipeline(data.train, augmented=True), data.extent(job), job.seed, step.plan)
     (batch,) = source.batches(Position(), 1)
     loss = step.gradients(batch, 0)
     return float(loss), [p.grad.clone() for p in step.model.parameters() if p.grad is not None]

@@ -48,8 +48,18 @@ def kept(model: nn.Module, loss: object, before: Any) -> Any:
 
 
 VALUES: list[Any] = [
-    3, 2.5, "phase 2", None, True, [1, [2.0]], (1, 2), {"a": [1], 3: "b"}, {1, 2}, frozenset({"a"}), float("inf"),
-]  # fmt: skip
+    3,
+    2.5,
+    "phase 2",
+    None,
+    True,
+    [1, [2.0]],
+    (1, 2),
+    {"a": [1], 3: "b"},
+    {1, 2},
+    frozenset({"a"}),
+    float("inf"),
+]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=str)

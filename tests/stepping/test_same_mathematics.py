@@ -102,11 +102,15 @@ class Settings:
     job: dict[str, Any]
 
 
-OPTIMIZERS = st.sampled_from([
-    SGD(lr=0.1), SGD(lr=0.05, momentum=0.9, dampening=0.1, weight_decay=1e-2),
-    SGD(lr=0.05, momentum=0.9, nesterov=True),
-    Adam(lr=1e-2, weight_decay=1e-2), AdamW(lr=1e-2, betas=(0.8, 0.95)),
-])  # fmt: skip
+OPTIMIZERS = st.sampled_from(
+    [
+        SGD(lr=0.1),
+        SGD(lr=0.05, momentum=0.9, dampening=0.1, weight_decay=1e-2),
+        SGD(lr=0.05, momentum=0.9, nesterov=True),
+        Adam(lr=1e-2, weight_decay=1e-2),
+        AdamW(lr=1e-2, betas=(0.8, 0.95)),
+    ]
+)
 LOSSES = st.sampled_from(["labels", "smooth", "vectors", "tokens", "scalar"])
 
 
@@ -176,9 +180,10 @@ def test_channels_last_agrees() -> None:
 CLOSURES = {
     "steps of one length": (lambda p: torch.optim.LBFGS(p, lr=0.3, max_iter=4), None),
     "line search on a penalised loss": (
-        lambda p: torch.optim.LBFGS(p, lr=1, max_iter=4, line_search_fn="strong_wolfe"), squares,
+        lambda p: torch.optim.LBFGS(p, lr=1, max_iter=4, line_search_fn="strong_wolfe"),
+        squares,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("micro_batch", [1, 5, 16])

@@ -30,8 +30,9 @@ def job_of(model: Any = mlp, **changed: Any) -> Job:
     return make_job(model, **{"data": vectors(150), "batch": 40, "loss": loss, **changed})
 
 
-def trained(job: Job, micro_batch: int, begin: int = 0, end: int = 12, step: Step | None = None,
-            coupling: Coupling = SEPARABLE) -> Step:  # fmt: skip
+def trained(
+    job: Job, micro_batch: int, begin: int = 0, end: int = 12, step: Step | None = None, coupling: Coupling = SEPARABLE
+) -> Step:
     """The job after updates of a run of 12, as the training loop makes them."""
     step = step or Step(job, plan_of(micro_batch), coupling, dtype=torch.float64)
     source = source_of(job, step)
@@ -102,11 +103,14 @@ def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"mix": stoker.transforms.Mixup()}, {"step": print, "optimizer": lambda _model: None},
-     {"sync": stoker.LocalSGD(every=stoker.updates(4))},
-     {"loss": stoker.Objective("token_cross_entropy", selective_backprop=KEEP), "data": texts()}],
+    [
+        {"mix": stoker.transforms.Mixup()},
+        {"step": print, "optimizer": lambda _model: None},
+        {"sync": stoker.LocalSGD(every=stoker.updates(4))},
+        {"loss": stoker.Objective("token_cross_entropy", selective_backprop=KEEP), "data": texts()},
+    ],
     ids=["mix", "step", "sync", "tokens"],
-)  # fmt: skip
+)
 def test_what_does_not_combine_is_refused(changed: dict[str, Any]) -> None:
     """When the job is made, with the name of the setting."""
     with pytest.raises(BadJob, match="selective_backprop"):

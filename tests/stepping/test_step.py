@@ -20,12 +20,14 @@ from tests.stepping.driving import SEPARABLE, are_equal, plan_of, source_of, ten
 from tests.stepping.models import FunctionalDropout, cnn, images, make_job, mlp, samples_of, texts, vectors
 
 PLAIN: dict[str, tuple[Any, Callable[..., torch.optim.Optimizer]]] = {
-    "SGD": (SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
-            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3)),
+    "SGD": (
+        SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    ),
     "Adam": (Adam(lr=1e-2, weight_decay=1e-2), lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=1e-2)),
     "AdamW": (AdamW(lr=1e-2), lambda p: torch.optim.AdamW(p, lr=1e-2)),
     "a user's own": (lambda p: torch.optim.RMSprop(p, lr=1e-2), lambda p: torch.optim.RMSprop(p, lr=1e-2)),
-}  # fmt: skip
+}
 
 
 def plain_loop(job: Job, optimizer_of: Callable[..., torch.optim.Optimizer], updates: int) -> dict[str, torch.Tensor]:

@@ -131,8 +131,15 @@ def test_a_lost_process_is_known_by_what_raised() -> None:
     assert is_broken(lost)
     assert is_broken(wrapped)
     assert is_broken(dist.DistNetworkError("the connection was closed"))
-    for text in ("GET s3://bucket/shard-7: read timed out", "Socket operation in my metric failed", "Read error",
-                 "Broken pipe", "Connection reset by peer", "NCCL_DEBUG is not set", "Gloo"):  # fmt: skip
+    for text in (
+        "GET s3://bucket/shard-7: read timed out",
+        "Socket operation in my metric failed",
+        "Read error",
+        "Broken pipe",
+        "Connection reset by peer",
+        "NCCL_DEBUG is not set",
+        "Gloo",
+    ):
         own = RuntimeError(text)
         wrapped.__cause__ = own
         assert not is_broken(own)

@@ -15,18 +15,27 @@ def spec(**changes) -> JobSpec:
     """A job's spec; `lr` and `batch` are settings."""
     settings = {"lr": changes.pop("lr", 0.1), "batch": changes.pop("batch", 512)}
     fields = {
-        "name": "mlp", "entry": None, "entry_digest": None, "parameters": {}, "data_class": "indexed",
-        "data_fingerprint": "f", "num_train": 1000, "weights_digest": "w",
-    }  # fmt: skip
+        "name": "mlp",
+        "entry": None,
+        "entry_digest": None,
+        "parameters": {},
+        "data_class": "indexed",
+        "data_fingerprint": "f",
+        "num_train": 1000,
+        "weights_digest": "w",
+    }
     return JobSpec(**{**fields, "settings": settings, **changes})
 
 
 def run_record(of: JobSpec, **changes) -> Run:
     """A run of that spec, unfinished."""
     fields = {
-        "name": "mlp", "status": "unfinished", "created_at": "2025-03-01T12:00:00+00:00", "spec_digest": of.digest(),
+        "name": "mlp",
+        "status": "unfinished",
+        "created_at": "2025-03-01T12:00:00+00:00",
+        "spec_digest": of.digest(),
         "total_samples": 5000,
-    }  # fmt: skip
+    }
     return Run(**{**fields, **changes})
 
 
@@ -40,9 +49,13 @@ def make_run(path: Path, of: JobSpec | None = None, **changes) -> RunDirectory:
 def manifest_at(samples: int) -> Callable[[tuple[FileDigest, ...]], CheckpointManifest]:
     """A manifest of that position."""
     return lambda files: CheckpointManifest(
-        spec_digest="s", position=Position(samples=samples), stoker_version="0", torch_version="0", files=files,
+        spec_digest="s",
+        position=Position(samples=samples),
+        stoker_version="0",
+        torch_version="0",
+        files=files,
         skeleton={},
-    )  # fmt: skip
+    )
 
 
 def content(samples: int) -> bytes:

@@ -25,9 +25,16 @@ def calibration(run: str, device_model: str = "A") -> Calibration:
 
 
 CEILINGS = Ceilings(
-    device=fake_device(), threads=2, gemm_flops={"float32": 1e11}, copy_bytes_per_s=1e10, fresh_copy_bytes_per_s=5e9,
-    host_to_device_bytes_per_s=None, took_s=1.0, measured_at="2025-03-01T00:00:00+00:00", torch_version="2",
-)  # fmt: skip
+    device=fake_device(),
+    threads=2,
+    gemm_flops={"float32": 1e11},
+    copy_bytes_per_s=1e10,
+    fresh_copy_bytes_per_s=5e9,
+    host_to_device_bytes_per_s=None,
+    took_s=1.0,
+    measured_at="2025-03-01T00:00:00+00:00",
+    torch_version="2",
+)
 
 
 def test_calibrations_come_back_in_order_and_by_device(tmp_path: Path) -> None:
@@ -94,9 +101,15 @@ def test_times_of_operations_are_kept_by_key_and_threads(tmp_path: Path) -> None
         attributes=(("dim", [1]),),
     )
     on_one = MicroBenchmark(
-        device=fake_device(), threads=1, timings=(Timing(operation=relu, seconds=1e-6),), launch_s=1e-6, took_s=1.0,
-        measured_at="2025-03-01T00:00:00+00:00", torch_version="2", host_s={"forward": 2e-6},
-    )  # fmt: skip
+        device=fake_device(),
+        threads=1,
+        timings=(Timing(operation=relu, seconds=1e-6),),
+        launch_s=1e-6,
+        took_s=1.0,
+        measured_at="2025-03-01T00:00:00+00:00",
+        torch_version="2",
+        host_s={"forward": 2e-6},
+    )
     on_all = replace(on_one, threads=2)
     cache = operations_cache(tmp_path)
     assert cache.read("cpu") is None

@@ -16,9 +16,15 @@ from stoker.testing import FaultyDisk
 def failure(device_model: str = "A", job: str = "j", micro_batch: int = 8) -> OutOfMemory:
     """One on that device."""
     return OutOfMemory(
-        device_model=device_model, torch_version="2", job=job, plan=Plan(device="cpu", micro_batch=micro_batch),
-        run="r", at="2025-03-01", forecast_bytes=1.0, reachable_bytes=2,
-    )  # fmt: skip
+        device_model=device_model,
+        torch_version="2",
+        job=job,
+        plan=Plan(device="cpu", micro_batch=micro_batch),
+        run="r",
+        at="2025-03-01",
+        forecast_bytes=1.0,
+        reachable_bytes=2,
+    )
 
 
 def test_failures_come_back_by_device_and_job(tmp_path: Path) -> None:

@@ -69,9 +69,15 @@ MOUNTS = """\
 
 @pytest.mark.parametrize(
     ("place", "expected"),
-    [("/var/a", False), ("/home/me", True), ("/home/me/scratch/x", False), ("/homes", False), ("/my data/x", True),
-     ("/fast", True)],
-)  # fmt: skip
+    [
+        ("/var/a", False),
+        ("/home/me", True),
+        ("/home/me/scratch/x", False),
+        ("/homes", False),
+        ("/my data/x", True),
+        ("/fast", True),
+    ],
+)
 def test_file_systems_of_several_machines_are_known(tmp_path: Path, place: str, expected: bool) -> None:
     """By the innermost mount; an unknown system says no."""
     mounts = tmp_path / "mountinfo"

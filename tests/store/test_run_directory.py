@@ -239,11 +239,18 @@ def test_a_run_with_a_checkpoint_is_not_discarded(tmp_path: Path) -> None:
 
 def _times(rank: int, *, first_update: int = 0, began_at: float = 7.0, updates: int = 3) -> RankTimes:
     return RankTimes(
-        rank=rank, size=2, worker=rank, host="here", began_at=began_at, first_update=first_update, updates=updates,
-        parts_s={"compute": 0.5}, sample=SampledUpdates(
+        rank=rank,
+        size=2,
+        worker=rank,
+        host="here",
+        began_at=began_at,
+        first_update=first_update,
+        updates=updates,
+        parts_s={"compute": 0.5},
+        sample=SampledUpdates(
             update=(0,), began_s=(1.5,), data_s=(0.0,), compute_s=(0.25,), blocked_s=(0.1,), optimiser_s=(0.01,)
         ),
-    )  # fmt: skip
+    )
 
 
 def test_each_process_keeps_its_times_for_each_meeting(tmp_path: Path) -> None:

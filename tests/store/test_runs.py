@@ -257,8 +257,11 @@ def test_a_run_is_found_again_by_the_word_for_it(tmp_path: Path, monkeypatch: py
     """By its name, its path in the folder of runs, as a study's trials have, or its whole path elsewhere."""
     root, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
     monkeypatch.chdir(tmp_path)
-    for path, word in ((root / "one", "one"), (root / "study/trials/0003", "study/trials/0003"),
-                       (elsewhere / "one", str(elsewhere / "one"))):  # fmt: skip
+    for path, word in (
+        (root / "one", "one"),
+        (root / "study/trials/0003", "study/trials/0003"),
+        (elsewhere / "one", str(elsewhere / "one")),
+    ):
         make_run(path)
         assert name_in(Path("runs"), RunDirectory(path)) == word
         assert find_run(root, word).path == path
@@ -277,12 +280,17 @@ def test_a_run_of_the_same_job_by_an_earlier_version_is_continued(tmp_path: Path
 def test_unfinished_runs_of_a_job_file_are_found_though_the_job_has_changed(tmp_path: Path) -> None:
     """Those with a checkpoint, newest first; not another file's, a finished one, or one that a process works in."""
     mine = spec(entry="a.py", lr=1)
-    for number, (name, changes, status) in enumerate((
-        ("same", {"entry": "a.py", "lr": 1}, "unfinished"), ("old", {"entry": "a.py"}, "unfinished"),
-        ("new", {"entry": "a.py", "lr": 2}, "unfinished"), ("other", {"entry": "b.py"}, "unfinished"),
-        ("done", {"entry": "a.py", "lr": 3}, "finished"), ("busy", {"entry": "a.py", "lr": 4}, "unfinished"),
-        ("empty", {"entry": "a.py", "lr": 5}, "unfinished"),
-    )):  # fmt: skip
+    for number, (name, changes, status) in enumerate(
+        (
+            ("same", {"entry": "a.py", "lr": 1}, "unfinished"),
+            ("old", {"entry": "a.py"}, "unfinished"),
+            ("new", {"entry": "a.py", "lr": 2}, "unfinished"),
+            ("other", {"entry": "b.py"}, "unfinished"),
+            ("done", {"entry": "a.py", "lr": 3}, "finished"),
+            ("busy", {"entry": "a.py", "lr": 4}, "unfinished"),
+            ("empty", {"entry": "a.py", "lr": 5}, "unfinished"),
+        )
+    ):
         run = make_run(tmp_path / name, spec(**changes), status=status, created_at=f"2025-03-0{number + 1}T12:00:00")
         if name != "empty":
             save(CheckpointStore(run.checkpoints), 100)

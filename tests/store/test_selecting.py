@@ -12,14 +12,24 @@ from stoker.store.run_query import selected
 def a_run(name: str, lr: float, accuracy: float | None, status: str = "finished") -> tuple[Path, Run, JobSpec]:
     """A run of a job with this rate, and what came of it."""
     spec = JobSpec(
-        name="cnn", entry=None, entry_digest=None, parameters={"width": 32}, data_class="indexed",
+        name="cnn",
+        entry=None,
+        entry_digest=None,
+        parameters={"width": 32},
+        data_class="indexed",
         settings={"optimizer": {"lr": lr, "type": "SGD"}, "schedule": {"lr": 7.0} if name == "odd" else None},
-        data_fingerprint="f", num_train=9, weights_digest="w",
-    )  # fmt: skip
+        data_fingerprint="f",
+        num_train=9,
+        weights_digest="w",
+    )
     run = Run(
-        name=name, status=status, created_at="2026-01-01", spec_digest=spec.digest(), total_samples=9,  # type: ignore[arg-type]
+        name=name,
+        status=status,
+        created_at="2026-01-01",
+        spec_digest=spec.digest(),
+        total_samples=9,  # type: ignore[arg-type]
         metrics={} if accuracy is None else {"test/accuracy": accuracy, "valid/accuracy": accuracy},
-    )  # fmt: skip
+    )
     return Path(name), run, spec
 
 

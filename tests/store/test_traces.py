@@ -24,9 +24,14 @@ from stoker.store.record_caches import packed_trace, unpacked_trace
 X = TensorShape(shape=(4, 8), dtype="bf16")
 W = TensorShape(shape=(8, 8), dtype="fp32")
 MM = Operation(
-    name="mm", inputs=(X, W), outputs=(X,), flops=512, bytes_read=320, bytes_written=64,
+    name="mm",
+    inputs=(X, W),
+    outputs=(X,),
+    flops=512,
+    bytes_read=320,
+    bytes_written=64,
     attributes=(("stride", [2, 2]), ("transpose_a", False)),
-)  # fmt: skip
+)
 ADD = Operation(name="_foreach_add_", inputs=(W, W), outputs=(W,), flops=0, bytes_read=512, bytes_written=256)
 TRACE = Trace(
     settings=TraceSettings(target="cuda", capability="8.9", micro_batch=4, precision="bf16"),
@@ -43,11 +48,16 @@ TRACE = Trace(
     modules=("", "layers.0"),
     sources=("", "träin_me.py:42"),
     repetition=Repetition(
-        module="layers", num_blocks=9, traced=4, segments=(Segment(block=0, start=0, stop=1),), copies=((1, 5),),
-        widened=(Widened(occurrence=1, operation=ADD),), grown=((1, 2**42),),
+        module="layers",
+        num_blocks=9,
+        traced=4,
+        segments=(Segment(block=0, start=0, stop=1),),
+        copies=((1, 5),),
+        widened=(Widened(occurrence=1, operation=ADD),),
+        grown=((1, 2**42),),
     ),
     took_s=0.25,
-)  # fmt: skip
+)
 EMPTY = dataclasses.replace(
     TRACE, operations=(), occurrences=(), storages=(), events=(), repetition=None, is_fallback=True
 )
@@ -97,11 +107,18 @@ def test_damaged_files_are_passed_over(tmp_path):
     damaged += [
         gzip.compress(json.dumps(other).encode())
         for other in (
-            [], {}, content | {"layout": 0}, content | {"schema": 99}, content | {"phases": []},
-            content | {"shapes": []}, content | {"storages": 5}, content | {"settings": {}},
-            content | {"occurrences": [[0, 1], [0, 0]]}, content | {"events": None},
+            [],
+            {},
+            content | {"layout": 0},
+            content | {"schema": 99},
+            content | {"phases": []},
+            content | {"shapes": []},
+            content | {"storages": 5},
+            content | {"settings": {}},
+            content | {"occurrences": [[0, 1], [0, 0]]},
+            content | {"events": None},
         )
-    ]  # fmt: skip
+    ]
     cache = trace_cache(tmp_path)
     cache.write(TRACE, "job")
     (path,) = (tmp_path / "traces").iterdir()

@@ -10,12 +10,19 @@ from stoker.tracking.base import MetricPoint, RunDescription
 from stoker.tracking.run_tracking import BackgroundUploads, RunUpload
 
 SPEC = JobSpec(
-    name="job", entry=None, entry_digest=None, parameters={"lr": 0.1}, settings={"optimizer": {"lr": 0.1}, "batch": 8},
-    data_class="indexed", data_fingerprint="f", num_train=9, weights_digest="w",
-)  # fmt: skip
+    name="job",
+    entry=None,
+    entry_digest=None,
+    parameters={"lr": 0.1},
+    settings={"optimizer": {"lr": 0.1}, "batch": 8},
+    data_class="indexed",
+    data_fingerprint="f",
+    num_train=9,
+    weights_digest="w",
+)
 RUN = Run(
     name="r", status="unfinished", created_at="2026-01-01T00:00:00+00:00", spec_digest=SPEC.digest(), total_samples=9
-)  # fmt: skip
+)
 
 
 class Remembering:

@@ -14,9 +14,13 @@ def test_a_progress_event_becomes_numbers_of_training() -> None:
     assert point is not None
     assert (point.samples, point.at) == (64, 7.0)
     assert point.values == {
-        "train/loss": 0.5, "train/lr": 0.1, "train/lr/group0": 0.1, "train/lr/group1": 0.2,
-        "train/resident_bytes": 900, "train/allocated_bytes": 200,
-    }  # fmt: skip
+        "train/loss": 0.5,
+        "train/lr": 0.1,
+        "train/lr/group0": 0.1,
+        "train/lr/group1": 0.2,
+        "train/resident_bytes": 900,
+        "train/allocated_bytes": 200,
+    }
 
 
 def test_a_loss_that_is_not_finite_stays_visible() -> None:

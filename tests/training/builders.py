@@ -33,9 +33,14 @@ def net() -> nn.Module:
 def tiny_job(**changes) -> stoker.Job:
     """A classifier of `blobs` in batches of 16, for three epochs."""
     settings = {
-        "model": net, "data": blobs(), "loss": "cross_entropy", "optimizer": stoker.SGD(lr=0.1, momentum=0.9),
-        "batch": 16, "until": stoker.epochs(3), "metrics": ["accuracy"],
-    }  # fmt: skip
+        "model": net,
+        "data": blobs(),
+        "loss": "cross_entropy",
+        "optimizer": stoker.SGD(lr=0.1, momentum=0.9),
+        "batch": 16,
+        "until": stoker.epochs(3),
+        "metrics": ["accuracy"],
+    }
     return stoker.Job(**(settings | changes))
 
 

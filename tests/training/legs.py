@@ -69,9 +69,13 @@ def advanced(step: Step, position: Position, stop: int) -> tuple[list[float], Po
     data = datasets_of(job)
     extent = data.extent(job)
     source = BatchSource(
-        data.train, step.pipeline(data.train, augmented=True), extent, job.seed, step.plan,
+        data.train,
+        step.pipeline(data.train, augmented=True),
+        extent,
+        job.seed,
+        step.plan,
         split=step.split(),
-    )  # fmt: skip
+    )
     losses = []
     for update, batch in enumerate(source.batches(position, stop), start=position.updates):
         losses.append(float(step.update(batch, update, update / UPDATES)))

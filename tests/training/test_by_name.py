@@ -66,8 +66,11 @@ def in_version_1(folder: Path, step: Step) -> None:
     path.write_text(json.dumps({**manifest, "schema": 1}))
 
 
-@pytest.mark.parametrize("optimizer", [stoker.AdamW(lr=0.01, groups={"*bias": {"weight_decay": 0.0}}),
-                                       stoker.SGD(lr=0.1)], ids=["in groups", "without a state"])  # fmt: skip
+@pytest.mark.parametrize(
+    "optimizer",
+    [stoker.AdamW(lr=0.01, groups={"*bias": {"weight_decay": 0.0}}), stoker.SGD(lr=0.1)],
+    ids=["in groups", "without a state"],
+)
 def test_checkpoints_of_earlier_versions_are_resumed(tmp_path: Path, optimizer: Any) -> None:
     """They kept an optimiser's state under numbers; training goes on bit-equal."""
     job = tiny_job(optimizer=optimizer)
@@ -112,8 +115,10 @@ def test_groups_of_stages_with_the_same_settings_are_one() -> None:
     trees = [first, stage(["b.weight", "b.bias"]), stage(["c.weight"], weight_decay=0.1)]
     whole = unpack(united([pack(tree, "optimizer")[0] for tree in trees]), {})
     assert [group["params"] for group in whole["groups"]] == [
-        ["a.weight", "b.weight", "b.bias"], ["a.bias"], ["c.weight"],
-    ]  # fmt: skip
+        ["a.weight", "b.weight", "b.bias"],
+        ["a.bias"],
+        ["c.weight"],
+    ]
     assert [group["lr"] for group in whole["groups"]] == [0.1, 0.5, 0.1]
     assert list(whole["state"]) == ["a.weight", "b.weight", "b.bias", "c.weight"]
     assert whole == json.loads(json.dumps(to_json(whole)))

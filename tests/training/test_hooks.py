@@ -67,8 +67,13 @@ def test_a_hook_hears_the_kinds_that_it_asked_for() -> None:
     hooks(event(1))
     hooks.updated(update(1))
     hooks(Event(kind="evaluated", at=0.0, fields={}))
-    assert heard == [("progress", "progress"), ("all", "progress"), ("both", "updated"), ("both", "evaluated"),
-                     ("all", "evaluated")]  # fmt: skip
+    assert heard == [
+        ("progress", "progress"),
+        ("all", "progress"),
+        ("both", "updated"),
+        ("both", "evaluated"),
+        ("all", "evaluated"),
+    ]
 
 
 def test_who_raises_at_an_update_is_called_no_more() -> None:

@@ -41,15 +41,26 @@ class Training:
         step = step_of(job, plan or Plan(device="cpu", micro_batch=16, checkpoint_every_s=1e9))
         extent = data.extent(job)
         telemetry = Telemetry(
-            self.events.append, total_samples=extent.position(extent.updates_in(job.until)).samples,
-            total_updates=extent.updates_in(job.until), evaluate_s=0.0, evaluations_left=0, clock=FakeClock(tick_s=1.0),
-        )  # fmt: skip
+            self.events.append,
+            total_samples=extent.position(extent.updates_in(job.until)).samples,
+            total_updates=extent.updates_in(job.until),
+            evaluate_s=0.0,
+            evaluations_left=0,
+            clock=FakeClock(tick_s=1.0),
+        )
         self.loop = Loop(
-            step=step, source=source_of(step, data), extent=extent, total_updates=extent.updates_in(job.until),
-            held_out=data.held_out, evaluate_every=job.evaluation.every, best=Best("loss"),
+            step=step,
+            source=source_of(step, data),
+            extent=extent,
+            total_updates=extent.updates_in(job.until),
+            held_out=data.held_out,
+            evaluate_every=job.evaluation.every,
+            best=Best("loss"),
             checkpointer=Checkpointer(self.store, spec_digest="s", version="0"),
-            telemetry=telemetry, stop=StopRequest(), recovery=Recovery(step, tell=telemetry.emit),
-        )  # fmt: skip
+            telemetry=telemetry,
+            stop=StopRequest(),
+            recovery=Recovery(step, tell=telemetry.emit),
+        )
 
     def of(self, kind: str, field: str = "samples") -> list:
         """That field of every event of a kind."""

@@ -78,8 +78,9 @@ def test_levers_in_the_middle_of_training_change_nothing_that_is_learned(make) -
         batches = [tuple(t.double() if t.is_floating_point() else t for t in _batch(n)) for n in range(6)]
         for number, (images, labels) in enumerate(batches):
             if number == 3 and is_prepared:
-                plan = Plan(device="cpu", micro_batch=16, memory_format="channels_last",
-                            optimizer_implementation="fused")  # fmt: skip
+                plan = Plan(
+                    device="cpu", micro_batch=16, memory_format="channels_last", optimizer_implementation="fused"
+                )
                 loop = prepare(model, optimizer, plan)
                 assert loop.notes == ()
             images, labels = loop.to_device((images, labels))  # noqa: PLW2901 - as a user's loop would
@@ -121,8 +122,11 @@ def test_autocast_is_the_plans_precision() -> None:
 def test_to_device_keeps_the_form_of_a_batch() -> None:
     """Containers stay what they are, images are laid out channels-last, what is no tensor is left alone."""
     model = _images()
-    loop = prepare(model, torch.optim.SGD(model.parameters(), lr=0.1),
-                   Plan(device="cpu", micro_batch=1, memory_format="channels_last"))  # fmt: skip
+    loop = prepare(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        Plan(device="cpu", micro_batch=1, memory_format="channels_last"),
+    )
     placed = loop.to_device({"image": torch.zeros(2, 3, 4, 4), "name": ["a", "b"], "pair": (torch.ones(2), 7)})
     assert placed["image"].is_contiguous(memory_format=torch.channels_last)
     assert placed["name"] == ["a", "b"]
@@ -137,8 +141,11 @@ def test_checkpointed_blocks_leave_the_gradient_as_it_is() -> None:
     for count in (0, 3):
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(3)))
-        loop = prepare(model, torch.optim.SGD(model.parameters(), lr=0.1),
-                       Plan(device="cpu", micro_batch=1, precision="bf16", checkpointed_blocks=count))  # fmt: skip
+        loop = prepare(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            Plan(device="cpu", micro_batch=1, precision="bf16", checkpointed_blocks=count),
+        )
         with loop.autocast():
             loss = model(torch.ones(2, 8)).float().square().mean()
         loss.backward()
@@ -164,8 +171,9 @@ def test_a_measured_plan_leaves_model_and_optimiser_untouched_until_it_is_applie
     _train(_plain(model, optimizer), range(2))
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     moments = [optimizer.state[p]["exp_avg"].clone() for p in model.parameters()]
-    loop = prepare(model, optimizer, loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
-                   example_batch=_batch(0))  # fmt: skip
+    loop = prepare(
+        model, optimizer, loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), example_batch=_batch(0)
+    )
     assert loop.decision is not None
     assert loop.plan.micro_batch == 16
     assert loop.decision.chosen.forecast.step_s.basis == "measured here"

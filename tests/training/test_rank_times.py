@@ -61,9 +61,14 @@ def test_the_parts_of_an_update_are_told_apart() -> None:
         driven.update(compute=4.0)
     found = driven.rank.times()
     assert found.parts_s == {
-        "compute": 6.0, "blocked": 0.5, "optimiser": 0.25, "data": 1.0, "evaluation": 3.0, "checkpoint": 0.0,
+        "compute": 6.0,
+        "blocked": 0.5,
+        "optimiser": 0.25,
+        "data": 1.0,
+        "evaluation": 3.0,
+        "checkpoint": 0.0,
         "other": 0.125,
-    }  # fmt: skip
+    }
     assert found.updates == 2
     assert found.sample.update == (5, 6)
     assert found.sample.began_s == (101.0, 106.875)
@@ -161,9 +166,13 @@ def _noted(world: World, slow: int, updates: int) -> RankTimes:
         step.model.get_submodule("blocks.1").register_forward_pre_hook(lambda *_: time.sleep(DELAY_S))
     data = datasets_of(job)
     source = BatchSource(
-        data.train, step.pipeline(data.train, augmented=True), data.extent(job), job.seed, step.plan,
+        data.train,
+        step.pipeline(data.train, augmented=True),
+        data.extent(job),
+        job.seed,
+        step.plan,
         split=world.split(SEPARABLE),
-    )  # fmt: skip
+    )
     with clock.running():
         for update, batch in enumerate(source.batches(Position(), updates)):
             clock.lap("data")

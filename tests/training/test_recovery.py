@@ -63,9 +63,11 @@ class Trained:
         plan = Plan(device="cpu", micro_batch=plan) if isinstance(plan, int) else plan
         self.step = Step(job, plan, coupling)
         self.recovery = Recovery(
-            self.step, tell=lambda kind, **fields: self.told.append((kind, fields)), replanned=self.changes.append,
+            self.step,
+            tell=lambda kind, **fields: self.told.append((kind, fields)),
+            replanned=self.changes.append,
             **settings,
-        )  # fmt: skip
+        )
 
     def run(self, updates: int = 10) -> Trained:
         """Make so many updates."""
@@ -188,9 +190,12 @@ def test_batches_that_cannot_be_cut_say_so_with_the_reason() -> None:
         inputs="x", target="y", collate=lambda items: {key: Rows([item[key] for item in items]) for key in ("x", "y")}
     )
     job = job_of(
-        Cramped(8), data=Items(inputs), fields=fields, coupling_group=None,
+        Cramped(8),
+        data=Items(inputs),
+        fields=fields,
+        coupling_group=None,
         loss=lambda model, batch: stoker.Loss(model(batch["x"].all()).sum(), 16),
-    )  # fmt: skip
+    )
     with pytest.raises(DoesNotFit, match=r"ran out of memory at update 1 .*cannot be cut"):
         Trained(job, 16, SEPARABLE).run()
 
@@ -332,8 +337,9 @@ def test_under_fp16_the_module_is_named_too(tmp_path: Path) -> None:
     """The redo looks for no loss scale, which would end before there is a report."""
     inputs, targets = job_of().data
     layers = (nn.Linear(6, 8), Breaking(3, 4), nn.Linear(8, 2))
-    job = job_of(model=lambda: nn.Sequential(*layers), data=(inputs.float(), targets), numerics=["fp16"],
-                 coupling_group=None)  # fmt: skip
+    job = job_of(
+        model=lambda: nn.Sequential(*layers), data=(inputs.float(), targets), numerics=["fp16"], coupling_group=None
+    )
     found = Trained(job, Plan(device="cpu", micro_batch=16, precision="fp16"), SEPARABLE, dumps=tmp_path)
     with pytest.raises(RunFailed, match=r"at update 3; the first was in the output of 1 \(Breaking\)"):
         found.run()

@@ -85,7 +85,7 @@ def test_a_site_that_comes_takes_over_the_state_of_a_living_one(num_updates: int
     """Without a checkpoint, before and after a first exchange: moments, the shared weights and theirs, the position."""
     (_, was_shared, there, norm), (has_moments, is_shared, here, taken) = on_ranks(
         Layout(replicas=2), came_anew, num_updates
-    )  # fmt: skip
+    )
     assert not was_shared  # a living site keeps weights of its own
     assert has_moments
     assert is_shared

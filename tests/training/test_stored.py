@@ -21,9 +21,14 @@ WHOLE = torch.arange(7 * 5, dtype=torch.float64).view(7, 5)
 def manifest_of(tensors: dict[str, StoredTensor]) -> CheckpointManifest:
     """A manifest that says where tensors lie."""
     return CheckpointManifest(
-        spec_digest="s", position=Position(), stoker_version="0", torch_version="0", files=(), skeleton={},
+        spec_digest="s",
+        position=Position(),
+        stoker_version="0",
+        torch_version="0",
+        files=(),
+        skeleton={},
         tensors=tensors,
-    )  # fmt: skip
+    )
 
 
 def written(folder: Path, rows: list[int], columns: list[int]) -> CheckpointManifest:
@@ -51,9 +56,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=30)
 @given(
-    rows=st.lists(st.integers(1, 6), max_size=3), columns=st.lists(st.integers(1, 4), max_size=3),
-    top=st.integers(0, 7), left=st.integers(0, 5), height=st.integers(0, 7), width=st.integers(0, 5),
-)  # fmt: skip
+    rows=st.lists(st.integers(1, 6), max_size=3),
+    columns=st.lists(st.integers(1, 4), max_size=3),
+    top=st.integers(0, 7),
+    left=st.integers(0, 5),
+    height=st.integers(0, 7),
+    width=st.integers(0, 5),
+)
 def test_any_block_is_read_however_it_was_cut(
     folder: Path, rows: list[int], columns: list[int], top: int, left: int, height: int, width: int
 ) -> None:

@@ -22,9 +22,15 @@ class Watched:
         self.clock = FakeClock(50.0)
         self.events: list[Event] = []
         self.telemetry = Telemetry(
-            self.events.append, total_samples=1000, total_updates=10, evaluate_s=3.0, evaluations_left=evaluations,
-            device=device, wall_s=wall_s, clock=self.clock,
-        )  # fmt: skip
+            self.events.append,
+            total_samples=1000,
+            total_updates=10,
+            evaluate_s=3.0,
+            evaluations_left=evaluations,
+            device=device,
+            wall_s=wall_s,
+            clock=self.clock,
+        )
         self.position = Position()
 
     def update(self, *, data_s: float, update_s: float, loss: float = 1.0) -> bool:

@@ -22,9 +22,12 @@ class Simulated:
         self.threads, self.events = plan.threads, list[dict[str, Any]]()
         self.rates = {True: {1: 55.0, 2: 100.0}, False: {1: 52.0, 2: 30.0}}  # by quiet, then by threads
         self.keeper = ThreadKeeper(
-            lambda: plan, self.tell, usual_samples_per_s=100.0,
-            machine=Machine(self.sample, lambda: self.granted, self.set_threads, lambda: self.now), **changes,
-        )  # fmt: skip
+            lambda: plan,
+            self.tell,
+            usual_samples_per_s=100.0,
+            machine=Machine(self.sample, lambda: self.granted, self.set_threads, lambda: self.now),
+            **changes,
+        )
 
     def sample(self) -> CpuSample:
         return CpuSample(busy_s=self.busy, stolen_s=self.stolen, total_s=self.cpus * self.now, own_s=self.own)

@@ -49,8 +49,9 @@ def test_one_that_raises_is_told_of_at_once_and_at_the_end_and_the_run_goes_on()
         if one.updates == 3:
             raise RuntimeError("no more")
 
-    run, told = trained("run", hooks=[stoker.on("updated", broken),
-                                      stoker.on("updated", lambda one: seen.append(one.updates))])  # fmt: skip
+    run, told = trained(
+        "run", hooks=[stoker.on("updated", broken), stoker.on("updated", lambda one: seen.append(one.updates))]
+    )
     assert run.status == "finished"
     assert seen == list(range(1, 16))
     failure = "the hook broken raised RuntimeError (no more) at 'updated'"
@@ -63,11 +64,13 @@ def test_one_that_raises_is_told_of_at_once_and_at_the_end_and_the_run_goes_on()
     ("schedule", "rates"),
     [
         (schedules.multi_step(at=[stoker.updates(4), stoker.updates(8)]), [1.0] * 4 + [0.1] * 4 + [0.01]),
-        (schedules.warmup(0.5, then=schedules.step(every=stoker.updates(2))),
-         [0, 1 / 4.5, 0.2 / 4.5, 0.3 / 4.5, 0.04 / 4.5, 1e-2, 1e-3, 1e-3, 1e-4]),
+        (
+            schedules.warmup(0.5, then=schedules.step(every=stoker.updates(2))),
+            [0, 1 / 4.5, 0.2 / 4.5, 0.3 / 4.5, 0.04 / 4.5, 1e-2, 1e-3, 1e-3, 1e-4],
+        ),
         (schedules.polynomial(), [1 - samples / 368 for samples in (0, 48, 80, 128, 160, 208, 240, 288, 320)]),
     ],
-)  # fmt: skip
+)
 def test_places_in_updates_come_at_these_updates(schedule: schedules.Schedule, rates: list[float]) -> None:
     """Though each second batch, at an epoch's end, is smaller, so that shares of samples are none of updates."""
     seen: list[float] = []

@@ -42,10 +42,20 @@ def learning_branin(request: TrialRequest, slot: TrialSlot, judge: Judge) -> Tri
 def settings(space: str = BRANIN, **changes: Any) -> StudySettings:
     """A study of the Branin function: random search that prunes nothing."""
     known: dict[str, Any] = {
-        "name": "branin", "job": "branin", "job_digest": "0" * 64, "fixed": {}, "space": parse_space(space),
-        "objective": "valid/loss", "higher_is_better": False, "sampler": "random", "pruner": "none", "seed": 0,
-        "on": "cpu", "first_samples": STEP, "total_samples": TOTAL,
-    }  # fmt: skip
+        "name": "branin",
+        "job": "branin",
+        "job_digest": "0" * 64,
+        "fixed": {},
+        "space": parse_space(space),
+        "objective": "valid/loss",
+        "higher_is_better": False,
+        "sampler": "random",
+        "pruner": "none",
+        "seed": 0,
+        "on": "cpu",
+        "first_samples": STEP,
+        "total_samples": TOTAL,
+    }
     return StudySettings(**(known | changes))
 
 

@@ -84,12 +84,15 @@ def learning_by_batches(request: TrialRequest, slot: TrialSlot, judge: Judge) ->
     return TrialResult(kind="finished", metrics={"loss": float(batch)}, samples=TOTAL)
 
 
-@pytest.mark.parametrize(("pruner", "space", "warnings"), [
-    ("median", "batch=choice(32,48,80)", 1),
-    ("median", "batch=int(32,256)", 1),
-    ("median", "batch=choice(50,100,250)", 0),
-    ("asha", "batch=choice(32,48,80)", 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("pruner", "space", "warnings"),
+    [
+        ("median", "batch=choice(32,48,80)", 1),
+        ("median", "batch=int(32,256)", 1),
+        ("median", "batch=choice(50,100,250)", 0),
+        ("asha", "batch=choice(32,48,80)", 0),
+    ],
+)
 def test_a_median_of_evaluations_at_other_samples_is_warned_of(pruner: str, space: str, warnings: int) -> None:
     """Once: trials of different batches are evaluated at different samples, so the pruner compares few of them."""
     told = Told()

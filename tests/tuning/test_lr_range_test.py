@@ -45,9 +45,13 @@ def bowl_job(curvature: float = 50.0, noise: float = 0.0, **changes: Any) -> sto
     """A quadratic of that curvature under SGD; with noise, each sample has a minimum of its own."""
     target = noise * torch.randn(320, 4, generator=torch.Generator().manual_seed(0))
     settings: dict[str, Any] = {
-        "model": lambda: Bowl(curvature), "data": (torch.zeros(320, 1), target), "loss": half_square,
-        "optimizer": stoker.SGD(lr=1e-3), "batch": 32, "until": stoker.epochs(1),
-    }  # fmt: skip
+        "model": lambda: Bowl(curvature),
+        "data": (torch.zeros(320, 1), target),
+        "loss": half_square,
+        "optimizer": stoker.SGD(lr=1e-3),
+        "batch": 32,
+        "until": stoker.epochs(1),
+    }
     return stoker.Job(**(settings | changes))
 
 

@@ -14,17 +14,23 @@ from stoker.units import GIB
 
 def cpu(cores: int, memory_gib: float = 16) -> Device:
     """A CPU."""
-    return Device(name="cpu", kind="cpu", model="some", cores=cores, memory_bytes=int(memory_gib * GIB),
-                  fast_dtypes=("fp32",))  # fmt: skip
+    return Device(
+        name="cpu", kind="cpu", model="some", cores=cores, memory_bytes=int(memory_gib * GIB), fast_dtypes=("fp32",)
+    )
 
 
 def gpu(number: int, memory_gib: float = 80) -> Device:
     """A GPU."""
     memory_bytes = int(memory_gib * GIB)
     return Device(
-        name=f"cuda:{number}", kind="cuda", index=number, model="some", cores=1, memory_bytes=memory_bytes,
+        name=f"cuda:{number}",
+        kind="cuda",
+        index=number,
+        model="some",
+        cores=1,
+        memory_bytes=memory_bytes,
         fast_dtypes=("fp32",),
-    )  # fmt: skip
+    )
 
 
 def test_one_trial_has_the_whole_machine() -> None:

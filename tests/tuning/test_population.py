@@ -234,8 +234,16 @@ def test_the_next_interval_waits_for_all_members() -> None:
 @pytest.mark.slow
 def test_members_run_in_processes_of_their_own(tmp_path: Path) -> None:
     """Two at once; whoever is done waits for the last of its interval, and each is told whose state it begins with."""
-    study = settings("x=float(0,1)", sampler="pbt", members=4, intervals=2, objective="valid/score",
-                     higher_is_better=True, first_samples=100, total_samples=children.TOTAL)  # fmt: skip
+    study = settings(
+        "x=float(0,1)",
+        sampler="pbt",
+        members=4,
+        intervals=2,
+        objective="valid/score",
+        higher_is_better=True,
+        first_samples=100,
+        total_samples=children.TOTAL,
+    )
     found = conductor(tmp_path, study, parallel=2)
     Processes(children.climb, [TrialSlot(on="cpu"), TrialSlot(on="cpu")]).run(found)
     trials = read_trials(found._study)

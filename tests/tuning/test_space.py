@@ -111,9 +111,7 @@ def test_a_grid_that_is_too_large_is_refused() -> None:
 def test_examples_are_the_ends_and_the_middle_first() -> None:
     """The largest numbers come first, for they need the most memory; each configuration is there once."""
     space = parse_space("lr=log(0.01,1) width=choice(64,16,32)")
-    assert examples(space, 3, seed=0) == (
-        {"lr": 1.0, "width": 64}, {"lr": 0.01, "width": 16}, {"lr": 0.1, "width": 32}
-    )  # fmt: skip
+    assert examples(space, 3, seed=0) == ({"lr": 1.0, "width": 64}, {"lr": 0.01, "width": 16}, {"lr": 0.1, "width": 32})
     assert len(examples(space, 5, seed=0)) == 5
     assert examples(space, 5, seed=0) == examples(space, 5, seed=0)
 

@@ -190,9 +190,10 @@ def test_training_that_amplifies_rounding_is_not_blamed_on_the_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "expected"), [(mlp, False), (lambda: mlp(dropout=0.1), True), (models.FunctionalDropout, True)],
+    ("model", "expected"),
+    [(mlp, False), (lambda: mlp(dropout=0.1), True), (models.FunctionalDropout, True)],
     ids=["plain", "dropout", "functional"],
-)  # fmt: skip
+)
 def test_random_models_are_told_from_others(model: Any, *, expected: bool) -> None:
     """Whether a model draws at random decides between same mathematics and same law."""
     assert is_random(subject_of(make_job(model), 8)) is expected

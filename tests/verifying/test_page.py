@@ -39,10 +39,16 @@ def page_of(
     coupling = find_coupling(job, data.train)
     return list(
         check_contract(
-            job, data, plan_of(micro_batch, **plan), coupling, through_checkpoint=on_disk(folder), budget_s=0.0,
-            clock=FakeClock(), gradient_error=gradient_error,
+            job,
+            data,
+            plan_of(micro_batch, **plan),
+            coupling,
+            through_checkpoint=on_disk(folder),
+            budget_s=0.0,
+            clock=FakeClock(),
+            gradient_error=gradient_error,
         )
-    )  # fmt: skip
+    )
 
 
 def test_the_page_answers_every_question(tmp_path: Path) -> None:
@@ -109,22 +115,26 @@ def test_one_failure_leaves_no_level(tmp_path: Path) -> None:
 SEPARABILITY: dict[str, tuple[Any, int, str]] = {
     "separable": (lambda: make_job(mlp), 8, "Yes: any micro-batch from 1 to 16 samples is legal."),
     "batch norm": (
-        lambda: make_job(lambda: cnn(nn.BatchNorm2d), data=images()), 16,
+        lambda: make_job(lambda: cnn(nn.BatchNorm2d), data=images()),
+        16,
         "No: coupled by the batch statistics of 2 BatchNorm2d, taken over 16 samples. Only the whole batch",
     ),
     "groups": (
-        lambda: make_job(lambda: cnn(nn.BatchNorm2d), data=images(), coupling_group=4), 8,
+        lambda: make_job(lambda: cnn(nn.BatchNorm2d), data=images(), coupling_group=4),
+        8,
         "No: coupled by the batch statistics of 2 BatchNorm2d, taken over 4 samples. A micro-batch is a whole number",
     ),
     "mixture of experts": (
-        lambda: make_job(models.moe, data=texts(), loss="token_cross_entropy"), 16,
+        lambda: make_job(models.moe, data=texts(), loss="token_cross_entropy"),
+        16,
         "No: coupled by MixtureOfExperts '1'. Every group of 16 samples",
     ),
     "declared": (
-        lambda: make_job(mlp, loss=Objective(models.info_nce, scope="batch")), 16,
+        lambda: make_job(mlp, loss=Objective(models.info_nce, scope="batch")),
+        16,
         "No: coupled by the loss. Every group",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SEPARABILITY)
@@ -141,16 +151,21 @@ LOSSES: dict[str, tuple[Any, int, str]] = {
     "per entry": (lambda: make_job(mlp, loss=nn.CrossEntropyLoss(reduction="none")), 8, "Yes: it gives one value"),
     "scalar": (lambda: make_job(mlp, loss=sample_mean), 8, "Yes: it gives a scalar, and the probe found it"),
     "mean over tokens": (
-        lambda: make_job(lambda: nn.Embedding(12, 12), data=texts(masked=0.5), loss=token_mean), 16,
+        lambda: make_job(lambda: nn.Embedding(12, 12), data=texts(masked=0.5), loss=token_mean),
+        16,
         "No: its scalar is a mean over valid tokens, of which groups of equal size have",
     ),
     "contrastive": (
-        lambda: make_job(mlp, loss=models.info_nce), 16, "No: its scalar is not a mean over samples. It is never",
+        lambda: make_job(mlp, loss=models.info_nce),
+        16,
+        "No: its scalar is not a mean over samples. It is never",
     ),
     "scalar of a coupled model": (
-        lambda: make_job(models.BatchAttention, loss=sample_mean), 16, "Yes: it gives a scalar, taken for the mean",
+        lambda: make_job(models.BatchAttention, loss=sample_mean),
+        16,
+        "Yes: it gives a scalar, taken for the mean",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LOSSES)

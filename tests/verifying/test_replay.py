@@ -18,10 +18,17 @@ UPDATES = 15
 def job(**changes) -> stoker.Job:
     """Dropout, a held-out set that decides about the learning rate, an average, clipping and a ragged last batch."""
     settings = {
-        "model": net, "data": blobs(74), "valid": blobs(20), "loss": "cross_entropy",
-        "optimizer": stoker.AdamW(lr=0.01), "batch": 16, "until": stoker.epochs(3), "clip_norm": 1.0,
-        "average": stoker.EMA(0.9), "metrics": ["accuracy"],
-    }  # fmt: skip
+        "model": net,
+        "data": blobs(74),
+        "valid": blobs(20),
+        "loss": "cross_entropy",
+        "optimizer": stoker.AdamW(lr=0.01),
+        "batch": 16,
+        "until": stoker.epochs(3),
+        "clip_norm": 1.0,
+        "average": stoker.EMA(0.9),
+        "metrics": ["accuracy"],
+    }
     return stoker.Job(**(settings | changes))
 
 

@@ -89,13 +89,22 @@ class CountingLoss:
 
 EXACT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cnn with batch norm, augmentation and average": (
-        {"model": lambda: cnn(nn.BatchNorm2d), "data": images(50), "average": 0.9, "optimizer": AdamW(lr=1e-2),
-         "augment": [lambda x, draw: x + draw.uniform().view(-1, 1, 1, 1)]},
+        {
+            "model": lambda: cnn(nn.BatchNorm2d),
+            "data": images(50),
+            "average": 0.9,
+            "optimizer": AdamW(lr=1e-2),
+            "augment": [lambda x, draw: x + draw.uniform().view(-1, 1, 1, 1)],
+        },
         {"micro_batch": 16, "coupling": grouped(16)},
     ),
     "gpt with dropout": (
-        {"model": lambda: GPT(1, 8, 2, TOKENS, VOCAB, 0.2), "data": texts(50, masked=0.4),
-         "loss": "token_cross_entropy", "optimizer": AdamW(lr=1e-2)},
+        {
+            "model": lambda: GPT(1, 8, 2, TOKENS, VOCAB, 0.2),
+            "data": texts(50, masked=0.4),
+            "loss": "token_cross_entropy",
+            "optimizer": AdamW(lr=1e-2),
+        },
         {"micro_batch": 5},
     ),
     "bf16, fused": (
@@ -103,15 +112,19 @@ EXACT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"micro_batch": 8, "precision": "bf16", "optimizer_implementation": "fused", "memory_format": "channels_last"},
     ),
     "thawing, captured and fused": (
-        {"model": cnn, "data": images(50), "freeze": {"0.*": updates(3), "3.*": updates(1)},
-         "optimizer": SGD(lr=0.1, momentum=0.9)},
+        {
+            "model": cnn,
+            "data": images(50),
+            "freeze": {"0.*": updates(3), "3.*": updates(1)},
+            "optimizer": SGD(lr=0.1, momentum=0.9),
+        },
         {"micro_batch": 16, "captured": True, "optimizer_implementation": "fused"},
     ),
     "draws from Python and NumPy": ({"model": DrawsElsewhere}, {"micro_batch": 16}),
     "a count in the model": ({"model": HiddenCount}, {"micro_batch": 16}),
     "counts in the loss and around it": ({"model": mlp, "loss": CountingLoss()}, {"micro_batch": 16}),
     "L-BFGS": ({"model": mlp, "optimizer": lambda p: torch.optim.LBFGS(p, max_iter=3)}, {"micro_batch": 16}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -125,18 +138,24 @@ def test_stokers_own_training_is_exact(name: str, tmp_path: Path) -> None:
 
 BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
     "a buffer that is not saved": (
-        {"model": ForgottenBuffer}, "weight last.weight", r"do not hold this buffer: register it with .*\(seen\)",
+        {"model": ForgottenBuffer},
+        "weight last.weight",
+        r"do not hold this buffer: register it with .*\(seen\)",
     ),
     "evaluation that moves training": (
-        {"model": ChangesInEvaluation}, "weight last.weight", "A pass in evaluation mode changes buffer shift",
+        {"model": ChangesInEvaluation},
+        "weight last.weight",
+        "A pass in evaluation mode changes buffer shift",
     ),
     "a mean in an attribute": ({"model": Memory}, "weight last.weight", "state in a Python attribute"),
     "a generator of the model's own": ({"model": OwnGenerator}, "weight last.weight", "a generator of its own"),
     "an optimiser with state outside": (
-        {"model": mlp, "optimizer": lambda p: ForgetfulSGD(p, lr=0.1)}, "weight 0.weight", "outside its state_dict",
+        {"model": mlp, "optimizer": lambda p: ForgetfulSGD(p, lr=0.1)},
+        "weight 0.weight",
+        "outside its state_dict",
     ),
     "chance": ({"model": Moody}, "weight last.weight", "Two runs that are never stopped differ as well"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -445,9 +445,17 @@ def test_a_run_elsewhere_is_a_row_before_it_is_fetched(tmp_path: Path) -> None:
     """launch.json makes the row and says the state; without a lock here; and one that was fetched midway runs on."""
     state = LaunchState(phase="running", why="training", at="2026-01-01T01:30:00+00:00")
     launch = Launch(
-        run="there", place="ssh:box", kind="ssh", handle={}, identity="1d", code_digest="c0de", environment_digest="",
-        arguments=(), submitted_at="2026-01-01T00:00:00+00:00", states=(state,),
-    )  # fmt: skip
+        run="there",
+        place="ssh:box",
+        kind="ssh",
+        handle={},
+        identity="1d",
+        code_digest="c0de",
+        environment_digest="",
+        arguments=(),
+        submitted_at="2026-01-01T00:00:00+00:00",
+        states=(state,),
+    )
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "launch.json").write_text(dumps(launch))
     events = as_log(story.young_run())
@@ -455,8 +463,9 @@ def test_a_run_elsewhere_is_a_row_before_it_is_fetched(tmp_path: Path) -> None:
     ui = ui_of(tmp_path)
     rows = {row["id"]: row for row in ask(ui, "/api/runs").json()["rows"]}
     assert {name: (row["status"], row["state"]) for name, row in rows.items()} == {
-        "there": ("unfinished", "running"), "fetched": ("unfinished", "running"),
-    }  # fmt: skip
+        "there": ("unfinished", "running"),
+        "fetched": ("unfinished", "running"),
+    }
     (tmp_path / "there" / "events.jsonl").write_bytes(events)
     ui.index.scan()
     assert ui.index.rows["there"].document["samples"] > 0
@@ -476,10 +485,19 @@ def test_a_run_elsewhere_costs_all_the_time_it_held_devices(tmp_path: Path) -> N
         return LaunchState(phase=phase, why="", at=f"2026-01-01T{10 + minute // 60}:{minute % 60:02}:00+00:00")
 
     launch = Launch(
-        run="run", place="sky:spot", kind="sky", handle={}, identity="1d", code_digest="c0de", environment_digest="",
-        arguments=(), submitted_at="2026-01-01T10:00:00+00:00", price_per_h=6.0, max_cost=12.0,
+        run="run",
+        place="sky:spot",
+        kind="sky",
+        handle={},
+        identity="1d",
+        code_digest="c0de",
+        environment_digest="",
+        arguments=(),
+        submitted_at="2026-01-01T10:00:00+00:00",
+        price_per_h=6.0,
+        max_cost=12.0,
         states=(state("starting", 0), state("preempted", 70), state("starting", 90), state("running", 96)),
-    )  # fmt: skip
+    )
     path = write_run(tmp_path, "run", b"", status="unfinished", launch=launch, wall_s=600.0)
     index = RunIndex((tmp_path,))
     index.scan()

@@ -39,9 +39,14 @@ def test_it_computes_what_bert_computes_from_the_same_weights():
     """Names and shapes of weights are those of Hugging Face's BERT, and so are logits and features, padded or not."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     config = transformers.BertConfig(
-        vocab_size=V, hidden_size=D, num_hidden_layers=L, num_attention_heads=H, intermediate_size=M, num_labels=5,
+        vocab_size=V,
+        hidden_size=D,
+        num_hidden_layers=L,
+        num_attention_heads=H,
+        intermediate_size=M,
+        num_labels=5,
         max_position_embeddings=S,
-    )  # fmt: skip
+    )
     theirs = transformers.BertForSequenceClassification(config).double().eval()
     mine = Encoder(**SMALL, classes=5).double()
     mine.load_state_dict({name.removeprefix("bert."): one for name, one in theirs.state_dict().items()})

@@ -31,19 +31,36 @@ class NoisyItems(torch.utils.data.Dataset):
 def net() -> nn.Module:
     """Two convolutions, BatchNorm and dropout."""
     return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveMaxPool2d(2),
-        nn.Flatten(), nn.Dropout(0.3), nn.Linear(128, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.AdaptiveMaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(128, 10),
+    )
 
 
 def job(epochs: float = 40) -> stoker.Job:
     """Some 40 passes over the embedded digits."""
     train, test = stoker.data.digits()
     return stoker.Job(
-        model=net, data=NoisyItems(train), valid=stoker.holdout(0.1), test=test, loss="cross_entropy",
-        metrics=["accuracy"], optimizer=stoker.SGD(lr=0.05, momentum=0.9, nesterov=True), average=0.99, batch=100,
-        schedule=stoker.schedules.one_cycle(), until=stoker.epochs(epochs),
+        model=net,
+        data=NoisyItems(train),
+        valid=stoker.holdout(0.1),
+        test=test,
+        loss="cross_entropy",
+        metrics=["accuracy"],
+        optimizer=stoker.SGD(lr=0.05, momentum=0.9, nesterov=True),
+        average=0.99,
+        batch=100,
+        schedule=stoker.schedules.one_cycle(),
+        until=stoker.epochs(epochs),
         evaluation=stoker.Evaluation(every=stoker.epochs(5)),
-        augment=[stoker.transforms.RandomShift(1)], clip_norm=1.0,
-    )  # fmt: skip
+        augment=[stoker.transforms.RandomShift(1)],
+        clip_norm=1.0,
+    )

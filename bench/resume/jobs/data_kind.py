@@ -20,10 +20,20 @@ def job(kind: str, root: str, epochs: float = 8) -> stoker.Job:
     inputs = first["image"] if isinstance(first, dict) else first[0]
     return stoker.Job(
         model=lambda: nn.Sequential(
-            nn.Flatten(), nn.Linear(inputs.numel(), 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2),
+            nn.Flatten(),
+            nn.Linear(inputs.numel(), 32),
+            nn.BatchNorm1d(32),
+            nn.ReLU(),
+            nn.Dropout(0.2),
             nn.Linear(32, 3),
         ),
-        data=source, valid=stoker.holdout(0.1), loss="cross_entropy", metrics=["accuracy"], average=0.9,
-        optimizer=stoker.SGD(lr=0.05, momentum=0.9), batch=20, until=stoker.epochs(epochs),
+        data=source,
+        valid=stoker.holdout(0.1),
+        loss="cross_entropy",
+        metrics=["accuracy"],
+        average=0.9,
+        optimizer=stoker.SGD(lr=0.05, momentum=0.9),
+        batch=20,
+        until=stoker.epochs(epochs),
         augment=[stoker.transforms.RandomShift(1)] if inputs.dim() == 3 else [],
-    )  # fmt: skip
+    )

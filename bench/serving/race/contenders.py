@@ -100,32 +100,84 @@ def _module(name: str) -> Callable[[Pythons, Artifact, Setting, int, Path], list
 
 
 def _stoker(pythons: Pythons, artifact: Artifact, setting: Setting, port: int, _work: Path) -> list[str]:
-    chosen = {"instances": setting.workers, "threads": setting.threads, "max_batch_rows": setting.max_batch,
-              "max_delay_s": setting.delay_s}  # fmt: skip
+    chosen = {
+        "instances": setting.workers,
+        "threads": setting.threads,
+        "max_batch_rows": setting.max_batch,
+        "max_delay_s": setting.delay_s,
+    }
     words = [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
-    return [pythons.ours, "-m", "stoker", "serve", str(artifact.path.parent), "--http-port", str(port),
-            "--grpc-port", "-1", "--admin-port", "-1", *words]  # fmt: skip
+    return [
+        pythons.ours,
+        "-m",
+        "stoker",
+        "serve",
+        str(artifact.path.parent),
+        "--http-port",
+        str(port),
+        "--grpc-port",
+        "-1",
+        "--admin-port",
+        "-1",
+        *words,
+    ]
 
 
 def _fastapi(pythons: Pythons, _artifact: Artifact, setting: Setting, port: int, _work: Path) -> list[str]:
-    return [pythons.peers, "-m", "uvicorn", f"{_SERVERS}.fastapi_server:app", "--port", str(port), "--workers",
-            str(setting.workers), "--log-level", "warning", "--no-access-log", "--timeout-worker-healthcheck", "60",
-            "--host", "127.0.0.1"]  # fmt: skip
+    return [
+        pythons.peers,
+        "-m",
+        "uvicorn",
+        f"{_SERVERS}.fastapi_server:app",
+        "--port",
+        str(port),
+        "--workers",
+        str(setting.workers),
+        "--log-level",
+        "warning",
+        "--no-access-log",
+        "--timeout-worker-healthcheck",
+        "60",
+        "--host",
+        "127.0.0.1",
+    ]
 
 
 def _bentoml(pythons: Pythons, _artifact: Artifact, _setting: Setting, port: int, _work: Path) -> list[str]:
-    return [pythons.peers, "-m", "bentoml", "serve", f"{_SERVERS}.bentoml_server:Api", "--port", str(port),
-            "--host", "127.0.0.1", "--timeout", "120"]  # fmt: skip
+    return [
+        pythons.peers,
+        "-m",
+        "bentoml",
+        "serve",
+        f"{_SERVERS}.bentoml_server:Api",
+        "--port",
+        str(port),
+        "--host",
+        "127.0.0.1",
+        "--timeout",
+        "120",
+    ]
 
 
 def _mlserver(pythons: Pythons, _artifact: Artifact, setting: Setting, port: int, work: Path) -> list[str]:
     folder = work / f"mlserver-{port}"
     folder.mkdir(parents=True, exist_ok=True)
     workers = 0 if setting.workers == 1 else setting.workers  # one model is fastest in the server's own process
-    server = {"host": "127.0.0.1", "http_port": port, "grpc_port": port + 1, "metrics_port": port + 2, "debug": False,
-              "parallel_workers": workers, "use_structured_logging": False}  # fmt: skip
-    model = {"name": "model", "implementation": f"{_SERVERS}.mlserver_runtime.Runtime",
-             "max_batch_size": setting.max_batch, "max_batch_time": max(setting.delay_s, 0.0005)}  # fmt: skip
+    server = {
+        "host": "127.0.0.1",
+        "http_port": port,
+        "grpc_port": port + 1,
+        "metrics_port": port + 2,
+        "debug": False,
+        "parallel_workers": workers,
+        "use_structured_logging": False,
+    }
+    model = {
+        "name": "model",
+        "implementation": f"{_SERVERS}.mlserver_runtime.Runtime",
+        "max_batch_size": setting.max_batch,
+        "max_batch_time": max(setting.delay_s, 0.0005),
+    }
     (folder / "settings.json").write_text(json.dumps(server), encoding="utf-8")
     (folder / "model-settings.json").write_text(json.dumps(model), encoding="utf-8")
     return [str(Path(pythons.mlserver).with_name("mlserver")), "start", str(folder)]
@@ -174,20 +226,54 @@ def contenders(max_batch: int) -> Mapping[str, Contender]:
     waiting = _layouts(max_batch, 0.002, 0.010)
     raw = ("raw tensors in HTTP bodies", _raw_answer)
     found = (
-        Contender("stoker", "Open Inference Protocol, binary tensors over HTTP", "stoker",
-                  _layouts(max_batch, 0.0, 0.002), _stoker, _oip_payload, _oip_answer),
-        Contender(COMPRESSED, "the same, of a model that `stoker compress` made", "stoker",
-                  _layouts(max_batch, 0.0, 0.002), _stoker, _oip_payload, _oip_answer),
-        Contender("litserve", raw[0], "litserve", waiting, _module("litserve_server"), _raw_payload("/predict"),
-                  raw[1]),
-        Contender("bentoml", "base64 in JSON: it takes raw bodies for files alone", "bentoml",
-                  _layouts(max_batch, 0.0), _bentoml, _json_payload("/answers", lambda word: {"items": [word]}),
-                  _from_words(lambda document: document[0])),  # type: ignore[index]
+        Contender(
+            "stoker",
+            "Open Inference Protocol, binary tensors over HTTP",
+            "stoker",
+            _layouts(max_batch, 0.0, 0.002),
+            _stoker,
+            _oip_payload,
+            _oip_answer,
+        ),
+        Contender(
+            COMPRESSED,
+            "the same, of a model that `stoker compress` made",
+            "stoker",
+            _layouts(max_batch, 0.0, 0.002),
+            _stoker,
+            _oip_payload,
+            _oip_answer,
+        ),
+        Contender(
+            "litserve", raw[0], "litserve", waiting, _module("litserve_server"), _raw_payload("/predict"), raw[1]
+        ),
+        Contender(
+            "bentoml",
+            "base64 in JSON: it takes raw bodies for files alone",
+            "bentoml",
+            _layouts(max_batch, 0.0),
+            _bentoml,
+            _json_payload("/answers", lambda word: {"items": [word]}),
+            _from_words(lambda document: document[0]),
+        ),  # type: ignore[index]
         Contender("ray", raw[0], "ray", waiting, _module("ray_server"), _raw_payload("/"), raw[1]),
-        Contender("mlserver", "V2 JSON with BYTES in base64: its REST has no binary tensors", "mlserver", waiting,
-                  _mlserver, _json_payload("/v2/models/model/infer", _v2_document),
-                  _from_words(lambda document: document["outputs"][0]["data"][0])),  # type: ignore[index]
-        Contender("fastapi-eager", raw[0], "fastapi", (Setting(1, 2, 1, 0.0), Setting(2, 1, 1, 0.0)),
-                  _fastapi, _raw_payload("/"), raw[1]),
-    )  # fmt: skip
+        Contender(
+            "mlserver",
+            "V2 JSON with BYTES in base64: its REST has no binary tensors",
+            "mlserver",
+            waiting,
+            _mlserver,
+            _json_payload("/v2/models/model/infer", _v2_document),
+            _from_words(lambda document: document["outputs"][0]["data"][0]),
+        ),  # type: ignore[index]
+        Contender(
+            "fastapi-eager",
+            raw[0],
+            "fastapi",
+            (Setting(1, 2, 1, 0.0), Setting(2, 1, 1, 0.0)),
+            _fastapi,
+            _raw_payload("/"),
+            raw[1],
+        ),
+    )
     return {one.name: one for one in found}

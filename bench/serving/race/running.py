@@ -50,9 +50,13 @@ def running(contender: Contender, pythons: Pythons, asked: Asked, setting: Setti
     command = contender.command(pythons, asked.artifact, setting, port, work)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, env=environment(asked.artifact, setting, port), stdout=output, stderr=output, cwd=work,
+            command,
+            env=environment(asked.artifact, setting, port),
+            stdout=output,
+            stderr=output,
+            cwd=work,
             start_new_session=True,
-        )  # fmt: skip
+        )
         try:
             payloads = [contender.payload(address, asked.artifact, sample) for sample in asked.samples]
             _await(process, address, payloads[0].request, log)

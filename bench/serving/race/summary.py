@@ -51,11 +51,16 @@ def lines(found: Mapping[str, JSON]) -> list[str]:
     """The summary as a table of text: each contender's throughput and p99, then how ours compares."""
     told: list[str] = []
     for workload, one in found.items():
-        told += [f"{workload}: the engine of {name} alone gives {statistics.median(rates):.0f} samples/s"
-                 for name, rates in one["engine alone, samples/s"].items() if rates]  # fmt: skip
+        told += [
+            f"{workload}: the engine of {name} alone gives {statistics.median(rates):.0f} samples/s"
+            for name, rates in one["engine alone, samples/s"].items()
+            if rates
+        ]
         for name, rounds in one["points"].items():
-            points = [f"{c}: {_middle(rounds, str(c), 'per_s'):6.0f}/s {1e3 * _middle(rounds, str(c), 'p99_s'):6.1f} ms"
-                      for c in CALLERS]  # fmt: skip
+            points = [
+                f"{c}: {_middle(rounds, str(c), 'per_s'):6.0f}/s {1e3 * _middle(rounds, str(c), 'p99_s'):6.1f} ms"
+                for c in CALLERS
+            ]
             held = [rate for rate in one["open"].get(name, []) if rate is not None]
             told.append(f"  {name:18} {'   '.join(points)}   open {max(held, default=0.0):6.0f}/s")
         for key, ratios in one.items():
@@ -108,8 +113,11 @@ def _of_workload(workload: str, cells: Mapping[str, JSON], bare: Loops, rounds: 
 
 def _points(cells: Mapping[str, JSON], workload: str, name: str, number: int) -> dict[int, tuple[float, float]]:
     start = f"{workload}/{name}/round {number}/"
-    found = {int(key.rpartition("/")[2]): cell for key, cell in cells.items()
-             if key.startswith(start) and not key.endswith(OPEN)}  # fmt: skip
+    found = {
+        int(key.rpartition("/")[2]): cell
+        for key, cell in cells.items()
+        if key.startswith(start) and not key.endswith(OPEN)
+    }
     return {callers: (rate_of(cell), p99_of(cell)) for callers, cell in found.items() if rate_of(cell) > 0}
 
 
@@ -122,8 +130,9 @@ def _open(cells: Mapping[str, JSON], workload: str, name: str, number: int) -> f
 
 def _ratio(mine: Sequence[Points], theirs: Sequence[Points], callers: int) -> JSON:
     """Ours over theirs with as many callers."""
-    found = ratio_of([[points.get(callers, (None,))[0]] for points in mine],
-                     [[points.get(callers, (None,))[0]] for points in theirs])  # fmt: skip
+    found = ratio_of(
+        [[points.get(callers, (None,))[0]] for points in mine], [[points.get(callers, (None,))[0]] for points in theirs]
+    )
     return None if found is None else asdict(found)
 
 

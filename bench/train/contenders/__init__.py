@@ -72,15 +72,21 @@ _CONTENDERS: tuple[Contender, ...] = (
     ),
     *(
         Contender(
-            f"keras_{backend}", f"Keras 3 on {title} (as it comes)", "default", "with_keras", {}, ("keras", backend),
-            {"KERAS_BACKEND": backend}, is_other_form=True,
+            f"keras_{backend}",
+            f"Keras 3 on {title} (as it comes)",
+            "default",
+            "with_keras",
+            {},
+            ("keras", backend),
+            {"KERAS_BACKEND": backend},
+            is_other_form=True,
         )
         for backend, title in (("torch", "PyTorch"), ("jax", "JAX"))
     ),
     Contender("plain", "a plain PyTorch loop, fp32", "by_hand", "by_hand", {"is_tuned": False}),
     Contender("by_hand", "a loop tuned by hand", "by_hand", "by_hand", {"is_tuned": True}, is_fp32=False),
     Contender("stoker", "Stoker", "stoker", "with_stoker", is_fp32=False),
-)  # fmt: skip
+)
 
 CONTENDERS: dict[str, Contender] = {one.name: one for one in _CONTENDERS}
 """Contenders by name, in the order of their turns."""

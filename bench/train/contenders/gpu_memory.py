@@ -30,6 +30,8 @@ def share_device(pacer: Pacer, device: torch.device) -> None:
             given.popleft().synchronize()
 
     pacer.peak_bytes, pacer.keep_up, pacer.before_rest = (
-        torch.cuda.max_memory_allocated, keep_up, torch.cuda.empty_cache,
-    )  # fmt: skip
+        torch.cuda.max_memory_allocated,
+        keep_up,
+        torch.cuda.empty_cache,
+    )
     pacer.settling_updates = _SETTLING

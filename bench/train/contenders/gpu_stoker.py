@@ -43,9 +43,11 @@ def run(material: Material, pacer: Pacer, *, compiled: bool = False) -> None:
     decision, coupling = decide(prepared, device, _compiled(material, device) if compiled else None)
     plan = decision.chosen.plan
     pacer.notes |= {
-        "plan": records.to_json(plan), "took_s": decision.took_s, "explanation": list(decision.explanation),
+        "plan": records.to_json(plan),
+        "took_s": decision.took_s,
+        "explanation": list(decision.explanation),
         "forecast_s": decision.chosen.forecast.total_s.value,
-    }  # fmt: skip
+    }
     share_device(pacer, torch.device(plan.device))
     with computing_threads(plan.threads):
         step = Step(job, plan, coupling)
@@ -61,10 +63,14 @@ def run(material: Material, pacer: Pacer, *, compiled: bool = False) -> None:
 
 def _compiled(material: Material, device: records.Device) -> records.Plan:
     return records.Plan(
-        device=device.torch_name, micro_batch=material.case.batch, precision="bf16", compile=True,
-        optimizer_implementation="fused", memory_format="contiguous" if material.case.is_text else "channels_last",
+        device=device.torch_name,
+        micro_batch=material.case.batch,
+        precision="bf16",
+        compile=True,
+        optimizer_implementation="fused",
+        memory_format="contiguous" if material.case.is_text else "channels_last",
         threads=torch.get_num_threads(),
-    )  # fmt: skip
+    )
 
 
 def without_reports() -> None:

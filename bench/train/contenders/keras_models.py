@@ -21,8 +21,11 @@ Weights = dict[str, np.ndarray]
 def keras_model(case: Case, weights: Weights) -> keras.Model:
     """The case's model; the initial weights are those of the PyTorch module."""
     builders: dict[Architecture, Callable[[Case, Weights], keras.Model]] = {
-        "resnet9": _resnet9, "gpt": _gpt, "lstm": _lstm, "mlp": _mlp,
-    }  # fmt: skip
+        "resnet9": _resnet9,
+        "gpt": _gpt,
+        "lstm": _lstm,
+        "mlp": _mlp,
+    }
     return builders[case.architecture](case, weights)
 
 

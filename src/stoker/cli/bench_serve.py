@@ -58,10 +58,21 @@ def bench_serve(
     """Find the rate a model's service holds within a latency, and the settings that hold it; or measure one rate."""
     with reported(debug=debug):
         options = LoadOptions(
-            models=models, slo=slo, url=url, model=model, rate=rate, callers=callers, seconds=seconds, inputs=inputs,
-            rows=rows, sizes=tuple(sizes or ()), connections=connections, is_constant=constant,
-            headers=tuple(headers or ()), writes=not dry_run,
-        )  # fmt: skip
+            models=models,
+            slo=slo,
+            url=url,
+            model=model,
+            rate=rate,
+            callers=callers,
+            seconds=seconds,
+            inputs=inputs,
+            rows=rows,
+            sizes=tuple(sizes or ()),
+            connections=connections,
+            is_constant=constant,
+            headers=tuple(headers or ()),
+            writes=not dry_run,
+        )
         found = bench(options, None if as_json else Console())
         if as_json:
             print_document(to_json(found))
@@ -117,15 +128,25 @@ def _measure(options: LoadOptions, console: Console | None) -> LoadMeasurement:
     objective = None if options.slo is None else parse_objective(options.slo)
     if options.models is not None:
         found = api.load_test.measure_models(
-            options.models, rate=options.rate, callers=options.callers, seconds=seconds, model=options.model,
-            objective=objective, load=load,
-        )  # fmt: skip
+            options.models,
+            rate=options.rate,
+            callers=options.callers,
+            seconds=seconds,
+            model=options.model,
+            objective=objective,
+            load=load,
+        )
     else:
         assert options.url is not None
         found = api.load_test.measure_url(
-            options.url, options.model, rate=options.rate, callers=options.callers, seconds=seconds,
-            objective=objective, load=load,
-        )  # fmt: skip
+            options.url,
+            options.model,
+            rate=options.rate,
+            callers=options.callers,
+            seconds=seconds,
+            objective=objective,
+            load=load,
+        )
     if console is not None:
         render_measurement(options.model or str(options.models), found, console)
     return found
@@ -140,9 +161,14 @@ def _search(options: LoadOptions, objective: Objective, console: Console | None)
             render_rate(options.model, objective, trial, console)
         return trial
     found = api.load_test.bench_serve(
-        options.models, objective, model=options.model, seconds=seconds, load=load, writes=options.writes,
+        options.models,
+        objective,
+        model=options.model,
+        seconds=seconds,
+        load=load,
+        writes=options.writes,
         told=lambda trial: None if console is None else console.print(trial_line(trial, objective), soft_wrap=True),
-    )  # fmt: skip
+    )
     if console is not None:
         render_limit(found, console)
     return found
@@ -151,9 +177,13 @@ def _search(options: LoadOptions, objective: Objective, console: Console | None)
 def _load(options: LoadOptions) -> Load:
     sizes = {name: many for word in options.sizes for name, many in api.sizes_of(word).items()}
     return api.load_test.Load(
-        inputs=options.inputs, rows=options.rows, sizes=sizes, connections=options.connections,
-        headers=parse_headers(options.headers), is_constant=options.is_constant,
-    )  # fmt: skip
+        inputs=options.inputs,
+        rows=options.rows,
+        sizes=sizes,
+        connections=options.connections,
+        headers=parse_headers(options.headers),
+        is_constant=options.is_constant,
+    )
 
 
 def parse_objective(word: str) -> Objective:

@@ -70,11 +70,21 @@ def compress(
             raise BadJob("--set is for the job of --job", remedy="Give its file, or leave --set out.")
         with output(for_json=as_json):
             found = api.compress(
-                model, max_drop=max_drop, job=None if job_file is None else load_job(job_file, settings)[0], data=data,
-                metric=metric, batch_sizes=tuple(sorted(set(batch or ()))), threads=threads, seconds=seconds, seed=seed,
-                keep_all=keep_all, prune=prune, fine_tune=fine_tuning(fine_tune, prune=prune),
-                tell=teller(Console(stderr=True), quiet=as_json), sink=silence if as_json else None,
-            )  # fmt: skip
+                model,
+                max_drop=max_drop,
+                job=None if job_file is None else load_job(job_file, settings)[0],
+                data=data,
+                metric=metric,
+                batch_sizes=tuple(sorted(set(batch or ()))),
+                threads=threads,
+                seconds=seconds,
+                seed=seed,
+                keep_all=keep_all,
+                prune=prune,
+                fine_tune=fine_tuning(fine_tune, prune=prune),
+                tell=teller(Console(stderr=True), quiet=as_json),
+                sink=silence if as_json else None,
+            )
         if as_json:
             print_document(compression_document(found))
         else:

@@ -105,9 +105,13 @@ def check_display(*, quiet: bool, console: Console) -> Iterator[Tell]:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         with Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-            console=console, transient=True,
-        ) as progress:  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        ) as progress:
             task = progress.add_task("", total=None)
             yield lambda what, done, total: progress.update(task, description=what, completed=done, total=total or None)
     else:
@@ -124,8 +128,11 @@ def render_check(checked: CheckedData, console: Console) -> None:
     check, clean = checked.check, checked.clean
     splits = ", ".join(f"{one.num_samples:,} {one.name}".rstrip() for one in check.splits)
     rate = format_rate(check.num_samples / max(check.took_s, 1e-3), "samples")
-    console.print(f"{escape(check.source)}: {check.kind}, samples: {splits}, {format_seconds(check.took_s)} ({rate})",
-                  highlight=False, soft_wrap=True)  # fmt: skip
+    console.print(
+        f"{escape(check.source)}: {check.kind}, samples: {splits}, {format_seconds(check.took_s)} ({rate})",
+        highlight=False,
+        soft_wrap=True,
+    )
     if check.findings:
         table = Table(box=None, pad_edge=False, header_style="dim")
         for heading, justify in (("", "left"), ("finding", "left"), ("how many", "right"), ("the first", "left")):

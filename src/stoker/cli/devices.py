@@ -128,9 +128,13 @@ def devices_document(
 def _entry_document(entry: CatalogueEntry, prices: PriceList, attached: Sequence[Device]) -> dict[str, JSON]:
     cheapest = prices.cheapest(entry.name)
     return {
-        "name": entry.name, "title": entry.title, "kind": entry.kind, "aliases": list(entry.aliases),
+        "name": entry.name,
+        "title": entry.title,
+        "kind": entry.kind,
+        "aliases": list(entry.aliases),
         "attached": [device.torch_name for device in attached if device.model in entry.driver_names],
-        "can_be_planned": entry.can_be_planned, "usable_memory_bytes": entry.usable_memory_bytes,
+        "can_be_planned": entry.can_be_planned,
+        "usable_memory_bytes": entry.usable_memory_bytes,
         "cells": {
             column: {
                 "value": cell.value,
@@ -143,7 +147,7 @@ def _entry_document(entry: CatalogueEntry, prices: PriceList, attached: Sequence
         },
         "cheapest": None if cheapest is None else to_json(cheapest),
         "prices": [to_json(price) for price in prices.of(entry.name)],
-    }  # fmt: skip
+    }
 
 
 def _table(extra: int) -> Table:
@@ -269,8 +273,15 @@ _WIDE_OFFERS = 104
 
 def render_prices(entries: Sequence[CatalogueEntry], prices: PriceList, today: date, console: Console) -> None:
     """Print for each device its lowest and highest price on demand, the lowest on spot, and how old the news is."""
-    table = _price_table(("device", "left"), ("from", "right"), ("at", "left"), ("to", "right"), ("spot from", "right"),
-                   ("offers", "right"), ("newest", "right"))  # fmt: skip
+    table = _price_table(
+        ("device", "left"),
+        ("from", "right"),
+        ("at", "left"),
+        ("to", "right"),
+        ("spot from", "right"),
+        ("offers", "right"),
+        ("newest", "right"),
+    )
     silent = []
     for entry in entries:
         offers = prices.of(entry.name)
@@ -282,10 +293,15 @@ def render_prices(entries: Sequence[CatalogueEntry], prices: PriceList, today: d
         ages = [age for price in offers if (age := age_days(price, today)) is not None]
         is_current = bool(ages) and not all(price.is_stale for price in offers)
         table.add_row(
-            Text(entry.name, "bold"), _usd(lowest), Text(lowest.provider if lowest else "", "dim"),
-            _usd(on_demand[-1] if len(on_demand) > 1 else None), _usd(spot), str(len(offers)),
-            f"{min(ages)} d" if ages else "undated", style="" if is_current else "dim",
-        )  # fmt: skip
+            Text(entry.name, "bold"),
+            _usd(lowest),
+            Text(lowest.provider if lowest else "", "dim"),
+            _usd(on_demand[-1] if len(on_demand) > 1 else None),
+            _usd(spot),
+            str(len(offers)),
+            f"{min(ages)} d" if ages else "undated",
+            style="" if is_current else "dim",
+        )
     console.print(table)
     if silent:
         console.print(Text(f"\nNo price known: {', '.join(silent)}.", "dim"))
@@ -310,10 +326,14 @@ def render_offers(entry: CatalogueEntry, prices: PriceList, today: date, console
             for price in chosen:
                 age = age_days(price, today)
                 table.add_row(
-                    _usd(price), price.provider, Text(price.region, "dim"), price.seen_on or "undated",
-                    "" if age is None else f"{age} d", *((Text(price.note, "dim"),) if is_wide else ()),
+                    _usd(price),
+                    price.provider,
+                    Text(price.region, "dim"),
+                    price.seen_on or "undated",
+                    "" if age is None else f"{age} d",
+                    *((Text(price.note, "dim"),) if is_wide else ()),
                     style="dim" if price.is_stale else "",
-                )  # fmt: skip
+                )
     console.print(table)
     sources = dict.fromkeys(price.source for price in offers)
     console.print(Text(f"\nSources: {'; '.join(sources)}.", "dim"))

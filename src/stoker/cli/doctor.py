@@ -210,9 +210,10 @@ def links_table(links: Links) -> Table:
     """Times of each collective over a few sizes, and notes on processes that work side by side."""
     when = links.measured_at.replace("T", " ").replace("+00:00", " UTC")
     title = Text.assemble(
-        (f"{links.world_size} processes reach", "bold"), (f"   {links.name}, measured {when} in ", "dim"),
+        (f"{links.world_size} processes reach", "bold"),
+        (f"   {links.name}, measured {when} in ", "dim"),
         (format_seconds(links.took_s), "dim"),
-    )  # fmt: skip
+    )
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", title=title, title_justify="left", title_style="")
     table.add_column("")
     for size in _SIZES:
@@ -222,10 +223,14 @@ def links_table(links: Links) -> Table:
         rate = f"{1e-9 / one.beta_s_per_byte:.2f} GB/s" if one.beta_s_per_byte else "unknown"
         table.add_row(one.collective, *(format_seconds(one.seconds(size)) for size in _SIZES), rate)
     notes = [f"beside arithmetic {links.overlap:.0%} of a message is hidden"]
-    notes += [f"with all at work, what is bound by {name} takes {ratio:.2f}x as long"
-              for name, ratio in links.slowdown.items()]  # fmt: skip
-    notes += [f"a message that all stop for after {format_seconds(arithmetic_s)} takes {format_seconds(wait_s)} longer"
-              for arithmetic_s, wait_s in links.waits]  # fmt: skip
+    notes += [
+        f"with all at work, what is bound by {name} takes {ratio:.2f}x as long"
+        for name, ratio in links.slowdown.items()
+    ]
+    notes += [
+        f"a message that all stop for after {format_seconds(arithmetic_s)} takes {format_seconds(wait_s)} longer"
+        for arithmetic_s, wait_s in links.waits
+    ]
     table.caption, table.caption_justify = Text(" · ".join(notes), "dim"), "left"
     return table
 

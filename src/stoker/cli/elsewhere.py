@@ -132,9 +132,14 @@ def follow_run(
         screen = _Screen(as_json=as_json, stdout=stdout, console=_lines_on(sys.stderr) if plain else console)
         try:
             follower = api.Follower(
-                directory=directory, launcher=api.launcher_of_run(directory), sink=screen, ask=screen.ask,
-                shows_past=begin == "follow", holds_stops=not as_json, is_watching=is_watching,
-            )  # fmt: skip
+                directory=directory,
+                launcher=api.launcher_of_run(directory),
+                sink=screen,
+                ask=screen.ask,
+                shows_past=begin == "follow",
+                holds_stops=not as_json,
+                is_watching=is_watching,
+            )
             if begin == "stop" and follower.launch.is_going_on:
                 follower.stop("asked to stop: the run saves and leaves")
             followed = follower.run()
@@ -205,10 +210,13 @@ def _say_how_it_ended(followed: Followed, console: Console) -> None:
 def _end_document(followed: Followed) -> dict[str, JSON]:
     launch = followed.directory.read_launch()
     return {
-        "event": "detached" if followed.is_detached else "ended", "state": to_json(followed.state),
-        "is_home": followed.is_home, "problem": followed.problem, "path": str(followed.directory.path),
+        "event": "detached" if followed.is_detached else "ended",
+        "state": to_json(followed.state),
+        "is_home": followed.is_home,
+        "problem": followed.problem,
+        "path": str(followed.directory.path),
         "spent": None if launch is None else launch.spent,
-    }  # fmt: skip
+    }
 
 
 def _render_places(kinds: list[tuple[str, str]], known: list[KnownPlace], console: Console) -> None:
@@ -229,9 +237,14 @@ def _render_places(kinds: list[tuple[str, str]], known: list[KnownPlace], consol
         mark, style = ("●", "green") if place.can_start else ("●", "yellow") if place.is_reachable else ("○", "red")
         error = "" if learned.mean_error is None else f"{learned.ratio:.2f}× of {learned.num_ratios}"
         table.add_row(
-            Text(mark, style), Text(place.word, "bold"), str(learned.num_runs), _time(learned.queue_s),
-            _time(learned.first_update_s), error, Text(printable(place.in_words())),
-        )  # fmt: skip
+            Text(mark, style),
+            Text(place.word, "bold"),
+            str(learned.num_runs),
+            _time(learned.queue_s),
+            _time(learned.first_update_s),
+            error,
+            Text(printable(place.in_words())),
+        )
     console.print()
     print_table(table, console)
     console.print(Text("\n● can start a run (yellow: something is missing)   ○ does not answer", "dim"))
@@ -243,24 +256,40 @@ def _time(duration_s: float | None) -> str:
 
 def _place_document(place: KnownPlace) -> dict[str, Any]:
     return {
-        "place": place.word, "is_reachable": place.is_reachable, "can_start": place.can_start, "facts": place.facts,
-        "missing": list(place.missing), "problem": place.problem, "lessons": to_json(place.lessons),
-    }  # fmt: skip
+        "place": place.word,
+        "is_reachable": place.is_reachable,
+        "can_start": place.can_start,
+        "facts": place.facts,
+        "missing": list(place.missing),
+        "problem": place.problem,
+        "lessons": to_json(place.lessons),
+    }
 
 
 def render_launched(directories: list[RunDirectory], console: Console) -> None:
     """Print runs that are executed elsewhere, as last seen: phase, place, how far, time to go, money."""
-    table = Table(title="elsewhere, as last seen", title_justify="left", title_style="bold", box=None,
-                  header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))  # fmt: skip
+    table = Table(
+        title="elsewhere, as last seen",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        header_style="dim",
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
     for title in ("run", "phase", "place", "samples", "to go", "cost"):
         table.add_column(title, no_wrap=title in ("run", "phase"), overflow="fold")
     for document in map(launched_document, directories):
         phase, share, to_go, spent = (document[name] for name in ("phase", "share", "eta_s", "spent"))
         style = {"failed": "red", "lost": "red", "running": "green"}.get(str(phase), "yellow")
         table.add_row(
-            Text(str(document["run"]), "bold"), Text(str(phase), style), str(document["place"]),
-            "" if share is None else f"{100 * share:.0f} %", _time(to_go), "" if spent is None else format_money(spent),
-        )  # fmt: skip
+            Text(str(document["run"]), "bold"),
+            Text(str(phase), style),
+            str(document["place"]),
+            "" if share is None else f"{100 * share:.0f} %",
+            _time(to_go),
+            "" if spent is None else format_money(spent),
+        )
     print_table(table, console)
     console.print(Text("`stoker attach RUN` asks now, and shows the run.\n", "dim"))
 
@@ -279,9 +308,16 @@ def launched_document(directory: RunDirectory) -> dict[str, Any]:
     share = samples / total if isinstance(samples, int) and isinstance(total, int) and total > 0 else None
     spent = api.spent_of(launch, events) if launch.price_per_h else None
     return {
-        "run": directory.name, "path": str(directory.path), "place": launch.place, "phase": launch.state.phase,
-        "why": launch.state.why, "seen_at": launch.state.at, "submitted_at": launch.submitted_at, "samples": samples,
+        "run": directory.name,
+        "path": str(directory.path),
+        "place": launch.place,
+        "phase": launch.state.phase,
+        "why": launch.state.why,
+        "seen_at": launch.state.at,
+        "submitted_at": launch.submitted_at,
+        "samples": samples,
         "share": share,
         "eta_s": eta_s if isinstance(eta_s, int | float) and launch.is_going_on else None,
-        "spent": spent, "max_cost": launch.max_cost,
-    }  # fmt: skip
+        "spent": spent,
+        "max_cost": launch.max_cost,
+    }

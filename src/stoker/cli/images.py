@@ -56,9 +56,12 @@ def image(
                 base=base, include=tuple(include or ()), packages=tuple(packages or ()), name=name
             )
             made = api.build_image(
-                job_file, entry, out, options,
+                job_file,
+                entry,
+                out,
+                options,
                 tell=lambda text: None if as_json else console.print(text, style="dim", markup=False),
-            )  # fmt: skip
+            )
         if as_json:
             print_document(to_json(made))
         else:

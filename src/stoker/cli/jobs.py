@@ -98,12 +98,17 @@ def plan(
         cli.plan_table.print_catalogue_problems(Console(stderr=True, highlight=False))
         if any(is_elsewhere(word) for word in on.split(",")):
             of_devices = {
-                "--plan": pinned, "--network": network, "--preempted-every": preempted_every, "--slice": slice_length,
+                "--plan": pinned,
+                "--network": network,
+                "--preempted-every": preempted_every,
+                "--slice": slice_length,
                 "--explain": explain,
-            }  # fmt: skip
+            }
             if stray := next((option for option, value in of_devices.items() if value), None):
-                raise BadJob(f"{stray} is for devices, and --on {on} compares places elsewhere",
-                             remedy="Leave it out, or name devices alone, such as --on here,h100.")  # fmt: skip
+                raise BadJob(
+                    f"{stray} is for devices, and --on {on} compares places elsewhere",
+                    remedy="Leave it out, or name devices alone, such as --on here,h100.",
+                )
             limits = api.PlanLimits(
                 max_cost_usd=parse_money(max_cost) if max_cost else None,
                 deadline_s=parse_duration(deadline) if deadline else None,
@@ -111,9 +116,15 @@ def plan(
             with output(for_json=as_json), waiting("asking the places, and forecasting", quiet=as_json):
                 job, entry = load_job(job_file, settings)
                 found = api.compare_places(
-                    job, on=on, entry=entry, limits=limits, objective=objective, memory=memory, threads=threads,
+                    job,
+                    on=on,
+                    entry=entry,
+                    limits=limits,
+                    objective=objective,
+                    memory=memory,
+                    threads=threads,
                     device_mtbf_h=device_mtbf,
-                )  # fmt: skip
+                )
             if as_json:
                 print_document(to_json(found))
             else:
@@ -207,31 +218,56 @@ def train(
 ) -> None:
     """Plan a job, train it, report. The same command again continues what was cut off."""
     given = {
-        "--env": env, "--image": image, "--secret": secret, "--send": send, "--data": data, "--var": variable,
-        "--place-option": place_option, "--send-limit": send_limit, "--time-limit": time_limit, "--max-cost": max_cost,
-        "--deadline": deadline, "--verify": verify, "--detach": detach, "--dry-run": dry_run,
-    }  # fmt: skip
+        "--env": env,
+        "--image": image,
+        "--secret": secret,
+        "--send": send,
+        "--data": data,
+        "--var": variable,
+        "--place-option": place_option,
+        "--send-limit": send_limit,
+        "--time-limit": time_limit,
+        "--max-cost": max_cost,
+        "--deadline": deadline,
+        "--verify": verify,
+        "--detach": detach,
+        "--dry-run": dry_run,
+    }
     with reported(debug=debug):
         if is_elsewhere(on):
             arguments = {
-                "--checkpoint-every": checkpoint_every, "--device-mtbf": device_mtbf, "--memory": memory,
-                "--threads": threads, "--profile": profile, "--track": track, "--keep": keep, "--slice": slice_length,
-            }  # fmt: skip
+                "--checkpoint-every": checkpoint_every,
+                "--device-mtbf": device_mtbf,
+                "--memory": memory,
+                "--threads": threads,
+                "--profile": profile,
+                "--track": track,
+                "--keep": keep,
+                "--slice": slice_length,
+            }
             options = launch_options(given, arguments, run_dir=run_dir, plan_file=plan_file, new=new, resume=resume)
             if (deadline or verify) and on.replace("/", ":").partition(":")[0] != "pool":
-                raise BadJob(f"--{'deadline' if deadline else 'verify'} is for pools, and {on} is none",
-                             remedy="Leave it out, or name a pool: --on pool.")  # fmt: skip
+                raise BadJob(
+                    f"--{'deadline' if deadline else 'verify'} is for pools, and {on} is none",
+                    remedy="Leave it out, or name a pool: --on pool.",
+                )
             if with_ui:
-                raise BadJob(f"--ui shows a run on this machine, and {on} is elsewhere",
-                             remedy="Leave it out; `stoker ui` shows what has come back of the run.")  # fmt: skip
+                raise BadJob(
+                    f"--ui shows a run on this machine, and {on} is elsewhere",
+                    remedy="Leave it out; `stoker ui` shows what has come back of the run.",
+                )
             if fork:
-                raise BadJob(f"--fork {fork} starts from a checkpoint here, which does not travel to {on}",
-                             remedy="Fork it here, or start a new run there without --fork.")  # fmt: skip
+                raise BadJob(
+                    f"--fork {fork} starts from a checkpoint here, which does not travel to {on}",
+                    remedy="Fork it here, or start a new run there without --fork.",
+                )
             train_elsewhere(job_file, settings, on, options, detach=detach, dry_run=dry_run, as_json=as_json)
             return
         if stray := next((option for option, value in given.items() if value), None):
-            raise BadJob(f"{stray} is for runs elsewhere, and {on} is on this machine",
-                         remedy="Name a place such as --on ssh:me@box, or drop it.")  # fmt: skip
+            raise BadJob(
+                f"{stray} is for runs elsewhere, and {on} is on this machine",
+                remedy="Name a place such as --on ssh:me@box, or drop it.",
+            )
         if profile:  # read when torch is loaded: its profiler would write into the live display
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -248,10 +284,24 @@ def train(
                 api.choose_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display,
             ):
                 run = api.train(
-                    job, on=on, run_dir=run_dir, plan=plan_file, new=new, resume=resume, fork=fork,
-                    checkpoint_every=every, device_mtbf_h=device_mtbf, memory=memory, threads=threads, profile=profile,
-                    entry=entry, sink=display, track=track or (), keep=keep, slice=slice_length,
-                )  # fmt: skip
+                    job,
+                    on=on,
+                    run_dir=run_dir,
+                    plan=plan_file,
+                    new=new,
+                    resume=resume,
+                    fork=fork,
+                    checkpoint_every=every,
+                    device_mtbf_h=device_mtbf,
+                    memory=memory,
+                    threads=threads,
+                    profile=profile,
+                    entry=entry,
+                    sink=display,
+                    track=track or (),
+                    keep=keep,
+                    slice=slice_length,
+                )
         if run.exit_code:
             raise typer.Exit(run.exit_code)
 

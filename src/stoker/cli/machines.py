@@ -31,9 +31,13 @@ def doctor(
             print_document(cli.doctor.doctor_document(found.devices, found.ceilings, around, found.operations, links))
         else:
             cli.doctor.render_doctor(
-                found.devices, found.ceilings, console=Console(), surroundings=around, operations=found.operations,
+                found.devices,
+                found.ceilings,
+                console=Console(),
+                surroundings=around,
+                operations=found.operations,
                 links=links,
-            )  # fmt: skip
+            )
 
 
 def devices(device: DeviceWord = None, as_json: AsJson = False, debug: Debug = False) -> None:

@@ -69,9 +69,11 @@ def _figures(offer: PlaceOffer) -> tuple[str, ...]:
     cost = "unknown" if offer.cost is None else format_money(offer.cost.value)
     cost = "yours" if offer.price_per_h == 0 else cost
     return (
-        start, "–" if offer.transfer_s < 1 else format_seconds(offer.transfer_s),
+        start,
+        "–" if offer.transfer_s < 1 else format_seconds(offer.transfer_s),
         "unknown" if offer.run is None else format_seconds(offer.run.value),
-        "unknown" if offer.finish_s is None else format_seconds(offer.finish_s), cost,
+        "unknown" if offer.finish_s is None else format_seconds(offer.finish_s),
+        cost,
         f"{100 * offer.interrupted:.0f} %" if offer.interrupted >= _SEEN_RISK else "–",
         "–" if offer.sticker is None else f"{offer.sticker}.",
-    )  # fmt: skip
+    )

@@ -72,8 +72,13 @@ def _candidates(decision: Decision, *, is_wide: bool) -> Table:
         table.add_column("plan", ratio=1)
     is_priced = any(not c.is_here for c in decision.candidates)
     messages = "messages" if is_wide else "exposed"
-    columns = ["memory", *[messages] * is_spread, "step", "to finish",
-               *(["energy"] * is_wide + ["cost"] if is_priced else [])]  # fmt: skip
+    columns = [
+        "memory",
+        *[messages] * is_spread,
+        "step",
+        "to finish",
+        *(["energy"] * is_wide + ["cost"] if is_priced else []),
+    ]
     for title in columns:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("why")

@@ -55,8 +55,9 @@ def pool_reported(*, debug: bool) -> Iterator[None]:
         except ModuleNotFoundError as problem:
             package = (problem.name or "").partition(".")[0]
             extra = "pool,chain" if package in _CHAIN_PACKAGES else "p2p" if package == "iroh" else "pool"
-            raise ServiceError(f"the pool needs {problem.name}, which is not installed here",
-                               remedy=f"pip install 'stoker[{extra}]'") from problem  # fmt: skip
+            raise ServiceError(
+                f"the pool needs {problem.name}, which is not installed here", remedy=f"pip install 'stoker[{extra}]'"
+            ) from problem
 
 
 def client_of(pool: str | None, key: str | None = None) -> PoolClient:
@@ -87,8 +88,13 @@ def pool_serve(
         str | None, typer.Option("--contract", metavar="ADDRESS", help="The contract: it gets the log's hourly roots.")
     ] = None,
     chain_key: Annotated[
-        str, typer.Option("--chain-key", metavar="FILE", envvar="STOKER_CHAIN_KEY", help="Its arbiter's key, or "
-                          "URL#ADDRESS of a signer."),
+        str,
+        typer.Option(
+            "--chain-key",
+            metavar="FILE",
+            envvar="STOKER_CHAIN_KEY",
+            help="Its arbiter's key, or URL#ADDRESS of a signer.",
+        ),
     ] = "",
     confirmations: Annotated[
         int, typer.Option("--chain-confirmations", metavar="N", min=0, help="Blocks above what is believed.")
@@ -106,18 +112,20 @@ def pool_serve(
         str | None, typer.Option("--forward-quota", metavar="BYTES", help="New pool: of them for one lease, at most.")
     ] = None,
     debug: Debug = False,
-) -> None:  # fmt: skip
+) -> None:
     """Serve a pool: offers, leases, the ledger and blobs; one process and one folder."""
     with pool_reported(debug=debug):
         from stoker.pool.events import CREDIT, Founded
         from stoker.pool.serve import pool_folder, serve_pool
 
         rules = Founded(
-            name=name, is_open=is_open, verdicts_to_slash=verdicts,
+            name=name,
+            is_open=is_open,
+            verdicts_to_slash=verdicts,
             least_window_s=0 if window is None else int(parse_duration(window, "--least-window")),
             forward_price=0 if forward_price.strip() in ("0", "0usd") else round(parse_money(forward_price) * CREDIT),
             forward_quota_bytes=0 if forward_quota is None else int(parse_memory(forward_quota)),
-        )  # fmt: skip
+        )
         if (chain is None) != (contract is None) or (money_in_contract and chain is None):
             raise BadJob("a contract is named with --chain URL and --contract ADDRESS, both")
         settings = None
@@ -128,10 +136,15 @@ def pool_serve(
                 url=chain, contract=contract, key=chain_key, confirmations=confirmations, has_money=money_in_contract
             )
         serve_pool(
-            pool_folder() if folder is None else folder, host=host, port=port, rules=rules, has_tls=tls, chain=settings,
+            pool_folder() if folder is None else folder,
+            host=host,
+            port=port,
+            rules=rules,
+            has_tls=tls,
+            chain=settings,
             is_p2p=p2p,
             announce=lambda address: print(f"stoker pool: {address}", flush=True),
-        )  # fmt: skip
+        )
 
 
 def pool_wallet(
@@ -176,9 +189,13 @@ def pool_wallet(
             return
         console = Console(highlight=False)
         console.print(f"key      {account}")
-        console.print(f"balance  {credits_text(balances.get(account, 0))}" if account in balances else
-                      "balance  0 credits; the key is not admitted: its operator runs stoker pool wallet --grant "
-                      f"{account}=AMOUNT", soft_wrap=True)  # fmt: skip
+        console.print(
+            f"balance  {credits_text(balances.get(account, 0))}"
+            if account in balances
+            else "balance  0 credits; the key is not admitted: its operator runs stoker pool wallet --grant "
+            f"{account}=AMOUNT",
+            soft_wrap=True,
+        )
         console.print(f"held     {credits_text(escrow)} in escrow, {credits_text(bonds)} in bonds")
         if contract := client.rules().contract:
             console.print(f"money    in the contract {contract}: stoker pool contract show", soft_wrap=True)
@@ -255,9 +272,11 @@ def _event_line(event: Event) -> Text:
 
     at = datetime.fromtimestamp(event.received_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
     return Text.assemble(
-        (f"{event.seq:>6}  {at}  ", "dim"), (f"{event.kind:<11}", "bold"), (f" {short(event.actor)}  ", "dim"),
+        (f"{event.seq:>6}  {at}  ", "dim"),
+        (f"{event.kind:<11}", "bold"),
+        (f" {short(event.actor)}  ", "dim"),
         printable(event_words(event)),
-    )  # fmt: skip
+    )
 
 
 def pool_audit(
@@ -288,17 +307,26 @@ def pool_audit(
             num_roots, problem = differing_roots(ChainSettings(url=chain, contract=contract).connected(), state.roots)
             found = replace(found, problem=found.problem or problem)
         if as_json:
-            print_document({
-                "events": found.num_events, "head": found.head, "problem": found.problem, "bad_event": found.bad_event,
-                "pool": state.operator, "deposited": state.accounts.deposited, "balances": state.accounts.balances,
-                "roots_on_chain": num_roots,
-            })  # fmt: skip
+            print_document(
+                {
+                    "events": found.num_events,
+                    "head": found.head,
+                    "problem": found.problem,
+                    "bad_event": found.bad_event,
+                    "pool": state.operator,
+                    "deposited": state.accounts.deposited,
+                    "balances": state.accounts.balances,
+                    "roots_on_chain": num_roots,
+                }
+            )
         else:
             console = Console(highlight=False)
             console.print(f"{found.num_events} events are right; the last one's hash is {found.head}", soft_wrap=True)
             console.print(f"the pool's key is {state.operator or 'not known'}", soft_wrap=True)
-            console.print(f"{credits_text(state.accounts.deposited)} deposited, and as much held by "
-                          f"{len(state.accounts.balances)} accounts")  # fmt: skip
+            console.print(
+                f"{credits_text(state.accounts.deposited)} deposited, and as much held by "
+                f"{len(state.accounts.balances)} accounts"
+            )
             if chain is not None:
                 console.print(f"{num_roots} roots are the same in the contract {contract}", soft_wrap=True)
             if found.problem:
@@ -336,10 +364,12 @@ def pool_offers(
         offers = client.state("offers")
         if job_file is not None:
             needs = {
-                "value": 0.0 if value.strip() in ("0", "0usd") else parse_money(value), "verify": verify / 100,
-                "max_cost": None if max_cost is None else parse_money(max_cost), "isolation": isolation,
+                "value": 0.0 if value.strip() in ("0", "0usd") else parse_money(value),
+                "verify": verify / 100,
+                "max_cost": None if max_cost is None else parse_money(max_cost),
+                "isolation": isolation,
                 "deadline_s": None if deadline is None else parse_duration(deadline),
-            }  # fmt: skip
+            }
             _offers_for(job_file, settings, offers, client, needs, as_json=as_json)
             return
         shown = [one for one in offers if show_all or (one["is_free"] and one["is_present"])]
@@ -351,9 +381,14 @@ def pool_offers(
 
 
 def _offers_for(
-    job_file: Path, settings: list[str] | None, documents: list[dict[str, Any]], client: PoolClient,
-    wanted: dict[str, Any], *, as_json: bool,
-) -> None:  # fmt: skip
+    job_file: Path,
+    settings: list[str] | None,
+    documents: list[dict[str, Any]],
+    client: PoolClient,
+    wanted: dict[str, Any],
+    *,
+    as_json: bool,
+) -> None:
     """Rank offers for a job, and print them."""
     import time
 
@@ -365,10 +400,12 @@ def _offers_for(
     if wanted["isolation"] not in ISOLATIONS:
         raise BadJob(f"--isolation {wanted['isolation']}: wanted {', '.join(ISOLATIONS)}")
     needs = Needs(
-        value_per_hour=round(wanted["value"] * CREDIT), verify_fraction=wanted["verify"],
-        least_isolation=wanted["isolation"], deadline_s=wanted["deadline_s"],
+        value_per_hour=round(wanted["value"] * CREDIT),
+        verify_fraction=wanted["verify"],
+        least_isolation=wanted["isolation"],
+        deadline_s=wanted["deadline_s"],
         max_credits=None if wanted["max_cost"] is None else round(wanted["max_cost"] * CREDIT),
-    )  # fmt: skip
+    )
     offers, records = listed_offers(documents)
     with waiting("forecasting the job on what is offered", quiet=as_json), output(for_json=as_json):
         job, entry = load_job(job_file, settings)
@@ -387,19 +424,32 @@ def _render_ranking(ranking: Ranking, console: Console) -> None:
 
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for title, justify in (
-        ("offer", "left"), ("device", "left"), ("an hour", "right"), ("by price", "right"), ("done in", "right"),
-        ("in all", "right"), ("in 8 of 10", "right"), ("risk", "right"), ("why", "left"),
-    ):  # fmt: skip
+        ("offer", "left"),
+        ("device", "left"),
+        ("an hour", "right"),
+        ("by price", "right"),
+        ("done in", "right"),
+        ("in all", "right"),
+        ("in 8 of 10", "right"),
+        ("risk", "right"),
+        ("why", "left"),
+    ):
         table.add_column(title, justify="right" if justify == "right" else "left", no_wrap=title != "why")
     for number, match in enumerate(ranking.matches):
         offer = match.listed.offer
         interval = f"{credits_text(match.low_credits).split()[0]} to {credits_text(match.high_credits)}"
         table.add_row(
-            offer.offer_id, Text(printable(f"{offer.device.count} × {offer.device.kind}")),
-            credits_text(offer.price_per_hour), f"{match.sticker}.", format_seconds(match.hours * 3600),
-            credits_text(match.credits), interval, f"{100 * match.risk:.0f} %", Text(printable(match.why)),
+            offer.offer_id,
+            Text(printable(f"{offer.device.count} × {offer.device.kind}")),
+            credits_text(offer.price_per_hour),
+            f"{match.sticker}.",
+            format_seconds(match.hours * 3600),
+            credits_text(match.credits),
+            interval,
+            f"{100 * match.risk:.0f} %",
+            Text(printable(match.why)),
             style="" if number else "bold",
-        )  # fmt: skip
+        )
     print_table(table, console)
     for why, count in ranking.refused.items():
         console.print(Text(f"{count} cannot be taken: {printable(why)}"), style="dim", soft_wrap=True)
@@ -412,20 +462,35 @@ def _render_offers(shown: list[dict[str, Any]], num_hidden: int, console: Consol
 
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for title, justify in (
-        ("offer", "left"), ("device", "left"), ("an hour", "right"), ("isolation", "left"), ("notice", "right"),
-        ("jobs", "right"), ("lost", "right"), ("slashed", "right"), ("network", "left"), ("agent", "left"),
+        ("offer", "left"),
+        ("device", "left"),
+        ("an hour", "right"),
+        ("isolation", "left"),
+        ("notice", "right"),
+        ("jobs", "right"),
+        ("lost", "right"),
+        ("slashed", "right"),
+        ("network", "left"),
+        ("agent", "left"),
         ("", "left"),
-    ):  # fmt: skip
+    ):
         table.add_column(title, justify="right" if justify == "right" else "left", no_wrap=True)
     for one in shown:
         offer, record = one["offer"], one["record"]
         status = "taken" if one["lease_id"] else "lapsed" if not one["is_free"] else "" if one["is_present"] else "away"
         table.add_row(
-            offer["offer_id"], Text(printable(f"{offer['device']['count']} × {offer['device']['kind']}")),
-            credits_text(offer["price_per_hour"]), offer["isolation"], format_seconds(offer["reclaim_s"]),
-            str(record["finished"]), str(record["lost"] + record["left"]), str(record["slashed"]),
-            one.get("network") or "through the pool", Text(short(one["agent"]), "dim"), Text(status, "yellow"),
-        )  # fmt: skip
+            offer["offer_id"],
+            Text(printable(f"{offer['device']['count']} × {offer['device']['kind']}")),
+            credits_text(offer["price_per_hour"]),
+            offer["isolation"],
+            format_seconds(offer["reclaim_s"]),
+            str(record["finished"]),
+            str(record["lost"] + record["left"]),
+            str(record["slashed"]),
+            one.get("network") or "through the pool",
+            Text(short(one["agent"]), "dim"),
+            Text(status, "yellow"),
+        )
     print_table(table, console)
     if num_hidden:
         console.print(f"{num_hidden} more are taken, lapsed or without their agent: --all shows them", style="dim")

@@ -91,17 +91,26 @@ def offer(
         longest_s = round(parse_duration(longest, "--longest"))
         limits = Limits(
             memory_bytes=int(parse_memory(memory)) if memory else _memory_bytes() // 2,
-            cores=cores or float(len(os.sched_getaffinity(0))), processes=processes, disk_bytes=int(parse_memory(disk)),
+            cores=cores or float(len(os.sched_getaffinity(0))),
+            processes=processes,
+            disk_bytes=int(parse_memory(disk)),
             time_s=longest_s,
-        )  # fmt: skip
+        )
         lending = Lending(
             name=name or re.sub(r"[^A-Za-z0-9.-]+", "-", platform.node()).strip("-.")[:40] or "agent",
-            price_per_hour=_per_hour("--price", price), cost_per_hour=_per_hour("--cost", cost) if cost else 0,
-            reclaim_s=round(parse_duration(reclaim, "--reclaim")), when=when, hours=_hours(hours),
-            max_s=longest_s, limits=limits, devices=files, beat_s=beat, replays=replays,
+            price_per_hour=_per_hour("--price", price),
+            cost_per_hour=_per_hour("--cost", cost) if cost else 0,
+            reclaim_s=round(parse_duration(reclaim, "--reclaim")),
+            when=when,
+            hours=_hours(hours),
+            max_s=longest_s,
+            limits=limits,
+            devices=files,
+            beat_s=beat,
+            replays=replays,
             most_bond=round(parse_money(most_bond) * 1e6) if most_bond else None,
             longest_window_s=parse_duration(longest_window, "--longest-window"),
-        )  # fmt: skip
+        )
         proof = None
         if measures:
             tell(f"measuring {lent.model}")
@@ -109,8 +118,10 @@ def offer(
             with LocalDevice() as ask:
                 proof = prove_hardware(ask, memory_bytes=_measured_bytes(claimed, lent.kind), device=lent.torch_name)
             if not proof.is_passed:
-                raise NoDevice(f"{lent.model} did not pass its own measurement: {proof.why}",
-                               remedy="Offer less memory, or look at the device with `stoker doctor`.")  # fmt: skip
+                raise NoDevice(
+                    f"{lent.model} did not pass its own measurement: {proof.why}",
+                    remedy="Offer less memory, or look at the device with `stoker doctor`.",
+                )
             tell(
                 f"{proof.flop_per_s / 1e9:,.1f} GFLOP/s in fp32, {format_bytes(proof.proved_bytes)} shown: {proof.why}"
             )
@@ -174,9 +185,14 @@ def verify(
         with output(for_json=as_json):
             for number in numbers:
                 verdict = replay_lease(
-                    client, lease, number, folder=_folder(folder) / "checks", host=host,
-                    own_class=determinism_class(device), trace=trace or number in theirs,
-                )  # fmt: skip
+                    client,
+                    lease,
+                    number,
+                    folder=_folder(folder) / "checks",
+                    host=host,
+                    own_class=determinism_class(device),
+                    trace=trace or number in theirs,
+                )
                 found.append(
                     {"block": number, "equal": verdict.equal, "why": verdict.why, "trace": list(verdict.trace)}
                 )
@@ -185,8 +201,10 @@ def verify(
                         client.lease(lease), number, theirs[number], verdict.trace
                     )
                     if not as_json:
-                        print(f"block {number}: " + ("the traces are equal" if bad is None else
-                                                     f"the traces differ from update {bad:,} on"))  # fmt: skip
+                        print(
+                            f"block {number}: "
+                            + ("the traces are equal" if bad is None else f"the traces differ from update {bad:,} on")
+                        )
                 if not as_json:
                     word = {True: "equal", False: "UNEQUAL", None: "undecided"}[verdict.equal]
                     print(f"block {number}: {word}: {verdict.why}")

@@ -22,9 +22,10 @@ Chain = Annotated[
 ]
 ChainKey = Annotated[
     str,
-    typer.Option("--chain-key", metavar="FILE", envvar="STOKER_CHAIN_KEY", help="Your key there, or URL#ADDRESS of a "
-                 "signer."),
-]  # fmt: skip
+    typer.Option(
+        "--chain-key", metavar="FILE", envvar="STOKER_CHAIN_KEY", help="Your key there, or URL#ADDRESS of a signer."
+    ),
+]
 Contract = Annotated[str, typer.Option("--contract", metavar="ADDRESS", help="The contract.")]
 Amount = Annotated[str, typer.Argument(metavar="AMOUNT", help="Such as 5usd; 1usd is a credit, or a token.")]
 
@@ -75,15 +76,28 @@ def show(
 
         there = _contract(chain, contract)
         found: dict[str, Any] = {
-            "account": there.account, "arbiter": there.arbiter, "token": there.token, "anchored": there.anchored(),
-        }  # fmt: skip
+            "account": there.account,
+            "arbiter": there.arbiter,
+            "token": there.token,
+            "anchored": there.anchored(),
+        }
         if address:
             leases = {one.lease: one for one in (*there.leases(renter=address), *there.leases(agent=address))}
-            found |= {"balance": there.balance(address), "leases": [
-                {"lease": f"0x{lease.hex()}", "state": there.state(lease), "renter": terms.renter, "agent": terms.agent,
-                 "deposit": terms.deposit, "bond": terms.bond, "deadline_s": terms.deadline_s}
-                for lease, terms in leases.items()
-            ]}  # fmt: skip
+            found |= {
+                "balance": there.balance(address),
+                "leases": [
+                    {
+                        "lease": f"0x{lease.hex()}",
+                        "state": there.state(lease),
+                        "renter": terms.renter,
+                        "agent": terms.agent,
+                        "deposit": terms.deposit,
+                        "bond": terms.bond,
+                        "deadline_s": terms.deadline_s,
+                    }
+                    for lease, terms in leases.items()
+                ],
+            }
         if as_json:
             print_document(found)
             return
@@ -171,5 +185,13 @@ def settle(
         else:
             sent, what = custody.get_back(lease), "got back"
         state = custody.contract.state(custody.terms(lease).lease)
-        print(f"lease {lease_id} is {state} on the chain" + (f": {what} by {sent.transaction}" if sent else
-              "; there is no verdict, and its deadline is not over" if state == "running" else ""))  # fmt: skip
+        print(
+            f"lease {lease_id} is {state} on the chain"
+            + (
+                f": {what} by {sent.transaction}"
+                if sent
+                else "; there is no verdict, and its deadline is not over"
+                if state == "running"
+                else ""
+            )
+        )

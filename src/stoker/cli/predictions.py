@@ -49,9 +49,16 @@ def predict(
     """Answer all rows of files with an exported model, into Parquet. The same command again continues."""
     with reported(debug=debug):
         options = prediction_options(
-            columns=columns, keep=keep, pixels=pixels, resize=resize, allow_nan=allow_nan, max_bad=max_bad,
-            batch=batch, part_rows=part_rows, threads=threads,
-        )  # fmt: skip
+            columns=columns,
+            keep=keep,
+            pixels=pixels,
+            resize=resize,
+            allow_nan=allow_nan,
+            max_bad=max_bad,
+            batch=batch,
+            part_rows=part_rows,
+            threads=threads,
+        )
         with api.choose_display(
             subject="prediction", as_json=as_json, stdout=sys.stdout, console=Console(stderr=True)
         ) as display:

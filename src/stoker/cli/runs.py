@@ -94,9 +94,11 @@ def render_runs(
 def runs_document(runs: Sequence[tuple[Path, Run, JobSpec]]) -> dict[str, JSON]:
     """The list for `--json`: each run's record with its path and its job's digest."""
     return {
-        "runs": [{"path": str(path), "job": spec.name, "spec_digest": spec.digest(), "run": to_json(run)}
-                 for path, run, spec in runs]
-    }  # fmt: skip
+        "runs": [
+            {"path": str(path), "job": spec.name, "spec_digest": spec.digest(), "run": to_json(run)}
+            for path, run, spec in runs
+        ]
+    }
 
 
 def read_reports(words: Sequence[str]) -> list[Report]:

@@ -95,21 +95,38 @@ def serve(
     if on != "here":
         with reported(debug=debug):
             objects = api.deploy(
-                [str(model) for model in models], on=on, image=image, scale=scale, overrides=tuple(settings or ()),
-                options=setting_pairs(place_option, "--place-option"), dry_run=dry_run,
-            )  # fmt: skip
+                [str(model) for model in models],
+                on=on,
+                image=image,
+                scale=scale,
+                overrides=tuple(settings or ()),
+                options=setting_pairs(place_option, "--place-option"),
+                dry_run=dry_run,
+            )
             announce_deployment(objects, on=on, dry_run=dry_run, as_json=as_json)
         return
     with reported(debug=debug), announce_changes():
         api.serve(
-                models,
-                announce=lambda started: announce(started, as_json=as_json),
-                host=host, http_port=door(http_port), grpc_port=door(grpc_port), admin_host=admin_host,
-                admin_port=door(admin_port), admin_grpc_port=door(admin_grpc_port), overrides=tuple(settings or ()),
-                api_keys=api_keys, admin_keys=admin_keys, tls_certificate=tls_cert, tls_key=tls_key,
-                max_body_bytes=max_body * 2**20, max_bodies_bytes=max_bodies and max_bodies * 2**20,
-                watch_s=watch or None, grace_s=grace, access_log=access_log, is_strict=strict,
-            )  # fmt: skip
+            models,
+            announce=lambda started: announce(started, as_json=as_json),
+            host=host,
+            http_port=door(http_port),
+            grpc_port=door(grpc_port),
+            admin_host=admin_host,
+            admin_port=door(admin_port),
+            admin_grpc_port=door(admin_grpc_port),
+            overrides=tuple(settings or ()),
+            api_keys=api_keys,
+            admin_keys=admin_keys,
+            tls_certificate=tls_cert,
+            tls_key=tls_key,
+            max_body_bytes=max_body * 2**20,
+            max_bodies_bytes=max_bodies and max_bodies * 2**20,
+            watch_s=watch or None,
+            grace_s=grace,
+            access_log=access_log,
+            is_strict=strict,
+        )
 
 
 def announce_deployment(objects: Sequence[dict[str, Any]], *, on: str, dry_run: bool, as_json: bool) -> None:
@@ -249,7 +266,12 @@ def _models(models: tuple[ServedModel, ...]) -> Table:
     for one in models:
         settings = one.settings
         table.add_row(
-            Text(printable(one.name), "bold"), one.version, one.engine, one.precision,
-            f"{settings.instances} × {settings.threads}", str(settings.max_batch_rows), format_seconds(one.load_s),
-        )  # fmt: skip
+            Text(printable(one.name), "bold"),
+            one.version,
+            one.engine,
+            one.precision,
+            f"{settings.instances} × {settings.threads}",
+            str(settings.max_batch_rows),
+            format_seconds(one.load_s),
+        )
     return table

@@ -31,9 +31,12 @@ def _elsewhere(*words: str, metavar: str | None = None, help_text: str) -> Any:
 
 Env = Annotated[
     str | None,
-    _elsewhere("--env", metavar="ENV", help_text="lock: the versions here, installed there once (default); theirs; or "
-               "a path to a Python there."),
-]  # fmt: skip
+    _elsewhere(
+        "--env",
+        metavar="ENV",
+        help_text="lock: the versions here, installed there once (default); theirs; or a path to a Python there.",
+    ),
+]
 Image = Annotated[str | None, _elsewhere("--image", metavar="IMAGE", help_text="Container image to run in.")]
 Secrets = Annotated[
     list[str] | None,
@@ -58,14 +61,18 @@ SendLimit = Annotated[
 ]
 TimeLimit = Annotated[
     str | None,
-    _elsewhere("--time-limit", metavar="TIME", help_text="Save and stop before it has held devices for longer, over "
-               "all starts that follow from this command."),
-]  # fmt: skip
+    _elsewhere(
+        "--time-limit",
+        metavar="TIME",
+        help_text="Save and stop before it has held devices for longer, over all starts that follow from this command.",
+    ),
+]
 MaxCost = Annotated[
     str | None,
-    _elsewhere("--max-cost", metavar="USD", help_text="Save and stop before it costs more than this, with all earlier "
-               "starts."),
-]  # fmt: skip
+    _elsewhere(
+        "--max-cost", metavar="USD", help_text="Save and stop before it costs more than this, with all earlier starts."
+    ),
+]
 Deadline = Annotated[
     str | None, _elsewhere("--deadline", metavar="TIME", help_text="On a pool: the longest it may take, such as 12h.")
 ]
@@ -108,14 +115,21 @@ def launch_options(
         elif value:
             passed += [word for item in (value if isinstance(value, list) else [value]) for word in (option, str(item))]
     return api.LaunchOptions(
-        run_dir=api.find_launched(resume).path if resume else run_dir, new=new, env=given["--env"] or "lock",
-        image=given["--image"] or "", secrets=tuple(given["--secret"] or ()), send=tuple(given["--send"] or ()),
-        data=tuple(given["--data"] or ()), plan=plan_file, variables=_pairs("--var", given["--var"]),
-        place=_pairs("--place-option", given["--place-option"]) | _terms(given), arguments=tuple(passed),
+        run_dir=api.find_launched(resume).path if resume else run_dir,
+        new=new,
+        env=given["--env"] or "lock",
+        image=given["--image"] or "",
+        secrets=tuple(given["--secret"] or ()),
+        send=tuple(given["--send"] or ()),
+        data=tuple(given["--data"] or ()),
+        plan=plan_file,
+        variables=_pairs("--var", given["--var"]),
+        place=_pairs("--place-option", given["--place-option"]) | _terms(given),
+        arguments=tuple(passed),
         **({"send_limit": parse_memory(given["--send-limit"])} if given["--send-limit"] else {}),
         max_cost=parse_money(given["--max-cost"]) if given["--max-cost"] else None,
         time_limit_s=parse_duration(given["--time-limit"], "--time-limit") if given["--time-limit"] else None,
-    )  # fmt: skip
+    )
 
 
 def _terms(given: Mapping[str, Any]) -> dict[str, str]:
@@ -166,7 +180,9 @@ def train_elsewhere(
         if as_json:
             print_document(to_json(launched.launch))
         else:
-            console.print(Text(f"{name} runs at {on}; `stoker attach {name}` shows it, `stoker stop {name}` saves and "
-                               "ends it"), soft_wrap=True)  # fmt: skip
+            console.print(
+                Text(f"{name} runs at {on}; `stoker attach {name}` shows it, `stoker stop {name}` saves and ends it"),
+                soft_wrap=True,
+            )
         return
     raise typer.Exit(follow_run(launched.directory, as_json=as_json).exit_code)

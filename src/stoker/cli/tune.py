@@ -83,10 +83,20 @@ def tune(
             raise BadJob("what is to be tried?", remedy="Give JOB and --space, or --show STUDY.")
 
         options: dict[str, Any] = {
-            "trials": trials, "sampler": sampler, "pruner": pruner, "objective": objective, "on": on, "seed": seed,
-            "storage": storage, "study": study, "planned": planned, "parallel": parse_parallel(parallel),
-            "intervals": intervals, "seconds": None if time is None else parse_seconds(time), "plan": plan_file,
-        }  # fmt: skip
+            "trials": trials,
+            "sampler": sampler,
+            "pruner": pruner,
+            "objective": objective,
+            "on": on,
+            "seed": seed,
+            "storage": storage,
+            "study": study,
+            "planned": planned,
+            "parallel": parse_parallel(parallel),
+            "intervals": intervals,
+            "seconds": None if time is None else parse_seconds(time),
+            "plan": plan_file,
+        }
         with (
             output(for_json=as_json) as stdout,
             api.choose_display(
@@ -140,8 +150,9 @@ def render_study(result: StudyResult, console: Console) -> None:
     if best is not None and best.interval is not None:
         course = ", then ".join(describe_lineage(result, best))
         console.print(Text.assemble(("the best came about by ", "bold"), course), soft_wrap=True)
-        console.print(Text.assemble(("its model: ", "bold"), f"the run {result.settings.name}/{best.run}"),
-                      soft_wrap=True)  # fmt: skip
+        console.print(
+            Text.assemble(("its model: ", "bold"), f"the run {result.settings.name}/{best.run}"), soft_wrap=True
+        )
     elif best is not None and result.settings.job.endswith(".py"):
         settings = {**result.settings.fixed, **best.parameters}
         arguments = [result.settings.job]
@@ -185,9 +196,11 @@ def _table(result: StudyResult) -> Table:
     table.add_column("", overflow="fold")
     for trial in result.ranked[:_MOST_ROWS]:
         cells: list[str | Text] = [
-            str(trial.number), "" if trial.value is None else f"{trial.value:.4g}", f"{trial.samples:,}",
+            str(trial.number),
+            "" if trial.value is None else f"{trial.value:.4g}",
+            f"{trial.samples:,}",
             format_seconds(trial.wall_s) if trial.wall_s else "",
-        ]  # fmt: skip
+        ]
         if members := result.settings.members:
             took_over = trial.parent is not None and trial.parent % members != trial.member
             cells.append(f"{trial.member}/{trial.interval}" + (f" from {trial.parent}" if took_over else ""))

@@ -49,16 +49,22 @@ def ui(
             from stoker.web.pool import Pool
             from stoker.web.ui import serve_ui
         except ImportError as problem:
-            raise ServiceError(f"the page needs {problem.name}, which is not installed here",
-                               remedy="pip install 'stoker[ui]'") from problem  # fmt: skip
+            raise ServiceError(
+                f"the page needs {problem.name}, which is not installed here", remedy="pip install 'stoker[ui]'"
+            ) from problem
         address = pool or os.environ.get("STOKER_POOL", "")
         command = [sys.executable, "-m", "stoker.pool.overview", "--pool", address, "--key", key]
         serve_ui(
-            folders or (), port=port, token=token, control=control, services=service or (), webhooks=webhook or (),
+            folders or (),
+            port=port,
+            token=token,
+            control=control,
+            services=service or (),
+            webhooks=webhook or (),
             budget_usd=None if budget is None else parse_money(budget),
             pool=Pool(command, f"the pool {address.partition('#')[0]}") if address else None,
             announce=lambda address: print(f"stoker ui: {address}", flush=True),
-        )  # fmt: skip
+        )
 
 
 @contextmanager

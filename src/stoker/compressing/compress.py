@@ -248,8 +248,10 @@ def _record(search: CompressionSearch, chosen: Contender, kind: GraphKind, cpu: 
         confidence=terms.confidence,
         baseline=course.metric.value(search.accepted_scores),
         rows=RowSplit(
-            calibration=len(material.calibration), selection=len(material.selection),
-            acceptance=len(material.acceptance), seed=material.seed,
+            calibration=len(material.calibration),
+            selection=len(material.selection),
+            acceptance=len(material.acceptance),
+            seed=material.seed,
         ),
         batch_sizes=terms.batch_sizes,
         threads=terms.threads,
@@ -260,4 +262,4 @@ def _record(search: CompressionSearch, chosen: Contender, kind: GraphKind, cpu: 
         took_s=course.clock() - search.started,
         made_at=made_at,
         libraries=library_versions(),
-    )  # fmt: skip
+    )

@@ -93,9 +93,12 @@ class Examination:
     def engine_of(self, manifest: Manifest, graph: Path) -> Engine:
         """An engine with the threads of the search's terms."""
         loaded = Graph(
-            path=graph, precision=manifest.precision, inputs=manifest.inputs, outputs=manifest.outputs,
+            path=graph,
+            precision=manifest.precision,
+            inputs=manifest.inputs,
+            outputs=manifest.outputs,
             threads=self.terms.threads,
-        )  # fmt: skip
+        )
         return load_graph(manifest.engine, loaded)[0]
 
     def with_targets(self, rows: EvaluationRows, original: Arrays) -> EvaluationRows:

@@ -171,10 +171,22 @@ def tuning_job(job: Job, module: nn.Module, teacher: nn.Module, until: Duration,
     """
     objective = dataclasses.replace(job.objective, loss=Distillation(teacher, job), label_smoothing=0.0)
     return dataclasses.replace(
-        job, model=module, loss=objective, until=until, name=name,
-        schedule=Reduced(RATE, schedules.warmup_cosine()), stop=(), test=None, recipe=None, mix=None, average=None,
-        evaluation=dataclasses.replace(job.evaluation, select="last"), sync=None, init=None, freeze=None,
-    )  # fmt: skip
+        job,
+        model=module,
+        loss=objective,
+        until=until,
+        name=name,
+        schedule=Reduced(RATE, schedules.warmup_cosine()),
+        stop=(),
+        test=None,
+        recipe=None,
+        mix=None,
+        average=None,
+        evaluation=dataclasses.replace(job.evaluation, select="last"),
+        sync=None,
+        init=None,
+        freeze=None,
+    )
 
 
 def share_of(until: Duration) -> Duration:

@@ -122,9 +122,13 @@ def examine(
 def trial_of(candidate: CompressionCandidate) -> CompressionTrial:
     """The record of a candidate before anything is known of it: rejected."""
     return CompressionTrial(
-        name=candidate.name, how=candidate.how, engine=candidate.engine, precision=candidate.precision,
-        outcome="rejected", reason="",
-    )  # fmt: skip
+        name=candidate.name,
+        how=candidate.how,
+        engine=candidate.engine,
+        precision=candidate.precision,
+        outcome="rejected",
+        reason="",
+    )
 
 
 def _judge(
@@ -233,8 +237,10 @@ def accepted(
     share = f"{100 * each:.1f} %".replace(".0 ", " ")
     gate = Gate(
         what=f"the drop at most, with {share} confidence, on {len(original)} rows for acceptance",
-        passed=drop.high <= allowed, found=drop.high, limit=allowed,
-    )  # fmt: skip
+        passed=drop.high <= allowed,
+        found=drop.high,
+        limit=allowed,
+    )
     reason = f"may lose up to {drop.high:.4g} ({drop.value:.4g} on {len(original)} rows), {allowed:.4g} is allowed"
     if drop.value <= allowed and (rows := rows_to_tell(original, candidate, allowed, each)):
         reason += f"; about {rows + others:,} rows in all would tell, {rows:,} of them for acceptance"

@@ -111,11 +111,18 @@ def _undecided(pruner: Pruner, target: float, until: Duration) -> Pruning:
     """A record of the terms only, without a decision."""
     terms = pruner.course.terms
     return Pruning(
-        source=pruner.course.source.manifest.source, target=target, ratio=0.0, importance="taylor",
-        speed_up=Interval(value=1.0, low=1.0, high=1.0), engine_precision=" ".join(pruner.runs_in),
-        batch_sizes=terms.batch_sizes, threads=terms.threads, proved_on=pruner.proved_on, until=until,
+        source=pruner.course.source.manifest.source,
+        target=target,
+        ratio=0.0,
+        importance="taylor",
+        speed_up=Interval(value=1.0, low=1.0, high=1.0),
+        engine_precision=" ".join(pruner.runs_in),
+        batch_sizes=terms.batch_sizes,
+        threads=terms.threads,
+        proved_on=pruner.proved_on,
+        until=until,
         cut=Cut(kept=(), layers=()),
-    )  # fmt: skip
+    )
 
 
 def _path(pruner: Pruner, target: float) -> Path:

@@ -221,9 +221,14 @@ class CompressionSearch:
                 finalist.note(outcome="rejected", reason=error.message)
                 continue
             drop, judged = accepted(
-                scores, own_scores, allowed=self.bar.allowed, confidence=self.course.terms.confidence,
-                finalists=len(finalists), seed=seed, others=self.course.material.num_others,
-            )  # fmt: skip
+                scores,
+                own_scores,
+                allowed=self.bar.allowed,
+                confidence=self.course.terms.confidence,
+                finalists=len(finalists),
+                seed=seed,
+                others=self.course.material.num_others,
+            )
             outcome = "passed" if judged.passed else "rejected"
             finalist.note(judged.gate, drop=drop, outcome=outcome, reason=judged.reason)
             if judged.passed and finalist.pace > self.original.pace:

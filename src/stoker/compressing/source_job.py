@@ -181,17 +181,25 @@ class Pruner:
             for spec in manifest.inputs
         }
         about = About(
-            name=manifest.name, dynamic={name: dims for name, dims in named.items() if dims}, dims=manifest.dims,
-            labels=manifest.labels, takes_prepared=manifest.takes_prepared,
-        )  # fmt: skip
+            name=manifest.name,
+            dynamic={name: dims for name, dims in named.items() if dims},
+            dims=manifest.dims,
+            labels=manifest.labels,
+            takes_prepared=manifest.takes_prepared,
+        )
         rows = self.taken.arrays(np.linspace(0, self.taken.samples.num_at_hand - 1, num=8).astype(np.int64))
         return exporting.export_call(module.eval(), self.taken.call, rows, out, about)
 
 
 def pruner_of(
-    source: Artifact, job: Job | None, course: Examination, *, fast_dtypes: Sequence[str], proved_on: str,
+    source: Artifact,
+    job: Job | None,
+    course: Examination,
+    *,
+    fast_dtypes: Sequence[str],
+    proved_on: str,
     tell: Callable[[str], None],
-) -> Pruner:  # fmt: skip
+) -> Pruner:
     """The pruner of a version that was exported from a run.
 
     Raises:

@@ -35,10 +35,27 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "ArraySource", "Field", "IndexedSource", "PackedSource", "Splits", "StreamSource", "csv", "digits", "fashion_mnist",
-    "huggingface", "image_folder", "images", "jsonl", "packed", "parquet", "python_source", "shuffled", "stream",
-    "tfrecord", "webdataset",
-]  # fmt: skip
+    "ArraySource",
+    "Field",
+    "IndexedSource",
+    "PackedSource",
+    "Splits",
+    "StreamSource",
+    "csv",
+    "digits",
+    "fashion_mnist",
+    "huggingface",
+    "image_folder",
+    "images",
+    "jsonl",
+    "packed",
+    "parquet",
+    "python_source",
+    "shuffled",
+    "stream",
+    "tfrecord",
+    "webdataset",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -31,23 +31,40 @@ if TYPE_CHECKING:
 
 FASHION_MNIST_FILES: dict[SplitName, tuple[IdxFile, IdxFile]] = {
     "train": (
-        IdxFile("train-images-idx3-ubyte", (60_000, 28, 28),
-                "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"),
-        IdxFile("train-labels-idx1-ubyte", (60_000,),
-                "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"),
+        IdxFile(
+            "train-images-idx3-ubyte",
+            (60_000, 28, 28),
+            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        ),
+        IdxFile(
+            "train-labels-idx1-ubyte", (60_000,), "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"
+        ),
     ),
     "test": (
-        IdxFile("t10k-images-idx3-ubyte", (10_000, 28, 28),
-                "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"),
-        IdxFile("t10k-labels-idx1-ubyte", (10_000,),
-                "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"),
+        IdxFile(
+            "t10k-images-idx3-ubyte",
+            (10_000, 28, 28),
+            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        ),
+        IdxFile(
+            "t10k-labels-idx1-ubyte", (10_000,), "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"
+        ),
     ),
-}  # fmt: skip
+}
 """Images and labels of each part."""
 
 FASHION_MNIST_CLASSES = (
-    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
-)  # fmt: skip
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
 """Names of labels 0 to 9 in the project's README."""
 
 _FASHION_MEAN, _FASHION_STD = 72.9404, 90.0212
@@ -103,10 +120,14 @@ class FashionMnist(ArraySource):
         found = self._find()
         assert found is not None, "a download that succeeds leaves the files in the cache, which is one of the folders"
         images, labels = (
-            read_idx(path, file, remedy=f"Replace {path} (apt install dataset-fashion-mnist has the files), or delete "
-                     "it: Stoker then looks on, and downloads what it finds nowhere.")
+            read_idx(
+                path,
+                file,
+                remedy=f"Replace {path} (apt install dataset-fashion-mnist has the files), or delete "
+                "it: Stoker then looks on, and downloads what it finds nowhere.",
+            )
             for path, file in zip(found, (self._images, self._labels), strict=True)
-        )  # fmt: skip
+        )
         return images.unsqueeze(1), labels.long()
 
     def _find(self) -> tuple[Path, ...] | None:

@@ -148,10 +148,14 @@ def not_whole(folder: Path, shards: Iterable[Shard], tell: Callable[[str], None]
     there = [shard for shard in shards if shard.is_there(folder)]
     with read_errors(folder, "the packed dataset"):
         digests = file_digests(
-            folder, [shard.file_name for shard in there],
-            reading=lambda size: tell(f"reading {format_bytes(size)} in {folder} to see that nothing is damaged")
-            if size > _QUIET_BYTES else None,
-        )  # fmt: skip
+            folder,
+            [shard.file_name for shard in there],
+            reading=lambda size: (
+                tell(f"reading {format_bytes(size)} in {folder} to see that nothing is damaged")
+                if size > _QUIET_BYTES
+                else None
+            ),
+        )
     damaged = [shard for shard in there if digests.get(shard.file_name) != shard.sha256]
     return [shard for shard in shards if shard not in there], damaged
 

@@ -69,7 +69,7 @@ class PackedSource(IndexedSource):
             "arrays" if is_arrays else str(getattr(dataset, "name", None) or type(dataset).__name__),
             classes=tuple(classes) if isinstance(classes, list | tuple) else (),
             target=target if isinstance(target, str | int) else None,
-        )  # fmt: skip
+        )
         self.dataset = dataset
         # A dataset of the user's own may read every sample for them, whether in a method or in a property.
         self.reads_labels = bool(getattr(dataset, "reads_labels", hasattr(type(dataset), "labels")))

@@ -157,8 +157,10 @@ def _read(packing: PackingTask, index: int) -> list[Array]:
     except StokerError:
         raise
     except Exception as problem:
-        raise BadJob(f"{what} raised {type(problem).__name__}: {problem}",
-                     remedy="Mend or leave out the sample; the same command then continues.") from problem  # fmt: skip
+        raise BadJob(
+            f"{what} raised {type(problem).__name__}: {problem}",
+            remedy="Mend or leave out the sample; the same command then continues.",
+        ) from problem
     return entries_of(sample, packing.layout, what)
 
 

@@ -97,9 +97,12 @@ class Cluster:
         if domain is None:
             domain = min(node, _BRIDGED) if link is not None and "bridge" in link.note.lower() else node
         return cls(
-            node_devices=node, domain_devices=domain, cards=cards, gbit=None if cell is None else cell.value,
+            node_devices=node,
+            domain_devices=domain,
+            cards=cards,
+            gbit=None if cell is None else cell.value,
             source="" if cell is None else cell.note or cell.source.title,
-        )  # fmt: skip
+        )
 
     def with_nodes(self, node_devices: int) -> Cluster:
         """The same network with machines of so many devices, each with its share of the cards of the vendor's."""
@@ -169,12 +172,20 @@ def parse_network(text: str, cluster: Cluster) -> Cluster:
     domain = int(_number(given, "domain", cluster.domain_devices, 1, _MOST_DEVICES))
     node = cluster.node_devices
     if max(domain, node) % min(domain, node):
-        raise BadJob(f"--network: a domain of {domain} devices does not divide machines of {node}, nor they it",
-                     remedy=f"Give domain={node}, or a multiple or divisor of it.")  # fmt: skip
+        raise BadJob(
+            f"--network: a domain of {domain} devices does not divide machines of {node}, nor they it",
+            remedy=f"Give domain={node}, or a multiple or divisor of it.",
+        )
     return dataclasses.replace(
-        cluster, cards=cards, gbit=gbit, oversubscription=oversubscription, leaf_nodes=leaf, domain_devices=domain,
-        is_given=is_given, source="as stated" if is_given else cluster.source,
-    )  # fmt: skip
+        cluster,
+        cards=cards,
+        gbit=gbit,
+        oversubscription=oversubscription,
+        leaf_nodes=leaf,
+        domain_devices=domain,
+        is_given=is_given,
+        source="as stated" if is_given else cluster.source,
+    )
 
 
 def _cards(words: str) -> tuple[int, float]:
@@ -185,8 +196,10 @@ def _cards(words: str) -> tuple[int, float]:
     count, rate, unit = match.groups()
     cards, gbit = int(count or 1), float(rate) * (8 if unit == "gb" else 1)
     if not (1 <= cards <= _MOST_CARDS and 0 < gbit <= _MOST_GBIT):
-        raise BadJob(f"--network {words!r}: {cards} cards of {gbit:g} Gbit/s in a machine",
-                     remedy=f"Give 1 to {_MOST_CARDS} cards of up to {_MOST_GBIT:g} Gbit/s each.")  # fmt: skip
+        raise BadJob(
+            f"--network {words!r}: {cards} cards of {gbit:g} Gbit/s in a machine",
+            remedy=f"Give 1 to {_MOST_CARDS} cards of up to {_MOST_GBIT:g} Gbit/s each.",
+        )
     return cards, gbit
 
 
@@ -241,10 +254,14 @@ def catalogue_links(entry: CatalogueEntry | None, size: int, stride: int = 1, cl
     wires = _wires(entry, size, stride, cluster or Cluster.of(entry))
     slowest = wires[-1]
     return Links(
-        name=slowest.name, world_size=size, costs=ring_costs(wires, size),
+        name=slowest.name,
+        world_size=size,
+        costs=ring_costs(wires, size),
         basis="unknown" if slowest.spread >= _PCIE_SPREAD else "datasheet",
-        spread=slowest.spread, overlap=_OVERLAP, note=slowest.note,
-    )  # fmt: skip
+        spread=slowest.spread,
+        overlap=_OVERLAP,
+        note=slowest.note,
+    )
 
 
 def ring_costs(wires: tuple[Wire, ...], size: int) -> tuple[LinkCost, ...]:
@@ -268,7 +285,7 @@ def ring_costs(wires: tuple[Wire, ...], size: int) -> tuple[LinkCost, ...]:
         LinkCost(collective="reduce-scatter", alpha_s=start_s, beta_s_per_byte=share * once_s),
         LinkCost(collective="all-to-all", alpha_s=start_s, beta_s_per_byte=sent_s),
         LinkCost(collective="point-to-point", alpha_s=_START_S + outer.hop_s, beta_s_per_byte=own_s),
-    )  # fmt: skip
+    )
 
 
 def _wires(entry: CatalogueEntry | None, size: int, stride: int, cluster: Cluster) -> tuple[Wire, ...]:
@@ -326,6 +343,10 @@ def unmeasured_links(size: int) -> Links:
     """
     wire = Wire("gloo", 1.3e9, 1.5e-4, 2.5, "processes here: not measured (`stoker doctor --on Nxhere` does)")
     return Links(
-        name=wire.name, world_size=size, costs=ring_costs((wire,), size), basis="unknown", spread=wire.spread,
+        name=wire.name,
+        world_size=size,
+        costs=ring_costs((wire,), size),
+        basis="unknown",
+        spread=wire.spread,
         note=wire.note,
-    )  # fmt: skip
+    )

@@ -142,8 +142,9 @@ def describe_cpu(
     reduced = [dtype for dtype, marks in FLAGS_OF_FAST_DTYPES.items() if flags and all(marks & own for own in flags)]
     core_of = {
         int(cpu["processor"]): (cpu["physical id"], cpu["core id"])
-        for cpu in processors if "physical id" in cpu and "core id" in cpu
-    }  # fmt: skip
+        for cpu in processors
+        if "physical id" in cpu and "core id" in cpu
+    }
     num_cores = len({core_of.get(number, number) for number in affinity})
     quota = num_cores if limits.cpus is None else math.floor(limits.cpus)
     return Device(

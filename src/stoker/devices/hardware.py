@@ -43,9 +43,12 @@ def hardware_of(device: Device | CatalogueEntry, known: Catalogue | None = None)
         return _figures(device, entry)
     counted = device.cores if device.kind == "cuda" and device.cores else None
     return Hardware(
-        device=device, dense_flops={}, bandwidth_bytes_per_s=None, multiprocessors=counted,
+        device=device,
+        dense_flops={},
+        bandwidth_bytes_per_s=None,
+        multiprocessors=counted,
         compute_capability=device.compute_capability or None,
-    )  # fmt: skip
+    )
 
 
 def with_similar_figures(hardware: Hardware, known: Catalogue | None = None) -> tuple[Hardware, CatalogueEntry] | None:
@@ -81,9 +84,13 @@ def device_of(entry: CatalogueEntry) -> Device:
             remedy=f"`stoker devices {entry.name}` shows what is known of it.",
         )
     return Device(
-        name=entry.name, kind=entry.kind, model=entry.driver_names[0] if entry.driver_names else entry.title,
-        cores=cores, memory_bytes=entry.usable_memory_bytes, fast_dtypes=fast_dtypes,
-    )  # fmt: skip
+        name=entry.name,
+        kind=entry.kind,
+        model=entry.driver_names[0] if entry.driver_names else entry.title,
+        cores=cores,
+        memory_bytes=entry.usable_memory_bytes,
+        fast_dtypes=fast_dtypes,
+    )
 
 
 def _figures(device: Device, entry: CatalogueEntry) -> Hardware:
@@ -115,8 +122,15 @@ def cache_key(device: Device, torch_version: str) -> str:
         device: the measured device.
         torch_version: `torch.__version__`, including the build suffix.
     """
-    speed = [device.kind, device.index, device.model, device.cores, list(device.fast_dtypes), device.driver,
-             torch_version]  # fmt: skip
+    speed = [
+        device.kind,
+        device.index,
+        device.model,
+        device.cores,
+        list(device.fast_dtypes),
+        device.driver,
+        torch_version,
+    ]
     slug = re.sub(r"[^a-z0-9]+", "-", device.model.lower()).strip("-")[:48] or "unknown"
     return f"{device.kind}-{slug}-{digest(speed)[:12]}"
 

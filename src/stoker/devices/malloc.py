@@ -29,10 +29,13 @@ _MOST = 2**31 - 1
 
 _SETTINGS: dict[Malloc, tuple[tuple[int, int], ...]] = {
     "retained": ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _MOST)),
-    "default": ((_MMAP_MAX, _MOST_MAPPINGS), (_MMAP_THRESHOLD, _SETTLED_THRESHOLD),
-                (_TRIM_THRESHOLD, 2 * _SETTLED_THRESHOLD)),
+    "default": (
+        (_MMAP_MAX, _MOST_MAPPINGS),
+        (_MMAP_THRESHOLD, _SETTLED_THRESHOLD),
+        (_TRIM_THRESHOLD, 2 * _SETTLED_THRESHOLD),
+    ),
     "mapped": ((_MMAP_MAX, _MOST_MAPPINGS), (_MMAP_THRESHOLD, MAPPED_FROM), (_TRIM_THRESHOLD, 0)),
-}  # fmt: skip
+}
 
 _setting: Malloc = "default"
 

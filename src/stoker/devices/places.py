@@ -138,9 +138,12 @@ def _places(word: str, attached: Sequence[Device], known: Catalogue, network: st
                 remedy=f"Use {most}, or `--on {count}xcpu` for {count} processes on this machine's CPU.",
             )
         place = Place(
-            name=device.torch_name, device=device, hardware=hardware_of(device, known), is_here=True,
+            name=device.torch_name,
+            device=device,
+            hardware=hardware_of(device, known),
+            is_here=True,
             entry=known.describing(device),
-        )  # fmt: skip
+        )
         return (_several(place, count, num_same, network),)
     if _is_local_word(name):
         raise _not_attached(name, attached)
@@ -176,8 +179,10 @@ def _split(word: str) -> tuple[int, str, int | None]:
     nodes, each, name = match.groups() if match else ("1", None, word.strip().lower())
     count = int(nodes) * int(each or 1)
     if each is not None and _is_local_word(name):
-        raise NoDevice(f"{word!r} asks for {nodes} machines of {each} devices, and {name!r} is this machine.",
-                       remedy=f"Use `--on {max(1, count)}x{name}`.")  # fmt: skip
+        raise NoDevice(
+            f"{word!r} asks for {nodes} machines of {each} devices, and {name!r} is this machine.",
+            remedy=f"Use `--on {max(1, count)}x{name}`.",
+        )
     if not 1 <= count <= _MOST_DEVICES:
         raise NoDevice(f"{word!r} asks for {count} devices.", remedy=f"Use `--on {name}`, or up to {_MOST_DEVICES:,}.")
     return count, name, None if each is None else int(each)

@@ -207,8 +207,9 @@ _price_list = functools.cache(price_list)
 
 def marked(prices: Iterable[Price], today: date) -> tuple[Price, ...]:
     """Prices with `is_stale` set for that day: those older than `STALE_AFTER`, and those without a date."""
-    return tuple(replace(price, is_stale=(age := age_days(price, today)) is None or age > STALE_AFTER.days)
-                 for price in prices)  # fmt: skip
+    return tuple(
+        replace(price, is_stale=(age := age_days(price, today)) is None or age > STALE_AFTER.days) for price in prices
+    )
 
 
 def age_days(price: Price, today: date) -> int | None:

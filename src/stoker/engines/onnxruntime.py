@@ -18,10 +18,21 @@ from stoker.errors import BadArtifact
 from stoker.records import Datatype
 
 _TYPES: dict[str, Datatype] = {
-    "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
-    "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "bfloat16": "BF16", "float": "FP32",
-    "double": "FP64", "string": "BYTES",
-}  # fmt: skip
+    "bool": "BOOL",
+    "uint8": "UINT8",
+    "uint16": "UINT16",
+    "uint32": "UINT32",
+    "uint64": "UINT64",
+    "int8": "INT8",
+    "int16": "INT16",
+    "int32": "INT32",
+    "int64": "INT64",
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "float": "FP32",
+    "double": "FP64",
+    "string": "BYTES",
+}
 _FATAL = 4
 _SHAPES = re.compile(r"broadcast|[Dd]imension|[Ss]hape|out of (bounds|range)|out of data bounds")
 

@@ -25,9 +25,20 @@ from stoker.records import Datatype, ServingPrecision
 
 _HINTS: dict[ServingPrecision, str] = {"fp32": "f32", "int8": "f32", "int8+bf16": "bf16", "bf16": "bf16", "fp16": "f16"}
 _TYPES: dict[str, Datatype] = {
-    "boolean": "BOOL", "u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "u64": "UINT64", "i8": "INT8", "i16": "INT16",
-    "i32": "INT32", "i64": "INT64", "f16": "FP16", "bf16": "BF16", "f32": "FP32", "f64": "FP64",
-}  # fmt: skip
+    "boolean": "BOOL",
+    "u8": "UINT8",
+    "u16": "UINT16",
+    "u32": "UINT32",
+    "u64": "UINT64",
+    "i8": "INT8",
+    "i16": "INT16",
+    "i32": "INT32",
+    "i64": "INT64",
+    "f16": "FP16",
+    "bf16": "BF16",
+    "f32": "FP32",
+    "f64": "FP64",
+}
 _BF16 = dtype_of("BF16")
 _WIDE = frozenset({"INT64", "UINT64", "UINT32"})
 _LOWEST, _HIGHEST = -(2**31), 2**31 - 1

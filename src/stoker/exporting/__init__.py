@@ -7,6 +7,15 @@ from stoker.exporting.torch_export import Inputs, Untraceable, export_call, expo
 from stoker.exporting.version_writer import require_place
 
 __all__ = [
-    "About", "Inputs", "JobInputs", "Untraceable", "export_call", "export_module", "import_onnx", "job_inputs",
-    "named_outputs", "require_place", "varying",
-]  # fmt: skip
+    "About",
+    "Inputs",
+    "JobInputs",
+    "Untraceable",
+    "export_call",
+    "export_module",
+    "import_onnx",
+    "job_inputs",
+    "named_outputs",
+    "require_place",
+    "varying",
+]

@@ -28,16 +28,37 @@ except ImportError as error:
     raise BadArtifact("The package onnx is not installed here", remedy="pip install 'stoker[models]'") from error
 
 _ELEMENTS: dict[int, Datatype] = {
-    onnx.TensorProto.BOOL: "BOOL", onnx.TensorProto.UINT8: "UINT8", onnx.TensorProto.UINT16: "UINT16",
-    onnx.TensorProto.UINT32: "UINT32", onnx.TensorProto.UINT64: "UINT64", onnx.TensorProto.INT8: "INT8",
-    onnx.TensorProto.INT16: "INT16", onnx.TensorProto.INT32: "INT32", onnx.TensorProto.INT64: "INT64",
-    onnx.TensorProto.FLOAT16: "FP16", onnx.TensorProto.BFLOAT16: "BF16", onnx.TensorProto.FLOAT: "FP32",
-    onnx.TensorProto.DOUBLE: "FP64", onnx.TensorProto.STRING: "BYTES",
-}  # fmt: skip
-QUANTISED_OPERATORS = frozenset({
-    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QLinearConv",
-    "QLinearMatMul", "QGemm", "QAttention", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "FakeQuantize",
-})  # fmt: skip
+    onnx.TensorProto.BOOL: "BOOL",
+    onnx.TensorProto.UINT8: "UINT8",
+    onnx.TensorProto.UINT16: "UINT16",
+    onnx.TensorProto.UINT32: "UINT32",
+    onnx.TensorProto.UINT64: "UINT64",
+    onnx.TensorProto.INT8: "INT8",
+    onnx.TensorProto.INT16: "INT16",
+    onnx.TensorProto.INT32: "INT32",
+    onnx.TensorProto.INT64: "INT64",
+    onnx.TensorProto.FLOAT16: "FP16",
+    onnx.TensorProto.BFLOAT16: "BF16",
+    onnx.TensorProto.FLOAT: "FP32",
+    onnx.TensorProto.DOUBLE: "FP64",
+    onnx.TensorProto.STRING: "BYTES",
+}
+QUANTISED_OPERATORS = frozenset(
+    {
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "DynamicQuantizeLinear",
+        "ConvInteger",
+        "MatMulInteger",
+        "QLinearConv",
+        "QLinearMatMul",
+        "QGemm",
+        "QAttention",
+        "DynamicQuantizeMatMul",
+        "MatMulIntegerToFloat",
+        "FakeQuantize",
+    }
+)
 """Types of operators that only a quantised graph has: ONNX's, ONNX Runtime's, and OpenVINO's."""
 _NO_SHAPE = "Field 'shape' of 'type' is required but missing"
 

@@ -222,9 +222,13 @@ def write_graph(
     try:
         with _quiet():
             exported = torch.onnx.export(
-                program, dynamo=True, opset_version=OPSET, verbose=False,
-                input_names=[spec.name for spec in inputs], output_names=[spec.name for spec in outputs],
-            )  # fmt: skip
+                program,
+                dynamo=True,
+                opset_version=OPSET,
+                verbose=False,
+                input_names=[spec.name for spec in inputs],
+                output_names=[spec.name for spec in outputs],
+            )
     except Exception as error:  # as above
         raise _untraceable(error) from error
     assert exported is not None, "an export with dynamo=True returns its program"

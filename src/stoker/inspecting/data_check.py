@@ -91,13 +91,21 @@ def check_data(
     workers = options.workers or len(usable_cpus())
     checked = check(source, list(map(Path, against)), options, workers=workers, tell=tell)
     document = DataCheck(
-        source=str(path), kind=checked.kind, made_at=made_at, took_s=round(time.monotonic() - began, 3),
-        against=tuple(map(str, against)), splits=checked.splits, columns=checked.columns, findings=checked.findings,
-        notes=checked.notes, settings=to_json(options),
-    )  # fmt: skip
+        source=str(path),
+        kind=checked.kind,
+        made_at=made_at,
+        took_s=round(time.monotonic() - began, 3),
+        against=tuple(map(str, against)),
+        splits=checked.splits,
+        columns=checked.columns,
+        findings=checked.findings,
+        notes=checked.notes,
+        settings=to_json(options),
+    )
     # Absolute, because the list is also used where training runs, in another working directory.
-    clean = dataclasses.replace(clean_list(document, drop_suspects=drop_suspects),
-                                source=str(source.expanduser().absolute()))  # fmt: skip
+    clean = dataclasses.replace(
+        clean_list(document, drop_suspects=drop_suspects), source=str(source.expanduser().absolute())
+    )
     if folder is not None:  # the page first, the list that training uses last
         pictures = {name: picture for name in pictured(document) if (picture := _thumbnail(checked, name))}
         write_atomic(folder / PAGE_FILE, render_data_page(document, clean, pictures))
@@ -145,17 +153,23 @@ def check(path: Path, against: Sequence[Path], options: CheckOptions, *, workers
         return check_pictures(ours, pictures, options, workers, tell)
     tables = [
         ForeignTable(table, f"{name}/{table.name}" if table.name else name)
-        for name, other in others if isinstance(other, FoundTables) for table in other.tables
-    ]  # fmt: skip
+        for name, other in others
+        if isinstance(other, FoundTables)
+        for table in other.tables
+    ]
     checked = check_tables(ours.kind, ours.tables, tables, options, tell)
     early = [*ours.findings, *class_findings((), ours.empty_classes)]
     return replace(checked, findings=in_order([*early, *checked.findings]))
 
 
 _TABLES: dict[str, Callable[[Path, str, str], TableSource]] = {
-    ".csv": CsvTable, ".tsv": CsvTable, ".jsonl": JsonlTable, ".ndjson": JsonlTable, ".parquet": ParquetTable,
+    ".csv": CsvTable,
+    ".tsv": CsvTable,
+    ".jsonl": JsonlTable,
+    ".ndjson": JsonlTable,
+    ".parquet": ParquetTable,
     ".pq": ParquetTable,
-}  # fmt: skip
+}
 _NUMPY = {".npy", ".npz"}
 _TEXT = frozenset({".txt"})
 _READABLE = (
@@ -224,8 +238,9 @@ def _of_folder(root: Path) -> FoundImages | FoundTables:
     if suffixes[".txt"]:
         listing = list_classes(root, _TEXT)
         for split in dict.fromkeys(split for split, _ in listing.files):
-            samples = sorted((name, label) for (where, label), names in listing.files.items() if where == split
-                             for name in names)  # fmt: skip
+            samples = sorted(
+                (name, label) for (where, label), names in listing.files.items() if where == split for name in names
+            )
             names, labels = zip(*samples, strict=True)
             tables.append(TextTable(root, split, names, labels))
         return FoundTables("text", tuple(tables), listing.empty_classes)

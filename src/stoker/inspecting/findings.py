@@ -93,10 +93,18 @@ class CheckOptions:
 
 
 SPLITS = {
-    "train": "train", "training": "train",
-    "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid", "eval": "valid", "holdout": "valid",
-    "test": "test", "testing": "test", "t10k": "test",
-}  # fmt: skip
+    "train": "train",
+    "training": "train",
+    "valid": "valid",
+    "validation": "valid",
+    "val": "valid",
+    "dev": "valid",
+    "eval": "valid",
+    "holdout": "valid",
+    "test": "test",
+    "testing": "test",
+    "t10k": "test",
+}
 """The split for the name of a folder, or the first or last word of a file's name."""
 
 AGAINST = "against"
@@ -143,8 +151,13 @@ def class_findings(splits: Sequence[SplitFacts], empty: Iterable[tuple[str, str]
         (least, fewest), (most, largest) = counts[0], counts[-1]
         ratio = largest / max(1, fewest)
         if ratio >= MOST_IMBALANCE:
-            yield Finding(fault="imbalance", gravity="note", where=facts.name, measure=round(ratio, 2),
-                          detail=f"{most} has {largest:,} samples, {least} has {fewest:,}")  # fmt: skip
+            yield Finding(
+                fault="imbalance",
+                gravity="note",
+                where=facts.name,
+                measure=round(ratio, 2),
+                detail=f"{most} has {largest:,} samples, {least} has {fewest:,}",
+            )
     known = {name for facts in ours if rank(facts.name) == 0 for name in facts.classes}
     for facts in ours:
         for name, count in facts.classes.items():

@@ -77,15 +77,25 @@ def check_pictures(
     findings += class_findings(facts, found.empty_classes)
     for row in (seen.labels < 0).nonzero()[0].tolist() if seen.classes else ():
         if seen.split_name(row) != AGAINST:
-            findings.append(Finding(fault="unlabelled", gravity="fault", id=seen.ids[row], where=seen.split_name(row),
-                                    detail="has no label, others have one"))  # fmt: skip
+            findings.append(
+                Finding(
+                    fault="unlabelled",
+                    gravity="fault",
+                    id=seen.ids[row],
+                    where=seen.split_name(row),
+                    detail="has no label, others have one",
+                )
+            )
     findings += [*copies(seen), *outliers(seen)]
     notes = [f"{len(seen):,} samples were decoded to their end; equal pixels are found by their SHA-256"]
     explained = {finding.id for finding in findings if finding.fault in {"duplicate", "leak", "contradiction"}}
     if options.near:
         near = near_pairs(seen, options.least_correlation, tell)
-        findings += [finding for finding in near_findings(seen, near.pairs)
-                     if finding.where != AGAINST and finding.id not in explained]  # fmt: skip
+        findings += [
+            finding
+            for finding in near_findings(seen, near.pairs)
+            if finding.where != AGAINST and finding.id not in explained
+        ]
         notes.append(near.note())
     if options.labels:
         accused, note = suspects(seen, tell)
@@ -129,9 +139,13 @@ def _contradictions(survey: ImageSurvey, rows: list[int]) -> Iterator[Finding]:
     for row in rows:
         others = tuple(survey.ids[other] for other in rows if other != row)[:_MOST_NAMED_COPIES]
         yield Finding(
-            fault="contradiction", gravity="fault", id=survey.ids[row], where=survey.split_name(row), beside=others,
+            fault="contradiction",
+            gravity="fault",
+            id=survey.ids[row],
+            where=survey.split_name(row),
+            beside=others,
             detail=f"is labelled {survey.label(row)}; equal pixels are labelled {labels}",
-        )  # fmt: skip
+        )
 
 
 def _repetitions(survey: ImageSurvey, rows: list[int]) -> Iterator[Finding]:
@@ -141,9 +155,13 @@ def _repetitions(survey: ImageSurvey, rows: list[int]) -> Iterator[Finding]:
         is_leak = survey.splits[row] != home
         detail = f"has the pixels of {survey.ids[kept]}" + (f" in {survey.split_name(kept)}" if is_leak else "")
         yield Finding(
-            fault="leak" if is_leak else "duplicate", gravity="fault", id=survey.ids[row],
-            where=survey.split_name(row), beside=(survey.ids[kept],), detail=detail,
-        )  # fmt: skip
+            fault="leak" if is_leak else "duplicate",
+            gravity="fault",
+            id=survey.ids[row],
+            where=survey.split_name(row),
+            beside=(survey.ids[kept],),
+            detail=detail,
+        )
 
 
 _MOST = 0.9
@@ -195,8 +213,14 @@ def _robust_z(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _suspect(survey: ImageSurvey, row: int, fault: Fault, detail: str, measure: float | None = None) -> Finding:
-    return Finding(fault=fault, gravity="suspect", id=survey.ids[row], where=survey.split_name(row), detail=detail,
-                   measure=None if measure is None else round(measure, 4))  # fmt: skip
+    return Finding(
+        fault=fault,
+        gravity="suspect",
+        id=survey.ids[row],
+        where=survey.split_name(row),
+        detail=detail,
+        measure=None if measure is None else round(measure, 4),
+    )
 
 
 _NEIGHBOURS = 10
@@ -281,11 +305,14 @@ def _label_findings(survey: ImageSurvey, verdicts: Verdicts) -> Iterator[Finding
     for place in accused.tolist():
         row, other = int(verdicts.rows[place]), survey.classes[verdicts.favoured[place]]
         yield Finding(
-            fault="suspect-label", gravity="suspect", id=survey.ids[row], where=survey.split_name(row),
+            fault="suspect-label",
+            gravity="suspect",
+            id=survey.ids[row],
+            where=survey.split_name(row),
             beside=tuple(survey.ids[near] for near in verdicts.nearest[place].tolist()),
             detail=f"is labelled {survey.label(row)}; {verdicts.votes[place]} of its {_NEIGHBOURS} nearest are {other}",
             measure=float(verdicts.votes[place]),
-        )  # fmt: skip
+        )
 
 
 def _references(survey: ImageSurvey, rows: NDArray[np.int64]) -> NDArray[np.int64]:

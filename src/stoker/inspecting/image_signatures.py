@@ -164,23 +164,41 @@ def perceptual_hashes(grey_NHW: NDArray[np.float32]) -> NDArray[np.uint64]:
     return np.ascontiguousarray(packed).view(">u8").reshape(len(grey_NHW)).astype(np.uint64)
 
 
-SIGNATURE = np.dtype([
-    ("content", np.uint8, (32,)),
-    ("look", np.uint64),
-    ("width", np.int32),
-    ("height", np.int32),
-    ("mode", np.uint8),
-    ("spread", np.uint8),
-    ("grey", np.uint8, (16, 16)),
-    ("colour", np.uint8, (4, 4, 3)),
-])  # fmt: skip
+SIGNATURE = np.dtype(
+    [
+        ("content", np.uint8, (32,)),
+        ("look", np.uint64),
+        ("width", np.int32),
+        ("height", np.int32),
+        ("mode", np.uint8),
+        ("spread", np.uint8),
+        ("grey", np.uint8, (16, 16)),
+        ("colour", np.uint8, (4, 4, 3)),
+    ]
+)
 """SHA-256 of the pixels, perceptual hash, size [pixels], mode (`MODES`), largest difference of two pixels of a channel
 at 32 × 32, and two small pictures."""
 
 MODES = (
-    "other", "L", "RGB", "RGBA", "P", "1", "LA", "CMYK", "I", "F", "I;16", "I;16B", "I;16L", "YCbCr", "LAB", "HSV",
-    "PA", "RGBX",
-)  # fmt: skip
+    "other",
+    "L",
+    "RGB",
+    "RGBA",
+    "P",
+    "1",
+    "LA",
+    "CMYK",
+    "I",
+    "F",
+    "I;16",
+    "I;16B",
+    "I;16L",
+    "YCbCr",
+    "LAB",
+    "HSV",
+    "PA",
+    "RGBX",
+)
 """Pillow's modes; a signature has the index into this list."""
 
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
@@ -362,11 +380,17 @@ def survey(units: Sequence[SampleUnit], workers: int, tell: Tell) -> ImageSurvey
     for code, name in enumerate(named):
         codes_of[classes[name]] = code
     return ImageSurvey(
-        units=units, ids=ids, labels=codes_of[_joined(labels, np.int32)], classes=tuple(named),
+        units=units,
+        ids=ids,
+        labels=codes_of[_joined(labels, np.int32)],
+        classes=tuple(named),
         splits=_joined(splits, np.int16),
-        split_names=tuple(split_codes), unit=_joined(unit_of, np.int32), place=_joined(place, np.int32),
-        signatures=spool.rows(), findings=tuple(findings),
-    )  # fmt: skip
+        split_names=tuple(split_codes),
+        unit=_joined(unit_of, np.int32),
+        place=_joined(place, np.int32),
+        signatures=spool.rows(),
+        findings=tuple(findings),
+    )
 
 
 def _signed(units: Sequence[SampleUnit], workers: int, total: int) -> Iterator[Signed]:

@@ -289,8 +289,14 @@ def find_numpy(root: Path, paths: Sequence[Path]) -> FoundImages:
         pairs = _paired(arrays)
         if arrays and not pairs:
             shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-            findings.append(Finding(fault="foreign", gravity="note", id=_below(root, path),
-                                    detail=f"holds no images [rows, height, width(, channels)]: {shapes}"))  # fmt: skip
+            findings.append(
+                Finding(
+                    fault="foreign",
+                    gravity="note",
+                    id=_below(root, path),
+                    detail=f"holds no images [rows, height, width(, channels)]: {shapes}",
+                )
+            )
         for name, (images, labels) in pairs.items():
             split = split_of(name) or split_of(path.name.partition(".")[0])
             inside = _below(root, path) if len(pairs) == 1 else f"{_below(root, path)}/{name}"
@@ -322,13 +328,24 @@ def _array_units(
     if not _are_images(images):
         raise BadJob(f"{name} holds an array of shape {images.shape}: wanted [rows, height, width(, channels)]")
     if labels is not None and len(labels) != len(images):
-        findings.append(Finding(fault="ragged", gravity="corrupt", where=name,
-                                detail=f"{len(images):,} images have {len(labels):,} labels"))  # fmt: skip
+        findings.append(
+            Finding(
+                fault="ragged",
+                gravity="corrupt",
+                where=name,
+                detail=f"{len(images):,} images have {len(labels):,} labels",
+            )
+        )
     return [
-        RowsUnit(name, split, rows.start, images[rows.start : rows.stop],
-                 None if labels is None else labels[rows.start : rows.stop])
+        RowsUnit(
+            name,
+            split,
+            rows.start,
+            images[rows.start : rows.stop],
+            None if labels is None else labels[rows.start : rows.stop],
+        )
         for rows in cut(len(images), 4 * SAMPLES_OF_A_UNIT)
-    ]  # fmt: skip
+    ]
 
 
 def _tried(read: Callable[[Path], Any], path: Path, findings: list[Finding]) -> Any:

@@ -141,10 +141,14 @@ def _finding(survey: ImageSurvey, row: int, other: int, r: float) -> Finding:
     labels = survey.label(row), survey.label(other)
     differ = f"; labelled {labels[0]} and {labels[1]}" if labels[0] != labels[1] else ""
     return Finding(
-        fault="near-leak" if is_leak else "near-duplicate", gravity="suspect", id=survey.ids[row],
-        where=survey.split_name(row), beside=(survey.ids[other],), measure=round(r, 4),
+        fault="near-leak" if is_leak else "near-duplicate",
+        gravity="suspect",
+        id=survey.ids[row],
+        where=survey.split_name(row),
+        beside=(survey.ids[other],),
+        measure=round(r, 4),
         detail=f"looks like {survey.ids[other]}{where} (r = {r:.4f}){differ}",
-    )  # fmt: skip
+    )
 
 
 def standing_out(

@@ -132,8 +132,13 @@ def check_tables(
     for name, profile in base.items():
         spread = robust_spread(sample.column(name), is_typed=is_typed)
         facts.append(profile.facts(spread.median if spread and profile.kind == "number" else None))
-    return Checked(kind=kind, splits=in_order_of_use(splits), columns=tuple(facts), findings=in_order(findings),
-                   notes=(roles.note(),))  # fmt: skip
+    return Checked(
+        kind=kind,
+        splits=in_order_of_use(splits),
+        columns=tuple(facts),
+        findings=in_order(findings),
+        notes=(roles.note(),),
+    )
 
 
 def _read(tables: Sequence[TableSource], digests: RowDigests, tell: Tell) -> _Known:
@@ -179,8 +184,12 @@ def _lacking(files: Mapping[str, set[str]]) -> Iterator[Finding]:
     for name, columns in files.items():
         if columns:
             for column in sorted(union - columns):
-                yield Finding(fault="missing-column", gravity="fault", where=name,
-                              detail=f"has no column {column!r}; other files of its split do")  # fmt: skip
+                yield Finding(
+                    fault="missing-column",
+                    gravity="fault",
+                    where=name,
+                    detail=f"has no column {column!r}; other files of its split do",
+                )
 
 
 def _asked(tables: Sequence[TableSource], rules: dict[str, Rules], known: _Known, tell: Tell) -> Iterator[Finding]:
@@ -262,11 +271,15 @@ def rules_of(
         is_measured = kind == "number" and name not in roles.ignored  # the number of a row is no outlier
         spread = robust_spread(sample.column(name), is_typed=is_typed) if is_measured else None
         rules[name] = Rules(
-            name=name, is_typed=is_typed, kind=None if is_plain_text else kind,
-            spread=_trusted(spread, sample.column(name), most_z, is_typed=is_typed), most_z=most_z,
-            is_prose=name in roles.prose or profile.is_prose, is_target=name == roles.target,
+            name=name,
+            is_typed=is_typed,
+            kind=None if is_plain_text else kind,
+            spread=_trusted(spread, sample.column(name), most_z, is_typed=is_typed),
+            most_z=most_z,
+            is_prose=name in roles.prose or profile.is_prose,
+            is_target=name == roles.target,
             known=frozenset(profile.values) if profile.is_category and name not in roles.ignored else None,
-        )  # fmt: skip
+        )
     return rules
 
 
@@ -275,15 +288,22 @@ def cell_findings(
 ) -> Iterator[Finding]:
     """Findings about the values of a batch, and about its unreadable rows."""
     for row, problem in sorted(batch.problems.items()):
-        yield Finding(fault=problem.kind, gravity="corrupt", id=row_id(table, batch, row), where=table.split,
-                      detail=problem.words)  # fmt: skip
+        yield Finding(
+            fault=problem.kind, gravity="corrupt", id=row_id(table, batch, row), where=table.split, detail=problem.words
+        )
     for name, values in batch.columns.items():
         if name not in rules:
             continue
         for row, value in enumerate(values):
             if row not in batch.problems and (fact := rules[name].ask(value, is_held_out=is_held_out)):
-                yield Finding(fault=fact.fault, gravity=fact.gravity, id=row_id(table, batch, row), where=table.split,
-                              detail=f"{name} {fact.detail}", measure=fact.measure)  # fmt: skip
+                yield Finding(
+                    fault=fact.fault,
+                    gravity=fact.gravity,
+                    id=row_id(table, batch, row),
+                    where=table.split,
+                    detail=f"{name} {fact.detail}",
+                    measure=fact.measure,
+                )
 
 
 def _trusted(spread: RobustSpread | None, values: list[Any], most_z: float, *, is_typed: bool) -> RobustSpread | None:
@@ -359,8 +379,14 @@ class RowDigests:
                 unlike = (other for other, digest in contents.items() if digest != content)
                 others = tuple(map(self._id, islice(unlike, _MOST_NAMED_ROWS)))
                 detail = f"another {shown(self._roles.target)!r} than {others[0]}, with the same values otherwise"
-                yield Finding(fault="contradiction", gravity="suspect", id=self._id(row), where=self._split(row),
-                              beside=others, detail=detail)  # fmt: skip
+                yield Finding(
+                    fault="contradiction",
+                    gravity="suspect",
+                    id=self._id(row),
+                    where=self._split(row),
+                    beside=others,
+                    detail=detail,
+                )
 
     def _split(self, row: int) -> str:
         return self._tables[self._table[row]].split

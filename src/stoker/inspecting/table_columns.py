@@ -23,8 +23,15 @@ from stoker.records.data_check import ColumnFacts, Finding
 
 Kind = Literal["number", "text", "bool", "list", "object", "bytes", "time"]
 
-_TYPES: dict[type, Kind] = {bool: "bool", int: "number", float: "number", str: "text", list: "list", dict: "object",
-                            bytes: "bytes"}  # fmt: skip
+_TYPES: dict[type, Kind] = {
+    bool: "bool",
+    int: "number",
+    float: "number",
+    str: "text",
+    list: "list",
+    dict: "object",
+    bytes: "bytes",
+}
 _LONGEST = 200
 """Characters or bytes, above which a value is identified by its digest."""
 
@@ -157,18 +164,23 @@ class ColumnProfile:
     @property
     def is_category(self) -> bool:
         """True for text of few, frequent values."""
-        return self.kind == "text" and not self.is_capped and len(self.values) <= min(
-            _MOST_CATEGORIES, 0.2 * self.present
-        )  # fmt: skip
+        return (
+            self.kind == "text" and not self.is_capped and len(self.values) <= min(_MOST_CATEGORIES, 0.2 * self.present)
+        )
 
     def facts(self, median: float | None) -> ColumnFacts:
         """For the report."""
         examples = tuple(shown(value, 24) for value, _ in self.values.most_common(3))
         return ColumnFacts(
-            name=self.name, kind="prose" if self.is_prose else "category" if self.is_category else self.kind,
-            num_rows=self.num_rows, missing=self.missing, distinct=len(self.values), is_distinct_capped=self.is_capped,
-            median=median, examples=examples,
-        )  # fmt: skip
+            name=self.name,
+            kind="prose" if self.is_prose else "category" if self.is_category else self.kind,
+            num_rows=self.num_rows,
+            missing=self.missing,
+            distinct=len(self.values),
+            is_distinct_capped=self.is_capped,
+            median=median,
+            examples=examples,
+        )
 
 
 class RowSample:
@@ -268,8 +280,15 @@ _MOST_EXCEPTIONS = 0.01
 
 _SURE_CORRELATION = 0.9999
 _ROWS_PER_VALUE = 5
-_KINDS = {"number": "numbers", "text": "text", "bool": "booleans", "list": "lists", "object": "objects",
-          "bytes": "bytes", "time": "times"}  # fmt: skip
+_KINDS = {
+    "number": "numbers",
+    "text": "text",
+    "bool": "booleans",
+    "list": "lists",
+    "object": "objects",
+    "bytes": "bytes",
+    "time": "times",
+}
 
 
 def column_findings(profiles: Mapping[str, Mapping[str, ColumnProfile]], roles: Roles) -> Iterator[Finding]:
@@ -298,8 +317,12 @@ def column_findings(profiles: Mapping[str, Mapping[str, ColumnProfile]], roles: 
                     yield Finding(fault="mixed-types", gravity="suspect", where=place, detail=f"holds {shares}")
             else:
                 others = [other for other in profiles if name in profiles[other]]
-                yield Finding(fault="missing-column", gravity="fault", where=place,
-                              detail=f"is in {', '.join(others)}, and not here")  # fmt: skip
+                yield Finding(
+                    fault="missing-column",
+                    gravity="fault",
+                    where=place,
+                    detail=f"is in {', '.join(others)}, and not here",
+                )
 
 
 def target_leaks(sample: RowSample, columns: Sequence[str], target: str, *, is_typed: bool) -> Iterator[Finding]:

@@ -7,6 +7,21 @@ from stoker.jobs.optimizers import SGD, Adam, AdamW, Muon, Optimizer
 from stoker.jobs.sync import DiLoCo, LocalSGD, Sync
 
 __all__ = [
-    "EMA", "LOSSES", "METRICS", "SGD", "Adam", "AdamW", "DiLoCo", "Entry", "Holdout", "Job", "LocalSGD", "Loss", "Muon",
-    "Optimizer", "Sync", "holdout", "load_job",
-]  # fmt: skip
+    "EMA",
+    "LOSSES",
+    "METRICS",
+    "SGD",
+    "Adam",
+    "AdamW",
+    "DiLoCo",
+    "Entry",
+    "Holdout",
+    "Job",
+    "LocalSGD",
+    "Loss",
+    "Muon",
+    "Optimizer",
+    "Sync",
+    "holdout",
+    "load_job",
+]

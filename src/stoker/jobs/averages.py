@@ -51,8 +51,9 @@ class SWA:
 
     def __post_init__(self) -> None:
         if not (is_number(self.start) and 0 <= self.start < 1):
-            raise BadSetting(f"start is the share of the run before the first weights are taken, in [0, 1), "
-                             f"got {self.start}")  # fmt: skip
+            raise BadSetting(
+                f"start is the share of the run before the first weights are taken, in [0, 1), got {self.start}"
+            )
         require_duration("every", self.every)
         if self.every.unit == "seconds":
             raise BadSetting("weights are taken every so many epochs, samples or updates, not seconds")

@@ -169,8 +169,10 @@ def tokens(num_tokens: int, *, length_of: Any = None, padded: bool = False) -> T
         BadJob: `num_tokens` is not a positive integer.
     """
     if not is_count(num_tokens):
-        raise BadJob(f"stoker.tokens({num_tokens!r}): wanted a whole number of tokens, 1 or more",
-                     remedy="Say how many an update averages over: batch=stoker.tokens(16_384).")  # fmt: skip
+        raise BadJob(
+            f"stoker.tokens({num_tokens!r}): wanted a whole number of tokens, 1 or more",
+            remedy="Say how many an update averages over: batch=stoker.tokens(16_384).",
+        )
     if length_of is not None and not callable(length_of):
         length_of = as_array(length_of, "lengths")
     return TokenBatch(num_tokens, length_of, is_padded=padded)

@@ -29,9 +29,20 @@ JOB_MODULE = "stoker_job_"
 """Prefix of the names of modules made from job files; a digest of the file's path follows."""
 
 _MADE = {
-    "__delattr__", "__eq__", "__ge__", "__getstate__", "__gt__", "__hash__", "__init__", "__le__", "__lt__",
-    "__replace__", "__repr__", "__setattr__", "__setstate__",
-}  # fmt: skip
+    "__delattr__",
+    "__eq__",
+    "__ge__",
+    "__getstate__",
+    "__gt__",
+    "__hash__",
+    "__init__",
+    "__le__",
+    "__lt__",
+    "__replace__",
+    "__repr__",
+    "__setattr__",
+    "__setstate__",
+}
 """Methods that `dataclass` generates."""
 
 
@@ -120,8 +131,23 @@ def executed_parts(sources: Mapping[str, str]) -> dict[str, str]:
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _EVERYTHING = "*"
 """A used name that stands for all: names are computed, so any may be used."""
-_COMPUTED = frozenset({"globals", "locals", "vars", "eval", "exec", "__import__", "importlib", "__dict__", "modules",
-                       "__subclasses__", "getmembers", "attrgetter", "methodcaller"})  # fmt: skip
+_COMPUTED = frozenset(
+    {
+        "globals",
+        "locals",
+        "vars",
+        "eval",
+        "exec",
+        "__import__",
+        "importlib",
+        "__dict__",
+        "modules",
+        "__subclasses__",
+        "getmembers",
+        "attrgetter",
+        "methodcaller",
+    }
+)
 
 
 def _parsed(text: str) -> list[ast.stmt]:

@@ -116,8 +116,10 @@ def _without_prefix(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[st
     for name, tensor in tensors.items():
         short = name.removeprefix(prefix)
         if short in renamed:
-            raise BadJob(f"the initial weights have both {prefix}{short} and {short}, one name without the prefix "
-                         f"{prefix!r}", remedy="Give the one part's tensors alone: Job(init={…}).")  # fmt: skip
+            raise BadJob(
+                f"the initial weights have both {prefix}{short} and {short}, one name without the prefix {prefix!r}",
+                remedy="Give the one part's tensors alone: Job(init={…}).",
+            )
         renamed[short] = tensor
     return renamed
 
@@ -142,8 +144,10 @@ def _tensors_of(source: Any) -> Mapping[str, torch.Tensor]:
         except (OSError, safetensors.SafetensorError) as error:
             raise BadJob(f"Job(init=…): {file} cannot be read as safetensors: {error}") from error
         if twice := sorted(loaded.keys() & tensors.keys()):
-            raise BadJob(f"Job(init=…): {file} and another file beside it both hold {twice[0]}",
-                         remedy="Give the file that is meant, not its folder.")  # fmt: skip
+            raise BadJob(
+                f"Job(init=…): {file} and another file beside it both hold {twice[0]}",
+                remedy="Give the file that is meant, not its folder.",
+            )
         loaded |= tensors
     return loaded
 

@@ -217,10 +217,22 @@ class Job:
         self._convert("metrics", listed)
         if isinstance(self.until, Duration):
             self._convert("schedule", lambda schedule: bound(schedule, self.until))
-        checks = (*length_checks(self), *_parts(self), *_amounts(self), *_choices(self), *_own_step(self),
-                  *_low_bit_states(self), *_sync(self), *_thawing(self), *_validation(self), *_selection(self),
-                  *_training_control(self), *token_checks(self), *mix_checks(self),
-                  *objective_checks(self))  # fmt: skip
+        checks = (
+            *length_checks(self),
+            *_parts(self),
+            *_amounts(self),
+            *_choices(self),
+            *_own_step(self),
+            *_low_bit_states(self),
+            *_sync(self),
+            *_thawing(self),
+            *_validation(self),
+            *_selection(self),
+            *_training_control(self),
+            *token_checks(self),
+            *mix_checks(self),
+            *objective_checks(self),
+        )
         for field_name, is_right, problem in checks:
             if not is_right:
                 raise BadJob(f"Job({field_name}=…): {problem}")
@@ -250,11 +262,14 @@ def _parts(job: Job) -> list[_Check]:
         ("optimizer", is_optimizer, f"wanted {optimizers}, got {_kind(job.optimizer)}"),
         ("loss", is_loss, f"{loss!r} is no loss. {nearest(str(loss), LOSSES)}"),
         ("schedule", callable(job.schedule), f"wanted a function of progress, got {_kind(job.schedule)}"),
-        ("augment", _is_list(job.augment) and all(map(callable, job.augment)),
-         f"wanted a list of transforms, got {augment}"),
+        (
+            "augment",
+            _is_list(job.augment) and all(map(callable, job.augment)),
+            f"wanted a list of transforms, got {augment}",
+        ),
         ("test", not isinstance(job.test, Holdout), "test data must be apart; stoker.holdout(…) is for valid"),
         *_metrics(job.metrics),
-    ]  # fmt: skip
+    ]
 
 
 def _metrics(metrics: object) -> Iterator[_Check]:
@@ -282,32 +297,53 @@ def _amounts(job: Job) -> list[_Check]:
     is_seed = is_whole(job.seed) and 0 <= job.seed < 2**63
     smooths_classes = smoothing == 0 or job.objective.loss in ("cross_entropy", "token_cross_entropy")
     return [
-        ("batch", isinstance(batch, TokenBatch | AutoBatch) or _is_count(batch),
-         f"wanted a positive whole number of samples, got {batch!r}"),
+        (
+            "batch",
+            isinstance(batch, TokenBatch | AutoBatch) or _is_count(batch),
+            f"wanted a positive whole number of samples, got {batch!r}",
+        ),
         ("until", isinstance(job.until, Duration), f"wanted a duration such as stoker.epochs(5), got {job.until!r}"),
-        ("loss", smooths_classes,
-         f"Objective(label_smoothing=…) goes with the cross-entropies, not with {job.objective.loss!r}"),
-        ("clip_norm", job.clip_norm is None or (is_number(job.clip_norm) and job.clip_norm > 0),
-         f"wanted a positive norm, got {job.clip_norm!r}"),
-        ("average", job.average is None or isinstance(job.average, EMA | SWA),
-         f"wanted a decay, stoker.EMA(…) or stoker.SWA(…), got {job.average!r}"),
+        (
+            "loss",
+            smooths_classes,
+            f"Objective(label_smoothing=…) goes with the cross-entropies, not with {job.objective.loss!r}",
+        ),
+        (
+            "clip_norm",
+            job.clip_norm is None or (is_number(job.clip_norm) and job.clip_norm > 0),
+            f"wanted a positive norm, got {job.clip_norm!r}",
+        ),
+        (
+            "average",
+            job.average is None or isinstance(job.average, EMA | SWA),
+            f"wanted a decay, stoker.EMA(…) or stoker.SWA(…), got {job.average!r}",
+        ),
         ("coupling_group", is_group, f"wanted a number of samples up to the batch of {most}, got {group!r}"),
         ("seed", is_seed, f"wanted a whole number from 0 to 2^63 - 1, got {job.seed!r}"),
-    ]  # fmt: skip
+    ]
 
 
 def _choices(job: Job) -> list[_Check]:
     """Words."""
     is_name = isinstance(job.name, str) and bool(job.name.strip())
     return [
-        ("on_non_finite", job.on_non_finite in ("stop", "roll_back", "skip"),
-         f'wanted "stop", "roll_back" or "skip", got {job.on_non_finite!r}'),
-        ("numerics", _is_list(job.numerics) and all(one in NUMERICS for one in job.numerics),
-         f"wanted a list of {', '.join(map(repr, NUMERICS))}, got {job.numerics!r}"),
-        ("recipe", job.recipe is None or job.recipe in RECIPES,
-         f"{job.recipe!r} is no recipe. {nearest(str(job.recipe), RECIPES)}"),
+        (
+            "on_non_finite",
+            job.on_non_finite in ("stop", "roll_back", "skip"),
+            f'wanted "stop", "roll_back" or "skip", got {job.on_non_finite!r}',
+        ),
+        (
+            "numerics",
+            _is_list(job.numerics) and all(one in NUMERICS for one in job.numerics),
+            f"wanted a list of {', '.join(map(repr, NUMERICS))}, got {job.numerics!r}",
+        ),
+        (
+            "recipe",
+            job.recipe is None or job.recipe in RECIPES,
+            f"{job.recipe!r} is no recipe. {nearest(str(job.recipe), RECIPES)}",
+        ),
         ("name", job.name is None or is_name, f"wanted a name for its runs, got {job.name!r}"),
-    ]  # fmt: skip
+    ]
 
 
 def _own_step(job: Job) -> Iterator[_Check]:

@@ -31,11 +31,38 @@ NOT_SETTINGS = ("model", "init", "data", "valid", "test", "name")
 """Fields of a Job that its spec identifies by content (weights, data) rather than by description."""
 
 KEYS = (
-    "loss", "optimizer", "batch", "until", "step", "metrics", "schedule", "augment", "mix", "label_smoothing",
-    "clip_norm", "penalty", "ema", "swa", "stop", "freeze", "coupling_group", "sync", "loss_scope", "inputs", "target",
-    "collate", "sampling", "lengths", "evaluate_every", "select", "keep_every", "on_non_finite", "recipe", "seed",
+    "loss",
+    "optimizer",
+    "batch",
+    "until",
+    "step",
+    "metrics",
+    "schedule",
+    "augment",
+    "mix",
+    "label_smoothing",
+    "clip_norm",
+    "penalty",
+    "ema",
+    "swa",
+    "stop",
+    "freeze",
+    "coupling_group",
+    "sync",
+    "loss_scope",
+    "inputs",
+    "target",
+    "collate",
+    "sampling",
+    "lengths",
+    "evaluate_every",
+    "select",
+    "keep_every",
+    "on_non_finite",
+    "recipe",
+    "seed",
     "numerics",
-)  # fmt: skip
+)
 """Keys of a description, in their order: the names that these settings had when the first runs were written."""
 
 _LATER = ("step", "sync", "freeze", "swa", "mix", "sampling", "lengths", "keep_every")

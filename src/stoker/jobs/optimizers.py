@@ -24,9 +24,22 @@ from stoker.errors import BadSetting, nearest
 from stoker.jobs.numeric_settings import is_number, is_whole, plain_number
 
 __all__ = [
-    "SGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "Optimizer", "RAdam",
-    "RMSprop", "ScheduleFree", "ScheduleFreeAdamW", "ScheduleFreeSGD",
-]  # fmt: skip
+    "SGD",
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Muon",
+    "NAdam",
+    "Optimizer",
+    "RAdam",
+    "RMSprop",
+    "ScheduleFree",
+    "ScheduleFreeAdamW",
+    "ScheduleFreeSGD",
+]
 
 Group = str | Callable[[str, Any], Any]
 """A shell pattern of names, or a function of name and parameter."""
@@ -34,8 +47,14 @@ Groups = Mapping[Group, Mapping[str, float]]
 
 _SHARES = ("alpha", "rho", "beta2")
 _NOT_NEGATIVE = (
-    "weight_decay", "momentum", "dampening", "eps", "lr_decay", "initial_accumulator_value", "momentum_decay",
-)  # fmt: skip
+    "weight_decay",
+    "momentum",
+    "dampening",
+    "eps",
+    "lr_decay",
+    "initial_accumulator_value",
+    "momentum_decay",
+)
 _FLAGS = ("nesterov", "amsgrad", "centered", "decoupled_weight_decay", "normalize")
 """Settings by their range; others are checked in their class."""
 
@@ -169,8 +188,10 @@ class SGD(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
-            raise BadSetting(f"nesterov looks ahead along the momentum, and wants momentum above 0 and no dampening; "
-                             f"got momentum={self.momentum}, dampening={self.dampening}")  # fmt: skip
+            raise BadSetting(
+                f"nesterov looks ahead along the momentum, and wants momentum above 0 and no dampening; "
+                f"got momentum={self.momentum}, dampening={self.dampening}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,16 @@ from stoker.errors import BadJob
 from stoker.jobs.numeric_settings import is_count
 
 __all__ = [
-    "Balanced", "InOrder", "Sampling", "Stratified", "Weighted", "balanced", "in_order", "stratified", "weighted",
-]  # fmt: skip
+    "Balanced",
+    "InOrder",
+    "Sampling",
+    "Stratified",
+    "Weighted",
+    "balanced",
+    "in_order",
+    "stratified",
+    "weighted",
+]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -23,9 +23,21 @@ from stoker.jobs.numeric_settings import is_number
 from stoker.units import Duration, epochs, require_duration
 
 __all__ = [
-    "constant", "cosine_restarts", "cyclic", "exponential", "inverse_sqrt", "multi_step", "one_cycle", "piecewise",
-    "plateau", "polynomial", "step", "warmup", "warmup_cosine", "warmup_linear",
-]  # fmt: skip
+    "constant",
+    "cosine_restarts",
+    "cyclic",
+    "exponential",
+    "inverse_sqrt",
+    "multi_step",
+    "one_cycle",
+    "piecewise",
+    "plateau",
+    "polynomial",
+    "step",
+    "warmup",
+    "warmup_cosine",
+    "warmup_linear",
+]
 
 Schedule = Callable[[float], float]
 Place = float | Duration

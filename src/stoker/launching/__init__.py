@@ -65,8 +65,10 @@ def launcher_of(kind: str) -> Launcher:
     """
     modules = kinds()
     if kind not in modules:
-        raise NoDevice(f"--on {kind}:… names no kind of place.",
-                       remedy=f"{nearest(kind, modules)} Devices here have no colon but for cuda:N.")  # fmt: skip
+        raise NoDevice(
+            f"--on {kind}:… names no kind of place.",
+            remedy=f"{nearest(kind, modules)} Devices here have no colon but for cuda:N.",
+        )
     launcher: Launcher = importlib.import_module(modules[kind]).LAUNCHER
     return launcher
 

@@ -125,12 +125,22 @@ class LaunchOrder:
         """The order of a submission whose code and Stoker are in these folders there."""
         target = submission.target
         return cls(
-            run=submission.run, kind=target.kind, code=code, job_file=submission.job_file,
-            arguments=submission.arguments, device="cpu" if target.device == "cpu" else "here",
-            num_hosts=target.num_nodes, ranks_each=target.devices_each, variables=dict(submission.variables),
-            pythonpath=pythonpath, is_requeued=is_requeued, submitted_at=submitted_at, owner=submission.owner,
-            most_held_s=submission.most_held_s, save_s=submission.save_s,
-        )  # fmt: skip
+            run=submission.run,
+            kind=target.kind,
+            code=code,
+            job_file=submission.job_file,
+            arguments=submission.arguments,
+            device="cpu" if target.device == "cpu" else "here",
+            num_hosts=target.num_nodes,
+            ranks_each=target.devices_each,
+            variables=dict(submission.variables),
+            pythonpath=pythonpath,
+            is_requeued=is_requeued,
+            submitted_at=submitted_at,
+            owner=submission.owner,
+            most_held_s=submission.most_held_s,
+            save_s=submission.save_s,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,19 +210,35 @@ def rank_environments(
     first, size = ranks.host * order.ranks_each, ranks.num_hosts * order.ranks_each
     return [
         {
-            **common, "RANK": str(first + local), "LOCAL_RANK": str(local), "WORLD_SIZE": str(size),
-            "LOCAL_WORLD_SIZE": str(order.ranks_each), "MASTER_ADDR": ranks.master, "MASTER_PORT": str(ranks.port),
+            **common,
+            "RANK": str(first + local),
+            "LOCAL_RANK": str(local),
+            "WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": str(order.ranks_each),
+            "MASTER_ADDR": ranks.master,
+            "MASTER_PORT": str(ranks.port),
         }
         for local in range(order.ranks_each)
-    ]  # fmt: skip
+    ]
 
 
 def rank_command(order: LaunchOrder, directory: Path, num_hosts: int) -> list[str]:
     """The command of each process of this host."""
     several = num_hosts == 1 and order.ranks_each > 1
     place = f"{order.ranks_each}x{order.device}" if several else order.device
-    return [sys.executable, "-m", "stoker", "train", order.job_file, *order.arguments, "--on", place,
-            "--run-dir", str(directory), "--json"]  # fmt: skip
+    return [
+        sys.executable,
+        "-m",
+        "stoker",
+        "train",
+        order.job_file,
+        *order.arguments,
+        "--on",
+        place,
+        "--run-dir",
+        str(directory),
+        "--json",
+    ]
 
 
 @dataclass(frozen=True)
@@ -313,21 +339,35 @@ class HostSupervisor:
         order, self._log_bytes_before = self._order, self._log_bytes()
         command = rank_command(order, self._directory, self._ranks.num_hosts)
         environments = rank_environments(order, self._ranks, os.environ, self._secrets)
-        self._set("starting", f"{len(environments)} of {order.num_hosts * order.ranks_each} ranks start here"
-                  if order.num_hosts > 1 else "the run starts")  # fmt: skip
+        self._set(
+            "starting",
+            f"{len(environments)} of {order.num_hosts * order.ranks_each} ranks start here"
+            if order.num_hosts > 1
+            else "the run starts",
+        )
         with (self._folder / f"output-{self._ranks.host}.log").open("ab") as output:
             self._processes = [
                 subprocess.Popen(
-                    command, cwd=order.code, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                    stderr=output, preexec_fn=_end_with_parent,  # noqa: PLW1509 - one thread, and prctl alone is called
+                    command,
+                    cwd=order.code,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=output,
+                    preexec_fn=_end_with_parent,  # noqa: PLW1509 - one thread, and prctl alone is called
                 )
                 for environment in environments
-            ]  # fmt: skip
+            ]
             if self._is_signalled:  # it came between the starts
                 self._forward(signal.SIGTERM)
             codes = self._wait()
-        return judge(codes, is_stopped=self._is_stopped(), is_signalled=self._is_signalled, order=order,
-                     num_hosts=self._ranks.num_hosts)  # fmt: skip
+        return judge(
+            codes,
+            is_stopped=self._is_stopped(),
+            is_signalled=self._is_signalled,
+            order=order,
+            num_hosts=self._ranks.num_hosts,
+        )
 
     def _wait(self) -> list[int]:
         """Exit codes of the ranks, once all have ended; a sign of life meanwhile."""
@@ -430,18 +470,28 @@ class HostSupervisor:
         """This process's state, with the restarts that a scheduler made of the same order."""
         samples = newest_samples(self._directory / "events.jsonl")
         state = HostState(
-            host=self._ranks.host, hostname=platform.node(), pid=os.getpid(), began=_began(os.getpid()), boot=_boot(),
-            phase="starting", why="the run starts", samples=samples, best_samples=samples,
+            host=self._ranks.host,
+            hostname=platform.node(),
+            pid=os.getpid(),
+            began=_began(os.getpid()),
+            boot=_boot(),
+            phase="starting",
+            why="the run starts",
+            samples=samples,
+            best_samples=samples,
             submitted_at=self._order.submitted_at,
-        )  # fmt: skip
+        )
         before = read_host_state(self._path)
         if before is None or before.submitted_at != self._order.submitted_at:
             return state
         counted, self._was_taken_away = _next_start(before, samples), before.phase == "preempted"
         return replace(
-            state, restarts=counted.restarts, best_samples=counted.best_samples,
-            without_progress=counted.without_progress, held_s=before.held_s,
-        )  # fmt: skip
+            state,
+            restarts=counted.restarts,
+            best_samples=counted.best_samples,
+            without_progress=counted.without_progress,
+            held_s=before.held_s,
+        )
 
     def _last_output(self) -> str:
         return last_error(self._folder / f"output-{self._ranks.host}.log")
@@ -462,9 +512,11 @@ class HostSupervisor:
 def _next_start(state: HostState, samples: int) -> HostState:
     """The state's counts before another start, where the last one came to `samples` [samples]."""
     return replace(
-        state, restarts=state.restarts + 1, best_samples=max(samples, state.best_samples),
+        state,
+        restarts=state.restarts + 1,
+        best_samples=max(samples, state.best_samples),
         without_progress=0 if samples > state.best_samples else state.without_progress + 1,
-    )  # fmt: skip
+    )
 
 
 def newest_samples(events: Path) -> int:
@@ -536,8 +588,9 @@ def state_of(directory: Path) -> LaunchState:
     if not states:
         silent_s = now_s - (folder / _ORDER).stat().st_mtime
         if silent_s > STALE_S:
-            return seen_now("lost", "it was sent, and no host ever started it",
-                            f"no word of it for {silent_s:.0f} s{full}")  # fmt: skip
+            return seen_now(
+                "lost", "it was sent, and no host ever started it", f"no word of it for {silent_s:.0f} s{full}"
+            )
         return seen_now("starting", "no host has said anything yet")
     return combined(states)
 
@@ -576,10 +629,13 @@ def combined(states: Sequence[HostState]) -> LaunchState:
         f"{state.hostname} is {state.phase}: {state.evidence or state.why}" for state in wrong if state is not shown
     ]
     return LaunchState(
-        phase=shown.phase, why=f"{shown.hostname}: {shown.why}" if is_named else shown.why,
-        evidence="; ".join(filter(None, (shown.evidence, *missed))), exit_code=shown.exit_code,
-        restarts=max(state.restarts for state in states), at=shown.at,
-    )  # fmt: skip
+        phase=shown.phase,
+        why=f"{shown.hostname}: {shown.why}" if is_named else shown.why,
+        evidence="; ".join(filter(None, (shown.evidence, *missed))),
+        exit_code=shown.exit_code,
+        restarts=max(state.restarts for state in states),
+        at=shown.at,
+    )
 
 
 def _with_evidence(state: HostState, silent_s: float) -> HostState:
@@ -595,8 +651,9 @@ def _with_evidence(state: HostState, silent_s: float) -> HostState:
         evidence = f"{state.hostname} {was} its process is gone: no sign of life for {silent_s:.0f} s"
     else:
         return state
-    return replace(state, phase="lost", why=f"was {state.phase} and is gone",
-                   evidence=f"{evidence}; last sign of life {state.at}")  # fmt: skip
+    return replace(
+        state, phase="lost", why=f"was {state.phase} and is gone", evidence=f"{evidence}; last sign of life {state.at}"
+    )
 
 
 def ask_to_stop(directory: Path) -> None:

@@ -73,8 +73,13 @@ class TreeFile:
             digest = digest or sha256_file(source)
         except OSError as error:
             raise BadJob(f"{source} cannot be read: {error.strerror}") from error
-        return cls(path=path, num_bytes=status.st_size, digest=digest, content=source,
-                   is_executable=bool(status.st_mode & 0o100))  # fmt: skip
+        return cls(
+            path=path,
+            num_bytes=status.st_size,
+            digest=digest,
+            content=source,
+            is_executable=bool(status.st_mode & 0o100),
+        )
 
     def open(self) -> IO[bytes]:
         """The content as a binary file."""
@@ -203,8 +208,11 @@ def data_of(path: Path, root: Path) -> Data:
     except OSError as error:
         raise BadJob(f"data {path} cannot be read: {error}") from error
     files = tuple(TreeFile.of_file(name, folder / name, digest) for name, digest in digests.items())
-    return Data(path=inside, bundle=Bundle(kind="data", name=Path(inside).name, files=files),
-                file="" if path.is_dir() else path.name)  # fmt: skip
+    return Data(
+        path=inside,
+        bundle=Bundle(kind="data", name=Path(inside).name, files=files),
+        file="" if path.is_dir() else path.name,
+    )
 
 
 def path_below(path: Path, root: Path, what: str) -> str:
@@ -312,6 +320,8 @@ def secret_values(names: Iterable[str], environ: Mapping[str, str] = os.environ)
     """
     missing = [name for name in names if name not in environ]
     if missing:
-        raise BadJob(f"--secret {missing[0]}: there is no environment variable {missing[0]} here",
-                          remedy=f"export {missing[0]}=…, then the same command.")  # fmt: skip
+        raise BadJob(
+            f"--secret {missing[0]}: there is no environment variable {missing[0]} here",
+            remedy=f"export {missing[0]}=…, then the same command.",
+        )
     return {name: environ[name] for name in names}

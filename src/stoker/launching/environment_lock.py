@@ -82,9 +82,10 @@ def lock_of(modules: Iterable[str]) -> EnvironmentLock:
     versions.pop("stoker", None)
     own = imported - installed_closure({"torch"}).keys()  # no matter what they are called, nothing else brings them
     requirements = tuple(
-        f"{name}=={version.partition('+')[0]}" for name, version in sorted(versions.items())
+        f"{name}=={version.partition('+')[0]}"
+        for name, version in sorted(versions.items())
         if name in own or not _LEFT_TO_TORCH.match(name)
-    )  # fmt: skip
+    )
     return EnvironmentLock(python=f"{sys.version_info.major}.{sys.version_info.minor}", requirements=requirements)
 
 
@@ -173,11 +174,28 @@ def _install(folder: Path, lock: EnvironmentLock, log: IO[str]) -> None:
     requirements.write_text("\n".join(lock.requirements) + "\n")
     environment = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
     pip = subprocess.run(
-        [folder / "bin" / "python", "-m", "pip", "install", "--no-input", "--disable-pip-version-check",
-         "--only-binary", ":all:", "--progress-bar", "off", "-r", requirements],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, check=False,
-        text=True, errors="replace",
-    )  # fmt: skip
+        [
+            folder / "bin" / "python",
+            "-m",
+            "pip",
+            "install",
+            "--no-input",
+            "--disable-pip-version-check",
+            "--only-binary",
+            ":all:",
+            "--progress-bar",
+            "off",
+            "-r",
+            requirements,
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        check=False,
+        text=True,
+        errors="replace",
+    )
     if pip.returncode != 0:
         raise PlaceFailed(pip_problem(pip.stdout, lock))
 

@@ -189,17 +189,29 @@ def launch(
         handle = launcher.start(submission, tell)
         commit = commit_of(path.resolve().parent)
         record = Launch(
-            run=directory.name, place=on, kind=target.kind, handle=handle, identity=identity,
-            code_digest=submission.code.digest, environment_digest=_environment_digest(submission),
-            arguments=submission.arguments, submitted_at=utc_now("milliseconds"), commit=commit.name,
-            has_changes=bool(commit.diff), max_cost=options.max_cost, time_limit_s=options.time_limit_s,
-            secrets=options.secrets, sent_bytes=int(handle.get("sent_bytes", 0)),
+            run=directory.name,
+            place=on,
+            kind=target.kind,
+            handle=handle,
+            identity=identity,
+            code_digest=submission.code.digest,
+            environment_digest=_environment_digest(submission),
+            arguments=submission.arguments,
+            submitted_at=utc_now("milliseconds"),
+            commit=commit.name,
+            has_changes=bool(commit.diff),
+            max_cost=options.max_cost,
+            time_limit_s=options.time_limit_s,
+            secrets=options.secrets,
+            sent_bytes=int(handle.get("sent_bytes", 0)),
             forecast_s=None if forecast is None else forecast.total_s.value,
             forecast_low_s=None if forecast is None else forecast.total_s.low,
             forecast_high_s=None if forecast is None else forecast.total_s.high,
-            price_per_h=price_per_h, currency=currency, price_source=price_source,
+            price_per_h=price_per_h,
+            currency=currency,
+            price_source=price_source,
             states=(*earlier, seen_now("queued", "submitted")),
-        )  # fmt: skip
+        )
         directory.write_launch(record)
         keep_sources(directory, entry)
         if commit.diff:
@@ -213,8 +225,10 @@ def _require_its_limits(before: Launch, state: LaunchState, options: LaunchOptio
     Raises:
         BadRun: one was given that is another one.
     """
-    limits = (("--max-cost", options.max_cost, before.max_cost), ("--time-limit", options.time_limit_s,
-              before.time_limit_s))  # fmt: skip
+    limits = (
+        ("--max-cost", options.max_cost, before.max_cost),
+        ("--time-limit", options.time_limit_s, before.time_limit_s),
+    )
     if other := [name for name, given, own in limits if given not in (None, own)]:
         raise BadRun(
             f"{before.run} is {state.phase} at {before.place}, and was not started with that "
@@ -344,8 +358,10 @@ def prepare(
     launcher = launcher_of(target.kind)
     require_known(f"--place-option: {target.kind}", place, launcher.options)
     if options.image and not launcher.runs_images:
-        raise BadJob(f"--image {options.image}: {target.kind} runs no container images",
-                     remedy="Leave it out, or name a place that does: k8s:….")  # fmt: skip
+        raise BadJob(
+            f"--image {options.image}: {target.kind} runs no container images",
+            remedy="Leave it out, or name a place that does: k8s:….",
+        )
     root = work_folder(job_file)
     found = data_paths(job)
     inside = [path for path in found if is_below(path, root)]
@@ -357,16 +373,25 @@ def prepare(
         arguments = (*arguments, "--plan", _PLAN_FILE)
     code = code_bundle(job_file, entry.sources, data, options.send, extra)
     return Submission(
-        run=directory.name, target=target, code=code, stoker=stoker_bundle(),
+        run=directory.name,
+        target=target,
+        code=code,
+        stoker=stoker_bundle(),
         data=tuple(one.bundle for one in data),
         expected=tuple(str(path) for path in found if path not in inside),
-        job_file=job_file.resolve().relative_to(root).as_posix(), arguments=arguments,
-        environment=_environment(entry, options), image=options.image, variables=options.variables,
-        secrets=options.secrets, max_cost=options.max_cost,
+        job_file=job_file.resolve().relative_to(root).as_posix(),
+        arguments=arguments,
+        environment=_environment(entry, options),
+        image=options.image,
+        variables=options.variables,
+        secrets=options.secrets,
+        max_cost=options.max_cost,
         owner=f"{getpass.getuser()}@{platform.node()}:{directory.path.resolve()}",
-        send_limit=options.send_limit, time_limit_s=options.time_limit_s, most_held_s=options.time_limit_s,
+        send_limit=options.send_limit,
+        time_limit_s=options.time_limit_s,
+        most_held_s=options.time_limit_s,
         options=place,
-    )  # fmt: skip
+    )
 
 
 def forecast_there(
@@ -437,13 +462,17 @@ def choose_run(
             if not directory.path.exists() or directory.is_vacant:
                 return directory, None, f"{finished} is finished; {directory.name} is a new run" if finished else ""
             if number == 2 and options.run_dir is not None:
-                raise BadRun(f"{directory.path} is no run elsewhere: {directory.in_the_way()}.",
-                             remedy="Choose an empty or a new --run-dir.")  # fmt: skip
+                raise BadRun(
+                    f"{directory.path} is no run elsewhere: {directory.in_the_way()}.",
+                    remedy="Choose an empty or a new --run-dir.",
+                )
             continue
         if before.identity != identity:
             if options.run_dir is not None:
-                raise BadRun(f"{directory.path} holds a run of another job or other settings.",
-                             remedy="Choose another --run-dir, or --new.")  # fmt: skip
+                raise BadRun(
+                    f"{directory.path} holds a run of another job or other settings.",
+                    remedy="Choose another --run-dir, or --new.",
+                )
             continue
         if _is_finished(directory, before):
             finished = directory.name

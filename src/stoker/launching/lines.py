@@ -184,9 +184,12 @@ class Line(abc.ABC):
         # A pipe that nobody reads meanwhile would block both sides.
         with tempfile.TemporaryFile() as complaints:
             process = subprocess.Popen(
-                self.command(["sh", "-c", script, "sh", into]), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                stderr=complaints, process_group=0,
-            )  # fmt: skip
+                self.command(["sh", "-c", script, "sh", into]),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=complaints,
+                process_group=0,
+            )
             with process, _killed_on_error(process):
                 assert process.stdin is not None
                 with suppress(BrokenPipeError):  # its exit code says why it ended
@@ -198,9 +201,10 @@ class Line(abc.ABC):
         if answer.code != 0:
             free = self.shell('df -Pk -- "$(dirname -- "$1")" | awk "END {print \\$4}"', into, check=False).text
             room = f" ({format_bytes(int(free) * 1024)} free)" if free.isdigit() else ""
-            raise PlaceFailed(f"{into} cannot be written on {self.name}{room}: {answer.last_line()}",
-                              remedy="Nothing half was left there; free some space, or give another --place-option "
-                              "root=FOLDER.")  # fmt: skip
+            raise PlaceFailed(
+                f"{into} cannot be written on {self.name}{room}: {answer.last_line()}",
+                remedy="Nothing half was left there; free some space, or give another --place-option root=FOLDER.",
+            )
 
     def fetch_tree(self, folder: str, into: Path) -> int:
         """Copy the files below a folder there into `into`, but for `LEFT_THERE`; the number of files copied [files].
@@ -235,11 +239,15 @@ class Line(abc.ABC):
             self.require_line(answer)
         # A stream that ends between two files reads as a whole one.
         if came is None or answer.code not in _TAR_ENDED:
-            raise PlaceUnreachable(f"the copy of {folder} from {self.name} was cut",
-                                   remedy="The same command goes on from the files that came.")  # fmt: skip
+            raise PlaceUnreachable(
+                f"the copy of {folder} from {self.name} was cut",
+                remedy="The same command goes on from the files that came.",
+            )
         if (missing := set(wanted) - came) and (left := sorted(missing & self._to_fetch(folder, into))):
-            raise PlaceFailed(f"{left[0]} did not come from {folder} on {self.name}: {answer.last_line()}",
-                              remedy="The same command fetches the rest.")  # fmt: skip
+            raise PlaceFailed(
+                f"{left[0]} did not come from {folder} on {self.name}: {answer.last_line()}",
+                remedy="The same command fetches the rest.",
+            )
         return len(came)
 
     def _to_fetch(self, folder: str, into: Path) -> set[str]:
@@ -303,10 +311,16 @@ class SshLine(Line):
 
     def _ssh(self) -> list[str]:
         stated = {
-            "BatchMode": "yes", "ConnectTimeout": str(CONNECT_TIMEOUT_S), "ServerAliveInterval": str(ALIVE_INTERVAL_S),
-            "ServerAliveCountMax": str(ALIVE_MOST), "ControlMaster": "auto", "ControlPersist": str(PERSIST_S),
-            "ControlPath": f"{_control_folder()}/%C", "ForwardX11": "no", "LogLevel": "ERROR",
-        }  # fmt: skip
+            "BatchMode": "yes",
+            "ConnectTimeout": str(CONNECT_TIMEOUT_S),
+            "ServerAliveInterval": str(ALIVE_INTERVAL_S),
+            "ServerAliveCountMax": str(ALIVE_MOST),
+            "ControlMaster": "auto",
+            "ControlPersist": str(PERSIST_S),
+            "ControlPath": f"{_control_folder()}/%C",
+            "ForwardX11": "no",
+            "LogLevel": "ERROR",
+        }
         options = [word for name, value in stated.items() for word in ("-o", f"{name}={value}")]
         return ["ssh", "-T", *self._config, *options, *self._to]
 
@@ -317,15 +331,24 @@ def line_to(host: str) -> Line:
 
 
 _SSH_SENTENCES = (
-    ("permission denied", "{host} refuses the login: {line}",
-     "`ssh {host}` has to work without a password: put your key there with `ssh-copy-id {host}`, or start ssh-agent."),
-    ("host key verification failed", "the key of {host} is not known here, or has changed",
-     "Log in once by hand with `ssh {host}` and check its fingerprint."),
+    (
+        "permission denied",
+        "{host} refuses the login: {line}",
+        "`ssh {host}` has to work without a password: put your key there with `ssh-copy-id {host}` or start ssh-agent.",
+    ),
+    (
+        "host key verification failed",
+        "the key of {host} is not known here, or has changed",
+        "Log in once by hand with `ssh {host}` and check its fingerprint.",
+    ),
     ("could not resolve hostname", "there is no host {host}: {line}", "Check the name, or add it to ~/.ssh/config."),
-    ("too many authentication failures", "{host} refuses the login: {line}",
-     "Set IdentityFile and IdentitiesOnly for it in ~/.ssh/config."),
+    (
+        "too many authentication failures",
+        "{host} refuses the login: {line}",
+        "Set IdentityFile and IdentitiesOnly for it in ~/.ssh/config.",
+    ),
     ("bad configuration option", "~/.ssh/config cannot be used: {line}", "Mend that line."),
-)  # fmt: skip
+)
 
 
 def ssh_error(host: str, stderr: str) -> PlaceFailed:
@@ -342,8 +365,7 @@ def ssh_error(host: str, stderr: str) -> PlaceFailed:
         if found is not None:
             return PlaceFailed(message.format(host=host, line=found), remedy=remedy.format(host=host))
     said = lines[-1] if lines else "the connection was lost"
-    return PlaceUnreachable(f"{host} cannot be reached: {said}",
-                            remedy=ASK_AGAIN)  # fmt: skip
+    return PlaceUnreachable(f"{host} cannot be reached: {said}", remedy=ASK_AGAIN)
 
 
 def write_tar(files: Iterable[TreeFile], stream: IO[bytes]) -> None:
@@ -442,10 +464,13 @@ def files_to_copy(there: Mapping[str, Sequence[int]], into: Path) -> set[str]:
         return False
 
     return {
-        name for name, about in there.items()
-        if is_inside(name) and Path(name).parts[0] not in LEFT_THERE and not is_aside(Path(name))
+        name
+        for name, about in there.items()
+        if is_inside(name)
+        and Path(name).parts[0] not in LEFT_THERE
+        and not is_aside(Path(name))
         and not is_here(name, about)
-    }  # fmt: skip
+    }
 
 
 def is_inside(name: str) -> bool:
@@ -482,9 +507,13 @@ def _control_folder() -> Path:
         PlaceFailed: a folder of that name is another user's.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(runtime) / "stoker-ssh" if runtime and len(runtime) < 40 and Path(runtime).is_dir() else (
-        Path("/tmp") / f"stoker-ssh-{getpass.getuser()}"  # noqa: S108 - owner and mode are checked below
-    )  # fmt: skip
+    folder = (
+        Path(runtime) / "stoker-ssh"
+        if runtime and len(runtime) < 40 and Path(runtime).is_dir()
+        else (
+            Path("/tmp") / f"stoker-ssh-{getpass.getuser()}"  # noqa: S108 - owner and mode are checked below
+        )
+    )
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     status = folder.lstat()

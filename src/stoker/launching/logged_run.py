@@ -117,8 +117,10 @@ def run_order(sent: Path, root: Path, most_held_s: float | None = None, submitte
     except (OSError, ValueError) as error:
         raise PlaceFailed(f"what was sent cannot be read: {error}") from error
     if missing := [path for path in expected if not Path(path).exists()]:
-        raise PlaceFailed(f"{platform.node()} has no {missing[0]}, which the job reads and which was not sent",
-                          remedy="Put it there under that path; or move it below the job's folder.")  # fmt: skip
+        raise PlaceFailed(
+            f"{platform.node()} has no {missing[0]}, which the job reads and which was not sent",
+            remedy="Put it there under that path; or move it below the job's folder.",
+        )
     for path, target in links.items():
         with suppress(FileExistsError):
             (sent / path).parent.mkdir(parents=True, exist_ok=True)
@@ -127,13 +129,20 @@ def run_order(sent: Path, root: Path, most_held_s: float | None = None, submitte
     launch = directory / "launch"
     before = launch / ORDER
     if before.exists() and loads(before.read_bytes(), LaunchOrder).owner != order.owner:
-        raise PlaceFailed(f"there is a run of that name already, in {directory}, of somebody else",
-                          remedy="Give this one another name: --run-dir runs/NAME.")  # fmt: skip
+        raise PlaceFailed(
+            f"there is a run of that name already, in {directory}, of somebody else",
+            remedy="Give this one another name: --run-dir runs/NAME.",
+        )
     launch.mkdir(parents=True, exist_ok=True)
     for left in ("stop", "host-0.json"):
         (launch / left).unlink(missing_ok=True)
-    order = replace(order, code=str(sent / order.code), pythonpath=str(sent / order.pythonpath),
-                    most_held_s=most_held_s, submitted_at=submitted_at)  # fmt: skip
+    order = replace(
+        order,
+        code=str(sent / order.code),
+        pythonpath=str(sent / order.pythonpath),
+        most_held_s=most_held_s,
+        submitted_at=submitted_at,
+    )
     before.write_text(dumps(order))
     with _repeated(directory):
         return HostSupervisor(directory, launcher_of(order.kind).ranks(os.environ), {}).run()
@@ -187,8 +196,11 @@ def print_files(directory: Path, names: Sequence[str] | None) -> None:
             name = path.relative_to(directory).as_posix()
             if _SAFE.fullmatch(name) and name not in LEFT_THERE and not name.startswith("launch/"):
                 with suppress(FileNotFoundError), path.open("rb") as file:
-                    about = {"name": name, "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-                             "num_bytes": path.stat().st_size}  # fmt: skip
+                    about = {
+                        "name": name,
+                        "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+                        "num_bytes": path.stat().st_size,
+                    }
                     _print([FILE + json.dumps(about).encode()])
         return
     for name in names:

@@ -108,12 +108,21 @@ def remember_run(directory: RunDirectory, launch: Launch) -> None:
         forecast_s = launch.forecast_s
         if forecast_s is None and decision is not None and decision.is_settled:
             forecast_s = decision.chosen.forecast.total_s.value
-        place_history().append(PlaceRun(
-            place=place_of(launch.place), word=launch.place, run=launch.run, at=launch.submitted_at,
-            sent_bytes=launch.sent_bytes, queue_s=queue_s, first_update_s=first_update_s, forecast_s=forecast_s,
-            measured_s=finished.wall_s if finished is not None and is_whole else None, spent=launch.spent,
-            currency=launch.currency,
-        ))  # fmt: skip
+        place_history().append(
+            PlaceRun(
+                place=place_of(launch.place),
+                word=launch.place,
+                run=launch.run,
+                at=launch.submitted_at,
+                sent_bytes=launch.sent_bytes,
+                queue_s=queue_s,
+                first_update_s=first_update_s,
+                forecast_s=forecast_s,
+                measured_s=finished.wall_s if finished is not None and is_whole else None,
+                spent=launch.spent,
+                currency=launch.currency,
+            )
+        )
 
 
 def lessons_of(place: str, runs: Iterable[PlaceRun] | None = None) -> PlaceLessons:

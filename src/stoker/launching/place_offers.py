@@ -167,9 +167,11 @@ def compare_places(
     if elsewhere and sent_bytes > ASSUMED_BYTES_PER_S:
         lines.append("transfer: at 100 Mbit/s, which is assumed; what a place has already is not sent")
     return PlaceComparison(
-        offers=ranked(offers, limits, objective), lines=tuple(lines), sent_bytes=sent_bytes,
+        offers=ranked(offers, limits, objective),
+        lines=tuple(lines),
+        sent_bytes=sent_bytes,
         took_s=time.perf_counter() - started,
-    )  # fmt: skip
+    )
 
 
 def split_words(on: str) -> list[str]:
@@ -257,9 +259,12 @@ def _offers_of(word: str, answer: _Answer | str, forecasts: _Forecasts, sent_byt
     lessons, found = lessons_of(place_of(word)), []
     for offer in answer.offers:
         shape = replace(
-            answer.target, text=offer.text, num_nodes=offer.num_nodes, devices_each=offer.devices_each,
+            answer.target,
+            text=offer.text,
+            num_nodes=offer.num_nodes,
+            devices_each=offer.devices_each,
             device=offer.device,
-        )  # fmt: skip
+        )
         best = _forecast(shape, answer.probe, forecasts)
         if isinstance(best, Candidate) and answer.launcher.limits_time:
             offer = _with_limit(answer.launcher, shape, offer, best, lessons)  # noqa: PLW2901 - the same, asked for precisely
@@ -279,7 +284,7 @@ def _forecast(target: LaunchTarget, probe: Probe, forecasts: _Forecasts) -> Cand
 
 def _with_limit(
     launcher: Launcher, target: LaunchTarget, offer: Offer, best: Candidate, lessons: PlaceLessons
-) -> Offer:  # fmt: skip
+) -> Offer:
     """The offer for the time that the run needs: a short request starts sooner."""
     with suppress(PlaceFailed):
         again = launcher.offers(Request(target=target, time_limit_s=time_limit(best.forecast, lessons)))
@@ -296,9 +301,14 @@ def _priced(offer: Offer, best: Candidate | str, lessons: PlaceLessons, sent_byt
     if is_learned:
         parts.append(f"wait: median of {lessons.num_runs} earlier runs")
     made = PlaceOffer(
-        text=offer.text, starts_in_s=starts_in_s, transfer_s=sent_bytes / ASSUMED_BYTES_PER_S,
-        price_per_h=offer.price_per_h, currency=offer.currency, price_source=offer.price_source, why="; ".join(parts),
-    )  # fmt: skip
+        text=offer.text,
+        starts_in_s=starts_in_s,
+        transfer_s=sent_bytes / ASSUMED_BYTES_PER_S,
+        price_per_h=offer.price_per_h,
+        currency=offer.currency,
+        price_source=offer.price_source,
+        why="; ".join(parts),
+    )
     if isinstance(best, str):
         return replace(made, device=offer.device, why="; ".join([*parts, best]))
     charged_s = startup_s + (starts_in_s or 0.0 if offer.is_rented else 0.0)
@@ -312,10 +322,14 @@ def _priced(offer: Offer, best: Candidate | str, lessons: PlaceLessons, sent_byt
     held = replace(run, value=run.value + charged_s, low=run.low + charged_s, high=run.high + charged_s)
     price = offer.price_per_h
     return replace(
-        made, device=best.device, run=run, finish_s=(starts_in_s or 0.0) + startup_s + made.transfer_s + run.value,
+        made,
+        device=best.device,
+        run=run,
+        finish_s=(starts_in_s or 0.0) + startup_s + made.transfer_s + run.value,
         cost=None if price is None else held.scaled(price / 3600, offer.currency),
-        interrupted=-math.expm1(-preemptions), why="; ".join(parts),
-    )  # fmt: skip
+        interrupted=-math.expm1(-preemptions),
+        why="; ".join(parts),
+    )
 
 
 def _on_devices(word: str, forecasts: _Forecasts) -> list[PlaceOffer]:
@@ -328,13 +342,19 @@ def _on_devices(word: str, forecasts: _Forecasts) -> list[PlaceOffer]:
             continue
         run, starts_in_s = best.forecast.total_s, 0.0 if place.is_here else STARTING_S
         price = None if best.price is None else best.price.usd_per_hour * place.count
-        found.append(PlaceOffer(
-            text=place.name, device=best.device, starts_in_s=starts_in_s, run=run, finish_s=starts_in_s + run.value,
-            price_per_h=0.0 if place.is_here else price,
-            cost=run.scaled(0.0, "USD") if place.is_here else best.forecast.cost_usd,
-            price_source="" if best.price is None else f"{best.price.provider}, {best.price.seen_on or 'undated'}",
-            why="yours" if place.is_here else "to be rented by hand" if price is not None else "no price is known",
-        ))  # fmt: skip
+        found.append(
+            PlaceOffer(
+                text=place.name,
+                device=best.device,
+                starts_in_s=starts_in_s,
+                run=run,
+                finish_s=starts_in_s + run.value,
+                price_per_h=0.0 if place.is_here else price,
+                cost=run.scaled(0.0, "USD") if place.is_here else best.forecast.cost_usd,
+                price_source="" if best.price is None else f"{best.price.provider}, {best.price.seen_on or 'undated'}",
+                why="yours" if place.is_here else "to be rented by hand" if price is not None else "no price is known",
+            )
+        )
     return found
 
 

@@ -117,11 +117,16 @@ class RayLauncher(Launcher):
         why = "Ray's autoscaler reports a free node" if is_free else "Ray says nothing about when devices are free"
         return (
             Offer(
-                text=target.text, num_nodes=1, devices_each=target.devices_each, device=target.device,
-                starts_in_s=0.0 if is_free else None, price_per_h=None,
-                price_source="a cluster that is there: no price is known", why=why,
+                text=target.text,
+                num_nodes=1,
+                devices_each=target.devices_each,
+                device=target.device,
+                starts_in_s=0.0 if is_free else None,
+                price_per_h=None,
+                price_source="a cluster that is there: no price is known",
+                why=why,
             ),
-        )  # fmt: skip
+        )
 
     def script(self, submission: Submission) -> str:
         """The job as it is posted."""
@@ -149,8 +154,10 @@ class RayLauncher(Launcher):
         ]
         going = [job for job in jobs if job["status"] in {"PENDING", "RUNNING"}]
         if any(job["metadata"].get("owner") != submission.owner for job in jobs):
-            raise PlaceFailed(f"the cluster at {address} has a run {submission.run} of somebody else",
-                              remedy="Give this one another name: --run-dir runs/NAME.")  # fmt: skip
+            raise PlaceFailed(
+                f"the cluster at {address} has a run {submission.run} of somebody else",
+                remedy="Give this one another name: --run-dir runs/NAME.",
+            )
         if going:
             return _handle(submission, str(going[0]["submission_id"]), 0)
         sent, path = 0, f"/api/packages/gcs/{_package(submission)}"
@@ -224,9 +231,10 @@ class RayLauncher(Launcher):
         node = _node_of(info)
         there = files_in(_helper_log(handle, node, "list", handle["directory"]))
         missing = {
-            name: about for name, about in there.items()
+            name: about
+            for name, about in there.items()
             if not (into / name).is_file() or sha256_file(into / name) != about[0]
-        }  # fmt: skip
+        }
         num_bytes = sum(size for _, size in missing.values())
         if num_bytes > _MOST_FETCHED_BYTES:
             most = format_bytes(_MOST_FETCHED_BYTES)
@@ -282,8 +290,9 @@ def _job(submission: Submission, node: Mapping[str, Any], number: int, submitted
     target, environment = submission.target, submission.environment
     stop_s = max(_LEAST_STOP_S, 4 * submission.save_s)
     runtime: dict[str, Any] = {
-        "working_dir": f"gcs://{_package(submission)}", "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": f"{stop_s:.0f}"},
-    }  # fmt: skip
+        "working_dir": f"gcs://{_package(submission)}",
+        "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": f"{stop_s:.0f}"},
+    }
     if isinstance(environment, EnvironmentLock):
         runtime["pip"] = {"packages": list(environment.requirements), "pip_check": False}
     job: dict[str, Any] = {
@@ -348,11 +357,11 @@ def _helper_log(handle: Handle, node: str, *words: str) -> bytes:
     if python is None:
         raise PlaceFailed(f"the job {handle['job']} is none of Stoker's")
     job = {
-        "entrypoint": f'PYTHONPATH="$PWD/{python[1]}" {python[2]} -m stoker.launching.logged_run '
-        + shlex.join(words),
-        "runtime_env": info["runtime_env"], "metadata": {"stoker_helper": handle["job"]},
+        "entrypoint": f'PYTHONPATH="$PWD/{python[1]}" {python[2]} -m stoker.launching.logged_run ' + shlex.join(words),
+        "runtime_env": info["runtime_env"],
+        "metadata": {"stoker_helper": handle["job"]},
         **({"entrypoint_resources": {f"node:{node}": 0.001}} if node else {}),
-    }  # fmt: skip
+    }
     made = json.loads(_request(handle["url"], "/api/jobs/", method="POST", body=json.dumps(job).encode())[1])
     name, until = str(made["submission_id"]), time.monotonic() + _UPLOAD_TIMEOUT_S
     while (info := _json(handle["url"], f"/api/jobs/{name}"))["status"] in {"PENDING", "RUNNING"}:
@@ -362,8 +371,10 @@ def _helper_log(handle: Handle, node: str, *words: str) -> bytes:
     log = _log({"url": handle["url"], "job": name})
     _request(handle["url"], f"/api/jobs/{name}", method="DELETE", allow=(404, 500))
     if info["status"] != "SUCCEEDED":
-        raise PlaceFailed(f"the run's directory on {node} cannot be read: {info.get('message')}",
-                          remedy="If the node is gone, --keep URL would have had a copy.")  # fmt: skip
+        raise PlaceFailed(
+            f"the run's directory on {node} cannot be read: {info.get('message')}",
+            remedy="If the node is gone, --keep URL would have had a copy.",
+        )
     return log
 
 
@@ -391,14 +402,21 @@ def _get(address: str, path: str) -> Any:
     try:
         return json.loads(body)
     except ValueError as error:
-        raise PlaceFailed(f"{address} is not Ray's dashboard: it answers {body[:60]!r}",
-                          remedy="Give the dashboard's address, as `ray start` prints it.") from error  # fmt: skip
+        raise PlaceFailed(
+            f"{address} is not Ray's dashboard: it answers {body[:60]!r}",
+            remedy="Give the dashboard's address, as `ray start` prints it.",
+        ) from error
 
 
 def _request(
-    address: str, path: str, *, method: str = "GET", body: bytes | None = None, allow: tuple[int, ...] = (),
+    address: str,
+    path: str,
+    *,
+    method: str = "GET",
+    body: bytes | None = None,
+    allow: tuple[int, ...] = (),
     timeout_s: float = _TIMEOUT_S,
-) -> tuple[int, bytes]:  # fmt: skip
+) -> tuple[int, bytes]:
     """Status and body of an answer.
 
     Raises:
@@ -418,14 +436,15 @@ def _request(
         with answer:
             code, content = int(answer.status), answer.read()
     except (OSError, http.client.HTTPException) as error:  # the latter: an answer that breaks off
-        raise PlaceUnreachable(f"{address} does not answer: {first_line(error)}",
-                               remedy="Is it the dashboard's address, and can it be reached?") from error  # fmt: skip
+        raise PlaceUnreachable(
+            f"{address} does not answer: {first_line(error)}",
+            remedy="Is it the dashboard's address, and can it be reached?",
+        ) from error
     if code < 400 or code in allow:
         return code, content
     lines = content.decode(errors="replace").strip().splitlines()
     if code in {401, 403}:
-        raise PlaceFailed(f"{address} refuses the login ({code})",
-                          remedy="Set RAY_AUTH_TOKEN to the cluster's token.")  # fmt: skip
+        raise PlaceFailed(f"{address} refuses the login ({code})", remedy="Set RAY_AUTH_TOKEN to the cluster's token.")
     raise PlaceFailed(f"{address} refuses {method} {path} ({code}): {lines[-1] if lines else ''}")
 
 

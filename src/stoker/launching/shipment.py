@@ -52,9 +52,13 @@ class Shipped:
         if not python and isinstance(environment, EnvironmentLock):
             python = f"{root}/{environment.folder(environment.python)}/bin/python"
         return cls(
-            root=root, directory=f"{root}/runs/{submission.run}", code=f"{root}/{submission.code.folder}",
-            stoker=f"{root}/{submission.stoker.folder}", python=python or str(environment), sent_bytes=sent_bytes,
-        )  # fmt: skip
+            root=root,
+            directory=f"{root}/runs/{submission.run}",
+            code=f"{root}/{submission.code.folder}",
+            stoker=f"{root}/{submission.stoker.folder}",
+            python=python or str(environment),
+            sent_bytes=sent_bytes,
+        )
 
     def program(self, command: str, *options: str) -> list[str]:
         """The command line of `at_place COMMAND DIR` there."""
@@ -67,9 +71,13 @@ def program_at(python: str, stoker: str, command: str, directory: str, *options:
 
 
 def ship(
-    line: Line, submission: Submission, *, tell: Callable[[str], None] = lambda _: None, is_requeued: bool = False,
+    line: Line,
+    submission: Submission,
+    *,
+    tell: Callable[[str], None] = lambda _: None,
+    is_requeued: bool = False,
     submitted_at: str = "",
-) -> Shipped:  # fmt: skip
+) -> Shipped:
     """Send what is missing, make the environment, and write the order; nothing is started.
 
     Args:
@@ -91,9 +99,7 @@ def ship(
     stoker = f"{root}/{submission.stoker.folder}"
     python = environment_at(line, root, stoker, submission.environment, tell)
     shipped = Shipped.of(submission, root, python=python, sent_bytes=sent)
-    order = LaunchOrder.of(
-        submission, shipped.code, shipped.stoker, is_requeued=is_requeued, submitted_at=submitted_at
-    )  # fmt: skip
+    order = LaunchOrder.of(submission, shipped.code, shipped.stoker, is_requeued=is_requeued, submitted_at=submitted_at)
     line.write(f"{shipped.directory}/launch/order.json", dumps(order).encode())
     return shipped
 
@@ -222,17 +228,23 @@ def environment_at(
         return f"{ready}/bin/python"
     base = line.shell(*base_python_script(environment), check=False)
     if base.code != 0 or not base.text:
-        raise PlaceFailed(f"{line.name} has no Python of at least 3.11",
-                          remedy="Install one there, or name it: --env /path/to/python.")  # fmt: skip
+        raise PlaceFailed(
+            f"{line.name} has no Python of at least 3.11",
+            remedy="Install one there, or name it: --env /path/to/python.",
+        )
     tell(f"making the environment on {line.name}: {len(environment.requirements)} packages, once")
     answer = line.run(
         ["env", f"PYTHONPATH={stoker}", base.text, "-m", "stoker.launching.environment_lock", root],
-        stdin=dumps(environment).encode(), timeout_s=INSTALL_TIMEOUT_S, check=False,
-    )  # fmt: skip
+        stdin=dumps(environment).encode(),
+        timeout_s=INSTALL_TIMEOUT_S,
+        check=False,
+    )
     if answer.code != 0:
-        raise PlaceFailed(f"{line.name}: {answer.last_line()}",
-                          remedy="Change the version here, put a wheel where the place's pip finds it (PIP_FIND_LINKS "
-                          "there), or use --env theirs.")  # fmt: skip
+        raise PlaceFailed(
+            f"{line.name}: {answer.last_line()}",
+            remedy="Change the version here, put a wheel where the place's pip finds it (PIP_FIND_LINKS "
+            "there), or use --env theirs.",
+        )
     return answer.text.splitlines()[-1]
 
 
@@ -248,9 +260,10 @@ def _their_python(line: Line, python: str) -> str:
     if answer.code == 0:
         return answer.text
     problem = f"its {python} is older than 3.11" if answer.code == 4 else answer.last_line()
-    raise PlaceFailed(f"{line.name} cannot run Stoker in its own environment: {problem}",
-                      remedy="Install what is missing there, or leave --env out: the versions here are installed there "
-                      "once.")  # fmt: skip
+    raise PlaceFailed(
+        f"{line.name} cannot run Stoker in its own environment: {problem}",
+        remedy="Install what is missing there, or leave --env out: the versions here are installed there once.",
+    )
 
 
 def secrets_input(values: dict[str, str]) -> bytes:

@@ -97,16 +97,19 @@ def read_catalogue(folder: Path, *, clouds: Sequence[str] = ()) -> tuple[tuple[C
     paths = sorted(path for path in folder.glob("*/vms.csv") if not clouds or path.parent.name in clouds)
     if not paths:
         asked = f" of {', '.join(clouds)}" if clouds else ""
-        raise PlaceFailed(f"SkyPilot has no catalogue{asked} in {folder}",
-                          remedy="`sky gpus list` fetches it; `sky check` says which clouds are enabled.")  # fmt: skip
+        raise PlaceFailed(
+            f"SkyPilot has no catalogue{asked} in {folder}",
+            remedy="`sky gpus list` fetches it; `sky check` says which clouds are enabled.",
+        )
     found: list[CloudOffer] = []
     for path in paths:
         try:
             with path.open(newline="", encoding="utf-8") as file:
                 found += [offer for row in csv.DictReader(file) for offer in _offers_of(path.parent.name, row)]
         except (ValueError, KeyError, csv.Error) as problem:
-            raise PlaceFailed(f"{path} is no catalogue of SkyPilot: {problem}",
-                              remedy="Delete it; SkyPilot fetches it again.") from problem  # fmt: skip
+            raise PlaceFailed(
+                f"{path} is no catalogue of SkyPilot: {problem}", remedy="Delete it; SkyPilot fetches it again."
+            ) from problem
     oldest = min(path.stat().st_mtime for path in paths)
     return tuple(found), f"SkyPilot's catalogue of {datetime.fromtimestamp(oldest, UTC):%Y-%m-%d}"
 
@@ -120,10 +123,17 @@ def _offers_of(cloud: str, row: Mapping[str, str]) -> list[CloudOffer]:
     for column, is_spot in (("Price", False), ("SpotPrice", True)):
         price = float(row.get(column) or "nan")
         if math.isfinite(price) and price > 0:
-            found.append(CloudOffer(
-                cloud=cloud, region=row.get("Region", ""), instance=row["InstanceType"],
-                device=device_name(row["AcceleratorName"]), count=int(count), price_per_h=price, is_spot=is_spot,
-            ))  # fmt: skip
+            found.append(
+                CloudOffer(
+                    cloud=cloud,
+                    region=row.get("Region", ""),
+                    instance=row["InstanceType"],
+                    device=device_name(row["AcceleratorName"]),
+                    count=int(count),
+                    price_per_h=price,
+                    is_spot=is_spot,
+                )
+            )
     return found
 
 
@@ -154,9 +164,13 @@ class SkyLauncher(Launcher):
             raise NoDevice(f"--on sky:{text}: {unknown[0]!r} is no option.", remedy=nearest(unknown[0], ["spot"]))
         _, each, device = read_shape(f"sky:{text}", match[2] or "here", _SYNTAX, one_node=ONE_NODE)
         return LaunchTarget(
-            text=f"sky:{text}", kind=self.kind, address=match[1], devices_each=each,
-            device=device_name(device) if device else "", options=options,
-        )  # fmt: skip
+            text=f"sky:{text}",
+            kind=self.kind,
+            address=match[1],
+            devices_each=each,
+            device=device_name(device) if device else "",
+            options=options,
+        )
 
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
         """SkyPilot's version, its enabled clouds, and the cheapest machine with the devices."""
@@ -180,11 +194,17 @@ class SkyLauncher(Launcher):
 
         def offer(machine: CloudOffer, text: str, source: str) -> Offer:
             return Offer(
-                text=text, num_nodes=1, devices_each=machine.count, device=machine.device, starts_in_s=STARTING_S,
-                price_per_h=machine.price_per_h, price_source=f"{source}: {machine.instance} in {machine.region}",
-                preempted_per_h=PREEMPTED_PER_H if machine.is_spot else 0.0, is_rented=True,
+                text=text,
+                num_nodes=1,
+                devices_each=machine.count,
+                device=machine.device,
+                starts_in_s=STARTING_S,
+                price_per_h=machine.price_per_h,
+                price_source=f"{source}: {machine.instance} in {machine.region}",
+                preempted_per_h=PREEMPTED_PER_H if machine.is_spot else 0.0,
+                is_rented=True,
                 why=f"{format_seconds(STARTING_S)} for a machine is a judgement; whether there is one is not known",
-            )  # fmt: skip
+            )
 
         kinds: dict[tuple[str, int, str], CloudOffer] = {}
         for machine in fitting:
@@ -273,10 +293,10 @@ class SkyLauncher(Launcher):
         offers, _ = _catalogue(target)
         is_spot = "spot" in target.options
         fitting = [
-            offer for offer in offers
-            if offer.is_spot == is_spot and offer.count == target.devices_each
-            and target.device in {"", offer.device}
-        ]  # fmt: skip
+            offer
+            for offer in offers
+            if offer.is_spot == is_spot and offer.count == target.devices_each and target.device in {"", offer.device}
+        ]
         return sorted(fitting, key=lambda offer: (offer.price_per_h, offer.cloud, offer.region, offer.instance))
 
     def _task(self, submission: Submission, sent: Path, submitted_at: str) -> dict[str, Any]:
@@ -284,13 +304,19 @@ class SkyLauncher(Launcher):
         target, environment = submission.target, submission.environment
         offers = self._fitting(target)[:_MOST_ALTERNATIVES]
         if not offers:
-            raise PlaceFailed(f"SkyPilot's catalogue has no machine for {target.text}",
-                              remedy="`sky gpus list` shows what there is.")  # fmt: skip
+            raise PlaceFailed(
+                f"SkyPilot's catalogue has no machine for {target.text}", remedy="`sky gpus list` shows what there is."
+            )
         recovery = {"strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": 0, "recover_on_exit_codes": [75, 130]}
         machines = [
-            {"infra": f"{offer.cloud}/{offer.region}", "instance_type": offer.instance, "use_spot": offer.is_spot,
-             "job_recovery": recovery} for offer in offers
-        ]  # fmt: skip
+            {
+                "infra": f"{offer.cloud}/{offer.region}",
+                "instance_type": offer.instance,
+                "use_spot": offer.is_spot,
+                "job_recovery": recovery,
+            }
+            for offer in offers
+        ]
         python, setup = "python3", ""
         if isinstance(environment, EnvironmentLock):
             folder = f"$HOME/{environment.folder(environment.python)}"
@@ -302,9 +328,13 @@ class SkyLauncher(Launcher):
         elif environment:
             python = shlex.quote(environment)
         return {
-            "name": _job_name(submission), "workdir": str(sent), "resources": {"ordered": machines},
-            "envs": dict(submission.variables), "setup": setup, "run": entrypoint(submission, python, submitted_at),
-        }  # fmt: skip
+            "name": _job_name(submission),
+            "workdir": str(sent),
+            "resources": {"ordered": machines},
+            "envs": dict(submission.variables),
+            "setup": setup,
+            "run": entrypoint(submission, python, submitted_at),
+        }
 
 
 _PHASES: dict[str, tuple[LaunchPhase, str]] = {
@@ -333,8 +363,10 @@ def _require_startable(submission: Submission) -> str:
         PlaceFailed: there is none, or the job reads what a machine of a cloud does not have.
     """
     if submission.expected:
-        raise PlaceFailed(f"{submission.expected[0]} is outside of the job's folder, and no machine of a cloud has it",
-                          remedy="Move it below the job's folder, so that it is sent.")  # fmt: skip
+        raise PlaceFailed(
+            f"{submission.expected[0]} is outside of the job's folder, and no machine of a cloud has it",
+            remedy="Move it below the job's folder, so that it is sent.",
+        )
     words = list(submission.arguments)
     if "--keep" not in words[:-1]:
         raise PlaceFailed(
@@ -368,8 +400,10 @@ def _record(name: str) -> dict[str, Any] | None:
         found = json.loads(text[text.index("[") :]) if "[" in text else []
         named = [record for record in found if record.get("job_name") == name]
     except (ValueError, AttributeError) as error:
-        raise PlaceFailed(f"`sky jobs queue` answers with something else than JSON: {text[:80]!r}",
-                          remedy="Stoker knows SkyPilot 0.14.") from error  # fmt: skip
+        raise PlaceFailed(
+            f"`sky jobs queue` answers with something else than JSON: {text[:80]!r}",
+            remedy="Stoker knows SkyPilot 0.14.",
+        ) from error
     return max(named, key=lambda record: int(record.get("job_id") or 0), default=None)
 
 
@@ -391,13 +425,20 @@ def _sky(*words: str, variables: Mapping[str, str] | None = None, timeout_s: flo
     """
     try:
         done = subprocess.run(
-            ["sky", *words], capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL, check=False,
+            ["sky", *words],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+            check=False,
             env={**os.environ, **(variables or {})},
-        )  # fmt: skip
+        )
     except FileNotFoundError as error:
-        raise PlaceFailed("SkyPilot is not installed here: there is no command `sky`",
-                          remedy="pip install 'skypilot[aws]' (or gcp, azure, lambda, …) in an environment of its own, "
-                          "put its `sky` on the PATH, then `sky check`.") from error  # fmt: skip
+        raise PlaceFailed(
+            "SkyPilot is not installed here: there is no command `sky`",
+            remedy="pip install 'skypilot[aws]' (or gcp, azure, lambda, …) in an environment of its own, "
+            "put its `sky` on the PATH, then `sky check`.",
+        ) from error
     except subprocess.TimeoutExpired as error:
         raise PlaceUnreachable(f"`sky {words[0]} {words[1]}` did not end in {format_seconds(timeout_s)}") from error
     if done.returncode == 0:

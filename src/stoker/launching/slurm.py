@@ -73,10 +73,13 @@ from stoker.units import format_seconds
 _SYNTAX = "slurm:[[login@]host:][partition][/[nodes×][devices×]DEVICE][:option=value,…]"
 _PASSED_ON = ("account", "qos", "constraint", "reservation", "mem")
 _DEFAULTS = {
-    "account": ("SBATCH_ACCOUNT",), "qos": ("SBATCH_QOS",), "constraint": ("SBATCH_CONSTRAINT",),
-    "reservation": ("SBATCH_RESERVATION",), "mem": ("SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"),
+    "account": ("SBATCH_ACCOUNT",),
+    "qos": ("SBATCH_QOS",),
+    "constraint": ("SBATCH_CONSTRAINT",),
+    "reservation": ("SBATCH_RESERVATION",),
+    "mem": ("SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"),
     "wckey": ("SBATCH_WCKEY",),
-}  # fmt: skip
+}
 """The user's variables that sbatch may see, by the option that each stands for. sbatch lets a variable win over the
 script: one is left out where its option is stated, and all others (partition, GPUs, time, signal, requeue) always."""
 
@@ -115,9 +118,14 @@ class SlurmLauncher(Launcher):
         nodes, each, device = read_shape(f"slurm:{text}", shape, _SYNTAX) if slash else (1, 1, "")
         words = frozenset(word.strip() for word in options.split(",")) if colon else frozenset()
         target = LaunchTarget(
-            text=f"slurm:{text}", kind=self.kind, address=f"{host}:{partition}", num_nodes=nodes,
-            devices_each=each, device=device, options=words,
-        )  # fmt: skip
+            text=f"slurm:{text}",
+            kind=self.kind,
+            address=f"{host}:{partition}",
+            num_nodes=nodes,
+            devices_each=each,
+            device=device,
+            options=words,
+        )
         try:
             _options(target, {})
             _line(target)
@@ -198,11 +206,14 @@ class SlurmLauncher(Launcher):
             found.append(
                 Offer(
                     text=f"slurm:{f'{host}:' if host else ''}{partition.name}/{_shape_text(target, shape.device)}",
-                    num_nodes=target.num_nodes, devices_each=target.devices_each, device=shape.device,
+                    num_nodes=target.num_nodes,
+                    devices_each=target.devices_each,
+                    device=shape.device,
                     starts_in_s=None if estimate is None else max(0.0, estimate[0] - now),
-                    price_source="Slurm states no price", why="; ".join(why),
+                    price_source="Slurm states no price",
+                    why="; ".join(why),
                 )
-            )  # fmt: skip
+            )
         return tuple(found)
 
     def script(self, submission: Submission) -> str:
@@ -228,9 +239,14 @@ class SlurmLauncher(Launcher):
         began = utc_now("milliseconds")
         shipped = ship(line, submission, tell=tell, is_requeued=True, submitted_at=began)
         handle: Handle = {
-            "host": _address(target)[0], "directory": directory, "root": shipped.root, "run": submission.run,
-            "submitted_at": began, "owner": submission.owner, "sent_bytes": shipped.sent_bytes,
-        }  # fmt: skip
+            "host": _address(target)[0],
+            "directory": directory,
+            "root": shipped.root,
+            "run": submission.run,
+            "submitted_at": began,
+            "owner": submission.owner,
+            "sent_bytes": shipped.sent_bytes,
+        }
         values = secret_values(submission.secrets) | {"STOKER_SECRET": secrets.token_hex(32)}
         try:
             line.write(_secrets_path(handle), secrets_input(values), mode=0o600)
@@ -257,9 +273,12 @@ class SlurmLauncher(Launcher):
         try:
             job, restarts = int(environ["SLURM_JOB_ID"]), int(environ.get("SLURM_RESTART_COUNT") or 0)
             return HostRanks(
-                host=int(environ["SLURM_NODEID"]), num_hosts=int(environ["SLURM_STEP_NUM_NODES"]),
-                master=environ["STOKER_MASTER"], port=meeting_port(job, restarts), attempt=str(restarts),
-            )  # fmt: skip
+                host=int(environ["SLURM_NODEID"]),
+                num_hosts=int(environ["SLURM_STEP_NUM_NODES"]),
+                master=environ["STOKER_MASTER"],
+                port=meeting_port(job, restarts),
+                attempt=str(restarts),
+            )
         except KeyError as error:
             raise PlaceFailed(f"{error.args[0]} is not set", remedy="Submit launch/batch.sh with sbatch.") from error
 
@@ -394,9 +413,13 @@ class Shape:
 
     @classmethod
     def of(
-        cls, target: LaunchTarget, partition: Partition | None, options: Mapping[str, str],
-        time_limit_s: float | None = None, save_s: float = 30.0,
-    ) -> Shape:  # fmt: skip
+        cls,
+        target: LaunchTarget,
+        partition: Partition | None,
+        options: Mapping[str, str],
+        time_limit_s: float | None = None,
+        save_s: float = 30.0,
+    ) -> Shape:
         """The shape of a target in a partition; None: what only the cluster knows is left open."""
         device = target.device or ("cpu" if partition is not None and not partition.gpu_types else "gpu")
         model, cpus = ("" if device in {"cpu", "gpu"} else device), _count(options.get("cpus", "0"), "cpus")
@@ -415,12 +438,17 @@ class Shape:
         notice = notice_s(save_s, None if limit is None else math.ceil(limit / 60) * 60)
         usable = None if time_s is None else max(1.0, time_s - notice)
         return cls(
-            partition=partition.name if partition is not None else _address(target)[1], num_nodes=target.num_nodes,
-            device=device, model=model, cpus=cpus, time_s=time_s, notice_s=notice,
+            partition=partition.name if partition is not None else _address(target)[1],
+            num_nodes=target.num_nodes,
+            device=device,
+            model=model,
+            cpus=cpus,
+            time_s=time_s,
+            notice_s=notice,
             gres="" if device == "cpu" else ":".join(filter(None, ("gpu", model, str(target.devices_each)))),
             slices=1 if usable is None or whole is None or whole <= (time_s or whole) else math.ceil(whole / usable),
             more={name: options[name] for name in _PASSED_ON if name in options},
-        )  # fmt: skip
+        )
 
     def flags(self) -> list[str]:
         """Options of sbatch and srun that say it, but for what only a batch job has."""
@@ -437,9 +465,12 @@ def batch_script(submission: Submission, shipped: Shipped, shape: Shape) -> str:
     target, directory = submission.target, shipped.directory
     options = [f"--job-name={submission.run}", *shape.flags()]
     options += [
-        "--requeue", "--open-mode=append", f"--signal=TERM@{shape.notice_s:.0f}", f"--chdir={directory}",
+        "--requeue",
+        "--open-mode=append",
+        f"--signal=TERM@{shape.notice_s:.0f}",
+        f"--chdir={directory}",
         f"--output={directory}/launch/slurm-%j.log",
-    ]  # fmt: skip
+    ]
     notes = [
         f"the run is asked to save {format_seconds(shape.notice_s)} before the time limit; another start continues it"
     ]
@@ -521,9 +552,11 @@ def _ask_cluster(line: Line, run: str) -> _Cluster:
     sinfo, details, jobs, version = _parts(answer)
     rows = [tuple(row.split("|", 2)) for row in jobs.split("\n") if row.count("|") >= 2]
     return _Cluster(
-        host=line.name, version=version.strip(), partitions=read_partitions(sinfo, details),
+        host=line.name,
+        version=version.strip(),
+        partitions=read_partitions(sinfo, details),
         jobs=tuple((number, state, folder) for number, state, folder in rows),
-    )  # fmt: skip
+    )
 
 
 def _slurm(line: Line, script: str, about: Mapping[str, str], *arguments: str) -> Answer:
@@ -581,8 +614,11 @@ def state_of(job: SlurmJob | None, hosts: Sequence[HostState], *, is_stopped: bo
         if own is not None and own.phase in ENDED:
             return replace(own, at=utc_now())
         if own is not None and now - _seconds_of(own.at) < _SILENT_S:
-            return seen_now("unknown", "Slurm does not know the job, and its hosts gave a sign of life",
-                            f"last sign of life {own.at}")  # fmt: skip
+            return seen_now(
+                "unknown",
+                "Slurm does not know the job, and its hosts gave a sign of life",
+                f"last sign of life {own.at}",
+            )
         evidence = "Invalid job id" + (f"; last sign of life {own.at}" if own is not None else "; no host ever wrote")
         return seen_now("lost", "Slurm does not know the job any more", evidence)
     phase, why = phase_of(job)
@@ -663,16 +699,19 @@ def _require_plain(submission: Submission) -> None:
     """Refuse names that a batch script could not state."""
     for what, text in (("the run's name", submission.run), ("root", submission.root)):
         if not re.fullmatch(r"[\w./+@~-]+", text):
-            raise PlaceFailed(f"{what} {text!r} has characters that a batch script cannot state",
-                              remedy="Use letters, digits, dots, dashes and underscores.")  # fmt: skip
+            raise PlaceFailed(
+                f"{what} {text!r} has characters that a batch script cannot state",
+                remedy="Use letters, digits, dots, dashes and underscores.",
+            )
 
 
 def _elsewhere(cluster: _Cluster, target: LaunchTarget) -> str:
     """Partitions that have the shape, as a remedy."""
     fits = [
-        one.name for one in cluster.partitions.values()
+        one.name
+        for one in cluster.partitions.values()
         if not one.why_not(device=target.device or "cpu", each=target.devices_each, num_nodes=target.num_nodes)
-    ]  # fmt: skip
+    ]
     return f" It fits in partition {', '.join(fits)}." if fits else ""
 
 
@@ -732,8 +771,10 @@ def main(arguments: Sequence[str]) -> None:
             with suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(
                     ["scontrol", "update", f"jobid={os.environ['SLURM_JOB_ID']}", f"comment={text}"],
-                    stdin=subprocess.DEVNULL, check=False, timeout=QUESTION_TIMEOUT_S,
-                )  # fmt: skip
+                    stdin=subprocess.DEVNULL,
+                    check=False,
+                    timeout=QUESTION_TIMEOUT_S,
+                )
         time.sleep(every_s)
 
 

@@ -185,20 +185,30 @@ def read_partitions(sinfo: str, details: str) -> dict[str, Partition]:
         label, available, longest, default, sizes, count, cpus, memory, state, features, gres = parts
         name, about = label.rstrip("*"), more.get(label.rstrip("*"), {})
         group = NodeGroup(
-            count=int(count), cpus=_number(cpus), memory_mib=_number(memory), state=state, gpus=gpus_of(gres),
+            count=int(count),
+            cpus=_number(cpus),
+            memory_mib=_number(memory),
+            state=state,
+            gpus=gpus_of(gres),
             features=tuple(word for word in features.split(",") if word not in {"", "(null)"}),
-        )  # fmt: skip
+        )
         if name in found:
             before = found[name]
             found[name] = Partition(**{**vars(before), "groups": (*before.groups, group)})
             continue
         most = sizes.rpartition("-")[2]
         found[name] = Partition(
-            name=name, is_default=label.endswith("*"), is_up=available == "up", max_time_s=seconds_of(longest),
-            default_time_s=seconds_of(default), max_nodes=int(most) if most.isdigit() else None,
-            preempt_mode=about.get("PreemptMode", ""), grace_s=float(_number(about.get("GraceTime", "0"))),
-            tier=_number(about.get("PriorityTier", "1")), groups=(group,),
-        )  # fmt: skip
+            name=name,
+            is_default=label.endswith("*"),
+            is_up=available == "up",
+            max_time_s=seconds_of(longest),
+            default_time_s=seconds_of(default),
+            max_nodes=int(most) if most.isdigit() else None,
+            preempt_mode=about.get("PreemptMode", ""),
+            grace_s=float(_number(about.get("GraceTime", "0"))),
+            tier=_number(about.get("PriorityTier", "1")),
+            groups=(group,),
+        )
     return found
 
 
@@ -282,12 +292,16 @@ def read_job(text: str) -> SlurmJob | None:
     code, _, number = fields.get("ExitCode", "0:0").partition(":")
     preempted = fields.get("PreemptTime", "None")
     return SlurmJob(
-        state=fields.get("JobState", ""), reason=_stated(fields.get("Reason", "")), exit_code=_number(code),
-        signal=_number(number), restarts=_number(fields.get("Restarts", "0")),
-        nodes=_stated(fields.get("NodeList", "")), starts_at=time_of(fields.get("StartTime", "")),
+        state=fields.get("JobState", ""),
+        reason=_stated(fields.get("Reason", "")),
+        exit_code=_number(code),
+        signal=_number(number),
+        restarts=_number(fields.get("Restarts", "0")),
+        nodes=_stated(fields.get("NodeList", "")),
+        starts_at=time_of(fields.get("StartTime", "")),
         preempted_at="" if preempted in {"None", "Unknown", "N/A"} else preempted,
         line=" ".join(f"{key}={fields[key]}" for key in _EVIDENCE if key in fields),
-    )  # fmt: skip
+    )
 
 
 def read_accounted_job(text: str) -> SlurmJob | None:
@@ -298,9 +312,12 @@ def read_accounted_job(text: str) -> SlurmJob | None:
     state, exit_code, _ = rows[-1]
     code, _, number = exit_code.partition(":")
     return SlurmJob(
-        state=state.split()[0] if state else "", exit_code=_number(code), signal=_number(number),
-        restarts=len(rows) - 1, line=f"sacct: State={state} ExitCode={exit_code}",
-    )  # fmt: skip
+        state=state.split()[0] if state else "",
+        exit_code=_number(code),
+        signal=_number(number),
+        restarts=len(rows) - 1,
+        line=f"sacct: State={state} ExitCode={exit_code}",
+    )
 
 
 def time_of(text: str) -> float | None:
@@ -383,25 +400,39 @@ STOPPED = 130
 
 
 _NO_ANSWER = (
-    "unable to contact slurm controller", "socket timed out", "connection refused", "zero bytes were transmitted",
-    "slurm_load", "munge", "authentication", "unable to establish", "communication connection failure",
-    "slurm backup controller in standby", "protocol authentication",
-)  # fmt: skip
+    "unable to contact slurm controller",
+    "socket timed out",
+    "connection refused",
+    "zero bytes were transmitted",
+    "slurm_load",
+    "munge",
+    "authentication",
+    "unable to establish",
+    "communication connection failure",
+    "slurm backup controller in standby",
+    "protocol authentication",
+)
 _REFUSALS: tuple[tuple[str, str, str], ...] = (
-    ("invalid account", "the account {account} may not use partition {partition}",
-     "`sacctmgr show assoc user=$USER` lists yours; --place-option account=NAME."),
+    (
+        "invalid account",
+        "the account {account} may not use partition {partition}",
+        "`sacctmgr show assoc user=$USER` lists yours; --place-option account=NAME.",
+    ),
     ("invalid partition name", "there is no partition {partition!r}", "`sinfo -s` lists them."),
     ("invalid qos", "the QoS {qos} may not be used", "`sacctmgr show qos` lists them; --place-option qos=NAME."),
     ("invalid feature", "no node has the feature {constraint}", "`sinfo -o '%P %f'` lists them."),
     ("user's group not permitted", "this user may not use partition {partition}", "Name another partition."),
-    ("requested node configuration is not available", "partition {partition} has no nodes with what is asked for",
-     "`sinfo -o '%P %D %c %m %G'` lists what it has."),
+    (
+        "requested node configuration is not available",
+        "partition {partition} has no nodes with what is asked for",
+        "`sinfo -o '%P %D %c %m %G'` lists what it has.",
+    ),
     ("requested time limit is invalid", "the time limit is more than allowed", "Give less with --place-option time=…"),
     ("job violates accounting", "a limit of the account or QoS forbids the job", "Ask for less, or name another."),
     ("node count specification invalid", "partition {partition} allows no job of so many nodes", "Ask for fewer."),
     ("sinfo: not found", "Slurm's commands were not found", "Put them into PATH in ~/.bashrc there."),
     ("sbatch: not found", "Slurm's commands were not found", "Put them into PATH in ~/.bashrc there."),
-)  # fmt: skip
+)
 
 
 def refusal(stderr: str, host: str, about: Mapping[str, str]) -> PlaceFailed:
@@ -421,8 +452,7 @@ def refusal(stderr: str, host: str, about: Mapping[str, str]) -> PlaceFailed:
     if any(sign in said for sign in _NO_ANSWER):
         munge = next((line for line in lines if "munge" in line.lower()), "")
         what = "munge, which authenticates, does not answer" if munge else "slurmctld does not answer"
-        return PlaceUnreachable(f"Slurm on {host}: {what}: {munge or last}",
-                                remedy=ASK_AGAIN)  # fmt: skip
+        return PlaceUnreachable(f"Slurm on {host}: {what}: {munge or last}", remedy=ASK_AGAIN)
     return PlaceFailed(f"Slurm on {host} refused: {last}")
 
 

@@ -98,9 +98,13 @@ class SshLauncher(Launcher):
         except PlaceFailed as error:
             raise NoDevice(f"--on ssh:{text}: {error.message}.", remedy=f"The form is {_SYNTAX}.") from error
         return LaunchTarget(
-            text=f"ssh:{text}", kind=self.kind, address=",".join(hosts), num_nodes=len(hosts),
-            devices_each=each, device=device,
-        )  # fmt: skip
+            text=f"ssh:{text}",
+            kind=self.kind,
+            address=",".join(hosts),
+            num_nodes=len(hosts),
+            devices_each=each,
+            device=device,
+        )
 
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
         """What each host has, asked of all at once."""
@@ -125,11 +129,16 @@ class SshLauncher(Launcher):
         target = request.target
         return (
             Offer(
-                text=target.text, num_nodes=target.num_nodes, devices_each=target.devices_each, device=target.device,
-                starts_in_s=0.0, price_per_h=None, price_source="a host of one's own: no price is known",
+                text=target.text,
+                num_nodes=target.num_nodes,
+                devices_each=target.devices_each,
+                device=target.device,
+                starts_in_s=0.0,
+                price_per_h=None,
+                price_source="a host of one's own: no price is known",
                 why="hosts by SSH have no queue",
             ),
-        )  # fmt: skip
+        )
 
     def script(self, submission: Submission) -> str:
         """The commands of `start`, in order."""
@@ -140,7 +149,7 @@ class SshLauncher(Launcher):
             f"# {bundle.folder}: {bundle.name}, {len(bundle.files)} files, {format_bytes(bundle.num_bytes)}; sent if "
             "it is not there"
             for bundle in (*submission.data, submission.stoker, submission.code)
-        ]  # fmt: skip
+        ]
         if isinstance(environment, EnvironmentLock):
             lines.append(f"# {environment.folder(environment.python)}: pip install, once, of")
             lines += [f"#   {requirement}" for requirement in environment.requirements]
@@ -158,9 +167,12 @@ class SshLauncher(Launcher):
             return going
         shipped = ship(lines[0], submission, tell=tell, submitted_at=utc_now("milliseconds"))
         handle: Handle = {
-            "hosts": submission.target.address.split(","), "directory": shipped.directory, "python": shipped.python,
-            "stoker": shipped.stoker, "sent_bytes": shipped.sent_bytes,
-        }  # fmt: skip
+            "hosts": submission.target.address.split(","),
+            "directory": shipped.directory,
+            "python": shipped.python,
+            "stoker": shipped.stoker,
+            "sent_bytes": shipped.sent_bytes,
+        }
         lines[0].write(f"{shipped.directory}/launch/{_HANDLE}", json.dumps(handle).encode())
         values = secret_values(submission.secrets) | {"STOKER_SECRET": secrets.token_hex(32)}
         variables = self._meeting(lines, shipped)
@@ -194,9 +206,11 @@ class SshLauncher(Launcher):
     def ranks(self, environ: Mapping[str, str]) -> HostRanks:
         """From the variables that `start` set."""
         return HostRanks(
-            host=int(environ["STOKER_HOST"]), num_hosts=int(environ["STOKER_HOSTS"]),
-            master=environ.get("STOKER_MASTER", ""), port=int(environ.get("STOKER_PORT", "0")),
-        )  # fmt: skip
+            host=int(environ["STOKER_HOST"]),
+            num_hosts=int(environ["STOKER_HOSTS"]),
+            master=environ.get("STOKER_MASTER", ""),
+            port=int(environ.get("STOKER_PORT", "0")),
+        )
 
     def state(self, handle: Handle) -> LaunchState:
         """What the hosts say; one that does not answer counts only if another one misses it as well."""
@@ -264,9 +278,10 @@ def _facts(about: Mapping[str, list[str]], clock_s: float) -> dict[str, str]:
 
     gpus = [[field.strip() for field in gpu.split(",")] for gpu in about.get("gpu", [])]
     # Where a GPU shares the memory of the host, nvidia-smi has "[N/A]".
-    devices = ", ".join(
-        f"{name} ({int(mib) / 1024:.0f} GiB)" if mib.isdecimal() else name for name, mib, *_ in gpus
-    ) or "no GPU"  # fmt: skip
+    devices = (
+        ", ".join(f"{name} ({int(mib) / 1024:.0f} GiB)" if mib.isdecimal() else name for name, mib, *_ in gpus)
+        or "no GPU"
+    )
     return {
         "Python": ", ".join(dict.fromkeys(about.get("python", []))) or "none",
         "devices": f"{devices}; {first('cores')} cores, {first('cpu')}",
@@ -340,8 +355,10 @@ def _answer(line: Line, program: Sequence[str], *, stdin: bytes = b"", timeout_s
     """
     answer = line.run(program, stdin=stdin, timeout_s=timeout_s, check=False)
     if answer.code != 0:
-        raise PlaceFailed(f"{line.name}: {answer.last_line()}",
-                          remedy="If the run's directory there is gone, start another run with --new.")  # fmt: skip
+        raise PlaceFailed(
+            f"{line.name}: {answer.last_line()}",
+            remedy="If the run's directory there is gone, start another run with --new.",
+        )
     return answer.stdout
 
 

@@ -49,8 +49,10 @@ def _axes_of(layout: Layout, axes: tuple[LayoutAxis, ...]) -> tuple[LayoutAxis, 
     for one in divided:
         if one.name not in known:
             kinds = "; ".join(f"{axis.name}: {axis.explanation}" for axis in axes)
-            raise BadJob(f"there is no layout of {one.name} here, only of {', '.join(known)}",
-                         remedy=f"Use another plan. {kinds}.")  # fmt: skip
+            raise BadJob(
+                f"there is no layout of {one.name} here, only of {', '.join(known)}",
+                remedy=f"Use another plan. {kinds}.",
+            )
     model = [one for one in divided if not one.shares_batch]
     data = [one for one in divided if one.shares_batch]
     return tuple(known[one.name] for one in (*model, *reversed(data)))

@@ -94,7 +94,8 @@ def with_local_state(trace: Trace, parts: ModelParts, layout: Layout, kept: tupl
     first = optimizer if trace.settings.target == "cuda" else len(trace.occurrences)
     storages = tuple(
         resized(one, means.get(one.num_bytes, one.num_bytes))
-        if one.category in kept or (one.category == "temporary" and one.born >= first) else one
+        if one.category in kept or (one.category == "temporary" and one.born >= first)
+        else one
         for one in trace.storages
-    )  # fmt: skip
+    )
     return dataclasses.replace(trace, storages=storages)

@@ -32,8 +32,11 @@ class Replicas(LayoutAxis):
         if layout.shards > 1:
             sums = sharding_groups(parts, layout, of_gradients=True)[::-1]
             shares = tuple(size // layout.shards for size in sums if size)
-            return (Traffic(what="gradients summed", collective="all-reduce", axis="replicas", sizes=shares,
-                            beside="backward"),)  # fmt: skip
+            return (
+                Traffic(
+                    what="gradients summed", collective="all-reduce", axis="replicas", sizes=shares, beside="backward"
+                ),
+            )
         return (replicated_traffic if layout.is_replicated else summed_after)(parts.parameters)
 
     def overhead_s(self, parts: ModelParts, layout: Layout, passes: int) -> float:

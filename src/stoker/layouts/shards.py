@@ -57,15 +57,36 @@ class Shards(LayoutAxis):
         gradients = tuple(size for size in sharding_groups(parts, layout, of_gradients=True) if size)
         used = 8 * sum(one.is_trained for one in parts.parameters)
         traffic = [
-            Traffic(what="parameters gathered", collective="all-gather", axis="shards", sizes=tuple(gathered),
-                    times=passes, beside="forward blocks"),
-            Traffic(what="gradients summed and scattered", collective="reduce-scatter", axis="shards",
-                    sizes=gradients[::-1], times=passes if layout.reshard else 1, beside="backward blocks"),
+            Traffic(
+                what="parameters gathered",
+                collective="all-gather",
+                axis="shards",
+                sizes=tuple(gathered),
+                times=passes,
+                beside="forward blocks",
+            ),
+            Traffic(
+                what="gradients summed and scattered",
+                collective="reduce-scatter",
+                axis="shards",
+                sizes=gradients[::-1],
+                times=passes if layout.reshard else 1,
+                beside="backward blocks",
+            ),
             Traffic(what="which parameters were used", collective="all-reduce", axis="data", sizes=(used,), stops=0),
-        ]  # fmt: skip
+        ]
         if layout.reshard and blocks:
-            traffic.insert(1, Traffic(what="parameters gathered again", collective="all-gather", axis="shards",
-                                    sizes=tuple(gathered[:0:-1]), times=passes, beside="backward blocks"))  # fmt: skip
+            traffic.insert(
+                1,
+                Traffic(
+                    what="parameters gathered again",
+                    collective="all-gather",
+                    axis="shards",
+                    sizes=tuple(gathered[:0:-1]),
+                    times=passes,
+                    beside="backward blocks",
+                ),
+            )
         return tuple(traffic)
 
     def overhead_s(self, parts: ModelParts, layout: Layout, passes: int) -> float:
@@ -93,9 +114,11 @@ class Shards(LayoutAxis):
         shares = {"all-gather": (1 / layout.shards, 1.0), "reduce-scatter": (1.0,)}
         return sum(
             one.times * copy_s(size * share)
-            for one in traffic if one.axis == "shards"
-            for size in one.sizes for share in shares[one.collective]
-        )  # fmt: skip
+            for one in traffic
+            if one.axis == "shards"
+            for size in one.sizes
+            for share in shares[one.collective]
+        )
 
     def local_shape(self, one: Parameter, shape: tuple[int, ...], layout: Layout, rank: int | None) -> tuple[int, ...]:
         """As `LayoutAxis.local_shape`: rows, as `torch.chunk` cuts them; the last shards may have fewer, or none."""
@@ -115,10 +138,12 @@ class Shards(LayoutAxis):
 
         def local(one: Occurrence, operation: Operation) -> Operation:
             is_sum = (
-                trace.settings.gathered_in is not None and one.phase == "backward" and operation.name in ("add", "add_")
+                trace.settings.gathered_in is not None
+                and one.phase == "backward"
+                and operation.name in ("add", "add_")
                 and operation.outputs[0].shape in shapes
                 and all(tensor.shape == operation.outputs[0].shape for tensor in operation.inputs)
-            )  # fmt: skip
+            )
             return in_rows(operation, share) if one.phase == "optimizer" or is_sum else operation
 
         state = with_local_state(trace, parts, layout, ("gradient", *STATE) if are_divided else STATE)

@@ -59,8 +59,16 @@ class Stages(LayoutAxis):
         """As `LayoutAxis.traffic`: in each turn of two messages one stage waits for the result of its neighbour."""
         sizes = (boundary_bytes(update.trace(), update.parts),)
         turns = 2 * (update.passes + update.layout.stages - 1)
-        return (Traffic(what="activations handed on", collective="point-to-point", axis="stages", sizes=sizes,
-                        times=turns, stops=0.5),)  # fmt: skip
+        return (
+            Traffic(
+                what="activations handed on",
+                collective="point-to-point",
+                axis="stages",
+                sizes=sizes,
+                times=turns,
+                stops=0.5,
+            ),
+        )
 
     def overhead_s(self, parts: ModelParts, layout: Layout, passes: int) -> float:
         """As `LayoutAxis.overhead_s`."""
@@ -148,9 +156,10 @@ def of_blocks(trace: Trace, parts: ModelParts, cuts: Sequence[int], stage: int) 
         number += one
         new_index.append(number - 1)
     kept = [
-        index for index, one in enumerate(trace.storages)
+        index
+        for index, one in enumerate(trace.storages)
         if (one.born < 0 and one.category in ("input", "buffer")) or (one.born >= 0 and keep[one.born])
-    ]  # fmt: skip
+    ]
     renumbered = {old: new for new, old in enumerate(kept)}
     storages = []
     for old in kept:
@@ -158,13 +167,14 @@ def of_blocks(trace: Trace, parts: ModelParts, cuts: Sequence[int], stage: int) 
         died, born = storage.died, new_index[storage.born] if storage.born >= 0 else storage.born
         if died is not None:
             died = max(0, born, new_index[min(died, len(new_index) - 1)])
-        storages.append(Storage(
-            num_bytes=storage.num_bytes, category=storage.category, born=born, died=died, block=storage.block
-        ))  # fmt: skip
+        storages.append(
+            Storage(num_bytes=storage.num_bytes, category=storage.category, born=born, died=died, block=storage.block)
+        )
     events = [
-        (1 if event > 0 else -1) * (renumbered[abs(event) - 1] + 1) for event in trace.events
+        (1 if event > 0 else -1) * (renumbered[abs(event) - 1] + 1)
+        for event in trace.events
         if abs(event) - 1 in renumbered
-    ]  # fmt: skip
+    ]
     occurrences = [one for one, is_mine in zip(trace.occurrences, keep, strict=True) if is_mine]
     trained_bytes = sum(
         parameter.num_bytes

@@ -59,8 +59,11 @@ class TensorGroup(LayoutAxis):
         forward, backward = tensor_sums(update.trace(), update.parts)
         sizes, times = (*forward, *backward), update.passes
         if not update.layout.sequence:
-            return (Traffic(what="partial outputs summed", collective="all-reduce", axis="tensor", sizes=sizes,
-                            times=times),)  # fmt: skip
+            return (
+                Traffic(
+                    what="partial outputs summed", collective="all-reduce", axis="tensor", sizes=sizes, times=times
+                ),
+            )
         return (
             Traffic(what="sequences gathered", collective="all-gather", axis="tensor", sizes=sizes, times=times),
             Traffic(what="sequences scattered", collective="reduce-scatter", axis="tensor", sizes=sizes, times=times),
@@ -83,9 +86,10 @@ class TensorGroup(LayoutAxis):
         local = with_local_state(trace, parts, layout, ("gradient", *STATE))
         storages = tuple(
             resized(one, math.ceil(one.num_bytes * factors[one.born]))
-            if one.category not in ("gradient", *STATE) and one.born >= 0 and factors[one.born] < 1 else one
+            if one.category not in ("gradient", *STATE) and one.born >= 0 and factors[one.born] < 1
+            else one
             for one in local.storages
-        )  # fmt: skip
+        )
         whole = max(1, sum(one.num_bytes for one in parts.parameters))
         share = sum(local_bytes(one, layout) for one in parts.parameters) / whole
         return with_operations(
@@ -135,9 +139,11 @@ class _DividedLayers:
         self._trace, self._share, self._forward = trace, 1 / tensor, _forward_operations(trace)
         lengths = Counter(
             shape.shape[1]
-            for one in trace.occurrences if sequence and one.phase == "forward"
-            for shape in trace.operations[one.operation].outputs if len(shape.shape) == 3
-        )  # fmt: skip
+            for one in trace.occurrences
+            if sequence and one.phase == "forward"
+            for shape in trace.operations[one.operation].outputs
+            if len(shape.shape) == 3
+        )
         self._tokens = lengths.most_common(1)[0][0] if lengths else 0
         self._divided: dict[str, Division] = parts.divided
         self._weights = {one.name.rpartition(".")[0]: one.shape for one in parts.parameters if len(one.shape) == 2}
@@ -224,7 +230,10 @@ class _DividedLayers:
         after = sum(one.numel for one in (*more, a, b))
         written = out.numel / max(1, operation.outputs[0].numel)
         return dataclasses.replace(
-            operation, inputs=(*more, a, b), outputs=(out, *operation.outputs[1:]),
-            flops=round(operation.flops * share), bytes_read=round(operation.bytes_read * after / max(1, before)),
+            operation,
+            inputs=(*more, a, b),
+            outputs=(out, *operation.outputs[1:]),
+            flops=round(operation.flops * share),
+            bytes_read=round(operation.bytes_read * after / max(1, before)),
             bytes_written=round(operation.bytes_written * written),
-        )  # fmt: skip
+        )

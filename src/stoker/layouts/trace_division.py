@@ -37,8 +37,15 @@ def with_operations(trace: Trace, change: Callable[[Occurrence, Operation], Oper
         if key not in numbers:
             changed = change(one, trace.operations[one.operation])
             if id(changed) not in known:
-                value = (changed.name, changed.inputs, changed.outputs, changed.flops, changed.bytes_read,
-                         changed.bytes_written, repr(changed.attributes))  # fmt: skip  # may hold lists, without a hash
+                value = (
+                    changed.name,
+                    changed.inputs,
+                    changed.outputs,
+                    changed.flops,
+                    changed.bytes_read,
+                    changed.bytes_written,
+                    repr(changed.attributes),
+                )  # may hold lists, without a hash
                 known[id(changed)] = changed, values.setdefault(value, len(values))
             value_number = known[id(changed)][1]
             if last.get(value_number, -_NEAR - 1) < len(operations) - _NEAR:
@@ -46,9 +53,11 @@ def with_operations(trace: Trace, change: Callable[[Occurrence, Operation], Oper
                 operations.append(changed)
             numbers[key] = last[value_number]
         number = numbers[key]
-        occurrences.append(one if number == one.operation else Occurrence(
-            operation=number, phase=one.phase, part=one.part, module=one.module, source=one.source
-        ))  # fmt: skip
+        occurrences.append(
+            one
+            if number == one.operation
+            else Occurrence(operation=number, phase=one.phase, part=one.part, module=one.module, source=one.source)
+        )
     return dataclasses.replace(trace, operations=tuple(operations), occurrences=tuple(occurrences))
 
 
@@ -70,10 +79,12 @@ def scaled(operation: Operation, share: float, narrowed: Callable[[TensorShape],
     """The operation with a share of its FLOPs and bytes, and each tensor narrowed."""
     return dataclasses.replace(
         operation,
-        inputs=tuple(map(narrowed, operation.inputs)), outputs=tuple(map(narrowed, operation.outputs)),
-        flops=round(operation.flops * share), bytes_read=round(operation.bytes_read * share),
+        inputs=tuple(map(narrowed, operation.inputs)),
+        outputs=tuple(map(narrowed, operation.outputs)),
+        flops=round(operation.flops * share),
+        bytes_read=round(operation.bytes_read * share),
         bytes_written=round(operation.bytes_written * share),
-    )  # fmt: skip
+    )
 
 
 def with_dim(shape: TensorShape, dim: int, share: float) -> TensorShape:

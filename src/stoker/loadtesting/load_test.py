@@ -120,9 +120,15 @@ def bench_serve(
 
 
 def measure_models(
-    models: Path, *, rate: float | None, callers: int | None, seconds: float, model: str = "",
-    objective: Objective | None = None, load: Load | None = None,
-) -> LoadMeasurement:  # fmt: skip
+    models: Path,
+    *,
+    rate: float | None,
+    callers: int | None,
+    seconds: float,
+    model: str = "",
+    objective: Objective | None = None,
+    load: Load | None = None,
+) -> LoadMeasurement:
     """One measurement of a model's service, started here with its current settings; see `measure_url`."""
     _require_one(rate, callers)
     directory, artifact = _chosen(models, model)
@@ -132,9 +138,15 @@ def measure_models(
 
 
 def measure_url(
-    url: str, model: str, *, rate: float | None, callers: int | None, seconds: float,
-    objective: Objective | None = None, load: Load | None = None,
-) -> LoadMeasurement:  # fmt: skip
+    url: str,
+    model: str,
+    *,
+    rate: float | None,
+    callers: int | None,
+    seconds: float,
+    objective: Objective | None = None,
+    load: Load | None = None,
+) -> LoadMeasurement:
     """One measurement of a running server: at `rate` [requests/s], or with `callers` that wait for their answers.
 
     Raises:
@@ -226,9 +238,15 @@ def _served(
 
     name = directory.resolve().name
     options = ServerOptions(
-        places=(directory,), settings={name: settings}, http_port=0, grpc_port=None, admin_port=None, watch_s=None,
-        grace_s=2.0, is_strict=True,
-    )  # fmt: skip
+        places=(directory,),
+        settings={name: settings},
+        http_port=0,
+        grpc_port=None,
+        admin_port=None,
+        watch_s=None,
+        grace_s=2.0,
+        is_strict=True,
+    )
     with served_in_child(run, options) as (started, pid):
         if started.http is None:
             raise ServiceError("the service has no HTTP port")

@@ -109,9 +109,13 @@ def with_callers(target: LoadTarget, callers: int, seconds: float) -> LoadMeasur
 
 
 def measurement_of(
-    trace: LoadTrace, target: LoadTarget, *, rate: float | None, connections: int | None = None,
+    trace: LoadTrace,
+    target: LoadTarget,
+    *,
+    rate: float | None,
+    connections: int | None = None,
     server_cpu_s: float | None = None,
-) -> LoadMeasurement:  # fmt: skip
+) -> LoadMeasurement:
     """The figures of a trace; `rate` is None for a closed loop."""
     statuses, due = np.array(trace.statuses), np.array(trace.due)
     latencies = np.where(statuses == 200, np.array(trace.done) - due, np.inf)

@@ -189,9 +189,14 @@ def _measured(job: Job, data: Datasets, most: int | None) -> BatchChoice:
     grouped = job if coupling.kind == "separable" else dataclasses.replace(job, coupling_group=group)
     initial, trained = _Copy(grouped, data, coupling, device, group).measure()
     return choose_batch(
-        job, len(data.train), initial, trained, most=most,
-        coupling_group=grouped.coupling_group, took_s=time.perf_counter() - started,
-    )  # fmt: skip
+        job,
+        len(data.train),
+        initial,
+        trained,
+        most=most,
+        coupling_group=grouped.coupling_group,
+        took_s=time.perf_counter() - started,
+    )
 
 
 def choose_batch(
@@ -214,9 +219,11 @@ def choose_batch(
     limit = by_data if most is None else min(most, by_data)
     batch = largest_batch(job.batch_size, noise_scale, limit)
     if 2 * batch <= noise_scale:
-        why = f"limited to {most:,} as asked" if most is not None and most <= by_data else (
-            f"limited by the data, so that the run has at least {FEWEST_UPDATES} updates"
-        )  # fmt: skip
+        why = (
+            f"limited to {most:,} as asked"
+            if most is not None and most <= by_data
+            else (f"limited by the data, so that the run has at least {FEWEST_UPDATES} updates")
+        )
     elif noise_scale < job.batch_size:
         why = "the noise would allow less, but the batch is not taken below the one stated"
     else:
@@ -227,9 +234,18 @@ def choose_batch(
     # Rounded, so that a repeated measurement does not make another job of it.
     factor = float(f"{rate_factor(job.batch_size, batch, noise_scale=noise_scale, exponent=exponent):.{_RATE_DIGITS}g}")
     return BatchChoice(
-        base=job.batch_size, batch=batch, lr=optimizer.lr, lr_factor=factor, exponent=exponent, noise_scale=noise_scale,
-        coupling_group=coupling_group, initial=initial, trained=tuple(trained), why=why, took_s=took_s,
-    )  # fmt: skip
+        base=job.batch_size,
+        batch=batch,
+        lr=optimizer.lr,
+        lr_factor=factor,
+        exponent=exponent,
+        noise_scale=noise_scale,
+        coupling_group=coupling_group,
+        initial=initial,
+        trained=tuple(trained),
+        why=why,
+        took_s=took_s,
+    )
 
 
 def total_samples(job: Job, num_train: int) -> float:
@@ -253,7 +269,7 @@ class _Copy:
             threads=min(_THREADS, device.cores) if device.kind == "cpu" else 1,
             optimizer_implementation="fused" if is_fused else "default",
             loader="memory" if data.train.is_in_memory else "inline",
-        )  # fmt: skip
+        )
         needed = _COPIES * bytes_of(build_model(job).parameters())
         if device.memory_bytes and needed > device.memory_bytes:
             raise DoesNotFit(
@@ -316,8 +332,9 @@ class _Copy:
             )
 
     def _source(self, step: Step, extent: Extent) -> BatchSource:
-        return BatchSource(self._data.train, step.pipeline(self._data.train, augmented=True), extent, self._job.seed,
-                           self._plan)  # fmt: skip
+        return BatchSource(
+            self._data.train, step.pipeline(self._data.train, augmented=True), extent, self._job.seed, self._plan
+        )
 
 
 def _kept(path: Path) -> BatchChoice | None:

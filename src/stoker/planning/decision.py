@@ -111,9 +111,11 @@ def plan(  # noqa: PLR0913 - what the command line offers
     places, unplanned = _places(on, network)
     places = tuple(place.limited_to(memory_limit(memory), most_threads(threads)) for place in places)
     planner = Planner(
-        resolve_job(job, entry), is_all_elsewhere=not any(place.is_here for place in places),
-        device_mtbf_h=require_mtbf(device_mtbf_h), preempted_s=preempted_s(preempted_every),
-    )  # fmt: skip
+        resolve_job(job, entry),
+        is_all_elsewhere=not any(place.is_here for place in places),
+        device_mtbf_h=require_mtbf(device_mtbf_h),
+        preempted_s=preempted_s(preempted_every),
+    )
     decision = compare(planner, places, limits, objective, plan)
     if unplanned:
         decision = dataclasses.replace(decision, explanation=(*decision.explanation, *unplanned))
@@ -318,9 +320,14 @@ def on_one(planner: Planner, place: Place, only: Plan | None = None) -> Decision
     if only is not None:
         forecast = planner.forecasts(place).forecast(only)
         ranked: tuple[Candidate, ...] = (
-            Candidate(device=place.name, plan=only, forecast=forecast, memory_bytes=place.device.memory_bytes,
-                      is_here=place.is_here),
-        )  # fmt: skip
+            Candidate(
+                device=place.name,
+                plan=only,
+                forecast=forecast,
+                memory_bytes=place.device.memory_bytes,
+                is_here=place.is_here,
+            ),
+        )
     else:
         ranked = planner.ranked(place)
     why = "by forecast" if only is None else "as asked"
@@ -350,9 +357,13 @@ def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Deci
         best = dataclasses.replace(best, forecast=widen_for_load(best.forecast, others))
     chosen = with_costs(place, best, planner.forecasts(place), planner.price_at(place))
     lines = explain(
-        chosen, planner.profile(place.device.kind), place.device, search.measured, search.rejected,
+        chosen,
+        planner.profile(place.device.kind),
+        place.device,
+        search.measured,
+        search.rejected,
         is_given=only is not None,
-    )  # fmt: skip
+    )
     if others:
         lines = (*lines, describe_load(others))
         threads, cores = chosen.plan.threads, attached_cpu().cores
@@ -549,5 +560,6 @@ def given_plan(given: str | Path | Plan | None) -> Plan | Literal["safe"] | None
         near = sorted(p.name for p in path.parent.glob("*.json")) if path.parent.is_dir() else []
         raise BadJob(f"there is no plan file {path}", remedy=nearest(path.name, near) if near else None) from None
     except (OSError, ValueError, AttributeError) as problem:
-        raise BadJob(f"{path} holds no plan: {problem}",
-                     remedy="Make one with `stoker plan JOB --json > FILE`.") from problem  # fmt: skip
+        raise BadJob(
+            f"{path} holds no plan: {problem}", remedy="Make one with `stoker plan JOB --json > FILE`."
+        ) from problem

@@ -119,10 +119,13 @@ def _time_parts(chosen: Candidate, *, is_again: bool = False) -> tuple[str, ...]
     evaluating_s = max(0.0, total_s - training_s - saving_s - lost_s - trials_s - compiling_s)
     evaluations = "1 evaluation" if forecast.evaluations == 1 else f"{forecast.evaluations} evaluations"
     parts = (
-        ("updates", training_s), (evaluations, evaluating_s), ("checkpoints", saving_s),
-        ("failures", lost_s), ("trying plans", trials_s),
+        ("updates", training_s),
+        (evaluations, evaluating_s),
+        ("checkpoints", saving_s),
+        ("failures", lost_s),
+        ("trying plans", trials_s),
         ("compiling" if chosen.plan.compile else "capturing", compiling_s),
-    )  # fmt: skip
+    )
     listed = [f"{what} {format_seconds(part_s)}" for what, part_s in parts if part_s >= WORTH_TELLING * total_s]
     is_evaluation = evaluating_s == max(part_s for _, part_s in parts)
     advice = "; evaluate less often with stoker.Evaluation(every=…), or fewer samples" if is_evaluation else ""

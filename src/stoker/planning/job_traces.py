@@ -120,10 +120,16 @@ def _identity(prepared: ResolvedJob) -> str | None:
         return None
     state = [(name, _kind(tensor)) for name, tensor in prepared.model.state_dict().items()]
     model = [type(prepared.model).__qualname__, repr(prepared.model), state]
-    return digest([
-        entry.text_digest, code_digest(prepared), entry.parameters, describe_settings(prepared.job), model,
-        versions_of(prepared.model),
-    ])  # fmt: skip
+    return digest(
+        [
+            entry.text_digest,
+            code_digest(prepared),
+            entry.parameters,
+            describe_settings(prepared.job),
+            model,
+            versions_of(prepared.model),
+        ]
+    )
 
 
 def code_digest(prepared: ResolvedJob) -> str:

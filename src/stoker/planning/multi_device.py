@@ -136,8 +136,14 @@ class LayoutRules:
     @functools.cached_property
     def _traits(self) -> JobTraits:
         profile = self.profile
-        return traits_of(self.job, self.model, closure_optimizer=self._with_closure, coupling=profile.coupling,
-                         batch=min(profile.batch, profile.num_train), tensor_devices=self.tensor_devices)  # fmt: skip
+        return traits_of(
+            self.job,
+            self.model,
+            closure_optimizer=self._with_closure,
+            coupling=profile.coupling,
+            batch=min(profile.batch, profile.num_train),
+            tensor_devices=self.tensor_devices,
+        )
 
     @functools.cached_property
     def _with_closure(self) -> str | None:
@@ -198,12 +204,18 @@ class LayoutCandidates:
         if layout not in self._forecasts:
             planner, place = self.planner, self.place
             self._forecasts[layout] = LayoutForecasts(
-                layout, self.profile, self.parts(layout), self._hardware_each,
-                planner.needs.trace, planner.extents, self.links,
+                layout,
+                self.profile,
+                self.parts(layout),
+                self._hardware_each,
+                planner.needs.trace,
+                planner.extents,
+                self.links,
                 calibrations=planner.calibrations(place),
-                held_bytes=resident_bytes() if place.device.kind == "cpu" else 0, fetch_s=planner.fetch_s,
+                held_bytes=resident_bytes() if place.device.kind == "cpu" else 0,
+                fetch_s=planner.fetch_s,
                 is_apart=self._is_apart,
-            )  # fmt: skip
+            )
         return self._forecasts[layout]
 
     def links(self, size: int, stride: int) -> Links:
@@ -247,9 +259,10 @@ class LayoutCandidates:
             promising = self._promising(products, found)
             if favourite is not None:  # first those with room for it: others save memory, which takes time and traces
                 promising = [
-                    layout for layout in promising
+                    layout
+                    for layout in promising
                     if len(found.candidates) >= most or not self._add_like(favourite, layout, found)
-                ]  # fmt: skip
+                ]
             for layout in promising:
                 if len(found.candidates) < most:
                     self._consider(layout, found)
@@ -272,11 +285,14 @@ class LayoutCandidates:
             return False
         found.candidates.append(
             Candidate(
-                device=self.place.name, plan=dataclasses.replace(favourite, layout=layout),
-                forecast=forecasts.forecast(favourite), memory_bytes=self.place.memory_bytes_each,
-                is_here=self.place.is_here, why="by forecast",
+                device=self.place.name,
+                plan=dataclasses.replace(favourite, layout=layout),
+                forecast=forecasts.forecast(favourite),
+                memory_bytes=self.place.memory_bytes_each,
+                is_here=self.place.is_here,
+                why="by forecast",
             )
-        )  # fmt: skip
+        )
         return True
 
     def _promising(self, layouts: Sequence[Layout], found: _Found) -> list[Layout]:
@@ -434,9 +450,11 @@ class LayoutCandidates:
         if (problem := self._lacks(layout)) is not None:
             raise DoesNotFit(problem, remedy="Take more devices, or ones with more memory.")
         device = dataclasses.replace(
-            place.device, cores=place.cores_each, memory_bytes=place.memory_bytes_each,
+            place.device,
+            cores=place.cores_each,
+            memory_bytes=place.memory_bytes_each,
             fast_dtypes=self._fast_dtypes(layout),
-        )  # fmt: skip
+        )
         if (favourite := self._favourite) is not None:
             # Slower precisions lost under the first layout, and fp32 is what remains. Faster ones did not fit there.
             known = precisions(device, self.profile.numerics)
@@ -496,16 +514,24 @@ class LayoutCandidates:
         if layout.world_size != place.count:
             count, name = layout.world_size, "here" if place.is_here or place.entry is None else place.entry.name
             words = "one process" if count == 1 else f"{count} processes ({layout.in_words()})"
-            raise BadJob(f"the plan is for {words}, but --on {place.name} means {place.count}",
-                         remedy=f"Use --on {name if count == 1 else f'{count}x{name}'}, or another plan.")  # fmt: skip
+            raise BadJob(
+                f"the plan is for {words}, but --on {place.name} means {place.count}",
+                remedy=f"Use --on {name if count == 1 else f'{count}x{name}'}, or another plan.",
+            )
         problem = self.rules.problem_with(layout)
         if problem is None and plan.optimizer_states == "8bit":
             problem = block_problem(self.parts(layout), layout)
         if problem is not None:
             raise BadJob(f"{layout.in_words()}: {problem}")
         forecast = self.forecasts(layout).forecast(without_layout(plan))
-        return Candidate(device=place.name, plan=plan, forecast=forecast, memory_bytes=place.memory_bytes_each,
-                         is_here=place.is_here, why="as asked")  # fmt: skip
+        return Candidate(
+            device=place.name,
+            plan=plan,
+            forecast=forecast,
+            memory_bytes=place.memory_bytes_each,
+            is_here=place.is_here,
+            why="as asked",
+        )
 
 
 def _smallest(local: Profile) -> int:
@@ -571,8 +597,10 @@ def links_between(on: str, *, fresh: bool = False) -> tuple[Links, ...]:
     places = [place for place in planned_devices(on, attached_devices()) if place.count > 1]
     for place in places:
         if not place.is_here:
-            raise NoDevice(f"{place.name} is not here: its links cannot be measured.",
-                           remedy="Use --on 2xhere, or run the same command where they are.")  # fmt: skip
+            raise NoDevice(
+                f"{place.name} is not here: its links cannot be measured.",
+                remedy="Use --on 2xhere, or run the same command where they are.",
+            )
     measured = []
     for place in places:
         links = None if fresh else kept_links(place, place.count)

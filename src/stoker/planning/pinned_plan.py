@@ -50,10 +50,11 @@ def plan_of(fields: Mapping[str, Any], place: Place, profile: Profile) -> Plan:
     device = place.device
     full = "fp64" if profile.is_double else "fp32"
     usual: dict[str, Any] = {
-        "micro_batch": min(profile.batch, profile.num_train), "optimizer_implementation": "default",
+        "micro_batch": min(profile.batch, profile.num_train),
+        "optimizer_implementation": "default",
         "precision": "bf16" if "bf16" in device.fast_dtypes and not profile.is_double else full,
         "threads": place.cores_each,
-    }  # fmt: skip
+    }
     if device.kind == "cuda":
         usual |= {"optimizer_implementation": (*profile.optimizer_implementations, "default")[0], "threads": 1}
         if given.get("optimizer_states", "full") != "full":

@@ -75,9 +75,11 @@ def kept_decision(
     if share:
         line = f"{line}. Others used {share:.0%} of the CPU then, so its times are uncertain"
     decision = dataclasses.replace(
-        kept.decision, candidates=(chosen, *kept.decision.candidates[1:]), others_share=0.0,
+        kept.decision,
+        candidates=(chosen, *kept.decision.candidates[1:]),
+        others_share=0.0,
         explanation=(*explain_again(kept.decision.explanation, chosen), line),
-    )  # fmt: skip
+    )
     return decision, kept.coupling
 
 
@@ -128,10 +130,17 @@ def _update_identity(prepared: ResolvedJob) -> str:
     made_by = None if isinstance(job.model, nn.Module) else job.model
     code = [None if entry is None else entry.digest, code_digest(prepared)]
     modules = [
-        [name, type(module).__qualname__, {key: item for key, item in sorted(vars(module).items())
-                                           if isinstance(item, bool | int | float | str | tuple | None)}]
+        [
+            name,
+            type(module).__qualname__,
+            {
+                key: item
+                for key, item in sorted(vars(module).items())
+                if isinstance(item, bool | int | float | str | tuple | None)
+            },
+        ]
         for name, module in model.named_modules()
-    ]  # fmt: skip
+    ]
     ignored = _NOT_OF_MEMORY | _NOT_OF_SPEED
     settings = {key: value for key, value in describe_settings(job).items() if key not in ignored}
     spec, described = prepared.spec, _without_rates([describe(made_by), settings, describe(modules)])
@@ -145,9 +154,17 @@ def _without_rates(value: JSON) -> JSON:
     return [_without_rates(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-_NOT_OF_MEMORY = frozenset({
-    "until", "schedule", "evaluate_every", "select", "seed", "on_non_finite", "metrics",
-})  # fmt: skip
+_NOT_OF_MEMORY = frozenset(
+    {
+        "until",
+        "schedule",
+        "evaluate_every",
+        "select",
+        "seed",
+        "on_non_finite",
+        "metrics",
+    }
+)
 """Settings of a job that do not change the memory of its updates."""
 
 
@@ -249,9 +266,8 @@ def typical_error(calibrations: Sequence[Calibration]) -> str:
     factors = [
         abs(math.log(c.measured / c.forecast))
         for c in calibrations
-        if min(c.measured, c.forecast) > 0
-        and (c.quantity != "total_s" or max(c.measured, c.forecast) >= TO_SPEAK_OF_S)
-    ]  # fmt: skip
+        if min(c.measured, c.forecast) > 0 and (c.quantity != "total_s" or max(c.measured, c.forecast) >= TO_SPEAK_OF_S)
+    ]
     if not factors:
         return ""
     factor = math.exp(statistics.median(factors))

@@ -104,10 +104,13 @@ def rank(
         for plan in _fitting(settings, profile, forecasts, MOST_SIZES if is_here else MOST_SIZES_ELSEWHERE):
             candidates.append(
                 Candidate(
-                    device=name, plan=plan, forecast=forecasts.forecast(plan), memory_bytes=device.memory_bytes,
+                    device=name,
+                    plan=plan,
+                    forecast=forecasts.forecast(plan),
+                    memory_bytes=device.memory_bytes,
                     is_here=is_here,
                 )
-            )  # fmt: skip
+            )
         if is_here and candidates:
             run_s = min(candidates, key=_seconds_per_sample).forecast.total_s.value
             if clock() - started > max(LEAST_RANKING_S, RANKING_SHARE * run_s):
@@ -166,10 +169,11 @@ def _is_large(profile: Profile) -> bool:
 def _need_not_save(settings: Plan, candidates: Sequence[Candidate]) -> bool:
     """Whether these settings fit with full optimiser states and no block checkpointed: fewer bits gain nothing then."""
     return any(
-        one.plan.optimizer_states == "full" and one.plan.precision == settings.precision
+        one.plan.optimizer_states == "full"
+        and one.plan.precision == settings.precision
         and not one.plan.checkpointed_blocks
         for one in candidates
-    )  # fmt: skip
+    )
 
 
 def _captured(candidate: Candidate, profile: Profile, forecasts: Forecasts) -> Candidate | None:
@@ -257,8 +261,10 @@ def does_not_fit(profile: Profile, device: Device, forecasts: Forecasts, *, is_l
     least = least_demanding(profile, device, forecasts)
     if least is None:
         group, batch = profile.coupling.group, profile.batch
-        return DoesNotFit(f"samples are coupled in groups of {group}, more than the batch of {batch}",
-                          remedy="A smaller coupling_group, or a larger batch, is a change of Job.")  # fmt: skip
+        return DoesNotFit(
+            f"samples are coupled in groups of {group}, more than the batch of {batch}",
+            remedy="A smaller coupling_group, or a larger batch, is a change of Job.",
+        )
     needed = forecasts.needed_bytes(least)
     coupled = f" (samples are coupled in groups of {least.micro_batch})" if profile.coupling.group else ""
     count = least.checkpointed_blocks
@@ -287,8 +293,17 @@ def least_demanding(profile: Profile, device: Device, forecasts: Forecasts) -> P
 
 _COPIES_OF_PARAMETERS = 4
 
-_AS_A_RULE = {"fp32": 1.6, "contiguous": 1.1, "half the micro-batch": 1.05, "half the threads": 1.5,
-              "full": 1.3, "selective": 1.1, "default": 1.1, "mapped": 1.2, "inline": 1.2}  # fmt: skip
+_AS_A_RULE = {
+    "fp32": 1.6,
+    "contiguous": 1.1,
+    "half the micro-batch": 1.05,
+    "half the threads": 1.5,
+    "full": 1.3,
+    "selective": 1.1,
+    "default": 1.1,
+    "mapped": 1.2,
+    "inline": 1.2,
+}
 """Typical time ratio of an update with each of these to one without, for an order in which to try plans."""
 _OPTIMIZERS_AS_A_RULE = {"fused": 1.0, "foreach": 1.05, "default": 1.1}
 
@@ -404,6 +419,12 @@ def _guess(plan: Plan, profile: Profile, pace_s: float) -> Forecast:
     needed = _COPIES_OF_PARAMETERS * profile.parameter_bytes * (1 + saved * plan.micro_batch / profile.batch)
     step = unknown(pace_s * profile.batch, "s")
     return Forecast(
-        step_s=step, samples_per_s=unknown(1 / pace_s, "samples/s"), evaluate_s=step, checkpoint_s=step, total_s=step,
-        peak_bytes=unknown(needed, "bytes"), total_samples=0, total_updates=0,
-    )  # fmt: skip
+        step_s=step,
+        samples_per_s=unknown(1 / pace_s, "samples/s"),
+        evaluate_s=step,
+        checkpoint_s=step,
+        total_s=step,
+        peak_bytes=unknown(needed, "bytes"),
+        total_samples=0,
+        total_updates=0,
+    )

@@ -168,8 +168,9 @@ class PlanSearch:
                 self._can_compile = False
             else:
                 self._inexact.add(measurement.plan.precision)
-            self.reject(measurement.plan, f"its gradient is {error:.1%} from fp32's, more than "
-                        f"{LARGEST_GRADIENT_ERROR:.0%}")  # fmt: skip
+            self.reject(
+                measurement.plan, f"its gradient is {error:.1%} from fp32's, more than {LARGEST_GRADIENT_ERROR:.0%}"
+            )
             return
         index = next((i for i, m in enumerate(self.measured) if m.plan == measurement.plan), None)
         if index is not None:
@@ -355,9 +356,20 @@ def expected_gain(mean: float, spread: float) -> float:
     return max(0.0, below - math.exp(mean + spread**2 / 2) * raised)
 
 
-_SETTINGS = ("precision", "memory_format", "optimizer_implementation", "optimizer_states", "threads",
-             "checkpointed_blocks", "checkpointing", "compile", "captured", "loss_chunks", "malloc",
-             "micro_batch")  # fmt: skip
+_SETTINGS = (
+    "precision",
+    "memory_format",
+    "optimizer_implementation",
+    "optimizer_states",
+    "threads",
+    "checkpointed_blocks",
+    "checkpointing",
+    "compile",
+    "captured",
+    "loss_chunks",
+    "malloc",
+    "micro_batch",
+)
 
 
 def settings_of(plans: Iterable[Plan]) -> frozenset[Setting]:

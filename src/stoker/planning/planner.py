@@ -182,11 +182,14 @@ class Planner:
         """Forecasts of plans on `place`, which need not be here."""
         if _where(place) not in self._forecasts:
             self._forecasts[_where(place)] = TracedForecasts(
-                self.profile_at(place), functools.partial(measured_hardware, place), self.needs, self.extents,
+                self.profile_at(place),
+                functools.partial(measured_hardware, place),
+                self.needs,
+                self.extents,
                 calibrations=self.calibrations(place),
                 fetch_s=self.fetch_s,
                 held_bytes=resident_bytes() if place.device.kind == "cpu" else 0,
-            )  # fmt: skip
+            )
         return self._forecasts[_where(place)]
 
     def calibrations(self, place: Place) -> tuple[Calibration, ...]:
@@ -206,9 +209,14 @@ class Planner:
         """
         with users_code("the model or the loss", self.prepared.entry):
             return rank(
-                self.profile_at(place), place.device, self._oom_aware_forecasts(place), name=place.name,
-                is_here=place.is_here, is_limited=place.is_limited, can_compile=self.cannot_compile(place) is None,
-            )  # fmt: skip
+                self.profile_at(place),
+                place.device,
+                self._oom_aware_forecasts(place),
+                name=place.name,
+                is_here=place.is_here,
+                is_limited=place.is_limited,
+                can_compile=self.cannot_compile(place) is None,
+            )
 
     def failures(self, place: Place) -> tuple[OutOfMemory, ...]:
         """Plans of this job that ran out of memory on such a device while they trained."""
@@ -320,10 +328,15 @@ class Planner:
         if expected is None or build is None:
             return
         calibration = Calibration(
-            device_model=place.device.model, torch_version=build.version, run=self.prepared.spec.name,
-            quantity="compile_s", forecast=expected.value, measured=trial.compile_s,
-            at=datetime.now(UTC).isoformat(timespec="seconds"), basis=expected.basis,
-        )  # fmt: skip
+            device_model=place.device.model,
+            torch_version=build.version,
+            run=self.prepared.spec.name,
+            quantity="compile_s",
+            forecast=expected.value,
+            measured=trial.compile_s,
+            at=datetime.now(UTC).isoformat(timespec="seconds"),
+            basis=expected.basis,
+        )
         with contextlib.suppress(RunFailed):  # a cache that cannot be written makes the next forecast less certain
             calibration_log(cache_root()).append(calibration)
 
@@ -422,11 +435,12 @@ def losers_of(ranked: tuple[Candidate, ...]) -> tuple[Rejection, ...]:
     best = ranked[0]
     return tuple(
         Rejection(
-            device=c.device, plan=c.plan,
+            device=c.device,
+            plan=c.plan,
             reason=f"{best.forecast.samples_per_s.value / c.forecast.samples_per_s.value:.2f}x the time, by forecast",
         )
         for c in ranked[1:]
-    )  # fmt: skip
+    )
 
 
 def may_give_up_threads(plan: Plan) -> bool:

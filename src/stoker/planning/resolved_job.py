@@ -191,8 +191,9 @@ def _remedy(problem: Exception) -> str | None:
     """Remedy for a usual mistake, recognised by PyTorch's and Python's messages."""
     message = str(problem)
     modules = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(problem.__traceback__)]
-    layer = next((repr(one) for one in reversed(modules) if isinstance(one, nn.Module) and not list(one.children())),
-                 "a layer")  # fmt: skip
+    layer = next(
+        (repr(one) for one in reversed(modules) if isinstance(one, nn.Module) and not list(one.children())), "a layer"
+    )
     if match := re.search(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)", message):
         return f"{layer} takes {match[2]} values, and is given {match[1]}: let both be one number, in model or data."
     if match := re.search(r"expected input(\[.*?\]) to have (\d+) channels, but got (\d+)", message):

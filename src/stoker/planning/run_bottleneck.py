@@ -101,9 +101,15 @@ class _UpdateForecasts:
             for p in (plan, plan.without_checkpointing())
         ]
         return update_bounds(
-            works[0], self._forecasts.update(plan), operation_times(hardware), hardware, ceilings,
-            without_recomputation=works[1], precision=plan.precision, is_compiled=plan.compile,
-        )  # fmt: skip
+            works[0],
+            self._forecasts.update(plan),
+            operation_times(hardware),
+            hardware,
+            ceilings,
+            without_recomputation=works[1],
+            precision=plan.precision,
+            is_compiled=plan.compile,
+        )
 
     def remedies(self, plan: Plan, times: RunTimes) -> Iterator[Remedy]:
         """Savings of plans that the planner could not choose, and of larger batches."""
@@ -123,9 +129,11 @@ class _UpdateForecasts:
             batch = factor * profile.batch
             larger = dataclasses.replace(plan, micro_batch=batch)
             forecasts = TracedForecasts(
-                dataclasses.replace(profile, batch=batch), functools.partial(measured_hardware, self._place),
-                self._planner.needs, self._planner.extents,
-            )  # fmt: skip
+                dataclasses.replace(profile, batch=batch),
+                functools.partial(measured_hardware, self._place),
+                self._planner.needs,
+                self._planner.extents,
+            )
             if factor * batch > profile.num_train or forecasts.probability_it_fits(larger) < SURE_ENOUGH:
                 return
             change = f"Take a batch of {batch} for {profile.batch} (Job(batch={batch})); it changes what is learned."

@@ -87,9 +87,12 @@ def safe_start(prepared: ResolvedJob, place: Place) -> tuple[Decision, Coupling]
     evaluations = 0 if data.valid is None else extent.evaluations(job.evaluation.every, updates) + 1
     extents = Extents(total_samples=extent.position(updates).samples, total_updates=updates, evaluations=evaluations)
     chosen = Candidate(
-        device=place.name, plan=plan, forecast=_uncertain(forecast_from_trial(guess, profile, extents)),
-        memory_bytes=place.device.memory_bytes, why="begun under",
-    )  # fmt: skip
+        device=place.name,
+        plan=plan,
+        forecast=_uncertain(forecast_from_trial(guess, profile, extents)),
+        memory_bytes=place.device.memory_bytes,
+        why="begun under",
+    )
     total, samples = chosen.forecast.total_s, format_count(extents.total_samples)
     interval = f"{format_seconds(total.low)} to {format_seconds(total.high)}"
     lines = (
@@ -97,9 +100,13 @@ def safe_start(prepared: ResolvedJob, place: Place) -> tuple[Decision, Coupling]
         f"to finish: {interval}, until then a guess, for {samples} samples in {updates} updates",
     )
     decision = Decision(
-        device=place.name, candidates=(chosen,), rejected=(), explanation=(*prepared.notes, *lines),
-        took_s=time.perf_counter() - started, is_settled=False,
-    )  # fmt: skip
+        device=place.name,
+        candidates=(chosen,),
+        rejected=(),
+        explanation=(*prepared.notes, *lines),
+        took_s=time.perf_counter() - started,
+        is_settled=False,
+    )
     return decision, coupling
 
 
@@ -136,10 +143,14 @@ def _guessed(prepared: ResolvedJob, plan: Plan, coupling: Coupling) -> Measureme
     weights = bytes_of(step.model.parameters())
     of_batch = sum(saved.values()) * job.batch_size / few
     return Measurement(
-        plan=plan, samples_per_update=job.batch_size, update_s=(took_s * job.batch_size / few,),
-        evaluate_s_per_sample=took_s / few / 3, peak_bytes=int(2 * of_batch + _COPIES * weights),
-        state_bytes=_COPIES * weights, took_s=took_s,
-    )  # fmt: skip
+        plan=plan,
+        samples_per_update=job.batch_size,
+        update_s=(took_s * job.batch_size / few,),
+        evaluate_s_per_sample=took_s / few / 3,
+        peak_bytes=int(2 * of_batch + _COPIES * weights),
+        state_bytes=_COPIES * weights,
+        took_s=took_s,
+    )
 
 
 def _uncertain(forecast: Forecast) -> Forecast:
@@ -150,7 +161,11 @@ def _uncertain(forecast: Forecast) -> Forecast:
         return dataclasses.replace(estimate, low=value / _WITHIN, high=value * _WITHIN, basis="unknown")
 
     return dataclasses.replace(
-        forecast, step_s=wide(forecast.step_s), samples_per_s=wide(forecast.samples_per_s),
-        evaluate_s=wide(forecast.evaluate_s), checkpoint_s=wide(forecast.checkpoint_s),
-        total_s=wide(forecast.total_s), peak_bytes=wide(forecast.peak_bytes),
-    )  # fmt: skip
+        forecast,
+        step_s=wide(forecast.step_s),
+        samples_per_s=wide(forecast.samples_per_s),
+        evaluate_s=wide(forecast.evaluate_s),
+        checkpoint_s=wide(forecast.checkpoint_s),
+        total_s=wide(forecast.total_s),
+        peak_bytes=wide(forecast.peak_bytes),
+    )

@@ -111,8 +111,10 @@ def _one_place(on: str) -> Place:
     if len(places) == 1 and places[0].count == 1:
         return places[0]
     if len(places) == 1:
-        raise NoDevice(f"on={on!r} means {places[0].count} devices, and a profile is of one",
-                       remedy="stoker.plan(job, on=…) forecasts several.")  # fmt: skip
+        raise NoDevice(
+            f"on={on!r} means {places[0].count} devices, and a profile is of one",
+            remedy="stoker.plan(job, on=…) forecasts several.",
+        )
     names = ", ".join(place.name for place in places)
     remedy = f"Name one, such as on={places[0].name!r}."
     raise NoDevice(f"on={on!r} means {len(places)} devices: {names}", remedy=remedy)

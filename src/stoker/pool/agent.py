@@ -118,31 +118,54 @@ def determinism_class(device: Device) -> str:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     variables = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
-    return digest({
-        "device": device.model, "kind": device.kind, "driver": device.driver, "versions": versions,
-        "python": platform.python_version(), "machine": platform.machine(),
-        "flags": hashlib.sha256(flags.encode()).hexdigest(),
-        "variables": {name: os.environ[name] for name in variables if name in os.environ},
-    })  # fmt: skip
+    return digest(
+        {
+            "device": device.model,
+            "kind": device.kind,
+            "driver": device.driver,
+            "versions": versions,
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "flags": hashlib.sha256(flags.encode()).hexdigest(),
+            "variables": {name: os.environ[name] for name in variables if name in os.environ},
+        }
+    )
 
 
 def offer_of(
-    lending: Lending, device: Device, isolation: Isolation, proof: HardwareProof | None, *, expires_s: float,
+    lending: Lending,
+    device: Device,
+    isolation: Isolation,
+    proof: HardwareProof | None,
+    *,
+    expires_s: float,
     payee: str = "",
-) -> on.Offer:  # fmt: skip
+) -> on.Offer:
     """The offer as it is signed; `payee`: address that a contract pays."""
     measured = on.Measured(
         fp32_flop_per_s=0.0 if proof is None else proof.flop_per_s, cores=max(1, int(lending.limits.cores))
     )
     return on.Offer(
         offer_id=lending.name,
-        device=on.OfferedDevice(kind=device.name, memory_bytes=min(device.memory_bytes, lending.limits.memory_bytes)
-                                if device.kind == "cpu" else device.memory_bytes),
-        measured=measured, determinism_class=determinism_class(device), isolation=isolation.name,  # type: ignore[arg-type]
-        price_per_hour=lending.price_per_hour, cost_per_hour=lending.cost_per_hour, reclaim_s=lending.reclaim_s,
-        hours=lending.hours, min_s=lending.min_s, max_s=lending.max_s, disk_bytes=lending.limits.disk_bytes,
-        expires_s=expires_s, payee=payee,
-    )  # fmt: skip
+        device=on.OfferedDevice(
+            kind=device.name,
+            memory_bytes=min(device.memory_bytes, lending.limits.memory_bytes)
+            if device.kind == "cpu"
+            else device.memory_bytes,
+        ),
+        measured=measured,
+        determinism_class=determinism_class(device),
+        isolation=isolation.name,  # type: ignore[arg-type]
+        price_per_hour=lending.price_per_hour,
+        cost_per_hour=lending.cost_per_hour,
+        reclaim_s=lending.reclaim_s,
+        hours=lending.hours,
+        min_s=lending.min_s,
+        max_s=lending.max_s,
+        disk_bytes=lending.limits.disk_bytes,
+        expires_s=expires_s,
+        payee=payee,
+    )
 
 
 def is_lent_at(hours: tuple[int, int] | None, time_s: float) -> bool:
@@ -169,9 +192,13 @@ class OwnersUse:
     """
 
     def __init__(
-        self, paused: Path, *, looks_at_load: bool, hours: tuple[int, int] | None = None,
+        self,
+        paused: Path,
+        *,
+        looks_at_load: bool,
+        hours: tuple[int, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._paused, self._looks_at_load, self._hours, self._clock = paused, looks_at_load, hours, clock
         self._before: tuple[float, float, float] | None = None
         self._busy_looks = 0
@@ -272,8 +299,9 @@ class Agent:
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise BadRun(f"another agent works in {self.folder}",
-                             remedy="Give this one a --folder of its own.") from None  # fmt: skip
+                raise BadRun(
+                    f"another agent works in {self.folder}", remedy="Give this one a --folder of its own."
+                ) from None
             self._run()
 
     def _run(self) -> None:
@@ -342,8 +370,14 @@ class Agent:
         now = time.monotonic()  # the clock of the day may be set back
         if now < self._offered_until - OFFER_S / 2:
             return
-        offer = offer_of(self.lending, self.device, self.isolation, self.proof, expires_s=time.time() + OFFER_S,
-                         payee="" if self._custody is None else self._custody.address)  # fmt: skip
+        offer = offer_of(
+            self.lending,
+            self.device,
+            self.isolation,
+            self.proof,
+            expires_s=time.time() + OFFER_S,
+            payee="" if self._custody is None else self._custody.address,
+        )
         self.client.post(on.Offered(offer=offer))
         self._offered_until, self._has_offered = now + OFFER_S, True
 
@@ -376,8 +410,10 @@ class Agent:
             order = job.read_order()
             self._require_possible(order)
             if float(lease["check_fraction"]) and order.block_s > UNCOMMITTED_S:
-                raise BadJob(f"it commits each {format_seconds(order.block_s)}, and only {UNCOMMITTED_S} s after the "
-                             "last commitment are paid")  # fmt: skip
+                raise BadJob(
+                    f"it commits each {format_seconds(order.block_s)}, and only {UNCOMMITTED_S} s after the "
+                    "last commitment are paid"
+                )
             if self._custody is not None:
                 self._custody.put_up(lease)
             self.client.post(on.Accepted(lease_id=lease_id))
@@ -396,17 +432,23 @@ class Agent:
     def _require_fair(self, lease: dict[str, Any]) -> None:
         """Refuse a lease whose work could stay unpaid, or whose bond could be held for long."""
         if lease["delegate"] != self.client.address.key:
-            raise BadJob("nobody but the renter could co-sign beats, and unsigned ones are not paid: name the pool's "
-                         "key as delegate")  # fmt: skip
+            raise BadJob(
+                "nobody but the renter could co-sign beats, and unsigned ones are not paid: name the pool's "
+                "key as delegate"
+            )
         most = self.lending.most_bond
         if most is None:
             most = math.ceil(self.lending.max_s / 3600 * self.lending.price_per_hour)
         if int(lease["bond"]) > most:
-            raise BadJob(f"it wants a bond of {credits_text(int(lease['bond']))}, this agent puts up "
-                         f"{credits_text(most)} at most")  # fmt: skip
+            raise BadJob(
+                f"it wants a bond of {credits_text(int(lease['bond']))}, this agent puts up "
+                f"{credits_text(most)} at most"
+            )
         if float(lease["window_s"]) > self.lending.longest_window_s:
-            raise BadJob(f"its bond could be held for {format_seconds(float(lease['window_s']))} after the end, this "
-                         f"agent takes {format_seconds(self.lending.longest_window_s)} at most")  # fmt: skip
+            raise BadJob(
+                f"its bond could be held for {format_seconds(float(lease['window_s']))} after the end, this "
+                f"agent takes {format_seconds(self.lending.longest_window_s)} at most"
+            )
 
     def _require_possible(self, order: PoolOrder) -> None:
         missing, other = missing_packages(order)
@@ -417,8 +459,9 @@ class Agent:
         free = shutil.disk_usage(self.folder).free
         needed = self.lending.limits.disk_bytes + LEAST_FREE_BYTES
         if free < needed:
-            raise BadJob(f"the disk of this agent is full: {format_bytes(free)} are free, {format_bytes(needed)} are "
-                         "needed")  # fmt: skip
+            raise BadJob(
+                f"the disk of this agent is full: {format_bytes(free)} are free, {format_bytes(needed)} are needed"
+            )
 
     def _adopt(self) -> None:
         """Take up a lease that this agent held before it was killed; what no lease is for is removed.
@@ -438,8 +481,13 @@ class Agent:
             job = self._job_of(lease)
             try:
                 order = job.read_order()
-                job.begin(order, beats=int(lease["beat_index"]) + 1, ran_s=float(lease["running_s"]),
-                          samples=int(lease["samples"]), blocks=blocks_of(lease, order))  # fmt: skip
+                job.begin(
+                    order,
+                    beats=int(lease["beat_index"]) + 1,
+                    ran_s=float(lease["running_s"]),
+                    samples=int(lease["samples"]),
+                    blocks=blocks_of(lease, order),
+                )
             except Exception as problem:
                 if is_passing(problem):
                     raise
@@ -453,9 +501,15 @@ class Agent:
 
     def _job_of(self, lease: dict[str, Any]) -> LeasedJob:
         return self.job_type(
-            str(lease["lease_id"]), str(lease["order"]), self.folder / "leases" / str(lease["lease_id"]), self.client,
-            host=self.host, beat_s=self.lending.beat_s, tell=self.tell, is_checked=float(lease["check_fraction"]) > 0,
-        )  # fmt: skip
+            str(lease["lease_id"]),
+            str(lease["order"]),
+            self.folder / "leases" / str(lease["lease_id"]),
+            self.client,
+            host=self.host,
+            beat_s=self.lending.beat_s,
+            tell=self.tell,
+            is_checked=float(lease["check_fraction"]) > 0,
+        )
 
     def _others_cpu_s(self) -> float:
         """CPU time that the programs of others take here [s]."""
@@ -470,9 +524,14 @@ class Agent:
     def _replay(self, lease_id: str, block: int) -> None:
         """Make a block of another agent's run again, and say what came of it."""
         try:
-            verdict = replay_lease(self.client, lease_id, block, folder=self.folder / "checks",
-                                   host=replace(self.host, started=self._began_replay),
-                                   own_class=determinism_class(self.device))  # fmt: skip
+            verdict = replay_lease(
+                self.client,
+                lease_id,
+                block,
+                folder=self.folder / "checks",
+                host=replace(self.host, started=self._began_replay),
+                own_class=determinism_class(self.device),
+            )
             self.tell(f"{lease_id}: block {block} replayed: {verdict.why}")
             self._checked[lease_id, block] = _MOST_TRIES
             if verdict.equal is None:
@@ -484,9 +543,15 @@ class Agent:
                 self.client.put_blob(record)
             assert self.client.key is not None
             self.client.post(
-                on.VerdictGiven(lease_id=lease_id, block=block, verifier=self.client.key.public, equal=verdict.equal,
-                                evidence=hashlib.sha256(record).hexdigest()), patience_s=60.0,
-            )  # fmt: skip
+                on.VerdictGiven(
+                    lease_id=lease_id,
+                    block=block,
+                    verifier=self.client.key.public,
+                    equal=verdict.equal,
+                    evidence=hashlib.sha256(record).hexdigest(),
+                ),
+                patience_s=60.0,
+            )
         except StokerError as problem:
             self.tell(f"{lease_id}: block {block} could not be replayed: {problem.message}")
         except Exception as problem:  # noqa: BLE001 - whatever was committed, the agent goes on
@@ -502,8 +567,15 @@ def blocks_of(lease: dict[str, Any], order: PoolOrder) -> list[Block]:
     """The blocks of a lease in order, each with the head before it."""
     blocks, head = list[Block](), order.resume_head
     for commitment in lease["commitments"]:
-        blocks.append(Block(block=int(commitment["block"]), update=int(commitment["update"]),
-                            state=str(commitment["state"]), blob=str(commitment["blob"]), previous=head))  # fmt: skip
+        blocks.append(
+            Block(
+                block=int(commitment["block"]),
+                update=int(commitment["update"]),
+                state=str(commitment["state"]),
+                blob=str(commitment["blob"]),
+                previous=head,
+            )
+        )
         head = blocks[-1].state
     return blocks
 
@@ -548,10 +620,21 @@ def replay_lease(
         # A verdict counts for so long, as in `Lease.verdict_s`: what takes longer is of no use, and may be malice.
         most_s = max(VERDICT_S, 10 * float(lease["running_s"]) / len(blocks))
         host = replace(host, limits=replace(host.limits, time_s=min(host.limits.time_s, most_s)))
-        box = JobBox.make(folder / str(lease["order"])[:32], order, cache.fetch,
-                          TreeLimits(num_bytes=host.limits.disk_bytes, has_links=True))  # fmt: skip
-        return check_block(box, before, blocks[number], fetch=cache.fetch, host=host,
-                           is_same_class=own_class == lease["determinism_class"], trace=trace)  # fmt: skip
+        box = JobBox.make(
+            folder / str(lease["order"])[:32],
+            order,
+            cache.fetch,
+            TreeLimits(num_bytes=host.limits.disk_bytes, has_links=True),
+        )
+        return check_block(
+            box,
+            before,
+            blocks[number],
+            fetch=cache.fetch,
+            host=host,
+            is_same_class=own_class == lease["determinism_class"],
+            trace=trace,
+        )
     finally:
         cache.clear()
         shutil.rmtree(folder / f"blobs-{lease_id}-{number}", ignore_errors=True)

@@ -105,8 +105,15 @@ class _Writer:
                 raise BadRun(f"the files have more than {format_bytes(self._limits.num_bytes)}; {path} is one of them")
             sha256.update(part)
             self._file.write(part)
-        self._entries.append(TreeEntry(path=path, offset=offset, num_bytes=self._size - offset,
-                                       sha256=sha256.hexdigest(), is_executable=is_executable))  # fmt: skip
+        self._entries.append(
+            TreeEntry(
+                path=path,
+                offset=offset,
+                num_bytes=self._size - offset,
+                sha256=sha256.hexdigest(),
+                is_executable=is_executable,
+            )
+        )
         return sha256.hexdigest()
 
     def link(self, path: str, target: str) -> None:

@@ -106,9 +106,10 @@ class BlobStore:
         """
         target = self.path(digest)
         unnamed = sum(
-            path.stat().st_size for name, senders in self._senders.items()
+            path.stat().st_size
+            for name, senders in self._senders.items()
             if sender in senders and not is_named(name) and (path := self.folder / name).exists()
-        )  # fmt: skip
+        )
         free = shutil.disk_usage(self.folder).free - self.limits.least_free_bytes - self._on_their_way.total()
         limit = min(self.limits.most_bytes, self.limits.most_unnamed_bytes - unnamed - self._on_their_way[sender], free)
         if size > limit:

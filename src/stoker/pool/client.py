@@ -117,9 +117,13 @@ class PoolClient:
     """
 
     def __init__(
-        self, address: PoolAddress | str, key: Key | None = None, *, timeout_s: float = 30.0,
+        self,
+        address: PoolAddress | str,
+        key: Key | None = None,
+        *,
+        timeout_s: float = 30.0,
         most_answer_bytes: int = _MOST_ANSWER_BYTES,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.address = address if isinstance(address, PoolAddress) else PoolAddress.parse(address)
         self.key = key
         self.peer: Peer | None = None
@@ -320,9 +324,16 @@ class PoolClient:
             answer.close()
 
     def _request(
-        self, method: str, target: str, body: bytes | IO[bytes] | None = None, *, size: int | None = None,
-        wait_s: float = 0.0, transport: Transport | None = None, start_bytes: int = 0,
-    ) -> PoolAnswer:  # fmt: skip
+        self,
+        method: str,
+        target: str,
+        body: bytes | IO[bytes] | None = None,
+        *,
+        size: int | None = None,
+        wait_s: float = 0.0,
+        transport: Transport | None = None,
+        start_bytes: int = 0,
+    ) -> PoolAnswer:
         headers = {"Accept": "application/json"}
         if start_bytes:
             headers["Range"] = f"bytes={start_bytes}-"
@@ -334,9 +345,10 @@ class PoolClient:
             time_s = round(time.time(), 3)
             message = request_message(self.address.key, self.key.public, method, target, time_s)
             headers |= {
-                "X-Stoker-Key": self.key.public, "X-Stoker-Time": repr(time_s),
+                "X-Stoker-Key": self.key.public,
+                "X-Stoker-Time": repr(time_s),
                 "X-Stoker-Signature": self.key.sign(message),
-            }  # fmt: skip
+            }
         answer = (transport or self._pool).exchange(method, target, headers, body, self._timeout_s + wait_s)
         if answer.status >= 400:
             with_text = _failure_of(answer)
@@ -362,8 +374,10 @@ def joined_peer(
     try:
         from stoker.pool.peer import Peer  # noqa: PLC0415 - iroh, which few need
     except ModuleNotFoundError as problem:
-        tell(f"large files go through the pool ({pool.get('forwarding')}), since {problem.name} is not installed here: "
-             "pip install 'stoker[p2p]' lets them go directly")  # fmt: skip
+        tell(
+            f"large files go through the pool ({pool.get('forwarding')}), since {problem.name} is not installed here: "
+            "pip install 'stoker[p2p]' lets them go directly"
+        )
         return None
     assert client.key is not None
     folder = cache_root() / "pool" / "kept" / client.key.public if folder is None else folder
@@ -371,11 +385,15 @@ def joined_peer(
     atexit.register(peer.leave)
     if peer.wait_ready(_JOINED_S):
         nat = ": its NAT has a port for each destination, so that few reach it" if peer.network == "symmetric" else ""
-        tell(f"large files go directly where a path exists (this network: {peer.network}{nat}), else through the pool "
-             f"({pool['forwarding']})")  # fmt: skip
+        tell(
+            f"large files go directly where a path exists (this network: {peer.network}{nat}), else through the pool "
+            f"({pool['forwarding']})"
+        )
     else:
-        tell(f"UDP port {pool['rendezvous']['port']} of the pool does not answer yet: large files go through the pool "
-             f"({pool['forwarding']})")  # fmt: skip
+        tell(
+            f"UDP port {pool['rendezvous']['port']} of the pool does not answer yet: large files go through the pool "
+            f"({pool['forwarding']})"
+        )
     return peer
 
 

@@ -47,12 +47,14 @@ class ControlGroup:
         group = cls({one: parent / name for one, parent in parents.items() if parent is not None})
         quota_us = max(1000, int(cores * _PERIOD_US))
         limits = {
-            "memory": {"memory.max": memory_bytes, "memory.swap.max": 0} if whole else {
-                "memory.limit_in_bytes": memory_bytes, "memory.memsw.limit_in_bytes": memory_bytes},
+            "memory": {"memory.max": memory_bytes, "memory.swap.max": 0}
+            if whole
+            else {"memory.limit_in_bytes": memory_bytes, "memory.memsw.limit_in_bytes": memory_bytes},
             "pids": {"pids.max": processes},
-            "cpu": {"cpu.max": f"{quota_us} {_PERIOD_US}"} if whole else {
-                "cpu.cfs_period_us": _PERIOD_US, "cpu.cfs_quota_us": quota_us},
-        }  # fmt: skip
+            "cpu": {"cpu.max": f"{quota_us} {_PERIOD_US}"}
+            if whole
+            else {"cpu.cfs_period_us": _PERIOD_US, "cpu.cfs_quota_us": quota_us},
+        }
         try:
             for folder in set(group.folders.values()):
                 folder.mkdir(exist_ok=True)

@@ -165,9 +165,16 @@ class ControlPlane:
     """
 
     def __init__(
-        self, folder: Path, key: Key, rules: on.Founded | None = None, *, rates: Rates | None = None,
-        blob_limits: BlobLimits | None = None, now: Callable[[], float] | None = None, custody: Custody | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        key: Key,
+        rules: on.Founded | None = None,
+        *,
+        rates: Rates | None = None,
+        blob_limits: BlobLimits | None = None,
+        now: Callable[[], float] | None = None,
+        custody: Custody | None = None,
+    ) -> None:
         now = now or steady_clock()
         self.key, self._now, self.custody = key, now, custody
         self.log = EventLog(folder / "log.db")
@@ -212,8 +219,10 @@ class ControlPlane:
         if self.custody is not None:
             self.custody.require_rules(rules)
         elif rules.contract:
-            raise BadRun(f"the money of this pool is in the contract {rules.contract}, without which it is not served",
-                         remedy="Name it: --chain URL --contract ADDRESS --chain-key FILE.")  # fmt: skip
+            raise BadRun(
+                f"the money of this pool is in the contract {rules.contract}, without which it is not served",
+                remedy="Name it: --chain URL --contract ADDRESS --chain-key FILE.",
+            )
 
     def application(self) -> Starlette:
         """The routes."""
@@ -304,16 +313,21 @@ class ControlPlane:
     def _own_leases_naming(self, digest: str, key: str) -> list[Lease]:
         """Leases that name a blob and in which a key has part."""
         return [
-            lease for lease in self.leases_naming(digest)
+            lease
+            for lease in self.leases_naming(digest)
             if key in {lease.renter, lease.agent, *(one.verifier for one in lease.challenges)}
-        ]  # fmt: skip
+        ]
 
     def _require_paid(self, lease: Lease, num_bytes: int) -> None:
         """Refuse what its renter would not pay for, or could not."""
         fee = require_forwardable(
-            lease.lease_id, num_bytes, self._rules, most=lease.most_forwarding, sent_bytes=lease.forwarded_bytes,
+            lease.lease_id,
+            num_bytes,
+            self._rules,
+            most=lease.most_forwarding,
+            sent_bytes=lease.forwarded_bytes,
             spent=lease.forwarded_credits,
-        )  # fmt: skip
+        )
         self.state.accounts.require_covered([Transfer(lease.renter, self.key.public, fee)])
 
     def _require_inputs_forwardable(self, body: on.Opened) -> None:
@@ -337,9 +351,11 @@ class ControlPlane:
         self._require_stored(draft)
         self._require_deposit(draft)
         event = Event(
-            seq=self.state.seq + 1, previous=self.state.head, draft=draft,
+            seq=self.state.seq + 1,
+            previous=self.state.head,
+            draft=draft,
             received_s=max(round(self._now(), 3), self.state.received_s),
-        )  # fmt: skip
+        )
         return event, decide(self.state, event)
 
     def _require_stored(self, draft: Draft) -> None:
@@ -383,11 +399,14 @@ class ControlPlane:
         if body.deposit < least:
             raise Refused(
                 f"a deposit of {credits_text(body.deposit)} holds no offer: {credits_text(least - body.deposit)} are "
-                "missing for its shortest lease, a minute at least", remedy=f"Deposit {credits_text(least)}.",
-            )  # fmt: skip
+                "missing for its shortest lease, a minute at least",
+                remedy=f"Deposit {credits_text(least)}.",
+            )
         if (size := self.blobs.size_of({body.order, *body.inputs})) > self.blobs.limits.most_lease_bytes:
-            raise Refused(f"the blobs that lease {body.lease_id} names have {format_bytes(size)}, and at most "
-                          f"{format_bytes(self.blobs.limits.most_lease_bytes)} are kept for one lease")  # fmt: skip
+            raise Refused(
+                f"the blobs that lease {body.lease_id} names have {format_bytes(size)}, and at most "
+                f"{format_bytes(self.blobs.limits.most_lease_bytes)} are kept for one lease"
+            )
 
     def _own(self, body: Body) -> Draft:
         if self.custody is not None and isinstance(body, on.Cosigned):
@@ -488,9 +507,10 @@ class ControlPlane:
         assert state.rules is not None
         offering = {listed.agent for listed in state.offers.values() if now_s < listed.offer.expires_s}
         known = {
-            key for key in offering
+            key
+            for key in offering
             if not state.rules.is_open or key in state.members or state.record_of(key).passed > 0
-        }  # fmt: skip
+        }
         return {key: own for key, own in self.present().items() if key in known and key not in self._not_replaying}
 
     # ------------------------------------------------------------------------------------------------------------ HTTP
@@ -529,30 +549,43 @@ class ControlPlane:
         state, now_s = self.state, self._now()
         match request.path_params["what"]:
             case "pool":
-                return _json({
-                    "key": self.key.public, "rules": to_json(state.rules), "seq": state.seq, "head": state.head,
-                    "now_s": now_s, "up_since_s": self.up_since_s, "deposited": state.accounts.deposited,
-                    "rendezvous": None if self.rendezvous is None else self.rendezvous.document(),
-                    "forwarding": forwarding_text(self._rules),
-                })  # fmt: skip
+                return _json(
+                    {
+                        "key": self.key.public,
+                        "rules": to_json(state.rules),
+                        "seq": state.seq,
+                        "head": state.head,
+                        "now_s": now_s,
+                        "up_since_s": self.up_since_s,
+                        "deposited": state.accounts.deposited,
+                        "rendezvous": None if self.rendezvous is None else self.rendezvous.document(),
+                        "forwarding": forwarding_text(self._rules),
+                    }
+                )
             case "offers":
                 present = self.present()
-                return _json([
-                    {**self._document(f"offer/{name}", listed), "is_present": listed.agent in present,
-                     "is_free": listed.is_free(now_s),
-                     "network": "" if self.rendezvous is None else self.rendezvous.network_of(listed.agent),
-                     "record": self._document(f"record/{listed.agent}", state.record_of(listed.agent))}
-                    for name, listed in state.offers.items()
-                ])  # fmt: skip
+                return _json(
+                    [
+                        {
+                            **self._document(f"offer/{name}", listed),
+                            "is_present": listed.agent in present,
+                            "is_free": listed.is_free(now_s),
+                            "network": "" if self.rendezvous is None else self.rendezvous.network_of(listed.agent),
+                            "record": self._document(f"record/{listed.agent}", state.record_of(listed.agent)),
+                        }
+                        for name, listed in state.offers.items()
+                    ]
+                )
             case "leases":
                 query = request.query_params
                 names = sorted(state.unsettled) if query.get("unsettled") else state.leases
                 found = [
-                    lease for lease in map(state.leases.__getitem__, names)
+                    lease
+                    for lease in map(state.leases.__getitem__, names)
                     if lease.lease_id.startswith(query.get("prefix", ""))
                     and query.get("renter", lease.renter) == lease.renter
                     and query.get("agent", lease.agent) == lease.agent
-                ]  # fmt: skip
+                ]
                 found = heapq.nlargest(_MOST_LISTED, found, key=lambda lease: lease.opened_s)
                 return _json([self._listed_document(lease) for lease in found])
             case "balances":
@@ -573,9 +606,13 @@ class ControlPlane:
         verdict = b"" if self.custody is None else self.custody.verdicts.get(lease.lease_id, b"")
         here = self.blobs.sizes_of(lease.blobs)
         direct = 0 if self.rendezvous is None else self.rendezvous.held_bytes(lease, here.keys())
-        return {**self._document(f"lease/{lease.lease_id}", lease), "escrow": escrow, "bond_held": bond,
-                "verdict": verdict.hex(),
-                "bulk": {"direct_bytes": direct, "pool_bytes": sum(here.values())}}  # fmt: skip
+        return {
+            **self._document(f"lease/{lease.lease_id}", lease),
+            "escrow": escrow,
+            "bond_held": bond,
+            "verdict": verdict.hex(),
+            "bulk": {"direct_bytes": direct, "pool_bytes": sum(here.values())},
+        }
 
     def _listed_document(self, lease: Lease) -> dict[str, Any]:
         """A lease without its blocks and replays, of which there may be thousands: `/v1/leases/ID` has them."""
@@ -615,9 +652,14 @@ class ControlPlane:
         waiting, challenges = self._work_of(key)
         mine = [one for one in self._leases_of(key) if one.agent == key and one.state in LIVE]
         leaving = {one.lease_id: one.reclaim_by_s for one in mine if one.state == "reclaiming"}
-        return _json({
-            "leases": waiting, "challenges": challenges, "live": [one.lease_id for one in mine], "leaving": leaving,
-        })  # fmt: skip
+        return _json(
+            {
+                "leases": waiting,
+                "challenges": challenges,
+                "live": [one.lease_id for one in mine],
+                "leaving": leaving,
+            }
+        )
 
     def _work_of(self, key: str) -> tuple[list[Any], list[Any]]:
         """Leases that wait for an agent's accept, and challenges for it."""
@@ -625,9 +667,11 @@ class ControlPlane:
         waiting = [self._lease_document(one) for one in unsettled if one.agent == key and one.state == "funded"]
         challenges = [
             {**to_json(challenge), "lease_id": one.lease_id}
-            for one in unsettled if one.state in ("closed", "disputed")
-            for challenge in one.open_challenges if challenge.verifier == key
-        ]  # fmt: skip
+            for one in unsettled
+            if one.state in ("closed", "disputed")
+            for challenge in one.open_challenges
+            if challenge.verifier == key
+        ]
         return waiting, challenges
 
     def _leases_of(self, key: str) -> list[Lease]:

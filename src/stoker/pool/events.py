@@ -109,9 +109,20 @@ class Body:
     _addresses: ClassVar[frozenset[str]] = frozenset({"payer", "payee", "cosigner"})
     _may_be_empty: ClassVar[frozenset[str]] = frozenset({"evidence", "result", "delegate", "previous"})
     _money: ClassVar[frozenset[str]] = frozenset(
-        {"amount", "deposit", "bond", "rate_per_hour", "price_per_hour", "value_per_hour", "credits", "fee",
-         "cost_per_hour", "forward_price", "most_forwarding"}
-    )  # fmt: skip
+        {
+            "amount",
+            "deposit",
+            "bond",
+            "rate_per_hour",
+            "price_per_hour",
+            "value_per_hour",
+            "credits",
+            "fee",
+            "cost_per_hour",
+            "forward_price",
+            "most_forwarding",
+        }
+    )
 
     def __post_init__(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]  # every body is a dataclass
@@ -559,13 +570,32 @@ class Preempting(Body):
 
 
 KINDS: dict[str, type[Body]] = {
-    "founded": Founded, "deposited": Deposited, "offered": Offered, "withdrawn": Withdrawn, "opened": Opened,
-    "accepted": Accepted, "beat": Beat, "cosigned": Cosigned, "committed": Committed, "suspected": Suspected,
-    "lost": Lost, "reclaiming": Reclaiming, "finished": Finished, "closed": Closed, "challenged": Challenged,
-    "verdict": VerdictGiven, "disputed": Disputed, "slashed": Slashed, "refunded": Refunded, "final": Final,
+    "founded": Founded,
+    "deposited": Deposited,
+    "offered": Offered,
+    "withdrawn": Withdrawn,
+    "opened": Opened,
+    "accepted": Accepted,
+    "beat": Beat,
+    "cosigned": Cosigned,
+    "committed": Committed,
+    "suspected": Suspected,
+    "lost": Lost,
+    "reclaiming": Reclaiming,
+    "finished": Finished,
+    "closed": Closed,
+    "challenged": Challenged,
+    "verdict": VerdictGiven,
+    "disputed": Disputed,
+    "slashed": Slashed,
+    "refunded": Refunded,
+    "final": Final,
     "forwarded": Forwarded,
-    "anchored": Anchored, "team": TeamMade, "waiting": Waiting, "preempting": Preempting,
-}  # fmt: skip
+    "anchored": Anchored,
+    "team": TeamMade,
+    "waiting": Waiting,
+    "preempting": Preempting,
+}
 """Every kind of event and its body."""
 _KIND_OF = {body: kind for kind, body in KINDS.items()}
 
@@ -622,9 +652,13 @@ class Draft:
 def draft_of(body: Body, key: Key, pool: str, *, time_s: float | None = None, nonce: str | None = None) -> Draft:
     """`body` signed with `key`, for the pool whose public key is `pool`."""
     unsigned = {
-        "pool": pool, "actor": key.public, "kind": kind_of(body), "body": to_json(body),
-        "time_s": round(time.time() if time_s is None else time_s, 3), "nonce": nonce or secrets.token_hex(16),
-    }  # fmt: skip
+        "pool": pool,
+        "actor": key.public,
+        "kind": kind_of(body),
+        "body": to_json(body),
+        "time_s": round(time.time() if time_s is None else time_s, 3),
+        "nonce": nonce or secrets.token_hex(16),
+    }
     return Draft(**unsigned, signature=key.sign(Draft(**unsigned).message()))
 
 

@@ -112,10 +112,13 @@ def to_preempt(state: State, now_s: float) -> list[Lease]:
         if any(lease.state == "reclaiming" for lease in leases):
             continue  # one is being freed
         weaker = [
-            lease for lease in leases
-            if lease.state == "running" and lease.commitments and lease not in chosen
+            lease
+            for lease in leases
+            if lease.state == "running"
+            and lease.commitments
+            and lease not in chosen
             and team_of(state, lease.renter).priority < waits.priority
-        ]  # fmt: skip
+        ]
         if weaker:
             chosen.append(min(weaker, key=lambda lease: (team_of(state, lease.renter).priority, -lease.opened_s)))
     return chosen

@@ -117,14 +117,22 @@ def prove_hardware(
         f"{n:,} x {n:,} entries were made in {product_s:.3g} s and read in {salted_s:.3g} s; {len(indices)} rows of "
         "them were checked"
     )
-    return HardwareProof(is_passed=True, why=why, flop_per_s=flop_per_s, proved_bytes=proved, product_s=product_s,
-                         salted_s=salted_s)  # fmt: skip
+    return HardwareProof(
+        is_passed=True, why=why, flop_per_s=flop_per_s, proved_bytes=proved, product_s=product_s, salted_s=salted_s
+    )
 
 
 def _problem(
-    first: Mapping[str, Any], salted: Mapping[str, Any], shown: Mapping[str, Any], indices: list[int], *, seed: int,
-    salt: int, n: int, k: int,
-) -> str:  # fmt: skip
+    first: Mapping[str, Any],
+    salted: Mapping[str, Any],
+    shown: Mapping[str, Any],
+    indices: list[int],
+    *,
+    seed: int,
+    salt: int,
+    n: int,
+    k: int,
+) -> str:
     """What is wrong with the answers, as a sentence; "" for nothing."""
     try:
         lists = [base64.b64decode(shown[name], validate=True) for name in ("first", "salted")]
@@ -178,9 +186,11 @@ class LocalDevice:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "stoker.profiling.integer_product"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-m", "stoker.profiling.integer_product"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             text=True,
-        )  # fmt: skip
+        )
 
     def __enter__(self) -> Self:
         """Itself."""
@@ -205,6 +215,8 @@ class LocalDevice:
             stdin.flush()
             answer: dict[str, Any] = json.loads(stdout.readline())
         except (OSError, ValueError) as error:
-            raise PlaceFailed("the measurement of the device ended: it may need more memory than there is",
-                              remedy="Offer less memory.") from error  # fmt: skip
+            raise PlaceFailed(
+                "the measurement of the device ended: it may need more memory than there is",
+                remedy="Offer less memory.",
+            ) from error
         return answer

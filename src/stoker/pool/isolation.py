@@ -60,8 +60,15 @@ _MOST_INCOMPLETE_LOOKS = 25
 _MOST_ENTRIES = 200_000
 _TMP_SHARE = 8
 _BEYOND = 1 << 62
-_SYSTEM = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime",
-           "/sys/devices/system/cpu", "/sys/devices/system/node")  # fmt: skip
+_SYSTEM = (
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/alternatives",
+    "/etc/localtime",
+    "/sys/devices/system/cpu",
+    "/sys/devices/system/node",
+)
 """What the loader reads, and where libraries see how many CPUs there are: without it PyTorch takes its slowest code."""
 _PROBE_S = 60.0
 
@@ -316,9 +323,12 @@ class Isolation(abc.ABC):
                     remedy="Free some space, or offer less: --disk 2GiB.",
                 )
         limits, output = program.limits, subprocess.PIPE if most_output_bytes else subprocess.DEVNULL
-        group = ControlGroup.make(f"stoker-{uuid.uuid4().hex[:12]}", cores=limits.cores,
-                                  memory_bytes=limits.memory_bytes + self.own_bytes,
-                                  processes=limits.processes + self.own_processes)  # fmt: skip
+        group = ControlGroup.make(
+            f"stoker-{uuid.uuid4().hex[:12]}",
+            cores=limits.cores,
+            memory_bytes=limits.memory_bytes + self.own_bytes,
+            processes=limits.processes + self.own_processes,
+        )
         aside = Path(tempfile.mkdtemp(prefix="stoker-isolation-"))
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, aside, ignore_errors=True)
@@ -329,10 +339,16 @@ class Isolation(abc.ABC):
             command, descriptors = self.command(program, aside, stack, is_grouped=group is not None)
             try:
                 process = subprocess.Popen(
-                    [*_joining(group), *self._limited(limits, group), *command], stdin=stdin,
-                    stdout=output, stderr=output, bufsize=0, pass_fds=descriptors, cwd="/", env={"PATH": os.defpath},
+                    [*_joining(group), *self._limited(limits, group), *command],
+                    stdin=stdin,
+                    stdout=output,
+                    stderr=output,
+                    bufsize=0,
+                    pass_fds=descriptors,
+                    cwd="/",
+                    env={"PATH": os.defpath},
                     start_new_session=True,
-                )  # fmt: skip
+                )
             except OSError as error:
                 if group is not None:
                     group.remove()
@@ -354,9 +370,13 @@ class Isolation(abc.ABC):
         return [*words, "--", "nice", "-n", "10", *(["choom", "-n", "1000", "--"] if shutil.which("choom") else [])]
 
     def run(
-        self, program: Program, *, stdin: bytes = b"", timeout_s: float = _PROBE_S,
+        self,
+        program: Program,
+        *,
+        stdin: bytes = b"",
+        timeout_s: float = _PROBE_S,
         started: Callable[[IsolatedProcess], None] = lambda _: None,
-    ) -> tuple[int, bytes, bytes]:  # fmt: skip
+    ) -> tuple[int, bytes, bytes]:
         """Run a program to its end: exit code, standard output and error; the last 16 MiB of each are kept.
 
         `started` receives the program, which it may end.
@@ -417,9 +437,23 @@ class Bubblewrap(Isolation):
         descriptor = os.open(rules, os.O_RDONLY)
         stack.callback(os.close, descriptor)
         limits, is_root = program.limits, os.getuid() == 0
-        words = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try",
-                 "--die-with-parent", "--new-session", "--clearenv", "--hostname", "stoker", "--cap-drop", "ALL",
-                 "--seccomp", str(descriptor)]  # fmt: skip
+        words = [
+            "bwrap",
+            "--unshare-ipc",
+            "--unshare-pid",
+            "--unshare-net",
+            "--unshare-uts",
+            "--unshare-cgroup-try",
+            "--die-with-parent",
+            "--new-session",
+            "--clearenv",
+            "--hostname",
+            "stoker",
+            "--cap-drop",
+            "ALL",
+            "--seccomp",
+            str(descriptor),
+        ]
         if is_root:  # real user numbers, so that the kernel's checks of owners and its counts hold
             for name in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
                 words += ["--cap-add", name]
@@ -430,8 +464,11 @@ class Bubblewrap(Isolation):
         words += ["--ro-bind", "/usr", "/usr"]
         for path in map(Path, ("/bin", "/sbin", "/lib", "/lib32", "/lib64")):
             if path.exists():
-                words += ["--symlink", str(path.readlink()), str(path)] if path.is_symlink() else [
-                    "--ro-bind", str(path), str(path)]  # fmt: skip
+                words += (
+                    ["--symlink", str(path.readlink()), str(path)]
+                    if path.is_symlink()
+                    else ["--ro-bind", str(path), str(path)]
+                )
         small = str(max(1 << 20, limits.memory_bytes // _TMP_SHARE))
         words += ["--proc", "/proc", "--dev", "/dev"]
         for device in program.devices:
@@ -449,8 +486,18 @@ class Bubblewrap(Isolation):
         words += ["--chdir", program.folder, "--"]
         if is_root:
             user = str(self.user_inside(program))
-            words += ["/usr/bin/setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--no-new-privs",
-                      "--bounding-set=-all", "--inh-caps=-all", "--"]  # fmt: skip
+            words += [
+                "/usr/bin/setpriv",
+                "--reuid",
+                user,
+                "--regid",
+                user,
+                "--clear-groups",
+                "--no-new-privs",
+                "--bounding-set=-all",
+                "--inh-caps=-all",
+                "--",
+            ]
         # Its variables come last: a loader's or a path among them would act on programs that still have rights.
         words += ["/usr/bin/env", "-i", "--", *(f"{name}={value}" for name, value in program.environment.items())]
         return [*words, *program.argv], [descriptor]
@@ -479,16 +526,24 @@ class Gvisor(Isolation):
     ) -> tuple[list[str], list[int]]:
         """`runsc run` of a bundle whose root file system is empty but for what the program sees."""
         if program.devices:
-            raise PlaceFailed(f"gVisor lends no devices here, and {', '.join(program.devices)} are asked for",
-                              remedy="Offer with --isolation podman or bubblewrap.")  # fmt: skip
+            raise PlaceFailed(
+                f"gVisor lends no devices here, and {', '.join(program.devices)} are asked for",
+                remedy="Offer with --isolation podman or bubblewrap.",
+            )
         rootfs, state = aside / "root", aside / "state"
         state.mkdir()
         user = self.user_inside(program)
-        mounts = [_mount("proc", "/proc", "proc"), _mount("tmpfs", "/tmp", "tmpfs", "mode=1777"),  # noqa: S108 - inside
-                  _mount("tmpfs", "/dev/shm", "tmpfs", "mode=1777")]  # fmt: skip # noqa: S108 - inside
+        mounts = [
+            _mount("proc", "/proc", "proc"),
+            _mount("tmpfs", "/tmp", "tmpfs", "mode=1777"),  # noqa: S108 - inside
+            _mount("tmpfs", "/dev/shm", "tmpfs", "mode=1777"),  # noqa: S108
+        ]
         shown = {"/usr": Path("/usr"), **_system_paths(), **program.readable}
-        shown |= {f"/{name}": Path(f"/{name}").resolve() for name in ("bin", "sbin", "lib", "lib64")
-                  if Path(f"/{name}").is_dir()}  # fmt: skip
+        shown |= {
+            f"/{name}": Path(f"/{name}").resolve()
+            for name in ("bin", "sbin", "lib", "lib64")
+            if Path(f"/{name}").is_dir()
+        }
         for inside, path in sorted(shown.items()):
             mounts.append(_mount(str(path), inside, "bind", "ro", "rbind"))
         for inside, path in sorted(program.writable.items()):
@@ -499,16 +554,23 @@ class Gvisor(Isolation):
         config = {
             "ociVersion": "1.0.2",
             "process": {
-                "user": {"uid": user, "gid": user}, "args": list(program.argv), "cwd": program.folder,
+                "user": {"uid": user, "gid": user},
+                "args": list(program.argv),
+                "cwd": program.folder,
                 "env": [f"{name}={value}" for name, value in program.environment.items()],
-                "noNewPrivileges": True, "capabilities": {"bounding": [], "effective": [], "permitted": []},
-                "rlimits": [{"type": "RLIMIT_NPROC", "hard": limits.processes, "soft": limits.processes},
-                            {"type": "RLIMIT_NOFILE", "hard": 4096, "soft": 4096},
-                            {"type": "RLIMIT_FSIZE", "hard": limits.disk_bytes, "soft": limits.disk_bytes}],
+                "noNewPrivileges": True,
+                "capabilities": {"bounding": [], "effective": [], "permitted": []},
+                "rlimits": [
+                    {"type": "RLIMIT_NPROC", "hard": limits.processes, "soft": limits.processes},
+                    {"type": "RLIMIT_NOFILE", "hard": 4096, "soft": 4096},
+                    {"type": "RLIMIT_FSIZE", "hard": limits.disk_bytes, "soft": limits.disk_bytes},
+                ],
             },
-            "root": {"path": str(rootfs), "readonly": True}, "hostname": "stoker", "mounts": mounts,
+            "root": {"path": str(rootfs), "readonly": True},
+            "hostname": "stoker",
+            "mounts": mounts,
             "linux": {"namespaces": [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")]},
-        }  # fmt: skip
+        }
         (aside / "config.json").write_text(json.dumps(config))
         words = ["runsc", "--root", str(state), "--platform", "ptrace", "--network", "none", "--ignore-cgroups"]
         if os.getuid() != 0:
@@ -553,16 +615,45 @@ class Podman(Isolation):
         """`podman run` on an empty root."""
         rootfs, limits = aside / "root", program.limits
         name = f"{_container_prefix(os.getpid())}{aside.name[-8:]}"
-        words = ["env", f"HOME={Path.home()}", f"XDG_RUNTIME_DIR={os.environ.get('XDG_RUNTIME_DIR', '')}",
-                 "podman", "run", "--rm", "-i", "--name", name, "--network", "none", "--read-only", "--cap-drop",
-                 "all", "--security-opt", "no-new-privileges", "--user", "65534:65534", "--userns",
-                 "keep-id:uid=65534,gid=65534", "--hostname", "stoker", "--pids-limit", str(limits.processes),
-                 "--memory", str(limits.memory_bytes), "--cpus", str(limits.cores), "--workdir", program.folder,
-                 "--tmpfs", f"/tmp:size={max(1 << 20, limits.memory_bytes // _TMP_SHARE)}",  # noqa: S108 - inside
-                 "--env-host=false"]  # fmt: skip
+        words = [
+            "env",
+            f"HOME={Path.home()}",
+            f"XDG_RUNTIME_DIR={os.environ.get('XDG_RUNTIME_DIR', '')}",
+            "podman",
+            "run",
+            "--rm",
+            "-i",
+            "--name",
+            name,
+            "--network",
+            "none",
+            "--read-only",
+            "--cap-drop",
+            "all",
+            "--security-opt",
+            "no-new-privileges",
+            "--user",
+            "65534:65534",
+            "--userns",
+            "keep-id:uid=65534,gid=65534",
+            "--hostname",
+            "stoker",
+            "--pids-limit",
+            str(limits.processes),
+            "--memory",
+            str(limits.memory_bytes),
+            "--cpus",
+            str(limits.cores),
+            "--workdir",
+            program.folder,
+            "--tmpfs",
+            f"/tmp:size={max(1 << 20, limits.memory_bytes // _TMP_SHARE)}",  # noqa: S108 - inside
+            "--env-host=false",
+        ]
         shown = {"/usr": Path("/usr"), **_system_paths(), **program.readable}
-        shown |= {f"/{one}": Path(f"/{one}").resolve() for one in ("bin", "sbin", "lib", "lib64")
-                  if Path(f"/{one}").is_dir()}  # fmt: skip
+        shown |= {
+            f"/{one}": Path(f"/{one}").resolve() for one in ("bin", "sbin", "lib", "lib64") if Path(f"/{one}").is_dir()
+        }
         for inside, path in sorted(shown.items()):
             _make_place(rootfs, inside, path)
             words += ["-v", f"{path}:{inside}:ro"]

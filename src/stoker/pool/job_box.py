@@ -117,11 +117,15 @@ def order_of(submission: Submission, put: Callable[[Path], str], aside: Path, *,
     if submission.image:
         raise BadJob("--image: agents run jobs in their own environment", remedy="Leave it out.")
     if submission.target.num_devices > 1:
-        raise BadJob(f"{submission.target.num_devices} devices are asked for; a lease of the pool has one so far",
-                     remedy="Ask for one device.")  # fmt: skip
+        raise BadJob(
+            f"{submission.target.num_devices} devices are asked for; a lease of the pool has one so far",
+            remedy="Ask for one device.",
+        )
     if submission.expected:
-        raise BadJob(f"{submission.expected[0]} is outside of the job's folder, and an agent does not have it",
-                     remedy="Move it below the job's folder, so that it is sent.")  # fmt: skip
+        raise BadJob(
+            f"{submission.expected[0]} is outside of the job's folder, and an agent does not have it",
+            remedy="Move it below the job's folder, so that it is sent.",
+        )
     lock = submission.environment
     try:
         pack_bundles((*submission.data, submission.stoker, submission.code), aside)
@@ -129,11 +133,17 @@ def order_of(submission: Submission, put: Callable[[Path], str], aside: Path, *,
     finally:
         aside.unlink(missing_ok=True)
     return PoolOrder(
-        run=submission.run, tree=tree, code=submission.code.folder, stoker=submission.stoker.folder,
-        job_file=submission.job_file, arguments=submission.arguments, variables=dict(submission.variables),
+        run=submission.run,
+        tree=tree,
+        code=submission.code.folder,
+        stoker=submission.stoker.folder,
+        job_file=submission.job_file,
+        arguments=submission.arguments,
+        variables=dict(submission.variables),
         requirements=lock.requirements if isinstance(lock, EnvironmentLock) else (),
-        device="cpu" if submission.target.device == "cpu" else "here", block_s=block_s,
-    )  # fmt: skip
+        device="cpu" if submission.target.device == "cpu" else "here",
+        block_s=block_s,
+    )
 
 
 def missing_packages(order: PoolOrder) -> tuple[list[str], list[str]]:
@@ -168,8 +178,10 @@ class JobBox:
         """
         missing, _ = missing_packages(order)
         if missing:
-            raise PlaceFailed(f"the job needs {', '.join(missing[:5])}, and this agent does not have it",
-                              remedy="Choose an agent that does, or leave the package out.")  # fmt: skip
+            raise PlaceFailed(
+                f"the job needs {', '.join(missing[:5])}, and this agent does not have it",
+                remedy="Choose an agent that does, or leave the package out.",
+            )
         box = cls(folder, order)
         if not (folder / "box.json").exists():
             remove_tree(folder / "box")
@@ -197,14 +209,28 @@ class JobBox:
             most_bytes = min(most_bytes, parse_memory(asked))
         self.remove_word("stop")
         self.remove_word("host-0.json")
-        self.write_word("order.json", dumps(LaunchOrder(
-            run=order.run, kind=KIND, code=f"{INSIDE}/{order.code}", job_file=order.job_file,
-            arguments=(*order.arguments, "--checkpoint-every", f"{order.block_s:g}", "--memory",
-                       f"{int(most_bytes) >> 20}MiB"),
-            device=order.device,
-            variables=dict(order.variables), pythonpath=f"{INSIDE}/{order.stoker}",
-            submitted_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        )).encode())  # fmt: skip
+        self.write_word(
+            "order.json",
+            dumps(
+                LaunchOrder(
+                    run=order.run,
+                    kind=KIND,
+                    code=f"{INSIDE}/{order.code}",
+                    job_file=order.job_file,
+                    arguments=(
+                        *order.arguments,
+                        "--checkpoint-every",
+                        f"{order.block_s:g}",
+                        "--memory",
+                        f"{int(most_bytes) >> 20}MiB",
+                    ),
+                    device=order.device,
+                    variables=dict(order.variables),
+                    pythonpath=f"{INSIDE}/{order.stoker}",
+                    submitted_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                )
+            ).encode(),
+        )
         argv = (sys.executable, "-m", "stoker.launching.at_place", "run", f"{RUNS_INSIDE}/{order.run}")
         return self._program(argv, self.run, host)
 
@@ -251,24 +277,42 @@ class JobBox:
         order = self.order
         settings = [word for option, value in pairs_of(order.arguments) for word in (option, value)]
         argv = (
-            sys.executable, "-m", "stoker.verifying.replay", f"{RUNS_INSIDE}/{order.run}",
-            f"{INSIDE}/{order.code}/{order.job_file}", "--until", str(until), *(["--each"] if each else []), *settings,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "stoker.verifying.replay",
+            f"{RUNS_INSIDE}/{order.run}",
+            f"{INSIDE}/{order.code}/{order.job_file}",
+            "--until",
+            str(until),
+            *(["--each"] if each else []),
+            *settings,
+        )
         return self._program(argv, run, host)
 
     def _program(self, argv: tuple[str, ...], run: Path, host: Host) -> Program:
         order, cores = self.order, max(1, int(host.limits.cores))
         environment = {
-            "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "USER": "stoker", "LOGNAME": "stoker",  # noqa: S108 - inside
-            "LANG": "C.UTF-8", "TMPDIR": "/tmp", "STOKER_CACHE": "/tmp/stoker",  # noqa: S108 - inside
-            "PYTHONPATH": f"{INSIDE}/{order.stoker}", "PYTHONDONTWRITEBYTECODE": "1",
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "HOME": "/tmp",  # noqa: S108
+            "USER": "stoker",
+            "LOGNAME": "stoker",
+            "LANG": "C.UTF-8",
+            "TMPDIR": "/tmp",  # noqa: S108
+            "STOKER_CACHE": "/tmp/stoker",  # noqa: S108 - inside
+            "PYTHONPATH": f"{INSIDE}/{order.stoker}",
+            "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": str(cores),
             **order.variables,
-        }  # fmt: skip
+        }
         return Program(
-            argv=argv, readable={INSIDE: self.folder / "box"}, writable={f"{RUNS_INSIDE}/{order.run}": run},
-            folder=f"{INSIDE}/{order.code}", environment=environment, devices=host.devices, limits=host.limits,
-        )  # fmt: skip
+            argv=argv,
+            readable={INSIDE: self.folder / "box"},
+            writable={f"{RUNS_INSIDE}/{order.run}": run},
+            folder=f"{INSIDE}/{order.code}",
+            environment=environment,
+            devices=host.devices,
+            limits=host.limits,
+        )
 
 
 def value_of(arguments: Sequence[str], option: str) -> str | None:

@@ -272,9 +272,14 @@ class Lease:
                 f"{passed_s:.0f} s after it was accepted"
             )
         return replace(
-            self, beat_index=index, running_s=running_s, samples=samples, chain=chain or self.chain, heard_s=now_s,
+            self,
+            beat_index=index,
+            running_s=running_s,
+            samples=samples,
+            chain=chain or self.chain,
+            heard_s=now_s,
             unsigned=(*self.unsigned[-MOST_UNSIGNED + 1 :], (index, running_s)),
-        )  # fmt: skip
+        )
 
     def cosigned(self, index: int, voucher: str = "") -> Lease:
         """The lease with all beats up to `index` agreed to, and what a contract takes for it.
@@ -304,8 +309,10 @@ class Lease:
         """
         last = self.commitments[-1] if self.commitments else None
         if len(self.commitments) >= MOST_COMMITMENTS:
-            raise Refused(f"lease {self.lease_id} has {MOST_COMMITMENTS} blocks, and no more are taken",
-                          remedy="Longer blocks: --place-option block=5min.")  # fmt: skip
+            raise Refused(
+                f"lease {self.lease_id} has {MOST_COMMITMENTS} blocks, and no more are taken",
+                remedy="Longer blocks: --place-option block=5min.",
+            )
         if commitment.block != len(self.commitments):
             raise Refused(
                 f"commitment {commitment.block} of lease {self.lease_id} is out of order: the next one is "

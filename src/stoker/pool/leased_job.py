@@ -196,7 +196,7 @@ class LeasedJob:
 
     def begin(
         self, order: PoolOrder, *, beats: int = 0, ran_s: float = 0.0, samples: int = 0, blocks: Sequence[Block] = ()
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Fetch what the job needs, in a thread; `tick` starts it then.
 
         Args:
@@ -365,8 +365,15 @@ class LeasedJob:
         self._next_beat = now + self._beat_s
         state = self._host_state()
         self._samples = max(self._samples, 0 if state is None else state.samples)
-        self._client.post(on.Beat(lease_id=self.lease_id, index=self._beat_index, running_s=self.running_s,
-                                  samples=self._samples, state=self._previous))  # fmt: skip
+        self._client.post(
+            on.Beat(
+                lease_id=self.lease_id,
+                index=self._beat_index,
+                running_s=self.running_s,
+                samples=self._samples,
+                state=self._previous,
+            )
+        )
         self._beat_index += 1
 
     def _unpaid(self) -> str:
@@ -428,9 +435,15 @@ class LeasedJob:
         if block.update > self._update:
             try:
                 self._client.post(
-                    on.Committed(lease_id=self.lease_id, block=block.block, update=block.update, state=block.state,
-                                 blob=block.blob, previous=self._previous)
-                )  # fmt: skip
+                    on.Committed(
+                        lease_id=self.lease_id,
+                        block=block.block,
+                        update=block.update,
+                        state=block.state,
+                        blob=block.blob,
+                        previous=self._previous,
+                    )
+                )
             except on.Refused as refused:
                 self._note(refused, place)
                 raise
@@ -447,8 +460,9 @@ class LeasedJob:
     def _keep(self, name: str, number: int, head: str) -> Block:
         """Store a checkpoint as the block `number`, after `head`."""
         assert self._box is not None
-        return keep_block(self._box.run, name, number, head, put=self._blobs.put, limits=self._taken,
-                          aside=self._box.aside)  # fmt: skip
+        return keep_block(
+            self._box.run, name, number, head, put=self._blobs.put, limits=self._taken, aside=self._box.aside
+        )
 
     def _conclude(self) -> None:
         """The job has ended: results, or the reason."""

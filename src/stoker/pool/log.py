@@ -159,21 +159,27 @@ def audit(path: Path, *, checks_signatures: bool = True, state: State | None = N
             state_error = _bad(text, state, checks_signatures=checks_signatures)
             if state_error:
                 return Audit(
-                    num_events=state.seq, head=state.head, problem=f"event {state.seq + 1}: {state_error}",
+                    num_events=state.seq,
+                    head=state.head,
+                    problem=f"event {state.seq + 1}: {state_error}",
                     bad_event=state.seq + 1,
-                )  # fmt: skip
+                )
             has_head = has_head or state.head == head
         state.accounts.require_conserved(is_thorough=True)
     except (sqlite3.Error, OSError, Refused) as problem:
         return Audit(
-            num_events=state.seq, head=state.head, problem=f"after event {state.seq}: {problem}",
+            num_events=state.seq,
+            head=state.head,
+            problem=f"after event {state.seq}: {problem}",
             bad_event=state.seq + 1,
-        )  # fmt: skip
+        )
     if not has_head:
         return Audit(
-            num_events=state.seq, head=state.head, bad_event=state.seq + 1,
+            num_events=state.seq,
+            head=state.head,
+            bad_event=state.seq + 1,
             problem=f"no event has the hash {head}: the log was cut short, or is another one",
-        )  # fmt: skip
+        )
     return Audit(num_events=state.seq, head=state.head)
 
 

@@ -227,9 +227,12 @@ class Columns:
 
     @classmethod
     def of(
-        cls, offers: Sequence[ListedOffer], records: Mapping[str, Record], now_s: float,
+        cls,
+        offers: Sequence[ListedOffer],
+        records: Mapping[str, Record],
+        now_s: float,
         known_offers: Container[str] = frozenset(),
-    ) -> Columns:  # fmt: skip
+    ) -> Columns:
         """Columns of offers with the records of their agents; `known_offers` have a forecast of their own."""
         known: dict[str, int] = {}
         none = Record()
@@ -237,14 +240,23 @@ class Columns:
         for listed in offers:
             offer = listed.offer
             record = records.get(listed.agent, none)
-            rows.append((
-                known.setdefault(forecast_word(listed, known_offers), len(known)),
-                offer.price_per_hour, offer.device.count,
-                offer.measured.fp32_flop_per_s, offer.upload_bytes_per_s, offer.download_bytes_per_s, offer.disk_bytes,
-                ISOLATIONS.index(offer.isolation), offer.min_s, min(offer.max_s, left_today_s(offer.hours, now_s)),
-                hazard_per_hour(record), declines(record),
-                1.0 if record.passed < FIRST_JOBS else max(1 / record.passed, LEAST_CHECKED),
-            ))  # fmt: skip
+            rows.append(
+                (
+                    known.setdefault(forecast_word(listed, known_offers), len(known)),
+                    offer.price_per_hour,
+                    offer.device.count,
+                    offer.measured.fp32_flop_per_s,
+                    offer.upload_bytes_per_s,
+                    offer.download_bytes_per_s,
+                    offer.disk_bytes,
+                    ISOLATIONS.index(offer.isolation),
+                    offer.min_s,
+                    min(offer.max_s, left_today_s(offer.hours, now_s)),
+                    hazard_per_hour(record),
+                    declines(record),
+                    1.0 if record.passed < FIRST_JOBS else max(1 / record.passed, LEAST_CHECKED),
+                )
+            )
         table = np.array(rows, dtype=np.float64).reshape(len(rows), 13)
         return cls(tuple(offers), tuple(known), table[:, 0].astype(np.int64), *table.T[1:])
 
@@ -298,8 +310,9 @@ def rank_offers(
             (is_good & (costs.credits > needs.max_credits), f"costs more than {credits_text(needs.max_credits)}")
         )
     if needs.deadline_s is not None:
-        problems.append((is_good & (costs.hours * 3600 > needs.deadline_s),
-                         f"is finished after {format_seconds(needs.deadline_s)}"))  # fmt: skip
+        problems.append(
+            (is_good & (costs.hours * 3600 > needs.deadline_s), f"is finished after {format_seconds(needs.deadline_s)}")
+        )
     problems.append((~is_good, "is lost so often that the job would never end"))
     usable = np.ones(num, dtype=bool)
     refused: dict[str, int] = {}
@@ -316,18 +329,25 @@ def rank_offers(
         shown.append(cheapest)  # the one that a list of prices would put first
     matches = [
         Match(
-            listed=columns.offers[i], forecast=base[columns.kind[i]], hours=float(costs.hours[i]),
-            metered_hours=float(costs.metered_hours[i]), credits=round(costs.credits[i]), score=float(score[i]),
+            listed=columns.offers[i],
+            forecast=base[columns.kind[i]],
+            hours=float(costs.hours[i]),
+            metered_hours=float(costs.metered_hours[i]),
+            credits=round(costs.credits[i]),
+            score=float(score[i]),
             low_credits=round(costs.credits[i] * math.exp(-1.2816 * costs.spread[i])),
-            high_credits=round(costs.credits[i] * math.exp(1.2816 * costs.spread[i])), risk=float(costs.risk[i]),
-            checkpoint_every_s=float(costs.interval_s[i]), sticker=int(stickers[i]),
+            high_credits=round(costs.credits[i] * math.exp(1.2816 * costs.spread[i])),
+            risk=float(costs.risk[i]),
+            checkpoint_every_s=float(costs.interval_s[i]),
+            sticker=int(stickers[i]),
         )
         for i in shown
-    ]  # fmt: skip
+    ]
     return Ranking(
         matches=tuple(replace(match, why=_why(match, matches[0])) for match in matches),
-        num_usable=len(places), refused=refused,
-    )  # fmt: skip
+        num_usable=len(places),
+        refused=refused,
+    )
 
 
 def _problems(
@@ -394,9 +414,14 @@ def expected_costs(columns: Columns, needs: Needs, forecasts: Sequence[RunForeca
     checked = np.maximum(needs.verify_fraction, columns.checked) if needs.verify_fraction else 0.0
     credits_ = columns.price * metered_hours * (1 + checked)
     return Costs(
-        hours=hours, metered_hours=metered_hours, interval_s=interval_s, credits=credits_, spread=spread,
-        score=credits_ + needs.value_per_hour * hours, risk=-np.expm1(-columns.hazard * metered_hours),
-    )  # fmt: skip
+        hours=hours,
+        metered_hours=metered_hours,
+        interval_s=interval_s,
+        credits=credits_,
+        spread=spread,
+        score=credits_ + needs.value_per_hour * hours,
+        risk=-np.expm1(-columns.hazard * metered_hours),
+    )
 
 
 def _transfer_s(num_bytes: float, bytes_per_s: Floats) -> Floats:
@@ -413,12 +438,16 @@ def _why(match: Match, best: Match) -> str:
         return f"{whole}; {ahead} cheaper an hour" if ahead else f"{whole}; also the cheapest an hour"
     later_s = (match.hours - best.hours) * 3600
     costs = match.credits - best.credits
-    parts = [f"{credits_text(abs(costs))} {'more' if costs >= 0 else 'less'}",
-             f"{format_seconds(abs(later_s))} {'later' if later_s >= 0 else 'sooner'}"]  # fmt: skip
+    parts = [
+        f"{credits_text(abs(costs))} {'more' if costs >= 0 else 'less'}",
+        f"{format_seconds(abs(later_s))} {'later' if later_s >= 0 else 'sooner'}",
+    ]
     if match.listed.offer.price_per_hour < best.listed.offer.price_per_hour:
         ratio = match.metered_hours / best.metered_hours if best.metered_hours else math.inf
-        parts.append(f"though {price} an hour against {credits_text(best.listed.offer.price_per_hour)}: "
-                     f"{ratio:.1f} times as many hours")  # fmt: skip
+        parts.append(
+            f"though {price} an hour against {credits_text(best.listed.offer.price_per_hour)}: "
+            f"{ratio:.1f} times as many hours"
+        )
     return ", ".join(parts)
 
 
@@ -479,8 +508,9 @@ def earlier_ratios(leases: Sequence[Mapping[str, Any]], job: str, device: str) -
         for lease in leases
         if lease["reason"] == "finished"
         and (lease["device"], lease["forecast"].get("job", "")) == (device, job)
-        and lease["forecast"].get("raw_hours", 0) > 0 and lease["running_s"] > 0
-    ]  # fmt: skip
+        and lease["forecast"].get("raw_hours", 0) > 0
+        and lease["running_s"] > 0
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -529,10 +559,14 @@ def after_runs(forecast: RunForecast, runs: Sequence[EarlierRun], num_updates: i
     updates, over_s = sum(run.updates_per_s * run.over_s for run in runs), sum(run.over_s for run in runs)
     setups = [run.setup_s for run in runs if run.setup_s is not None]
     return replace(
-        forecast, run_s=num_updates * over_s / updates, spread=PROBE_SPREAD, basis="history",
-        setup_s=float(np.median(setups)) if setups else None, raw_s=forecast.raw_s or forecast.run_s,
+        forecast,
+        run_s=num_updates * over_s / updates,
+        spread=PROBE_SPREAD,
+        basis="history",
+        setup_s=float(np.median(setups)) if setups else None,
+        raw_s=forecast.raw_s or forecast.run_s,
         reference_flop_per_s=0.0,
-    )  # fmt: skip
+    )
 
 
 def worth_moving(stay: Match, go: Match, *, move_credits: int, value_per_hour: int, move_s: float) -> bool:

@@ -167,9 +167,12 @@ class Overview:
                 for event in reversed(self._log.newest)
             ],
             "log": {
-                "seq": pool["seq"], "first": self._log.first, "last": self._log.seq, "problem": self._log.problem,
+                "seq": pool["seq"],
+                "first": self._log.first,
+                "last": self._log.seq,
+                "problem": self._log.problem,
             },
-        }  # fmt: skip
+        }
         shown: dict[str, JSON] = bounded(document)
         return shown
 

@@ -76,9 +76,14 @@ class Peer:
     """
 
     def __init__(
-        self, client: PoolClient, folder: Path, *, keeps: bool = False, most_kept_bytes: int = MOST_KEPT_BYTES,
+        self,
+        client: PoolClient,
+        folder: Path,
+        *,
+        keeps: bool = False,
+        most_kept_bytes: int = MOST_KEPT_BYTES,
         tell: Callable[[str], None] = lambda _: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         assert client.key is not None
         self.network, self.bulk_bytes = "", 0
         self._client, self._folder, self._keeps, self._most_kept_bytes = client, folder, keeps, most_kept_bytes

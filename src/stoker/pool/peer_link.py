@@ -58,8 +58,10 @@ def _patch() -> None:
         BadJob: another version is installed, whose internals may differ.
     """
     if (version := importlib.metadata.version("iroh")) != _PATCHED:
-        raise BadJob(f"iroh {version} is installed, and direct transfers were tried with {_PATCHED} alone",
-                     remedy=f"pip install iroh=={_PATCHED}")  # fmt: skip
+        raise BadJob(
+            f"iroh {version} is installed, and direct transfers were tried with {_PATCHED} alone",
+            remedy=f"pip install iroh=={_PATCHED}",
+        )
 
     def write(self: Any, value: bytes) -> None:
         with self._reserve(len(value)):
@@ -128,9 +130,12 @@ class PeerEndpoint:
             PlaceFailed: the address is taken, or is none of this machine.
         """
         options = iroh.EndpointOptions(
-            preset=iroh.preset_minimal(), bind_addr=address, alpns=[_ALPN], relay_mode=iroh.RelayMode.disabled(),
+            preset=iroh.preset_minimal(),
+            bind_addr=address,
+            alpns=[_ALPN],
+            relay_mode=iroh.RelayMode.disabled(),
             secret_key=self.key.private.private_bytes_raw(),
-        )  # fmt: skip
+        )
         try:
             self._endpoint = await iroh.Endpoint.bind(options)
         except iroh.IrohError as problem:

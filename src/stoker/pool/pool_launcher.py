@@ -29,8 +29,9 @@ def _renting() -> Any:
     try:
         from stoker.pool import renting  # noqa: PLC0415 - an extra, which places lack
     except ModuleNotFoundError as problem:
-        raise PlaceFailed(f"a pool needs {problem.name}, which is not installed here",
-                          remedy="pip install 'stoker[pool]'") from problem  # fmt: skip
+        raise PlaceFailed(
+            f"a pool needs {problem.name}, which is not installed here", remedy="pip install 'stoker[pool]'"
+        ) from problem
     return renting
 
 
@@ -63,10 +64,15 @@ class PoolLauncher(Launcher):
             )
         address, device = match[1] or "", (match[2] or "").lower()
         if device[:1].isdigit():
-            raise NoDevice(f"--on pool:{text}: a lease of the pool has one device so far.",
-                           remedy=f"The form is {_SYNTAX}.")  # fmt: skip
-        return LaunchTarget(text=f"pool:{text.strip()}" if text else "pool", kind=self.kind, address=address,
-                            device="" if device == "here" else device)  # fmt: skip
+            raise NoDevice(
+                f"--on pool:{text}: a lease of the pool has one device so far.", remedy=f"The form is {_SYNTAX}."
+            )
+        return LaunchTarget(
+            text=f"pool:{text.strip()}" if text else "pool",
+            kind=self.kind,
+            address=address,
+            device="" if device == "here" else device,
+        )
 
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
         """What is offered now."""

@@ -149,8 +149,10 @@ class PeerRendezvous:
             text for text in (given if isinstance(given, list) else [])[:_MOST_LOCAL] if _is_private(text)
         ]
         self._network.setdefault(key, "unknown")
-        return {"seen": self._endpoint.address_of(key),
-                "mirror": {"key": self._mirror_key.public, "port": self._mirror_port}}  # fmt: skip
+        return {
+            "seen": self._endpoint.address_of(key),
+            "mirror": {"key": self._mirror_key.public, "port": self._mirror_port},
+        }
 
     async def _mirrored(self, key: str) -> Head:
         """Compare the ports that both sockets saw."""
@@ -200,8 +202,14 @@ class PeerRendezvous:
         """Tell others to expect `key`, and `key` where they are: who did not answer is left out."""
         digest, num_bytes, found = _digest(head), head.get("num_bytes", 0), []
         for other in others:
-            grant = {"op": "expect", "key": key, "addresses": self._addresses(key, other), "may": may,
-                     "digest": digest, "num_bytes": num_bytes if isinstance(num_bytes, int) else 0}  # fmt: skip
+            grant = {
+                "op": "expect",
+                "key": key,
+                "addresses": self._addresses(key, other),
+                "may": may,
+                "digest": digest,
+                "num_bytes": num_bytes if isinstance(num_bytes, int) else 0,
+            }
             if await self._tell(other, grant):
                 found.append({"key": other, "addresses": self._addresses(other, key)})
         return found

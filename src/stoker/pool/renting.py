@@ -136,7 +136,8 @@ class Terms:
         if isolation not in ISOLATIONS:
             raise BadJob(f"--place-option isolation={isolation}: wanted {', '.join(ISOLATIONS)}")
         return cls(
-            pool=options.get("pool", ""), key=options.get("key", "default"),
+            pool=options.get("pool", ""),
+            key=options.get("key", "default"),
             verify=_share(options.get("verify", "5%")),
             bond=round(parse_money(options["bond"]) * 1e6) if "bond" in options else None,
             block_s=parse_duration(options.get("block", "60s"), "--place-option block"),
@@ -146,8 +147,9 @@ class Terms:
             deadline_s=parse_duration(options["deadline"]) if "deadline" in options else None,
             most_forwarding=round(parse_money(options["forwarding"]) * 1e6) if "forwarding" in options else 0,
             is_p2p=options.get("p2p", "yes") != "no",
-            forecasts=_forecasts_in(options.get(_FORECASTS, "{}")), identity=options.get(_IDENTITY, ""),
-        )  # fmt: skip
+            forecasts=_forecasts_in(options.get(_FORECASTS, "{}")),
+            identity=options.get(_IDENTITY, ""),
+        )
 
 
 def _forecasts_in(text: str) -> dict[str, RunForecast | str]:
@@ -202,13 +204,17 @@ def offers(request: Request) -> tuple[Offer, ...]:
     found = _ranked_offers(_client(terms), request.target, terms)
     return tuple(
         Offer(
-            text=request.target.text if number == 0 else f"pool:{offer.offer_id}", num_nodes=1, devices_each=1,
-            device=offer.device.kind, starts_in_s=0.0, price_per_h=offer.price_per_hour / 1e6,
+            text=request.target.text if number == 0 else f"pool:{offer.offer_id}",
+            num_nodes=1,
+            devices_each=1,
+            device=offer.device.kind,
+            starts_in_s=0.0,
+            price_per_h=offer.price_per_hour / 1e6,
             price_source=f"the offer {offer.offer_id}",
             why=f"isolation {offer.isolation}, notice {offer.reclaim_s} s",
         )
         for number, offer in enumerate(one.listed.offer for one in found)
-    )  # fmt: skip
+    )
 
 
 def with_forecasts(job: Job, entry: Entry, submission: Submission, tell: Callable[[str], None]) -> Submission:
@@ -222,8 +228,10 @@ def with_forecasts(job: Job, entry: Entry, submission: Submission, tell: Callabl
 
     terms = Terms.of(submission.options)
     if terms.verify and job.until.unit == "seconds":
-        raise BadJob("the job's length is given in seconds, so that a replay would have another one",
-                     remedy="Give until=… in epochs, samples or updates; or --verify none.")  # fmt: skip
+        raise BadJob(
+            "the job's length is given in seconds, so that a replay would have another one",
+            remedy="Give until=… in epochs, samples or updates; or --verify none.",
+        )
     client = _client(terms)
     identity, leases = identity_of(entry), leases_before(client, entry)
     runs = earlier_runs(leases, identity)
@@ -244,8 +252,9 @@ def script(submission: Submission) -> str:
     lines += [f"# {one.folder}: {one.name}, {len(one.files)} files, {format_bytes(one.num_bytes)}" for one in bundles]
     lines += [f"# needs {requirement}" for requirement in getattr(submission.environment, "requirements", ())]
     block = format_seconds(_block_s(submission, terms))
-    lines.append(f"# blocks of {block}, {terms.verify:.0%} of them replayed by others; "
-                 f"isolation {terms.isolation} or stronger")  # fmt: skip
+    lines.append(
+        f"# blocks of {block}, {terms.verify:.0%} of them replayed by others; isolation {terms.isolation} or stronger"
+    )
     if submission.secrets:
         lines.append(f"# refused: secrets {', '.join(submission.secrets)} would be readable by the owner")
     lines.append(" ".join(["stoker train", submission.job_file, *submission.arguments]))
@@ -257,29 +266,39 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     terms = Terms.of(submission.options)
     client = _client(terms)
     if submission.time_limit_s is None:
-        raise PlaceFailed("how long the run takes is not known, so nothing can be deposited for it",
-                          remedy="Say it: --time-limit 2h.")  # fmt: skip
+        raise PlaceFailed(
+            "how long the run takes is not known, so nothing can be deposited for it", remedy="Say it: --time-limit 2h."
+        )
     assert client.key is not None
     name = f"{client.key.public} {submission.owner} {submission.run}"
     job = f"{client.key.public[:16]}-{submission.run[:29]}-{hashlib.sha256(name.encode()).hexdigest()[:10]}"
     block_s = max(_block_s(submission, terms), submission.time_limit_s / (MOST_COMMITMENTS - 10))
     before = _leases(client, job)
     if terms.deadline_s is not None and submission.time_limit_s > terms.deadline_s:
-        raise PlaceFailed(f"the run may take {format_seconds(submission.time_limit_s)} by its forecast, and the "
-                          f"deadline is in {format_seconds(terms.deadline_s)}",
-                          remedy="Give more time, or make the job smaller. Nothing was sent.")  # fmt: skip
+        raise PlaceFailed(
+            f"the run may take {format_seconds(submission.time_limit_s)} by its forecast, and the "
+            f"deadline is in {format_seconds(terms.deadline_s)}",
+            remedy="Give more time, or make the job smaller. Nothing was sent.",
+        )
     handle: Handle = {
-        "pool": str(client.address), "key": terms.key, "job": job, "first": len(before),
+        "pool": str(client.address),
+        "key": terms.key,
+        "job": job,
+        "first": len(before),
         "until_s": 0.0 if terms.deadline_s is None else time.time() + terms.deadline_s,
         "max_credits": None if submission.max_cost is None else round(submission.max_cost * 1e6),
-        "limit_s": submission.time_limit_s, "address": submission.target.address,
-        "device": submission.target.device, "options": dict(submission.options),
-    }  # fmt: skip
+        "limit_s": submission.time_limit_s,
+        "address": submission.target.address,
+        "device": submission.target.device,
+        "options": dict(submission.options),
+    }
     if before and before[-1]["state"] in ("funded", "running", "suspect", "reclaiming"):
         return {**handle, "first": _first_of(before), "sent_bytes": 0}
     if len(before) >= _MOST_LEASES:
-        raise PlaceFailed(f"the run {submission.run} has had {len(before)} leases, the most that one has",
-                          remedy="Give the run another name.")  # fmt: skip
+        raise PlaceFailed(
+            f"the run {submission.run} has had {len(before)} leases, the most that one has",
+            remedy="Give the run another name.",
+        )
     blobs = _blobs(client, job, terms, tell)
     sent = sum(one.num_bytes for one in (*submission.data, submission.stoker, submission.code))
     tell(f"sending the order: {format_bytes(sent)} at most")
@@ -300,11 +319,17 @@ def _block_s(submission: Submission, terms: Terms) -> float:
     every = value_of(submission.arguments, "--checkpoint-every")
     block_s = terms.block_s if every is None else float(every)
     if "block" in submission.options and block_s != terms.block_s:
-        raise BadJob(f"--checkpoint-every {every} and --place-option block={submission.options['block']}: each "
-                     "checkpoint ends a block", remedy="Leave one of them out.")  # fmt: skip
+        raise BadJob(
+            f"--checkpoint-every {every} and --place-option block={submission.options['block']}: each "
+            "checkpoint ends a block",
+            remedy="Leave one of them out.",
+        )
     if terms.verify and block_s > UNCOMMITTED_S:
-        raise BadJob(f"a commitment each {format_seconds(block_s)}: an agent is paid for {UNCOMMITTED_S} s after its "
-                     "last one, and takes no longer blocks", remedy="Save more often, or --verify none.")  # fmt: skip
+        raise BadJob(
+            f"a commitment each {format_seconds(block_s)}: an agent is paid for {UNCOMMITTED_S} s after its "
+            "last one, and takes no longer blocks",
+            remedy="Save more often, or --verify none.",
+        )
     return block_s
 
 
@@ -331,8 +356,9 @@ def stop(handle: Handle) -> None:
     client = _client(_terms_of(handle))
     leases = _leases(client, handle["job"])
     if leases and leases[-1]["state"] in ("funded", "running", "suspect", "reclaiming"):
-        client.post(on.Closed(lease_id=str(leases[-1]["lease_id"]), reason="stopped: the renter asked"),
-                    patience_s=20.0)  # fmt: skip
+        client.post(
+            on.Closed(lease_id=str(leases[-1]["lease_id"]), reason="stopped: the renter asked"), patience_s=20.0
+        )
 
 
 def fetch(handle: Handle, into: Path) -> None:
@@ -366,22 +392,43 @@ class _PoolRun:
         if self._resumes_from(last) in poisoned:
             return self._next(leases, restarts, "an earlier block was wrong")
         if any(one["equal"] is False for one in last["challenges"]) and not _is_judged(last):
-            return LaunchState(phase="saving", why="a replay found a block unequal; it is being settled",
-                               evidence=_lease_words(last), restarts=restarts, at=_now())  # fmt: skip
+            return LaunchState(
+                phase="saving",
+                why="a replay found a block unequal; it is being settled",
+                evidence=_lease_words(last),
+                restarts=restarts,
+                at=_now(),
+            )
         if _is_wrong(last):
             return self._next(leases, restarts, f"a block of {last['lease_id']} is wrong")
         if last["result"]:
             waiting = [lease for lease in leases if _waits_for_replays(lease)]
             if waiting:
-                return LaunchState(phase="saving", why="the results are there; blocks are being replayed",
-                                   evidence=_lease_words(waiting[0]), restarts=restarts, at=_now())  # fmt: skip
+                return LaunchState(
+                    phase="saving",
+                    why="the results are there; blocks are being replayed",
+                    evidence=_lease_words(waiting[0]),
+                    restarts=restarts,
+                    at=_now(),
+                )
             if problem := self._result_problem(last):
                 return self._next(leases, restarts, problem)
-            return LaunchState(phase="finished", why=_checked_words(leases), evidence=_lease_words(last), exit_code=0,
-                               restarts=restarts, at=_now())  # fmt: skip
+            return LaunchState(
+                phase="finished",
+                why=_checked_words(leases),
+                evidence=_lease_words(last),
+                exit_code=0,
+                restarts=restarts,
+                at=_now(),
+            )
         if _is_stopped(last):
-            return LaunchState(phase="stopped", why="stopped as asked; what was committed is kept",
-                               evidence=_lease_words(last), restarts=restarts, at=_now())  # fmt: skip
+            return LaunchState(
+                phase="stopped",
+                why="stopped as asked; what was committed is kept",
+                evidence=_lease_words(last),
+                restarts=restarts,
+                at=_now(),
+            )
         if reason.startswith("failed"):
             return LaunchState(phase="failed", why=reason, evidence=_lease_words(last), restarts=restarts, at=_now())
         return self._next(leases, restarts, reason or "the agent did not accept")
@@ -394,16 +441,18 @@ class _PoolRun:
     def _next(self, leases: list[dict[str, Any]], restarts: int, why: str) -> LaunchState:
         """Open the next lease."""
         if len(leases) >= _MOST_LEASES:
-            return LaunchState(phase="failed", why=f"{len(leases)} leases ended without a result; the last: {why}",
-                               at=_now())  # fmt: skip
+            return LaunchState(
+                phase="failed", why=f"{len(leases)} leases ended without a result; the last: {why}", at=_now()
+            )
         mine = leases[int(self.handle["first"]) :]
         stuck = [lease["reason"].startswith(SAVES_NOTHING) and not lease["commitments"] for lease in mine[-2:]]
         if len(stuck) == 2 and all(stuck):
             return LaunchState(
                 phase="failed",
                 why=f"two agents in a row left: {why}; what takes so long without a checkpoint, such as an evaluation, "
-                "cannot be checked: evaluate on fewer samples, or give --verify none", at=_now(),
-            )  # fmt: skip
+                "cannot be checked: evaluate on fewer samples, or give --verify none",
+                at=_now(),
+            )
         used_s = sum(int(lease["running_s"]) for lease in mine if not lease["outcome"])
         left_s = float(self.handle["limit_s"]) - used_s
         if left_s <= 0:
@@ -416,19 +465,28 @@ class _PoolRun:
         avoided |= {
             str(lease["agent"]) for lease in mine if lease["result"] and self._resumes_from(lease) not in poisoned
         }  # these were no results
-        lost = {str(lease["agent"]) for lease in leases
-                if lease["reason"] == "lost" and time.time() - float(lease["closed_s"]) < _LOST_S}  # fmt: skip
+        lost = {
+            str(lease["agent"])
+            for lease in leases
+            if lease["reason"] == "lost" and time.time() - float(lease["closed_s"]) < _LOST_S
+        }
         order = self.continued(self.order(leases[0]), leases)
         try:
             lease_id = self.open(order, len(leases), avoided, left_s, lost)
         except BadJob as problem:
             return LaunchState(phase="failed", why=f"{why}; {problem.message}", restarts=restarts, at=_now())
         except (PlaceFailed, Refused) as problem:
-            return LaunchState(phase="queued", why=f"{why}; waiting for another offer: {problem.message}",
-                               restarts=restarts, at=_now())  # fmt: skip
+            return LaunchState(
+                phase="queued", why=f"{why}; waiting for another offer: {problem.message}", restarts=restarts, at=_now()
+            )
         done = f" from update {order.resume_update:,}" if order.resume else " from the beginning"
-        return LaunchState(phase="requeued", why=f"{why}; goes on{done}", evidence=f"lease {lease_id}",
-                           restarts=restarts + 1, at=_now())  # fmt: skip
+        return LaunchState(
+            phase="requeued",
+            why=f"{why}; goes on{done}",
+            evidence=f"lease {lease_id}",
+            restarts=restarts + 1,
+            at=_now(),
+        )
 
     def order(self, lease: dict[str, Any]) -> PoolOrder:
         """The order of a lease."""
@@ -448,14 +506,23 @@ class _PoolRun:
             good = [one for one in lease["commitments"] if one["blob"] not in poisoned]
             if good:
                 last = good[-1]
-                return replace(order, resume=str(last["blob"]), resume_head=str(last["state"]),
-                               resume_block=int(last["block"]), resume_update=int(last["update"]))  # fmt: skip
+                return replace(
+                    order,
+                    resume=str(last["blob"]),
+                    resume_head=str(last["state"]),
+                    resume_block=int(last["block"]),
+                    resume_update=int(last["update"]),
+                )
         return fresh
 
     def open(
-        self, order: PoolOrder, number: int, avoided: AbstractSet[str], limit_s: float,
+        self,
+        order: PoolOrder,
+        number: int,
+        avoided: AbstractSet[str],
+        limit_s: float,
         lost: AbstractSet[str] = frozenset(),
-    ) -> str:  # fmt: skip
+    ) -> str:
         """Open lease number `number` with the best free offer; its name.
 
         An offer of an agent in `lost` is taken only if there is no other.
@@ -470,8 +537,10 @@ class _PoolRun:
         offers = _ranked_offers(self.client, target, terms, run_s=limit_s, avoided=avoided)
         offers.sort(key=lambda one: one.listed.agent in lost)  # stable: otherwise as they were ranked
         if not offers:
-            raise PlaceFailed("the pool has no free offer but those that failed, or are tried again later",
-                              remedy="`stoker pool offers` lists what there is.")  # fmt: skip
+            raise PlaceFailed(
+                "the pool has no free offer but those that failed, or are tried again later",
+                remedy="`stoker pool offers` lists what there is.",
+            )
         checked = 1.0 if terms.verify else 0.0  # a provider without a record is checked whole
         match, limit_s = self._affordable(offers, limit_s, checked, terms)
         offer, lease_id = match.listed.offer, f"{self.handle['job']}.{number}"
@@ -483,13 +552,24 @@ class _PoolRun:
         deposit = max(required_deposit(credits_, checked), least_deposit(offer.min_s, rate))
         expected_s = min(match.metered_hours * 3600, limit_s) if raw_hours else limit_s  # of a rest nothing is known
         body = on.Opened(
-            lease_id=lease_id, offer_id=offer.offer_id, order=digest, rate_per_hour=rate, deposit=deposit,
-            bond=credits_ if terms.bond is None else terms.bond, window_s=terms.window_s, verify_fraction=terms.verify,
-            forecast=on.Forecast(hours=expected_s / 3600, credits=pay_for(math.floor(expected_s), rate),
-                                 raw_hours=raw_hours, job=terms.identity),
-            delegate=self.client.address.key, inputs=tuple(filter(None, (order.tree, order.resume))),
+            lease_id=lease_id,
+            offer_id=offer.offer_id,
+            order=digest,
+            rate_per_hour=rate,
+            deposit=deposit,
+            bond=credits_ if terms.bond is None else terms.bond,
+            window_s=terms.window_s,
+            verify_fraction=terms.verify,
+            forecast=on.Forecast(
+                hours=expected_s / 3600,
+                credits=pay_for(math.floor(expected_s), rate),
+                raw_hours=raw_hours,
+                job=terms.identity,
+            ),
+            delegate=self.client.address.key,
+            inputs=tuple(filter(None, (order.tree, order.resume))),
             most_forwarding=terms.most_forwarding,
-        )  # fmt: skip
+        )
         if (rules := self.client.rules()).contract:
             from stoker.pool.contract.custody import Custody  # noqa: PLC0415 - an extra of its own
 
@@ -610,10 +690,11 @@ class _PoolRun:
 
 
 _LIVE_WORDS: dict[str, tuple[LaunchPhase, str]] = {
-    "funded": ("queued", "waiting for the agent to accept"), "running": ("running", "training"),
+    "funded": ("queued", "waiting for the agent to accept"),
+    "running": ("running", "training"),
     "suspect": ("running", "the agent has been silent for a while"),
     "reclaiming": ("saving", "the owner takes the machine back: the run saves"),
-}  # fmt: skip
+}
 
 
 def _lease_words(lease: Mapping[str, Any]) -> str:
@@ -704,9 +785,13 @@ def _poisoned(leases: list[dict[str, Any]], order: Callable[[dict[str, Any]], Po
 
 
 def _ranked_offers(
-    client: PoolClient, target: LaunchTarget, terms: Terms, *, run_s: float = 3600.0,
+    client: PoolClient,
+    target: LaunchTarget,
+    terms: Terms,
+    *,
+    run_s: float = 3600.0,
     avoided: AbstractSet[str] = frozenset(),
-) -> list[Match]:  # fmt: skip
+) -> list[Match]:
     """Free offers that will do, by expected money and hours until the run is done; `avoided`: agents and offers.
 
     Where no forecast for a kind was made, `run_s` is taken for a device like the cheapest one, and scaled by what the
@@ -714,16 +799,22 @@ def _ranked_offers(
     """
     listed, records = listed_offers(client.state("offers"))
     usable = [
-        one for one in listed
-        if target.address in ("", "best", one.offer.offer_id) and target.device in ("", one.offer.device.kind)
+        one
+        for one in listed
+        if target.address in ("", "best", one.offer.offer_id)
+        and target.device in ("", one.offer.device.kind)
         and not {one.agent, one.offer.offer_id} & avoided
-    ]  # fmt: skip
+    ]
     if not usable:
         return []
     usable.sort(key=lambda one: (one.offer.price_per_hour, one.offer.offer_id))
     flat = RunForecast(run_s=run_s, reference_flop_per_s=usable[0].offer.measured.fp32_flop_per_s)
-    needs = Needs(value_per_hour=terms.value_per_hour, least_isolation=terms.isolation, verify_fraction=terms.verify,
-                  checkpoint_blocked_s=0.1)  # fmt: skip
+    needs = Needs(
+        value_per_hour=terms.value_per_hour,
+        least_isolation=terms.isolation,
+        verify_fraction=terms.verify,
+        checkpoint_blocked_s=0.1,
+    )
     columns = Columns.of(usable, records, time.time(), terms.known_offers)
     ranking = rank_offers(columns, needs, lambda word: terms.forecasts.get(word, flat), most=len(usable))
     return list(ranking.matches)
@@ -772,8 +863,10 @@ def _leases(client: PoolClient, job: str) -> list[dict[str, Any]]:
                 break
             raise PlaceUnreachable(f"the pool does not show the leases of {job}: {refused.message}") from refused
         if lease["renter"] != client.key.public:
-            raise PlaceFailed(f"the lease {lease['lease_id']} is of another renter, {lease['renter'][:12]}…",
-                              remedy="Give the run another name.")  # fmt: skip
+            raise PlaceFailed(
+                f"the lease {lease['lease_id']} is of another renter, {lease['renter'][:12]}…",
+                remedy="Give the run another name.",
+            )
         found.append(lease)
     return found
 

@@ -287,9 +287,7 @@ def update_difference(start: Path, claimed: Path, made: Path) -> float:
         ValueError: the checkpoints are of different models.
     """
     off = moved = 0.0
-    with (
-        safe_open(start, "numpy") as before, safe_open(claimed, "numpy") as theirs, safe_open(made, "numpy") as ours
-    ):  # fmt: skip
+    with safe_open(start, "numpy") as before, safe_open(claimed, "numpy") as theirs, safe_open(made, "numpy") as ours:
         if set(theirs.keys()) != set(ours.keys()) or set(before.keys()) != set(ours.keys()):
             raise ValueError("they have other tensors")
         for name in ours.keys():  # noqa: SIM118 - no mapping

@@ -90,10 +90,19 @@ def serve_pool(  # noqa: PLR0913 - the command's options
     is_secure = has_tls or not is_local
     certificate = _certificate(folder, key) if is_secure else (None, None)
     config = uvicorn.Config(
-        plane.application(), log_level="error", access_log=False, server_header=False, date_header=False,
-        lifespan="on", timeout_graceful_shutdown=1, limit_concurrency=_MOST_CONNECTIONS,
-        http="httptools", ws="none", ssl_certfile=certificate[0], ssl_keyfile=certificate[1],
-    )  # fmt: skip
+        plane.application(),
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        lifespan="on",
+        timeout_graceful_shutdown=1,
+        limit_concurrency=_MOST_CONNECTIONS,
+        http="httptools",
+        ws="none",
+        ssl_certfile=certificate[0],
+        ssl_keyfile=certificate[1],
+    )
     shown = f"[{host}]" if ":" in host else socket.gethostname() if host == "0.0.0.0" else host  # noqa: S104
     address = f"{'https' if is_secure else 'http'}://{shown}:{listener.getsockname()[1]}#{key.public}"
     AnnouncedServer(config, lambda: announce(address)).run(sockets=[listener])

@@ -167,9 +167,10 @@ class State:
             del self.unanchored[: change.anchored.last - self.first_unanchored + 1]
             self.first_unanchored, self.anchored_s = change.anchored.last + 1, event.received_s
             for name in [
-                name for name, listed in self.offers.items()
+                name
+                for name, listed in self.offers.items()
                 if not listed.lease_id and listed.offer.expires_s < event.received_s - LAPSED_S
-            ]:  # fmt: skip
+            ]:
                 self._drop_offer(name)
         self.seq, self.head, self.received_s = event.seq, event.hash, event.received_s
         self.unanchored.append(self.head)
@@ -256,9 +257,17 @@ def decide(state: State, event: Event) -> Change:
 
 
 _BY_OPERATOR = (
-    on.Deposited, on.Suspected, on.Lost, on.Challenged, on.Slashed, on.Refunded, on.Anchored, on.TeamMade,
-    on.Preempting, on.Forwarded,
-)  # fmt: skip
+    on.Deposited,
+    on.Suspected,
+    on.Lost,
+    on.Challenged,
+    on.Slashed,
+    on.Refunded,
+    on.Anchored,
+    on.TeamMade,
+    on.Preempting,
+    on.Forwarded,
+)
 
 _Decider = Callable[[State, Event, Any], Change]
 _DECIDERS: dict[type[Body], _Decider] = {}
@@ -285,8 +294,10 @@ def _by(event: Event, what: str, *allowed: str) -> None:
 def _deposited(state: State, _: Event, body: on.Deposited) -> Change:
     assert state.rules is not None
     if state.rules.contract and body.amount:
-        raise Refused(f"the money of this pool is in the contract {state.rules.contract}: a key is admitted with 0",
-                      remedy=f"stoker pool wallet --grant {body.account}=0")  # fmt: skip
+        raise Refused(
+            f"the money of this pool is in the contract {state.rules.contract}: a key is admitted with 0",
+            remedy=f"stoker pool wallet --grant {body.account}=0",
+        )
     return Change(transfers=(Transfer(None, body.account, body.amount),), admitted=body.account)
 
 
@@ -299,8 +310,10 @@ def _offered(state: State, event: Event, body: on.Offered) -> Change:
         raise Refused(f"one key has at most {MOST_OFFERS} offers", remedy="Withdraw one, or use another key.")
     assert state.rules is not None
     if state.rules.contract and not offer.payee:
-        raise Refused(f"offer {offer.offer_id} names no address that the contract {state.rules.contract} pays",
-                      remedy="Give the agent a key of that chain: STOKER_CHAIN_KEY.")  # fmt: skip
+        raise Refused(
+            f"offer {offer.offer_id} names no address that the contract {state.rules.contract} pays",
+            remedy="Give the agent a key of that chain: STOKER_CHAIN_KEY.",
+        )
     if offer.price_per_hour < offer.cost_per_hour:
         raise Refused(
             f"offer {offer.offer_id} asks {credits_text(offer.price_per_hour)} an hour, below its cost of "
@@ -339,15 +352,21 @@ def _forwarded(state: State, _: Event, body: on.Forwarded) -> Change:
         raise Refused(f"the blob {body.blob[:12]}… is none of lease {lease.lease_id}, or is paid for")
     assert state.rules is not None
     fee = require_forwardable(
-        lease.lease_id, body.num_bytes, state.rules, most=lease.most_forwarding, sent_bytes=lease.forwarded_bytes,
+        lease.lease_id,
+        body.num_bytes,
+        state.rules,
+        most=lease.most_forwarding,
+        sent_bytes=lease.forwarded_bytes,
         spent=lease.forwarded_credits,
-    )  # fmt: skip
+    )
     if body.amount != fee:
         raise Refused(f"forwarding {body.num_bytes:,} bytes costs {fee} micro-credits here, not {body.amount}")
     lease = replace(
-        lease.after("forwarded"), forwarded=(*lease.forwarded, body.blob),
-        forwarded_bytes=lease.forwarded_bytes + body.num_bytes, forwarded_credits=lease.forwarded_credits + fee,
-    )  # fmt: skip
+        lease.after("forwarded"),
+        forwarded=(*lease.forwarded, body.blob),
+        forwarded_bytes=lease.forwarded_bytes + body.num_bytes,
+        forwarded_credits=lease.forwarded_credits + fee,
+    )
     return Change(transfers=(Transfer(lease.renter, state.operator, fee),), lease=lease)
 
 
@@ -423,19 +442,37 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
             f"{escrow.MOST_BOND} times the deposit is taken"
         )
     lease = Lease(
-        lease_id=body.lease_id, offer_id=body.offer_id, renter=event.actor, agent=listed.agent, delegate=body.delegate,
-        order=body.order, device=offer.device.kind, determinism_class=offer.determinism_class,
-        rate_per_hour=body.rate_per_hour, deposit=body.deposit, bond=body.bond, window_s=body.window_s,
-        verify_fraction=body.verify_fraction, check_fraction=check, value_per_hour=body.value_per_hour,
-        forecast=body.forecast, promised_s=offer.reclaim_s, most_s=offer.max_s, opened_s=event.received_s,
-        inputs=body.inputs, num_devices=offer.device.count, contract=_contract_terms(state, event, body, offer),
+        lease_id=body.lease_id,
+        offer_id=body.offer_id,
+        renter=event.actor,
+        agent=listed.agent,
+        delegate=body.delegate,
+        order=body.order,
+        device=offer.device.kind,
+        determinism_class=offer.determinism_class,
+        rate_per_hour=body.rate_per_hour,
+        deposit=body.deposit,
+        bond=body.bond,
+        window_s=body.window_s,
+        verify_fraction=body.verify_fraction,
+        check_fraction=check,
+        value_per_hour=body.value_per_hour,
+        forecast=body.forecast,
+        promised_s=offer.reclaim_s,
+        most_s=offer.max_s,
+        opened_s=event.received_s,
+        inputs=body.inputs,
+        num_devices=offer.device.count,
+        contract=_contract_terms(state, event, body, offer),
         most_forwarding=body.most_forwarding,
-    ).after("opened")  # fmt: skip
+    ).after("opened")
     require_turn(state, event.actor, listed, event.received_s)
     return Change(
-        lease=lease, offer=replace(listed, lease_id=lease.lease_id), transfers=tuple(escrow.fund(lease)),
+        lease=lease,
+        offer=replace(listed, lease_id=lease.lease_id),
+        transfers=tuple(escrow.fund(lease)),
         served=event.actor,
-    )  # fmt: skip
+    )
 
 
 def _contract_terms(state: State, event: Event, body: on.Opened, offer: Offer) -> on.ContractTerms | None:
@@ -447,16 +484,20 @@ def _contract_terms(state: State, event: Event, body: on.Opened, offer: Offer) -
     assert state.rules is not None
     if bool(state.rules.contract) != (terms is not None):
         holder = f"the contract {state.rules.contract}" if state.rules.contract else "the pool's own log"
-        raise Refused(f"the money of this pool is in {holder}: lease {body.lease_id} has other terms",
-                      remedy="Name the chain and your key of it: STOKER_CHAIN, STOKER_CHAIN_KEY.")  # fmt: skip
+        raise Refused(
+            f"the money of this pool is in {holder}: lease {body.lease_id} has other terms",
+            remedy="Name the chain and your key of it: STOKER_CHAIN, STOKER_CHAIN_KEY.",
+        )
     if terms is None:
         return None
     if terms.payee != offer.payee or not (terms.payer and terms.cosigner):
         raise Refused(f"lease {body.lease_id} pays {terms.payee or 'nobody'}, the offer names {offer.payee}")
     least_s = escrow.least_deadline_s(event.received_s - CLOCK_WINDOW_S, offer.max_s, body.window_s)
     if terms.deadline_s < least_s:
-        raise Refused(f"the deadline of lease {body.lease_id} on the chain is {least_s - terms.deadline_s:.0f} s early:"
-                      " the longest lease, the time to dispute and replays have to end before it")  # fmt: skip
+        raise Refused(
+            f"the deadline of lease {body.lease_id} on the chain is {least_s - terms.deadline_s:.0f} s early:"
+            " the longest lease, the time to dispute and replays have to end before it"
+        )
     return terms
 
 
@@ -472,9 +513,11 @@ def _accepted(state: State, event: Event, body: on.Accepted) -> Change:
 def _beat(state: State, event: Event, body: on.Beat) -> Change:
     lease = state.lease(body.lease_id)
     _by(event, "the agent of the lease", lease.agent)
-    return Change(lease=lease.after("beat").with_beat(
-        index=body.index, running_s=body.running_s, samples=body.samples, chain=body.state, now_s=event.received_s
-    ))  # fmt: skip
+    return Change(
+        lease=lease.after("beat").with_beat(
+            index=body.index, running_s=body.running_s, samples=body.samples, chain=body.state, now_s=event.received_s
+        )
+    )
 
 
 @_decides(on.Cosigned)
@@ -493,9 +536,13 @@ def _committed(state: State, event: Event, body: on.Committed) -> Change:
     lease = state.lease(body.lease_id)
     _by(event, "the agent of the lease", lease.agent)
     commitment = Commitment(
-        block=body.block, update=body.update, state=body.state, blob=body.blob, running_s=lease.running_s,
+        block=body.block,
+        update=body.update,
+        state=body.state,
+        blob=body.blob,
+        running_s=lease.running_s,
         at_s=event.received_s,
-    )  # fmt: skip
+    )
     return Change(lease=lease.after("committed").with_commitment(commitment, body.previous))
 
 
@@ -628,8 +675,13 @@ def _challenged(state: State, event: Event, body: on.Challenged) -> Change:
     free = escrow.free_for_fees(lease, state.held(lease.lease_id)[0], event.received_s)
     if body.fee > free:
         raise Refused(f"the fee of {credits_text(body.fee)} is not covered: {credits_text(free)} are free for replays")
-    challenge = Challenge(block=body.block, verifier=body.verifier, fee=body.fee, since_s=event.received_s,
-                          account=_fee_account(state, lease, body.verifier))  # fmt: skip
+    challenge = Challenge(
+        block=body.block,
+        verifier=body.verifier,
+        fee=body.fee,
+        since_s=event.received_s,
+        account=_fee_account(state, lease, body.verifier),
+    )
     return Change(lease=replace(after, challenges=(*lease.challenges, challenge)))
 
 
@@ -736,9 +788,10 @@ def _final(state: State, event: Event, body: on.Final) -> Change:
     held, bond = state.held(lease.lease_id)
     settlement = escrow.settlement_of(lease, held)
     return Change(
-        lease=replace(after, settlement=settlement), records=tuple(records),
+        lease=replace(after, settlement=settlement),
+        records=tuple(records),
         transfers=tuple(escrow.carry_out(lease, settlement, held, bond)),
-    )  # fmt: skip
+    )
 
 
 def _contradicted(state: State, lease: Lease, *, is_right: bool) -> list[tuple[str, Record]]:

@@ -171,9 +171,11 @@ def _disputed(
         if len(lease.unequal(block)) >= needed:
             evidence = next(one.evidence for one in lease.challenges if one.block == block and one.equal is False)
             yield on.Slashed(
-                lease_id=name, amount=state.held(name)[1], evidence=evidence,
+                lease_id=name,
+                amount=state.held(name)[1],
+                evidence=evidence,
                 reason=f"block {block} is unequal by {len(lease.unequal(block))} replays",
-            )  # fmt: skip
+            )
             return
     for block in bad:
         if len(lease.equal(block)) < needed:
@@ -198,6 +200,12 @@ def _settled(_: State, lease: Lease, __: float, ___: Key, ____: float, _____: Ve
 
 
 _BY_STATE: dict[str, _Decide] = {
-    "funded": _funded, "running": _running, "suspect": _running, "reclaiming": _running, "closed": _closed,
-    "disputed": _disputed, "slashed": _settled, "refunded": _settled,
-}  # fmt: skip
+    "funded": _funded,
+    "running": _running,
+    "suspect": _running,
+    "reclaiming": _running,
+    "closed": _closed,
+    "disputed": _disputed,
+    "slashed": _settled,
+    "refunded": _settled,
+}

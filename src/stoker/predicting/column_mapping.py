@@ -244,10 +244,15 @@ def inputs_of(manifest: Manifest) -> tuple[Input, ...]:
     """The inputs of a model, for one row."""
     shapes = {spec.name: sample_shape(spec, manifest) for spec in manifest.inputs}
     return tuple(
-        Input(spec.name, spec.datatype, shapes[spec.name], spec.pad,
-              tuple(dim for dim in manifest.dims if dim.name in shapes[spec.name]))
+        Input(
+            spec.name,
+            spec.datatype,
+            shapes[spec.name],
+            spec.pad,
+            tuple(dim for dim in manifest.dims if dim.name in shapes[spec.name]),
+        )
         for spec in manifest.inputs
-    )  # fmt: skip
+    )
 
 
 def sample_shape(spec: TensorSpec, manifest: Manifest) -> tuple[int | str, ...]:

@@ -495,8 +495,11 @@ def passed_over(names: Sequence[str], sources: Sequence[RowSource], out: Path) -
     read, messages = {path for source in sources for path in source.files()}, []
     expanded = [path for name in names for path in ([name] if Path(name).exists() else glob(name, recursive=True))]  # noqa: PTH207 - as above
     for folder in (Path(path) for path in expanded if Path(path).is_dir()):
-        left = [name for name in files_below(folder)
-                if folder / name not in read and out.absolute() not in (folder / name).absolute().parents]  # fmt: skip
+        left = [
+            name
+            for name in files_below(folder)
+            if folder / name not in read and out.absolute() not in (folder / name).absolute().parents
+        ]
         if left:
             more = f" and {len(left) - _MOST_NAMED:,} more" if len(left) > _MOST_NAMED else ""
             messages.append(printable(f"{folder}: not read: {', '.join(left[:_MOST_NAMED])}{more}"))

@@ -122,8 +122,11 @@ def numbers(column: Column, one: Input, *, allow_nan: bool) -> InputSamples:
                 except ValueError:
                     bad[row] = f"is {text[:40]!r}, which is no number"
         if values.dtype == object:
-            return collected([None if row in bad else value for row, value in enumerate(values)], one,
-                             lambda value: of_value(value, one, allow_nan=allow_nan))  # fmt: skip
+            return collected(
+                [None if row in bad else value for row, value in enumerate(values)],
+                one,
+                lambda value: of_value(value, one, allow_nan=allow_nan),
+            )
         result, refused = cast(values, one.datatype, allow_nan=allow_nan)
         for row in np.flatnonzero(refused).tolist():
             bad.setdefault(row, why_refused(values[row], one.datatype))

@@ -70,10 +70,16 @@ def cut(
         sha256 = content_digest(source)
         if stamp_of(source) != stamp:
             raise BadJob(f"{source.path} changes while it is read", remedy="Wait until it is written to its end.")
-        described.append(PredictionSource(
-            path=str(source.path), format=source.format, num_rows=extent.num_rows, num_bytes=_num_bytes(source),
-            sha256=sha256, stamp=stamp,
-        ))  # fmt: skip
+        described.append(
+            PredictionSource(
+                path=str(source.path),
+                format=source.format,
+                num_rows=extent.num_rows,
+                num_bytes=_num_bytes(source),
+                sha256=sha256,
+                stamp=stamp,
+            )
+        )
         for index, offset in enumerate(extent.offsets):
             first = index * part_rows
             num_rows = min(part_rows, extent.num_rows - first)
@@ -111,8 +117,10 @@ def differences(job: PredictionJob, asked: RequestedSettings, sources: Sequence[
 
 
 def _shown(columns: Columns) -> str:
-    short = {name: names[0] if len(names) == 1 else f"{names[0]}, … {names[-1]} ({len(names)})"
-             for name, names in columns.items()}  # fmt: skip
+    short = {
+        name: names[0] if len(names) == 1 else f"{names[0]}, … {names[-1]} ({len(names)})"
+        for name, names in columns.items()
+    }
     return "; ".join(f"{name}={short[name]}" for name in sorted(short))
 
 

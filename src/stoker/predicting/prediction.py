@@ -138,9 +138,16 @@ def _predicted(
                 message = f"continued elsewhere ({changed}): the rest agrees within tolerance, not bit for bit"
                 sink(PredictionEvent(kind="warned", at=time.time(), fields={"message": message}))
             running = PredictionRun(
-                job=job, model=asked.model(job.batch_rows), sources=asked.sources, stamps=asked.stamps,
-                schema=asked.schema, engines=engines, out=directory, most_bad=asked.most_bad, sink=sink,
-            )  # fmt: skip
+                job=job,
+                model=asked.model(job.batch_rows),
+                sources=asked.sources,
+                stamps=asked.stamps,
+                schema=asked.schema,
+                engines=engines,
+                out=directory,
+                most_bad=asked.most_bad,
+                sink=sink,
+            )
             return running.run()
 
 

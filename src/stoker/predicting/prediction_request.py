@@ -176,9 +176,15 @@ def new_job(
         reader.close()
     filled = fill(rows, request.inputs, asked.columns, asked.pixels, allow_nan=asked.allow_nan)
     chosen = choose_sizes(
-        filled, part.num_rows, request.model(1), engines[0], clock, asked,
-        total_rows=sum(map(about_rows, request.sources)), instances=len(engines),
-    )  # fmt: skip
+        filled,
+        part.num_rows,
+        request.model(1),
+        engines[0],
+        clock,
+        asked,
+        total_rows=sum(map(about_rows, request.sources)),
+        instances=len(engines),
+    )
     sources, parts = cut(request.sources, chosen.part_rows)
     if not parts:
         raise BadJob("There are no rows", remedy="Look into the files: they have a header or a footer alone.")
@@ -206,8 +212,9 @@ def elsewhere(job: PredictionJob, engine: EngineName) -> str:
     """Differences of this machine from the one the job began on; empty if the rest will have the same bits."""
     here = {"CPU": attached_cpu().model, **_libraries(engine)}
     before = {"CPU": job.made_on, **job.libraries}
-    changed = [f"{what} {before.get(what, 'none')} then, {now} now" for what, now in here.items()
-               if before.get(what) != now]  # fmt: skip
+    changed = [
+        f"{what} {before.get(what, 'none')} then, {now} now" for what, now in here.items() if before.get(what) != now
+    ]
     return "; ".join(changed)
 
 

@@ -82,10 +82,16 @@ class PredictionRun:
         done = self.out.done_parts(self.job)
         self._job_digest = job_digest(self.job)
         self._event(
-            "started", out=str(self.out.path), rows=self.job.num_rows, parts=len(self.job.parts),
-            done_parts=len(done), batch_rows=self.job.batch_rows, part_rows=self.job.part_rows,
-            threads=self.job.threads, instances=len(self.engines),
-        )  # fmt: skip
+            "started",
+            out=str(self.out.path),
+            rows=self.job.num_rows,
+            parts=len(self.job.parts),
+            done_parts=len(done),
+            batch_rows=self.job.batch_rows,
+            part_rows=self.job.part_rows,
+            threads=self.job.threads,
+            instances=len(self.engines),
+        )
         state = _State(self.job, done, self.out.num_bad(done), self.clock())
         self._check_bad(state, done)
         todo = sorted(set(range(len(self.job.parts))) - set(done))
@@ -187,19 +193,28 @@ class _State:
         rows = min(self._job.num_rows, self._rows_before + max(computed, self._rows_now))
         rate = (rows - self._rows_before) / max(1e-9, now - self._start)
         return {
-            "rows": rows, "bad_rows": self.num_bad, "total_rows": self._job.num_rows, "parts": self.parts_done,
-            "total_parts": len(self._job.parts), "rows_per_s": rate,
+            "rows": rows,
+            "bad_rows": self.num_bad,
+            "total_rows": self._job.num_rows,
+            "parts": self.parts_done,
+            "total_parts": len(self._job.parts),
+            "rows_per_s": rate,
             "eta_s": (self._job.num_rows - rows) / rate if rate else None,
-        }  # fmt: skip
+        }
 
     def summary(self, now: float, out: str) -> PredictionSummary:
         wall_s = now - self._start
         return PredictionSummary(
-            rows=self.rows_done - self.num_bad, bad_rows=self.num_bad, parts=self.parts_done,
-            computed_rows=self._rows_now, wall_s=wall_s, rows_per_s=self._rows_now / max(1e-9, wall_s),
+            rows=self.rows_done - self.num_bad,
+            bad_rows=self.num_bad,
+            parts=self.parts_done,
+            computed_rows=self._rows_now,
+            wall_s=wall_s,
+            rows_per_s=self._rows_now / max(1e-9, wall_s),
             compute_seconds=self._compute_s,
-            padding_waste_ratio=self._work.num_padding / max(1, self._work.num_elements), out=out,
-        )  # fmt: skip
+            padding_waste_ratio=self._work.num_padding / max(1, self._work.num_elements),
+            out=out,
+        )
 
 
 class _Reading:

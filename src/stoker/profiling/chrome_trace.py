@@ -278,10 +278,21 @@ def _output_size(sizes: Sequence[Sequence[int]], inputs: Sequence[Any]) -> list[
 
 
 _MOST_SHARES = 12
-_ALLOCATING = frozenset({
-    "aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::resize_", "aten::zeros",
-    "aten::zeros_like", "aten::to", "aten::_to_copy", "aten::clone", "aten::contiguous",
-})  # fmt: skip
+_ALLOCATING = frozenset(
+    {
+        "aten::empty",
+        "aten::empty_strided",
+        "aten::empty_like",
+        "aten::new_empty",
+        "aten::resize_",
+        "aten::zeros",
+        "aten::zeros_like",
+        "aten::to",
+        "aten::_to_copy",
+        "aten::clone",
+        "aten::contiguous",
+    }
+)
 """Operations that allocate for their caller."""
 _DEVICE_TYPES = {"cpu": 0, "cuda": 1}
 """Numbers of devices in the trace (`c10::DeviceType`)."""

@@ -9,6 +9,15 @@ from stoker.recipes.techniques import MirrorAveraged, ema, label_smoothing, mirr
 from stoker.zoo.airbench import Whitening
 
 __all__ = [
-    "RECIPES", "MirrorAveraged", "Whitening", "ema", "fast", "label_smoothing", "mirror_averaged", "muon", "one_cycle",
-    "resolved", "whitened",
-]  # fmt: skip
+    "RECIPES",
+    "MirrorAveraged",
+    "Whitening",
+    "ema",
+    "fast",
+    "label_smoothing",
+    "mirror_averaged",
+    "muon",
+    "one_cycle",
+    "resolved",
+    "whitened",
+]

@@ -77,8 +77,10 @@ def fast(job: Job) -> Job:
 
 
 def _misfit(why: str) -> BadJob:
-    return BadJob(f"recipe 'fast' does not fit this job: {why}",
-                  remedy="Leave recipe out, or take single recipes from stoker.recipes.")  # fmt: skip
+    return BadJob(
+        f"recipe 'fast' does not fit this job: {why}",
+        remedy="Leave recipe out, or take single recipes from stoker.recipes.",
+    )
 
 
 _NUM_IMAGES = 2000

@@ -8,9 +8,21 @@ from typing import ClassVar, Literal
 from stoker.records.progress import FileDigest
 
 Datatype = Literal[
-    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64",
+    "BOOL",
+    "UINT8",
+    "UINT16",
+    "UINT32",
+    "UINT64",
+    "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "FP16",
+    "BF16",
+    "FP32",
+    "FP64",
     "BYTES",
-]  # fmt: skip
+]
 """Types of elements, as the Open Inference Protocol names them; BYTES are strings of any length."""
 
 EngineName = str

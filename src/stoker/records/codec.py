@@ -50,8 +50,11 @@ def to_json(value: object) -> JSON:
     if type(value) in _WRITTEN_AS_THEY_ARE:
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        written = [f for f in dataclasses.fields(value)
-                   if not (f.metadata.get("omit_default") and getattr(value, f.name) == f.default)]  # fmt: skip
+        written = [
+            f
+            for f in dataclasses.fields(value)
+            if not (f.metadata.get("omit_default") and getattr(value, f.name) == f.default)
+        ]
         fields = {f.name: to_json(getattr(value, f.name)) for f in written}
         schema = getattr(value, "schema", None)
         return fields if schema is None else {"record": type(value).__name__, "schema": schema, **fields}
@@ -110,8 +113,12 @@ def parsed(text: str | bytes) -> JSON:
     while level:
         if (depth := depth + 1) > _MOST_LEVELS + 1:
             raise ValueError(_TOO_DEEP)
-        level = [item for held in level for item in (held.values() if isinstance(held, dict) else held)
-                 if isinstance(item, dict | list)]  # fmt: skip
+        level = [
+            item
+            for held in level
+            for item in (held.values() if isinstance(held, dict) else held)
+            if isinstance(item, dict | list)
+        ]
     return value
 
 

@@ -7,12 +7,35 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 Fault = Literal[
-    "corrupt", "empty", "foreign", "extension", "mode", "shape", "blank", "not-finite",
-    "duplicate", "near-duplicate", "leak", "near-leak", "contradiction", "suspect-label", "unlabelled",
-    "empty-class", "imbalance", "unknown-class",
-    "ragged", "missing", "missing-column", "constant", "mixed-types", "outlier", "out-of-vocabulary", "target-leak",
-    "empty-text", "encoding",
-]  # fmt: skip
+    "corrupt",
+    "empty",
+    "foreign",
+    "extension",
+    "mode",
+    "shape",
+    "blank",
+    "not-finite",
+    "duplicate",
+    "near-duplicate",
+    "leak",
+    "near-leak",
+    "contradiction",
+    "suspect-label",
+    "unlabelled",
+    "empty-class",
+    "imbalance",
+    "unknown-class",
+    "ragged",
+    "missing",
+    "missing-column",
+    "constant",
+    "mixed-types",
+    "outlier",
+    "out-of-vocabulary",
+    "target-leak",
+    "empty-text",
+    "encoding",
+]
 """The kinds of faults; docs/data-check.md says of each what it means."""
 
 Gravity = Literal["corrupt", "fault", "suspect", "note"]

@@ -9,9 +9,18 @@ from typing import Any, ClassVar, Literal
 from stoker.records.codec import OMIT_DEFAULT
 
 LaunchPhase = Literal[
-    "queued", "starting", "running", "saving", "preempted", "requeued", "stopped", "lost", "finished", "failed",
+    "queued",
+    "starting",
+    "running",
+    "saving",
+    "preempted",
+    "requeued",
+    "stopped",
+    "lost",
+    "finished",
+    "failed",
     "unknown",
-]  # fmt: skip
+]
 """The state of a run elsewhere. `unknown`: the place did not answer; nothing is ever ended or restarted because of it.
 """
 

@@ -140,8 +140,11 @@ class Layout:
         >>> Layout(stages=2, replicas=2, tensor=4).group("data")
         (2, 4)
         """
-        chosen = [number for number, axis in enumerate(self.mesh)
-                  if axis.name == name or (name == "data" and axis.shares_batch)]  # fmt: skip
+        chosen = [
+            number
+            for number, axis in enumerate(self.mesh)
+            if axis.name == name or (name == "data" and axis.shares_batch)
+        ]
         size = math.prod(self.mesh[number].size for number in chosen)
         return size, math.prod(axis.size for axis in self.mesh[chosen[-1] + 1 :])
 

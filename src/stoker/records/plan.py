@@ -22,9 +22,14 @@ gradient itself; later it is larger still (docs/log.md).
 """
 
 _MOST = {
-    "micro_batch": 2**40, "loss_chunks": 2**31, "threads": 2**16, "prefetch_batches": 2**16,
-    "checkpointed_blocks": 2**31, "num_workers": 2**16, "checkpoint_every_s": 1e9,
-}  # fmt: skip
+    "micro_batch": 2**40,
+    "loss_chunks": 2**31,
+    "threads": 2**16,
+    "prefetch_batches": 2**16,
+    "checkpointed_blocks": 2**31,
+    "num_workers": 2**16,
+    "checkpoint_every_s": 1e9,
+}
 """Upper limits of a plan's numbers: larger ones are a mistake, or an attack."""
 
 Malloc = Literal["retained", "default", "mapped"]

@@ -80,8 +80,16 @@ _LAST_DATE_S = 253_402_300_799
 """The last second that a date can name: the end of the year 9999 [s since 1970]."""
 MOST = 2**63 - 1
 """The largest count of samples, updates or bytes that a record may hold."""
-_COUNTS = ("samples", "total_samples", "updates", "total_updates", "bytes", "in_a_row",
-           "resident_bytes", "allocated_bytes")  # fmt: skip
+_COUNTS = (
+    "samples",
+    "total_samples",
+    "updates",
+    "total_updates",
+    "bytes",
+    "in_a_row",
+    "resident_bytes",
+    "allocated_bytes",
+)
 _NUMBERS = ("loss", "lr", "samples_per_s", "eta_s", "wall_s", "took_s", "blocked_s", "write_s", "grad_norm")
 _TEXTS = ("trying", "message", "reason", "split", "why", "what", "level", "run", "path", "checkpoint", "report")
 _TABLES = ("metrics", "split_s")
@@ -222,13 +230,15 @@ class CheckpointManifest:
         """
         skeleton = dict(self.skeleton)
         progress = skeleton.pop("progress", None)
-        return digest({
-            "spec": self.spec_digest,
-            "position": self.position,
-            "files": {file.name: file.sha256 for file in self.files},
-            "skeleton": skeleton,
-            "progress": [] if progress is None else [item for item in progress["of"] if item[0] not in _NO_STATE],
-        })  # fmt: skip
+        return digest(
+            {
+                "spec": self.spec_digest,
+                "position": self.position,
+                "files": {file.name: file.sha256 for file in self.files},
+                "skeleton": skeleton,
+                "progress": [] if progress is None else [item for item in progress["of"] if item[0] not in _NO_STATE],
+            }
+        )
 
 
 _NO_STATE = frozenset({"wall_s", "save_every_s", "save_s", "best"})
@@ -247,11 +257,15 @@ def _is_tensor(tensor: StoredTensor) -> bool:
     """Whether shapes are sizes, and every piece is within the tensor."""
     dims = len(tensor.shape)
     return all(0 <= size <= MOST for size in tensor.shape) and all(
-        len(piece.offsets) == len(piece.sizes) == dims and piece.number >= 0 and _is_inside(piece.file)
-        and all(offset >= 0 and size >= 0 and offset + size <= whole
-                for offset, size, whole in zip(piece.offsets, piece.sizes, tensor.shape, strict=True))
+        len(piece.offsets) == len(piece.sizes) == dims
+        and piece.number >= 0
+        and _is_inside(piece.file)
+        and all(
+            offset >= 0 and size >= 0 and offset + size <= whole
+            for offset, size, whole in zip(piece.offsets, piece.sizes, tensor.shape, strict=True)
+        )
         for piece in tensor.pieces
-    )  # fmt: skip
+    )
 
 
 def by_measure(evaluated: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

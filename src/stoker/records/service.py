@@ -8,8 +8,12 @@ from typing import ClassVar, Literal
 MOST_DELAY_S, MOST_DEADLINE_S = 3600.0, 86_400.0
 MOST_LISTED, MOST_NUMBER = 1000, 10**9 - 1
 _MOST = {
-    "instances": 1024, "threads": 1024, "max_batch_rows": 65_536, "max_queue_rows": 10**9, "max_queue_bytes": 2**50,
-}  # fmt: skip
+    "instances": 1024,
+    "threads": 1024,
+    "max_batch_rows": 65_536,
+    "max_queue_rows": 10**9,
+    "max_queue_bytes": 2**50,
+}
 """Upper limits of settings: larger numbers are a mistake, or an attack."""
 
 

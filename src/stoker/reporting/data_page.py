@@ -87,12 +87,15 @@ def _column_rows(check: DataCheck) -> list[tuple[str, ...]]:
     """What is known of each column, in the first split, which is the one that trains."""
     return [
         (
-            one.name, one.kind, f"{one.missing / max(1, one.num_rows):.2%}",
+            one.name,
+            one.kind,
+            f"{one.missing / max(1, one.num_rows):.2%}",
             f"{'≥ ' if one.is_distinct_capped else ''}{one.distinct:,}",
-            "" if one.median is None else f"{one.median:g}", " · ".join(one.examples),
+            "" if one.median is None else f"{one.median:g}",
+            " · ".join(one.examples),
         )
         for one in check.columns
-    ]  # fmt: skip
+    ]
 
 
 FAULTS: dict[Fault, tuple[str, str]] = {

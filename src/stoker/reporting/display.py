@@ -180,9 +180,13 @@ class BarDisplay(Display[PredictionEvent]):
             fields = event.fields
             text = f"{format_rate(fields['rows_per_s'], 'rows')}, {fields['bad_rows']:,} bad"
             self._progress.update(
-                self._task, completed=fields["rows"], total=fields["total_rows"], description=text, visible=True,
+                self._task,
+                completed=fields["rows"],
+                total=fields["total_rows"],
+                description=text,
+                visible=True,
                 refresh=True,
-            )  # fmt: skip
+            )
             return
         if event.kind == "finished":
             self._progress.update(self._task, visible=False)

@@ -67,14 +67,30 @@ def blank_figure(x_title: str, *, y_format: str = "", from_zero: bool = False) -
             "hovermode": "x unified",
             "hoverlabel": hover,
             "dragmode": False,
-            "xaxis": {**axis, "title": {"text": x_title, "standoff": 6}, "showgrid": False, "ticks": "outside",
-                      "ticklen": 4, "nticks": 7, "tickangle": 0, "rangemode": "tozero", "hoverformat": ",.6~g"},
-            "yaxis": {**axis, "gridcolor": light("grid"), "showline": False, "exponentformat": "e",
-                      "tickformat": y_format, "hoverformat": ".2%" if y_format else ".4~g",
-                      "autorangeoptions": {"clipmin": 0, "clipmax": 1} if y_format else {},
-                      "rangemode": "tozero" if from_zero else "normal", "nticks": 6},
+            "xaxis": {
+                **axis,
+                "title": {"text": x_title, "standoff": 6},
+                "showgrid": False,
+                "ticks": "outside",
+                "ticklen": 4,
+                "nticks": 7,
+                "tickangle": 0,
+                "rangemode": "tozero",
+                "hoverformat": ",.6~g",
+            },
+            "yaxis": {
+                **axis,
+                "gridcolor": light("grid"),
+                "showline": False,
+                "exponentformat": "e",
+                "tickformat": y_format,
+                "hoverformat": ".2%" if y_format else ".4~g",
+                "autorangeoptions": {"clipmin": 0, "clipmax": 1} if y_format else {},
+                "rangemode": "tozero" if from_zero else "normal",
+                "nticks": 6,
+            },
         }
-    )  # fmt: skip
+    )
 
 
 def line_trace(

@@ -96,9 +96,13 @@ def resource(name: str) -> Markup:
 def _environment() -> jinja2.Environment:
     """Made at the first page: compiling templates takes longer than a command's start may."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("stoker.reporting"), autoescape=True, undefined=jinja2.StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
+        loader=jinja2.PackageLoader("stoker.reporting"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
     environment.globals |= {"colour_sheet": colour_sheet, "resource": resource}
     environment.filters |= {
         "bytes": units.format_bytes,

@@ -339,9 +339,16 @@ def frame(now: RunSnapshot, clock_s: float) -> RenderableType:
         if doing is not None:
             body.append(Spinner("dots", text=Text(doing), style=EMBER))
     return Panel(
-        Group(*body), title=title, title_align="left", subtitle=Text(now.device, style="dim"), subtitle_align="right",
-        border_style="grey50", padding=(0, 1), width=_WIDTH, highlight=False,
-    )  # fmt: skip
+        Group(*body),
+        title=title,
+        title_align="left",
+        subtitle=Text(now.device, style="dim"),
+        subtitle_align="right",
+        border_style="grey50",
+        padding=(0, 1),
+        width=_WIDTH,
+        highlight=False,
+    )
 
 
 def trying_words(now: RunSnapshot) -> str:

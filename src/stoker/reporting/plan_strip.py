@@ -80,12 +80,18 @@ def plan_strip(report: Report) -> PlanStrip | None:
     for words, plan in {stretch.plan.in_words(): stretch.plan for stretch in stretches}.items():
         mine = [(s, end) for s, end in zip(stretches, ends, strict=True) if s.plan.in_words() == words]
         update_s = times.get(words)
-        rows.append(PlanRow(
-            words="the plan above" if words == mostly.in_words() else plan_in_difference(plan, mostly), in_full=words,
-            blocks=tuple((x(s.start), max(_NARROWEST, x(end) - x(s.start))) for s, end in mine),
-            update_s=update_s, ratio=update_s / reference if update_s and reference else None,
-            share=sum(s.share for s, _ in mine), remark=remarks.get(words, ""), is_kept=words == kept,
-        ))  # fmt: skip
+        rows.append(
+            PlanRow(
+                words="the plan above" if words == mostly.in_words() else plan_in_difference(plan, mostly),
+                in_full=words,
+                blocks=tuple((x(s.start), max(_NARROWEST, x(end) - x(s.start))) for s, end in mine),
+                update_s=update_s,
+                ratio=update_s / reference if update_s and reference else None,
+                share=sum(s.share for s, _ in mine),
+                remark=remarks.get(words, ""),
+                is_kept=words == kept,
+            )
+        )
     rows.sort(key=lambda row: (not row.is_kept, row.update_s or float("inf")))
     return PlanStrip(tuple(rows), split if 0 < tried < total else None, tried, total)
 

@@ -170,9 +170,12 @@ class Lane:
     def parts(self) -> tuple[tuple[str, float], ...]:
         """What it did, in order, and for how long."""
         return (
-            ("data", self.data_s), ("compute", self.compute_s), ("waiting", self.waiting_s),
-            ("exposed", self.exposed_s), ("optimiser", self.optimiser_s),
-        )  # fmt: skip
+            ("data", self.data_s),
+            ("compute", self.compute_s),
+            ("waiting", self.waiting_s),
+            ("exposed", self.exposed_s),
+            ("optimiser", self.optimiser_s),
+        )
 
     @property
     def start_s(self) -> float:
@@ -318,12 +321,16 @@ def _merged_update(update: int, stretch: Sequence[RankTimes], places: Sequence[i
     waiting = [min(held, last - at) for held, at in zip(blocked, arrived, strict=True)]
     lanes = tuple(
         Lane(
-            rank=one.rank, began_s=one.sample.began_s[place], data_s=one.sample.data_s[place],
-            compute_s=one.sample.compute_s[place], waiting_s=wait, exposed_s=held - wait,
+            rank=one.rank,
+            began_s=one.sample.began_s[place],
+            data_s=one.sample.data_s[place],
+            compute_s=one.sample.compute_s[place],
+            waiting_s=wait,
+            exposed_s=held - wait,
             optimiser_s=one.sample.optimiser_s[place],
         )
         for one, place, held, wait in zip(stretch, places, blocked, waiting, strict=True)
-    )  # fmt: skip
+    )
     return MergedUpdate(update=update, lanes=lanes, slowest=stretch[arrived.index(last)].rank)
 
 
@@ -388,12 +395,20 @@ def lane_picture(title: str, updates: Sequence[MergedUpdate]) -> LanePicture:
         title=title,
         words=f"{title}: {'; '.join(texts)}",
         lanes=tuple(
-            (rank, tuple(drawn for one in updates for lane in one.lanes if lane.rank == rank
-                         for drawn in _drawn(lane, start, scale)))
+            (
+                rank,
+                tuple(
+                    drawn
+                    for one in updates
+                    for lane in one.lanes
+                    if lane.rank == rank
+                    for drawn in _drawn(lane, start, scale)
+                ),
+            )
             for rank in ranks
         ),
         ticks=tuple((at_s, _LABEL + at_s * scale) for at_s in _ticks(span)),
-    )  # fmt: skip
+    )
 
 
 def _chosen(ranks: Sequence[int], needed: set[int]) -> list[int]:

@@ -242,8 +242,12 @@ def confusion_document(examples: Sequence[ExampleSet]) -> list[dict[str, JSON]]:
 
 def _most_confused(counts: Sequence[Sequence[int]], names: Sequence[str]) -> str:
     """The pair of classes that is confused most often."""
-    pairs = [(cell, row, column) for row, cells in enumerate(counts) for column, cell in enumerate(cells)
-             if row != column and cell]  # fmt: skip
+    pairs = [
+        (cell, row, column)
+        for row, cells in enumerate(counts)
+        for column, cell in enumerate(cells)
+        if row != column and cell
+    ]
     if not pairs:
         return "no class is taken for another"
     cell, row, column = max(pairs, key=lambda pair: (pair[0], -pair[1], -pair[2]))

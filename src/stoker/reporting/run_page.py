@@ -74,10 +74,14 @@ def _documents(report: Report, log: FoldedLog, confusion: JSON) -> str:
     scalars = state["scalars"][:_MOST_SCALARS]
     series = {
         over: series_document(
-            log, over=over, px=_PX, scalars=scalars, scalar_px=min(_PX, _SCALARS_PX // max(1, len(scalars))),
+            log,
+            over=over,
+            px=_PX,
+            scalars=scalars,
+            scalar_px=min(_PX, _SCALARS_PX // max(1, len(scalars))),
         )
         for over in ("samples", "wall_s")
-    }  # fmt: skip
+    }
     exact = pages.compact_json({"state": state, "confusion": confusion})  # times since 1970 have many figures
     return f'{exact[:-1]},"series":{pages.compact_json(series, figures=6)}}}'
 
@@ -92,14 +96,22 @@ def _row(report: Report, log: FoldedLog, price_per_h: float | None) -> dict[str,
     waited_s = float(np.nansum(rows[:, COLUMNS.index("data_s")])) if len(rows) else 0.0
     named = wording.headline_metric(run.metrics)
     return {
-        "name": run.name, "status": run.status, "state": "stopped" if run.status == "unfinished" else run.status,
-        "samples": samples, "total_samples": run.total_samples, "metric": list(named) if named else None,
-        "wall_s": wall_s, "samples_per_s": measured.get("throughput") or (samples / wall_s if wall_s else None),
-        "resident_bytes": latest.get("resident_bytes"), "allocated_bytes": latest.get("allocated_bytes"),
-        "waiting": waited_s / split_s if split_s else None, "device": report.device.model if report.device else "",
-        "price_per_h": price_per_h, "cost_usd": wall_s / 3600 * price_per_h if price_per_h else None,
+        "name": run.name,
+        "status": run.status,
+        "state": "stopped" if run.status == "unfinished" else run.status,
+        "samples": samples,
+        "total_samples": run.total_samples,
+        "metric": list(named) if named else None,
+        "wall_s": wall_s,
+        "samples_per_s": measured.get("throughput") or (samples / wall_s if wall_s else None),
+        "resident_bytes": latest.get("resident_bytes"),
+        "allocated_bytes": latest.get("allocated_bytes"),
+        "waiting": waited_s / split_s if split_s else None,
+        "device": report.device.model if report.device else "",
+        "price_per_h": price_per_h,
+        "cost_usd": wall_s / 3600 * price_per_h if price_per_h else None,
         "failure": run.failure,
-    }  # fmt: skip
+    }
 
 
 def _in_words(report: Report) -> dict[str, JSON]:

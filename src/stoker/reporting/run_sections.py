@@ -32,8 +32,10 @@ def run_sections(report: Report, examples: Sequence[ExampleSet] = (), *, profile
     """
     return {
         "report": report,
-        "phases": [BarSegment(s.label, PHASE_COLOURS.get(s.phase, "grey"), s.seconds, s.fraction)
-                   for s in summary.time_split(report)],
+        "phases": [
+            BarSegment(s.label, PHASE_COLOURS.get(s.phase, "grey"), s.seconds, s.fraction)
+            for s in summary.time_split(report)
+        ],
         "settings": json.dumps(report.spec.settings, indent=2, ensure_ascii=False),
         "by_class": _by_class(report, examples),
         **_samples(examples),
@@ -45,7 +47,7 @@ def run_sections(report: Report, examples: Sequence[ExampleSet] = (), *, profile
         **_contract(report),
         **_timeline(report),
         "surroundings": _surroundings(report),
-    }  # fmt: skip
+    }
 
 
 def render_sections(report: Report, examples: Sequence[ExampleSet] = ()) -> str:
@@ -135,11 +137,13 @@ def _bound_shares(found: Bottleneck) -> list[BarSegment]:
     whole = sum(share.value for share in found.shares)
     return [
         BarSegment(
-            _LABELS.get(share.what, share.what), BOUND_COLOURS.get(share.what, "grey"), share.value,
+            _LABELS.get(share.what, share.what),
+            BOUND_COLOURS.get(share.what, "grey"),
+            share.value,
             share.value / whole if whole else 0.0,
         )
         for share in found.shares
-    ]  # fmt: skip
+    ]
 
 
 def _achieved_words(achieved: Achieved) -> str:
@@ -163,12 +167,16 @@ def _kernel_rows(found: KernelTable) -> list[tuple[str, ...]]:
     """The top of a profile's table: operation, line, part, calls, time, share of the time, rate of arithmetic."""
     return [
         (
-            kernel.operation, kernel.where, kernel.phase, f"{kernel.calls:,}", format_seconds(found.seconds(kernel)),
+            kernel.operation,
+            kernel.where,
+            kernel.phase,
+            f"{kernel.calls:,}",
+            format_seconds(found.seconds(kernel)),
             f"{100 * found.seconds(kernel) / found.total_s if found.total_s else 0.0:.1f} %",
             "" if kernel.flops_per_s is None else wording.format_flops(kernel.flops_per_s),
         )
         for kernel in found.kernels[:_MOST_KERNELS]
-    ]  # fmt: skip
+    ]
 
 
 def _ranks(report: Report) -> Values:

@@ -22,14 +22,24 @@ def render_side_by_side(reports: Sequence[Report]) -> str:
     clocks = [_clock(one) for one in reports]
     by_time = [_chart(measure, names, drawn, clocks) for measure in measures]
     outcomes = [
-        (one.run.name, one.run.status, wording.format_samples(history.samples_done(one)),
-         format_seconds(one.run.wall_s), wording.format_metrics(one.run.metrics))
+        (
+            one.run.name,
+            one.run.status,
+            wording.format_samples(history.samples_done(one)),
+            format_seconds(one.run.wall_s),
+            wording.format_metrics(one.run.metrics),
+        )
         for one in reports
-    ]  # fmt: skip
+    ]
     return figures.render_with_figures(
-        "side_by_side", [*by_samples, *by_time], title="Runs side by side", names=names, outcomes=outcomes,
-        by_samples=by_samples, by_time=by_time,
-    )  # fmt: skip
+        "side_by_side",
+        [*by_samples, *by_time],
+        title="Runs side by side",
+        names=names,
+        outcomes=outcomes,
+        by_samples=by_samples,
+        by_time=by_time,
+    )
 
 
 def _clock(report: Report) -> tuple[list[float], list[float]]:

@@ -43,8 +43,13 @@ def render_study(result: StudyResult) -> str:
         names=names,
         # Of a population: what led to the best trial, whose settings no one run had all the way.
         lineage=[
-            (one.number, one.member, one.interval, *_row(one, names, settings.objective)[1:-4],
-             f"{one.curve[-1][0]:,}" if one.curve else "")
+            (
+                one.number,
+                one.member,
+                one.interval,
+                *_row(one, names, settings.objective)[1:-4],
+                f"{one.curve[-1][0]:,}" if one.curve else "",
+            )
             for one in (result.lineage(best.number) if settings.members and best is not None else ())
         ],
         trials=[_row(trial, names, settings.objective) for trial in result.ranked[:_MOST_ROWS]],
@@ -52,7 +57,7 @@ def render_study(result: StudyResult) -> str:
         forecast=result.forecast,
         expected=[] if result.forecast is None else _expected(result.forecast, result),
         about=_about(result),
-    )  # fmt: skip
+    )
 
 
 def _spent(result: StudyResult) -> list[tuple[str, str, str]]:
@@ -70,9 +75,14 @@ def _spent(result: StudyResult) -> list[tuple[str, str, str]]:
 def _row(trial: StudyTrial, names: Sequence[str], objective: str) -> tuple[object, ...]:
     value = "" if trial.value is None else format_metric(objective, trial.value)
     return (
-        trial.number, value, *(format_setting(trial.parameters.get(name)) for name in names),
-        format_samples(trial.samples), format_seconds(trial.wall_s) if trial.wall_s else "", trial.state, trial.reason,
-    )  # fmt: skip
+        trial.number,
+        value,
+        *(format_setting(trial.parameters.get(name)) for name in names),
+        format_samples(trial.samples),
+        format_seconds(trial.wall_s) if trial.wall_s else "",
+        trial.state,
+        trial.reason,
+    )
 
 
 def format_setting(value: JSON) -> str:
@@ -94,22 +104,26 @@ def estimates_of(forecast: StudyForecast) -> list[tuple[str, Estimate | None]]:
     """What a study was expected to take, by name."""
     at_once = f", {forecast.parallel} at once" if forecast.parallel > 1 else ""
     return [
-        (f"every trial to its end{at_once}", forecast.total_s), (f"with pruning{at_once}", forecast.pruned_s),
+        (f"every trial to its end{at_once}", forecast.total_s),
+        (f"with pruning{at_once}", forecast.pruned_s),
         ("energy, every trial to its end", forecast.energy_kwh),
         ("rent of such a device, every trial to its end", forecast.cost_usd),
-    ]  # fmt: skip
+    ]
 
 
 def _about(result: StudyResult) -> list[tuple[str, object]]:
     settings = result.settings
     return [
-        ("job", settings.job), ("begun", settings.made_at), ("sampler", settings.sampler),
-        ("pruner", settings.pruner), ("seed", settings.seed),
+        ("job", settings.job),
+        ("begun", settings.made_at),
+        ("sampler", settings.sampler),
+        ("pruner", settings.pruner),
+        ("seed", settings.seed),
         ("population", f"{settings.members} members, {settings.intervals} intervals" if settings.members else ""),
         ("set for all trials", ", ".join(f"{name}={value}" for name, value in settings.fixed.items())),
         ("samples of a whole trial", format_samples(settings.total_samples)),
         ("chosen by", f"{settings.objective}; the test data was not used"),
-    ]  # fmt: skip
+    ]
 
 
 _MOST_CURVES = 200
@@ -221,15 +235,27 @@ def _draw_axes(figure: Any, axes: Sequence[Parameter], result: StudyResult, ends
         figure.add_vline(x=place, line={"color": light("line"), "width": 1})
         for height, words in ticks:
             figure.add_annotation(
-                x=place, y=height, text=html.escape(words), showarrow=False, xanchor="left", xshift=4,
-                font={"size": 11, "color": light("muted")}, bgcolor=light("surface"), opacity=0.85,
-            )  # fmt: skip
+                x=place,
+                y=height,
+                text=html.escape(words),
+                showarrow=False,
+                xanchor="left",
+                xshift=4,
+                font={"size": 11, "color": light("muted")},
+                bgcolor=light("surface"),
+                opacity=0.85,
+            )
     figure.update_layout(
         hovermode="closest",
-        xaxis={"tickvals": list(range(len(names))), "ticktext": [html.escape(name) for name in names],
-               "range": [-0.05, len(names) - 0.55], "showgrid": False, "rangemode": "normal"},
+        xaxis={
+            "tickvals": list(range(len(names))),
+            "ticktext": [html.escape(name) for name in names],
+            "range": [-0.05, len(names) - 0.55],
+            "showgrid": False,
+            "rangemode": "normal",
+        },
         yaxis={"visible": False, "range": [-0.08, 1.08]},
-    )  # fmt: skip
+    )
 
 
 def _height(axis: Parameter, value: JSON) -> float:

@@ -85,8 +85,10 @@ def _by_class(metrics: Mapping[str, float]) -> list[str]:
     for name, value in metrics.items():
         if is_of_class(name):
             values.setdefault(name.partition("[")[0], []).append(value)
-    return [f"{name} by class {format_metric(name, min(of))} to {format_metric(name, max(of))}"
-            for name, of in values.items()]  # fmt: skip
+    return [
+        f"{name} by class {format_metric(name, min(of))} to {format_metric(name, max(of))}"
+        for name, of in values.items()
+    ]
 
 
 def headline_metric(metrics: Mapping[str, float]) -> tuple[str, float] | None:

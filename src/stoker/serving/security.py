@@ -103,8 +103,10 @@ def _parse(line: str, where: str) -> tuple[str, bytes]:
         if kind is None:
             _log.warning(
                 "%s: 64 hexadecimal digits are taken for the SHA-256 of the key of %r; write sha256: before them, or "
-                "key: if they are the key itself", where, name,
-            )  # fmt: skip
+                "key: if they are the key itself",
+                where,
+                name,
+            )
         return name, bytes.fromhex(text)
     if len(key) < _LEAST_LETTERS:
         raise BadJob(

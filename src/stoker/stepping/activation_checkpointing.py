@@ -127,12 +127,20 @@ _ATEN = torch.ops.aten
 _KEPT = frozenset(
     getattr(_ATEN, name)
     for name in (
-        "mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm", "_grouped_mm",
-        "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "convolution",
+        "_scaled_mm",
+        "_grouped_mm",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
         "_scaled_dot_product_fused_attention_overrideable",
     )
-)  # fmt: skip
+)
 """Operations whose results selective checkpointing keeps, attention's where it drops nothing."""
 _SMALL = 4096
 """Elements up to which a buffer is copied before every pass even if it never changed so far: a counter may start."""

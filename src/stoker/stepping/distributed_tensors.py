@@ -116,8 +116,11 @@ def _runs(
         factor = getattr(placements[dim], "split_factor", 1)
         if factor == 1:
             return False
-        inner = [mesh.size(other) for other in range(dim + 1, len(placements))
-                 if not placements[other].is_replicate() and placements[other].dim == placements[dim].dim]  # fmt: skip
+        inner = [
+            mesh.size(other)
+            for other in range(dim + 1, len(placements))
+            if not placements[other].is_replicate() and placements[other].dim == placements[dim].dim
+        ]
         return bool(factor == math.prod(inner))
 
     held: dict[int, torch.Tensor] = {}

@@ -178,15 +178,33 @@ def _sgd(
     kernel: Callable[..., Any], group: Group, tensors: Tensors, gradients: list[Any], *, is_first: bool = False
 ) -> None:
     kernel(
-        tensors.parameters, gradients, tensors.state, weight_decay=group["weight_decay"], momentum=group["momentum"],
-        lr=group["lr"], dampening=group["dampening"], nesterov=group["nesterov"], maximize=group["maximize"],
+        tensors.parameters,
+        gradients,
+        tensors.state,
+        weight_decay=group["weight_decay"],
+        momentum=group["momentum"],
+        lr=group["lr"],
+        dampening=group["dampening"],
+        nesterov=group["nesterov"],
+        maximize=group["maximize"],
         is_first_step=is_first,
-    )  # fmt: skip
+    )
 
 
 def _adam(kernel: Callable[..., Any], group: Group, tensors: Tensors, gradients: list[Any]) -> None:
     beta1, beta2 = group["betas"]
     kernel(
-        tensors.parameters, gradients, tensors.state, tensors.second, [], tensors.steps, lr=group["lr"], beta1=beta1,
-        beta2=beta2, weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False, maximize=group["maximize"],
-    )  # fmt: skip
+        tensors.parameters,
+        gradients,
+        tensors.state,
+        tensors.second,
+        [],
+        tensors.steps,
+        lr=group["lr"],
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        amsgrad=False,
+        maximize=group["maximize"],
+    )

@@ -40,8 +40,11 @@ _NEEDED = (
 _IS_THERE = all(hasattr(_native, name) for name in _NEEDED)
 
 _MEMORY_FORMATS = {
-    torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2, torch.channels_last_3d: 3,
-}  # fmt: skip
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
+    torch.channels_last_3d: 3,
+}
 """TorchScript's numbers of memory formats. Source: `c10/core/MemoryFormat.h`."""
 
 

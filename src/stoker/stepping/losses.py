@@ -248,9 +248,13 @@ class TrainingObjective:
                 placed.reduction = "sum"
                 count_of = functools.partial(_weight_of, weight=placed.weight, ignored=placed.ignore_index)
             return _Measure(
-                name, placed, takes_model(given.forward), takes_scores=is_of_torch, count_of=count_of,
+                name,
+                placed,
+                takes_model(given.forward),
+                takes_scores=is_of_torch,
+                count_of=count_of,
                 is_arithmetic=is_of_torch and not is_replaced,
-            )  # fmt: skip
+            )
         if not isinstance(given, str):
             settings = given.keywords if isinstance(given, functools.partial) and not given.args else {}
             function = given.func if isinstance(given, functools.partial) and not given.args else given
@@ -266,7 +270,7 @@ class TrainingObjective:
             function = functools.partial(function, label_smoothing=self.label_smoothing)
         return _Measure(
             name, function, takes_model=False, takes_scores=True, count_of=counted, is_arithmetic=named is LOSSES
-        )  # fmt: skip
+        )
 
     def _output(self, model: Callable[..., Any], content: Content) -> Any:
         """The model's output; it is given its labels as well where it computes its loss itself."""

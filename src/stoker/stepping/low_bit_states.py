@@ -426,8 +426,9 @@ def _refitted(parameter: torch.Tensor, kept: dict[str, Any], states: OptimizerSt
             dtype = torch.bfloat16 if states == "bf16" else parameter.dtype
             result[name] = _alike(kept[name], full.reshape(own.shape).to(dtype))
         else:
-            codes, of_blocks = quantized(values_RC.to(torch.promote_types(values_RC.dtype, torch.float32)),
-                                         is_signed=is_signed)  # fmt: skip
+            codes, of_blocks = quantized(
+                values_RC.to(torch.promote_types(values_RC.dtype, torch.float32)), is_signed=is_signed
+            )
             result[name] = _alike(kept[name], codes.reshape(own.shape))
             result[name + _SCALE] = _spread_as(of_blocks, parameter)
     return result

@@ -98,10 +98,12 @@ class CombinedOptimizer(torch.optim.Optimizer):
         for part in self.parts:
             mine, groups = groups[: len(part.param_groups)], groups[len(part.param_groups) :]
             last = first + _num_parameters(part)
-            part.load_state_dict({
-                "state": {number - first: v for number, v in state_dict["state"].items() if first <= number < last},
-                "param_groups": [group | {"params": [n - first for n in group["params"]]} for group in mine],
-            })  # fmt: skip
+            part.load_state_dict(
+                {
+                    "state": {number - first: v for number, v in state_dict["state"].items() if first <= number < last},
+                    "param_groups": [group | {"params": [n - first for n in group["params"]]} for group in mine],
+                }
+            )
             first = last
 
 
@@ -249,8 +251,8 @@ class OwnStep(UpdateRule):
             raise BadJob(
                 f"the job's own step {how} in its first update, and changed none of the {len(trained)} trainable "
                 f"parameters ({self._names(trained)})",
-                remedy="Let it call backward() on a loss of these parameters, then step() of the optimiser it is given."
-            )  # fmt: skip
+                remedy="Let it call backward() on a loss of these parameters, then step() of the optimiser it gets.",
+            )
         return loss
 
     def _names(self, parameters: list[nn.Parameter]) -> str:

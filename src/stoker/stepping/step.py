@@ -237,9 +237,16 @@ class Step:
             autocasting, plan.precision, self.device, dtype=self.dtype, draws=self.dropout, drops=self._drops
         )
         ordinary = AutogradPass(
-            self.job, plan, self.objective, self._strategy, self.world, self._moved, self._norms, conditions,
+            self.job,
+            plan,
+            self.objective,
+            self._strategy,
+            self.world,
+            self._moved,
+            self._norms,
+            conditions,
             scale if plan.precision == "fp16" and self.dtype is None else None,
-        )  # fmt: skip
+        )
         planned = CapturedPass(ordinary, self.model, self._moved) if plan.captured else ordinary
         return LossPass(self.job, plan, self.model, self._moved, self._thawing, ordinary, planned)
 

@@ -30,9 +30,12 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 _SHORTAGES = (
-    "DefaultCPUAllocator", "CUDA error: out of memory", "STATUS_ALLOC_FAILED", "HOST_ALLOCATION_FAILED",
+    "DefaultCPUAllocator",
+    "CUDA error: out of memory",
+    "STATUS_ALLOC_FAILED",
+    "HOST_ALLOCATION_FAILED",
     "DEVICE_ALLOCATION_FAILED",
-)  # fmt: skip
+)
 """In messages of errors that have no class: of PyTorch's allocator on a CPU, of the CUDA driver, cuBLAS and cuDNN."""
 
 

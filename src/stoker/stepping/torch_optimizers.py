@@ -101,9 +101,13 @@ def _made(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
             settings = job.optimizer.settings()
             del settings["amsgrad"]
             return LowBitAdam(
-                parameter_groups(job.optimizer, trainable), states=plan.optimizer_states, names=trainable,
-                seed=job.seed, is_decoupled=isinstance(job.optimizer, AdamW), **settings,
-            )  # fmt: skip
+                parameter_groups(job.optimizer, trainable),
+                states=plan.optimizer_states,
+                names=trainable,
+                seed=job.seed,
+                is_decoupled=isinstance(job.optimizer, AdamW),
+                **settings,
+            )
         chosen = _arguments_of(plan, job.optimizer)
         if isinstance(job.optimizer, Muon):
             matrices, others = muon.divided(model, job.optimizer)

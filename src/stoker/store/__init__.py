@@ -55,4 +55,4 @@ __all__ = [
     "unfinished_before",
     "write_atomic",
     "write_file",
-]  # fmt: skip
+]

@@ -48,9 +48,14 @@ class ChildProcess:
     """
 
     def __init__(
-        self, function: Callable[..., Any], *arguments: Any, name: str, talks: bool = False,
-        cpus: Collection[int] | None = None, output: Path | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        name: str,
+        talks: bool = False,
+        cpus: Collection[int] | None = None,
+        output: Path | None = None,
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, there = context.Pipe()
         self._kills = _kills_for_memory()
@@ -136,10 +141,13 @@ def _kills_for_memory() -> int:
 
 
 def _run(
-    function: Callable[..., Any], arguments: tuple[Any, ...], pipe: connection.Connection,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    pipe: connection.Connection,
     talks: bool,  # noqa: FBT001 - arguments of a process are positional
-    cpus: Collection[int] | None, output: Path | None,
-) -> None:  # fmt: skip
+    cpus: Collection[int] | None,
+    output: Path | None,
+) -> None:
     """The process: settle on its CPUs before anything counts them, run the function, send how that ended."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if output is not None:

@@ -14,10 +14,34 @@ from pathlib import Path
 from stoker.errors import BadRun
 from stoker.store.disk_errors import disk_errors
 
-_NETWORK = frozenset({
-    "nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "afs", "9p", "ocfs2", "gfs2", "wekafs",
-    "sshfs", "glusterfs", "s3fs", "gcsfuse", "rclone", "juicefs", "ceph-fuse", "moosefs", "davfs", "orangefs",
-})  # fmt: skip
+_NETWORK = frozenset(
+    {
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "ceph",
+        "afs",
+        "9p",
+        "ocfs2",
+        "gfs2",
+        "wekafs",
+        "sshfs",
+        "glusterfs",
+        "s3fs",
+        "gcsfuse",
+        "rclone",
+        "juicefs",
+        "ceph-fuse",
+        "moosefs",
+        "davfs",
+        "orangefs",
+    }
+)
 """File systems of several machines, and those of FUSE that stand for one."""
 
 

@@ -91,8 +91,10 @@ class Mirror:
             self._there = self.remote.files(self._name)
             theirs = loads(self.remote.read(self._name, "run.json"), Run) if "run.json" in self._there else None
         except Exception as problem:
-            raise BadRun(f"{self.remote.url}/{self._name} cannot be read: {type(problem).__name__}: "
-                         f"{first_line(problem)}", remedy="The same command tries again.") from problem  # fmt: skip
+            raise BadRun(
+                f"{self.remote.url}/{self._name} cannot be read: {type(problem).__name__}: {first_line(problem)}",
+                remedy="The same command tries again.",
+            ) from problem
         if theirs is not None and theirs.spec_digest != self.directory.read_run().spec_digest:
             raise BadRun(
                 f"{self.remote.url} has a run {self._name} of another job, which is not replaced.",
@@ -136,8 +138,11 @@ class Mirror:
                 failures += 1
                 self._there, self._whole, self._is_log_known = {}, set(), False
                 if failures == 1:
-                    self._say(self.warn, f"{self.remote.url} does not take the run: {type(problem).__name__}: "
-                              f"{first_line(problem)}. Training goes on, and sending is tried again")  # fmt: skip
+                    self._say(
+                        self.warn,
+                        f"{self.remote.url} does not take the run: {type(problem).__name__}: "
+                        f"{first_line(problem)}. Training goes on, and sending is tried again",
+                    )
                 pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (failures - 1)) * jitter.uniform(0.5, 1.0)
                 pause_s = min(pause_s, 5.0) if is_last else pause_s
                 if is_last:

@@ -267,9 +267,14 @@ class _Shapes:
         """An operation, shapes by their number in the table."""
         inputs, outputs = list(map(self._number, operation.inputs)), list(map(self._number, operation.outputs))
         return [
-            operation.name, inputs, outputs, operation.flops, operation.bytes_read, operation.bytes_written,
+            operation.name,
+            inputs,
+            outputs,
+            operation.flops,
+            operation.bytes_read,
+            operation.bytes_written,
             operation.attributes,
-        ]  # fmt: skip
+        ]
 
     def _number(self, shape: TensorShape) -> int:
         if shape not in self._numbers:

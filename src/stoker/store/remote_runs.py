@@ -29,10 +29,21 @@ from stoker.store.run_directory import RunDirectory
 from stoker.units import format_count
 
 RECORDS = (
-    "spec.json", "plan.json", "environment.json", "device.json", "coupling.json", "changed_plan.json", "plans.jsonl",
-    "pruning.json", "bottleneck.json", "ranks/*.json", "weights/*.safetensors", "model.safetensors", "report.html",
+    "spec.json",
+    "plan.json",
+    "environment.json",
+    "device.json",
+    "coupling.json",
+    "changed_plan.json",
+    "plans.jsonl",
+    "pruning.json",
+    "bottleneck.json",
+    "ranks/*.json",
+    "weights/*.safetensors",
+    "model.safetensors",
+    "report.html",
     "run.json",
-)  # fmt: skip
+)
 """What is kept of a run besides its log and checkpoints, in the order of sending: with `run.json` it is a run."""
 
 EVENTS = re.compile(r"events/(\d{15})\.jsonl")
@@ -80,12 +91,15 @@ class RemoteRuns:
             fsspec = importlib.import_module("fsspec")
             fs, root = fsspec.core.url_to_fs(url, **_options(url))
         except ImportError as error:
-            raise BadJob(f"--keep {url} needs a package that is missing: {first_line(error)}",
-                         remedy="pip install 'stoker[keep]'; stores other than S3 have fsspec packages of their own, "
-                         "such as gcsfs or adlfs.") from error  # fmt: skip
+            raise BadJob(
+                f"--keep {url} needs a package that is missing: {first_line(error)}",
+                remedy="pip install 'stoker[keep]'; stores other than S3 have fsspec packages of their own, "
+                "such as gcsfs or adlfs.",
+            ) from error
         except ValueError as error:
-            raise BadJob(f"--keep {url}: {first_line(error)}",
-                         remedy="Give a URL such as s3://bucket/runs or file:///mnt/runs.") from error  # fmt: skip
+            raise BadJob(
+                f"--keep {url}: {first_line(error)}", remedy="Give a URL such as s3://bucket/runs or file:///mnt/runs."
+            ) from error
         protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
         remote = cls(url.rstrip("/"), fs, root.rstrip("/"), bool(protocols & _OBJECT_STORES))
         try:
@@ -104,8 +118,11 @@ class RemoteRuns:
     def names(self) -> list[str]:
         """Names of the runs there, in order; folders of other names are left out."""
         self.fs.invalidate_cache()
-        found = (str(entry["name"]).rstrip("/").rpartition("/")[2]
-                 for entry in self.fs.ls(self.root, detail=True) if entry["type"] == "directory")  # fmt: skip
+        found = (
+            str(entry["name"]).rstrip("/").rpartition("/")[2]
+            for entry in self.fs.ls(self.root, detail=True)
+            if entry["type"] == "directory"
+        )
         return sorted(name for name in found if _SAFE.fullmatch(name))
 
     def files(self, name: str) -> dict[str, int]:
@@ -232,8 +249,10 @@ def bring_home(
     except StokerError:
         raise
     except Exception as problem:  # libraries of stores have errors of their own
-        raise BadRun(f"{remote.url} cannot be read: {type(problem).__name__}: {first_line(problem)}",
-                     remedy="Nothing was started; the same command tries again.") from problem  # fmt: skip
+        raise BadRun(
+            f"{remote.url} cannot be read: {type(problem).__name__}: {first_line(problem)}",
+            remedy="Nothing was started; the same command tries again.",
+        ) from problem
 
 
 def _bring_run(
@@ -304,9 +323,15 @@ def _mark(checkpoints: Path) -> int:
 
 
 def _fetch(
-    remote: RemoteRuns, name: str, files: dict[str, int], run: Run, target: Path, tell: Callable[[str], None],
-    *, has_checkpoints: bool,
-) -> int:  # fmt: skip
+    remote: RemoteRuns,
+    name: str,
+    files: dict[str, int],
+    run: Run,
+    target: Path,
+    tell: Callable[[str], None],
+    *,
+    has_checkpoints: bool,
+) -> int:
     """Fetch a run into `target`: records first, since a checkpoint goes on under the plans in them; its samples."""
     with disk_errors(target, f"the run {name}", error=BadRun):
         for file in (path for pattern in RECORDS for path in sorted(files) if fnmatch.fnmatch(path, pattern)):
@@ -375,9 +400,14 @@ def _best(remote: RemoteRuns, name: str, files: dict[str, int]) -> str | None:
 
 
 def _get_checkpoint(
-    remote: RemoteRuns, name: str, files: dict[str, int], checkpoint: str, spec_digest: str, folder: Path,
+    remote: RemoteRuns,
+    name: str,
+    files: dict[str, int],
+    checkpoint: str,
+    spec_digest: str,
+    folder: Path,
     tell: Callable[[str], None],
-) -> None:  # fmt: skip
+) -> None:
     """Fetch a checkpoint; one whose content is not as its manifest says is left out, and the one before is fetched."""
     manifest = remote.usable(name, files, checkpoint, spec_digest)
     if isinstance(manifest, str) or (folder / checkpoint).exists():
@@ -400,8 +430,10 @@ def _get_checkpoint(
     rest = {path: size for path, size in files.items() if not path.startswith(f"checkpoints/{checkpoint}/")}
     before = _newest(remote, name, rest, spec_digest, tell)
     if before is None:
-        raise BadRun(f"No checkpoint in {remote.url}/{name} is usable.",
-                     remedy="Restore one of them, or start another run with --new.")  # fmt: skip
+        raise BadRun(
+            f"No checkpoint in {remote.url}/{name} is usable.",
+            remedy="Restore one of them, or start another run with --new.",
+        )
     _get_checkpoint(remote, name, rest, before[0], spec_digest, folder, tell)
 
 

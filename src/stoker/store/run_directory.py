@@ -75,8 +75,12 @@ R = TypeVar("R", bound=Record)
 
 _RUN, _SPEC, _PLAN, _ENVIRONMENT = "run.json", "spec.json", "plan.json", "environment.json"
 _DEVICE, _COUPLING, _EVENTS, _REPORT, _CHECKPOINTS = (
-    "device.json", "coupling.json", "events.jsonl", "report.html", "checkpoints"
-)  # fmt: skip
+    "device.json",
+    "coupling.json",
+    "events.jsonl",
+    "report.html",
+    "checkpoints",
+)
 _CHANGED_PLAN, _SWITCHES, _DUMPS = "changed_plan.json", "plans.jsonl", "dumps"
 _BOTTLENECK, _PROFILE, _KERNELS = "bottleneck.json", "profile", "profile/kernels.json"
 _RANKS, _KEPT = "ranks", "weights"
@@ -157,8 +161,13 @@ class RunDirectory:
             raise ValueError(f"the run is of job {run.spec_digest[:12]}, its spec is {spec.digest()[:12]}")
         directory = cls(path)
         records: dict[str, object | None] = {
-            _SPEC: spec, _PLAN: decision, _ENVIRONMENT: environment, _DEVICE: device, _COUPLING: coupling, _RUN: run
-        }  # fmt: skip
+            _SPEC: spec,
+            _PLAN: decision,
+            _ENVIRONMENT: environment,
+            _DEVICE: device,
+            _COUPLING: coupling,
+            _RUN: run,
+        }
         with nullcontext() if is_held_here(path) else RunLock(path):
             if not directory.is_vacant:
                 raise BadRun(f"{path} is not empty: {directory.in_the_way()}.", remedy="Choose another directory.")

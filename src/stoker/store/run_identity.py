@@ -69,8 +69,9 @@ def find_run(root: Path, word: str) -> RunDirectory:
         raise BadRun(f"{word} is not a run: it has no run.json.", remedy=nearest(word, by_name))
     if not by_name:
         raise BadRun(f"There is no run {word!r}: there are no runs in {root}.", remedy="Make one with `stoker train`.")
-    raise BadRun(f"There is no run {word!r} in {root}.",
-                 remedy=f"{nearest(word, [*by_name, LATEST])} `stoker runs` lists them.")  # fmt: skip
+    raise BadRun(
+        f"There is no run {word!r} in {root}.", remedy=f"{nearest(word, [*by_name, LATEST])} `stoker runs` lists them."
+    )
 
 
 def name_in(root: Path, directory: RunDirectory) -> str:

@@ -24,8 +24,11 @@ Value = str | float
 
 _TERM = re.compile(r"^(?P<name>[^=<>!~]+)(?P<operator>!=|<=|>=|==?|<|>|~)(?P<wanted>.*)$")
 _COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
-    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-}  # fmt: skip
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,14 @@ def terms_of(words: str) -> tuple[Term, ...]:
 def values_of(run: Run, spec: JobSpec) -> dict[str, Value]:
     """Everything a run can be chosen by, by its full name."""
     found: dict[str, Value] = {
-        "name": run.name, "job": spec.name, "status": run.status, "created": run.created_at,
-        "samples": float(run.samples), "updates": float(run.updates), "wall_s": run.wall_s,
-    }  # fmt: skip
+        "name": run.name,
+        "job": spec.name,
+        "status": run.status,
+        "created": run.created_at,
+        "samples": float(run.samples),
+        "updates": float(run.updates),
+        "wall_s": run.wall_s,
+    }
     found.update(run.metrics)
     for group in (spec.parameters, spec.settings):
         for name, value in leaves(dict(group)):

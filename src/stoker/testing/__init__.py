@@ -4,6 +4,13 @@ from stoker.testing.fakes import FakeClock, FaultyDisk, Loses, PowerCut, PowerCu
 from stoker.testing.launcher_conformance import LauncherConformance, LiveLauncherConformance
 
 __all__ = [
-    "FakeClock", "FaultyDisk", "LauncherConformance", "LiveLauncherConformance", "Loses", "PowerCut", "PowerCutAt",
-    "fake_device", "operations_of",
-]  # fmt: skip
+    "FakeClock",
+    "FaultyDisk",
+    "LauncherConformance",
+    "LiveLauncherConformance",
+    "Loses",
+    "PowerCut",
+    "PowerCutAt",
+    "fake_device",
+    "operations_of",
+]

@@ -55,10 +55,15 @@ class LauncherConformance:
         code = Bundle(kind="code", name="job.py", files=(job,))
         stoker = Bundle(kind="stoker", name="Stoker", files=(TreeFile.of_bytes("stoker/__init__.py", b""),))
         settings: dict[str, Any] = {
-            "run": "conforming-1a2b3c", "target": self.launcher.parse(word), "code": code, "stoker": stoker,
-            "job_file": "job.py", "arguments": ("--set", "lr=0.1"), "environment": "/opt/stoker/bin/python",
+            "run": "conforming-1a2b3c",
+            "target": self.launcher.parse(word),
+            "code": code,
+            "stoker": stoker,
+            "job_file": "job.py",
+            "arguments": ("--set", "lr=0.1"),
+            "environment": "/opt/stoker/bin/python",
             "secrets": (_SECRET,),
-        }  # fmt: skip
+        }
         return Submission(**settings | changes)
 
     def test_it_is_found_by_its_kind(self) -> None:

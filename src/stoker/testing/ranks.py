@@ -23,9 +23,15 @@ from stoker.stepping.world import World, join, leave
 from stoker.testing.simulated_gpu import simulate_gpus
 
 _PRELOADED = [
-    "stoker.testing.ranks", "stoker.stepping.step", "stoker.loading.datasets", "stoker.zoo", "torch._dynamo",
-    "stoker.stepping.layouts.sharded", "stoker.stepping.layouts.tensor_parallel", "stoker.stepping.layouts.pipeline",
-]  # fmt: skip
+    "stoker.testing.ranks",
+    "stoker.stepping.step",
+    "stoker.loading.datasets",
+    "stoker.zoo",
+    "torch._dynamo",
+    "stoker.stepping.layouts.sharded",
+    "stoker.stepping.layouts.tensor_parallel",
+    "stoker.stepping.layouts.pipeline",
+]
 """Imported before forking. PyTorch imports the last one, of 800 modules, at an optimiser's first step."""
 _OF_TESTS = ("pytest", "hypothesis")
 """Imported before forking where this process has imported them: each rank imports the module of the test."""

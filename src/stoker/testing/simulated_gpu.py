@@ -53,19 +53,28 @@ def simulate_gpus(count: int = 1, *, memory_bytes: int = GIB, capability: tuple[
         NoDevice: this PyTorch has CUDA.
     """
     if torch.version.cuda is not None and not is_simulated():
-        raise NoDevice(f"PyTorch {torch.__version__} has CUDA: GPUs are simulated for builds without.",
-                       remedy="Use the GPU, or a CPU build of PyTorch.")  # fmt: skip
+        raise NoDevice(
+            f"PyTorch {torch.__version__} has CUDA: GPUs are simulated for builds without.",
+            remedy="Use the GPU, or a CPU build of PyTorch.",
+        )
     extension = _extension()
     extension.set_devices(count, memory_bytes)
     torch.cuda.default_generators = tuple(extension.generator(index) for index in range(count))
     _PROPERTIES.clear()
     _PROPERTIES.extend(
         types.SimpleNamespace(
-            name=MODEL, major=capability[0], minor=capability[1], total_memory=memory_bytes, multi_processor_count=108,
-            warp_size=32, uuid=f"GPU-{index}", is_integrated=False, L2_cache_size=MIB,
+            name=MODEL,
+            major=capability[0],
+            minor=capability[1],
+            total_memory=memory_bytes,
+            multi_processor_count=108,
+            warp_size=32,
+            uuid=f"GPU-{index}",
+            is_integrated=False,
+            L2_cache_size=MIB,
         )
         for index in range(count)
-    )  # fmt: skip
+    )
     if not is_simulated():
         _replace_torch_cuda(extension)
         _replace_nccl(extension)
@@ -205,28 +214,49 @@ def _replace_torch_cuda(extension: Any) -> None:  # noqa: C901 - a list of repla
 
     ranges: list[str] = []
     replaced: dict[str, Any] = {
-        "is_simulated": True, "is_available": lambda: True, "is_initialized": lambda: True, "init": no_work,
-        "_lazy_init": no_work, "_lazy_call": lambda call, **_: call(),
-        "device_count": lambda: len(_PROPERTIES), "current_device": extension.current_device,
+        "is_simulated": True,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "init": no_work,
+        "_lazy_init": no_work,
+        "_lazy_call": lambda call, **_: call(),
+        "device_count": lambda: len(_PROPERTIES),
+        "current_device": extension.current_device,
         "set_device": lambda device: extension.set_device(_index(device)),
-        "_exchange_device": exchange_device, "_maybe_exchange_device": exchange_device,
+        "_exchange_device": exchange_device,
+        "_maybe_exchange_device": exchange_device,
         "get_device_properties": lambda device=None: _PROPERTIES[_index(device)],
-        "get_device_capability": lambda device=None: (_PROPERTIES[_index(device)].major,
-                                                      _PROPERTIES[_index(device)].minor),
+        "get_device_capability": lambda device=None: (
+            _PROPERTIES[_index(device)].major,
+            _PROPERTIES[_index(device)].minor,
+        ),
         "get_device_name": lambda device=None: _PROPERTIES[_index(device)].name,
-        "synchronize": lambda device=None: extension.memory(_index(device)) and None, "ipc_collect": no_work,
-        "mem_get_info": memory_info, "memory_allocated": memory(0), "max_memory_allocated": memory(1),
-        "memory_reserved": memory(2), "max_memory_reserved": memory(3),
+        "synchronize": lambda device=None: extension.memory(_index(device)) and None,
+        "ipc_collect": no_work,
+        "mem_get_info": memory_info,
+        "memory_allocated": memory(0),
+        "max_memory_allocated": memory(1),
+        "memory_reserved": memory(2),
+        "max_memory_reserved": memory(3),
         "reset_peak_memory_stats": lambda device=None: extension.reset_peak(_index(device)),
         "empty_cache": lambda: [extension.empty_cache(index) for index in range(len(_PROPERTIES))] and None,
-        "Stream": Stream, "Event": Event, "CUDAGraph": Graph, "stream": _in_stream, "current_stream": _stream_of,
+        "Stream": Stream,
+        "Event": Event,
+        "CUDAGraph": Graph,
+        "stream": _in_stream,
+        "current_stream": _stream_of,
         "set_stream": torch.accelerator.set_stream,
         "default_stream": lambda device=None: Stream(stream_id=0, device_index=_index(device), device_type=1),
-        "_sleep": no_work, "set_sync_debug_mode": no_work, "get_sync_debug_mode": lambda: 0,
-        "is_current_stream_capturing": lambda: False, "graph_pool_handle": lambda: (0, 0),
-        "get_rng_state": state, "set_rng_state": set_state, "manual_seed_all": seed_all,
+        "_sleep": no_work,
+        "set_sync_debug_mode": no_work,
+        "get_sync_debug_mode": lambda: 0,
+        "is_current_stream_capturing": lambda: False,
+        "graph_pool_handle": lambda: (0, 0),
+        "get_rng_state": state,
+        "set_rng_state": set_state,
+        "manual_seed_all": seed_all,
         "manual_seed": seed_current,
-    }  # fmt: skip
+    }
     for name, value in replaced.items():
         setattr(torch.cuda, name, value)
         for module in (torch.cuda.memory, torch.cuda.random, torch.cuda.graphs, torch.cuda.streams):

@@ -72,13 +72,21 @@ def tiny_artifact(
         loaded.close()
         files: tuple[FileDigest, ...] = digests()
         fields: dict[str, Any] = {
-            "name": name, "engine": engine, "precision": "fp32", "graph": "model.onnx", "golden": "golden.safetensors",
-            "inputs": inputs, "outputs": outputs, "tolerance": Tolerance(absolute=1e-4, relative=1e-4),
+            "name": name,
+            "engine": engine,
+            "precision": "fp32",
+            "graph": "model.onnx",
+            "golden": "golden.safetensors",
+            "inputs": inputs,
+            "outputs": outputs,
+            "tolerance": Tolerance(absolute=1e-4, relative=1e-4),
             "dims": (DynamicDim(name="tokens", low=1, high=64),) if kind == "tokens" else (),
             "labels": {"y": ("cat", "dog", "owl")} if kind == "mlp" else {},
-            "proved_on": "a test", "source": ArtifactSource(kind="onnx", name=f"tiny {kind}", digest=files[-1].sha256),
-            "made_at": "2026-11-22T00:00:00+00:00", "files": files,
-        }  # fmt: skip
+            "proved_on": "a test",
+            "source": ArtifactSource(kind="onnx", name=f"tiny {kind}", digest=files[-1].sha256),
+            "made_at": "2026-11-22T00:00:00+00:00",
+            "files": files,
+        }
         return Manifest(**{**fields, **changes})
 
     return publish(Path(directory) / name, write)

@@ -116,8 +116,10 @@ class TrackerTarget:
             raise BadJob(f"{self.word!r} names the folder {folder}, and {there} is a file", remedy="Name a folder.")
         if not os.access(there, os.W_OK | os.X_OK):
             does = "written to" if there == folder else f"made: {there} cannot be written to"
-            raise BadJob(f"{self.word!r} names the folder {folder}, which cannot be {does}",
-                         remedy="Name another folder, or make it writable for this user.")  # fmt: skip
+            raise BadJob(
+                f"{self.word!r} names the folder {folder}, which cannot be {does}",
+                remedy="Name another folder, or make it writable for this user.",
+            )
 
 
 _USER, _QUERY = re.compile(r"(?<=://)[^/\s]*@"), re.compile(r"(://[^?\s]*\?)\S+")

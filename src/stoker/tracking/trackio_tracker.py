@@ -44,7 +44,12 @@ def open_run(about: RunDescription, where: str | None, known_id: str | None) -> 
         setattr(importlib.import_module(module), "print", lambda *_, **__: None)  # noqa: B010 - not theirs
     project = where or about.job
     run = trackio.init(
-        project=project, name=known_id or about.run, config=dict(about.parameters), resume="allow", embed=False,
-        auto_log_gpu=False, auto_log_cpu=False,
-    )  # fmt: skip
+        project=project,
+        name=known_id or about.run,
+        config=dict(about.parameters),
+        resume="allow",
+        embed=False,
+        auto_log_gpu=False,
+        auto_log_cpu=False,
+    )
     return TrackioRun(run, project)

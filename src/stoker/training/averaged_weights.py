@@ -70,9 +70,13 @@ def renew_statistics(step: Step, source: BatchSource) -> None:
     num_batches = settings.statistics if isinstance(settings, SWA) else _BATCHES
     precision = autocasting(plan.precision, step.device, dtype=step.dtype, draws=step.dropout)
     with (
-        _own_draws(step), step.with_kept_weights(), _plain_means(step.model, norms), torch.no_grad(),
-        products_in(plan.precision, step.device), precision,
-    ):  # fmt: skip
+        _own_draws(step),
+        step.with_kept_weights(),
+        _plain_means(step.model, norms),
+        torch.no_grad(),
+        products_in(plan.precision, step.device),
+        precision,
+    ):
         for batch in _groups(step, source, num_batches):
             step.objective.run(step.model, batch.cut(0, batch.size))
         tracking = set(map(id, norms))

@@ -243,8 +243,10 @@ class Checkpointer:
         if problems:
             raise decode_error(problems[0])
         if letters is None:
-            raise RunFailed(f"checkpoint {draft.target.name} was given up: not every process wrote its share",
-                            remedy="The last checkpoint is intact.")  # fmt: skip
+            raise RunFailed(
+                f"checkpoint {draft.target.name} was given up: not every process wrote its share",
+                remedy="The last checkpoint is intact.",
+            )
         return self._done(order, self._store.complete(draft, self._manifest(order, letters)), started)
 
     def _manifest(self, order: _Order, letters: list[JSON]) -> CheckpointManifest:

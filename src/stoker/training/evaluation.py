@@ -137,8 +137,10 @@ def stateful_metrics(step: Step) -> StatefulMetrics | None:
     if not any(map(is_stateful, step.job.metrics)):
         return None
     if step.world.layout.cuts_model:
-        raise BadJob("metrics that keep a state see outputs, which only the last of several stages has",
-                     remedy="Use a layout without stages, or a metric of values per sample.")  # fmt: skip
+        raise BadJob(
+            "metrics that keep a state see outputs, which only the last of several stages has",
+            remedy="Use a layout without stages, or a metric of values per sample.",
+        )
     return StatefulMetrics(step.job, step.device)
 
 
@@ -182,9 +184,10 @@ class StatefulMetrics:
                 is_known = self._ignored is not None and isinstance(target, torch.Tensor)
                 has_ignored = is_known and bool((target == self._ignored).any())
                 padding = f", {self._ignored} where there is none: leave that out (torchmetrics: ignore_index)"
-                raise BadJob(f"metric {name} raised {type(problem).__name__}: {str(problem).strip()}",
-                             remedy=f"It is given the model's output and the target{padding if has_ignored else ''}."
-                             ) from problem  # fmt: skip
+                raise BadJob(
+                    f"metric {name} raised {type(problem).__name__}: {str(problem).strip()}",
+                    remedy=f"It is given the model's output and the target{padding if has_ignored else ''}.",
+                ) from problem
 
     def computed(self, world: World) -> dict[str, float]:
         """Results over all processes: `name`, or `name[i]` of a vector, or the names that a metric gives.
@@ -231,8 +234,10 @@ def share_states(metric: Any, name: str, world: World) -> None:
     modules = metric.modules() if hasattr(metric, "modules") else [metric]
     parts = [module for module in modules if hasattr(module, _STATES)]
     if not parts:
-        raise BadJob(f"metric {name} does not say how its states of several processes become one",
-                     remedy="Use one of torchmetrics', or evaluate in one process.")  # fmt: skip
+        raise BadJob(
+            f"metric {name} does not say how its states of several processes become one",
+            remedy="Use one of torchmetrics', or evaluate in one process.",
+        )
     mine = [{key: getattr(part, key) for key in getattr(part, _STATES)} for part in parts]
     counts = [getattr(part, "_update_count", 0) for part in parts]
     everyone = [(world.data_rank, mine, counts)]
@@ -240,8 +245,10 @@ def share_states(metric: Any, name: str, world: World) -> None:
         skeleton, tensors = _pack_states(mine)
         gathered = gather_json([world.data_rank, skeleton, counts], world.device)
         parcels = gather_bytes(safetensors.torch.save(tensors), world.device, most_bytes=MOST_STATE_BYTES)
-        everyone = [(rank, _unpack_states(states, safetensors.torch.load(parcel)), seen)
-                    for (rank, states, seen), parcel in zip(gathered, parcels, strict=True)]  # fmt: skip
+        everyone = [
+            (rank, _unpack_states(states, safetensors.torch.load(parcel)), seen)
+            for (rank, states, seen), parcel in zip(gathered, parcels, strict=True)
+        ]
     # Processes that share a part of the batch, as in tensor parallel, have seen the same: one of them counts.
     by_part = {rank: (states, seen) for rank, states, seen in reversed(everyone)}
     counted = [by_part[rank] for rank in sorted(by_part)]

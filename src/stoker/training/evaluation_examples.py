@@ -108,10 +108,14 @@ class ExampleWatcher:
             tuple(sum(cells) for cells in zip(*rows, strict=True)) for rows in zip(*matrices, strict=True)
         )
         return ExampleSet(
-            split=self.split, num_samples=sum(part[1] for part in parts), worst=tuple(worst[:NUM_EXAMPLES]),
-            first=tuple(first[:NUM_EXAMPLES]), confusion=confusion if matrices else None, classes=self.classes,
+            split=self.split,
+            num_samples=sum(part[1] for part in parts),
+            worst=tuple(worst[:NUM_EXAMPLES]),
+            first=tuple(first[:NUM_EXAMPLES]),
+            confusion=confusion if matrices else None,
+            classes=self.classes,
             scale=scale,
-        )  # fmt: skip
+        )
 
     def _see(self, output: Any, target: Any, content: Content, indices: list[int]) -> None:
         self.num_samples += len(indices)
@@ -124,8 +128,9 @@ class ExampleWatcher:
         if inputs is not None and inputs.shape[:1] == (len(indices),) and _is_picture(inputs[0]):
             self._widen_range(inputs)
         missing = NUM_EXAMPLES - len(self._first)
-        self._first += [self._example(row, indices, inputs, output, target, losses)
-                        for row in range(min(missing, len(indices)))]  # fmt: skip
+        self._first += [
+            self._example(row, indices, inputs, output, target, losses) for row in range(min(missing, len(indices)))
+        ]
         if losses is not None:
             least = self._worst[-1].loss if len(self._worst) == NUM_EXAMPLES else None
             top = losses.topk(min(NUM_EXAMPLES, len(losses)))
@@ -158,9 +163,14 @@ class ExampleWatcher:
         self._confusion = counts if self._confusion is None else self._confusion + counts
 
     def _example(
-        self, row: int, indices: Sequence[int], inputs: torch.Tensor | None, output: Any, target: Any,
+        self,
+        row: int,
+        indices: Sequence[int],
+        inputs: torch.Tensor | None,
+        output: Any,
+        target: Any,
         losses: torch.Tensor | None,
-    ) -> Example:  # fmt: skip
+    ) -> Example:
         sample = None if inputs is None or inputs.shape[:1] != (len(indices),) else inputs[row].detach()
         is_picture = sample is not None and _is_picture(sample)
         made: dict[str, torch.Tensor] = {}
@@ -211,8 +221,14 @@ def collect_examples(watchers: Sequence[ExampleWatcher], world: World) -> tuple[
 def are_classes(output: Any, target: Any) -> bool:
     """Whether outputs are scores of classes [B, classes] and targets labels [B]."""
     is_both = isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)
-    return is_both and output.dim() == 2 and output.shape[1] > 1 and target.shape == output.shape[:1] \
-        and output.is_floating_point() and not target.is_floating_point()  # fmt: skip
+    return (
+        is_both
+        and output.dim() == 2
+        and output.shape[1] > 1
+        and target.shape == output.shape[:1]
+        and output.is_floating_point()
+        and not target.is_floating_point()
+    )
 
 
 def losses_by_sample(output: Any, target: Any) -> torch.Tensor | None:

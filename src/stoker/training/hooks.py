@@ -66,8 +66,9 @@ def on(kind: str | Sequence[str], function: Callable[[Any], object]) -> Listenin
     kinds = (kind,) if isinstance(kind, str) else tuple(kind)
     for name in kinds:
         if name not in _KINDS:
-            raise BadJob(f"there is no event {name!r}. {nearest(str(name), _KINDS)}",
-                         remedy=f"Kinds are {', '.join(_KINDS)}.")  # fmt: skip
+            raise BadJob(
+                f"there is no event {name!r}. {nearest(str(name), _KINDS)}", remedy=f"Kinds are {', '.join(_KINDS)}."
+            )
     if not callable(function):
         raise BadJob(f"stoker.on({kind!r}, …) wants a function to call, got {function!r}")
     return Listening(frozenset(kinds), function)

@@ -93,8 +93,9 @@ class RunLogger:
             self._scalars.setdefault(str(name), []).append([samples, number])
         for name, image in images.items():
             self._images.append({"name": str(name), "samples": samples, "file": self._write(str(name), image, samples)})
-        self._texts += [{"name": str(name), "samples": samples, "text": str(text)[:_MOST_CHARS]}
-                        for name, text in texts.items()]  # fmt: skip
+        self._texts += [
+            {"name": str(name), "samples": samples, "text": str(text)[:_MOST_CHARS]} for name, text in texts.items()
+        ]
 
     def __call__(self, event: Event) -> None:
         """Write what was kept; an event is the occasion."""
@@ -139,8 +140,10 @@ def picture(name: str, image: Any) -> torch.Tensor:
     if pixels.ndim == 3 and pixels.shape[0] not in (1, 3) and pixels.shape[-1] in (1, 3):
         pixels = pixels.permute(2, 0, 1)
     if pixels.ndim != 3 or pixels.shape[0] not in (1, 3) or 0 in pixels.shape:
-        raise BadJob(f"stoker.log: the picture {name!r} has the shape {tuple(pixels.shape)}",
-                     remedy="Give [H, W], [1 or 3, H, W] or [H, W, 3].")  # fmt: skip
+        raise BadJob(
+            f"stoker.log: the picture {name!r} has the shape {tuple(pixels.shape)}",
+            remedy="Give [H, W], [1 or 3, H, W] or [H, W, 3].",
+        )
     stride = -(-max(pixels.shape[1:]) // _MOST_SIDE)
     return pixels[:, ::stride, ::stride]
 

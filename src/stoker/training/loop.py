@@ -373,10 +373,18 @@ class Loop:
     def _show_update(self, show: Callable[[Update], None], loss: torch.Tensor, batch: int, position: Position) -> None:
         """Pass an update on as numbers; waits for a GPU."""
         norm, rate = self.step.clipping.gradient_norm, float(self.step.optimizer.param_groups[0]["lr"])
-        show(Update(
-            samples=position.samples, updates=position.updates, epoch=position.epoch, batch=batch, loss=float(loss),
-            lr=rate, grad_norm=None if norm is None else float(norm), wall_s=self.telemetry.wall_s,
-        ))  # fmt: skip
+        show(
+            Update(
+                samples=position.samples,
+                updates=position.updates,
+                epoch=position.epoch,
+                batch=batch,
+                loss=float(loss),
+                lr=rate,
+                grad_norm=None if norm is None else float(norm),
+                wall_s=self.telemetry.wall_s,
+            )
+        )
 
     def _report_replaced_worker(self, death: WorkerDeath) -> None:
         self.telemetry.emit("recovered", samples=self.reached.samples, what="loader worker", why=death.why)
@@ -411,11 +419,15 @@ class Loop:
         chooses = next((split for split in evaluated if f"valid/{self.best.name}".startswith(f"{split}/")), first)
         for split in evaluated:
             self.telemetry.emit(
-                "evaluated", split=split, samples=position.samples, metrics=dict(evaluated[split]),
-                took_s=took_s[split], best=is_best and split == chooses,
+                "evaluated",
+                split=split,
+                samples=position.samples,
+                metrics=dict(evaluated[split]),
+                took_s=took_s[split],
+                best=is_best and split == chooses,
                 **({} if decided is None or split != last else {"decided": decided}),
                 **({} if split == last else {"more": True}),
-            )  # fmt: skip
+            )
         return is_best
 
     def _evaluate(self, samples: Samples) -> dict[str, float]:
@@ -462,10 +474,14 @@ class Loop:
             if self.slice is not None:
                 self.slice.saved(checkpoint.blocked_s + checkpoint.write_s)
             self.telemetry.emit(
-                "checkpointed", samples=checkpoint.position.samples, bytes=checkpoint.num_bytes,
-                blocked_s=checkpoint.blocked_s, write_s=checkpoint.write_s, path=str(checkpoint.path),
+                "checkpointed",
+                samples=checkpoint.position.samples,
+                bytes=checkpoint.num_bytes,
+                blocked_s=checkpoint.blocked_s,
+                write_s=checkpoint.write_s,
+                path=str(checkpoint.path),
                 best=checkpoint.best,
-            )  # fmt: skip
+            )
 
 
 def evaluation_is_due(every: Duration, extent: Extent, before: Position, after: Position) -> bool:

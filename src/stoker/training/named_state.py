@@ -153,10 +153,11 @@ def tree_of(step: Step) -> dict[str, Any]:
     return {
         "state": {names[key]: value for key, value in state.items() if isinstance(key, int)},
         "beside": {key: value for key, value in state.items() if not isinstance(key, int)},
-        "groups": [{**group, "params": [names[number] for number in group["params"]]}
-                   for group in saved["param_groups"]],
+        "groups": [
+            {**group, "params": [names[number] for number in group["params"]]} for group in saved["param_groups"]
+        ],
         **{key: value for key, value in saved.items() if key not in _STANDARD},
-    }  # fmt: skip
+    }
 
 
 def _require_spread_alike(name: str | int, parameter: torch.Tensor, state: Any) -> None:
@@ -199,8 +200,10 @@ def renamed(skeleton: JSON, step: Step) -> JSON:
     names, groups = names_of(step), [entries(group) for group in kept["param_groups"]["of"]]
     numbers = [number for group in groups for number in group["params"]["of"]]
     if step.world.layout.cuts_model:
-        raise ValueError("it was written by an earlier Stoker, and a stage cannot tell which of it is its own; "
-                         "resume it once without stages")  # fmt: skip
+        raise ValueError(
+            "it was written by an earlier Stoker, and a stage cannot tell which of it is its own; "
+            "resume it once without stages"
+        )
     if sorted(set(numbers)) != list(range(len(names))):
         raise ValueError(f"it is of {len(set(numbers))} parameters, the job's is of {len(names)}")
     state: list[tuple[Any, JSON]] = [(key, value) for key, value in kept["state"]["of"]]
@@ -208,12 +211,14 @@ def renamed(skeleton: JSON, step: Step) -> JSON:
     beside = [[key, value] for key, value in state if not isinstance(key, int)]
     for group in groups:
         group["params"] = {"is": "list", "of": [names[number] for number in group["params"]["of"]]}
-    return _dict({
-        "state": {"is": "dict", "of": by_name},
-        "beside": {"is": "dict", "of": beside},
-        "groups": {"is": "list", "of": [_dict(group) for group in groups]},
-        **{key: value for key, value in kept.items() if key not in _STANDARD},
-    })  # fmt: skip
+    return _dict(
+        {
+            "state": {"is": "dict", "of": by_name},
+            "beside": {"is": "dict", "of": beside},
+            "groups": {"is": "list", "of": [_dict(group) for group in groups]},
+            **{key: value for key, value in kept.items() if key not in _STANDARD},
+        }
+    )
 
 
 def united(skeletons: list[JSON]) -> JSON:
@@ -250,8 +255,9 @@ def _matching_groups(step: Step, names: list[str | int], saved: list[dict[str, A
             continue
         twin = next((group for group in left if set(mine) <= set(group["params"])), None)
         if twin is None or not (is_part or len(mine) == len(twin["params"])):
-            raise ValueError(f"its groups are of other parameters: no group of it is that of {mine[0]!r} "
-                             f"and {len(mine) - 1} more")  # fmt: skip
+            raise ValueError(
+                f"its groups are of other parameters: no group of it is that of {mine[0]!r} and {len(mine) - 1} more"
+            )
         left.remove(twin)
         groups.append({**twin, "params": list(range(first, first + size))})
         first += size

@@ -204,9 +204,14 @@ def _measured(
         return twin
 
     job = Job(
-        model=model, data=batch, optimizer=copied, batch=size, until=_MEASURED_FOR, name="own loop",
+        model=model,
+        data=batch,
+        optimizer=copied,
+        batch=size,
+        until=_MEASURED_FOR,
+        name="own loop",
         loss=Objective(mean_loss, scope="batch"),  # a loop computes the loss of whole batches
-    )  # fmt: skip
+    )
     return decide(prepare_job(job), device)[0]
 
 
@@ -215,11 +220,15 @@ def _apply(plan: Plan, model: nn.Module, optimizers: list[torch.optim.Optimizer]
     device = torch.device(plan.device)
     require_precision(plan.precision, device)
     if plan.precision == "fp16":
-        raise BadJob("the plan's precision is fp16, and a loop of your own has no loss scale",
-                     remedy='Use precision "bf16", "tf32" or "fp32".')  # fmt: skip
+        raise BadJob(
+            "the plan's precision is fp16, and a loop of your own has no loss scale",
+            remedy='Use precision "bf16", "tf32" or "fp32".',
+        )
     if plan.optimizer_states != "full":
-        raise BadJob(f"the plan has {plan.optimizer_states} optimizer_states, and the optimiser is your loop's own",
-                     remedy="Use a plan of full optimizer_states.")  # fmt: skip
+        raise BadJob(
+            f"the plan has {plan.optimizer_states} optimizer_states, and the optimiser is your loop's own",
+            remedy="Use a plan of full optimizer_states.",
+        )
     if device.type == "cuda" and not torch.cuda.is_available():
         raise BadJob(f"the plan is for {device}, which this process does not have", remedy="Make a plan for `here`.")
     notes: list[str] = []

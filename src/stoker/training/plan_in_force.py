@@ -49,9 +49,13 @@ class Replanned:
     def emit(self, tell: Emit, samples: int) -> None:
         """Send the event of the change, which came after `samples` samples."""
         tell(
-            "replanned", samples=samples, old=records.to_json(self.old), new=records.to_json(self.new), why=self.why,
+            "replanned",
+            samples=samples,
+            old=records.to_json(self.old),
+            new=records.to_json(self.new),
+            why=self.why,
             free_bytes=self.free_bytes,
-        )  # fmt: skip
+        )
 
 
 @dataclasses.dataclass
@@ -156,9 +160,12 @@ class PlanInForce:
             return
         why = f"{trial.plan.in_words()} is left out: two processes ended in its updates, as if killed for memory"
         change = Replanned(
-            old=trial.plan, new=self.schedule.safe, why=why, left_out=trial.plan,
+            old=trial.plan,
+            new=self.schedule.safe,
+            why=why,
+            left_out=trial.plan,
             position=Position(updates=trial.update, samples=trial.samples),
-        )  # fmt: skip
+        )
         self.change(change)
         change.emit(functools.partial(emit_event, sinks), trial.samples)
 
@@ -187,10 +194,16 @@ class PlanInForce:
             RunFailed: it cannot be stored.
         """
         at = change.position or CheckpointStore(self.directory.checkpoints).newest_position()
-        self.switch(PlanSwitch(
-            update=at.updates, samples=at.samples, plan=change.new, why=change.why, left_out=change.left_out,
-            kind="changed" if change.left_out is None else "left out",
-        ))  # fmt: skip
+        self.switch(
+            PlanSwitch(
+                update=at.updates,
+                samples=at.samples,
+                plan=change.new,
+                why=change.why,
+                left_out=change.left_out,
+                kind="changed" if change.left_out is None else "left out",
+            )
+        )
 
     def propose(self, change: Replanned) -> None:
         """Store the new plan, which the processes take over when they meet again.
@@ -216,9 +229,9 @@ class PlanInForce:
             at = dataclasses.replace(at, updates=last.update, samples=last.samples)
         why = "another time between checkpoints is asked for"
         began = PlanSwitch(update=0, samples=0, plan=self.plan, kind="changed", why=why)
-        self.switch(dataclasses.replace(
-            last or began, update=at.updates, samples=at.samples, plan=asked.chosen.plan, why=why
-        ))  # fmt: skip
+        self.switch(
+            dataclasses.replace(last or began, update=at.updates, samples=at.samples, plan=asked.chosen.plan, why=why)
+        )
 
     def fit_to_ranks(self, job: Job, count: int, device: Device, sinks: Sequence[Sink]) -> None:
         """Lay the plan out for `count` processes.

@@ -217,17 +217,29 @@ class PlanTrials:
             search.leave_out(plan, why)
         self._lost[plan] = why
         self._turn, self._times_s, self._made = None, [], 0
-        return Replanned(old=plan, new=best, why=f"{plan.in_words()} is left out: {why}", position=position,
-                         left_out=plan, is_shortage=ran_out_of_memory(error))  # fmt: skip
+        return Replanned(
+            old=plan,
+            new=best,
+            why=f"{plan.in_words()} is left out: {why}",
+            position=position,
+            left_out=plan,
+            is_shortage=ran_out_of_memory(error),
+        )
 
     def hangs(self, position: Position) -> None:
         """Write that the plan in force hangs, from the watchdog's thread: the process is about to end."""
         if self._is_updating and self._is_trying:
             why = f"{self._step.plan.in_words()} is left out: its update did not end"
-            self._plans.directory.append_switch(PlanSwitch(
-                update=position.updates, samples=position.samples, plan=self._safe, kind="left out", why=why,
-                left_out=self._step.plan,
-            ))  # fmt: skip
+            self._plans.directory.append_switch(
+                PlanSwitch(
+                    update=position.updates,
+                    samples=position.samples,
+                    plan=self._safe,
+                    kind="left out",
+                    why=why,
+                    left_out=self._step.plan,
+                )
+            )
 
     def compare_samples(self) -> None:
         """Find how samples are coupled, so that smaller micro-batches are legal; does nothing the second time."""
@@ -281,10 +293,15 @@ class PlanTrials:
             give_back()  # other plans' heap is none of its memory
         self._peak = self._watching.enter_context(PeakMemory(turn.plan.device))
         if turn.plan != self._step.plan:
-            self._plans.switch(PlanSwitch(
-                update=position.updates, samples=position.samples, plan=turn.plan, kind="trial",
-                why="tried on the run's own updates",
-            ))  # fmt: skip
+            self._plans.switch(
+                PlanSwitch(
+                    update=position.updates,
+                    samples=position.samples,
+                    plan=turn.plan,
+                    kind="trial",
+                    why="tried on the run's own updates",
+                )
+            )
 
     def _first_search(self) -> LiveSearch:
         """Precision and memory format first: they decide most, and need nothing but the comparison of gradients."""
@@ -292,10 +309,15 @@ class PlanTrials:
             ("channels_last", "contiguous") if has_convolutions(self._step.model) else ("contiguous",)
         )
         arithmetic = [precision for precision in self._precisions if self._is_exact(precision)]
-        return LiveSearch(self._safe, self._possible(
-            dataclasses.replace(self._safe, precision=precision, memory_format=memory_format)
-            for precision in arithmetic for memory_format in formats
-        ), lambda: not used_by_others(self._began))  # fmt: skip
+        return LiveSearch(
+            self._safe,
+            self._possible(
+                dataclasses.replace(self._safe, precision=precision, memory_format=memory_format)
+                for precision in arithmetic
+                for memory_format in formats
+            ),
+            lambda: not used_by_others(self._began),
+        )
 
     def _expand(self, left_s: float) -> bool:
         """Let variants of the best plan take part; returns whether there are any that could pay."""
@@ -418,16 +440,21 @@ class PlanTrials:
         why = f"{gained}; {tried}, {search.num_updates} updates"
         decision = self._decided(measured, position)
         self._plans.settle(decision)  # first: a kill in between leaves a run that goes on choosing
-        self._plans.switch(PlanSwitch(
-            update=position.updates, samples=position.samples, plan=best, kind="settled", why=why
-        ))  # fmt: skip
+        self._plans.switch(
+            PlanSwitch(update=position.updates, samples=position.samples, plan=best, kind="settled", why=why)
+        )
         self._telemetry.settled(decision.chosen.forecast.evaluate_s.value)
         self._telemetry.emit(
-            "settled", samples=position.samples, plan=records.to_json(best), why=why,
-            forecast=records.to_json(decision.chosen.forecast), explanation=list(decision.explanation),
-            took_updates=search.num_updates, speedup=ratio,
+            "settled",
+            samples=position.samples,
+            plan=records.to_json(best),
+            why=why,
+            forecast=records.to_json(decision.chosen.forecast),
+            explanation=list(decision.explanation),
+            took_updates=search.num_updates,
+            speedup=ratio,
             timed=[{"plan": records.to_json(p), "update_s": t.update_s} for p, t in search.timed.items() if t.by_round],
-        )  # fmt: skip
+        )
         if self._safe.threads < self._place.device.cores:
             return  # a limit of this run, which is no reason for the next one
         usual = saving_every(None, mtbf_h(self._place.device.kind), decision)  # what was asked for is this run's
@@ -441,18 +468,23 @@ class PlanTrials:
         step = self._step
         state = [t for values in step.optimizer.state.values() for t in values.values() if isinstance(t, torch.Tensor)]
         return Measurement(
-            plan=plan, samples_per_update=self._prepared.job.batch_size, update_s=tuple(times_s),
-            evaluate_s_per_sample=self._evaluate_s, peak_bytes=self._peak_bytes.get(plan, resident_bytes()),
+            plan=plan,
+            samples_per_update=self._prepared.job.batch_size,
+            update_s=tuple(times_s),
+            evaluate_s_per_sample=self._evaluate_s,
+            peak_bytes=self._peak_bytes.get(plan, resident_bytes()),
             state_bytes=bytes_of([*step.model.state_dict().values(), *state]) + bytes_of(step.model.parameters()),
-            took_s=0.0, gradient_error=self._errors.get(plan.precision),
-        )  # fmt: skip
+            took_s=0.0,
+            gradient_error=self._errors.get(plan.precision),
+        )
 
     def _decided(self, measured: Measurement, position: Position) -> records.Decision:
         """The decision that the trials come to; what the run took so far is part of its forecast."""
         prepared, search = self._prepared, self._search
         assert search is not None
-        profile = job_profile(prepared.job, prepared.data, self._step.coupling, prepared.model,
-                              device_kind=self._place.device.kind)  # fmt: skip
+        profile = job_profile(
+            prepared.job, prepared.data, self._step.coupling, prepared.model, device_kind=self._place.device.kind
+        )
         extent, began = prepared.extent, self._plans.decision
         evaluations = began.chosen.forecast.evaluations
         total = Extents(
@@ -464,31 +496,54 @@ class PlanTrials:
         typical_s = search.timed[measured.plan].update_s
         spent_s = max(0.0, self._telemetry.wall_s - typical_s * position.updates)
         time_s = forecast.total_s
-        forecast = dataclasses.replace(forecast, trials_s=spent_s, total_s=dataclasses.replace(
-            time_s, value=time_s.value + spent_s, low=time_s.low + spent_s, high=time_s.high + spent_s
-        ))  # fmt: skip
+        forecast = dataclasses.replace(
+            forecast,
+            trials_s=spent_s,
+            total_s=dataclasses.replace(
+                time_s, value=time_s.value + spent_s, low=time_s.low + spent_s, high=time_s.high + spent_s
+            ),
+        )
         plan = saving_as_often(measured.plan, began.chosen.plan)
         chosen = Candidate(
-            device=self._place.name, plan=plan, forecast=forecast, memory_bytes=self._place.device.memory_bytes,
+            device=self._place.name,
+            plan=plan,
+            forecast=forecast,
+            memory_bytes=self._place.device.memory_bytes,
             why="measured here",
-        )  # fmt: skip
+        )
         others = [(t.update_s, p) for p, t in search.timed.items() if t.by_round and p != measured.plan]
         rejected = (
-            *(Rejection(device=self._place.name, plan=p, reason=f"{format_seconds(s)} an update, "
-                        f"{s / typical_s:.2f}x the time") for s, p in sorted(others, key=lambda pair: pair[0])),
+            *(
+                Rejection(
+                    device=self._place.name,
+                    plan=p,
+                    reason=f"{format_seconds(s)} an update, {s / typical_s:.2f}x the time",
+                )
+                for s, p in sorted(others, key=lambda pair: pair[0])
+            ),
             *(Rejection(device=self._place.name, plan=p, reason=why) for p, why in search.left_out.items()),
-            *(Rejection(device=self._place.name, plan=dataclasses.replace(self._safe, precision=precision),
-                        reason=f"its gradient is {error:.1%} from fp32's, more than {LARGEST_GRADIENT_ERROR:.0%}")
-              for precision, error in self._errors.items() if not self._is_exact(precision)),
-        )  # fmt: skip
+            *(
+                Rejection(
+                    device=self._place.name,
+                    plan=dataclasses.replace(self._safe, precision=precision),
+                    reason=f"its gradient is {error:.1%} from fp32's, more than {LARGEST_GRADIENT_ERROR:.0%}",
+                )
+                for precision, error in self._errors.items()
+                if not self._is_exact(precision)
+            ),
+        )
         measurements = [self._measurement(p, [t.update_s]) for p, t in search.timed.items() if t.by_round]
         lines = explain(chosen, profile, self._place.device, measurements, rejected[len(others) :])
         if share:
             lines = (*lines, describe_load(share))
         return records.Decision(
-            device=self._place.name, candidates=(chosen,), rejected=rejected,
-            explanation=(*prepared.notes, *lines), took_s=began.took_s, others_share=share,
-        )  # fmt: skip
+            device=self._place.name,
+            candidates=(chosen,),
+            rejected=rejected,
+            explanation=(*prepared.notes, *lines),
+            took_s=began.took_s,
+            others_share=share,
+        )
 
 
 def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

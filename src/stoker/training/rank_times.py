@@ -324,11 +324,17 @@ class RankClock:
         self._reckon()
         columns = zip(*self._rows, strict=True) if self._rows else [()] * len(_Row._fields)
         return RankTimes(
-            rank=self.rank, size=self.size, worker=self.worker, host=self.host, began_at=self.alignment.began_at,
-            first_update=self.first_update, updates=self._num_updates, uncertainty_s=self.alignment.uncertainty_s,
+            rank=self.rank,
+            size=self.size,
+            worker=self.worker,
+            host=self.host,
+            began_at=self.alignment.began_at,
+            first_update=self.first_update,
+            updates=self._num_updates,
+            uncertainty_s=self.alignment.uncertainty_s,
             parts_s={name: round(seconds, 6) for name, seconds in self._parts.items()},
             sample=SampledUpdates(**dict(zip(_Row._fields, map(tuple, columns), strict=True))),
-        )  # fmt: skip
+        )
 
     def _write_now(self) -> None:
         """Write the times so far; a disk error does not end training."""

@@ -246,9 +246,13 @@ class Recovery:
                 remedy="The last checkpoint is intact. Lower the learning rate, set clip_norm, or look at the data.",
             ) from problem
         self._tell(
-            "skipped", samples=position.samples, updates=position.updates, why=problem.message, in_a_row=self._skipped,
+            "skipped",
+            samples=position.samples,
+            updates=position.updates,
+            why=problem.message,
+            in_a_row=self._skipped,
             indices=self._in_data(batch.indices, batch.epoch).tolist(),
-        )  # fmt: skip
+        )
 
     def _verdict(self, problem: NotFinite, batch: Batch | None, position: Position) -> RunFailed | RollBack:
         """The error that ends the run, or rolls it back; a report of the number is written."""

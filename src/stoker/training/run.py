@@ -144,10 +144,18 @@ class RunProcess:
                 sink(event)
 
         session = build_session(
-            self.prepared, self.directory, self.device, plans=self.plans, sink=send,
-            stop=self.stop, replanned=self._change, world=world, carried=self._carried, age_s=age_s,
+            self.prepared,
+            self.directory,
+            self.device,
+            plans=self.plans,
+            sink=send,
+            stop=self.stop,
+            replanned=self._change,
+            world=world,
+            carried=self._carried,
+            age_s=age_s,
             slice_=self.slice,
-        )  # fmt: skip
+        )
         self._carried = None
         if self.profile:
             profile_updates(session)
@@ -158,11 +166,14 @@ class RunProcess:
             session.loop.is_called = self.member.is_called
         elif self.plans.plan.device == "cpu":
             session.loop.threads = ThreadKeeper(
-                lambda: self.plans.plan, session.loop.telemetry.emit,
+                lambda: self.plans.plan,
+                session.loop.telemetry.emit,
                 usual_samples_per_s=self.plans.decision.chosen.forecast.samples_per_s.value,
-                most=lambda: self.plans.most_threads, changed=self.plans.change,
-                is_free=may_give_up_threads(self.plans.plan), others_share=self.others_share,
-            )  # fmt: skip
+                most=lambda: self.plans.most_threads,
+                changed=self.plans.change,
+                is_free=may_give_up_threads(self.plans.plan),
+                others_share=self.others_share,
+            )
         return session
 
     @contextmanager
@@ -268,9 +279,11 @@ class RunProcess:
         """The world of the processes that met, under a plan that all of them share."""
         patience_s = WatchdogPatience.of(slowest_s(self.prepared.job, self.plans.decision)).others_s
         facts = {
-            "the job": self.prepared.spec.digest()[:12], "Stoker": version("stoker"), "PyTorch": torch.__version__,
+            "the job": self.prepared.spec.digest()[:12],
+            "Stoker": version("stoker"),
+            "PyTorch": torch.__version__,
             "Python": platform.python_version(),
-        }  # fmt: skip
+        }
         stated_s = member.patience_s
         require_same(member.store, meeting, facts, patience_s=patience_s if stated_s is None else stated_s)
         if (change := self.plans.agree(self.prepared.job, meeting, member.store)) is not None:

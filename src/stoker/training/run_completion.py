@@ -112,12 +112,18 @@ def _finish_run(session: TrainingSession, metrics: dict[str, float], peak_bytes:
     kernels = directory.read_kernels() if session.is_profiled else None
     profile = {"folder": str(directory.profile_path), "files": dict(kernels.files)} if kernels is not None else None
     fields: dict[str, JSON] = {
-        "run": directory.name, "metrics": dict(metrics), "loss": last, "samples": done.samples, "updates": done.updates,
-        "wall_s": done.wall_s, "ended_early": done.ended_early,
-        "report": str(directory.report_path), "peak_bytes": peak_bytes,
+        "run": directory.name,
+        "metrics": dict(metrics),
+        "loss": last,
+        "samples": done.samples,
+        "updates": done.updates,
+        "wall_s": done.wall_s,
+        "ended_early": done.ended_early,
+        "report": str(directory.report_path),
+        "peak_bytes": peak_bytes,
         "bottleneck": records.to_json(_bottleneck(session, done)),
         "profile": profile,
-    }  # fmt: skip
+    }
     with _warn_on_error(telemetry, "the samples that the report shows"):
         write_examples(directory, session.examples)
     with _warn_on_error(telemetry, f"the report (`stoker report {directory.path}` writes it later)"):
@@ -205,10 +211,14 @@ def leave_unfinished(session: TrainingSession, reason: str) -> Run:
     run = directory.read_run()
     directory.write_run(
         dataclasses.replace(
-            run, status="unfinished", failure=None, samples=position.samples, updates=position.updates,
+            run,
+            status="unfinished",
+            failure=None,
+            samples=position.samples,
+            updates=position.updates,
             wall_s=telemetry.wall_s,
         )
-    )  # fmt: skip
+    )
     return Run(directory, session.prepared.job)
 
 

@@ -78,9 +78,11 @@ class RunControl:
         if self._plateau is None and not self._stops:
             return {}
         return {
-            "judged": self._judged, "verdict": self.verdict, "stops": [stop.state() for stop in self._stops],
+            "judged": self._judged,
+            "verdict": self.verdict,
+            "stops": [stop.state() for stop in self._stops],
             "plateau": None if self._plateau is None else self._plateau.state(),
-        }  # fmt: skip
+        }
 
     def load(self, state: Mapping[str, JSON]) -> None:
         """Restore the state; for a fork `stops` are None, and its rules begin again."""

@@ -67,9 +67,13 @@ class KeptWeights:
             with safetensors.safe_open(path, framework="pt") as file:
                 kept = json.loads((file.metadata() or {})[KEPT_AT])
             return cls(
-                path, int(kept["samples"]), int(kept["updates"]), float(kept["epochs"]), int(kept["since_samples"]),
+                path,
+                int(kept["samples"]),
+                int(kept["updates"]),
+                float(kept["epochs"]),
+                int(kept["since_samples"]),
                 float(kept["since_epochs"]),
-            )  # fmt: skip
+            )
         except (OSError, safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
             raise BadRun(f"{path} cannot be read as weights that a run kept: {error}") from error
 
@@ -242,8 +246,10 @@ class Run:
         """The weights that `weights` returns, and the plain Python values of their model."""
         path = self.path / WEIGHTS if at is None else self._kept_at(at).path
         if not path.is_file():
-            raise BadRun(f"{self.name} has no final weights: it is {self.status}",
-                         remedy="Run the same `stoker train` command again to finish it.")  # fmt: skip
+            raise BadRun(
+                f"{self.name} has no final weights: it is {self.status}",
+                remedy="Run the same `stoker train` command again to finish it.",
+            )
         try:
             with safetensors.safe_open(path, framework="pt") as file:
                 python: dict[str, JSON] = json.loads((file.metadata() or {}).get(KEPT_AT, "{}")).get(PYTHON, {})

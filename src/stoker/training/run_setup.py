@@ -61,8 +61,10 @@ def choose_run_directory(
     run = directory.read_run()
     require_same_spec(directory, prepared.spec, prepared.spec_by_text)
     if run.status == "finished":
-        raise BadRun(f"{run.name} is finished: there is nothing to resume",
-                     remedy=f"Train on from it under a longer job with --fork {run.name}.")  # fmt: skip
+        raise BadRun(
+            f"{run.name} is finished: there is nothing to resume",
+            remedy=f"Train on from it under a longer job with --fork {run.name}.",
+        )
     return directory, f"{run.name} is continued, as asked."
 
 
@@ -134,9 +136,14 @@ def create_run(
         forked_from=None if parent is None else name_in(runs_root(), parent),
     )
     RunDirectory.create(
-        directory.path, run, prepared.spec, decision=decision, device=device, coupling=coupling,
+        directory.path,
+        run,
+        prepared.spec,
+        decision=decision,
+        device=device,
+        coupling=coupling,
         environment=environment(device, decision.chosen.plan),
-    )  # fmt: skip
+    )
     if not decision.is_settled:
         began = decision.chosen.plan
         directory.append_switch(

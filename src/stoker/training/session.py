@@ -166,9 +166,13 @@ def build_session(  # noqa: PLR0913 - what a session is made of
     telemetry = _telemetry(prepared, decision, position, sink, device=device.torch_name, wall_s=wall_s)
     step.on_composed = telemetry.replanned
     source = BatchSource(
-        prepared.data.train, step.pipeline(prepared.data.train, augmented=True), prepared.extent, prepared.job.seed,
-        plan, split=step.split(),
-    )  # fmt: skip
+        prepared.data.train,
+        step.pipeline(prepared.data.train, augmented=True),
+        prepared.extent,
+        prepared.job.seed,
+        plan,
+        split=step.split(),
+    )
     source.reader.state = progress.get("reader")
     checkpointer = Checkpointer(store, spec_digest=identity, version=version("stoker"), kept_in=directory.kept_weights)
     loop = Loop(
@@ -184,12 +188,19 @@ def build_session(  # noqa: PLR0913 - what a session is made of
         telemetry=telemetry,
         stop=stop,
         recovery=Recovery(
-            step, tell=telemetry.emit, replanned=replanned, dumps=directory.dumps,
+            step,
+            tell=telemetry.emit,
+            replanned=replanned,
+            dumps=directory.dumps,
             in_data=functools.partial(data_indices, prepared.data.train),
         ),
         watchdog=Watchdog(
-            telemetry, source.watch, stop, tell=lambda words: telemetry.emit("warned", message=words),
-            dumps=directory.dumps, slowest_s=slowest_s(prepared.job, decision),
+            telemetry,
+            source.watch,
+            stop,
+            tell=lambda words: telemetry.emit("warned", message=words),
+            dumps=directory.dumps,
+            slowest_s=slowest_s(prepared.job, decision),
             is_busy=lambda: checkpointer.is_writing or activity.is_long(),
             least_s=patience_s(processes=world.layout.world_size),
         ),
@@ -198,11 +209,12 @@ def build_session(  # noqa: PLR0913 - what a session is made of
         unsaved_s=_unsaved_s(store, age_s),
         course=RunControl.of(prepared.job),
         saves_first=start is not None and not start.is_own,
-        slice=slice_ and slice_.expecting(
+        slice=slice_
+        and slice_.expecting(
             save_s=progress.get("save_s", decision.chosen.forecast.checkpoint_s.high),
             evaluate_s=progress.get("evaluate_s", decision.chosen.forecast.evaluate_s.value),
         ),
-    )  # fmt: skip
+    )
     if loop.plans is not None and any(switch.kind == "trial" for switch in plans.schedule.switches):
         _try_plans(loop, prepared, device, plans)
     loop.course.load(progress.get("course", {}))
@@ -364,8 +376,11 @@ def _announce_start(session: TrainingSession, device: Device) -> None:
     for doubt in _doubts(session) if not session.position.updates else ():
         telemetry.emit("warned", message=doubt)
     spec, data = prepared.spec, prepared.data
-    sizes = {"train": len(data.train), "valid": sum(map(len, data.held_out.values())),
-             "test": 0 if data.test is None else len(data.test)}  # fmt: skip
+    sizes = {
+        "train": len(data.train),
+        "valid": sum(map(len, data.held_out.values())),
+        "test": 0 if data.test is None else len(data.test),
+    }
     telemetry.emit(
         "started",
         samples=session.position.samples,

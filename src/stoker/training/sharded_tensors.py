@@ -68,8 +68,10 @@ def shard_of(tensor: torch.Tensor, world: World) -> TensorShard:
     spread: Any = tensor
     mesh, placements = spread.device_mesh, tuple(spread.placements)
     if any(placement.is_partial() for placement in placements):
-        raise RunFailed(f"the state holds a tensor of shape {list(shape)} that is still to be added up over processes",
-                        remedy="An optimiser's state is to be whole, or spread as its parameters.")  # fmt: skip
+        raise RunFailed(
+            f"the state holds a tensor of shape {list(shape)} that is still to be added up over processes",
+            remedy="An optimiser's state is to be whole, or spread as its parameters.",
+        )
     runs = runs_of(tensor)
     if tuple(sum(stop - start for start, stop in each) for each in runs) != tuple(here.shape):
         raise RunFailed(
@@ -143,12 +145,26 @@ def _holders(mesh: Any, placements: tuple[Any, ...], layout: Layout, rank: int) 
 
 
 _DTYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "C64": "complex64", "BOOL": "bool",
-    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
-    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
-    "F8_E4M3": "float8_e4m3fn", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2": "float8_e5m2",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
-}  # fmt: skip
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "C64": "complex64",
+    "BOOL": "bool",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+}
 """PyTorch's names of dtypes by those of safetensors."""
 
 Give = Callable[[str, list[int]], torch.Tensor]
@@ -208,8 +224,10 @@ class OnDisk:
                 block[here] = part
                 num_filled += part.numel()
         if num_filled != block.numel():
-            raise BadRun(f"{self._path} holds {num_filled:,} of {block.numel():,} elements of {name}",
-                         remedy="The checkpoint is damaged; use another one.")  # fmt: skip
+            raise BadRun(
+                f"{self._path} holds {num_filled:,} of {block.numel():,} elements of {name}",
+                remedy="The checkpoint is damaged; use another one.",
+            )
         return block
 
     def close(self) -> None:

@@ -126,9 +126,7 @@ class Slice:
 
     def is_over(self, *, updates_s: float, evaluate_s: float = 0.0) -> bool:
         """Whether training has to save now: what would come before the next chance has no room left [s]."""
-        reserve = reserve_s(
-            save_s=self.save_s, updates_s=updates_s, evaluate_s=evaluate_s, upload_s=self.upload_s()
-        )  # fmt: skip
+        reserve = reserve_s(save_s=self.save_s, updates_s=updates_s, evaluate_s=evaluate_s, upload_s=self.upload_s())
         return self.left_s < reserve
 
     def left_after(self, samples: int, total_samples: int) -> tuple[int | None, str]:

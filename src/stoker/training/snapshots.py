@@ -99,16 +99,20 @@ def put_back(step: Step, skeletons: dict[str, JSON], source: TensorSource, where
     Raises:
         BadRun: the state is of another model or optimiser.
     """
-    there = {name: str(list(source.shape(item["of"]))) if isinstance(item, dict) and item["is"] == "tensor"
-             else "no tensor" for name, item in entries(skeletons["model"]).items()}  # fmt: skip
+    there = {
+        name: str(list(source.shape(item["of"]))) if isinstance(item, dict) and item["is"] == "tensor" else "no tensor"
+        for name, item in entries(skeletons["model"]).items()
+    }
     here = {name: _shape(tensor) for name, tensor in step.model.state_dict().items()}
     _require_same(here, there, where, is_part=step.world.layout.cuts_model)
     step.model.load_state_dict(_weights(step.model.state_dict(), skeletons["model"], source, step.world))
     try:
         _put_back_optimizer(step, renamed(skeletons["optimizer"], step), source)
     except (KeyError, ValueError, RuntimeError) as error:
-        raise BadRun(f"{where} does not fit this job's optimiser: {error}",
-                     remedy="Was the optimiser changed? --new starts anew.") from error  # fmt: skip
+        raise BadRun(
+            f"{where} does not fit this job's optimiser: {error}",
+            remedy="Was the optimiser changed? --new starts anew.",
+        ) from error
     if step.average is not None:
         average = skeletons.get("average", skeletons["model"])
         step.average.load(_weights(step.average.weights, average, source, step.world))
@@ -132,8 +136,9 @@ def load_weights(model: torch.nn.Module, weights: Tensors, source: Path, *, worl
     _require_same(
         {name: _shape(tensor) for name, tensor in here.items()},
         {name: _shape(tensor) for name, tensor in weights.items()},
-        source, is_part=world.layout.cuts_model,
-    )  # fmt: skip
+        source,
+        is_part=world.layout.cuts_model,
+    )
     whole = InMemory(weights)
     parts = {}
     for name, target in here.items():
@@ -145,9 +150,11 @@ def load_weights(model: torch.nn.Module, weights: Tensors, source: Path, *, worl
 
 def _require_same(here: dict[str, str], there: dict[str, str], where: Path | str, *, is_part: bool) -> None:
     """Refuse weights of other names or shapes; a part of a model has only some of the names."""
-    differing = [f"{name} is {here.get(name, 'absent')} in the model, {there.get(name, 'absent')} in the file"
-                 for name in dict.fromkeys([*here, *([] if is_part else there)])
-                 if here.get(name) != there.get(name)]  # fmt: skip
+    differing = [
+        f"{name} is {here.get(name, 'absent')} in the model, {there.get(name, 'absent')} in the file"
+        for name in dict.fromkeys([*here, *([] if is_part else there)])
+        if here.get(name) != there.get(name)
+    ]
     if differing:
         more = f" (and {len(differing) - 3} more)" if len(differing) > 3 else ""
         raise BadRun(f"{where} holds another model: {'; '.join(differing[:3])}{more}")
@@ -233,16 +240,19 @@ def restore_outer(step: Step, skeletons: dict[str, JSON], source: OnDisk) -> Non
     if step.outer is None:
         return
     if OUTER not in skeletons:
-        raise BadRun("this checkpoint is of processes that trained in lockstep; sites cannot go on from it",
-                     remedy="Leave out Job(sync=…), or start anew with --new.")  # fmt: skip
+        raise BadRun(
+            "this checkpoint is of processes that trained in lockstep; sites cannot go on from it",
+            remedy="Leave out Job(sync=…), or start anew with --new.",
+        )
     state = rebuilt(skeletons[f"{prefix_in(step, skeletons)}{OUTER}"], whole_from(source))
     if _num_replicas(skeletons) != step.world.layout.replicas:
         del state["site"]
     try:
         step.outer.load(state)
     except ValueError as error:
-        raise BadRun(f"this checkpoint does not fit the job's sync: {error}",
-                     remedy="Was sync changed? --new starts anew.") from error  # fmt: skip
+        raise BadRun(
+            f"this checkpoint does not fit the job's sync: {error}", remedy="Was sync changed? --new starts anew."
+        ) from error
 
 
 def _num_replicas(skeletons: dict[str, JSON]) -> int:

@@ -54,10 +54,16 @@ def train_supervised(
     listener, output = WorkerListener(sinks), _HeldOutput()
     patience = WatchdogPatience.of(slowest_s(prepared.job, decision))
     code = Supervisor(
-        command, workers=plan.layout.world_size, usable=plan.layout.usable,
-        environment={"OMP_NUM_THREADS": str(plan.threads)}, on_line=listener.on_line, tell=listener.on_loss,
-        show=output.show, silence_s=patience.others_s, answer_s=patience.answer_s,
-    ).run()  # fmt: skip
+        command,
+        workers=plan.layout.world_size,
+        usable=plan.layout.usable,
+        environment={"OMP_NUM_THREADS": str(plan.threads)},
+        on_line=listener.on_line,
+        tell=listener.on_loss,
+        show=output.show,
+        silence_s=patience.others_s,
+        answer_s=patience.answer_s,
+    ).run()
     if code not in (0, INTERRUPTED, SLICE_OVER_EXIT):
         raise output.as_error(code)
     output.release()
@@ -120,11 +126,13 @@ class WorkerListener:
             case "met" if fields["generation"] > 1:
                 count = len(fields["workers"])
                 emit_event(
-                    sinks, "recovered", samples=self._samples,
+                    sinks,
+                    "recovered",
+                    samples=self._samples,
                     what="one process goes on" if count == 1 else f"{count} processes go on",
                     why="another one is back" if fields["why"] == RENDEZVOUS_REQUESTED else fields["why"],
                     took_s=fields["seconds"],
-                )  # fmt: skip
+                )
         if message:
             emit_event(sinks, "warned", message=message)
 

@@ -163,10 +163,21 @@ class Telemetry:
             left_s = (self.total_samples - position.samples) * self._recent_s / self._recent_samples
             eta_s = left_s + self._evaluations_left * self._evaluate_s
         self.emit(
-            "progress", samples=position.samples, total_samples=self.total_samples, updates=position.updates,
-            epoch=position.epoch, loss=loss, lr=lr, samples_per_s=rate, eta_s=eta_s, wall_s=self.wall_s,
-            split_s=dict(self._split), resident_bytes=resident_bytes(), **allocated, **(more or {}),
-        )  # fmt: skip
+            "progress",
+            samples=position.samples,
+            total_samples=self.total_samples,
+            updates=position.updates,
+            epoch=position.epoch,
+            loss=loss,
+            lr=lr,
+            samples_per_s=rate,
+            eta_s=eta_s,
+            wall_s=self.wall_s,
+            split_s=dict(self._split),
+            resident_bytes=resident_bytes(),
+            **allocated,
+            **(more or {}),
+        )
         self._split = dict.fromkeys(self._split, 0.0)
         self._samples, self._loss_sum, self._num_losses, self._last_progress = 0, 0.0, 0, self._clock()
         return loss

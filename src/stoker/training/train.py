@@ -176,10 +176,16 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
             decision = saving_every(checkpoint_every, device_mtbf_h, decision)
             decision = decision if slice_ is None else slice_.announced(decision)
             emit_event(
-                [early.append, *shown], "planned", run=directory.name, plan=records.to_json(decision.chosen.plan),
-                took_s=decision.took_s, forecast=records.to_json(decision.chosen.forecast),
-                explanation=list(decision.explanation), device=device.model, is_settled=decision.is_settled,
-            )  # fmt: skip
+                [early.append, *shown],
+                "planned",
+                run=directory.name,
+                plan=records.to_json(decision.chosen.plan),
+                took_s=decision.took_s,
+                forecast=records.to_json(decision.chosen.forecast),
+                explanation=list(decision.explanation),
+                device=device.model,
+                is_settled=decision.is_settled,
+            )
             stack.enter_context(directory.locked())
             create_run(directory, prepared, device, decision, coupling, parent)
             with discard_on_error(directory):
@@ -208,11 +214,18 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
             if member is not None:
                 member.store.set(_RUN_DIRECTORY_KEY, str(directory.path.resolve()))
             process = RunProcess(
-                prepared, directory, device, plans, sinks, member, profile=profile,
-                others_share=others_share, on_update=listening.updated if listening.see_updates else None,
+                prepared,
+                directory,
+                device,
+                plans,
+                sinks,
+                member,
+                profile=profile,
+                others_share=others_share,
+                on_update=listening.updated if listening.see_updates else None,
                 slice=slice_,
                 logger=logger,
-            )  # fmt: skip
+            )
             run = run_to_end(process, meeting)
             if member is not None:
                 member.store.set(_RUN_ENDED_KEY, "")
@@ -234,9 +247,10 @@ def run_to_end(process: RunProcess, meeting: Rendezvous | None = None) -> Run:
     if (problem := apply_malloc(plan.malloc)) and member is None:
         emit_event(process.sinks, "warned", message=f"memory is had as it is by default: {problem}")
     with (
-        computing_threads(plan.threads), stop_on_signals() as process.stop,
+        computing_threads(plan.threads),
+        stop_on_signals() as process.stop,
         PeakMemory(process.device.torch_name) as peak,
-    ):  # fmt: skip
+    ):
         if member is not None and meeting is None:
             meeting = member.meet()
         while True:
@@ -265,8 +279,9 @@ def take_part_in(directory: Path, job: Job, entry: Entry, slice_: str | None = N
     """
     member = ElasticWorker.from_environment()
     if member is None:
-        raise BadJob("take-part is what `stoker train --on 2xhere` starts its processes with",
-                     remedy="Use `stoker train`.")  # fmt: skip
+        raise BadJob(
+            "take-part is what `stoker train --on 2xhere` starts its processes with", remedy="Use `stoker train`."
+        )
     prepared, where = resolve_job(job, entry), RunDirectory(directory)
     decision = where.read_decision()
     name = "cpu" if decision is None else decision.chosen.plan.device
@@ -357,8 +372,10 @@ def _require_possible(
     """Refuse before anything is spent what several processes cannot do, and a bad patience in the environment."""
     patience_s()
     if hooks.see_updates and (place is not None or member is not None):
-        raise BadJob("a hook at every update looks into one process, and this run has several",
-                     remedy='Listen to stoker.on("progress", …), or train on one device.')  # fmt: skip
+        raise BadJob(
+            "a hook at every update looks into one process, and this run has several",
+            remedy='Listen to stoker.on("progress", …), or train on one device.',
+        )
     if profile and place is not None:
         raise BadJob(
             f"profile looks into one process, and {place.count} are asked for",
@@ -451,8 +468,10 @@ def _place(on: str, meeting: Rendezvous | None, environ: Mapping[str, str] = os.
     elif place.count < size:  # on a CPU places share one machine's cores
         place, *_ = planned_devices(f"{size}x{on}", attached_devices())
     if not place.is_here:
-        raise NoDevice(f"{place_name!r} asks for {place.count} devices, and fewer of them are attached.",
-                       remedy="`stoker doctor` shows what is; `stoker plan` forecasts what is not.")  # fmt: skip
+        raise NoDevice(
+            f"{place_name!r} asks for {place.count} devices, and fewer of them are attached.",
+            remedy="`stoker doctor` shows what is; `stoker plan` forecasts what is not.",
+        )
     return place if place.count > 1 else None
 
 

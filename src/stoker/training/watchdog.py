@@ -80,8 +80,10 @@ def patience_s(environ: dict[str, str] | os._Environ[str] = os.environ, *, proce
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise BadJob(f"{PATIENCE_VARIABLE}={given} is no number of seconds",
-                     remedy="Give the seconds without progress that count as a hang; 0 switches that off.")  # fmt: skip
+        raise BadJob(
+            f"{PATIENCE_VARIABLE}={given} is no number of seconds",
+            remedy="Give the seconds without progress that count as a hang; 0 switches that off.",
+        )
     return seconds
 
 

@@ -57,9 +57,15 @@ class Conductor:
     """Gives out trials, judges their evaluations, and takes their endings in; not for several threads."""
 
     def __init__(
-        self, storage: BaseStorage, study: optuna.Study, settings: StudySettings, work: StudyWorker, tell: Tell,
-        *, clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+        self,
+        storage: BaseStorage,
+        study: optuna.Study,
+        settings: StudySettings,
+        work: StudyWorker,
+        tell: Tell,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._storage, self._study, self._settings, self._work, self._clock = storage, study, settings, work, clock
         self._tell_sink = tell
         self._began = clock()
@@ -219,10 +225,16 @@ class Conductor:
     def _begun(self, trial: optuna.Trial) -> TrialRequest:
         """A trial that no process has begun."""
         run, origin = _run_of(trial.number), self._origin(trial.number)
-        lineage: dict[str, JSON] = {} if origin is None else {
-            "member": origin.member, "interval": origin.interval, "parent": origin.parent,
-            "from_samples": origin.from_samples,
-        }  # fmt: skip
+        lineage: dict[str, JSON] = (
+            {}
+            if origin is None
+            else {
+                "member": origin.member,
+                "interval": origin.interval,
+                "parent": origin.parent,
+                "from_samples": origin.from_samples,
+            }
+        )
         self._note(trial.number, began={"worker": self._work.worker, "run": run, **lineage})
         self._tell("began", trial=trial.number, parameters=dict(trial.params), run=run, **lineage)
         return self._request(trial.number, trial.params)
@@ -230,9 +242,13 @@ class Conductor:
     def _request(self, number: int, parameters: dict[str, Any], on: str | None = None) -> TrialRequest:
         trial, parent = self._storage.get_trial(self._id(number)), self._trial(number).parent
         return TrialRequest(
-            number=number, parameters=dict(parameters), directory=self._work.directory / _run_of(number), on=on,
-            parent=None if parent is None else self._work.directory / _run_of(parent), heard=trial.last_step or 0,
-        )  # fmt: skip
+            number=number,
+            parameters=dict(parameters),
+            directory=self._work.directory / _run_of(number),
+            on=on,
+            parent=None if parent is None else self._work.directory / _run_of(parent),
+            heard=trial.last_step or 0,
+        )
 
     def _is_given_up(self, number: int) -> bool:
         """Whether the pruner gave a trial up; it is asked once for an evaluation, and remembers what it compared."""

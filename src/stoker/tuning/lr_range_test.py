@@ -140,11 +140,13 @@ def lr_range(  # noqa: PLR0913 - what the command line offers
     """
     problems = (
         (not 0 < lowest < highest < math.inf, f"rates rise from lowest to highest, got {lowest:g} to {highest:g}"),
-        (not FEWEST_UPDATES <= updates <= MOST_UPDATES,
-         f"a sweep has {FEWEST_UPDATES} to {MOST_UPDATES} updates, got {updates}"),
+        (
+            not FEWEST_UPDATES <= updates <= MOST_UPDATES,
+            f"a sweep has {FEWEST_UPDATES} to {MOST_UPDATES} updates, got {updates}",
+        ),
         (seeds < 2, f"one seed cannot tell how far it can be relied on: wanted at least 2, got {seeds}"),
         (not seconds > 0, f"the time for it must be positive, got {seconds} s"),
-    )  # fmt: skip
+    )
     for is_wrong, problem in problems:
         if is_wrong:
             raise BadJob(f"lr_range: {problem}")
@@ -168,7 +170,7 @@ def lr_range(  # noqa: PLR0913 - what the command line offers
                 sweeps.append(Sweep(seed=seeded.seed, losses=losses, edge=edge_of(rates, losses)))
         return read_sweeps(
             rates, sweeps, stated_lr=stated, batch=prepared.job.batch_size, took_s=time.perf_counter() - started
-        )  # fmt: skip
+        )
 
 
 def _sweep(
@@ -252,10 +254,20 @@ def read_sweeps(
         why = f"no clear answer: {doubt}; use {lr:.3g}, {source}"
     high = min(edges, default=rates[-1])
     return LrRange(
-        lr=lr, low=min(low, high), high=high, is_clear=doubt is None, why=why, edge=edge, spread=spread,
-        stated_lr=stated_lr, batch=batch, rates=rates, sweeps=tuple(sweeps),
-        num_updates=sum(len(sweep.losses) + 1 for sweep in sweeps), took_s=took_s,
-    )  # fmt: skip
+        lr=lr,
+        low=min(low, high),
+        high=high,
+        is_clear=doubt is None,
+        why=why,
+        edge=edge,
+        spread=spread,
+        stated_lr=stated_lr,
+        batch=batch,
+        rates=rates,
+        sweeps=tuple(sweeps),
+        num_updates=sum(len(sweep.losses) + 1 for sweep in sweeps),
+        took_s=took_s,
+    )
 
 
 def _doubt(rates: Sequence[float], sweeps: Sequence[Sweep], edge: float | None, spread: float | None) -> str | None:

@@ -100,8 +100,13 @@ class Population:
         draws = random.Random(seed_of(self.settings.seed, number))
         parent = self._successor(own, before, draws)
         chosen = dict(parent.parameters) if parent is own else explored(parent.parameters, self.settings.space, draws)
-        return Origin(member=member, interval=interval, parent=parent.number, from_samples=_reached(parent, trials),
-                      parameters=chosen)  # fmt: skip
+        return Origin(
+            member=member,
+            interval=interval,
+            parent=parent.number,
+            from_samples=_reached(parent, trials),
+            parameters=chosen,
+        )
 
     def _successor(self, own: StudyTrial, before: Sequence[StudyTrial], draws: random.Random) -> StudyTrial:
         """The trial that a member goes on from: its own, or one of the best quarter if it is of the worst or gone."""

@@ -84,11 +84,15 @@ def forecast_study(
     if intervals:
         assumptions.append(f"{trials} members, each trained to its end in {intervals} intervals, with a start for each")
     return StudyForecast(
-        trials=trials, parallel=parallel, planned=tuple(planned), total_s=total, pruned_s=pruned,
+        trials=trials,
+        parallel=parallel,
+        planned=tuple(planned),
+        total_s=total,
+        pruned_s=pruned,
         energy_kwh=_total(energies, trials, 1, start=0.0) if energies and len(energies) == len(times) else None,
         cost_usd=_total(costs, trials, 1, start=0.0) if costs and len(costs) == len(times) else None,
         assumptions=tuple(assumptions),
-    )  # fmt: skip
+    )
 
 
 def _total(each: Sequence[Estimate], trials: int, at_once: int, *, start: float = START_S) -> Estimate:

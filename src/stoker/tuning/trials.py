@@ -119,10 +119,15 @@ class TrainTrial:
         try:
             job, entry = self.source.make(request.parameters)
             run = train(
-                dataclasses.replace(job, test=None), on=request.on or slot.on, run_dir=request.directory,
-                plan=self.plan, memory=slot.memory_bytes, entry=entry, sink=listener,
+                dataclasses.replace(job, test=None),
+                on=request.on or slot.on,
+                run_dir=request.directory,
+                plan=self.plan,
+                memory=slot.memory_bytes,
+                entry=entry,
+                sink=listener,
                 fork=None if request.parent is None else str(request.parent),
-            )  # fmt: skip
+            )
         except StokerError as error:
             return listener.ending(_kind_of(error), error.message)
         if run.status != "finished":
@@ -201,9 +206,12 @@ def _kept_ending(directory: RunDirectory) -> TrialResult:
     finished = next((event.fields for event in reversed(directory.read_events()) if event.kind == "finished"), {})
     metrics = {name.removeprefix("valid/"): value for name, value in run.metrics.items() if name.startswith("valid/")}
     return TrialResult(
-        kind="finished", metrics=metrics, samples=run.samples, wall_s=run.wall_s,
+        kind="finished",
+        metrics=metrics,
+        samples=run.samples,
+        wall_s=run.wall_s,
         peak_bytes=int(finished.get("peak_bytes", 0)),
-    )  # fmt: skip
+    )
 
 
 def _kind_of(error: StokerError) -> TrialResultKind:
@@ -306,10 +314,13 @@ class SurveyJobs:
         place = next(one for one in planned_devices(device.torch_name, attached_devices()) if one.device == device)
         price = cheapest(place.entry.name) if place.entry is not None else None
         return PlannedTrial(
-            parameters=parameters, total_s=forecast.total_s, peak_bytes=forecast.peak_bytes,
-            energy_kwh=forecast.energy_kwh, total_samples=forecast.total_samples,
+            parameters=parameters,
+            total_s=forecast.total_s,
+            peak_bytes=forecast.peak_bytes,
+            energy_kwh=forecast.energy_kwh,
+            total_samples=forecast.total_samples,
             cost_usd=None if price is None else cost_usd(forecast.total_s, price),
-        )  # fmt: skip
+        )
 
 
 def _surveyed(source: JobSource, planned: Sequence[PlannedTrial], prepared: Sequence[ResolvedJob]) -> JobSurvey:
@@ -326,12 +337,16 @@ def _surveyed(source: JobSource, planned: Sequence[PlannedTrial], prepared: Sequ
     ends = [_ends(one) for one in prepared]
     totals = [one.total_samples for one in planned if one.total_samples] or [end for _, end in ends if end]
     return JobSurvey(
-        digest=source.digest(first.entry), text_digest=source.text_digest(first.entry),
-        data_fingerprint=first.spec.data_fingerprint, objectives=objectives,
+        digest=source.digest(first.entry),
+        text_digest=source.text_digest(first.entry),
+        data_fingerprint=first.spec.data_fingerprint,
+        objectives=objectives,
         unclear=tuple(directions.keys() - objectives.keys()),
         default=chosen if chosen in objectives else f"{chooses}/loss",
-        first_samples=min(begin for begin, _ in ends), total_samples=max(totals, default=0), planned=tuple(planned),
-    )  # fmt: skip
+        first_samples=min(begin for begin, _ in ends),
+        total_samples=max(totals, default=0),
+        planned=tuple(planned),
+    )
 
 
 def _directions(job: Job) -> dict[str, bool | None]:

@@ -115,16 +115,21 @@ class TuneOptions:
                 raise BadJob(f"--intervals {self.intervals} is for a population", remedy="Add --sampler pbt.")
             return
         if self.trials < LEAST_MEMBERS:
-            raise BadJob(f"--sampler pbt --trials {self.trials}: of a population, that is its members, and the worst "
-                         f"quarter is replaced: wanted {LEAST_MEMBERS} at least")  # fmt: skip
+            raise BadJob(
+                f"--sampler pbt --trials {self.trials}: of a population, that is its members, and the worst "
+                f"quarter is replaced: wanted {LEAST_MEMBERS} at least"
+            )
         if self.intervals is not None and self.intervals < 2:
             raise BadJob(f"--intervals {self.intervals}: wanted 2 at least", remedy="Leave it out for 5.")
         if self.rule != "none":
-            raise BadJob(f"--pruner {self.rule}: a population replaces its worst members itself",
-                         remedy="Leave --pruner out.")  # fmt: skip
+            raise BadJob(
+                f"--pruner {self.rule}: a population replaces its worst members itself", remedy="Leave --pruner out."
+            )
         if self.storage:
-            raise BadJob("--storage: the members of a population take over each other's checkpoints, on one machine",
-                         remedy="Leave --storage out.")  # fmt: skip
+            raise BadJob(
+                "--storage: the members of a population take over each other's checkpoints, on one machine",
+                remedy="Leave --storage out.",
+            )
 
 
 def options_from(given: Mapping[str, Any]) -> TuneOptions:
@@ -205,11 +210,14 @@ def tune(
     forecast = kept
     if is_new and asked.planned:
         forecast = forecast_study(
-            planned, trials=settings.members or _all_trials(settings, asked), parallel=len(packing.slots),
-            pruner=asked.rule, intervals=settings.intervals,
+            planned,
+            trials=settings.members or _all_trials(settings, asked),
+            parallel=len(packing.slots),
+            pruner=asked.rule,
+            intervals=settings.intervals,
             rungs=rungs_of(settings.first_samples, settings.total_samples),
             gpus=None if device.kind == "cpu" else len({slot.on for slot in packing.slots}),
-        )  # fmt: skip
+        )
         sink(_event("forecast", **records.to_json(forecast)))
     if dry_run:
         return Study(directory, StudyResult(settings=settings, trials=(), forecast=forecast))
@@ -223,18 +231,26 @@ def tune(
 
 
 def _conducted(
-    directory: StudyDirectory, settings: StudySettings, asked: TuneOptions, source: JobSource, packing: TrialPacking,
-    sink: Sink, began: float,
-) -> Study:  # fmt: skip
+    directory: StudyDirectory,
+    settings: StudySettings,
+    asked: TuneOptions,
+    source: JobSource,
+    packing: TrialPacking,
+    sink: Sink,
+    began: float,
+) -> Study:
     """Run what is left of the study, and write its page, whatever it ended by; its time runs since `began`."""
     from stoker.tuning import conductor, study_database  # noqa: PLC0415 - Optuna, which may be missing at import
 
     storage, study = study_database.opened(directory, settings)
     left_s = None if asked.seconds is None else max(0.0, asked.seconds - (time.monotonic() - began))
     work = conductor.StudyWorker(
-        directory=directory.path.resolve(), worker=f"{platform.node()}:{directory.path.resolve()}",
-        trials=asked.trials, parallel=len(packing.slots), seconds=left_s,
-    )  # fmt: skip
+        directory=directory.path.resolve(),
+        worker=f"{platform.node()}:{directory.path.resolve()}",
+        trials=asked.trials,
+        parallel=len(packing.slots),
+        seconds=left_s,
+    )
     conducting = conductor.Conductor(storage, study, settings, work, sink)
     run_trial = TrainTrial(source=source, plan=asked.plan)
     try:
@@ -253,8 +269,17 @@ def _conducted(
         text = f"the time is up: {ended} of {_all_trials(settings, asked)} trials have ended; the same command goes on"
         sink(_event("warned", message=text))
     best = None if result.best is None else {"trial": result.best.number, "value": result.best.value}
-    sink(_event("done", study=directory.name, path=str(directory.path), best=best, trials=len(result.trials),
-                samples=result.samples, page=str(directory.page_path)))  # fmt: skip
+    sink(
+        _event(
+            "done",
+            study=directory.name,
+            path=str(directory.path),
+            best=best,
+            trials=len(result.trials),
+            samples=result.samples,
+            page=str(directory.page_path),
+        )
+    )
     return Study(directory, result)
 
 
@@ -294,10 +319,16 @@ def _require_free(space: Space, source: JobSource) -> None:
 def _name(source: JobSource, space: Space, asked: TuneOptions) -> str:
     """A name that the same request always has; changes of the job file itself are seen later, and refused."""
     what = [
-        source.name, {name: as_text(value) for name, value in source.fixed.items()}, list(map(describe_space, space)),
-        asked.sampler, asked.rule, asked.objective, asked.seed, asked.on,
+        source.name,
+        {name: as_text(value) for name, value in source.fixed.items()},
+        list(map(describe_space, space)),
+        asked.sampler,
+        asked.rule,
+        asked.objective,
+        asked.seed,
+        asked.on,
         *((asked.trials, asked.intervals) if asked.sampler == "pbt" else ()),
-    ]  # fmt: skip
+    ]
     return f"tune-{source.name}-{records.digest(what)[:6]}"
 
 
@@ -307,8 +338,14 @@ def _surveyed(
     """The jobs looked at in a process with a trial's share of the CPUs; planned too if asked for."""
     count = asked.planned if plans else 0
     configurations = examples(space, max(PLANNED, count), asked.seed)[: count or None]
-    look = SurveyJobs(source=source, on=asked.on, plan=asked.plan, is_planned=count > 0, seed=asked.seed,
-                      population=space if asked.sampler == "pbt" else ())  # fmt: skip
+    look = SurveyJobs(
+        source=source,
+        on=asked.on,
+        plan=asked.plan,
+        is_planned=count > 0,
+        seed=asked.seed,
+        population=space if asked.sampler == "pbt" else (),
+    )
     if not asked.in_processes:
         return look(configurations)
     slot = (
@@ -336,8 +373,9 @@ def _settings(
             remedy="Give the metric's function an attribute `lower_is_better`.",
         )
     if objective not in survey.objectives:
-        raise BadJob(f"--objective {objective}: the job measures no such thing. "
-                     f"{nearest(objective, survey.objectives)}")  # fmt: skip
+        raise BadJob(
+            f"--objective {objective}: the job measures no such thing. {nearest(objective, survey.objectives)}"
+        )
     if directory.is_study:
         kept = directory.read_settings()
         if kept.job_digest not in (survey.digest, survey.text_digest):
@@ -346,13 +384,25 @@ def _settings(
             raise _changed("data", directory)
         return kept
     return StudySettings(
-        name=directory.name, job=str(source.path or source.name), job_digest=survey.digest,
-        fixed={name: as_text(value) for name, value in source.fixed.items()}, space=space, objective=objective,
-        higher_is_better=survey.objectives[objective], sampler=asked.sampler, pruner=asked.rule, seed=asked.seed,
-        on=asked.on, first_samples=survey.first_samples, total_samples=survey.total_samples, storage=asked.storage,
-        made_at=datetime.now(UTC).isoformat(timespec="seconds"), intervals=_intervals(asked, survey),
-        members=asked.trials if asked.sampler == "pbt" else 0, data_fingerprint=survey.data_fingerprint,
-    )  # fmt: skip
+        name=directory.name,
+        job=str(source.path or source.name),
+        job_digest=survey.digest,
+        fixed={name: as_text(value) for name, value in source.fixed.items()},
+        space=space,
+        objective=objective,
+        higher_is_better=survey.objectives[objective],
+        sampler=asked.sampler,
+        pruner=asked.rule,
+        seed=asked.seed,
+        on=asked.on,
+        first_samples=survey.first_samples,
+        total_samples=survey.total_samples,
+        storage=asked.storage,
+        made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        intervals=_intervals(asked, survey),
+        members=asked.trials if asked.sampler == "pbt" else 0,
+        data_fingerprint=survey.data_fingerprint,
+    )
 
 
 def _changed(what: str, directory: StudyDirectory) -> BadRun:
@@ -392,10 +442,13 @@ def _require_same_request(kept: StudySettings, space: Space, asked: TuneOptions,
     fixed = {name: as_text(value) for name, value in source.fixed.items()}
     pairs: list[tuple[str, object, object]] = [
         ("space", " ".join(map(describe_space, kept.space)), " ".join(map(describe_space, space))),
-        ("settings", kept.fixed, fixed), ("sampler", kept.sampler, asked.sampler),
-        ("pruner", kept.pruner, asked.rule), ("seed", kept.seed, asked.seed), ("place", kept.on, asked.on),
+        ("settings", kept.fixed, fixed),
+        ("sampler", kept.sampler, asked.sampler),
+        ("pruner", kept.pruner, asked.rule),
+        ("seed", kept.seed, asked.seed),
+        ("place", kept.on, asked.on),
         ("storage", kept.storage, asked.storage),
-    ]  # fmt: skip
+    ]
     if kept.sampler == asked.sampler == "pbt":
         pairs.append(("members", kept.members, asked.trials))
         pairs.append(("intervals", kept.intervals, asked.intervals or kept.intervals))

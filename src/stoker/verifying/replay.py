@@ -83,9 +83,12 @@ def replay(
         if session.position.updates >= until:
             raise NotTheRun(f"the run is at update {session.position.updates:,} and cannot be replayed to {until:,}")
         session.loop.threads = ThreadKeeper(
-            lambda: plans.plan, session.loop.telemetry.emit, usual_samples_per_s=0.0, is_free=False,
+            lambda: plans.plan,
+            session.loop.telemetry.emit,
+            usual_samples_per_s=0.0,
+            is_free=False,
             machine=Machine(granted=lambda: _EVERY_CORE),
-        )  # fmt: skip
+        )
         session.loop.save_every_s = 0.0 if each else math.inf
         session.loop.on_update = _stopping_at(until, stop)
         reached = session.loop.run(session.position)
@@ -126,8 +129,10 @@ def _require_same_run(directory: RunDirectory, prepared: ResolvedJob) -> None:
         differences = "; ".join(directory.read_spec().differences(prepared.spec)[:4])
         raise NotTheRun(f"the run is of another job: {differences or run.spec_digest[:12]}")
     if job.until.unit == "seconds":
-        raise BadJob("the job's length is given in seconds, and how many updates these are depends on the machine",
-                     remedy="Give until=… in epochs, samples or updates.")  # fmt: skip
+        raise BadJob(
+            "the job's length is given in seconds, and how many updates these are depends on the machine",
+            remedy="Give until=… in epochs, samples or updates.",
+        )
     expected = prepared.extent.updates_in(job.until)
     stated = 0 if decision is None else decision.chosen.forecast.total_updates
     if stated != expected:

@@ -271,9 +271,14 @@ class RunIndex:
             row.stamp = stamp
             why = f"{type(problem).__name__}: {first_line(problem)}"
             row.document = {
-                **_named(row), "tags": [], "note": "", "status": "unreadable", "state": "unreadable",
-                "problem": short(why, 400), "values": {},
-            }  # fmt: skip
+                **_named(row),
+                "tags": [],
+                "note": "",
+                "status": "unreadable",
+                "state": "unreadable",
+                "problem": short(why, 400),
+                "values": {},
+            }
             row.values = {"name": row.name}
         if row.document != before:
             self._by_version.pop(run, None)
@@ -484,9 +489,12 @@ def _launch(root: Path, name: str) -> Launch | None:
 def _not_fetched(name: str, launch: dict[str, Any]) -> Run:
     """The record of a run elsewhere, as far as it is known here before its directory is fetched."""
     return Run(
-        name=short(name), status="finished" if launch.get("phase") == "finished" else "unfinished",
-        created_at=str(launch.get("submitted_at", "")), spec_digest="", total_samples=0,
-    )  # fmt: skip
+        name=short(name),
+        status="finished" if launch.get("phase") == "finished" else "unfinished",
+        created_at=str(launch.get("submitted_at", "")),
+        spec_digest="",
+        total_samples=0,
+    )
 
 
 def describe(row: Row, stamp: tuple[int, ...] = ()) -> tuple[dict[str, JSON], dict[str, Value]]:

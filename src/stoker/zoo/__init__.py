@@ -10,6 +10,16 @@ from stoker.zoo.recurrent import RecurrentClassifier, RecurrentLM
 from stoker.zoo.vit import ViT
 
 __all__ = [
-    "GPT", "MLP", "VGG16", "Airbench", "Encoder", "Llama", "RecurrentClassifier", "RecurrentLM", "ResNet", "ResNet9",
-    "ViT", "Whitening",
-]  # fmt: skip
+    "GPT",
+    "MLP",
+    "VGG16",
+    "Airbench",
+    "Encoder",
+    "Llama",
+    "RecurrentClassifier",
+    "RecurrentLM",
+    "ResNet",
+    "ResNet9",
+    "ViT",
+    "Whitening",
+]

@@ -61,8 +61,10 @@ class Airbench(nn.Module):
     def __init__(self, widths: Sequence[int] = (32, 96, 192), in_channels: int = 1, classes: int = 10) -> None:
         super().__init__()
         if len(widths) != _POOLINGS or min(*widths, in_channels, classes) < 1:
-            raise BadJob(f"Airbench takes three widths and sizes >= 1, got widths {tuple(widths)}, "
-                         f"in_channels {in_channels} and classes {classes}")  # fmt: skip
+            raise BadJob(
+                f"Airbench takes three widths and sizes >= 1, got widths {tuple(widths)}, "
+                f"in_channels {in_channels} and classes {classes}"
+            )
         self.whitening = Whitening(in_channels, kernel_size=2)
         self.groups = nn.Sequential(*(_Group(*pair) for pair in pairwise((self.whitening.out_channels, *widths))))
         self.head = nn.Linear(widths[-1], classes, bias=False)
@@ -129,8 +131,10 @@ class Whitening(nn.Conv2d):
         most = in_channels * kernel_size**2
         components = most if components is None else components
         if not 1 <= components <= most:
-            raise BadJob(f"patches of {in_channels} x {kernel_size} x {kernel_size} have 1 to {most} principal "
-                         f"components, got {components}")  # fmt: skip
+            raise BadJob(
+                f"patches of {in_channels} x {kernel_size} x {kernel_size} have 1 to {most} principal "
+                f"components, got {components}"
+            )
         super().__init__(in_channels, 2 * components, kernel_size, padding=padding, bias=False)
         self.weight.requires_grad_(False)
         self.components, self.eps, self.is_filled = components, eps, False
@@ -167,12 +171,15 @@ def whitening_filters(images_BCHW: npt.NDArray[Any], layer: Whitening) -> npt.ND
     B, C, H, W = images_BCHW.shape
     k = layer.kernel_size[0]
     if layer.in_channels != C or min(H, W) < k or not B:
-        raise BadJob(f"the Whitening layer takes {layer.in_channels} channels of at least {k} x {k} pixels, "
-                     f"the training images are {B} of [{C}, {H}, {W}]")  # fmt: skip
+        raise BadJob(
+            f"the Whitening layer takes {layer.in_channels} channels of at least {k} x {k} pixels, "
+            f"the training images are {B} of [{C}, {H}, {W}]"
+        )
     images = images_BCHW.astype(np.float64)
     # Row p of `pixels` is pixel p of every patch: its shifted view of all images.
-    pixels = [images[:, c, i : H - k + 1 + i, j : W - k + 1 + j].ravel()
-              for c in range(C) for i in range(k) for j in range(k)]  # fmt: skip
+    pixels = [
+        images[:, c, i : H - k + 1 + i, j : W - k + 1 + j].ravel() for c in range(C) for i in range(k) for j in range(k)
+    ]
     covariance_PP = np.array([[float(row @ column) for column in pixels] for row in pixels]) / pixels[0].size
     variances_P, vectors_PP = np.linalg.eigh(covariance_PP)
     chosen = slice(None, -layer.components - 1, -1)

@@ -79,8 +79,10 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         if depth not in _DEPTHS or stem not in ("large", "small"):
-            raise BadJob(f'ResNet has depths {", ".join(map(str, _DEPTHS))} and stems "large" and "small", got {depth} '
-                         f"and {stem!r}")  # fmt: skip
+            raise BadJob(
+                f'ResNet has depths {", ".join(map(str, _DEPTHS))} and stems "large" and "small", got {depth} '
+                f"and {stem!r}"
+            )
         if min(classes, in_channels, width) < 1:
             raise BadJob(f"ResNet takes sizes >= 1, got classes {classes}, in_channels {in_channels}, width {width}")
         is_small = stem == "small"
@@ -248,8 +250,10 @@ class VGG16(nn.Module):
     ) -> None:
         super().__init__()
         if min(classes, in_channels, width, hidden) < 1 or not 0 <= dropout < 1:
-            raise BadJob(f"VGG16 takes sizes >= 1 and 0 <= dropout < 1, got classes {classes}, in_channels "
-                         f"{in_channels}, width {width}, hidden {hidden} and dropout {dropout}")  # fmt: skip
+            raise BadJob(
+                f"VGG16 takes sizes >= 1 and 0 <= dropout < 1, got classes {classes}, in_channels "
+                f"{in_channels}, width {width}, hidden {hidden} and dropout {dropout}"
+            )
         layers: list[nn.Module] = []
         channels = in_channels
         for group, count in enumerate(_GROUPS):
@@ -261,10 +265,14 @@ class VGG16(nn.Module):
         self.features = nn.Sequential(*layers)
         self.avgpool = nn.AdaptiveAvgPool2d(_MAP)
         self.classifier = nn.Sequential(
-            nn.Linear(channels * _MAP * _MAP, hidden), nn.ReLU(inplace=True), nn.Dropout(dropout),
-            nn.Linear(hidden, hidden), nn.ReLU(inplace=True), nn.Dropout(dropout),
+            nn.Linear(channels * _MAP * _MAP, hidden),
+            nn.ReLU(inplace=True),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(inplace=True),
+            nn.Dropout(dropout),
             nn.Linear(hidden, classes),
-        )  # fmt: skip
+        )
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

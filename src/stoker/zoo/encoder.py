@@ -61,11 +61,20 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         hidden = 4 * width if mlp is None else mlp
-        sizes = {"layers": layers, "width": width, "heads": heads, "vocab": vocab, "context": context, "mlp": hidden,
-                 "classes": 1 if classes is None else classes}  # fmt: skip
+        sizes = {
+            "layers": layers,
+            "width": width,
+            "heads": heads,
+            "vocab": vocab,
+            "context": context,
+            "mlp": hidden,
+            "classes": 1 if classes is None else classes,
+        }
         if min(sizes.values()) < 1 or width % heads or not 0 <= dropout < 1:
-            raise BadJob(f"Encoder takes sizes >= 1, heads that divide the width and 0 <= dropout < 1, got {sizes} and "
-                         f"dropout {dropout}")  # fmt: skip
+            raise BadJob(
+                f"Encoder takes sizes >= 1, heads that divide the width and 0 <= dropout < 1, got {sizes} and "
+                f"dropout {dropout}"
+            )
         self.context = context
         self.embeddings = _Embeddings(vocab, context, width, dropout)
         self.encoder = _Layers(_Layer(width, heads, hidden, dropout) for _ in range(layers))

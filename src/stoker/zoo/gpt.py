@@ -90,8 +90,10 @@ class GPT(nn.Module):
         """
         num_tokens = tokens_BT.shape[1]
         if num_tokens > self.context:
-            raise BadJob(f"samples have {num_tokens} tokens, the model's context is {self.context}",
-                         remedy=f"Give GPT(context={num_tokens}), or data in windows of {self.context}.")  # fmt: skip
+            raise BadJob(
+                f"samples have {num_tokens} tokens, the model's context is {self.context}",
+                remedy=f"Give GPT(context={num_tokens}), or data in windows of {self.context}.",
+            )
         x_BTD: torch.Tensor = self.dropout(self.tokens(tokens_BT) + self.positions.weight[:num_tokens])
         for block in self.blocks:
             x_BTD = block(x_BTD)

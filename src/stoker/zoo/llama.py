@@ -81,8 +81,10 @@ class Llama(nn.Module):
         """
         num_tokens = tokens_BT.shape[1]
         if num_tokens > self.context:
-            raise BadJob(f"samples have {num_tokens} tokens, the model's context is {self.context}",
-                         remedy=f"Give Llama(context={num_tokens}), or data in windows of {self.context}.")  # fmt: skip
+            raise BadJob(
+                f"samples have {num_tokens} tokens, the model's context is {self.context}",
+                remedy=f"Give Llama(context={num_tokens}), or data in windows of {self.context}.",
+            )
         x_BTD: torch.Tensor = self.tokens(tokens_BT)
         angles_TE = self.angles_TE[:num_tokens]  # type: ignore[index]  # a buffer
         cos_TE, sin_TE = angles_TE.cos().to(x_BTD.dtype), angles_TE.sin().to(x_BTD.dtype)

@@ -124,5 +124,6 @@ def _layers(cell: Cell, width: int, layers: int, dropout: float, *, both_ways: b
 def _check(cell: object, dropout: float, **sizes: int) -> None:
     """Raise BadJob for an unknown cell or a size out of range."""
     if cell not in ("lstm", "gru") or min(sizes.values()) < 1 or not 0 <= dropout < 1:
-        raise BadJob(f'wanted cell "lstm" or "gru", sizes >= 1 and 0 <= dropout < 1, got {cell!r}, {sizes} and dropout '
-                     f"{dropout}")  # fmt: skip
+        raise BadJob(
+            f'wanted cell "lstm" or "gru", sizes >= 1 and 0 <= dropout < 1, got {cell!r}, {sizes} and dropout {dropout}'
+        )

@@ -54,13 +54,23 @@ class ViT(nn.Module):
     ) -> None:
         super().__init__()
         hidden = 4 * width if mlp is None else mlp
-        sizes = {"image": image, "patch": patch, "layers": layers, "width": width, "heads": heads, "classes": classes,
-                 "in_channels": in_channels, "mlp": hidden}  # fmt: skip
+        sizes = {
+            "image": image,
+            "patch": patch,
+            "layers": layers,
+            "width": width,
+            "heads": heads,
+            "classes": classes,
+            "in_channels": in_channels,
+            "mlp": hidden,
+        }
         if min(sizes.values()) < 1 or not 0 <= dropout < 1:
             raise BadJob(f"ViT takes sizes >= 1 and 0 <= dropout < 1, got {sizes} and dropout {dropout}")
         if image % patch or width % heads:
-            raise BadJob(f"ViT cuts {image} pixels into patches of {patch}, and {width} components into {heads} heads: "
-                         "both have to come out even")  # fmt: skip
+            raise BadJob(
+                f"ViT cuts {image} pixels into patches of {patch}, and {width} components into {heads} heads: "
+                "both have to come out even"
+            )
         self.image = image
         self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(in_channels, width, kernel_size=patch, stride=patch)})
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))

@@ -38,8 +38,13 @@ def test_a_row_tells_differences_and_ratios():
     """A case in words: no difference is 0, ratios have their intervals."""
     ratio = {"median": 1.234, "low": 1.0, "high": 1.5}
     case = {
-        "what": "A loop", "versions": {"torch": "2"}, "updates": 60, "largest_loss_difference": 0.0,
-        "ratio_same_micro_batch": ratio, "ratio_planned": ratio, "lines_of_code": {"before": 50, "after": 20},
-    }  # fmt: skip
+        "what": "A loop",
+        "versions": {"torch": "2"},
+        "updates": 60,
+        "largest_loss_difference": 0.0,
+        "ratio_same_micro_batch": ratio,
+        "ratio_planned": ratio,
+        "lines_of_code": {"before": 50, "after": 20},
+    }
     told = "| A loop, torch 2 | 60 | 0 | 1.23× (1.00 to 1.50) | 1.23× (1.00 to 1.50) | 50 → 20 |"
     assert rows({"cases": {"loop": case}})[-1] == told

@@ -19,9 +19,14 @@ LABELS = torch.arange(12) % 3
 def job(loss: Any = "cross_entropy", target: torch.Tensor = LABELS, **changes: Any) -> stoker.Job:
     """A job whose model has three outputs."""
     return stoker.Job(
-        model=nn.Linear(6, 3), data=(INPUTS, target), loss=loss, optimizer=stoker.SGD(lr=0.1), batch=4,
-        until=stoker.epochs(1), **changes,
-    )  # fmt: skip
+        model=nn.Linear(6, 3),
+        data=(INPUTS, target),
+        loss=loss,
+        optimizer=stoker.SGD(lr=0.1),
+        batch=4,
+        until=stoker.epochs(1),
+        **changes,
+    )
 
 
 def networks() -> tuple[nn.Module, nn.Module]:

@@ -62,10 +62,15 @@ def rows_of(count: int = COUNT) -> list[dict[str, Any]]:
     generator = np.random.default_rng(1)
     numbers = generator.normal(size=(count, 2)).round(3)
     return [
-        {"x1": float(a), "x2": float(b), "city": ("Bern", "Rom", "Ulm")[at % 3], "words": f"line {at}, „so“",
-         "kind": CLASSES[int(a > 0) + int(b > 0)]}
+        {
+            "x1": float(a),
+            "x2": float(b),
+            "city": ("Bern", "Rom", "Ulm")[at % 3],
+            "words": f"line {at}, „so“",
+            "kind": CLASSES[int(a > 0) + int(b > 0)],
+        }
         for at, (a, b) in enumerate(numbers)
-    ]  # fmt: skip
+    ]
 
 
 def csv_file(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
@@ -166,8 +171,10 @@ def huggingface_source(root: Path, count: int = COUNT) -> IndexedSource:
     """Images in a dataset of Hugging Face's library."""
     import datasets
 
-    columns = {"image": [{"bytes": png_of(index), "path": None} for index in range(count)],
-               "label": [label_of(index) for index in range(count)]}  # fmt: skip
+    columns = {
+        "image": [{"bytes": png_of(index), "path": None} for index in range(count)],
+        "label": [label_of(index) for index in range(count)],
+    }
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(CLASSES))})
     place = root / "saved"
     if not place.exists():
@@ -176,6 +183,11 @@ def huggingface_source(root: Path, count: int = COUNT) -> IndexedSource:
 
 
 SOURCES: dict[str, Callable[[Path, int], IndexedSource]] = {
-    "folder": folder_source, "csv": csv_source, "parquet": parquet_source, "jsonl": jsonl_source,
-    "webdataset": webdataset_source, "tfrecord": tfrecord_source, "huggingface": huggingface_source,
-}  # fmt: skip
+    "folder": folder_source,
+    "csv": csv_source,
+    "parquet": parquet_source,
+    "jsonl": jsonl_source,
+    "webdataset": webdataset_source,
+    "tfrecord": tfrecord_source,
+    "huggingface": huggingface_source,
+}

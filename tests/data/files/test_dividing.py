@@ -54,9 +54,13 @@ def test_another_seed_draws_others() -> None:
 
 @pytest.mark.parametrize(
     ("shares", "message"),
-    [({}, "got none"), ({"valid": 0.6, "test": 0.4}, "valid=0.6, test=0.4"), ({"valid": -0.1}, "valid=-0.1"),
-     ({"valid": 0.01}, "is none")],
-)  # fmt: skip
+    [
+        ({}, "got none"),
+        ({"valid": 0.6, "test": 0.4}, "valid=0.6, test=0.4"),
+        ({"valid": -0.1}, "valid=-0.1"),
+        ({"valid": 0.01}, "is none"),
+    ],
+)
 def test_shares_that_cannot_be_are_refused(shares: dict[str, float], message: str) -> None:
     """None at all, nothing left for training, or a part without samples."""
     with pytest.raises(BadJob, match=message):

@@ -80,11 +80,14 @@ def test_labels_can_come_from_a_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "classes"),
     [
-        (range(12), [*map(str, range(12))]), ([10, 9, 100], ["9", "10", "100"]), (["10", "9", "x"], ["10", "9", "x"]),
-        (["-1", "10", "9"], ["-1", "10", "9"]), (["1", "01", "²"], ["01", "1", "²"]),
+        (range(12), [*map(str, range(12))]),
+        ([10, 9, 100], ["9", "10", "100"]),
+        (["10", "9", "x"], ["10", "9", "x"]),
+        (["-1", "10", "9"], ["-1", "10", "9"]),
+        (["1", "01", "²"], ["01", "1", "²"]),
         (["10", "1", "01"], ["01", "1", "10"]),
     ],
-)  # fmt: skip
+)
 def test_labels_that_are_numbers_are_in_the_order_of_numbers(
     labels: Sequence[object], classes: list[str], tmp_path: Path
 ) -> None:
@@ -103,11 +106,15 @@ def test_labels_that_are_numbers_are_in_the_order_of_numbers(
 
 @pytest.mark.parametrize(
     ("table", "message"),
-    [("file,label\n9.png,a\n", r"9\.png cannot be read: No such"), ("file,label\n0.png\n", "row 0 has 1 fields"),
-     ("file,label\n0.png,\n", "row 0 wants a file and its class"), ("file,label\n0.png,\udce9\n", "row 0 wants"),
-     ("file,label\n0.png,a\n0.png,b\n", r"row 1: '0\.png' has a label already"),
-     ("0.png,a\n1.png,b\n", r"has no header: its first line names the image '0\.png', which would be left out")],
-)  # fmt: skip
+    [
+        ("file,label\n9.png,a\n", r"9\.png cannot be read: No such"),
+        ("file,label\n0.png\n", "row 0 has 1 fields"),
+        ("file,label\n0.png,\n", "row 0 wants a file and its class"),
+        ("file,label\n0.png,\udce9\n", "row 0 wants"),
+        ("file,label\n0.png,a\n0.png,b\n", r"row 1: '0\.png' has a label already"),
+        ("0.png,a\n1.png,b\n", r"has no header: its first line names the image '0\.png', which would be left out"),
+    ],
+)
 def test_a_table_of_labels_that_is_wrong_is_told(table: str, message: str, tmp_path: Path) -> None:
     """With the row."""
     (tmp_path / "0.png").write_bytes(png_of(0))
@@ -118,9 +125,11 @@ def test_a_table_of_labels_that_is_wrong_is_told(table: str, message: str, tmp_p
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [(lambda root: (root / "yak").mkdir(), r"has no images of 'yak' \(48 of the other classes\)"),
-     (lambda root: (root / "loose.png").write_bytes(png_of(1)), r"loose\.png is in no folder of a class")],
-)  # fmt: skip
+    [
+        (lambda root: (root / "yak").mkdir(), r"has no images of 'yak' \(48 of the other classes\)"),
+        (lambda root: (root / "loose.png").write_bytes(png_of(1)), r"loose\.png is in no folder of a class"),
+    ],
+)
 def test_a_folder_that_is_not_as_it_should_be_is_told(change: object, message: str, root: Path) -> None:
     """An empty class, and an image of none."""
     change(root)  # type: ignore[operator]
@@ -155,8 +164,12 @@ def test_an_image_outside_the_classes_may_be_left_out(root: Path) -> None:
     (root / "stray.png").write_bytes((root / "cat/0000.png").read_bytes())
     with pytest.raises(BadJob, match=r"stray\.png is in no folder of a class"):
         len(stoker.data.image_folder(root))
-    clean = CleanList(source=str(root), made_at="2026-01-01T00:00:00Z", kept=COUNT,
-                      dropped=(Dropped(id="stray.png", why="unlabelled"),))  # fmt: skip
+    clean = CleanList(
+        source=str(root),
+        made_at="2026-01-01T00:00:00Z",
+        kept=COUNT,
+        dropped=(Dropped(id="stray.png", why="unlabelled"),),
+    )
     assert len(stoker.data.image_folder(root, clean=clean)) == COUNT
 
 

@@ -64,8 +64,10 @@ def test_truth_values_are_whole_numbers() -> None:
     source = stoker.data.huggingface(dataset(label=[True, False], flag=[False, True], flags=[[True], [False]]))
     batch = source.rows(np.array([0, 1]))
     assert {name: (entry.dtype, entry.tolist()) for name, entry in batch.items()} == {
-        "label": (torch.int64, [1, 0]), "flag": (torch.int64, [0, 1]), "flags": (torch.int64, [[1], [0]]),
-    }  # fmt: skip
+        "label": (torch.int64, [1, 0]),
+        "flag": (torch.int64, [0, 1]),
+        "flags": (torch.int64, [[1], [0]]),
+    }
     one = as_samples(source, what="data", collate=torch.utils.data.default_collate).fetch(np.array([0]), 0)
     assert (one["label"].dtype, one["flag"].dtype) == (torch.int64, torch.int64)
     assert source.labels().tolist() == [1, 0]

@@ -82,9 +82,13 @@ def test_an_image_is_upright_by_its_exif() -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(png_of(1)[:80], "truncated|broken"), (b"", "it has no bytes"), (b"hi", "it is no image: it begins with 68 69"),
-     (encoded(Image.fromarray(np.full((4, 4), 40_000, np.uint16))), "more than 8 bits")],
-)  # fmt: skip
+    [
+        (png_of(1)[:80], "truncated|broken"),
+        (b"", "it has no bytes"),
+        (b"hi", "it is no image: it begins with 68 69"),
+        (encoded(Image.fromarray(np.full((4, 4), 40_000, np.uint16))), "more than 8 bits"),
+    ],
+)
 def test_what_cannot_be_decoded_is_told_in_words(content: bytes, message: str) -> None:
     """Cut off, empty, no image at all, or of 16 bits; without an address in memory."""
     with pytest.raises(ValueError, match=message) as caught:
@@ -114,10 +118,16 @@ def test_preparing_standardises_each_channel() -> None:
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"size": (3,)}, "no size"), ({"size": 0}, "no size"), ({"channels": 2}, "channels=2"),
-     ({"resize": "zoom"}, "Give one of stretch"), ({"mean": (0.5, 0.5)}, "does not go with 3 channels"),
-     ({"std": 0.0}, "not positive"), ({"mean": float("nan")}, "does not go")],
-)  # fmt: skip
+    [
+        ({"size": (3,)}, "no size"),
+        ({"size": 0}, "no size"),
+        ({"channels": 2}, "channels=2"),
+        ({"resize": "zoom"}, "Give one of stretch"),
+        ({"mean": (0.5, 0.5)}, "does not go with 3 channels"),
+        ({"std": 0.0}, "not positive"),
+        ({"mean": float("nan")}, "does not go"),
+    ],
+)
 def test_words_that_cannot_be_meant_are_refused(given: dict[str, object], message: str) -> None:
     """Before anything is read."""
     with pytest.raises(BadJob, match=message):

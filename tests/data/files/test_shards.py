@@ -15,10 +15,14 @@ from stoker.errors import BadJob
 
 @pytest.mark.parametrize(
     ("pattern", "wanted"),
-    [("a.tar", ["a.tar"]), ("a-{8..10}.tar", ["a-8.tar", "a-9.tar", "a-10.tar"]),
-     ("{a,b}-{01..02}", ["a-01", "a-02", "b-01", "b-02"]), ("x{,y}", ["x", "xy"]),
-     ("a-{02..00}", ["a-02", "a-01", "a-00"])],
-)  # fmt: skip
+    [
+        ("a.tar", ["a.tar"]),
+        ("a-{8..10}.tar", ["a-8.tar", "a-9.tar", "a-10.tar"]),
+        ("{a,b}-{01..02}", ["a-01", "a-02", "b-01", "b-02"]),
+        ("x{,y}", ["x", "xy"]),
+        ("a-{02..00}", ["a-02", "a-01", "a-00"]),
+    ],
+)
 def test_braces_stand_for_names(pattern: str, wanted: list[str]) -> None:
     """As in a shell."""
     assert list(expanded(pattern)) == wanted

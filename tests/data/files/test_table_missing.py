@@ -120,9 +120,14 @@ def test_means_that_saw_what_is_set_aside_are_noted(tmp_path: Path) -> None:
     assert words not in (like.split(valid=0.2).train.note or "")
     for data, valid, is_noted in ((table, stoker.holdout(0.2), True), (table, table, False), (like, table, False)):
         job = stoker.Job(
-            model=object, data=data, valid=valid, loss="mse", optimizer=stoker.SGD(lr=0.1), batch=4,
+            model=object,
+            data=data,
+            valid=valid,
+            loss="mse",
+            optimizer=stoker.SGD(lr=0.1),
+            batch=4,
             until=stoker.epochs(1),
-        )  # fmt: skip
+        )
         assert (words in (datasets_of(job).note or "")) == is_noted
     (tmp_path / "t.csv").write_text("\n".join(["a,y", *(f"{at},0" for at in range(20))]))
     whole = stoker.data.csv(tmp_path / "t.csv", target="y", missing={"a": "mean"})

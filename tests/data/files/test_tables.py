@@ -27,9 +27,10 @@ from stoker.store import files, sha256_file
 from tests.data.files.making import COUNT, csv_file, jsonl_file, parquet_file, rows_of
 
 FORMATS: dict[str, tuple[Callable[..., Path], Callable[..., Table]]] = {
-    "csv": (csv_file, stoker.data.csv), "jsonl": (jsonl_file, stoker.data.jsonl),
+    "csv": (csv_file, stoker.data.csv),
+    "jsonl": (jsonl_file, stoker.data.jsonl),
     "parquet": (parquet_file, stoker.data.parquet),
-}  # fmt: skip
+}
 every_format = pytest.mark.parametrize("kind", FORMATS)
 every_row = np.arange(COUNT)
 
@@ -185,10 +186,21 @@ def test_missing_values_are_counted_and_placed(tmp_path: Path) -> None:
 @every_format
 def test_missing_values_become_what_is_said(kind: str, tmp_path: Path) -> None:
     """A mean of what is there, a number, a word, or the row is left out; and it is told."""
-    rows = [{"a": 1.0, "b": None, "c": "x", "y": 0}, {"a": None, "b": 2.0, "c": None, "y": 1},
-            {"a": 4.0, "b": 3.0, "c": "y", "y": None}, {"a": 6.0, "b": 5.0, "c": "x", "y": 1}]  # fmt: skip
-    source = table(kind, tmp_path, rows, features=["a", "b"], categories=["c"], target="y",
-                   missing={"a": "mean", "b": -9, "c": "unknown", "y": "drop"})  # fmt: skip
+    rows = [
+        {"a": 1.0, "b": None, "c": "x", "y": 0},
+        {"a": None, "b": 2.0, "c": None, "y": 1},
+        {"a": 4.0, "b": 3.0, "c": "y", "y": None},
+        {"a": 6.0, "b": 5.0, "c": "x", "y": 1},
+    ]
+    source = table(
+        kind,
+        tmp_path,
+        rows,
+        features=["a", "b"],
+        categories=["c"],
+        target="y",
+        missing={"a": "mean", "b": -9, "c": "unknown", "y": "drop"},
+    )
     batch = source.rows(np.arange(3))
     torch.testing.assert_close(batch["features"], torch.tensor([[1.0, -9.0], [3.5, 2.0], [6.0, 5.0]]))
     assert source.categories == {"c": ("unknown", "x")}  # what only a row that is left out has does not count
@@ -210,8 +222,14 @@ def test_one_choice_for_all_is_for_features(tmp_path: Path) -> None:
 def test_a_table_like_another_takes_its_numbers(tmp_path: Path) -> None:
     """Categories, classes and means are those of training, whatever the other file has."""
     (tmp_path / "valid.csv").write_text("city,y,a\nUlm,b,\n")
-    train = csv_text(tmp_path, "a,city,y\n1,Rom,a\n,Ulm,b\n4,Bern,c\n", features=["a"], categories=["city"],
-                     target="y", missing={"a": "mean"})  # fmt: skip
+    train = csv_text(
+        tmp_path,
+        "a,city,y\n1,Rom,a\n,Ulm,b\n4,Bern,c\n",
+        features=["a"],
+        categories=["city"],
+        target="y",
+        missing={"a": "mean"},
+    )
     valid = stoker.data.csv(tmp_path / "valid.csv", like=train)
     batch = valid.rows(np.array([0]))
     assert batch["features"].tolist() == [[2.5]]
@@ -323,8 +341,12 @@ def test_a_clean_list_leaves_rows_out_even_ragged_ones(tmp_path: Path) -> None:
 def test_a_clean_list_leaves_the_first_line_out_as_any_other(tmp_path: Path) -> None:
     """The keys are those of the first object that is left."""
     (tmp_path / "t.jsonl").write_text('{"a": \n{"a": 1, "b": 2}\n')
-    clean = CleanList(source=str(tmp_path / "t.jsonl"), made_at="2026-01-01T00:00:00Z", kept=1,
-                      dropped=(Dropped(id="t.jsonl:0", why="corrupt"),))  # fmt: skip
+    clean = CleanList(
+        source=str(tmp_path / "t.jsonl"),
+        made_at="2026-01-01T00:00:00Z",
+        kept=1,
+        dropped=(Dropped(id="t.jsonl:0", why="corrupt"),),
+    )
     source = stoker.data.jsonl(tmp_path / "t.jsonl", target="b", clean=clean)
     assert (source.features, source.sample_id(0)) == (("a",), "t.jsonl:1")
 
@@ -409,8 +431,14 @@ words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_
 @given(rows=st.lists(st.tuples(numbers, words, words), min_size=1, max_size=12))
 def test_what_was_written_is_what_is_read(kind: str, rows: list[tuple[float, str, str]], tmp_path: Path) -> None:
     """Any numbers, words and text, whatever quotes, commas and accents are in them."""
-    source = table(kind, tmp_path, [{"x": x, "word": word, "line": line} for x, word, line in rows], features=["x"],
-                   categories=["word"], text=["line"])  # fmt: skip
+    source = table(
+        kind,
+        tmp_path,
+        [{"x": x, "word": word, "line": line} for x, word, line in rows],
+        features=["x"],
+        categories=["word"],
+        text=["line"],
+    )
     batch = source.rows(np.arange(len(rows)))
     assert batch["features"][:, 0].tolist() == [x for x, _, _ in rows]
     assert [source.categories["word"][at] for at in batch["categories"][:, 0]] == [word for _, word, _ in rows]
@@ -419,10 +447,15 @@ def test_what_was_written_is_what_is_read(kind: str, rows: list[tuple[float, str
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"features": "a"}, r"one word\nGive a list of columns: features=\['a'\]"), ({"features": ["a"], "target": "a"},
-     "named for two things"), ({"missing": "median"}, "'median'"), ({"target_kind": "word"}, "target_kind"),
-     ({"target": "a", "target_kind": "number", "classes": ["b"]}, "exclude"), ({"classes": ["b"]}, "none is named")],
-)  # fmt: skip
+    [
+        ({"features": "a"}, r"one word\nGive a list of columns: features=\['a'\]"),
+        ({"features": ["a"], "target": "a"}, "named for two things"),
+        ({"missing": "median"}, "'median'"),
+        ({"target_kind": "word"}, "target_kind"),
+        ({"target": "a", "target_kind": "number", "classes": ["b"]}, "exclude"),
+        ({"classes": ["b"]}, "none is named"),
+    ],
+)
 def test_words_that_cannot_be_meant_are_refused(given: dict[str, Any], message: str) -> None:
     """Before any file is looked at."""
     with pytest.raises(BadJob, match=message):
@@ -436,8 +469,11 @@ def test_a_damaged_table_in_the_cache_is_made_again(tmp_path: Path, changed: str
     expected, fingerprint = source.rows(every_row), source.fingerprint
     path = folder_of(source) / changed
     content = path.read_bytes()
-    damaged = content.replace(b'"num_dropped": 0', b'"num_dropped": 1') if changed == "table.json" else bytes(
-        byte ^ 1 if place % 8 == 0 else byte for place, byte in enumerate(content))  # fmt: skip
+    damaged = (
+        content.replace(b'"num_dropped": 0', b'"num_dropped": 1')
+        if changed == "table.json"
+        else bytes(byte ^ 1 if place % 8 == 0 else byte for place, byte in enumerate(content))
+    )
     assert damaged != content
     path.write_bytes(damaged)
     again = stoker.data.csv(tmp_path / "t.csv", features=["x1", "x2"], target="kind")

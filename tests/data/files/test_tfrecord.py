@@ -86,7 +86,7 @@ def test_lists_written_value_by_value_are_read_as_packed_ones_are() -> None:
 @pytest.mark.parametrize(
     ("at", "message"),
     [(3, r"record 0 of .*, at byte 0, does not have its checksum"), (-1, r"record 1 of .*, at byte 24, ends after")],
-)  # fmt: skip
+)
 def test_a_length_that_is_damaged_or_a_file_cut_off_is_told(at: int, message: str, tmp_path: Path) -> None:
     """When the index is made, with the byte."""
     path = tfrecord_file(tmp_path / "t.tfrecord", [b"abcdefgh", b"x"])
@@ -147,10 +147,13 @@ def test_bytes_that_are_no_example_are_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"features": {}}, "leaves nothing"), ({"features": {"a": "jpeg"}}, "Give one of image, int64"),
-     ({"features": {"a": ("image", (3, 3))}}, "no shape of its own"),
-     ({"features": {"a": "bytes"}, "target": "b"}, "the target 'b' is not among the features")],
-)  # fmt: skip
+    [
+        ({"features": {}}, "leaves nothing"),
+        ({"features": {"a": "jpeg"}}, "Give one of image, int64"),
+        ({"features": {"a": ("image", (3, 3))}}, "no shape of its own"),
+        ({"features": {"a": "bytes"}, "target": "b"}, "the target 'b' is not among the features"),
+    ],
+)
 def test_words_that_cannot_be_meant_are_refused(given: dict[str, object], message: str, tmp_path: Path) -> None:
     """Before any record is read."""
     path = tfrecord_file(tmp_path / "t.tfrecord", [b""])
@@ -160,8 +163,12 @@ def test_words_that_cannot_be_meant_are_refused(given: dict[str, object], messag
 
 def test_a_clean_list_leaves_records_out(tmp_path: Path) -> None:
     """By file and number."""
-    clean = CleanList(source=str(tmp_path), made_at="2026-01-01T00:00:00Z", kept=47,
-                      dropped=(Dropped(id="b.tfrecord:6", why="corrupt"),))  # fmt: skip
+    clean = CleanList(
+        source=str(tmp_path),
+        made_at="2026-01-01T00:00:00Z",
+        kept=47,
+        dropped=(Dropped(id="b.tfrecord:6", why="corrupt"),),
+    )
     source = stoker.data.tfrecord(example_files(tmp_path), FEATURES, clean=clean)
     assert len(source) == COUNT - 1
     assert source.sample_id(30) == "b.tfrecord:7"

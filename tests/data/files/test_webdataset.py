@@ -42,8 +42,10 @@ name = st.from_regex(r"[a-z0-9]{1,3}(/[a-z0-9_]{1,120})?\.[a-z]{1,4}", fullmatch
 
 @pytest.mark.slow
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(members=st.lists(st.tuples(name, st.binary(max_size=1200)), max_size=8),
-       tar_format=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT]))  # fmt: skip
+@given(
+    members=st.lists(st.tuples(name, st.binary(max_size=1200)), max_size=8),
+    tar_format=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT]),
+)
 def test_the_index_is_what_reading_from_end_to_end_gives(
     members: list[tuple[str, bytes]], tar_format: int, tmp_path: Path
 ) -> None:
@@ -62,10 +64,18 @@ def test_members_are_decoded_by_their_kinds(tmp_path: Path) -> None:
     """Text, JSON, arrays, names of classes, and bytes that have no meaning here."""
     buffer = io.BytesIO()
     np.save(buffer, np.arange(3.0))
-    path = tar_file(tmp_path / "t.tar", [
-        ("a/k.seg.png", png_of(1)), ("a/k.txt", "Grüße".encode()), ("a/k.json", b'{"n": 1}'),
-        ("a/k.npy", buffer.getvalue()), ("a/k.bin", b"\x00"), ("a/k.CLS", b"dog\n"), ("README", b"x"),
-    ])  # fmt: skip
+    path = tar_file(
+        tmp_path / "t.tar",
+        [
+            ("a/k.seg.png", png_of(1)),
+            ("a/k.txt", "Grüße".encode()),
+            ("a/k.json", b'{"n": 1}'),
+            ("a/k.npy", buffer.getvalue()),
+            ("a/k.bin", b"\x00"),
+            ("a/k.CLS", b"dog\n"),
+            ("README", b"x"),
+        ],
+    )
     fields = ["txt", "json", "npy", "bin", "seg.png", "cls"]
     source = stoker.data.webdataset(path, fields=fields, classes=["cat", "dog"])
     text, json, array, raw, image, label = source.sample(0)

@@ -26,30 +26,45 @@ from stoker.records.prediction import PredictionPart
 from tests.data.files.making import png_of
 
 READERS: dict[str, tuple[type[CsvTable | JsonlTable], type[CsvSource | JsonlSource]]] = {
-    "csv": (CsvTable, CsvSource), "jsonl": (JsonlTable, JsonlSource),
-}  # fmt: skip
+    "csv": (CsvTable, CsvSource),
+    "jsonl": (JsonlTable, JsonlSource),
+}
 on_a_folder = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 csv_rows = st.lists(
     st.one_of(
-        st.just("1,2"), st.just('"a ""b"",\r\n\n c",9'), st.just('x"y,4'),  # whole ones
-        st.just("3"), st.just("4,5,6"), st.just("   "),  # too short, too long, blanks
-        st.just('"x"y,7'), st.just('8,"so" and so'), st.just('8,"so\n9,"and" so'),  # quotes that are not doubled
+        st.just("1,2"),
+        st.just('"a ""b"",\r\n\n c",9'),
+        st.just('x"y,4'),  # whole ones
+        st.just("3"),
+        st.just("4,5,6"),
+        st.just("   "),  # too short, too long, blanks
+        st.just('"x"y,7'),
+        st.just('8,"so" and so'),
+        st.just('8,"so\n9,"and" so'),  # quotes that are not doubled
         st.just(""),  # none
     ),
     max_size=8,
-)  # fmt: skip
+)
 json_rows = st.lists(
-    st.one_of(st.just('{"a": 1, "b": "x"}'), st.just('{"a": 2, "b": null}'), st.just("[1]"), st.just('{"a": '),
-              st.just('{"a": "\udcff"}'), st.just(" "), st.just("")),
+    st.one_of(
+        st.just('{"a": 1, "b": "x"}'),
+        st.just('{"a": 2, "b": null}'),
+        st.just("[1]"),
+        st.just('{"a": '),
+        st.just('{"a": "\udcff"}'),
+        st.just(" "),
+        st.just(""),
+    ),
     max_size=8,
-)  # fmt: skip
+)
 
 
 def spec_of(kind: str) -> TableSpec:
     """A spec of two columns of text."""
-    return table_spec(kind, features=None, target=None, categories=(), text=("a", "b"), target_kind="auto",
-                      classes=None, missing=None)  # fmt: skip
+    return table_spec(
+        kind, features=None, target=None, categories=(), text=("a", "b"), target_kind="auto", classes=None, missing=None
+    )
 
 
 def trained_on(path: Path, kind: str, dropped: frozenset[int]) -> dict[int, list[Any]]:
@@ -147,8 +162,11 @@ def test_a_file_that_is_gone_or_a_folder_is_told_by_each(kind: str, tmp_path: Pa
     (tmp_path / "folder").mkdir()
     for name, words in (("absent", "No such file"), ("folder", "Is a directory")):
         path = tmp_path / name
-        for read in (lambda path=path: list(table(path, "t", "").batches()), lambda path=path: source(path).fields(),
-                     lambda path=path: trained_on(path, kind, frozenset())):  # fmt: skip
+        for read in (
+            lambda path=path: list(table(path, "t", "").batches()),
+            lambda path=path: source(path).fields(),
+            lambda path=path: trained_on(path, kind, frozenset()),
+        ):
             with pytest.raises(BadJob, match=rf"{name} cannot be read: {words}"):
                 read()
 
@@ -175,15 +193,22 @@ def test_the_line_of_an_unclosed_quote_is_that_of_an_editor(text: str, line: int
 
 @pytest.mark.parametrize(
     ("header", "words"),
-    [(b"", "is empty"), (b'"a"b,c\n', "has a first line that is no CSV"), (b"a,\xff\n", r"has a column b'\\xff'"),
-     (b"a,a\n", "two columns 'a'")],
-)  # fmt: skip
+    [
+        (b"", "is empty"),
+        (b'"a"b,c\n', "has a first line that is no CSV"),
+        (b"a,\xff\n", r"has a column b'\\xff'"),
+        (b"a,a\n", "two columns 'a'"),
+    ],
+)
 def test_a_header_that_names_no_columns_is_told(header: bytes, words: str, tmp_path: Path) -> None:
     """By each that reads it."""
     path = tmp_path / "t.csv"
     path.write_bytes(header)
-    for read in (lambda: list(CsvTable(path, "t", "").batches()), lambda: CsvSource(path).fields(),
-                 lambda: trained_on(path, "csv", frozenset())):  # fmt: skip
+    for read in (
+        lambda: list(CsvTable(path, "t", "").batches()),
+        lambda: CsvSource(path).fields(),
+        lambda: trained_on(path, "csv", frozenset()),
+    ):
         with pytest.raises(BadJob, match=words):
             read()
 

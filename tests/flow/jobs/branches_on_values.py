@@ -27,6 +27,10 @@ def job() -> stoker.Job:
     """100 points, each batch as a whole: where it halts depends on all of it."""
     inputs = torch.randn(100, 6, generator=torch.Generator().manual_seed(0))
     return stoker.Job(
-        model=Halting, data=(inputs, (inputs.sum(1) > 0).long()), loss=stoker.Objective("cross_entropy", scope="batch"),
-        optimizer=stoker.SGD(lr=0.1), batch=20, until=stoker.epochs(2),
-    )  # fmt: skip
+        model=Halting,
+        data=(inputs, (inputs.sum(1) > 0).long()),
+        loss=stoker.Objective("cross_entropy", scope="batch"),
+        optimizer=stoker.SGD(lr=0.1),
+        batch=20,
+        until=stoker.epochs(2),
+    )

@@ -43,9 +43,17 @@ def net() -> nn.Module:
         if net.calls == 3:  # the first is for the job's identity
             os.kill(os.getpid(), signal.SIGKILL)
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(128, 3),
-    )  # fmt: skip
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(128, 3),
+    )
 
 
 net.calls = 0
@@ -61,9 +69,18 @@ def right(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def job(epochs: float = 30) -> stoker.Job:
     """Seven updates an epoch, the last of 30 samples."""
     return stoker.Job(
-        model=net, data=NoisyItems(300, 0), valid=stoker.holdout(0.1), test=NoisyItems(NUM_TEST, 1),
-        loss="cross_entropy", metrics=[right], optimizer=stoker.SGD(lr=0.05, momentum=0.9, nesterov=True), average=0.98,
-        batch=40, schedule=stoker.schedules.one_cycle(), until=stoker.epochs(epochs),
+        model=net,
+        data=NoisyItems(300, 0),
+        valid=stoker.holdout(0.1),
+        test=NoisyItems(NUM_TEST, 1),
+        loss="cross_entropy",
+        metrics=[right],
+        optimizer=stoker.SGD(lr=0.05, momentum=0.9, nesterov=True),
+        average=0.98,
+        batch=40,
+        schedule=stoker.schedules.one_cycle(),
+        until=stoker.epochs(epochs),
         evaluation=stoker.Evaluation(every=stoker.epochs(2)),
-        augment=[stoker.transforms.RandomShift(1)], clip_norm=1.0,
-    )  # fmt: skip
+        augment=[stoker.transforms.RandomShift(1)],
+        clip_norm=1.0,
+    )

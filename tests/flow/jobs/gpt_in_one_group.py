@@ -12,5 +12,8 @@ def job() -> stoker.Job:
         model=lambda: stoker.zoo.GPT(vocab=256, context=256, width=256, layers=4, heads=4),
         data=(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()),
         loss=stoker.Objective("token_cross_entropy", scope="batch"),
-        optimizer=stoker.AdamW(lr=1e-3), batch=64, coupling_group=64, until=stoker.epochs(1),
-    )  # fmt: skip
+        optimizer=stoker.AdamW(lr=1e-3),
+        batch=64,
+        coupling_group=64,
+        until=stoker.epochs(1),
+    )

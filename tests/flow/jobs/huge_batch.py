@@ -28,9 +28,11 @@ class Points(torch.utils.data.Dataset):
 def job(batch: int = 4_000_000, width: int = 16_384, coupling_group: int = 0) -> stoker.Job:
     """A wide network with BatchNorm; `coupling_group` 0 couples the whole batch."""
     return stoker.Job(
-        model=lambda: nn.Sequential(
-            nn.Linear(FEATURES, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 2)
-        ),
-        data=Points(batch), loss="cross_entropy", optimizer=stoker.SGD(lr=0.1), batch=batch,
-        coupling_group=coupling_group or None, until=stoker.epochs(1),
-    )  # fmt: skip
+        model=lambda: nn.Sequential(nn.Linear(FEATURES, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 2)),
+        data=Points(batch),
+        loss="cross_entropy",
+        optimizer=stoker.SGD(lr=0.1),
+        batch=batch,
+        coupling_group=coupling_group or None,
+        until=stoker.epochs(1),
+    )

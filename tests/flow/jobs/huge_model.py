@@ -14,6 +14,9 @@ def job(width: int = 500_000) -> stoker.Job:
     inputs = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
     return stoker.Job(
         model=lambda: nn.Sequential(nn.Linear(6, width), nn.Linear(width, width), nn.Linear(width, 2)),
-        data=(inputs, (inputs.sum(1) > 0).long()), loss="cross_entropy", optimizer=stoker.AdamW(lr=1e-3), batch=4,
+        data=(inputs, (inputs.sum(1) > 0).long()),
+        loss="cross_entropy",
+        optimizer=stoker.AdamW(lr=1e-3),
+        batch=4,
         until=stoker.epochs(1),
-    )  # fmt: skip
+    )

@@ -110,15 +110,25 @@ def job(kind: str = "stream", epochs: float = 25) -> stoker.Job:
         "bucketed": of_items | {"sampling": stoker.lengths.bucketed(window=3)},
         "tokens": of_items | {"sampling": stoker.lengths.bucketed(window=2), "batch": stoker.tokens(85)},
         "packed": {
-            "data": Rows(), "model": OfRows, "sampling": stoker.lengths.packed(12), "fields": stoker.Fields(),
+            "data": Rows(),
+            "model": OfRows,
+            "sampling": stoker.lengths.packed(12),
+            "fields": stoker.Fields(),
             "batch": 9,
-            "loss": "token_cross_entropy", "metrics": ["token_accuracy"],
+            "loss": "token_cross_entropy",
+            "metrics": ["token_accuracy"],
         },
-    }  # fmt: skip
+    }
     common: dict[str, Any] = {
-        "model": OfTokens, "loss": "cross_entropy", "metrics": ["accuracy"], "fields": stoker.Fields(collate=padded),
-        "optimizer": stoker.AdamW(lr=0.01), "batch": 17, "until": stoker.epochs(epochs), "average": 0.9,
+        "model": OfTokens,
+        "loss": "cross_entropy",
+        "metrics": ["accuracy"],
+        "fields": stoker.Fields(collate=padded),
+        "optimizer": stoker.AdamW(lr=0.01),
+        "batch": 17,
+        "until": stoker.epochs(epochs),
+        "average": 0.9,
         "valid": stoker.data.stream(Streamed(), length=30) if kind != "packed" else stoker.holdout(0.1),
         "evaluation": stoker.Evaluation(every=stoker.epochs(5)),
-    }  # fmt: skip
+    }
     return stoker.Job(**(common | settings[kind]))

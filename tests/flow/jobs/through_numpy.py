@@ -23,6 +23,10 @@ def job() -> stoker.Job:
     """100 points."""
     inputs = torch.randn(100, 6, generator=torch.Generator().manual_seed(0))
     return stoker.Job(
-        model=Centred, data=(inputs, (inputs.sum(1) > 0).long()), loss="cross_entropy",
-        optimizer=stoker.SGD(lr=0.1), batch=20, until=stoker.epochs(2),
-    )  # fmt: skip
+        model=Centred,
+        data=(inputs, (inputs.sum(1) > 0).long()),
+        loss="cross_entropy",
+        optimizer=stoker.SGD(lr=0.1),
+        batch=20,
+        until=stoker.epochs(2),
+    )

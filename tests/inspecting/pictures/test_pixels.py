@@ -21,9 +21,12 @@ def _stored(image: Image.Image, kind: str, **options) -> bytes:
 
 def test_equal_pixels_have_one_digest_whatever_stores_them() -> None:
     """PNG, BMP and WebP without loss of one picture agree; another pixel, or another size, does not."""
-    same = {digest(decode(_stored(PICTURE, "PNG")).image), digest(decode(_stored(PICTURE, "BMP")).image),
-            digest(decode(_stored(PICTURE, "WEBP", lossless=True)).image),
-            digest(decode(np.asarray(PICTURE)).image)}  # fmt: skip
+    same = {
+        digest(decode(_stored(PICTURE, "PNG")).image),
+        digest(decode(_stored(PICTURE, "BMP")).image),
+        digest(decode(_stored(PICTURE, "WEBP", lossless=True)).image),
+        digest(decode(np.asarray(PICTURE)).image),
+    }
     assert len(same) == 1
     other = PICTURE.copy()
     other.putpixel((3, 3), (1, 2, 3))
@@ -104,8 +107,11 @@ def test_pixels_that_only_look_equal_are_not(one: np.ndarray, other: np.ndarray)
 def test_levels_are_one_content_in_any_type_and_in_a_file() -> None:
     """Whole numbers up to 255 are what an image of 8 bits stores."""
     grey = np.arange(64, dtype=np.uint8).reshape(8, 8)
-    stored = {decode(_stored(Image.fromarray(grey), "PNG")).content, decode(grey).content,
-              decode(grey.astype(np.int64)).content}  # fmt: skip
+    stored = {
+        decode(_stored(Image.fromarray(grey), "PNG")).content,
+        decode(grey).content,
+        decode(grey.astype(np.int64)).content,
+    }
     assert len(stored) == 1
 
 

@@ -31,9 +31,10 @@ def test_folders_are_classes_below_splits(tmp_path: Path) -> None:
     found = find(tmp_path)
     assert isinstance(found, FoundImages)
     assert _names(found) == [
-        ("train/cat/a.png", "train", "cat"), ("train/cat/deep/b.JPG", "train", "cat"),
+        ("train/cat/a.png", "train", "cat"),
+        ("train/cat/deep/b.JPG", "train", "cat"),
         ("val/dog/c.png", "valid", "dog"),
-    ]  # fmt: skip
+    ]
     assert [finding.id for finding in found.findings] == ["val/notes.md"]
     assert found.empty_classes == ()
 
@@ -67,9 +68,14 @@ def test_labels_that_are_too_few_are_told(tmp_path: Path) -> None:
 def test_shards_have_keys_and_labels(tmp_path: Path) -> None:
     """A key is the name to its first dot; labels are of .cls, or of .json under a name that labels go by."""
     members = {
-        "a.png": b"1", "a.cls": b"cat\n", "b.x.png": b"2", "b.json": b'{"label": 7}', "c.png": b"3",
-        "d/e.jpg": b"4", "d/e.json": b"[1]",
-    }  # fmt: skip
+        "a.png": b"1",
+        "a.cls": b"cat\n",
+        "b.x.png": b"2",
+        "b.json": b'{"label": 7}',
+        "c.png": b"3",
+        "d/e.jpg": b"4",
+        "d/e.json": b"[1]",
+    }
     with tarfile.open(tmp_path / "data-valid-000.tar", "w") as archive:
         for name, content in members.items():
             path = tmp_path / "member"
@@ -79,8 +85,11 @@ def test_shards_have_keys_and_labels(tmp_path: Path) -> None:
     assert isinstance(found, FoundImages)
     shard = "data-valid-000.tar"
     assert [(name, label) for name, _, label in _names(found)] == [
-        (f"{shard}:a", "cat"), (f"{shard}:b", "7"), (f"{shard}:c", None), (f"{shard}:d/e", "[1]"),
-    ]  # fmt: skip
+        (f"{shard}:a", "cat"),
+        (f"{shard}:b", "7"),
+        (f"{shard}:c", None),
+        (f"{shard}:d/e", "[1]"),
+    ]
     assert found.findings == ()
 
 
@@ -100,14 +109,21 @@ def test_a_label_of_lists_without_end_is_a_fault_of_its_sample(tmp_path: Path) -
 
 def test_numpy_files_pair_images_with_labels(tmp_path: Path) -> None:
     """Keras's names are splits; arrays of another shape are told."""
-    np.savez(tmp_path / "set.npz", x_train=np.zeros((4, 5, 5)), y_train=np.arange(4), x_test=np.zeros((2, 5, 5, 3)),
-             y_test=np.arange(2))  # fmt: skip
+    np.savez(
+        tmp_path / "set.npz",
+        x_train=np.zeros((4, 5, 5)),
+        y_train=np.arange(4),
+        x_test=np.zeros((2, 5, 5, 3)),
+        y_test=np.arange(2),
+    )
     np.save(tmp_path / "weights.npy", np.zeros((3, 3)))
     found = find(tmp_path)
     assert isinstance(found, FoundImages)
     assert {(split, label) for _, split, label in _names(found)} == {
-        *(("train", str(label)) for label in range(4)), ("test", "0"), ("test", "1")
-    }  # fmt: skip
+        *(("train", str(label)) for label in range(4)),
+        ("test", "0"),
+        ("test", "1"),
+    }
     assert [finding.id for finding in found.findings] == ["weights.npy"]
 
 
@@ -119,8 +135,10 @@ def test_tables_get_their_split_from_folder_or_name(tmp_path: Path) -> None:
     found = find(tmp_path)
     assert isinstance(found, FoundTables)
     assert {table.name: table.split for table in found.tables} == {
-        "train.csv": "train", "test/part.csv": "test", "more.csv": "",
-    }  # fmt: skip
+        "train.csv": "train",
+        "test/part.csv": "test",
+        "more.csv": "",
+    }
 
 
 def test_images_win_over_tables_beside_them(tmp_path: Path) -> None:

@@ -7,9 +7,18 @@ from stoker.inspecting.findings import AGAINST, are_splits, rank, split_of
 
 @pytest.mark.parametrize(
     ("name", "split"),
-    [("train", "train"), ("Training", "train"), ("cifar-val", "valid"), ("dev_0001", "valid"), ("x_test", "test"),
-     ("t10k-images", "test"), ("contest", ""), ("trainer", ""), ("", "")],
-)  # fmt: skip
+    [
+        ("train", "train"),
+        ("Training", "train"),
+        ("cifar-val", "valid"),
+        ("dev_0001", "valid"),
+        ("x_test", "test"),
+        ("t10k-images", "test"),
+        ("contest", ""),
+        ("trainer", ""),
+        ("", ""),
+    ],
+)
 def test_the_split_is_told_by_a_whole_word(name: str, split: str) -> None:
     """A word that merely contains the name of a split says nothing."""
     assert split_of(name) == split

@@ -28,8 +28,10 @@ def test_a_sound_table_has_no_findings(tmp_path: Path) -> None:
     checked = _checked(tmp_path, {"t.csv": HEAD + "\n".join(ROWS)})
     assert checked.findings == ()
     assert [(one.name, one.kind) for one in checked.columns] == [
-        ("x", "number"), ("kind", "category"), ("label", "category"),
-    ]  # fmt: skip
+        ("x", "number"),
+        ("kind", "category"),
+        ("label", "category"),
+    ]
     assert checked.splits[0].classes == {"no": 40, "yes": 20}
 
 
@@ -78,8 +80,10 @@ def test_long_tails_are_not_outliers(tmp_path: Path) -> None:
 
 def test_numbers_of_rows_are_not_outliers(tmp_path: Path) -> None:
     """A column called `id` may count on from anywhere in another split; other columns may not."""
-    files = {f"{split}.csv": "id,x,label\n" + "\n".join(f"{start + n},{start + n},{'ab'[n % 2]}" for n in range(60))
-             for split, start in (("train", 0), ("valid", 10_000))}  # fmt: skip
+    files = {
+        f"{split}.csv": "id,x,label\n" + "\n".join(f"{start + n},{start + n},{'ab'[n % 2]}" for n in range(60))
+        for split, start in (("train", 0), ("valid", 10_000))
+    }
     told = [one.detail for one in _checked(tmp_path, files).findings if one.fault == "outlier"]
     assert len(told) == 60
     assert all(detail.startswith("x is ") for detail in told)

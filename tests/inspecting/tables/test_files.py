@@ -16,8 +16,10 @@ def _rows(table: TableSource) -> list[tuple[str, dict[str, Any]]]:
     """Every row that could be read, with its name."""
     return [
         (row_id(table, batch, row), {name: values[row] for name, values in batch.columns.items()})
-        for batch in table.batches() for row in range(batch.num_rows) if row not in batch.problems
-    ]  # fmt: skip
+        for batch in table.batches()
+        for row in range(batch.num_rows)
+        if row not in batch.problems
+    ]
 
 
 def _problems(table: TableSource) -> dict[str, RowFault]:
@@ -32,12 +34,14 @@ def test_rows_of_csv_are_named_whatever_a_batch_holds(size: int, tmp_path: Path,
     path.write_bytes(b'\xef\xbb\xbfa,b\n1,"x\ny"\n\n2\n3,NA\n4,\xff,\n5,z\n')
     table = CsvTable(path, "t.csv", "train")
     assert _rows(table) == [
-        ("t.csv:0", {"a": "1", "b": "x\ny"}), ("t.csv:2", {"a": "3", "b": None}), ("t.csv:4", {"a": "5", "b": "z"}),
-    ]  # fmt: skip
+        ("t.csv:0", {"a": "1", "b": "x\ny"}),
+        ("t.csv:2", {"a": "3", "b": None}),
+        ("t.csv:4", {"a": "5", "b": "z"}),
+    ]
     assert _problems(table) == {
         "t.csv:1": RowFault("ragged", "has 1 fields, the header has 2"),
         "t.csv:3": RowFault("ragged", "has 3 fields, the header has 2"),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
@@ -62,15 +66,18 @@ def test_objects_of_jsonl_may_lack_keys(tmp_path: Path) -> None:
     table = JsonlTable(tmp_path / "t.jsonl", "t", "")
     assert _rows(table) == [("t:0", {"a": 1, "b": None}), ("t:1", {"a": 2, "b": [3]})]
     assert {name: fault.kind for name, fault in _problems(table).items()} == {
-        "t:2": "corrupt", "t:3": "corrupt", "t:4": "encoding",
-    }  # fmt: skip
+        "t:2": "corrupt",
+        "t:3": "corrupt",
+        "t:4": "encoding",
+    }
 
 
 def test_damage_in_parquet_is_found_by_its_checksums(tmp_path: Path) -> None:
     """A byte that changed within a page ends the reading, with the row."""
     path = tmp_path / "t.parquet"
-    pq.write_table(pa.table({"a": list(range(3000))}), path, use_dictionary=False, compression=None,
-                   write_page_checksum=True)  # fmt: skip
+    pq.write_table(
+        pa.table({"a": list(range(3000))}), path, use_dictionary=False, compression=None, write_page_checksum=True
+    )
     table = ParquetTable(path, "t", "")
     assert len(_rows(table)) == 3000
     content = bytearray(path.read_bytes())

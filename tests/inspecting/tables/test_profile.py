@@ -19,8 +19,10 @@ def test_batches_do_not_change_a_profile(values: list, cut: int) -> None:
     parts.add(values[:cut], is_typed=True)
     parts.add(values[cut:], is_typed=True)
     assert (whole.missing, whole.values, sum(whole.kinds.values())) == (
-        parts.missing, parts.values, sum(parts.kinds.values())
-    )  # fmt: skip
+        parts.missing,
+        parts.values,
+        sum(parts.kinds.values()),
+    )
     assert whole.missing + sum(whole.values.values()) == whole.num_rows == len(values)
 
 
@@ -31,8 +33,10 @@ def test_prose_and_categories_are_told_apart() -> None:
     category.add(["red", "green"] * 25, is_typed=True)
     names.add([f"N{n}" for n in range(50)], is_typed=True)
     assert [(one.is_prose, one.is_category) for one in (prose, category, names)] == [
-        (True, False), (False, True), (False, False),
-    ]  # fmt: skip
+        (True, False),
+        (False, True),
+        (False, False),
+    ]
 
 
 def test_different_values_are_counted_to_a_limit(monkeypatch) -> None:

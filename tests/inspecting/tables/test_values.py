@@ -12,8 +12,10 @@ def test_numbers_are_told_from_how_they_look_only_where_all_is_text() -> None:
     assert number_of(True, is_typed=True) is None
     assert number_of(10**400, is_typed=True) == float("inf")
     assert (kind_of("3", is_typed=False), kind_of("3", is_typed=True), kind_of([1], is_typed=True)) == (
-        "number", "text", "list",
-    )  # fmt: skip
+        "number",
+        "text",
+        "list",
+    )
 
 
 def test_equal_values_have_equal_keys() -> None:

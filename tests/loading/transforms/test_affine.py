@@ -63,9 +63,13 @@ def test_an_affine_map_is_that_of_each_image_alone(dtype: torch.dtype) -> None:
         angle, lean = math.radians(turned[i]), math.radians(sheared[i])
         turn = linear(math.cos(angle), -math.sin(angle), math.sin(angle), math.cos(angle))
         forward = (
-            translation(right[i], down[i]) @ translation(4.5, 3.5) @ linear(scaled[i], 0, 0, scaled[i]) @ turn
-            @ linear(1, math.tan(lean), 0, 1) @ translation(-4.5, -3.5)
-        )  # fmt: skip
+            translation(right[i], down[i])
+            @ translation(4.5, 3.5)
+            @ linear(scaled[i], 0, 0, scaled[i])
+            @ turn
+            @ linear(1, math.tan(lean), 0, 1)
+            @ translation(-4.5, -3.5)
+        )
         assert torch.allclose(found[i].double(), moved(x_BCHW[i], forward, 0.25), atol=2e-5)
 
 
@@ -111,10 +115,14 @@ def test_a_resized_crop_is_that_of_each_image_alone() -> None:
     found = crop(x_BCHW, draw_for(range(6)))
     assert found.shape == (6, 3, 5, 5)
     for i in range(6):
-        theta = torch.tensor([[
-            [widths[i] / 8, 0, 2 * (lefts[i] + widths[i] / 2) / 8 - 1],
-            [0, heights[i] / 11, 2 * (tops[i] + heights[i] / 2) / 11 - 1],
-        ]])  # fmt: skip
+        theta = torch.tensor(
+            [
+                [
+                    [widths[i] / 8, 0, 2 * (lefts[i] + widths[i] / 2) / 8 - 1],
+                    [0, heights[i] / 11, 2 * (tops[i] + heights[i] / 2) / 11 - 1],
+                ]
+            ]
+        )
         grid = F.affine_grid(theta, [1, 3, 5, 5], align_corners=False)
         expected = F.grid_sample(x_BCHW[i : i + 1], grid, padding_mode="border", align_corners=False)
         assert torch.allclose(found[i : i + 1], expected, atol=1e-9)

@@ -21,7 +21,7 @@ from stoker.loading.transforms import (
     Solarize,
     Sometimes,
     for_evaluation,
-)  # fmt: skip
+)
 from tests.loading.transforms.pictures import draw_for, images, one_by_one
 
 MIRROR, POND = RandomFlip(1.0), RandomVerticalFlip(1.0)

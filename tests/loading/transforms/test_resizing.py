@@ -72,9 +72,14 @@ def test_outside_of_a_run_images_are_whole() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"initial_scale": 0}, {"initial_scale": 1.5}, {"delay_fraction": 0.9}, {"finetune_fraction": -0.1},
-     {"size_increment": 0}],
-)  # fmt: skip
+    [
+        {"initial_scale": 0},
+        {"initial_scale": 1.5},
+        {"delay_fraction": 0.9},
+        {"finetune_fraction": -0.1},
+        {"size_increment": 0},
+    ],
+)
 def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
     """Each with its number."""
     with pytest.raises(BadSetting, match=str(next(iter(wrong.values())))):

@@ -31,9 +31,11 @@ def shifted(image_CHW: torch.Tensor, top: int, left: int, fill: float) -> torch.
 
 @settings(max_examples=60)
 @given(
-    st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(1, 6), st.integers(1, 6)), DTYPES,
-    st.integers(0, 4), st.sampled_from([0.0, 7.0]),
-)  # fmt: skip
+    st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(1, 6), st.integers(1, 6)),
+    DTYPES,
+    st.integers(0, 4),
+    st.sampled_from([0.0, 7.0]),
+)
 def test_a_shift_is_that_of_each_image_alone(
     shape: tuple[int, ...], dtype: torch.dtype, pixels: int, fill: float
 ) -> None:
@@ -50,9 +52,11 @@ def test_a_shift_is_that_of_each_image_alone(
 
 @settings(max_examples=40)
 @given(
-    st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(3, 7), st.integers(3, 7)), DTYPES, st.integers(1, 5),
+    st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(3, 7), st.integers(3, 7)),
+    DTYPES,
+    st.integers(1, 5),
     st.integers(0, 2),
-)  # fmt: skip
+)
 def test_a_crop_is_that_of_each_image_alone(
     shape: tuple[int, ...], dtype: torch.dtype, size: int, padding: int
 ) -> None:

@@ -57,33 +57,59 @@ class Cluster:
 
     def _start(self, programs: Path, nodes: dict[str, dict[str, str]]) -> None:
         client, peer, secure = (_free_port() for _ in range(3))
-        self._run(programs / "etcd", f"--data-dir={self.folder / 'etcd'}", "--unsafe-no-fsync",
-                  f"--listen-client-urls=http://127.0.0.1:{client}", f"--advertise-client-urls=http://127.0.0.1:{client}",
-                  f"--listen-peer-urls=http://127.0.0.1:{peer}", f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}",
-                  f"--initial-cluster=default=http://127.0.0.1:{peer}")  # fmt: skip
+        self._run(
+            programs / "etcd",
+            f"--data-dir={self.folder / 'etcd'}",
+            "--unsafe-no-fsync",
+            f"--listen-client-urls=http://127.0.0.1:{client}",
+            f"--advertise-client-urls=http://127.0.0.1:{client}",
+            f"--listen-peer-urls=http://127.0.0.1:{peer}",
+            f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}",
+            f"--initial-cluster=default=http://127.0.0.1:{peer}",
+        )
         key = self.folder / "service-account.pem"
         shown, shown_key = certificate(self.folder / "certs")
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
         (self.folder / "tokens").write_text(f"{ADMIN},admin,1,system:masters\n{LIMITED},somebody,2\n")
-        self._run(programs / "kube-apiserver", f"--etcd-servers=http://127.0.0.1:{client}", f"--secure-port={secure}",
-                  "--bind-address=127.0.0.1", "--insecure-port=0", f"--cert-dir={self.folder / 'certs'}",
-                  f"--tls-cert-file={shown}", f"--tls-private-key-file={shown_key}",
-                  f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}",
-                  "--service-account-issuer=https://test", f"--token-auth-file={self.folder / 'tokens'}",
-                  "--authorization-mode=RBAC",
-                  "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition,DefaultTolerationSeconds",
-                  "--service-cluster-ip-range=10.96.0.0/24", "--kubelet-preferred-address-types=InternalIP",
-                  "--watch-cache=true", "--profiling=false")  # fmt: skip
+        self._run(
+            programs / "kube-apiserver",
+            f"--etcd-servers=http://127.0.0.1:{client}",
+            f"--secure-port={secure}",
+            "--bind-address=127.0.0.1",
+            "--insecure-port=0",
+            f"--cert-dir={self.folder / 'certs'}",
+            f"--tls-cert-file={shown}",
+            f"--tls-private-key-file={shown_key}",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            "--service-account-issuer=https://test",
+            f"--token-auth-file={self.folder / 'tokens'}",
+            "--authorization-mode=RBAC",
+            "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition,DefaultTolerationSeconds",
+            "--service-cluster-ip-range=10.96.0.0/24",
+            "--kubelet-preferred-address-types=InternalIP",
+            "--watch-cache=true",
+            "--profiling=false",
+        )
         self.url = f"https://127.0.0.1:{secure}"
         self.server = Server(self.url, ADMIN, shown)
         self._until_ready()
         self.kubeconfig = self.folder / "kubeconfig"
         logins = {"test": ADMIN, "limited": LIMITED}
         self.kubeconfig.write_text(json.dumps(kubeconfig(self.url, logins, authority=shown)))
-        self._run(programs / "kube-controller-manager", f"--kubeconfig={self.kubeconfig}", "--leader-elect=false",
-                  "--port=0", "--secure-port=0", f"--service-account-private-key-file={key}",
-                  "--pvclaimbinder-sync-period=1s", "--node-monitor-grace-period=12s", "--node-monitor-period=2s",
-                  "--pod-eviction-timeout=2s", "--terminated-pod-gc-threshold=100")  # fmt: skip
+        self._run(
+            programs / "kube-controller-manager",
+            f"--kubeconfig={self.kubeconfig}",
+            "--leader-elect=false",
+            "--port=0",
+            "--secure-port=0",
+            f"--service-account-private-key-file={key}",
+            "--pvclaimbinder-sync-period=1s",
+            "--node-monitor-grace-period=12s",
+            "--node-monitor-period=2s",
+            "--pod-eviction-timeout=2s",
+            "--terminated-pod-gc-threshold=100",
+        )
         self.server.ask("POST", "/api/v1/namespaces", {"metadata": {"name": "team"}})
         self.kubelets = Kubelets(self.server, self.folder / "pods", nodes)
         self._stack.callback(self.kubelets.close)
@@ -104,18 +130,33 @@ class Cluster:
             time.sleep(0.2)
 
     def _add_disk(self) -> None:
-        self.server.ask("POST", "/apis/storage.k8s.io/v1/storageclasses", {
-            "metadata": {"name": "disk", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
-            "provisioner": "kubernetes.io/no-provisioner"})  # fmt: skip
+        self.server.ask(
+            "POST",
+            "/apis/storage.k8s.io/v1/storageclasses",
+            {
+                "metadata": {"name": "disk", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
+                "provisioner": "kubernetes.io/no-provisioner",
+            },
+        )
 
     def add_volume(self, name: str) -> Path:
         """A volume of this machine's disk that the next claim is bound to; its folder."""
         folder = self.disk / name
         folder.mkdir(parents=True)
-        self.server.ask("POST", "/api/v1/persistentvolumes", {"metadata": {"name": name}, "spec": {
-            "capacity": {"storage": "20Gi"}, "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
-            "storageClassName": "disk",
-            "persistentVolumeReclaimPolicy": "Retain", "hostPath": {"path": str(folder)}}})  # fmt: skip
+        self.server.ask(
+            "POST",
+            "/api/v1/persistentvolumes",
+            {
+                "metadata": {"name": name},
+                "spec": {
+                    "capacity": {"storage": "20Gi"},
+                    "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
+                    "storageClassName": "disk",
+                    "persistentVolumeReclaimPolicy": "Retain",
+                    "hostPath": {"path": str(folder)},
+                },
+            },
+        )
         return folder
 
 
@@ -126,13 +167,13 @@ def kubeconfig(
     servers = dict.fromkeys(tokens, url) | (others or {})
     shows = {} if authority is None else {"certificate-authority": str(authority)}
     return {
-        "apiVersion": "v1", "kind": "Config", "current-context": next(iter(tokens)),
-        "clusters": [
-            {"name": n, "cluster": {"server": u, **shows}} for n, u in servers.items()
-        ],
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": next(iter(tokens)),
+        "clusters": [{"name": n, "cluster": {"server": u, **shows}} for n, u in servers.items()],
         "users": [{"name": name, "user": {"token": tokens.get(name, "none")}} for name in servers],
         "contexts": [{"name": n, "context": {"cluster": n, "user": n, "namespace": "team"}} for n in servers],
-    }  # fmt: skip
+    }
 
 
 def _free_port() -> int:

@@ -23,18 +23,42 @@ from kubeflow_trainer_api.models import jobset_v1alpha2_job_set, trainer_v1alpha
 
 from tests.places.kubernetes.kubelet import Kubelets, Object, execute, now
 
-GROUPS = ("batch/v1", "apps/v1", "autoscaling/v2", "storage.k8s.io/v1", "authorization.k8s.io/v1",
-          "jobset.x-k8s.io/v1alpha2", "trainer.kubeflow.org/v1alpha1", "kueue.x-k8s.io/v1beta1", "keda.sh/v1alpha1",
-          "http.keda.sh/v1alpha1")  # fmt: skip
-_CUSTOM = {"JobSet": jobset_v1alpha2_job_set.JobsetV1alpha2JobSet,
-           "TrainJob": trainer_v1alpha1_train_job.TrainerV1alpha1TrainJob}  # fmt: skip
+GROUPS = (
+    "batch/v1",
+    "apps/v1",
+    "autoscaling/v2",
+    "storage.k8s.io/v1",
+    "authorization.k8s.io/v1",
+    "jobset.x-k8s.io/v1alpha2",
+    "trainer.kubeflow.org/v1alpha1",
+    "kueue.x-k8s.io/v1beta1",
+    "keda.sh/v1alpha1",
+    "http.keda.sh/v1alpha1",
+)
+_CUSTOM = {
+    "JobSet": jobset_v1alpha2_job_set.JobsetV1alpha2JobSet,
+    "TrainJob": trainer_v1alpha1_train_job.TrainerV1alpha1TrainJob,
+}
 _KINDS = {
-    "jobs": "Job", "jobsets": "JobSet", "trainjobs": "TrainJob", "pods": "Pod", "services": "Service", "nodes": "Node",
-    "configmaps": "ConfigMap", "secrets": "Secret", "persistentvolumeclaims": "PersistentVolumeClaim",
-    "persistentvolumes": "PersistentVolume", "deployments": "Deployment", "namespaces": "Namespace",
-    "horizontalpodautoscalers": "HorizontalPodAutoscaler", "scaledobjects": "ScaledObject", "workloads": "Workload",
-    "httpscaledobjects": "HTTPScaledObject", "storageclasses": "StorageClass", "localqueues": "LocalQueue",
-}  # fmt: skip
+    "jobs": "Job",
+    "jobsets": "JobSet",
+    "trainjobs": "TrainJob",
+    "pods": "Pod",
+    "services": "Service",
+    "nodes": "Node",
+    "configmaps": "ConfigMap",
+    "secrets": "Secret",
+    "persistentvolumeclaims": "PersistentVolumeClaim",
+    "persistentvolumes": "PersistentVolume",
+    "deployments": "Deployment",
+    "namespaces": "Namespace",
+    "horizontalpodautoscalers": "HorizontalPodAutoscaler",
+    "scaledobjects": "ScaledObject",
+    "workloads": "Workload",
+    "httpscaledobjects": "HTTPScaledObject",
+    "storageclasses": "StorageClass",
+    "localqueues": "LocalQueue",
+}
 _GIVEN = {"nodes", "storageclasses", "namespaces", "localqueues", "persistentvolumes"}
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _QUEUE = "kueue.x-k8s.io/queue-name"
@@ -122,9 +146,11 @@ class FakeCluster:
     def run_pod(self, name: str) -> None:
         """A pod's container runs."""
         self.objects["pods", name]["status"] = {
-            "phase": "Running", "startTime": now(), "conditions": [{"type": "PodScheduled", "status": "True"}],
+            "phase": "Running",
+            "startTime": now(),
+            "conditions": [{"type": "PodScheduled", "status": "True"}],
             "containerStatuses": [{"name": "node", "state": {"running": {}}}],
-        }  # fmt: skip
+        }
 
     def admit(self) -> None:
         """Kueue admits all workloads."""
@@ -136,10 +162,17 @@ class FakeCluster:
     def preempt(self) -> None:
         """Kueue takes the place of all workloads for others."""
         for workload in self.of("workloads"):
-            workload["status"] = {"conditions": [
-                {"type": "QuotaReserved", "status": "False", "message": "couldn't assign flavors"},
-                {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "Preempted to accommodate one"},
-            ]}  # fmt: skip
+            workload["status"] = {
+                "conditions": [
+                    {"type": "QuotaReserved", "status": "False", "message": "couldn't assign flavors"},
+                    {
+                        "type": "Evicted",
+                        "status": "True",
+                        "reason": "Preempted",
+                        "message": "Preempted to accommodate one",
+                    },
+                ]
+            }
             self._owner(workload)["spec"]["suspend"] = True
         self.settle()
 
@@ -196,10 +229,15 @@ class FakeCluster:
                     and not about.get("ownerReferences")
                     and ("workloads", name) not in self.objects
                 ):
-                    self.add("workloads", name, metadata={"ownerReferences": [_reference(thing)]},
-                             spec={"queueName": about["labels"][_QUEUE]}, status={"conditions": [
-                                 {"type": "QuotaReserved", "status": "False", "message": "no quota is free"}]}
-                             )  # fmt: skip
+                    self.add(
+                        "workloads",
+                        name,
+                        metadata={"ownerReferences": [_reference(thing)]},
+                        spec={"queueName": about["labels"][_QUEUE]},
+                        status={
+                            "conditions": [{"type": "QuotaReserved", "status": "False", "message": "no quota is free"}]
+                        },
+                    )
 
     def _train(self, trainjob: Object) -> None:
         name, spec = trainjob["metadata"]["name"], trainjob["spec"]
@@ -207,15 +245,26 @@ class FakeCluster:
         patch = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
         patched = copy.deepcopy(patch["template"]["spec"]["template"])
         container = patched["spec"]["containers"][0] | {
-            "image": trainer["image"], "command": trainer["command"], "env": trainer["env"],
-            "resources": trainer.get("resourcesPerNode", {})}  # fmt: skip
+            "image": trainer["image"],
+            "command": trainer["command"],
+            "env": trainer["env"],
+            "resources": trainer.get("resourcesPerNode", {}),
+        }
         patched["spec"]["containers"] = [container]
-        job = {"completionMode": "Indexed", "parallelism": trainer["numNodes"], "completions": trainer["numNodes"],
-               "backoffLimit": 0, "template": {**patched, "spec": {"restartPolicy": "Never", **patched["spec"]}},
-               }  # fmt: skip
+        job = {
+            "completionMode": "Indexed",
+            "parallelism": trainer["numNodes"],
+            "completions": trainer["numNodes"],
+            "backoffLimit": 0,
+            "template": {**patched, "spec": {"restartPolicy": "Never", **patched["spec"]}},
+        }
         if ("jobsets", name) not in self.objects:
-            self.add("jobsets", name, metadata={"ownerReferences": [_reference(trainjob)]}, spec={
-                "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": job}}]})  # fmt: skip
+            self.add(
+                "jobsets",
+                name,
+                metadata={"ownerReferences": [_reference(trainjob)]},
+                spec={"replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": job}}]},
+            )
         jobset = self.objects["jobsets", name]
         jobset["spec"]["suspend"] = spec.get("suspend", False)
         self._copy_end(jobset, trainjob, {"Completed": "Complete", "Failed": "Failed"})
@@ -228,8 +277,12 @@ class FakeCluster:
             spec["template"]["spec"]["subdomain"] = name
             if ("jobs", child) not in self.objects:
                 self.add("jobs", child, metadata={"ownerReferences": [_reference(jobset)]}, spec=spec)
-                self.add("services", name, metadata={"ownerReferences": [_reference(jobset)]},
-                         spec={"clusterIP": "None", "selector": {}})  # fmt: skip
+                self.add(
+                    "services",
+                    name,
+                    metadata={"ownerReferences": [_reference(jobset)]},
+                    spec={"clusterIP": "None", "selector": {}},
+                )
             job = self.objects["jobs", child]
             job["spec"]["suspend"] = jobset["spec"].get("suspend", False)
             self._copy_end(job, jobset, {"Complete": "Completed", "Failed": "Failed"})
@@ -269,8 +322,11 @@ class FakeCluster:
     def _make_pod(self, job: Object, name: str, index: int, *, is_indexed: bool) -> None:
         template = copy.deepcopy(job["spec"]["template"])
         labels = template.get("metadata", {}).get("labels", {}) | {"batch.kubernetes.io/job-name": name}
-        about: Object = {"labels": labels, "ownerReferences": [_reference(job) | {"controller": True}],
-                         "annotations": {}}  # fmt: skip
+        about: Object = {
+            "labels": labels,
+            "ownerReferences": [_reference(job) | {"controller": True}],
+            "annotations": {},
+        }
         pod = self.add(
             "pods", f"{name}-{index}-{uuid.uuid4().hex[:5]}", metadata=about, spec=template["spec"], status={}
         )
@@ -293,8 +349,14 @@ class FakeCluster:
         status["failed"] = status.get("failed", 0) + 1
         name = pod["metadata"]["name"]
         if action == "FailJob":
-            status["conditions"] = [{"type": "Failed", "status": "True", "reason": "PodFailurePolicy",
-                                     "message": f"Container node of pod {name}: FailJob rule"}]  # fmt: skip
+            status["conditions"] = [
+                {
+                    "type": "Failed",
+                    "status": "True",
+                    "reason": "PodFailurePolicy",
+                    "message": f"Container node of pod {name}: FailJob rule",
+                }
+            ]
         elif status["failed"] > spec["backoffLimit"]:
             status["conditions"] = [{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}]
 
@@ -380,8 +442,11 @@ class FakeCluster:
             limits = manifest["spec"]["template"]["spec"]["containers"][0].get("resources", {}).get("limits", {})
             asked = int(limits.get("nvidia.com/gpu", 0)) * manifest["spec"]["completions"]
             if asked > self.quota:
-                raise Refused(403, "Forbidden", f'jobs "{name}" is forbidden: exceeded quota: g, requested: {asked}, '
-                              f"limited: {self.quota}")  # fmt: skip
+                raise Refused(
+                    403,
+                    "Forbidden",
+                    f'jobs "{name}" is forbidden: exceeded quota: g, requested: {asked}, limited: {self.quota}',
+                )
         manifest = copy.deepcopy(manifest)
         if plural == "secrets":
             texts = manifest.pop("stringData", {})

@@ -81,8 +81,13 @@ class Server:
 
     def ask(self, method: str, path: str, body: Object | None = None, kind: str = "application/json") -> Object:
         """The answer as JSON; raises LookupError for 404 and 409, RuntimeError for other refusals."""
-        answer = self._pool.request(method, self.url + path, headers={**self._headers, "Content-Type": kind},
-                                    body=None if body is None else json.dumps(body), timeout=20.0)  # fmt: skip
+        answer = self._pool.request(
+            method,
+            self.url + path,
+            headers={**self._headers, "Content-Type": kind},
+            body=None if body is None else json.dumps(body),
+            timeout=20.0,
+        )
         if answer.status in {404, 409}:
             raise LookupError(answer.data.decode())
         if answer.status >= 300:
@@ -143,11 +148,28 @@ class Pod:
         flat = [word for mount in mounts for word in mount]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                ["unshare", "-m", "--propagation", "private", "sh", "-c", _SET_UP, "sh", str(self.folder / "mounts"),
-                 str(self.folder / "message"), self._hosts(), *flat, "--", *command],
-                env={"PATH": path + ":/usr/sbin:/sbin", "HOME": "/root", **environment}, stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+                [
+                    "unshare",
+                    "-m",
+                    "--propagation",
+                    "private",
+                    "sh",
+                    "-c",
+                    _SET_UP,
+                    "sh",
+                    str(self.folder / "mounts"),
+                    str(self.folder / "message"),
+                    self._hosts(),
+                    *flat,
+                    "--",
+                    *command,
+                ],
+                env={"PATH": path + ":/usr/sbin:/sbin", "HOME": "/root", **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         self.started = time.monotonic()
         self._report("Running", {"running": {"startedAt": now()}})
 
@@ -224,8 +246,12 @@ class Pod:
         if self.process is not None and self.process.poll() is not None and not self.is_reported:
             self._report_end(self.process.returncode)
         if self.about.get("deletionTimestamp") and (self.process is None or self.is_reported):
-            body = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0,
-                    "preconditions": {"uid": self.about["uid"]}}  # fmt: skip
+            body = {
+                "apiVersion": "v1",
+                "kind": "DeleteOptions",
+                "gracePeriodSeconds": 0,
+                "preconditions": {"uid": self.about["uid"]},
+            }
             self._server.ask("DELETE", self.path, body)
 
     def _ask_to_end(self, grace_s: float) -> None:
@@ -244,8 +270,12 @@ class Pod:
         text = message.read_text() if message.exists() else ""
         if not text and code and self.container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
             text = (self.folder / "log").read_text(errors="replace")[-2000:]
-        ended = {"exitCode": code if code >= 0 else 128 - code, "reason": "Completed" if code == 0 else "Error",
-                 "message": text, "finishedAt": now()}  # fmt: skip
+        ended = {
+            "exitCode": code if code >= 0 else 128 - code,
+            "reason": "Completed" if code == 0 else "Error",
+            "message": text,
+            "finishedAt": now(),
+        }
         self._report("Succeeded" if code == 0 and not self.reason else "Failed", {"terminated": ended})
         self.is_reported = True
 
@@ -253,14 +283,21 @@ class Pod:
         ready = "True" if phase == "Running" else "False"
         kept = [c for c in self.manifest.get("status", {}).get("conditions", []) if c["type"] != "Ready"]
         status: Object = {
-            "phase": phase, "podIP": "127.0.0.1", "hostIP": "127.0.0.1",
+            "phase": phase,
+            "podIP": "127.0.0.1",
+            "hostIP": "127.0.0.1",
             "conditions": [*kept, {"type": "Ready", "status": ready, "lastTransitionTime": now()}],
-            "containerStatuses": [{
-                "name": self.container["name"], "image": self.container["image"], "imageID": "",
-                "ready": ready == "True",
-                "restartCount": 0, "state": state,
-            }],
-        }  # fmt: skip
+            "containerStatuses": [
+                {
+                    "name": self.container["name"],
+                    "image": self.container["image"],
+                    "imageID": "",
+                    "ready": ready == "True",
+                    "restartCount": 0,
+                    "state": state,
+                }
+            ],
+        }
         if phase == "Running":
             status["startTime"] = now()
         if self.reason:
@@ -316,17 +353,33 @@ class Kubelets:
     def _register(self, name: str, labels: dict[str, str]) -> None:
         gpus = labels.pop("gpus", "0")
         room = {"cpu": "64", "memory": "256Gi", "pods": "110", "nvidia.com/gpu": gpus}
-        self.server.ask("POST", "/api/v1/nodes", {
-            "apiVersion": "v1", "kind": "Node",
-            "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, **labels}},
-        })  # fmt: skip
+        self.server.ask(
+            "POST",
+            "/api/v1/nodes",
+            {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, **labels}},
+            },
+        )
         self.server.merge(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
-        self.server.merge(f"/api/v1/nodes/{name}/status", {"status": {
-            "capacity": room, "allocatable": room,
-            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": name}],
-            "daemonEndpoints": {"kubeletEndpoint": {"Port": self._http.server_address[1]}},
-            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "lastHeartbeatTime": now()}],
-        }})  # fmt: skip
+        self.server.merge(
+            f"/api/v1/nodes/{name}/status",
+            {
+                "status": {
+                    "capacity": room,
+                    "allocatable": room,
+                    "addresses": [
+                        {"type": "InternalIP", "address": "127.0.0.1"},
+                        {"type": "Hostname", "address": name},
+                    ],
+                    "daemonEndpoints": {"kubeletEndpoint": {"Port": self._http.server_address[1]}},
+                    "conditions": [
+                        {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastHeartbeatTime": now()}
+                    ],
+                }
+            },
+        )
 
     def _loop(self) -> None:
         beat = 0.0
@@ -342,8 +395,16 @@ class Kubelets:
 
     def _heartbeat(self) -> None:
         for name in self._nodes.keys() - self.dead:
-            self.server.merge(f"/api/v1/nodes/{name}/status", {"status": {"conditions": [
-                {"type": "Ready", "status": "True", "reason": "Ready", "lastHeartbeatTime": now()}]}})  # fmt: skip
+            self.server.merge(
+                f"/api/v1/nodes/{name}/status",
+                {
+                    "status": {
+                        "conditions": [
+                            {"type": "Ready", "status": "True", "reason": "Ready", "lastHeartbeatTime": now()}
+                        ]
+                    }
+                },
+            )
 
     def _look(self, manifest: Object) -> None:
         uid, node = manifest["metadata"]["uid"], manifest["spec"].get("nodeName")
@@ -368,9 +429,11 @@ class Kubelets:
             why = self._unfit(node, spec)
             if not why:
                 target = {"apiVersion": "v1", "kind": "Node", "name": node["metadata"]["name"]}
-                self.server.ask("POST", f"{path}/binding", {
-                    "apiVersion": "v1", "kind": "Binding", "target": target,
-                    "metadata": {"name": about["name"]}})  # fmt: skip
+                self.server.ask(
+                    "POST",
+                    f"{path}/binding",
+                    {"apiVersion": "v1", "kind": "Binding", "target": target, "metadata": {"name": about["name"]}},
+                )
                 return
             reasons.append(why)
         message = f"0/{len(reasons)} nodes are available: {', '.join(sorted(set(reasons)))}."
@@ -390,8 +453,11 @@ class Kubelets:
             for rule in term["matchExpressions"]:
                 if labels.get(rule["key"]) not in rule["values"]:
                     return "node(s) didn't match Pod's node affinity"
-        used = sum(_gpus(pod.spec) for pod in self.pods.values()
-                   if pod.spec["nodeName"] == name and pod.process and pod.process.poll() is None)  # fmt: skip
+        used = sum(
+            _gpus(pod.spec)
+            for pod in self.pods.values()
+            if pod.spec["nodeName"] == name and pod.process and pod.process.poll() is None
+        )
         if _gpus(spec) + used > int(node["status"]["allocatable"]["nvidia.com/gpu"]):
             return "Insufficient nvidia.com/gpu"
         return ""
@@ -412,11 +478,29 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     certificate, key = folder / "cert.pem", folder / "key.pem"
     if not certificate.exists():
         subprocess.run(
-            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-             "-days", "2",
-             "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
-            check=True, capture_output=True,
-        )  # fmt: skip
+            [
+                "openssl",
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:prime256v1",
+                "-nodes",
+                "-days",
+                "2",
+                "-subj",
+                "/CN=127.0.0.1",
+                "-addext",
+                "subjectAltName=IP:127.0.0.1",
+                "-keyout",
+                key,
+                "-out",
+                certificate,
+            ],
+            check=True,
+            capture_output=True,
+        )
     return certificate, key
 
 
@@ -478,9 +562,12 @@ def execute(handler: BaseHTTPRequestHandler, pod: Pod, command: list[str]) -> No
         send(3, json.dumps(failure).encode())
         return
     process = subprocess.Popen(
-        ["nsenter", "-t", str(pod.process.pid), "-m", "--root", "--wd", *command], stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"},
-    )  # fmt: skip
+        ["nsenter", "-t", str(pod.process.pid), "-m", "--root", "--wd", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"},
+    )
 
     def pump(channel: int, stream: Any) -> None:
         while data := stream.read1(1 << 16):

@@ -35,8 +35,9 @@ def test_what_a_compiled_plan_needs_of_a_gpu_is_less_certain() -> None:
     """An eighth more room than forecast is enough for a plan, not for a compiled one; on a CPU both need as much."""
     sure = {
         (kind, is_compiled): fit_probability(1e9, 1.125e9, MemoryResiduals(kind=kind, is_compiled=is_compiled))
-        for kind in ("cuda", "cpu") for is_compiled in (False, True)
-    }  # fmt: skip
+        for kind in ("cuda", "cpu")
+        for is_compiled in (False, True)
+    }
     assert sure["cuda", False] >= 0.9 > sure["cuda", True] > 0.5
     assert sure["cpu", False] == sure["cpu", True]
 

@@ -29,8 +29,11 @@ class Measured:
         """Its forward and its backward pass."""
         stride = [max(1, -(-self.x[2] // self.y[2]), self.y[2] // self.x[2])] * 2
         attributes = {
-            "channels_last": self.channels_last, "groups": self.groups, "stride": stride, "transposed": self.transposed,
-        }  # fmt: skip
+            "channels_last": self.channels_last,
+            "groups": self.groups,
+            "stride": stride,
+            "transposed": self.transposed,
+        }
         x, w, y = (shaped(*shape, dtype=dtype) for shape in (self.x, self.w, self.y))
         mask = [True, True, False]
         backward = operation("convolution_backward", [y, x, w], [x, w], output_mask=mask, **attributes)
@@ -39,29 +42,82 @@ class Measured:
 
 MEASURED = [
     Measured("3×3", (16, 128, 12, 12), (128, 128, 3, 3), (16, 128, 12, 12), (1769472, 2359296), (884736, 1857924)),
-    Measured("3×3, stride", (16, 128, 12, 12), (256, 128, 3, 3), (16, 256, 6, 6),
-             (2359296, 1769472), (1179648, 2140548)),
+    Measured(
+        "3×3, stride", (16, 128, 12, 12), (256, 128, 3, 3), (16, 256, 6, 6), (2359296, 1769472), (1179648, 2140548)
+    ),
     Measured("1×1", (12, 64, 24, 24), (256, 64, 1, 1), (12, 256, 24, 24), (0, 0), (3538944, 4489344)),
-    Measured("1×1, stride", (16, 128, 12, 12), (256, 128, 1, 1), (16, 256, 6, 6),
-             (1329280, 2228224), (701696, 1114112)),
+    Measured(
+        "1×1, stride", (16, 128, 12, 12), (256, 128, 1, 1), (16, 256, 6, 6), (1329280, 2228224), (701696, 1114112)
+    ),
     Measured("1×1, last", (8, 160, 24, 24), (40, 160, 1, 1), (8, 40, 24, 24), (0, 0), channels_last=True),
-    Measured("depthwise 3×3", (4, 144, 24, 24), (144, 1, 3, 3), (4, 144, 24, 24),
-             (1332288, 2654208), (666144, 1332416), groups=144),
-    Measured("depthwise 3×3, stride", (4, 144, 24, 24), (144, 1, 3, 3), (4, 144, 12, 12),
-             (1332288, 1658880), (666144, 1324512), groups=144),
-    Measured("depthwise 3×3, last", (16, 128, 7, 7), (128, 1, 3, 3), (16, 128, 7, 7),
-             (4608, 9728), (2304, 6016), groups=128, channels_last=True),
-    Measured("depthwise 5×5", (8, 960, 3, 3), (960, 1, 5, 5), (8, 960, 3, 3),
-             (372480, 385156), (186240, 384834), groups=960),
-    Measured("depthwise 7×7, last", (8, 80, 12, 12), (80, 1, 7, 7), (8, 80, 12, 12),
-             (15680, 4030080), groups=80, channels_last=True),
-    Measured("groups of 8", (12, 256, 12, 12), (256, 8, 3, 3), (12, 256, 12, 12),
-             (1843200, 3538944), (921600, 884736), groups=32),
-    Measured("groups of 16, stride", (12, 512, 12, 12), (512, 16, 3, 3), (12, 512, 6, 6),
-             (3833856, 4423680), (1916928, 2748804), groups=32),
-    Measured("transposed 2×2", (4, 32, 32, 32), (32, 16, 2, 2), (4, 16, 64, 64),
-             (2097152, 1572864), (1048576, 1008132), transposed=True),
-]  # fmt: skip
+    Measured(
+        "depthwise 3×3",
+        (4, 144, 24, 24),
+        (144, 1, 3, 3),
+        (4, 144, 24, 24),
+        (1332288, 2654208),
+        (666144, 1332416),
+        groups=144,
+    ),
+    Measured(
+        "depthwise 3×3, stride",
+        (4, 144, 24, 24),
+        (144, 1, 3, 3),
+        (4, 144, 12, 12),
+        (1332288, 1658880),
+        (666144, 1324512),
+        groups=144,
+    ),
+    Measured(
+        "depthwise 3×3, last",
+        (16, 128, 7, 7),
+        (128, 1, 3, 3),
+        (16, 128, 7, 7),
+        (4608, 9728),
+        (2304, 6016),
+        groups=128,
+        channels_last=True,
+    ),
+    Measured(
+        "depthwise 5×5", (8, 960, 3, 3), (960, 1, 5, 5), (8, 960, 3, 3), (372480, 385156), (186240, 384834), groups=960
+    ),
+    Measured(
+        "depthwise 7×7, last",
+        (8, 80, 12, 12),
+        (80, 1, 7, 7),
+        (8, 80, 12, 12),
+        (15680, 4030080),
+        groups=80,
+        channels_last=True,
+    ),
+    Measured(
+        "groups of 8",
+        (12, 256, 12, 12),
+        (256, 8, 3, 3),
+        (12, 256, 12, 12),
+        (1843200, 3538944),
+        (921600, 884736),
+        groups=32,
+    ),
+    Measured(
+        "groups of 16, stride",
+        (12, 512, 12, 12),
+        (512, 16, 3, 3),
+        (12, 512, 6, 6),
+        (3833856, 4423680),
+        (1916928, 2748804),
+        groups=32,
+    ),
+    Measured(
+        "transposed 2×2",
+        (4, 32, 32, 32),
+        (32, 16, 2, 2),
+        (4, 16, 64, 64),
+        (2097152, 1572864),
+        (1048576, 1008132),
+        transposed=True,
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -94,10 +150,17 @@ def test_images_are_read_as_they_are() -> None:
 
 
 PRODUCTS = [  # rows, depth, columns of a product whose first operand lies transposed; hidden bytes measured
-    (256, 896, 1024, 1_393_792), (512, 588, 2048, 1_393_792), (256, 640, 768, 1_131_648), (192, 800, 768, 865_408),
-    (1024, 896, 256, 607_360), (2000, 640, 256, 594_688), (192, 800, 192, 423_040), (288, 2352, 96, 297_088),
-    (256, 6144, 49, 395_392), (128, 1024, 256, 337_024),
-]  # fmt: skip
+    (256, 896, 1024, 1_393_792),
+    (512, 588, 2048, 1_393_792),
+    (256, 640, 768, 1_131_648),
+    (192, 800, 768, 865_408),
+    (1024, 896, 256, 607_360),
+    (2000, 640, 256, 594_688),
+    (192, 800, 192, 423_040),
+    (288, 2352, 96, 297_088),
+    (256, 6144, 49, 395_392),
+    (128, 1024, 256, 337_024),
+]
 
 
 @pytest.mark.parametrize(("rows", "depth", "columns", "measured"), PRODUCTS)

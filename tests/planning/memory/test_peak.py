@@ -17,16 +17,20 @@ MIB = 1 << 20
 def test_the_peak_is_told_by_category_and_line() -> None:
     """At occurrence 1 both activations live; parameters have no line, the lines alternate."""
     storages = [
-        storage(4 * MIB, -1, None, "parameter"), storage(2 * MIB, 0, 1), storage(3 * MIB, 1, 1),
+        storage(4 * MIB, -1, None, "parameter"),
+        storage(2 * MIB, 0, 1),
+        storage(3 * MIB, 1, 1),
         storage(MIB, 2, 2, "gradient"),
-    ]  # fmt: skip
+    ]
     found = forecast_memory(trace_of(storages))
     assert (found.allocated, found.reserved) == (9 * MIB, 22 * MIB)
     assert found.before_update == 4 * MIB
     assert found.peak_at == 1
     assert [(share.what, share.where, share.value) for share in found.shares] == [
-        ("parameter", "", 4 * MIB), ("activation", "train_me.py:2", 3 * MIB), ("activation", "train_me.py:1", 2 * MIB),
-    ]  # fmt: skip
+        ("parameter", "", 4 * MIB),
+        ("activation", "train_me.py:2", 3 * MIB),
+        ("activation", "train_me.py:1", 2 * MIB),
+    ]
     assert found.by_category == {"activation": 5 * MIB, "parameter": 4 * MIB}
 
 
@@ -101,9 +105,11 @@ def test_what_was_reserved_at_most_is_enough(storages: list[Storage]) -> None:
 def test_less_than_is_reserved_freely_may_do() -> None:
     """Cached segments of 12 and 14 MiB are returned for one of 30: 50 MiB do, where 76 are reserved without a limit."""
     storages = [
-        storage(20 * MIB, -1, None, "parameter"), storage(12 * MIB, 0, 1), storage(14 * MIB, 0, 1),
+        storage(20 * MIB, -1, None, "parameter"),
+        storage(12 * MIB, 0, 1),
+        storage(14 * MIB, 0, 1),
         storage(30 * MIB, 2, 2),
-    ]  # fmt: skip
+    ]
     timeline = timeline_of(trace_of(storages))
     assert replay(timeline).reserved == 76 * MIB
     assert replay(timeline, AllocatorSettings(capacity=50 * MIB)).failed_at is None

@@ -23,9 +23,14 @@ def shaped(*shape: int, dtype: str = "fp32") -> TensorShape:
 def operation(name: str, inputs: list[TensorShape], outputs: list[TensorShape], **attributes) -> Operation:
     """An operation by its shapes."""
     return Operation(
-        name=name, inputs=tuple(inputs), outputs=tuple(outputs), flops=0, bytes_read=0, bytes_written=0,
+        name=name,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        flops=0,
+        bytes_read=0,
+        bytes_written=0,
         attributes=tuple(sorted(attributes.items())),
-    )  # fmt: skip
+    )
 
 
 def trace_of(

@@ -55,9 +55,14 @@ def test_a_family_that_was_not_timed_is_guessed_from_its_work() -> None:
     """Attention on a machine where only products and bytes are known: its FLOPs at the best rate, far from certain."""
     q = tensor(2, 4, 128, 64)
     attention = Operation(
-        name="_scaled_dot_product_flash_attention_for_cpu", inputs=(q, q, q), outputs=(q,), flops=0,
-        bytes_read=3 * q.numel * 4, bytes_written=q.numel * 4, attributes=(("is_causal", False),),
-    )  # fmt: skip
+        name="_scaled_dot_product_flash_attention_for_cpu",
+        inputs=(q, q, q),
+        outputs=(q,),
+        flops=0,
+        bytes_read=3 * q.numel * 4,
+        bytes_written=q.numel * 4,
+        attributes=(("is_causal", False),),
+    )
     times = CpuTimes.of(hardware())
     assert times.seconds(attention) > 4 * 8 * 128 * 128 * 64 / 1.1e11
     assert times.relative_error(attention) > 0.5
@@ -97,15 +102,24 @@ def attention(heads: int) -> Operation:
     """Causal, of 128 tokens, 64 wide."""
     one = tensor(1, heads, 128, 64, dtype="bf16")
     return Operation(
-        name="_scaled_dot_product_flash_attention_for_cpu", inputs=(one, one, one), outputs=(one,), flops=0,
-        bytes_read=3, bytes_written=1, attributes=(("is_causal", True),),
-    )  # fmt: skip
+        name="_scaled_dot_product_flash_attention_for_cpu",
+        inputs=(one, one, one),
+        outputs=(one,),
+        flops=0,
+        bytes_read=3,
+        bytes_written=1,
+        attributes=(("is_causal", True),),
+    )
 
 
 def convolution(images: int) -> Operation:
     """3 × 3, 16 to 32 channels, 8 × 8 pixels."""
     return Operation(
         name="convolution",
-        inputs=(tensor(images, 16, 8, 8), tensor(32, 16, 3, 3)), outputs=(tensor(images, 32, 8, 8),),
-        flops=images * 589_824, bytes_read=1, bytes_written=1, attributes=(("groups", 1), ("stride", [1, 1])),
-    )  # fmt: skip
+        inputs=(tensor(images, 16, 8, 8), tensor(32, 16, 3, 3)),
+        outputs=(tensor(images, 32, 8, 8),),
+        flops=images * 589_824,
+        bytes_read=1,
+        bytes_written=1,
+        attributes=(("groups", 1), ("stride", [1, 1])),
+    )

@@ -57,8 +57,6 @@ def test_tensor_cores_sustain_less_in_steps_than_the_best_single_products(capabi
 
 def test_attention_draws_less_and_keeps_its_clock() -> None:
     """At less than half of the products' rate an H100 is far below its limit: the clock is the full one."""
-    device = sustained(
-        compute_capability="9.0", power_w=700.0, dense_flops={"fp32": 67e12, "bf16": 989e12}
-    )  # fmt: skip
+    device = sustained(compute_capability="9.0", power_w=700.0, dense_flops={"fp32": 67e12, "bf16": 989e12})
     assert device.flops("bf16", 0.45) == pytest.approx(0.45 * 0.80 * 989e12)
     assert device.flops("bf16") < 0.9 * 0.80 * 989e12

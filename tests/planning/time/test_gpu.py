@@ -19,9 +19,16 @@ from tests.planning.time.gpu_devices import (
 )
 
 EVERY_KIND = (
-    product(4096, 4096, 4096), product(4096, 4096, 4096, "bf16"), batched(96, 512, 512, 64), convolution(),
-    convolution("convolution_backward"), attention(1024), layer_norm(8192, 1024), softmax(8192, 512), addition(10**7),
-)  # fmt: skip
+    product(4096, 4096, 4096),
+    product(4096, 4096, 4096, "bf16"),
+    batched(96, 512, 512, 64),
+    convolution(),
+    convolution("convolution_backward"),
+    attention(1024),
+    layer_norm(8192, 1024),
+    softmax(8192, 512),
+    addition(10**7),
+)
 
 
 @pytest.mark.parametrize("made", EVERY_KIND, ids=lambda made: f"{made.name} {made.inputs[0].dtype}")
@@ -99,7 +106,7 @@ def test_operations_of_a_family_share_an_error_that_measurements_take_away() -> 
     times = GpuTimes.of(gpu())
     of_products, of_fp32, of_norms = (
         times.shared_error(one) for one in (product(512, 512, 512, "bf16"), product(512, 512, 512), layer_norm(64, 64))
-    )  # fmt: skip
+    )
     assert of_products == times.shared_error(product(64, 64, 64, "bf16"))
     contiguous, last = (
         times.shared_error(convolution(dtype="bf16", channels_last=is_last)) for is_last in (False, True)

@@ -38,9 +38,13 @@ def trace(parts: int = 1, storages: tuple[Storage, ...] = ()) -> Trace:
     occurrences.append(Occurrence(operation=3, phase="optimizer", part=parts - 1, module=0, source=0))
     return Trace(
         settings=TraceSettings(target="cpu", capability="", micro_batch=8, parts=parts),
-        operations=(MM, RELU, ADD, STEP), occurrences=tuple(occurrences), storages=storages, events=(),
-        modules=("",), sources=("", "train_me.py:7"),
-    )  # fmt: skip
+        operations=(MM, RELU, ADD, STEP),
+        occurrences=tuple(occurrences),
+        storages=storages,
+        events=(),
+        modules=("",),
+        sources=("", "train_me.py:7"),
+    )
 
 
 QUIET_HOST = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0, "update": 0.0}

@@ -189,10 +189,14 @@ def real_sizes(name: str, chosen: TraceSettings) -> list[int]:
     data: Datasets = datasets_of(job)
     size = chosen.micro_batch * chosen.parts
     plan = Plan(
-        device="cpu", micro_batch=chosen.micro_batch, precision=chosen.precision, loader="inline",
-        optimizer_implementation=chosen.optimizer_implementation, checkpointed_blocks=chosen.checkpointed_blocks,
+        device="cpu",
+        micro_batch=chosen.micro_batch,
+        precision=chosen.precision,
+        loader="inline",
+        optimizer_implementation=chosen.optimizer_implementation,
+        checkpointed_blocks=chosen.checkpointed_blocks,
         checkpointing=chosen.checkpointing,
-    )  # fmt: skip
+    )
     step = Step(dataclasses.replace(job, batch=size), plan, SEPARABLE)
     indices = np.arange(size, dtype=np.int64)
     batch = Batch(data.train.fetch(indices, 0), indices, 0, step.pipeline(data.train, augmented=True))

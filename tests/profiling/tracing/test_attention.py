@@ -48,7 +48,7 @@ def _call(dtype=BF16, head_dim=64, **changed):
         (_call(torch.float64), (9, 0), "math"),
         (_call(FP32, is_grouped=True), (8, 0), "math"),
     ],
-)  # fmt: skip
+)
 def test_kernel_follows_the_target(call, capability, kernel):
     """dtype, mask, sizes and the target's compute capability decide, as in PyTorch's own choice."""
     assert attention_kernel(call, capability) == kernel

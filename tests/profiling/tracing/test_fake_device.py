@@ -146,9 +146,14 @@ class _PlainCuda(fake_device.FakeTensorMode):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("target", "changed"), [
-    ("cpu", {}), ("cuda", {"precision": "bf16", "parts": 2}), ("cuda", {"memory_format": "channels_last"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("target", "changed"),
+    [
+        ("cpu", {}),
+        ("cuda", {"precision": "bf16", "parts": 2}),
+        ("cuda", {"memory_format": "channels_last"}),
+    ],
+)
 @pytest.mark.parametrize("name", JOBS)
 def test_results_that_are_looked_up_quicker_are_those_of_pytorch(name, target, changed, monkeypatch):
     """Whole traces are equal, with an empty cache and with one that has every result."""

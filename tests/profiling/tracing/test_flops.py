@@ -16,14 +16,21 @@ class _Bottleneck(nn.Module):
         super().__init__()
         out = 4 * width
         self.body = nn.Sequential(
-            nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
-            nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
-            nn.Conv2d(width, out, 1, bias=False), nn.BatchNorm2d(out),
-        )  # fmt: skip
+            nn.Conv2d(channels, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, out, 1, bias=False),
+            nn.BatchNorm2d(out),
+        )
         is_same = stride == 1 and channels == out
-        self.skip = nn.Identity() if is_same else nn.Sequential(
-            nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out)
-        )  # fmt: skip
+        self.skip = (
+            nn.Identity()
+            if is_same
+            else nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+        )
 
     def forward(self, x):
         return F.relu(self.body(x) + self.skip(x))

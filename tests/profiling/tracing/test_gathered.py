@@ -36,8 +36,9 @@ def test_gathered_weights_are_neither_cast_nor_is_the_residual_stream_fp32() -> 
         return sum(
             trace.operations[one.operation].name == "_to_copy"
             and trace.operations[one.operation].inputs[0].shape in shapes
-            for one in trace.occurrences if one.phase == "forward"
-        )  # fmt: skip
+            for one in trace.occurrences
+            if one.phase == "forward"
+        )
 
     assert casts_of_weights(autocast) > 0 == casts_of_weights(gathered)
     products = [gathered.operations[one.operation] for one in gathered.occurrences if one.phase == "forward"]

@@ -96,9 +96,12 @@ def test_flops_of_products_without_a_formula_in_pytorch_are_the_closed_form():
 
 @pytest.mark.parametrize(
     ("a", "b", "sizes"),
-    [((64, 32), (4, 32, 16), (4, 16, 16, 32)), ((4, 8, 32), (4, 32, 16), (4, 8, 16, 32)),
-     ((32, 64), (64, 16), (4, 32, 16, 16))],
-)  # fmt: skip
+    [
+        ((64, 32), (4, 32, 16), (4, 16, 16, 32)),
+        ((4, 8, 32), (4, 32, 16), (4, 8, 16, 32)),
+        ((32, 64), (64, 16), (4, 32, 16, 16)),
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_grouped_products_of_experts_have_flops_and_sizes(a, b, sizes, dtype):
     """Mixtures of experts multiply by `_grouped_mm`, whose groups divide the rows, or the depth of a gradient."""

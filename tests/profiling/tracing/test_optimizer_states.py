@@ -37,9 +37,12 @@ def traced(target: str, implementation: str, **settings: Any) -> dict[str, int]:
     """Bytes that live from update to update, by category."""
     job = make_job(mlp, **settings)
     given: Any = {"target": target, "optimizer_implementation": implementation}
-    trace = trace_update(job, datasets_of(job), SEPARABLE, TraceSettings(
-        capability="8.0" if target == "cuda" else "", micro_batch=16, **given
-    ))  # fmt: skip
+    trace = trace_update(
+        job,
+        datasets_of(job),
+        SEPARABLE,
+        TraceSettings(capability="8.0" if target == "cuda" else "", micro_batch=16, **given),
+    )
     found: dict[str, int] = {}
     for storage in trace.storages:
         if storage.born < 0 and storage.num_bytes > SCALAR_BYTES:

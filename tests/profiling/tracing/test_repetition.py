@@ -270,5 +270,13 @@ def test_the_8b_example_is_traced_without_its_weights():
     for category in ("parameter", "gradient"):
         num_bytes = sum(s.num_bytes for s in trace.storages if s.category == category)
         assert num_bytes == 4 * 8_030_261_248
-    assert len({trace.modules[one.module].split(".")[1] for one in trace.occurrences
-                if trace.modules[one.module].startswith("blocks.")}) == 32  # fmt: skip
+    assert (
+        len(
+            {
+                trace.modules[one.module].split(".")[1]
+                for one in trace.occurrences
+                if trace.modules[one.module].startswith("blocks.")
+            }
+        )
+        == 32
+    )

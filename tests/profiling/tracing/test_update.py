@@ -161,9 +161,9 @@ def test_recomputation_is_backward_and_runs_the_same_kernel():
 
 
 @pytest.mark.parametrize(
-    ("implementation", "operation"), [("default", "_foreach_lerp_"), ("foreach", "_foreach_lerp_"),
-                                      ("fused", "_fused_adamw_")]
-)  # fmt: skip
+    ("implementation", "operation"),
+    [("default", "_foreach_lerp_"), ("foreach", "_foreach_lerp_"), ("fused", "_fused_adamw_")],
+)
 def test_optimiser_is_the_one_that_a_gpu_runs(implementation, operation):
     """Fake parameters do not fall back to the for-loop over parameters."""
     trace = traced("mlp", "cuda", optimizer_implementation=implementation)
@@ -203,8 +203,9 @@ def test_model_too_large_for_any_machine_is_traced_in_little_memory():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     job = make_job(
         lambda: nn.Sequential(nn.Linear(48, 40_000), *(nn.Linear(40_000, 40_000) for _ in range(5))),
-        JOBS["mlp"]().data, optimizer=SGD(lr=0.1),
-    )  # fmt: skip
+        JOBS["mlp"]().data,
+        optimizer=SGD(lr=0.1),
+    )
     trace = trace_update(job, datasets_of(job), SEPARABLE, settings("cuda"))
     assert sum(s.num_bytes for s in trace.storages if s.category == "parameter") > 32e9
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 600e6

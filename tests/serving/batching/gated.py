@@ -56,9 +56,13 @@ def run(
 
     async def main() -> Any:
         batcher = Batcher(
-            engines, model, ServiceSettings(**settings),
-            observe=observe or (lambda _executed: None), patience=patience, on_broken=on_broken,
-        )  # fmt: skip
+            engines,
+            model,
+            ServiceSettings(**settings),
+            observe=observe or (lambda _executed: None),
+            patience=patience,
+            on_broken=on_broken,
+        )
         try:
             return await asyncio.wait_for(test(batcher), LONGEST_S)
         finally:

@@ -14,10 +14,20 @@ def manifest(
 ) -> Manifest:
     """A manifest of which only the signature matters."""
     return Manifest(
-        name="small", engine="onnxruntime", precision="fp32", graph="", golden="", inputs=inputs, outputs=outputs,
-        dims=dims, tolerance=Tolerance(absolute=1e-6, relative=1e-6), proved_on="", made_at="", files=(),
+        name="small",
+        engine="onnxruntime",
+        precision="fp32",
+        graph="",
+        golden="",
+        inputs=inputs,
+        outputs=outputs,
+        dims=dims,
+        tolerance=Tolerance(absolute=1e-6, relative=1e-6),
+        proved_on="",
+        made_at="",
+        files=(),
         source=ArtifactSource(kind="onnx", name="", digest=""),
-    )  # fmt: skip
+    )
 
 
 FIXED = manifest(

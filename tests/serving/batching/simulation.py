@@ -105,9 +105,14 @@ class _Simulation:
         inputs: Arrays = {name: np.empty((asking.rows, asking.length)) for name in ("input_ids", "attention_mask")}
         try:
             self.scheduler.admit(
-                asking, inputs, now=now, deadline=now + asking.within_s, priority=asking.priority,
-                caller=asking.caller, num_bytes=1,
-            )  # fmt: skip
+                asking,
+                inputs,
+                now=now,
+                deadline=now + asking.within_s,
+                priority=asking.priority,
+                caller=asking.caller,
+                num_bytes=1,
+            )
         except Refusal as refusal:
             self.outcome.refused[refusal.reason] = self.outcome.refused.get(refusal.reason, 0) + 1
         self.outcome.most_rows = max(self.outcome.most_rows, self.scheduler.queue.rows)

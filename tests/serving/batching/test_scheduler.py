@@ -126,10 +126,16 @@ def test_every_simulated_request_ends_once_and_the_queue_is_empty_then() -> None
     """Answered, refused or too late: they add up, and the accounts return to zero."""
     draw = random.Random(2)
     askings = [
-        Asking(draw.uniform(0, 2), draw.randint(1, 128), rows=draw.choice([1, 1, 3, 40]),
-               within_s=draw.choice([0.05, 0.5, math.inf]), priority=draw.randint(0, 4), caller=draw.choice("abc"))
+        Asking(
+            draw.uniform(0, 2),
+            draw.randint(1, 128),
+            rows=draw.choice([1, 1, 3, 40]),
+            within_s=draw.choice([0.05, 0.5, math.inf]),
+            priority=draw.randint(0, 4),
+            caller=draw.choice("abc"),
+        )
         for _ in range(300)
-    ]  # fmt: skip
+    ]
     scheduler = warmed(ServiceSettings(max_queue_rows=200, max_caller_share=0.5), transformer, instances=2)
     outcome = simulate(scheduler, askings, transformer, instances=2)
     parts = sum(len(batch.parts) for batch in outcome.batches)

@@ -39,8 +39,12 @@ def test_everything_a_request_says_is_in_it() -> None:
     assert (request.model, request.version, request.id, request.caller) == ("m", "3", "r-1", "ann")
     assert (request.deadline_s, request.priority) == (2.0, 1)
     assert dict(request.parameters) == {
-        "timeout": 2_000_000, "priority": 1, "mine": "x", "half": 0.5, "yes": True,
-    }  # fmt: skip
+        "timeout": 2_000_000,
+        "priority": 1,
+        "mine": "x",
+        "half": 0.5,
+        "yes": True,
+    }
     assert request.outputs == (RequestedOutput(name="y", classification=3), RequestedOutput(name="z"))
     assert (request.inputs["x"].tolist(), request.num_bytes) == ([1, 2], 8)
 
@@ -131,8 +135,9 @@ def test_answers_are_raw() -> None:
     answer = encode(InferenceResponse(model="m", version="3", id="r", outputs=outputs))
     assert (answer.model_name, answer.model_version, answer.id) == ("m", "3", "r")
     assert [(one.name, one.datatype, list(one.shape)) for one in answer.outputs] == [
-        ("y", "FP16", [3, 2]), ("w", "BYTES", [1]),
-    ]  # fmt: skip
+        ("y", "FP16", [3, 2]),
+        ("w", "BYTES", [1]),
+    ]
     first, second = answer.raw_output_contents
     np.testing.assert_array_equal(from_raw(first, "FP16", (3, 2), "y"), outputs["y"])
     assert second == b"\1\0\0\0a"

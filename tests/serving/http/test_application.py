@@ -247,9 +247,18 @@ def test_one_line_of_log_for_each_request() -> None:
     asked("POST", "/v2/models/digits/infer", application, body=b"{", headers=key)
     good, bad = lines
     assert good == AccessEntry(
-        protocol="http", method="POST", path="/v2/models/digits/versions/1/infer", model="digits", version="1",
-        status=200, seconds=0.5, id="r-1", caller="ann", bytes_in=good.bytes_in, bytes_out=len(answer.body),
-    )  # fmt: skip
+        protocol="http",
+        method="POST",
+        path="/v2/models/digits/versions/1/infer",
+        model="digits",
+        version="1",
+        status=200,
+        seconds=0.5,
+        id="r-1",
+        caller="ann",
+        bytes_in=good.bytes_in,
+        bytes_out=len(answer.body),
+    )
     assert good.bytes_in == len(orjson.dumps(ASKED | {"id": "r-1"}, option=orjson.OPT_SERIALIZE_NUMPY))
     assert (bad.status, bad.reason, bad.seconds, bad.bytes_in) == (400, "bad_request", 0.25, 1)
     assert bad.error.startswith("the body is no JSON")

@@ -38,9 +38,21 @@ def test_every_page_of_the_protocol_is_found(path: str, route: Route) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["", "/", "/v1", "/v2/model", "/v2/models/m/versions", "/v2/models//infer", "/v2/models/m/predict",
-     "/v2/models/m/infer/x", "/v2/models/m/versions/3/x/y", "/v2/repository/models/m/reload", "/v2/health", "//v2"],
-)  # fmt: skip
+    [
+        "",
+        "/",
+        "/v1",
+        "/v2/model",
+        "/v2/models/m/versions",
+        "/v2/models//infer",
+        "/v2/models/m/predict",
+        "/v2/models/m/infer/x",
+        "/v2/models/m/versions/3/x/y",
+        "/v2/repository/models/m/reload",
+        "/v2/health",
+        "//v2",
+    ],
+)
 def test_other_pages_are_not_there(path: str) -> None:
     """The message names the path."""
     with pytest.raises(NotFound, match="there is no page"):
@@ -49,9 +61,16 @@ def test_other_pages_are_not_there(path: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/v2/systemsharedmemory/status", "/v2/cudasharedmemory/region/r/register", "/v2/trace/setting", "/v2/logging",
-     "/v2/models/m/generate", "/v2/models/m/generate_stream", "/v2/models/m/trace/setting"],
-)  # fmt: skip
+    [
+        "/v2/systemsharedmemory/status",
+        "/v2/cudasharedmemory/region/r/register",
+        "/v2/trace/setting",
+        "/v2/logging",
+        "/v2/models/m/generate",
+        "/v2/models/m/generate_stream",
+        "/v2/models/m/trace/setting",
+    ],
+)
 def test_extensions_that_are_not_had_are_known(path: str) -> None:
     """A client that calls one is told that it is not supported, not that it mistyped."""
     with pytest.raises(Unsupported):

@@ -30,9 +30,15 @@ def test_a_line_has_what_is_to_be_said(tmp_path: Path) -> None:
     log(ONE)
     log.close()
     assert lines(tmp_path / "log") == [
-        {"at": "1970-01-02T00:00:00.500+00:00", "protocol": "http", "method": "GET", "path": "/v2", "status": 200,
-         "seconds": 0.25}
-    ]  # fmt: skip
+        {
+            "at": "1970-01-02T00:00:00.500+00:00",
+            "protocol": "http",
+            "method": "GET",
+            "path": "/v2",
+            "status": 200,
+            "seconds": 0.25,
+        }
+    ]
 
 
 def test_what_clients_make_long_is_cut(tmp_path: Path) -> None:

@@ -13,9 +13,19 @@ from stoker.serving.metrics import MOST_RETIRED, Metrics
 def executed(**changes: Any) -> Executed:
     """A padded batch of two requests."""
     fields = {
-        "instance": 0, "rows": 3, "requests": 2, "reason": "full", "sizes": (16,), "elements": 36, "padding": 12,
-        "queue_s": (0.001, 0.003), "input_s": 0.001, "infer_s": 0.010, "output_s": 0.002, "succeeded": True,
-    }  # fmt: skip
+        "instance": 0,
+        "rows": 3,
+        "requests": 2,
+        "reason": "full",
+        "sizes": (16,),
+        "elements": 36,
+        "padding": 12,
+        "queue_s": (0.001, 0.003),
+        "input_s": 0.001,
+        "infer_s": 0.010,
+        "output_s": 0.002,
+        "succeeded": True,
+    }
     return Executed(**{**fields, **changes})
 
 

@@ -11,9 +11,19 @@ from stoker.serving.metrics import Counters
 def executed(**changes: Any) -> Executed:
     """A batch of two requests with three rows."""
     fields = {
-        "instance": 0, "rows": 3, "requests": 2, "reason": "idle", "sizes": (), "elements": 3, "padding": 0,
-        "queue_s": (0.001, 0.003), "input_s": 0.001, "infer_s": 0.010, "output_s": 0.002, "succeeded": True,
-    }  # fmt: skip
+        "instance": 0,
+        "rows": 3,
+        "requests": 2,
+        "reason": "idle",
+        "sizes": (),
+        "elements": 3,
+        "padding": 0,
+        "queue_s": (0.001, 0.003),
+        "input_s": 0.001,
+        "infer_s": 0.010,
+        "output_s": 0.002,
+        "succeeded": True,
+    }
     return Executed(**{**fields, **changes})
 
 
@@ -27,8 +37,15 @@ def test_a_request_counts_its_batch_in_full() -> None:
     assert (found["inference_count"], found["execution_count"], found["last_inference"]) == (3, 1, 12500)
     stats = found["inference_stats"]
     assert set(stats) == {
-        "success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss",
-    }  # fmt: skip
+        "success",
+        "fail",
+        "queue",
+        "compute_input",
+        "compute_infer",
+        "compute_output",
+        "cache_hit",
+        "cache_miss",
+    }
     assert stats["success"] == {"count": 2, "ns": 32_000_000}
     assert stats["queue"] == {"count": 2, "ns": 4_000_000}
     assert stats["compute_infer"] == {"count": 2, "ns": 20_000_000}

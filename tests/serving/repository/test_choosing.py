@@ -43,10 +43,16 @@ def test_nothing_is_asked_for_without_a_policy() -> None:
 
 @pytest.mark.parametrize(
     "config",
-    ["{", "[1]", pytest.param("[" * 100_000, id="deep"), '{"version_policy": {"oldest": {}}}',
-     '{"version_policy": {"latest": {"num_versions": 0}}}',
-     '{"version_policy": {"specific": {"versions": []}}}', '{"version_policy": {"specific": {"versions": ["x"]}}}'],
-)  # fmt: skip
+    [
+        "{",
+        "[1]",
+        pytest.param("[" * 100_000, id="deep"),
+        '{"version_policy": {"oldest": {}}}',
+        '{"version_policy": {"latest": {"num_versions": 0}}}',
+        '{"version_policy": {"specific": {"versions": []}}}',
+        '{"version_policy": {"specific": {"versions": ["x"]}}}',
+    ],
+)
 def test_a_policy_that_cannot_be_read_is_a_bad_request(config: str) -> None:
     """The sentence says what is known."""
     with pytest.raises(BadRequest, match=r"version_policy|JSON"):

@@ -44,13 +44,19 @@ def artifact_with(
         files = digests()
         after_digests(directory)
         return Manifest(
-            name="leak", engine=engine, precision="fp32", graph=graph, golden="golden.safetensors",
+            name="leak",
+            engine=engine,
+            precision="fp32",
+            graph=graph,
+            golden="golden.safetensors",
             inputs=(TensorSpec(name="x", datatype="FP32", shape=("batch", 1)),),
             outputs=(TensorSpec(name="y", datatype="FP32", shape=("batch", len(SECRET))),),
-            tolerance=Tolerance(absolute=1e-4, relative=1e-4), proved_on="a test",
-            source=ArtifactSource(kind="onnx", name="t", digest="0" * 64), made_at="2026-11-22T00:00:00+00:00",
+            tolerance=Tolerance(absolute=1e-4, relative=1e-4),
+            proved_on="a test",
+            source=ArtifactSource(kind="onnx", name="t", digest="0" * 64),
+            made_at="2026-11-22T00:00:00+00:00",
             files=files,
-        )  # fmt: skip
+        )
 
     return publish(root / "leak", write)
 
@@ -173,9 +179,13 @@ def test_weights_are_searched_for_in_functions_and_attributes(tmp_path: Path) ->
 
     inner = helper.make_graph([helper.make_node("Constant", [], ["c"], value=tensor("branch"))], "i", [], [])
     function = helper.make_function(
-        "d", "F", [], ["c"], [helper.make_node("Constant", [], ["c"], value=tensor("function"))],
+        "d",
+        "F",
+        [],
+        ["c"],
+        [helper.make_node("Constant", [], ["c"], value=tensor("function"))],
         [helper.make_opsetid("", 20)],
-    )  # fmt: skip
+    )
     graph = helper.make_graph(
         [helper.make_node("If", ["x"], ["y"], then_branch=inner, else_branch=inner)], "g", [], [], [tensor("initial")]
     )

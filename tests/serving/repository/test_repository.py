@@ -73,8 +73,10 @@ def test_looking_around_finds_what_changed_once_it_rests(tmp_path: Path, caplog:
 
     opened(tmp_path, story)
     told = [record.message for record in caplog.records if record.name.startswith("stoker.serving")]
-    assert sorted(told) == [f"model {model}: version {number} passed its checks and serves" for model, number in
-                    (("digits", 2), ("words", 1))]  # fmt: skip
+    assert sorted(told) == [
+        f"model {model}: version {number} passed its checks and serves"
+        for model, number in (("digits", 2), ("words", 1))
+    ]
 
 
 def test_a_version_that_failed_is_not_tried_until_it_changes(tmp_path: Path) -> None:

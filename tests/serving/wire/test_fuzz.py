@@ -18,18 +18,43 @@ from stoker.serving.refusals import Refusal
 from stoker.serving.service import InferenceRequest
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
-    | st.sampled_from(["image", "FP32", "BYTES", "BOOL", "INT8", "FP16", ""]) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(
-        ["inputs", "outputs", "name", "shape", "datatype", "data", "parameters", "binary_data_size", "timeout", "id"]
-    ), inner, max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(["image", "FP32", "BYTES", "BOOL", "INT8", "FP16", ""])
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "inputs",
+                    "outputs",
+                    "name",
+                    "shape",
+                    "datatype",
+                    "data",
+                    "parameters",
+                    "binary_data_size",
+                    "timeout",
+                    "id",
+                ]
+            ),
+            inner,
+            max_size=5,
+        )
+    ),
     max_leaves=20,
-)  # fmt: skip
+)
 tensors = st.fixed_dictionaries(
-    {"name": st.just("image"), "datatype": st.sampled_from(["FP32", "INT8", "BYTES", "BOOL"]) | values,
-     "shape": st.lists(st.integers(0, 3), max_size=3) | values},
+    {
+        "name": st.just("image"),
+        "datatype": st.sampled_from(["FP32", "INT8", "BYTES", "BOOL"]) | values,
+        "shape": st.lists(st.integers(0, 3), max_size=3) | values,
+    },
     optional={"data": values, "parameters": values},
-)  # fmt: skip
+)
 documents = values | st.fixed_dictionaries(
     {"inputs": st.lists(tensors, max_size=3)}, optional={"outputs": values, "parameters": values, "id": values}
 )

@@ -17,8 +17,18 @@ from stoker.serving.protocol import from_json_data, to_json_data
 from stoker.serving.refusals import BadRequest, Refusal
 
 IN_JSON: tuple[Datatype, ...] = (
-    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64",
-)  # fmt: skip
+    "BOOL",
+    "UINT8",
+    "UINT16",
+    "UINT32",
+    "UINT64",
+    "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "FP32",
+    "FP64",
+)
 
 
 @st.composite

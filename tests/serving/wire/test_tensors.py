@@ -14,8 +14,20 @@ from stoker.serving.protocol import MOST_ELEMENTS, checked_shape, count, datatyp
 from stoker.serving.refusals import BadRequest
 
 NUMBERS: tuple[Datatype, ...] = (
-    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64",
-)  # fmt: skip
+    "BOOL",
+    "UINT8",
+    "UINT16",
+    "UINT32",
+    "UINT64",
+    "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "FP16",
+    "BF16",
+    "FP32",
+    "FP64",
+)
 shapes = arrays_of.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 
 

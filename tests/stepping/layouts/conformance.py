@@ -35,9 +35,13 @@ class Learned:
 def gpt_job() -> Job:
     """A GPT of two blocks; the last batch of an epoch has 7 samples of 16, some targets are ignored."""
     return make_job(
-        lambda: GPT(layers=2, width=32, heads=4, context=8, vocab=12), data=texts(55, masked=0.3),
-        loss="token_cross_entropy", optimizer=AdamW(lr=1e-3), clip_norm=1.0, batch=16,
-    )  # fmt: skip
+        lambda: GPT(layers=2, width=32, heads=4, context=8, vocab=12),
+        data=texts(55, masked=0.3),
+        loss="token_cross_entropy",
+        optimizer=AdamW(lr=1e-3),
+        clip_norm=1.0,
+        batch=16,
+    )
 
 
 def cnn_job() -> Job:
@@ -47,33 +51,42 @@ def cnn_job() -> Job:
 
 def cnn_groups_job() -> Job:
     """As `cnn_job`, with statistics over groups of 6 samples, so that a batch has a last group of 4."""
-    return make_job(
-        lambda: cnn(nn.BatchNorm2d), data=images(55), optimizer=AdamW(lr=1e-3), batch=16, coupling_group=6
-    )  # fmt: skip
+    return make_job(lambda: cnn(nn.BatchNorm2d), data=images(55), optimizer=AdamW(lr=1e-3), batch=16, coupling_group=6)
 
 
 def momentum_job() -> Job:
     """As `gpt_job`, with SGD, momentum and an average of the weights."""
     return make_job(
-        lambda: GPT(layers=2, width=32, heads=4, context=8, vocab=12), data=texts(55),
-        loss="token_cross_entropy", optimizer=SGD(lr=0.05, momentum=0.9), batch=16, average=0.9,
-    )  # fmt: skip
+        lambda: GPT(layers=2, width=32, heads=4, context=8, vocab=12),
+        data=texts(55),
+        loss="token_cross_entropy",
+        optimizer=SGD(lr=0.05, momentum=0.9),
+        batch=16,
+        average=0.9,
+    )
 
 
 def few_bits_job(width: int = 64) -> Job:
     """As `gpt_job`, wide enough that matrices have moments of fewer bits, which it allows; rows of 320 values."""
     return make_job(
         lambda: Llama(layers=2, width=width, heads=4, kv_heads=2, hidden=5 * width, context=8, vocab=96),
-        data=texts(55, masked=0.3), loss="token_cross_entropy", optimizer=AdamW(lr=1e-3), clip_norm=1.0, batch=16,
+        data=texts(55, masked=0.3),
+        loss="token_cross_entropy",
+        optimizer=AdamW(lr=1e-3),
+        clip_norm=1.0,
+        batch=16,
         numerics=["bf16-states", "8bit-states"],
-    )  # fmt: skip
+    )
 
 
 JOBS = {
     "few bits": (few_bits_job, SEPARABLE),
-    "gpt": (gpt_job, SEPARABLE), "momentum": (momentum_job, SEPARABLE), "cnn": (cnn_job, grouped(16)),
-    "cnn in groups": (cnn_groups_job, grouped(6)), "odd": (odd_job, SEPARABLE),
-}  # fmt: skip
+    "gpt": (gpt_job, SEPARABLE),
+    "momentum": (momentum_job, SEPARABLE),
+    "cnn": (cnn_job, grouped(16)),
+    "cnn in groups": (cnn_groups_job, grouped(6)),
+    "odd": (odd_job, SEPARABLE),
+}
 """Jobs by name, with their coupling."""
 
 
@@ -101,9 +114,13 @@ def trained_with(step: Step, updates: int) -> Learned:
 def _trained(job: Job, step: Step, coupling: Coupling, updates: int) -> tuple[list[float], list[list[int]]]:
     data = datasets_of(job)
     source = BatchSource(
-        data.train, step.pipeline(data.train, augmented=True), data.extent(job), job.seed, step.plan,
+        data.train,
+        step.pipeline(data.train, augmented=True),
+        data.extent(job),
+        job.seed,
+        step.plan,
         split=step.world.split(coupling),
-    )  # fmt: skip
+    )
     losses, indices = [], []
     for update, batch in enumerate(source.batches(Position(), updates)):
         losses.append(float(step.update(batch, update, update / updates)))

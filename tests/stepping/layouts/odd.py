@@ -74,7 +74,11 @@ def odd_job() -> Job:
     inputs[:, 0] = -inputs[:, 0].abs()
     inputs[::11, 0] = 2.0
     return make_job(
-        Odd, data=(inputs, labels), loss=Objective(loss, penalty=penalty), optimizer=AdamW(lr=1e-2, weight_decay=0.1),
-        batch=8, clip_norm=0.5,
+        Odd,
+        data=(inputs, labels),
+        loss=Objective(loss, penalty=penalty),
+        optimizer=AdamW(lr=1e-2, weight_decay=0.1),
+        batch=8,
+        clip_norm=0.5,
         average=0.9,
-    )  # fmt: skip
+    )

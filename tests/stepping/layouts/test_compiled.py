@@ -37,9 +37,13 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="compiled pl
 def job() -> Job:
     """A GPT of three equal blocks."""
     return make_job(
-        lambda: GPT(layers=3, width=32, heads=4, context=8, vocab=12), data=texts(64), loss="token_cross_entropy",
-        optimizer=AdamW(lr=1e-3), clip_norm=1.0, batch=16,
-    )  # fmt: skip
+        lambda: GPT(layers=3, width=32, heads=4, context=8, vocab=12),
+        data=texts(64),
+        loss="token_cross_entropy",
+        optimizer=AdamW(lr=1e-3),
+        clip_norm=1.0,
+        batch=16,
+    )
 
 
 def learned(world: World, settings: dict[str, Any], micro_batch: int, *, is_compiled: bool) -> tuple[Learned, int]:

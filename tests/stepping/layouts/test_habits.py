@@ -68,12 +68,14 @@ def metrics_job() -> Job:
     from stoker.jobs.metrics import probabilities
 
     return make_job(
-        mlp, data=vectors(37), metrics={
+        mlp,
+        data=vectors(37),
+        metrics={
             "f1": of_classes.MulticlassF1Score(CLASSES),
             "recall": of_classes.MulticlassRecall(CLASSES, average=None),
             "auroc": probabilities(of_classes.MulticlassAUROC(CLASSES)),
         },
-    )  # fmt: skip
+    )
 
 
 def measured(world: World, layout: Layout) -> list[dict[str, float]]:

@@ -35,7 +35,9 @@ CASES: dict[str, tuple[str, torch.dtype | None, dict[str, Any]]] = {
     "cnn in bf16": ("cnn", None, {"micro_batch": 8, "precision": "bf16"}),
     "gpt checkpointed": ("gpt", torch.float64, {"micro_batch": 8, "checkpointed_blocks": 2}),
     "gpt checkpointed selectively": (
-        "gpt", torch.float64, {"micro_batch": 8, "checkpointed_blocks": 2, "checkpointing": "selective"}
+        "gpt",
+        torch.float64,
+        {"micro_batch": 8, "checkpointed_blocks": 2, "checkpointing": "selective"},
     ),
     "gpt in chunks": ("gpt", torch.float64, {"micro_batch": 8, "loss_chunks": 2}),
     "momentum": ("momentum", torch.float64, {"micro_batch": 8, "optimizer_implementation": "fused"}),
@@ -47,7 +49,7 @@ CASES: dict[str, tuple[str, torch.dtype | None, dict[str, Any]]] = {
     "8-bit states in fp32": ("few bits", torch.float32, {"micro_batch": 8, "optimizer_states": "8bit"}),
     "odd": ("odd", torch.float64, {"micro_batch": 3}),
     "odd, fused": ("odd", torch.float64, {"micro_batch": 3, "optimizer_implementation": "fused"}),
-}  # fmt: skip
+}
 """Job, dtype and plan of what is trained, by name."""
 
 LONG = ("gpt", "gpt in fp32", "cnn")
@@ -98,9 +100,10 @@ def test_two_processes_learn_what_one_does(layout: str, case: str) -> None:
 @pytest.mark.parametrize("layout", ["replicated", "sharded"])
 def test_a_run_repeated_at_one_world_size_is_the_same_to_the_bit(layout: str) -> None:
     """Losses and weights of all processes, and of those of another start, are equal."""
-    first, *others = [one["gpt in fp32"] for one in (
-        *in_two(layout), *on_ranks(LAYOUTS[layout], all_learned, LAYOUTS[layout], ["gpt in fp32"])
-    )]  # fmt: skip
+    first, *others = [
+        one["gpt in fp32"]
+        for one in (*in_two(layout), *on_ranks(LAYOUTS[layout], all_learned, LAYOUTS[layout], ["gpt in fp32"]))
+    ]
     for one in others:
         assert one.losses == first.losses
         assert all(torch.equal(one.weights[name], tensor) for name, tensor in first.weights.items())

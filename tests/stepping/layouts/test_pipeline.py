@@ -81,8 +81,13 @@ class Layered(nn.Module):
         elif self.way == "finite":
             mask_BT = first_BTD.isfinite().all(-1) & (tokens_BT > 0)
         blocks = list(self.blocks)
-        order = {"reversed": blocks[::-1], "recycled": blocks * 2, "skipped": [*blocks[:2], blocks[3]],
-                 "swapped": [blocks[0], blocks[2], blocks[1], blocks[3]], "ended": blocks[:2]}  # fmt: skip
+        order = {
+            "reversed": blocks[::-1],
+            "recycled": blocks * 2,
+            "skipped": [*blocks[:2], blocks[3]],
+            "swapped": [blocks[0], blocks[2], blocks[1], blocks[3]],
+            "ended": blocks[:2],
+        }
         for block in order.get(self.way, blocks):
             x_BTD = block(x_BTD, mask_BT)
         if self.way == "balance":
@@ -232,8 +237,10 @@ OTHERS: dict[str, tuple[Any, Coupling, dict[str, Any]]] = {
 
 def _others(world: World, layout: Layout) -> dict[str, Learned]:
     """What each of OTHERS learns in six updates."""
-    return {name: taught(world, make(), plan_of(layout=layout, **plan), coupling, torch.float64, 6)
-            for name, (make, coupling, plan) in OTHERS.items()}  # fmt: skip
+    return {
+        name: taught(world, make(), plan_of(layout=layout, **plan), coupling, torch.float64, 6)
+        for name, (make, coupling, plan) in OTHERS.items()
+    }
 
 
 @pytest.mark.slow
@@ -295,12 +302,13 @@ def _refusals(world: World) -> list[str]:
     """What is said of jobs that stages do not go with."""
     from_model = text_job(gpt, loss=_of_model)
     jobs = [
-        (text_job(Skipping), {}), (from_model, {}),
+        (text_job(Skipping), {}),
+        (from_model, {}),
         (text_job(gpt, loss=Objective("token_cross_entropy", penalty=lambda model: model.norm.weight.sum())), {}),
         (text_job(gpt, optimizer=Muon(lr=0.01, rest=AdamW(lr=1e-3))), {}),
         (text_job(gpt, optimizer=AdamW(lr=1e-3, groups={"tokens*": {"lr": 0.1}})), {}),
         (text_job(gpt), {"compile": True}),
-    ]  # fmt: skip
+    ]
     said = []
     for job, plan in jobs:
         try:

@@ -53,8 +53,13 @@ def reads_weights(model: Stack, batch: tuple[torch.Tensor, torch.Tensor]) -> Los
 
 def stack_job(**changed: object):
     """Trains a `Stack`, with an average of its weights."""
-    return make_job(changed.pop("model", Stack), optimizer=AdamW(lr=1e-2), metrics=["accuracy", reads_weights],
-                    average=0.5, **changed)  # fmt: skip
+    return make_job(
+        changed.pop("model", Stack),
+        optimizer=AdamW(lr=1e-2),
+        metrics=["accuracy", reads_weights],
+        average=0.5,
+        **changed,
+    )
 
 
 class Stumbles(Exception):
@@ -65,8 +70,9 @@ def update_with(step: Step, update: int, *, stumbles: bool = False) -> float:
     """Make an update; it may fail after the forward pass of the second block, in every process."""
     job = step.job
     data = datasets_of(job)
-    source = BatchSource(data.train, step.pipeline(data.train, augmented=True), data.extent(job), job.seed, step.plan,
-                         split=step.split())  # fmt: skip
+    source = BatchSource(
+        data.train, step.pipeline(data.train, augmented=True), data.extent(job), job.seed, step.plan, split=step.split()
+    )
     batch = next(source.batches(data.extent(job).position(update), update + 1))
     blocks: Any = getattr(step.model, "blocks", None)
     if stumbles:
@@ -84,8 +90,9 @@ def _stumble(*_: Any) -> None:
 
 def life(world: World, layout: Layout, *, stumbles: bool) -> dict[str, Any]:
     """Three updates with an evaluation in between, and an error in the second; what came out."""
-    step = Step(stack_job(), Plan(device="cpu", micro_batch=8, layout=layout), SEPARABLE,
-                dtype=torch.float64, world=world)  # fmt: skip
+    step = Step(
+        stack_job(), Plan(device="cpu", micro_batch=8, layout=layout), SEPARABLE, dtype=torch.float64, world=world
+    )
     losses = [update_with(step, 0)]
     if stumbles:
         with pytest.raises(Stumbles):
@@ -201,8 +208,13 @@ REFUSED: dict[str, tuple[Orders, list[str]]] = {
 
 def _passing_through(world: World, orders: Orders, layout: Layout) -> tuple[dict[str, torch.Tensor], int, str]:
     """Weights after the updates, how many were made, and what was said of the one that was not."""
-    step = Step(stack_job(model=lambda: Skips([])), Plan(device="cpu", micro_batch=8, layout=layout), SEPARABLE,
-                dtype=torch.float64, world=world)  # fmt: skip
+    step = Step(
+        stack_job(model=lambda: Skips([])),
+        Plan(device="cpu", micro_batch=8, layout=layout),
+        SEPARABLE,
+        dtype=torch.float64,
+        world=world,
+    )
     for update, by_rank in enumerate(orders):
         step.model.order = by_rank[world.rank]
         try:
@@ -242,9 +254,7 @@ def in_bf16(world: World) -> dict[str, Any]:
     block: Any = step.model.blocks[1]
     block.inner.register_forward_hook(lambda m, i, o: seen.extend((m.weight.dtype, i[0].dtype, o.dtype)))
     gradients: dict[str, list[torch.Tensor]] = {}
-    for name, plan in {
-        "bf16": BF16, "fp32": dataclasses.replace(BF16, precision="fp32"), "bf16 again": BF16
-    }.items():  # fmt: skip
+    for name, plan in {"bf16": BF16, "fp32": dataclasses.replace(BF16, precision="fp32"), "bf16 again": BF16}.items():
         step.change_to(plan)
         step.gradients(first_batch(step), 0)
         gradients[name] = [whole_gradient(p) for p in step.model.parameters()]
@@ -263,8 +273,14 @@ def in_bf16(world: World) -> dict[str, Any]:
 def first_batch(step: Step) -> Any:
     """The first batch of its job, this process's part."""
     data = datasets_of(step.job)
-    source = BatchSource(data.train, step.pipeline(data.train, augmented=True), data.extent(step.job), step.job.seed,
-                         step.plan, split=step.split())  # fmt: skip
+    source = BatchSource(
+        data.train,
+        step.pipeline(data.train, augmented=True),
+        data.extent(step.job),
+        step.job.seed,
+        step.plan,
+        split=step.split(),
+    )
     return next(source.batches(data.extent(step.job).position(0), 1))
 
 

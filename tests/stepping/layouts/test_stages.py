@@ -42,8 +42,10 @@ def test_what_is_outside_of_blocks_goes_with_the_first_and_the_last_stage() -> N
     assert found.spans == (range(2), range(2, 4))
     assert list(found.owners) == list(model.state_dict())
     assert {name.split(".")[0] for name, stage in found.owners.items() if stage == 0} == {
-        "tokens", "positions", "blocks"
-    }  # fmt: skip
+        "tokens",
+        "positions",
+        "blocks",
+    }
     assert found.owners["blocks.1.mlp.out.bias"] == 0
     assert found.owners["blocks.2.attention_norm.weight"] == 1
     assert found.owners["head.weight"] == 1

@@ -45,8 +45,9 @@ class NormalisedQueries(nn.Module):
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         B, T, _ = x_BTD.shape
         normed_BTD = self.norm(x_BTD)
-        q, k, v = (one(normed_BTD).view(B, T, -1, self.head_dim).transpose(1, 2)
-                   for one in (self.query, self.key, self.value))  # fmt: skip
+        q, k, v = (
+            one(normed_BTD).view(B, T, -1, self.head_dim).transpose(1, 2) for one in (self.query, self.key, self.value)
+        )
         mixed = F.scaled_dot_product_attention(self.query_norm(q), k, v, is_causal=True)
         return x_BTD + self.out(mixed.transpose(1, 2).reshape(B, T, -1))
 
@@ -61,9 +62,12 @@ class OwnPlan(nn.Module):
         self.last = nn.Linear(16, VOCAB)
         self.last.weight = self.embedding.weight
         self.tensor_plan: Rules = {
-            "layers.*.query": "colwise", "layers.*.key": "colwise", "layers.*.value": "colwise",
-            "layers.*.out": "rowwise", "last": "output",
-        }  # fmt: skip
+            "layers.*.query": "colwise",
+            "layers.*.key": "colwise",
+            "layers.*.value": "colwise",
+            "layers.*.out": "rowwise",
+            "last": "output",
+        }
         if queries == "summed":
             self.tensor_plan["layers.*.query_norm"] = "summed"
 
@@ -110,8 +114,11 @@ def frequencies_job() -> Job:
 
 
 OTHERS = {
-    "llama": llama_job, "own plan": own_plan_job, "odd vocabulary": odd_vocabulary_job, "frequencies": frequencies_job,
-}  # fmt: skip
+    "llama": llama_job,
+    "own plan": own_plan_job,
+    "odd vocabulary": odd_vocabulary_job,
+    "frequencies": frequencies_job,
+}
 
 
 CASES = (("gpt", torch.float64), ("gpt", torch.float32), ("momentum", torch.float64))
@@ -161,8 +168,11 @@ def test_a_tensor_group_of_four_learns_what_one_process_does(layout: Layout) -> 
 
 def _others(world: World, layout: Layout) -> dict[str, Learned]:
     """What each of OTHERS learns in six updates; the plan of the model's own knows nothing of sequences."""
-    return {name: taught(world, make(), plan_of(8, layout=layout), SEPARABLE, torch.float64, 6)
-            for name, make in OTHERS.items() if not (layout.sequence and name == "own plan")}  # fmt: skip
+    return {
+        name: taught(world, make(), plan_of(8, layout=layout), SEPARABLE, torch.float64, 6)
+        for name, make in OTHERS.items()
+        if not (layout.sequence and name == "own plan")
+    }
 
 
 @pytest.mark.slow
@@ -301,8 +311,14 @@ def _from_zero(world: World) -> str:
     model = OwnPlan()
     model.layers = nn.ModuleList(FromZero() for _ in range(2))
     try:
-        taught(world, text_job(lambda: model, optimizer=SGD(lr=1e-2)), plan_of(8, layout=TENSOR), SEPARABLE,
-               torch.float64, 6)  # fmt: skip
+        taught(
+            world,
+            text_job(lambda: model, optimizer=SGD(lr=1e-2)),
+            plan_of(8, layout=TENSOR),
+            SEPARABLE,
+            torch.float64,
+            6,
+        )
     except BadJob as problem:
         return problem.message
     return "nothing"

@@ -33,8 +33,9 @@ class Published(nn.Module):
 
     def __init__(self, style: str = "rowwise") -> None:
         super().__init__()
-        self.config = SimpleNamespace(base_model_tp_plan={"layers.*.up": "colwise", "layers.*.down": style,
-                                                          "layers.*.router": "colwise"})  # fmt: skip
+        self.config = SimpleNamespace(
+            base_model_tp_plan={"layers.*.up": "colwise", "layers.*.down": style, "layers.*.router": "colwise"}
+        )
         block = nn.ModuleDict({"up": nn.Linear(4, 8), "down": nn.Linear(8, 4)})
         self.model = nn.ModuleDict({"layers": nn.ModuleList([block])})
         self.last = nn.Linear(4, 6)
@@ -53,9 +54,14 @@ def test_the_parameters_divided_are_the_matrices() -> None:
     """By rows where outputs are divided, by columns where inputs are; norms and added biases stay whole."""
     found = divided_dimensions(gpt(layers=1), 2)
     assert found == {
-        "tokens.weight": 0, "blocks.0.attention.qkv.weight": 0, "blocks.0.attention.out.weight": 1,
-        "blocks.0.mlp.into.weight": 0, "blocks.0.mlp.into.bias": 0, "blocks.0.mlp.out.weight": 1, "head.weight": 0,
-    }  # fmt: skip
+        "tokens.weight": 0,
+        "blocks.0.attention.qkv.weight": 0,
+        "blocks.0.attention.out.weight": 1,
+        "blocks.0.mlp.into.weight": 0,
+        "blocks.0.mlp.into.bias": 0,
+        "blocks.0.mlp.out.weight": 1,
+        "head.weight": 0,
+    }
 
 
 def test_a_vocabulary_that_does_not_divide_stays_whole() -> None:
@@ -80,7 +86,7 @@ def test_a_vocabulary_that_does_not_divide_stays_whole() -> None:
         (mlp({"0": "colwise", "2": "rowwise"}), Layout(tensor=2, sequence=True), r"cannot be divided along the seq"),
         (Published("ep_router"), Layout(tensor=2), r"carries has 'ep_router'"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_divide_is_said_with_numbers(model: nn.Module, layout: Layout, said: str) -> None:
     """Which number, and what would do."""
     found = tensor_plan_problem(model, layout)
@@ -96,7 +102,5 @@ def test_what_divides_is_no_problem(layout: Layout) -> None:
 
 def test_a_published_model_brings_its_plan() -> None:
     """Names of the base model are prefixed, what a variant lacks is left out, and styles are read as they are there."""
-    assert rules_of(Published()) == {
-        "model.layers.0.up": "colwise", "model.layers.0.down": "rowwise", "last": "output"
-    }  # fmt: skip
+    assert rules_of(Published()) == {"model.layers.0.up": "colwise", "model.layers.0.down": "rowwise", "last": "output"}
     assert tensor_plan_problem(Published(), Layout(tensor=2)) is None

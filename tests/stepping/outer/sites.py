@@ -58,9 +58,13 @@ def batches(step: Step, begin: int, end: int) -> Iterator[Batch]:
     """This site's parts of the batches of updates begin..end."""
     job, data = step.job, datasets_of(step.job)
     source = BatchSource(
-        data.train, step.pipeline(data.train, augmented=True), data.extent(job), job.seed, step.plan,
+        data.train,
+        step.pipeline(data.train, augmented=True),
+        data.extent(job),
+        job.seed,
+        step.plan,
         split=step.split(),
-    )  # fmt: skip
+    )
     return source.batches(data.extent(job).position(begin), end)
 
 

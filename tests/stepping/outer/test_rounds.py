@@ -90,8 +90,11 @@ def test_what_goes_over_the_link_is_counted(sites: dict[str, tuple[Learned, Lear
     first = one.exchanges[0]
     assert first.num_bytes == message
     assert first.samples == 16 + 16 + 16 + 1 + 16
-    parts = [(loss, len(indices)) for site in (one, other)
-             for loss, indices in zip(site.losses[:5], site.indices[:5], strict=True)]  # fmt: skip
+    parts = [
+        (loss, len(indices))
+        for site in (one, other)
+        for loss, indices in zip(site.losses[:5], site.indices[:5], strict=True)
+    ]
     parts.remove((one.losses[3], 1))  # site 0 held a sample of the last batch of an epoch, and left it to site 1
     assert first.loss == pytest.approx(sum(loss * size for loss, size in parts) / first.samples)
     assert one.exchanges == other.exchanges

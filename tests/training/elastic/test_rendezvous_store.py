@@ -70,8 +70,10 @@ def test_a_proof_of_an_earlier_run_proves_nothing() -> None:
     """Keys depend on fresh nonces of all: who replays what a process once said is found out."""
     keys: list[bytes] = []
     earlier = HashStore()
-    threads = [threading.Thread(target=lambda rank=rank: keys.append(agreed_key(earlier, b"s", "1", rank, 2, 10.0)))
-               for rank in range(2)]  # fmt: skip
+    threads = [
+        threading.Thread(target=lambda rank=rank: keys.append(agreed_key(earlier, b"s", "1", rank, 2, 10.0)))
+        for rank in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -182,10 +182,11 @@ def huggingface(
         found = datasets.load_from_disk(str(folder)) if is_saved else datasets.load_dataset(str(dataset))
     if isinstance(found, Mapping):
         return {
-            name: huggingface(part, columns, target=target, size=size, channels=channels, resize=resize, mean=mean,
-                              std=std)
+            name: huggingface(
+                part, columns, target=target, size=size, channels=channels, resize=resize, mean=mean, std=std
+            )
             for name, part in found.items()
-        }  # fmt: skip
+        }
     if not is_huggingface(found):
         what = "a stream of theirs" if hasattr(found, "take") and not hasattr(found, "__len__") else "no such dataset"
         raise BadJob(

@@ -166,9 +166,12 @@ class ImageFolder(IndexedSource):
         return self._listed(labelled, self._given_classes or _folders(self.root), dropped, notes)
 
     def _listed(
-        self, labelled: list[tuple[str, str]], classes: tuple[str, ...] | None, dropped: frozenset[str],
+        self,
+        labelled: list[tuple[str, str]],
+        classes: tuple[str, ...] | None,
+        dropped: frozenset[str],
         notes: list[str],
-    ) -> ImageListing:  # fmt: skip
+    ) -> ImageListing:
         """The listing of files with their classes, in the order of their names."""
         root = self.root
         kept = sorted(pair for pair in labelled if not dropped or printable(pair[0]) not in dropped)
@@ -183,8 +186,10 @@ class ImageFolder(IndexedSource):
                     "labels=FILE.",
                 )
             if label not in numbers:
-                raise BadJob(f"{root / name} is of class {label!r}. {nearest(label, known)}",
-                             remedy="Name it among classes=…, or take it away.")  # fmt: skip
+                raise BadJob(
+                    f"{root / name} is of class {label!r}. {nearest(label, known)}",
+                    remedy="Name it among classes=…, or take it away.",
+                )
         labels = np.array([numbers[label] for _, label in kept], np.int64)
         if not kept:
             raise BadJob(
@@ -231,7 +236,7 @@ class ImageFolder(IndexedSource):
         listing = self._listing
         digest = digest_of_parts(
             listing.names, self._versions.tobytes(), listing.labels.tobytes(), listing.classes, repr(self.form)
-        )  # fmt: skip
+        )
         return f"{digest} (of names, sizes and times of {len(self):,} files)"
 
     def sample(self, index: int) -> tuple[torch.Tensor, int]:

@@ -142,8 +142,10 @@ class IndexedSource(ABC):
             labels = labels if is_class else None
         division = divide(names, labels, {"valid": valid, "test": test}, seed)
         stated = f"{self.name}, split with seed {seed}: {division.in_words(self.classes)}"
-        parts = {name: Subset(self, indices, name, division.rule(name), stated if name == "train" else None)
-                 for name, indices in division.parts.items()}  # fmt: skip
+        parts = {
+            name: Subset(self, indices, name, division.rule(name), stated if name == "train" else None)
+            for name, indices in division.parts.items()
+        }
         return Splits(parts["train"], parts.get("valid"), parts.get("test"))
 
 
@@ -333,8 +335,9 @@ class Division:
 
     def in_words(self, classes: Sequence[str]) -> str:
         """The size of every part, and of its classes: `train 8 (cat 4, dog 4), valid 2 (cat 1, dog 1)`."""
-        return ", ".join(f"{name} {len(indices):,}{self._of_classes(indices, classes)}" for name, indices in
-                         self.parts.items())  # fmt: skip
+        return ", ".join(
+            f"{name} {len(indices):,}{self._of_classes(indices, classes)}" for name, indices in self.parts.items()
+        )
 
     def _of_classes(self, indices: npt.NDArray[np.int64], classes: Sequence[str]) -> str:
         if self.labels is None:

@@ -143,10 +143,13 @@ def _csv_blocks(file: CsvFile, columns: Sequence[str], dropped: frozenset[int]) 
             read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
             parse_options=pyarrow.csv.ParseOptions(delimiter=file.delimiter, newlines_in_values=True),
             convert_options=pyarrow.csv.ConvertOptions(
-                include_columns=list(columns), column_types=dict.fromkeys(columns, pa.string()),
-                strings_can_be_null=True, null_values=[""], quoted_strings_can_be_null=True,
+                include_columns=list(columns),
+                column_types=dict.fromkeys(columns, pa.string()),
+                strings_can_be_null=True,
+                null_values=[""],
+                quoted_strings_can_be_null=True,
             ),
-        ) as reader:  # fmt: skip
+        ) as reader:
             for batch in reader:
                 rows = np.arange(first, first + batch.num_rows, dtype=np.int64)
                 first += batch.num_rows
@@ -267,8 +270,12 @@ def numbers_of(block: RowBlock, column: str) -> npt.NDArray[np.float64]:
                 f"{block.path}, row {int(block.rows[index])}: {column!r} is {value!r}, which is no number",
                 remedy=f"A column of words is named in categories=[{column!r}] or text=[{column!r}].",
             ) from error
-    elif not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
-              or pa.types.is_boolean(values.type) or pa.types.is_decimal(values.type)):  # fmt: skip
+    elif not (
+        pa.types.is_integer(values.type)
+        or pa.types.is_floating(values.type)
+        or pa.types.is_boolean(values.type)
+        or pa.types.is_decimal(values.type)
+    ):
         raise BadJob(
             f"{block.path}: the column {column!r} is of type {values.type}, which has no numbers",
             remedy="Make numbers of it, or leave it out of features=[…].",

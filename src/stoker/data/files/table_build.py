@@ -142,13 +142,22 @@ class _Building:
         kind, classes = self._write_target()
         written += [TARGET] if self.target is not None else []
         return TableRecord(
-            num_rows=self.num_rows, files=tuple(names), ends=tuple(ends), features=self.features, categories=categories,
-            text=self.spec.text, target=self.spec.target, target_kind=kind, classes=classes, means=means,
-            missing=dict(self.missing.counts), num_dropped=self.num_dropped,
+            num_rows=self.num_rows,
+            files=tuple(names),
+            ends=tuple(ends),
+            features=self.features,
+            categories=categories,
+            text=self.spec.text,
+            target=self.spec.target,
+            target_kind=kind,
+            classes=classes,
+            means=means,
+            missing=dict(self.missing.counts),
+            num_dropped=self.num_dropped,
             num_cleaned=sum(len(rows) for rows in dropped.values()),
             sizes={name: (self.folder / name).stat().st_size for name in written},
             digest=digest_of_files(self.folder, written),
-        )  # fmt: skip
+        )
 
     def _add(self, block: RowBlock, files: Mapping[str, Appended]) -> None:
         """Read one block, treat its missing values, and write it."""

@@ -68,10 +68,12 @@ class StoredTable:
         kind = np.float32 if record.target_kind == "number" else np.int64
         self.target = None if record.target is None else self._mapped(TARGET, kind, (rows,))
         self._texts = [
-            (self._mapped(f"text-{column}.ends.i64", np.int64, (rows,)),
-             self._mapped(f"text-{column}.utf8", np.uint8, (record.sizes[f"text-{column}.utf8"],)))
+            (
+                self._mapped(f"text-{column}.ends.i64", np.int64, (rows,)),
+                self._mapped(f"text-{column}.utf8", np.uint8, (record.sizes[f"text-{column}.utf8"],)),
+            )
             for column in range(len(record.text))
-        ]  # fmt: skip
+        ]
 
     def text(self, column: int, row: int) -> str:
         """The text in `row` of text column number `column`."""

@@ -68,8 +68,11 @@ class Table(IndexedSource):
         left_out = zip(names, left_out_of_files(self._clean, self.paths), strict=True)
         dropped = {name: frozenset(int(row) for row in rows if row.isdigit()) for name, rows in left_out if rows}
         versions = [existing_version(path, remedy="Give a file that is there.") for path in self.paths]
-        key = key_of(self.spec.text_of(), [[str(path.resolve()), *version] for path, version in zip(self.paths,
-                     versions, strict=True)], {name: sorted(rows) for name, rows in dropped.items()})  # fmt: skip
+        key = key_of(
+            self.spec.text_of(),
+            [[str(path.resolve()), *version] for path, version in zip(self.paths, versions, strict=True)],
+            {name: sorted(rows) for name, rows in dropped.items()},
+        )
         stored = opened(folder_of(key))
         if stored is not None:
             return stored
@@ -220,8 +223,16 @@ def csv(  # noqa: PLR0913 - what can be said of a table
         BadJob: an argument is invalid; and, when it is read, a column is missing, a row is ragged, or a value is not a
             number.
     """
-    spec = table_spec("csv", features=features, target=target, categories=categories, text=text,
-                      target_kind=target_kind, classes=classes, missing=missing)  # fmt: skip
+    spec = table_spec(
+        "csv",
+        features=features,
+        target=target,
+        categories=categories,
+        text=text,
+        target_kind=target_kind,
+        classes=classes,
+        missing=missing,
+    )
     return _table(path, dataclasses.replace(spec, delimiter=delimiter), clean, like)
 
 
@@ -257,7 +268,13 @@ def _found_in(like: Table, given: TableSpec) -> TableSpec:
         raise BadJob("like=… takes all columns from the other table", remedy="Leave out what is said besides it.")
     record = like.table.record
     return dataclasses.replace(
-        like.spec, format=given.format, delimiter=given.delimiter, features=record.features,
-        categories=tuple(record.categories.items()), classes=record.classes or None, means=tuple(record.means.items()),
-        target_kind=cast("TargetKind", record.target_kind or "auto"), is_like=True,
-    )  # fmt: skip
+        like.spec,
+        format=given.format,
+        delimiter=given.delimiter,
+        features=record.features,
+        categories=tuple(record.categories.items()),
+        classes=record.classes or None,
+        means=tuple(record.means.items()),
+        target_kind=cast("TargetKind", record.target_kind or "auto"),
+        is_like=True,
+    )

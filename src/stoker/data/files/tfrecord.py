@@ -46,9 +46,14 @@ class TFRecord(IndexedSource):
     reads_labels = True
 
     def __init__(
-        self, paths: tuple[Path, ...], features: dict[str, tuple[str, tuple[int, ...]]], form: ImageForm,
-        target: str | None, classes: tuple[str, ...], clean: Clean,
-    ) -> None:  # fmt: skip
+        self,
+        paths: tuple[Path, ...],
+        features: dict[str, tuple[str, tuple[int, ...]]],
+        form: ImageForm,
+        target: str | None,
+        classes: tuple[str, ...],
+        clean: Clean,
+    ) -> None:
         name = paths[0].name if len(paths) == 1 else f"{paths[0].name} to {paths[-1].name}"
         super().__init__(name, classes=classes, target=target)
         self.paths = paths
@@ -67,8 +72,13 @@ class TFRecord(IndexedSource):
         places["number"] = np.concatenate([np.arange(count) for count in counts])
         dropped = left_out_of_files(self._clean, self.paths)
         if any(dropped):
-            keep = np.array([str(number) not in dropped[shard] for shard, number in
-                             zip(places["shard"].tolist(), places["number"].tolist(), strict=True)], bool)  # fmt: skip
+            keep = np.array(
+                [
+                    str(number) not in dropped[shard]
+                    for shard, number in zip(places["shard"].tolist(), places["number"].tolist(), strict=True)
+                ],
+                bool,
+            )
             require_known(frozenset().union(*dropped), int((~keep).sum()), self.name)
             places = {name: array[keep] for name, array in places.items()}
         if not len(places["offset"]):
@@ -219,9 +229,10 @@ def records_of(path: Path) -> Arrays:
             checksums.append(struct.unpack("<I", os.pread(file.fileno(), _CHECKSUM, end))[0])
             at = end + _CHECKSUM
     return {
-        "offset": np.array(offsets, np.int64), "length": np.array(lengths, np.int64),
+        "offset": np.array(offsets, np.int64),
+        "length": np.array(lengths, np.int64),
         "checksum": np.array(checksums, np.int64),
-    }  # fmt: skip
+    }
 
 
 def masked_crc(content: bytes) -> int:
@@ -284,20 +295,35 @@ def _example_type() -> Any:
     feature.oneof_decl.add(name="kind")
     kinds = zip(("bytes_list", "float_list", "int64_list"), lists, strict=True)
     for number, (name, (message, _)) in enumerate(kinds, 1):
-        feature.field.add(name=name, number=number, type=field.TYPE_MESSAGE, label=field.LABEL_OPTIONAL,
-                          type_name=f".{package}.{message}", oneof_index=0)  # fmt: skip
+        feature.field.add(
+            name=name,
+            number=number,
+            type=field.TYPE_MESSAGE,
+            label=field.LABEL_OPTIONAL,
+            type_name=f".{package}.{message}",
+            oneof_index=0,
+        )
     features = file.message_type.add(name="Features")
     entry = features.nested_type.add(name="FeatureEntry")
     entry.options.map_entry = True
     entry.field.add(name="key", number=1, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL)
-    entry.field.add(name="value", number=2, type=field.TYPE_MESSAGE, label=field.LABEL_OPTIONAL,
-                    type_name=f".{package}.Feature")  # fmt: skip
-    features.field.add(name="feature", number=1, type=field.TYPE_MESSAGE, label=field.LABEL_REPEATED,
-                       type_name=f".{package}.Features.FeatureEntry")  # fmt: skip
+    entry.field.add(
+        name="value", number=2, type=field.TYPE_MESSAGE, label=field.LABEL_OPTIONAL, type_name=f".{package}.Feature"
+    )
+    features.field.add(
+        name="feature",
+        number=1,
+        type=field.TYPE_MESSAGE,
+        label=field.LABEL_REPEATED,
+        type_name=f".{package}.Features.FeatureEntry",
+    )
     file.message_type.add(name="Example").field.add(
-        name="features", number=1, type=field.TYPE_MESSAGE, label=field.LABEL_OPTIONAL,
+        name="features",
+        number=1,
+        type=field.TYPE_MESSAGE,
+        label=field.LABEL_OPTIONAL,
         type_name=f".{package}.Features",
-    )  # fmt: skip
+    )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.Example"))

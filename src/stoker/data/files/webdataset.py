@@ -121,8 +121,9 @@ class WebDataset(IndexedSource):
         """Digest of the shards' names, sizes and times, of the index of their members, and of how they are read."""
         members, names = self.members, [path.name for path in self.paths]
         arrays = b"".join(array.tobytes() for array in (members.shard, members.offset, members.size))
-        digest = digest_of_parts(names, self._versions.tobytes(), arrays, members.keys, self.fields, self.classes,
-                                 repr(self.form))  # fmt: skip
+        digest = digest_of_parts(
+            names, self._versions.tobytes(), arrays, members.keys, self.fields, self.classes, repr(self.form)
+        )
         return f"{digest} (of names, sizes and times of {len(self.paths):,} shards, and of their members)"
 
     @cached_property
@@ -189,8 +190,12 @@ class WebDataset(IndexedSource):
             if abs(number) >= 2**63:
                 raise ValueError(f"{text[:30]} is no number of a class")
             return number
-        decoders: dict[str, Callable[[bytes], Any]] = {"txt": bytes.decode, "text": bytes.decode, "json": parsed,
-                                                       "npy": _array}  # fmt: skip
+        decoders: dict[str, Callable[[bytes], Any]] = {
+            "txt": bytes.decode,
+            "text": bytes.decode,
+            "json": parsed,
+            "npy": _array,
+        }
         return decoders.get(last, bytes)(content)
 
 
@@ -226,8 +231,10 @@ def webdataset(  # noqa: PLR0913 - what can be said of shards of images
     form = image_form(size, channels, resize, mean, std)
     for field in fields:
         if _PICKLES & {name.rpartition(".")[2] for name in field.split(";")}:
-            raise BadJob(f"the field {field!r} is a pickle, which can run any code when it is opened",
-                         remedy="Write arrays as .npy, and the rest as .json.")  # fmt: skip
+            raise BadJob(
+                f"the field {field!r} is a pickle, which can run any code when it is opened",
+                remedy="Write arrays as .npy, and the rest as .json.",
+            )
     if not fields:
         raise BadJob("fields=[] leaves nothing of a sample", remedy='As in fields=["jpg;png", "cls"].')
     return WebDataset(shard_paths(shards), tuple(fields), form, class_names(classes), clean)
@@ -244,8 +251,9 @@ def index_of(path: Path) -> Arrays:
     return {
         "offset": np.array([member.offset for member in members], np.int64),
         "size": np.array([member.size for member in members], np.int64),
-        "names": np.frombuffer(stored.blob, np.uint8), "ends": stored.ends,
-    }  # fmt: skip
+        "names": np.frombuffer(stored.blob, np.uint8),
+        "ends": stored.ends,
+    }
 
 
 def _samples_of(path: Path, arrays: Arrays) -> list[tuple[str, dict[str, tuple[int, int]]]]:

@@ -40,10 +40,28 @@ def files_below(root: Path, *, with_hidden: bool = False) -> Iterator[str]:
 Resize = Literal["stretch", "crop", "pad"]
 """An image of another shape is distorted, cropped at its longer sides, or padded with black."""
 
-SUFFIXES = frozenset({
-    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm",
-    ".jp2", ".tga", ".ico", ".avif",
-})  # fmt: skip
+SUFFIXES = frozenset(
+    {
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".png",
+        ".bmp",
+        ".gif",
+        ".webp",
+        ".tif",
+        ".tiff",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".pnm",
+        ".jp2",
+        ".tga",
+        ".ico",
+        ".avif",
+    }
+)
 """Suffixes of image files, in lower case."""
 
 _NAME = re.compile(r"(?:\./)?((?:.*/)?[^./][^./]*)\.([^/]+)")
@@ -77,8 +95,11 @@ def members_of(path: Path, *, is_strict: bool = False) -> Iterator[TarMember]:
                 found = named(member.name)
                 if found is not None:
                     if member.islnk() or member.issym():
-                        raise BadTable(path, f"has {member.name} as a link to {member.linkname}, and not its content",
-                                       remedy="Write it again with --dereference --hard-dereference.")  # fmt: skip
+                        raise BadTable(
+                            path,
+                            f"has {member.name} as a link to {member.linkname}, and not its content",
+                            remedy="Write it again with --dereference --hard-dereference.",
+                        )
                     if member.issparse():
                         raise BadTable(
                             path,

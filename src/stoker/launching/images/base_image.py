@@ -88,17 +88,24 @@ class BaseImage:
         python, version = _python_in(names, variables.get("PATH", ""), path)
         versions = [match for name in names if (match := _PACKAGE.match(f"/{name}"))]
         packages = {
-            re.sub(r"[-_.]+", "-", match["name"]).lower(): match["version"] for match in versions
+            re.sub(r"[-_.]+", "-", match["name"]).lower(): match["version"]
+            for match in versions
             if match["python"] in (version, "3")
-        }  # fmt: skip
+        }
         diff_ids = tuple(str(digest) for digest in _list_in(_dict_in(config, "rootfs"), "diff_ids"))
         if len(diff_ids) != len(layers):
             raise BadJob(f"--base {path} is damaged: {len(layers)} layers, {len(diff_ids)} digests of them")
         return cls(
-            path=path, layers=layers, diff_ids=diff_ids, history=tuple(_list_in(config, "history")),
-            variables=variables, python=python, python_version=version, packages=packages,
+            path=path,
+            layers=layers,
+            diff_ids=diff_ids,
+            history=tuple(_list_in(config, "history")),
+            variables=variables,
+            python=python,
+            python_version=version,
+            packages=packages,
             user=str(settings.get("User") or ""),
-        )  # fmt: skip
+        )
 
     def copy(self, blob: Blob, into: IO[bytes]) -> None:
         """Write a blob's bytes.
@@ -156,8 +163,10 @@ class Layout:
             if not parts:
                 raise BadJob(f"--base {self._path} has no image for linux/{architecture}")
             if len({str(part.get("digest")) for part in parts}) > 1:
-                raise BadJob(f"--base {self._path} has {len(parts)} images",
-                             remedy="Copy one of them: `skopeo copy oci:LAYOUT:TAG oci-archive:FILE`.")  # fmt: skip
+                raise BadJob(
+                    f"--base {self._path} has {len(parts)} images",
+                    remedy="Copy one of them: `skopeo copy oci:LAYOUT:TAG oci-archive:FILE`.",
+                )
             found = self.json(_blob(parts[0], self._path))
             if found.get("mediaType", parts[0].get("mediaType")) not in _INDEXES:
                 if not isinstance(found.get("layers"), list) or not isinstance(found.get("config"), dict):
@@ -276,8 +285,10 @@ def _python_in(names: list[str], path_variable: str, path: Path) -> tuple[str, s
         older = (
             f"only Python {', '.join(sorted({match['version'] for match in found.values()}))}" if found else "no Python"
         )
-        raise BadJob(f"--base {path} has {older}, and Stoker needs Python 3.11 or newer",
-                     remedy="Take an image with it, such as python:3.11-slim, or leave --base out.")  # fmt: skip
+        raise BadJob(
+            f"--base {path} has {older}, and Stoker needs Python 3.11 or newer",
+            remedy="Take an image with it, such as python:3.11-slim, or leave --base out.",
+        )
 
     def order(match: re.Match[str]) -> tuple[int, str]:
         folder = match[0].rpartition("/")[0]

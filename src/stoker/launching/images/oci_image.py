@@ -56,17 +56,56 @@ _OWN_LAYER_BYTES = 64 * 2**20
 _VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _SITE = f"{_ENVIRONMENT}/lib/python{_VERSION}/site-packages"
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x"}
-_STDLIB_LEFT_OUT = frozenset({
-    "site-packages", "dist-packages", "test", "tests", "idle_test", "idlelib", "turtledemo", "tkinter", "ensurepip",
-    "__pycache__",
-})  # fmt: skip
+_STDLIB_LEFT_OUT = frozenset(
+    {
+        "site-packages",
+        "dist-packages",
+        "test",
+        "tests",
+        "idle_test",
+        "idlelib",
+        "turtledemo",
+        "tkinter",
+        "ensurepip",
+        "__pycache__",
+    }
+)
 
 _SECRETS = (
-    ".env", ".env.*", ".git", ".ssh", ".aws", ".gnupg", ".kube", ".docker", ".azure", ".netrc", "_netrc", ".pypirc",
-    ".npmrc", ".git-credentials", ".htpasswd", ".pgpass", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore",
-    "*.kdbx", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "credentials", "credentials.json",
-    "service[-_]account*.json", "kubeconfig", "secrets.*", "*.token",
-)  # fmt: skip
+    ".env",
+    ".env.*",
+    ".git",
+    ".ssh",
+    ".aws",
+    ".gnupg",
+    ".kube",
+    ".docker",
+    ".azure",
+    ".netrc",
+    "_netrc",
+    ".pypirc",
+    ".npmrc",
+    ".git-credentials",
+    ".htpasswd",
+    ".pgpass",
+    "*.pem",
+    "*.key",
+    "*.p12",
+    "*.pfx",
+    "*.jks",
+    "*.keystore",
+    "*.kdbx",
+    "id_rsa*",
+    "id_dsa*",
+    "id_ecdsa*",
+    "id_ed25519*",
+    "credentials",
+    "credentials.json",
+    "service[-_]account*.json",
+    "kubeconfig",
+    "secrets.*",
+    "*.token",
+)
 """Names of files and folders that hold secrets, as patterns."""
 
 
@@ -185,9 +224,16 @@ def build_image(
                 disk().remove_file(aside)
             raise
     return ImageRecord(
-        path=str(out), reference=reference, digest=digest, num_bytes=num_bytes, layers=tuple(layers),
-        entrypoint=entrypoint, command=command, packages=packages, notes=tuple(notes),
-    )  # fmt: skip
+        path=str(out),
+        reference=reference,
+        digest=digest,
+        num_bytes=num_bytes,
+        layers=tuple(layers),
+        entrypoint=entrypoint,
+        command=command,
+        packages=packages,
+        notes=tuple(notes),
+    )
 
 
 def is_secret(path: str) -> bool:
@@ -273,9 +319,10 @@ def _additions(base: BaseImage, packages: Mapping[str, str], notes: list[str]) -
             remedy=f"Take a base image with Python {_VERSION}, or one that has these packages.",
         )
     differing = [
-        f"{name} {base.packages[name]} (here {version})" for name, version in sorted(packages.items())
+        f"{name} {base.packages[name]} (here {version})"
+        for name, version in sorted(packages.items())
         if name in base.packages and base.packages[name] != version
-    ]  # fmt: skip
+    ]
     if differing:
         notes.append(f"versions of the base differ, so the last bits may: {', '.join(differing)}")
     files = [file for package in by_package.values() for file in package]
@@ -501,8 +548,16 @@ def _copied(base: BaseImage, archive: _Archive, tell: Callable[[str], None]) -> 
     for number, (blob, diff_id) in enumerate(zip(base.layers, base.diff_ids, strict=True), start=1):
         tell(f"layer {number} of {len(base.layers)} of the base")
         digest, num_bytes = archive.blob(lambda stream, blob=blob: base.copy(blob, stream))  # type: ignore[misc]
-        layers.append(ImageLayer(what=f"base, layer {number}", digest=digest, diff_id=diff_id, num_bytes=num_bytes,
-                                 media_type=blob.media_type, is_from_base=True))  # fmt: skip
+        layers.append(
+            ImageLayer(
+                what=f"base, layer {number}",
+                digest=digest,
+                diff_id=diff_id,
+                num_bytes=num_bytes,
+                media_type=blob.media_type,
+                is_from_base=True,
+            )
+        )
     return layers
 
 
@@ -515,11 +570,14 @@ def _config(
     contents = hashlib.sha256("".join(layer.diff_id for layer in layers).encode()).hexdigest()
     before = variables.get("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
     variables |= {
-        "PATH": f"/{_ENVIRONMENT}/bin:{before}", "LANG": variables.get("LANG", "C.UTF-8"), "STOKER_RUNS": f"/{RUNS}",
-        "STOKER_CACHE": f"/{RUNS}/.cache", "PYTHONPYCACHEPREFIX": f"/{RUNS}/.cache/bytecode-{contents[:16]}",
+        "PATH": f"/{_ENVIRONMENT}/bin:{before}",
+        "LANG": variables.get("LANG", "C.UTF-8"),
+        "STOKER_RUNS": f"/{RUNS}",
+        "STOKER_CACHE": f"/{RUNS}/.cache",
+        "PYTHONPYCACHEPREFIX": f"/{RUNS}/.cache/bytecode-{contents[:16]}",
         "NVIDIA_VISIBLE_DEVICES": "all",
         "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
-    }  # fmt: skip
+    }
     if base is not None:
         paths = [f"/{_site_packages_of(base)}", *filter(None, [variables.get("PYTHONPATH", "")])]
         variables["PYTHONPATH"] = ":".join(paths)
@@ -528,16 +586,20 @@ def _config(
     history += [{"created": _EPOCH, "created_by": f"stoker image: {layer.what}"} for layer in made]
     version = importlib.metadata.version("stoker")
     return {
-        "architecture": _architecture(), "os": "linux", "created": _EPOCH,
+        "architecture": _architecture(),
+        "os": "linux",
+        "created": _EPOCH,
         "config": {
             "Env": [f"{name}={value}" for name, value in sorted(variables.items())],
-            "Entrypoint": list(entrypoint), "Cmd": list(command), "WorkingDir": f"/{JOB_FOLDER}",
+            "Entrypoint": list(entrypoint),
+            "Cmd": list(command),
+            "WorkingDir": f"/{JOB_FOLDER}",
             "Labels": {"org.opencontainers.image.title": title, "stoker.version": version},
             **({} if base is None or not base.user else {"User": base.user}),
         },
         "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
         "history": history,
-    }  # fmt: skip
+    }
 
 
 def _finish(archive: _Archive, layers: Sequence[ImageLayer], config: JSON, reference: str) -> str:
@@ -547,17 +609,23 @@ def _finish(archive: _Archive, layers: Sequence[ImageLayer], config: JSON, refer
         {"mediaType": layer.media_type, "digest": layer.digest, "size": layer.num_bytes} for layer in layers
     ]
     manifest: JSON = {
-        "schemaVersion": 2, "mediaType": MANIFEST, "layers": parts,
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "layers": parts,
         "config": {"mediaType": CONFIG, "digest": digest, "size": size},
-    }  # fmt: skip
+    }
     named, length = archive.json(manifest)
     annotations: JSON = {
-        "org.opencontainers.image.ref.name": reference, "io.containerd.image.name": reference,
-    }  # fmt: skip
+        "org.opencontainers.image.ref.name": reference,
+        "io.containerd.image.name": reference,
+    }
     pointer: JSON = {
-        "mediaType": MANIFEST, "digest": named, "size": length, "annotations": annotations,
+        "mediaType": MANIFEST,
+        "digest": named,
+        "size": length,
+        "annotations": annotations,
         "platform": {"architecture": _architecture(), "os": "linux"},
-    }  # fmt: skip
+    }
     archive.add("index.json", _dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": [pointer]}))
     blobs: list[JSON] = [f"blobs/{layer.digest.replace(':', '/')}" for layer in layers]
     for_docker: JSON = [{"Config": f"blobs/{digest.replace(':', '/')}", "RepoTags": [reference], "Layers": blobs}]

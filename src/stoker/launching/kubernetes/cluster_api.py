@@ -32,13 +32,27 @@ _KILLED = 137
 """Bytes of a message to a command's standard input."""
 
 _PLURALS = {
-    "Job": "jobs", "JobSet": "jobsets", "TrainJob": "trainjobs", "Pod": "pods", "Service": "services",
-    "ConfigMap": "configmaps", "Secret": "secrets", "PersistentVolumeClaim": "persistentvolumeclaims",
-    "Deployment": "deployments", "HorizontalPodAutoscaler": "horizontalpodautoscalers", "ScaledObject": "scaledobjects",
-    "HTTPScaledObject": "httpscaledobjects", "Workload": "workloads", "Event": "events", "Namespace": "namespaces",
-    "Node": "nodes", "StorageClass": "storageclasses", "LocalQueue": "localqueues",
-    "SelfSubjectAccessReview": "selfsubjectaccessreviews", "PodMonitor": "podmonitors",
-}  # fmt: skip
+    "Job": "jobs",
+    "JobSet": "jobsets",
+    "TrainJob": "trainjobs",
+    "Pod": "pods",
+    "Service": "services",
+    "ConfigMap": "configmaps",
+    "Secret": "secrets",
+    "PersistentVolumeClaim": "persistentvolumeclaims",
+    "Deployment": "deployments",
+    "HorizontalPodAutoscaler": "horizontalpodautoscalers",
+    "ScaledObject": "scaledobjects",
+    "HTTPScaledObject": "httpscaledobjects",
+    "Workload": "workloads",
+    "Event": "events",
+    "Namespace": "namespaces",
+    "Node": "nodes",
+    "StorageClass": "storageclasses",
+    "LocalQueue": "localqueues",
+    "SelfSubjectAccessReview": "selfsubjectaccessreviews",
+    "PodMonitor": "podmonitors",
+}
 _CLUSTER_WIDE = frozenset({"Namespace", "Node", "StorageClass", "SelfSubjectAccessReview"})
 _NO_ANSWER = frozenset({429, 500, 502, 503, 504})
 """Statuses of a server, or a proxy before it, that could not work on a question."""
@@ -66,8 +80,9 @@ def contexts() -> tuple[dict[str, str], str]:
     except (ConfigException, OSError):
         return {}, ""
     except YAMLError as error:
-        raise PlaceFailed(f"The kubeconfig is no YAML: {first_line(error)}",
-                          remedy="`kubectl config view` has to work first.") from error  # fmt: skip
+        raise PlaceFailed(
+            f"The kubeconfig is no YAML: {first_line(error)}", remedy="`kubectl config view` has to work first."
+        ) from error
     return {c["name"]: c["context"].get("namespace") or "default" for c in listed}, current["name"] if current else ""
 
 
@@ -79,8 +94,9 @@ def connect(context: str, namespace: str) -> ClusterApi:
         NoDevice: as `ClusterApi`.
     """
     if importlib.util.find_spec("kubernetes") is None:
-        raise PlaceFailed("Kubernetes needs its client, which is not installed.",
-                          remedy="pip install 'stoker[kubernetes]'")  # fmt: skip
+        raise PlaceFailed(
+            "Kubernetes needs its client, which is not installed.", remedy="pip install 'stoker[kubernetes]'"
+        )
     return ClusterApi(context, namespace)
 
 
@@ -128,11 +144,13 @@ class ClusterApi:
                 load_incluster_config(client_configuration=settings)
         except ConfigException as error:
             if not known:
-                raise NoDevice("There is no kubeconfig, so no cluster is known.",
-                               remedy="Set KUBECONFIG, or log in to the cluster: `kubectl get pods` has to work.",
-                               ) from error  # fmt: skip
-            raise PlaceFailed(f"The kubeconfig cannot be used: {first_line(error)}",
-                              remedy="`kubectl get pods` has to work first.") from error  # fmt: skip
+                raise NoDevice(
+                    "There is no kubeconfig, so no cluster is known.",
+                    remedy="Set KUBECONFIG, or log in to the cluster: `kubectl get pods` has to work.",
+                ) from error
+            raise PlaceFailed(
+                f"The kubeconfig cannot be used: {first_line(error)}", remedy="`kubectl get pods` has to work first."
+            ) from error
         settings.retries = False
         self.namespace = namespace
         self.host: str = settings.host
@@ -171,9 +189,10 @@ class ClusterApi:
         stored = self.ask("POST", path, manifest, query=query)
         if lost := list(dropped(manifest, stored)):
             self.delete(manifest["kind"], manifest["metadata"]["name"], api=manifest["apiVersion"])
-            raise PlaceFailed(f"The cluster dropped fields of the {manifest['kind']}: {', '.join(lost)}.",
-                              remedy="Its version does not know them, or an admission webhook took them out.",
-                              )  # fmt: skip
+            raise PlaceFailed(
+                f"The cluster dropped fields of the {manifest['kind']}: {', '.join(lost)}.",
+                remedy="Its version does not know them, or an admission webhook took them out.",
+            )
         return stored
 
     def patch(self, kind: str, name: str, change: Object, *, api: str = "v1") -> Object:
@@ -201,9 +220,14 @@ class ClusterApi:
         return f"{group}{where}/{_PLURALS[kind]}" + (f"/{quote(name)}" if name else "")
 
     def ask(
-        self, method: str, path: str, body: Object | None = None, *, query: Mapping[str, str] | None = None,
+        self,
+        method: str,
+        path: str,
+        body: Object | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
         content_type: str = "application/json",
-    ) -> Object:  # fmt: skip
+    ) -> Object:
         """The answer to one request, as JSON."""
         data = self._request(method, path, body, query or {}, content_type)
         try:
@@ -253,15 +277,19 @@ class ClusterApi:
                 f"The cluster at {self.host} cannot answer now ({status or 'no status'}): {message}"
             )
         if status == 401:
-            return PlaceFailed(f"The cluster at {self.host} does not accept the login: {message}.",
-                               remedy="`kubectl get pods` has to work first.")  # fmt: skip
+            return PlaceFailed(
+                f"The cluster at {self.host} does not accept the login: {message}.",
+                remedy="`kubectl get pods` has to work first.",
+            )
         if status == 404:
             return NotThere(message)
         if status == 409 and reason == "AlreadyExists":
             return AlreadyThere(message)
         if status == 403 and "exceeded quota" in message:
-            return PlaceFailed(f"The namespace's quota does not allow it: {message}",
-                               remedy="Ask for fewer devices, or wait until others end.")  # fmt: skip
+            return PlaceFailed(
+                f"The namespace's quota does not allow it: {message}",
+                remedy="Ask for fewer devices, or wait until others end.",
+            )
         return PlaceFailed(message)
 
     def execute(
@@ -306,14 +334,22 @@ class ClusterApi:
         query += ([("stdin", "true")] if stdin else []) + ([("container", container)] if container else [])
         try:
             line = ws_client.websocket_call(
-                self._client.configuration, "GET", f"{self.host}{self.path('v1', 'Pod', pod)}/exec",
-                query_params=query, headers=self._login(), capture_all=False, binary=True, _preload_content=False,
-            )  # fmt: skip
+                self._client.configuration,
+                "GET",
+                f"{self.host}{self.path('v1', 'Pod', pod)}/exec",
+                query_params=query,
+                headers=self._login(),
+                capture_all=False,
+                binary=True,
+                _preload_content=False,
+            )
         except ApiException as error:
             said = str(error.reason)
             if refused := re.match(r"Handshake status (40\d)", said):
-                raise PlaceFailed(f"The cluster allows no command in pod {pod} ({refused[1]}).",
-                                  remedy="Ask for a role that may create pods/exec.") from error  # fmt: skip
+                raise PlaceFailed(
+                    f"The cluster allows no command in pod {pod} ({refused[1]}).",
+                    remedy="Ask for a role that may create pods/exec.",
+                ) from error
             raise PlaceUnreachable(f"No line to pod {pod}: {first_line(Exception(said))}") from error
         try:
             for part in stdin:

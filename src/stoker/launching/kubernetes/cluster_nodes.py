@@ -23,16 +23,33 @@ from stoker.launching.launcher import LaunchTarget
 
 NVIDIA, AMD = "nvidia.com/gpu", "amd.com/gpu"
 KIND_LABELS = (
-    "nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "karpenter.k8s.aws/instance-gpu-name",
-    "k8s.amazonaws.com/accelerator", "gpu.nvidia.com/class", "amd.com/gpu.product-name",
-)  # fmt: skip
+    "nvidia.com/gpu.product",
+    "cloud.google.com/gke-accelerator",
+    "karpenter.k8s.aws/instance-gpu-name",
+    "k8s.amazonaws.com/accelerator",
+    "gpu.nvidia.com/class",
+    "amd.com/gpu.product-name",
+)
 """Node labels whose value names the kind of device, the most exact first."""
 
 _USABLE = 0.9
 """Part of a node's cores and memory that pods share; the rest is for its own daemons."""
 
-_SUFFIXES = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
-             "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}  # fmt: skip
+_SUFFIXES = {
+    "m": 1e-3,
+    "k": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "P": 1e15,
+    "E": 1e18,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+    "Pi": 2**50,
+    "Ei": 2**60,
+}
 
 
 def quantity(text: str) -> float:
@@ -144,12 +161,16 @@ def _node(thing: Object, used: Counter[str] | None) -> Node:
     label = next((key for key in KIND_LABELS if key in labels), "") if resource else ""
     entry = entry_of(labels[label]) if label else None
     return Node(
-        name=name, device=entry.name if entry else labels.get(label, "gpu" if resource else ""), label=label,
-        value=labels.get(label, ""), resource=resource,
+        name=name,
+        device=entry.name if entry else labels.get(label, "gpu" if resource else ""),
+        label=label,
+        value=labels.get(label, ""),
+        resource=resource,
         num_devices=int(quantity(room.get(resource, "0"))) if resource else 0,
-        cpus=quantity(room.get("cpu", "0")), memory_bytes=quantity(room.get("memory", "0")),
+        cpus=quantity(room.get("cpu", "0")),
+        memory_bytes=quantity(room.get("memory", "0")),
         num_used=None if used is None else used[name],
-    )  # fmt: skip
+    )
 
 
 def entry_of(value: str) -> CatalogueEntry | None:
@@ -200,16 +221,20 @@ def wanted_pool(nodes: Nodes | None, target: LaunchTarget) -> NodePool:
     large = [node for node in found if node.num_devices >= target.devices_each]
     if not large:
         most = max(node.num_devices for node in found)
-        raise PlaceFailed(f"no node has {target.devices_each} {target.device or 'GPUs'}, the largest has {most}",
-                          remedy=f"Ask for several nodes: 2x{most}x{target.device or 'gpu'}.")  # fmt: skip
+        raise PlaceFailed(
+            f"no node has {target.devices_each} {target.device or 'GPUs'}, the largest has {most}",
+            remedy=f"Ask for several nodes: 2x{most}x{target.device or 'gpu'}.",
+        )
     share = [target.devices_each / node.num_devices * _USABLE for node in large]
     kinds = {node.label for node in large}
     label = kinds.pop() if len(kinds) == 1 and target.device not in {"", "gpu"} else ""
     return NodePool(
-        resource=large[0].resource, label=label, values=tuple(sorted({node.value for node in large})) if label else (),
+        resource=large[0].resource,
+        label=label,
+        values=tuple(sorted({node.value for node in large})) if label else (),
         cpus=max(1, math.floor(min(part * node.cpus for part, node in zip(share, large, strict=True)))),
         memory_bytes=math.floor(min(part * node.memory_bytes for part, node in zip(share, large, strict=True))),
-    )  # fmt: skip
+    )
 
 
 def _pool_unseen(target: LaunchTarget) -> NodePool:

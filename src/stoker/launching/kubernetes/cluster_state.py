@@ -18,8 +18,17 @@ from stoker.launching.kubernetes.manifests import EXIT_AGAIN
 from stoker.launching.launcher import seen_now
 from stoker.records.launch import LaunchPhase, LaunchState
 
-_STUCK = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
-                    "CreateContainerConfigError", "CreateContainerError", "RunContainerError"})  # fmt: skip
+_STUCK = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "RunContainerError",
+    }
+)
 """Reasons for which a container waits that do not pass by themselves."""
 
 
@@ -146,8 +155,9 @@ def _failed(owner: Object, pods: Sequence[Object], failed: dict[str, Any], resta
 def _suspended(owner: Object, workload: Object | None, position: str, restarts: int) -> LaunchState:
     name = f"{owner['kind']} {owner['metadata']['name']}: suspended"
     if workload is None:
-        return seen_now("queued", "it is suspended: what it needs is being sent, or somebody suspended it", name,
-                         restarts=restarts)  # fmt: skip
+        return seen_now(
+            "queued", "it is suspended: what it needs is being sent, or somebody suspended it", name, restarts=restarts
+        )
     evicted = condition(workload, "Evicted")
     if evicted is not None and condition(workload, "QuotaReserved") is None:
         why = f"Kueue took its place: {evicted.get('message') or evicted.get('reason')}"
@@ -160,19 +170,26 @@ def _suspended(owner: Object, workload: Object | None, position: str, restarts: 
 def _between(owner: Object, pods: Sequence[Object], restarts: int) -> LaunchState:
     """No pod lives, and the Job is neither done nor failed."""
     if not pods:
-        return seen_now("queued", "no pod was made yet",
-                         f"{owner['kind']} {owner['metadata']['name']}: no pods", restarts=restarts)  # fmt: skip
+        return seen_now(
+            "queued", "no pod was made yet", f"{owner['kind']} {owner['metadata']['name']}: no pods", restarts=restarts
+        )
     last = pods[-1]
     code, why, evidence = ending_of(last)
     if (disrupted := condition(last, "DisruptionTarget")) is not None:
-        return seen_now("preempted", f"its pod was ended: {disrupted.get('message') or disrupted.get('reason')}",
-                         _evidence({"kind": "Pod", **last}, disrupted), exit_code=code, restarts=restarts)  # fmt: skip
+        return seen_now(
+            "preempted",
+            f"its pod was ended: {disrupted.get('message') or disrupted.get('reason')}",
+            _evidence({"kind": "Pod", **last}, disrupted),
+            exit_code=code,
+            restarts=restarts,
+        )
     if code in EXIT_AGAIN:
         return seen_now("requeued", f"{why}; another pod follows", evidence, exit_code=code, restarts=restarts)
     if code == 0:
         return seen_now("running", "a host is done; the Job has not said so yet", evidence, restarts=restarts)
-    return seen_now("requeued", f"{why}; the Job decides whether another pod follows", evidence, exit_code=code,
-                     restarts=restarts)  # fmt: skip
+    return seen_now(
+        "requeued", f"{why}; the Job decides whether another pod follows", evidence, exit_code=code, restarts=restarts
+    )
 
 
 def _live(live: Sequence[Object], restarts: int) -> LaunchState:
@@ -185,14 +202,19 @@ def _live(live: Sequence[Object], restarts: int) -> LaunchState:
     leaving = [pod for pod in live if pod["metadata"].get("deletionTimestamp")]
     staying = [pod for pod in live if pod not in leaving]
     if leaving and not staying:
-        return seen_now("saving", "its pod was asked to end, and saves", f"Pod {leaving[0]['metadata']['name']}: being "
-                         f"deleted at {leaving[0]['metadata']['deletionTimestamp']}", restarts=restarts)  # fmt: skip
+        return seen_now(
+            "saving",
+            "its pod was asked to end, and saves",
+            f"Pod {leaving[0]['metadata']['name']}: being deleted at {leaving[0]['metadata']['deletionTimestamp']}",
+            restarts=restarts,
+        )
     waiting = [pod for pod in staying if pod.get("status", {}).get("phase") != "Running"]
     if not waiting:
         pod = staying[0]
         since = pod.get("status", {}).get("startTime", "")
-        return seen_now("running", "all its pods run", f"Pod {pod['metadata']['name']}: Running since {since}",
-                         restarts=restarts)  # fmt: skip
+        return seen_now(
+            "running", "all its pods run", f"Pod {pod['metadata']['name']}: Running since {since}", restarts=restarts
+        )
     return _waiting(waiting[0], restarts)
 
 
@@ -208,7 +230,12 @@ def _waiting(pod: Object, restarts: int) -> LaunchState:
     for container in status.get("containerStatuses") or []:
         held = container.get("state", {}).get("waiting") or {}
         if held.get("reason") in _STUCK:
-            return seen_now("starting", f"stuck, and tried again: {held.get('message') or held['reason']}",
-                             f"Pod {name}: {held['reason']}", restarts=restarts)  # fmt: skip
-    return seen_now("starting", "the image is pulled, volumes are mounted", f"Pod {name}: ContainerCreating",
-                     restarts=restarts)  # fmt: skip
+            return seen_now(
+                "starting",
+                f"stuck, and tried again: {held.get('message') or held['reason']}",
+                f"Pod {name}: {held['reason']}",
+                restarts=restarts,
+            )
+    return seen_now(
+        "starting", "the image is pulled, volumes are mounted", f"Pod {name}: ContainerCreating", restarts=restarts
+    )

@@ -91,17 +91,25 @@ class KubernetesLauncher(Launcher):
         shape = words.pop() if match is not None and (match[1] or _is_device(match[3])) else ""
         namespace = words.pop()
         if (words and context) or not _NAMESPACE.fullmatch(namespace):
-            raise NoDevice(f"--on k8s:{text} cannot be read: {'/'.join([*words, namespace])!r} is no namespace.",
-                           remedy=f"The form is {_SYNTAX}, as in k8s:team/2x4xa100.")  # fmt: skip
+            raise NoDevice(
+                f"--on k8s:{text} cannot be read: {'/'.join([*words, namespace])!r} is no namespace.",
+                remedy=f"The form is {_SYNTAX}, as in k8s:team/2x4xa100.",
+            )
         context = context or "/".join(words)
         if context and known and context not in known:
-            raise NoDevice(f"--on k8s:{text}: the kubeconfig has no context {context!r}.",
-                           remedy=f"{nearest(context, known)} The form is {_SYNTAX}.")  # fmt: skip
+            raise NoDevice(
+                f"--on k8s:{text}: the kubeconfig has no context {context!r}.",
+                remedy=f"{nearest(context, known)} The form is {_SYNTAX}.",
+            )
         nodes, each, device = read_shape(f"k8s:{text}", shape, _SYNTAX) if shape else (1, 1, "")
         return LaunchTarget(
-            text=f"k8s:{text}", kind=self.kind, address=f"{context}/{namespace}", num_nodes=nodes, devices_each=each,
+            text=f"k8s:{text}",
+            kind=self.kind,
+            address=f"{context}/{namespace}",
+            num_nodes=nodes,
+            devices_each=each,
             device=device,
-        )  # fmt: skip
+        )
 
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
         """Version, permissions, nodes with the device, storage, Kueue's queue, asked of the API server alone."""
@@ -133,8 +141,12 @@ class KubernetesLauncher(Launcher):
             missing.append(
                 f"Kubernetes {major}.{minor} has no Indexed Jobs, which {target.num_nodes} nodes need (1.24)"
             )
-        return Probe(facts=facts, missing=tuple(missing), device=target.device if target.device != "cpu" else "",
-                     cores=int(pool.cpus))  # fmt: skip
+        return Probe(
+            facts=facts,
+            missing=tuple(missing),
+            device=target.device if target.device != "cpu" else "",
+            cores=int(pool.cpus),
+        )
 
     def offers(self, request: Request) -> tuple[Offer, ...]:
         """Kinds of nodes that can take the shape: at once where devices are free, else after an unknown time."""
@@ -150,11 +162,14 @@ class KubernetesLauncher(Launcher):
             offers.append(
                 Offer(
                     text=f"k8s:{target.address.lstrip('/')}/{target.num_nodes}x{target.devices_each}x{device}",
-                    num_nodes=target.num_nodes, devices_each=target.devices_each, device=device,
-                    starts_in_s=0.0 if waits else None, price_per_h=None,
+                    num_nodes=target.num_nodes,
+                    devices_each=target.devices_each,
+                    device=device,
+                    starts_in_s=0.0 if waits else None,
+                    price_per_h=None,
                     why="; ".join(text for text in (known, queued) if text),
                 )
-            )  # fmt: skip
+            )
         return tuple(offers)
 
     def script(self, submission: Submission) -> str:
@@ -216,10 +231,11 @@ class KubernetesLauncher(Launcher):
         """From the Job's completion index, and the variables of our own manifest."""
         hosts = int(environ.get(HOSTS_VARIABLE, "1"))
         return HostRanks(
-            host=int(environ.get("JOB_COMPLETION_INDEX") or 0), num_hosts=hosts,
+            host=int(environ.get("JOB_COMPLETION_INDEX") or 0),
+            num_hosts=hosts,
             master=environ.get(MASTER_VARIABLE, ""),
             port=RENDEZVOUS_PORT if hosts > 1 else 0,
-        )  # fmt: skip
+        )
 
     def state(self, handle: Handle) -> LaunchState:
         """From the Job, its pods, and Kueue's Workload; `unknown` while the server does not answer."""
@@ -263,8 +279,10 @@ class KubernetesLauncher(Launcher):
         until = time.monotonic() + _STOP_PATIENCE_S
         while remaining := api.objects("Pod", f"{selector(handle['name'])},app.kubernetes.io/component=training"):
             if time.monotonic() > until:
-                raise PlaceFailed(f"Pod {remaining[0]['metadata']['name']} is still being ended after "
-                                  f"{_STOP_PATIENCE_S:g} s.", remedy="Its node may be gone; ask again.")  # fmt: skip
+                raise PlaceFailed(
+                    f"Pod {remaining[0]['metadata']['name']} is still being ended after {_STOP_PATIENCE_S:g} s.",
+                    remedy="Its node may be gone; ask again.",
+                )
             time.sleep(0.5)
 
     def fetch(self, handle: Handle, into: Path) -> None:
@@ -336,9 +354,13 @@ def _queue(api: ClusterApi, settings: ClusterOptions, facts: dict[str, str], clu
     if not any(group.startswith("kueue.x-k8s.io/") for group in cluster.groups):
         return ["--place-option queue: the cluster has no Kueue"] if settings.queue else []
     queues = {thing["metadata"]["name"]: thing for thing in api.objects("LocalQueue", api=KUEUE)}
-    facts["Kueue"] = "; ".join(
-        f"queue {name}: {thing.get('status', {}).get('pendingWorkloads', 0)} waiting" for name, thing in queues.items()
-    ) or "no queue in this namespace"  # fmt: skip
+    facts["Kueue"] = (
+        "; ".join(
+            f"queue {name}: {thing.get('status', {}).get('pendingWorkloads', 0)} waiting"
+            for name, thing in queues.items()
+        )
+        or "no queue in this namespace"
+    )
     if settings.queue and settings.queue not in queues:
         return [
             f"there is no LocalQueue {settings.queue} in namespace {api.namespace}, only {', '.join(queues) or 'none'}"
@@ -373,13 +395,19 @@ def _workload(api: ClusterApi, owner: Object) -> Object | None:
 def _handle(submission: Submission, settings: ClusterOptions, objects: RunObjects, pool: NodePool) -> Handle:
     context, _, namespace = submission.target.address.rpartition("/")
     return {
-        "context": context, "namespace": namespace, "kind": objects.owner["kind"],
-        "name": objects.owner["metadata"]["name"], "run": submission.run,
+        "context": context,
+        "namespace": namespace,
+        "kind": objects.owner["kind"],
+        "name": objects.owner["metadata"]["name"],
+        "run": submission.run,
         "pod": {
-            "image": submission.image, "claim": objects.claim_name, "root": settings.root,
-            "pull_secret": settings.pull_secret, "placement": placement(pool),
+            "image": submission.image,
+            "claim": objects.claim_name,
+            "root": settings.root,
+            "pull_secret": settings.pull_secret,
+            "placement": placement(pool),
         },
-    }  # fmt: skip
+    }
 
 
 def _reference(stored: Object) -> Object:
@@ -415,9 +443,11 @@ def _make_room(api: ClusterApi, objects: RunObjects, owner: str) -> str | None:
         return None
     annotations = there["metadata"].get("annotations") or {}
     if annotations.get(_OWNER) != owner:
-        raise PlaceFailed(f"{kind} {name} is in namespace {api.namespace} already, and "
-                          f"{annotations.get(_OWNER) or 'not made by Stoker'}.",
-                          remedy="Give the run another name: --run-dir runs/NAME.")  # fmt: skip
+        raise PlaceFailed(
+            f"{kind} {name} is in namespace {api.namespace} already, and "
+            f"{annotations.get(_OWNER) or 'not made by Stoker'}.",
+            remedy="Give the run another name: --run-dir runs/NAME.",
+        )
     has_ended = any(cluster_state.condition(there, c) for c in ("Complete", "Completed", "Failed"))
     # A start that was killed before it let its Job go has left one that would wait for ever.
     if not has_ended and _RELEASED in annotations and not there["metadata"].get("deletionTimestamp"):

@@ -79,9 +79,15 @@ def read_scale(text: str) -> tuple[int, int]:
 
 
 def deploy(
-    models: Sequence[str], *, on: str, image: str, scale: str = "1", overrides: Sequence[str] = (),
-    options: Mapping[str, str] | None = None, dry_run: bool = False,
-) -> list[Object]:  # fmt: skip
+    models: Sequence[str],
+    *,
+    on: str,
+    image: str,
+    scale: str = "1",
+    overrides: Sequence[str] = (),
+    options: Mapping[str, str] | None = None,
+    dry_run: bool = False,
+) -> list[Object]:
     """Apply a service's objects; the same call again changes those that are there.
 
     Args:
@@ -107,8 +113,9 @@ def deploy(
     name = object_name(
         options.get("name") or re.sub(r"[^a-z0-9-]+", "-", models[0].rstrip("/").rpartition("/")[2].lower())
     )
-    deployment = Deployment(name=name, models=tuple(models), image=image, low=low, high=high,
-                            overrides=tuple(overrides), options=options)  # fmt: skip
+    deployment = Deployment(
+        name=name, models=tuple(models), image=image, low=low, high=high, overrides=tuple(overrides), options=options
+    )
     api = connect(*target.address.rsplit("/", 1))
     objects = service_objects(deployment, target, api.groups)
     there = [api.find(thing["kind"], name, api=thing["apiVersion"]) for thing in objects]
@@ -121,8 +128,10 @@ def deploy(
     if not dry_run:
         _remove_autoscalers(api, name, besides={thing["kind"] for thing in objects})
         _apply(api, objects, is_new=there[0] is None)
-    return [{**thing, "stringData": dict.fromkeys(thing["stringData"], "(a key)")} if "stringData" in thing else thing
-            for thing in objects]  # fmt: skip
+    return [
+        {**thing, "stringData": dict.fromkeys(thing["stringData"], "(a key)")} if "stringData" in thing else thing
+        for thing in objects
+    ]
 
 
 def _is_ours(thing: Object) -> bool:
@@ -142,8 +151,12 @@ def _apply(api: ClusterApi, objects: Sequence[Object], *, is_new: bool) -> None:
     """Apply the Deployment, then what belongs to it; what a first start that fails has made is deleted."""
     owner, *owned = objects
     stored = api.apply(owner)
-    reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": stored["metadata"]["name"],
-                 "uid": stored["metadata"]["uid"]}  # fmt: skip
+    reference = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "name": stored["metadata"]["name"],
+        "uid": stored["metadata"]["uid"],
+    }
     try:
         for thing in owned:
             name = thing["metadata"]["name"]
@@ -166,17 +179,24 @@ def service_objects(deployment: Deployment, target: LaunchTarget, groups: frozen
     """
     require_known("a service", deployment.options, _OPTIONS)
     if not deployment.image:
-        raise PlaceFailed("A pod needs a container image, and none was named.",
-                          remedy="--image NAME, with Stoker and its extra `serve`.")  # fmt: skip
+        raise PlaceFailed(
+            "A pod needs a container image, and none was named.",
+            remedy="--image NAME, with Stoker and its extra `serve`.",
+        )
     name, namespace = deployment.name, target.address.rpartition("/")[2]
     about = {"name": name, "labels": labels(name, "serving")}
     key = f"metrics:{random.token_hex(16)}"
     objects: list[Object] = [
         _deployment(deployment, about),
-        {"apiVersion": "v1", "kind": "Secret", "metadata": about, "type": "Opaque",
-         "stringData": {"admin": f"{key}\n", "token": key.partition(":")[2]}},
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": about,
+            "type": "Opaque",
+            "stringData": {"admin": f"{key}\n", "token": key.partition(":")[2]},
+        },
         _service(about),
-    ]  # fmt: skip
+    ]
     if MONITORING in groups:
         objects.append(_pod_monitor(about))
     if deployment.low < deployment.high:
@@ -195,14 +215,37 @@ def _deployment(deployment: Deployment, about: Object) -> Object:
         volumes.append({"name": "models", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
         mounts.append({"name": "models", "mountPath": MODELS, "readOnly": True})
         models = tuple(f"{MODELS}/{path.lstrip('/')}" for path in models)
-    command = ["python3", "-m", "stoker", "serve", *models, "--host", EVERYWHERE, "--http-port", str(HTTP_PORT),
-               "--grpc-port", str(GRPC_PORT), "--admin-host", EVERYWHERE, "--admin-port", str(ADMIN_PORT),
-               "--admin-keys", f"{KEYS}/admin", "--grace", str(GRACE_S)]  # fmt: skip # in a pod
+    command = [
+        "python3",
+        "-m",
+        "stoker",
+        "serve",
+        *models,
+        "--host",
+        EVERYWHERE,
+        "--http-port",
+        str(HTTP_PORT),
+        "--grpc-port",
+        str(GRPC_PORT),
+        "--admin-host",
+        EVERYWHERE,
+        "--admin-port",
+        str(ADMIN_PORT),
+        "--admin-keys",
+        f"{KEYS}/admin",
+        "--grace",
+        str(GRACE_S),
+    ]  # in a pod
     command += [word for override in deployment.overrides for word in ("--set", override)]
     container = {
-        "name": "serve", "image": deployment.image, "command": command,
-        "ports": [{"name": "http", "containerPort": HTTP_PORT}, {"name": "grpc", "containerPort": GRPC_PORT},
-                  {"name": "admin", "containerPort": ADMIN_PORT}],
+        "name": "serve",
+        "image": deployment.image,
+        "command": command,
+        "ports": [
+            {"name": "http", "containerPort": HTTP_PORT},
+            {"name": "grpc", "containerPort": GRPC_PORT},
+            {"name": "admin", "containerPort": ADMIN_PORT},
+        ],
         # Every model is loaded and answers its golden inputs before the server is ready: ten minutes at most.
         "startupProbe": _probe("ready", period_s=2, failures=300),
         "readinessProbe": _probe("ready", period_s=2, failures=2),
@@ -211,12 +254,13 @@ def _deployment(deployment: Deployment, about: Object) -> Object:
         "resources": {"requests": {"cpu": options.get("cpus", "2"), "memory": options.get("memory", "2Gi")}},
         "securityContext": SECURITY,
         "volumeMounts": mounts,
-    }  # fmt: skip
+    }
     pod: Object = {
         "terminationGracePeriodSeconds": GRACE_S + ENDPOINTS_S + 5,
         **pod_rights(options.get("account", ""), options.get("pull-secret", "")),
-        "containers": [container], "volumes": volumes,
-    }  # fmt: skip
+        "containers": [container],
+        "volumes": volumes,
+    }
     chosen = labels(name, "serving")
     spec: Object = {
         "selector": {"matchLabels": chosen},
@@ -229,8 +273,12 @@ def _deployment(deployment: Deployment, about: Object) -> Object:
 
 
 def _probe(what: str, *, period_s: int, failures: int) -> Object:
-    return {"httpGet": {"path": f"/v2/health/{what}", "port": "http"}, "periodSeconds": period_s,
-            "failureThreshold": failures, "timeoutSeconds": 2}  # fmt: skip
+    return {
+        "httpGet": {"path": f"/v2/health/{what}", "port": "http"},
+        "periodSeconds": period_s,
+        "failureThreshold": failures,
+        "timeoutSeconds": 2,
+    }
 
 
 def _service(about: Object) -> Object:
@@ -247,10 +295,17 @@ def _service(about: Object) -> Object:
 
 
 def _pod_monitor(about: Object) -> Object:
-    endpoint = {"port": "admin", "path": "/metrics", "authorization": {
-        "credentials": {"name": about["name"], "key": "token"}}}  # fmt: skip
-    return {"apiVersion": MONITORING, "kind": "PodMonitor", "metadata": about,
-            "spec": {"selector": {"matchLabels": about["labels"]}, "podMetricsEndpoints": [endpoint]}}  # fmt: skip
+    endpoint = {
+        "port": "admin",
+        "path": "/metrics",
+        "authorization": {"credentials": {"name": about["name"], "key": "token"}},
+    }
+    return {
+        "apiVersion": MONITORING,
+        "kind": "PodMonitor",
+        "metadata": about,
+        "spec": {"selector": {"matchLabels": about["labels"]}, "podMetricsEndpoints": [endpoint]},
+    }
 
 
 def _autoscaler(deployment: Deployment, about: Object, namespace: str, groups: frozenset[str]) -> Object:
@@ -258,26 +313,61 @@ def _autoscaler(deployment: Deployment, about: Object, namespace: str, groups: f
     scaled = {"apiVersion": "apps/v1", "kind": "Deployment", "name": name}
     if deployment.low == 0:
         if KEDA_HTTP not in groups:
-            raise PlaceFailed("With 0 replicas nothing would wake the service: the cluster has no HTTP add-on of KEDA.",
-                              remedy=f"--scale 1..{deployment.high}, or install the add-on.")  # fmt: skip
-        return {"apiVersion": KEDA_HTTP, "kind": "HTTPScaledObject", "metadata": about, "spec": {
-            "hosts": [options.get("host") or f"{name}.{namespace}"],
-            "scaleTargetRef": {**scaled, "service": name, "port": HTTP_PORT},
-            "replicas": {"min": 0, "max": deployment.high}, "scaledownPeriod": 300,
-            "scalingMetric": {"concurrency": {"targetValue": QUEUED_ROWS}},
-        }}  # fmt: skip
+            raise PlaceFailed(
+                "With 0 replicas nothing would wake the service: the cluster has no HTTP add-on of KEDA.",
+                remedy=f"--scale 1..{deployment.high}, or install the add-on.",
+            )
+        return {
+            "apiVersion": KEDA_HTTP,
+            "kind": "HTTPScaledObject",
+            "metadata": about,
+            "spec": {
+                "hosts": [options.get("host") or f"{name}.{namespace}"],
+                "scaleTargetRef": {**scaled, "service": name, "port": HTTP_PORT},
+                "replicas": {"min": 0, "max": deployment.high},
+                "scaledownPeriod": 300,
+                "scalingMetric": {"concurrency": {"targetValue": QUEUED_ROWS}},
+            },
+        }
     if (server := options.get("prometheus")) and KEDA in groups:
         query = f'sum(stoker_queue_rows{{namespace="{namespace}",pod=~"{name}-.*"}})'
-        return {"apiVersion": KEDA, "kind": "ScaledObject", "metadata": about, "spec": {
-            "scaleTargetRef": scaled, "minReplicaCount": deployment.low, "maxReplicaCount": deployment.high,
-            "cooldownPeriod": 300, "triggers": [{"type": "prometheus", "metadata": {
-                "serverAddress": server, "query": query, "threshold": str(QUEUED_ROWS)}}],
-        }}  # fmt: skip
-    metric: Object = {"type": "Resource", "resource": {
-        "name": "cpu", "target": {"type": "Utilization", "averageUtilization": 70}}}  # fmt: skip
+        return {
+            "apiVersion": KEDA,
+            "kind": "ScaledObject",
+            "metadata": about,
+            "spec": {
+                "scaleTargetRef": scaled,
+                "minReplicaCount": deployment.low,
+                "maxReplicaCount": deployment.high,
+                "cooldownPeriod": 300,
+                "triggers": [
+                    {
+                        "type": "prometheus",
+                        "metadata": {"serverAddress": server, "query": query, "threshold": str(QUEUED_ROWS)},
+                    }
+                ],
+            },
+        }
+    metric: Object = {
+        "type": "Resource",
+        "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 70}},
+    }
     if any(group.startswith(CUSTOM_METRICS) for group in groups):
-        metric = {"type": "Pods", "pods": {"metric": {"name": "stoker_queue_rows"},
-                  "target": {"type": "AverageValue", "averageValue": str(QUEUED_ROWS)}}}  # fmt: skip
-    return {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": about, "spec": {
-        "scaleTargetRef": scaled, "minReplicas": deployment.low, "maxReplicas": deployment.high, "metrics": [metric],
-    }}  # fmt: skip
+        metric = {
+            "type": "Pods",
+            "pods": {
+                "metric": {"name": "stoker_queue_rows"},
+                "target": {"type": "AverageValue", "averageValue": str(QUEUED_ROWS)},
+            },
+        }
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": about,
+        "spec": {
+            "scaleTargetRef": scaled,
+            "minReplicas": deployment.low,
+            "maxReplicas": deployment.high,
+            "metrics": [metric],
+        },
+    }

@@ -191,9 +191,14 @@ def object_name(run: str) -> str:
 
 
 def run_objects(
-    submission: Submission, options: ClusterOptions, cluster: Cluster, pool: NodePool, secrets: Mapping[str, str],
-    *, submitted_at: str,
-) -> RunObjects:  # fmt: skip
+    submission: Submission,
+    options: ClusterOptions,
+    cluster: Cluster,
+    pool: NodePool,
+    secrets: Mapping[str, str],
+    *,
+    submitted_at: str,
+) -> RunObjects:
     """The objects of a run.
 
     Args:
@@ -208,29 +213,46 @@ def run_objects(
         PlaceFailed: there is no image, or this cluster has not what the shape needs.
     """
     if not submission.image:
-        raise PlaceFailed("A pod needs a container image, and none was named.",
-                          remedy="--image NAME, with Python 3.11 or later and PyTorch.")  # fmt: skip
+        raise PlaceFailed(
+            "A pod needs a container image, and none was named.",
+            remedy="--image NAME, with Python 3.11 or later and PyTorch.",
+        )
     name, target = object_name(submission.run), submission.target
     _require_kind(options.kind, target.num_nodes, cluster)
     claim_name = options.claim or f"{name}-run"
     folders, parts, to_send = _packed((submission.stoker, submission.code, *submission.data))
     order = LaunchOrder.of(
-        submission, f"{MOUNT}/{submission.code.folder}", f"{MOUNT}/{submission.stoker.folder}",
+        submission,
+        f"{MOUNT}/{submission.code.folder}",
+        f"{MOUNT}/{submission.stoker.folder}",
         # Ranks of several nodes lose each other with an error's exit code; and older servers count every exit code.
-        is_requeued=target.num_nodes == 1 and cluster.has_failure_policy, submitted_at=submitted_at,
-    )  # fmt: skip
+        is_requeued=target.num_nodes == 1 and cluster.has_failure_policy,
+        submitted_at=submitted_at,
+    )
     start = {
-        "root": MOUNT, "run": f"runs/{submission.run}", "folders": folders, "stoker": submission.stoker.folder,
-        "order": dumps(order), "message": MESSAGE,
+        "root": MOUNT,
+        "run": f"runs/{submission.run}",
+        "folders": folders,
+        "stoker": submission.stoker.folder,
+        "order": dumps(order),
+        "message": MESSAGE,
         "lock": "" if isinstance(submission.environment, str) else dumps(submission.environment),
         "python": submission.environment if isinstance(submission.environment, str) else "python3",
-        "patience_s": grace_s(submission) + 60, "expected": list(submission.expected),
-    }  # fmt: skip
+        "patience_s": grace_s(submission) + 60,
+        "expected": list(submission.expected),
+    }
     maps = _config_maps(name, parts, {"start.py": _start_text(), "start.json": json.dumps(start, indent=1)})
     owned = [*maps]
     if secrets:
-        owned.append({"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(name), "type": "Opaque",
-                      "data": {key: _base64(value.encode()) for key, value in secrets.items()}})  # fmt: skip
+        owned.append(
+            {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": _metadata(name),
+                "type": "Opaque",
+                "data": {key: _base64(value.encode()) for key, value in secrets.items()},
+            }
+        )
     if target.num_nodes > 1 and options.kind == "job":
         owned.append(_headless_service(name))
     pod = _pod(submission, options, pool, name, claim_name, [m["metadata"]["name"] for m in maps], secrets)
@@ -257,8 +279,10 @@ def _require_kind(kind: str, num_nodes: int, cluster: Cluster) -> None:
     if kind == "trainjob" and TRAINJOB not in cluster.groups:
         raise PlaceFailed("The cluster has no Kubeflow Trainer.", remedy="Leave out kind=trainjob, or install it.")
     if num_nodes > 1 and not cluster.has_indexed:
-        raise PlaceFailed(f"Kubernetes {version} has no Indexed Jobs, which {num_nodes} nodes need (1.24).",
-                          remedy="Ask for one node.")  # fmt: skip
+        raise PlaceFailed(
+            f"Kubernetes {version} has no Indexed Jobs, which {num_nodes} nodes need (1.24).",
+            remedy="Ask for one node.",
+        )
 
 
 def _start_text() -> str:
@@ -301,12 +325,16 @@ def _config_maps(name: str, parts: Mapping[str, bytes], texts: Mapping[str, str]
         packed[-1][part] = data
         room -= len(data)
     return [
-        {"apiVersion": "v1", "kind": "ConfigMap", "immutable": True,
-         "metadata": _metadata(f"{name}-sent-{number}", name)}
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "immutable": True,
+            "metadata": _metadata(f"{name}-sent-{number}", name),
+        }
         | ({"data": dict(texts)} if number == 0 else {})
         | ({"binaryData": {key: _base64(part) for key, part in data.items()}} if data else {})
         for number, data in enumerate(packed)
-    ]  # fmt: skip
+    ]
 
 
 def _base64(data: bytes) -> str:
@@ -320,9 +348,11 @@ def _metadata(name: str, instance: str = "", component: str = "training") -> Obj
 def labels(instance: str, component: str = "training") -> dict[str, str]:
     """The recommended labels of an object."""
     return {
-        "app.kubernetes.io/name": "stoker", "app.kubernetes.io/instance": instance,
-        "app.kubernetes.io/component": component, "app.kubernetes.io/managed-by": MANAGER,
-    }  # fmt: skip
+        "app.kubernetes.io/name": "stoker",
+        "app.kubernetes.io/instance": instance,
+        "app.kubernetes.io/component": component,
+        "app.kubernetes.io/managed-by": MANAGER,
+    }
 
 
 def selector(instance: str) -> str:
@@ -332,12 +362,16 @@ def selector(instance: str) -> str:
 
 def _headless_service(name: str) -> Object:
     return {
-        "apiVersion": "v1", "kind": "Service", "metadata": _metadata(name),
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(name),
         "spec": {
-            "clusterIP": "None", "selector": labels(name), "publishNotReadyAddresses": True,
+            "clusterIP": "None",
+            "selector": labels(name),
+            "publishNotReadyAddresses": True,
             "ports": [{"name": "rendezvous", "port": RENDEZVOUS_PORT}],
         },
-    }  # fmt: skip
+    }
 
 
 def _claim(name: str, claim_name: str, options: ClusterOptions, *, several: bool) -> Object:
@@ -356,14 +390,21 @@ def grace_s(submission: Submission) -> int:
 
 
 def _pod(
-    submission: Submission, options: ClusterOptions, pool: NodePool, name: str, claim: str,
-    maps: Sequence[str], secrets: Mapping[str, str],
-) -> Object:  # fmt: skip
+    submission: Submission,
+    options: ClusterOptions,
+    pool: NodePool,
+    name: str,
+    claim: str,
+    maps: Sequence[str],
+    secrets: Mapping[str, str],
+) -> Object:
     """The pod template of a run."""
     target = submission.target
     master = {
-        "job": f"{name}-0.{name}", "jobset": f"{name}-node-0-0.{name}", "trainjob": f"{name}-node-0-0.{name}",
-    }[options.kind]  # fmt: skip
+        "job": f"{name}-0.{name}",
+        "jobset": f"{name}-node-0-0.{name}",
+        "trainjob": f"{name}-node-0-0.{name}",
+    }[options.kind]
     env = [
         {"name": HOSTS_VARIABLE, "value": str(target.num_nodes)},
         *([{"name": MASTER_VARIABLE, "value": master}] if target.num_nodes > 1 else []),
@@ -373,15 +414,20 @@ def _pod(
     if options.root:
         mount["subPath"] = options.root
     container = {
-        "name": CONTAINER, "image": submission.image, "command": ["python3", f"{SENT}/start.py", SENT], "env": env,
+        "name": CONTAINER,
+        "image": submission.image,
+        "command": ["python3", f"{SENT}/start.py", SENT],
+        "env": env,
         "resources": _resources(target.devices_each, options, pool),
-        "terminationMessagePath": MESSAGE, "terminationMessagePolicy": "FallbackToLogsOnError",
+        "terminationMessagePath": MESSAGE,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": SECURITY,
         "volumeMounts": [
-            mount, {"name": "sent", "mountPath": SENT, "readOnly": True},
+            mount,
+            {"name": "sent", "mountPath": SENT, "readOnly": True},
             {"name": "shared", "mountPath": SHARED_MEMORY},
         ],
-    }  # fmt: skip
+    }
     spec: Object = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": grace_s(submission),
@@ -437,8 +483,12 @@ def _resources(devices: int, options: ClusterOptions, pool: NodePool) -> Object:
 
 
 def _job_spec(pod: Object, num_nodes: int, cluster: Cluster) -> Object:
-    spec: Object = {"parallelism": num_nodes, "completions": num_nodes, "template": pod,
-                    "backoffLimit": 3 if cluster.has_failure_policy else 6}  # fmt: skip
+    spec: Object = {
+        "parallelism": num_nodes,
+        "completions": num_nodes,
+        "template": pod,
+        "backoffLimit": 3 if cluster.has_failure_policy else 6,
+    }
     if cluster.has_suspend:
         spec["suspend"] = False
     if num_nodes > 1:
@@ -458,16 +508,21 @@ def _job_spec(pod: Object, num_nodes: int, cluster: Cluster) -> Object:
 def _jobset(name: str, job: Object) -> Object:
     inner = {key: value for key, value in job.items() if key != "suspend"}
     return {
-        "apiVersion": APIS["JobSet"], "kind": "JobSet", "metadata": _metadata(name),
+        "apiVersion": APIS["JobSet"],
+        "kind": "JobSet",
+        "metadata": _metadata(name),
         "spec": {
             "suspend": False,
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
             "replicatedJobs": [
-                {"name": CONTAINER, "replicas": 1, "template": {
-                    "metadata": {"labels": labels(name)}, "spec": {"completionMode": "Indexed", **inner}}},
+                {
+                    "name": CONTAINER,
+                    "replicas": 1,
+                    "template": {"metadata": {"labels": labels(name)}, "spec": {"completionMode": "Indexed", **inner}},
+                },
             ],
         },
-    }  # fmt: skip
+    }
 
 
 def _trainjob(name: str, submission: Submission, options: ClusterOptions, pod: Object, pool: NodePool) -> Object:
@@ -483,12 +538,16 @@ def _trainjob(name: str, submission: Submission, options: ClusterOptions, pod: O
     )
     patched: Object = {key: spec[key] for key in kept if key in spec}
     patched["containers"] = [{"name": CONTAINER, "volumeMounts": container["volumeMounts"]}]
-    job = {"name": CONTAINER, "template": {"spec": {"template": {
-        "metadata": {"labels": labels(name)}, "spec": patched}}}}  # fmt: skip
+    job = {
+        "name": CONTAINER,
+        "template": {"spec": {"template": {"metadata": {"labels": labels(name)}, "spec": patched}}},
+    }
     trainer: Object = {
-        "image": submission.image, "command": container["command"], "env": container["env"],
+        "image": submission.image,
+        "command": container["command"],
+        "env": container["env"],
         "numNodes": submission.target.num_nodes,
-    }  # fmt: skip
+    }
     if resources := _resources(submission.target.devices_each, options, pool):
         trainer["resourcesPerNode"] = resources
     job_spec: Object = {

@@ -61,8 +61,14 @@ def run(sent: Path, environ: dict[str, str]) -> int:
     environ["PYTHONPATH"] = str(root / orders["stoker"])
     python = orders["python"]
     if orders["lock"]:
-        made = subprocess.run([python, "-m", "stoker.launching.environment_lock", str(root)], input=orders["lock"],
-                              stdout=subprocess.PIPE, env=environ, check=False, text=True)  # fmt: skip
+        made = subprocess.run(
+            [python, "-m", "stoker.launching.environment_lock", str(root)],
+            input=orders["lock"],
+            stdout=subprocess.PIPE,
+            env=environ,
+            check=False,
+            text=True,
+        )
         if made.returncode != 0:
             return made.returncode
         python = made.stdout.strip().splitlines()[-1]
@@ -72,8 +78,9 @@ def run(sent: Path, environ: dict[str, str]) -> int:
         signal.signal(number, lambda *_: process.send_signal(signal.SIGTERM))
     teller = None
     if host == "0" and environ.get("KUBEFLOW_TRAINER_STATUS_URL"):
-        teller = subprocess.Popen([python, "-m", "stoker.launching.platform_progress", str(root / orders["run"])],
-                                  cwd=root, env=environ)  # fmt: skip
+        teller = subprocess.Popen(
+            [python, "-m", "stoker.launching.platform_progress", str(root / orders["run"])], cwd=root, env=environ
+        )
     code = process.wait()
     if teller is not None:
         teller.terminate()

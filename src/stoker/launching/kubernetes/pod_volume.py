@@ -91,8 +91,10 @@ class RunVolume:
         try:
             wanted = files_to_copy(json.loads(listed), into)
         except (ValueError, TypeError, AttributeError) as error:
-            raise PlaceFailed(f"Pod {pod} lists no files: {listed[:60]!r}",
-                              remedy="Does the image's python3 print something of its own?") from error  # fmt: skip
+            raise PlaceFailed(
+                f"Pod {pod} lists no files: {listed[:60]!r}",
+                remedy="Does the image's python3 print something of its own?",
+            ) from error
         if not wanted:
             return
         names = json.dumps(sorted(wanted)).encode()
@@ -105,12 +107,15 @@ class RunVolume:
             is_cut = True
         stream.end()
         if stream.code is None or (is_cut and stream.code == 0):
-            raise PlaceUnreachable(f"The copy of {folder} from pod {pod} was cut.",
-                                   remedy="The same command goes on from the files that came.")  # fmt: skip
+            raise PlaceUnreachable(
+                f"The copy of {folder} from pod {pod} was cut.",
+                remedy="The same command goes on from the files that came.",
+            )
         if stream.code != 0:
             said = Answer(stream.code, b"", stream.errors.decode(errors="replace")).last_line()
-            raise PlaceFailed(f"{folder} did not come whole from pod {pod}: {said}",
-                              remedy="The same command fetches the rest.")  # fmt: skip
+            raise PlaceFailed(
+                f"{folder} did not come whole from pod {pod}: {said}", remedy="The same command fetches the rest."
+            )
 
     def leave(self) -> None:
         """Delete the pod that was started for files, if there is one."""
@@ -138,8 +143,10 @@ class RunVolume:
         except PlaceFailed:  # this login may not look: then the pod shows it
             return
         if found is None:
-            raise PlaceFailed(f"The claim {claim}, which held the run's directory, is not there any more.",
-                              remedy="What was fetched before is here; --new starts another run.")  # fmt: skip
+            raise PlaceFailed(
+                f"The claim {claim}, which held the run's directory, is not there any more.",
+                remedy="What was fetched before is here; --new starts another run.",
+            )
 
     def _visit(self) -> str:
         """The name of a running pod that was started for files alone."""
@@ -182,17 +189,22 @@ def visitor(pod_name: str, name: str, about: Object, owner: Object | None) -> Ob
     if about.get("root"):
         mount["subPath"] = about["root"]
     container = {
-        "name": CONTAINER, "image": about["image"], "volumeMounts": [mount],
+        "name": CONTAINER,
+        "image": about["image"],
+        "volumeMounts": [mount],
         "command": ["python3", "-c", f"import time; time.sleep({VISITOR_LIFE_S})"],
         "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}},
         "securityContext": SECURITY,
-    }  # fmt: skip
+    }
     spec: Object = {
-        "restartPolicy": "Never", "activeDeadlineSeconds": VISITOR_LIFE_S, "terminationGracePeriodSeconds": 0,
-        **pod_rights(pull_secret=about.get("pull_secret", "")), "containers": [container],
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": VISITOR_LIFE_S,
+        "terminationGracePeriodSeconds": 0,
+        **pod_rights(pull_secret=about.get("pull_secret", "")),
+        "containers": [container],
         "volumes": [{"name": "run", "persistentVolumeClaim": {"claimName": about["claim"]}}],
         **about.get("placement", {}),
-    }  # fmt: skip
+    }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 

@@ -377,17 +377,29 @@ def remedies(times: RunTimes, plan: Plan, device: Device) -> Iterator[Remedy]:
     split = times.split_s
     yield from _of_data(split.get("update", 0.0), split.get("data", 0.0), plan, device)
     for change, spent_s, count, changes_job in (
-        ("Evaluate half as often: Job(evaluation=stoker.Evaluation(every=…)).", sum(times.evaluations_s),
-         len(times.evaluations_s), True),
-        (f"Save half as often: `--checkpoint-every {2 * plan.checkpoint_every_s:g}`.", split.get("checkpoint", 0.0),
-         times.num_checkpoints, False),
-    ):  # fmt: skip
+        (
+            "Evaluate half as often: Job(evaluation=stoker.Evaluation(every=…)).",
+            sum(times.evaluations_s),
+            len(times.evaluations_s),
+            True,
+        ),
+        (
+            f"Save half as often: `--checkpoint-every {2 * plan.checkpoint_every_s:g}`.",
+            split.get("checkpoint", 0.0),
+            times.num_checkpoints,
+            False,
+        ),
+    ):
         if count >= 2:
             saved = spent_s * (count // 2) / count
             yield Remedy(
-                change=change, saved_s=saved, low_s=0.8 * saved, high_s=1.2 * saved, basis="measured here",
+                change=change,
+                saved_s=saved,
+                low_s=0.8 * saved,
+                high_s=1.2 * saved,
+                basis="measured here",
                 changes_job=changes_job,
-            )  # fmt: skip
+            )
 
 
 def _of_data(update_s: float, data_s: float, plan: Plan, device: Device) -> Iterator[Remedy]:
@@ -402,8 +414,11 @@ def _of_data(update_s: float, data_s: float, plan: Plan, device: Device) -> Iter
             yield Remedy(
                 change=f"Take {2 * plan.num_workers} loader workers instead of {plan.num_workers} (--plan), if the "
                 "host has the cores.",
-                saved_s=cheaper, low_s=0.0, high_s=data_s, basis="roofline",
-            )  # fmt: skip
+                saved_s=cheaper,
+                low_s=0.0,
+                high_s=data_s,
+                basis="roofline",
+            )
     if plan.loader == "inline":
         workers = device.cores if device.kind == "cpu" else _WORKERS_BESIDE_A_GPU
         overlapped_s = max(update_s, data_s / workers)
@@ -412,12 +427,19 @@ def _of_data(update_s: float, data_s: float, plan: Plan, device: Device) -> Iter
         saved = update_s + data_s - overlapped_s
         yield Remedy(
             change=f'Fetch samples in {workers} loader workers (--plan with loader "workers").',
-            saved_s=saved, low_s=min(0.0, saved), high_s=data_s, basis="roofline",
-        )  # fmt: skip
+            saved_s=saved,
+            low_s=min(0.0, saved),
+            high_s=data_s,
+            basis="roofline",
+        )
     if plan.loader in ("memory", "device"):
         return  # gathered from arrays: there is nothing to decode
     yield Remedy(
         change="Make a sample cheaper to fetch; at half the cost (decode once, keep arrays, augment whole batches by "
         "Job(augment=…)) the wait shrinks.",
-        saved_s=cheaper, low_s=0.0, high_s=data_s, basis="roofline", changes_job=True,
-    )  # fmt: skip
+        saved_s=cheaper,
+        low_s=0.0,
+        high_s=data_s,
+        basis="roofline",
+        changes_job=True,
+    )

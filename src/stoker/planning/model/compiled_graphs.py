@@ -22,25 +22,113 @@ from collections.abc import Callable, Iterator, Sequence
 
 from stoker.records.trace import TensorShape, Trace
 
-_CHAINED = frozenset({
-    "abs", "add", "addcdiv", "addcmul", "bitwise_and", "bitwise_not", "bitwise_or", "ceil", "clamp", "clamp_max",
-    "clamp_min", "clone", "copy", "cos", "div", "eq", "erf", "exp", "floor", "ge", "gelu", "gelu_backward", "gt",
-    "hardswish", "hardswish_backward", "hardtanh", "hardtanh_backward", "leaky_relu", "log", "le", "logical_and",
-    "logical_not", "logical_or", "lt", "masked_fill", "maximum", "minimum", "mul", "native_dropout",
-    "native_dropout_backward", "ne", "neg", "pow", "reciprocal", "relu", "rsqrt", "rsub", "sigmoid",
-    "sigmoid_backward", "silu", "silu_backward", "sin", "sqrt", "sub", "tanh", "tanh_backward",
-    "threshold_backward", "to_copy", "where", "fill", "zero",
-})  # fmt: skip
+_CHAINED = frozenset(
+    {
+        "abs",
+        "add",
+        "addcdiv",
+        "addcmul",
+        "bitwise_and",
+        "bitwise_not",
+        "bitwise_or",
+        "ceil",
+        "clamp",
+        "clamp_max",
+        "clamp_min",
+        "clone",
+        "copy",
+        "cos",
+        "div",
+        "eq",
+        "erf",
+        "exp",
+        "floor",
+        "ge",
+        "gelu",
+        "gelu_backward",
+        "gt",
+        "hardswish",
+        "hardswish_backward",
+        "hardtanh",
+        "hardtanh_backward",
+        "leaky_relu",
+        "log",
+        "le",
+        "logical_and",
+        "logical_not",
+        "logical_or",
+        "lt",
+        "masked_fill",
+        "maximum",
+        "minimum",
+        "mul",
+        "native_dropout",
+        "native_dropout_backward",
+        "ne",
+        "neg",
+        "pow",
+        "reciprocal",
+        "relu",
+        "rsqrt",
+        "rsub",
+        "sigmoid",
+        "sigmoid_backward",
+        "silu",
+        "silu_backward",
+        "sin",
+        "sqrt",
+        "sub",
+        "tanh",
+        "tanh_backward",
+        "threshold_backward",
+        "to_copy",
+        "where",
+        "fill",
+        "zero",
+    }
+)
 """Operations without a trailing or leading underscore that Inductor writes into the kernel of a neighbour."""
 
-_OVER_ROWS = frozenset({
-    "native_layer_norm", "native_layer_norm_backward", "fused_rms_norm", "fused_rms_norm_backward", "softmax",
-    "log_softmax", "softmax_backward_data", "log_softmax_backward_data", "nll_loss_forward", "nll_loss_backward",
-    "sum", "mean", "amax", "amin", "var_mean", "cat", "stack", "slice_backward", "select_backward", "arange",
-    "new_zeros", "zeros_like", "zeros", "full", "ones_like", "scalar_tensor", "empty_like", "empty", "new_empty",
-    "silu_", "new_ones", "full_like", "native_batch_norm", "native_batch_norm_backward", "cudnn_batch_norm",
-    "cudnn_batch_norm_backward",
-})  # fmt: skip
+_OVER_ROWS = frozenset(
+    {
+        "native_layer_norm",
+        "native_layer_norm_backward",
+        "fused_rms_norm",
+        "fused_rms_norm_backward",
+        "softmax",
+        "log_softmax",
+        "softmax_backward_data",
+        "log_softmax_backward_data",
+        "nll_loss_forward",
+        "nll_loss_backward",
+        "sum",
+        "mean",
+        "amax",
+        "amin",
+        "var_mean",
+        "cat",
+        "stack",
+        "slice_backward",
+        "select_backward",
+        "arange",
+        "new_zeros",
+        "zeros_like",
+        "zeros",
+        "full",
+        "ones_like",
+        "scalar_tensor",
+        "empty_like",
+        "empty",
+        "new_empty",
+        "silu_",
+        "new_ones",
+        "full_like",
+        "native_batch_norm",
+        "native_batch_norm_backward",
+        "cudnn_batch_norm",
+        "cudnn_batch_norm_backward",
+    }
+)
 """More of them on a GPU: reductions over rows, joins, and tensors that are made of nothing."""
 
 Seconds = Callable[[float], float]
@@ -143,9 +231,11 @@ def compiled_storages(trace: Trace) -> Trace:
         first, last = chain[0], chain[-1]
         # What other operations since the chain before made, and did not keep: the chain's inputs.
         given = sum(
-            sizes[index] for place in range(before, first) for index in made.get(place, ())
+            sizes[index]
+            for place in range(before, first)
+            for index in made.get(place, ())
             if trace.storages[index].category == "temporary" and ends[index] >= first
-        )  # fmt: skip
+        )
         room, before = given, last + 1
         for index in (index for place in chain for index in made.get(place, ())):
             storage = trace.storages[index]

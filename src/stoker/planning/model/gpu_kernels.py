@@ -169,9 +169,18 @@ def attention_sizes(operation: Operation) -> tuple[int, int, int, int] | None:
 Floats = NDArray[np.float64]
 
 _TILES = (
-    (256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64), (32, 32),
-    (8, 128), (128, 8),
-)  # fmt: skip
+    (256, 128),
+    (128, 256),
+    (128, 128),
+    (128, 64),
+    (64, 128),
+    (64, 64),
+    (64, 32),
+    (32, 64),
+    (32, 32),
+    (8, 128),
+    (128, 8),
+)
 _SPLITS = (1, 2, 4, 8, 16)
 _LARGEST_AREA = 128 * 128
 _CHOICES = np.array(
@@ -223,10 +232,18 @@ class Rates:
 def _efficiencies(shape: TileShape) -> Floats:
     """Efficiency of every choice of tile and split, in the order of `_CHOICES`."""
     by_tile = {
-        (256, 128): shape.large, (128, 256): shape.large, (128, 128): 1.0, (128, 64): shape.half_columns,
-        (64, 128): shape.half_rows, (64, 64): shape.quarter, (64, 32): shape.eighth, (32, 64): shape.eighth,
-        (32, 32): shape.sixteenth, (8, 128): shape.sixteenth, (128, 8): shape.sixteenth,
-    }  # fmt: skip
+        (256, 128): shape.large,
+        (128, 256): shape.large,
+        (128, 128): 1.0,
+        (128, 64): shape.half_columns,
+        (64, 128): shape.half_rows,
+        (64, 64): shape.quarter,
+        (64, 32): shape.eighth,
+        (32, 64): shape.eighth,
+        (32, 32): shape.sixteenth,
+        (8, 128): shape.sixteenth,
+        (128, 8): shape.sixteenth,
+    }
     return np.array([by_tile[rows, columns] for rows, columns, _ in _CHOICES.tolist()])
 
 
@@ -262,8 +279,15 @@ def product_seconds(
 
 
 _RESIDENT_THREADS = {
-    "6.0": 2048, "6.1": 2048, "7.0": 2048, "7.5": 1024, "8.0": 2048, "9.0": 2048, "10.0": 2048, "10.3": 2048,
-}  # fmt: skip
+    "6.0": 2048,
+    "6.1": 2048,
+    "7.0": 2048,
+    "7.5": 1024,
+    "8.0": 2048,
+    "9.0": 2048,
+    "10.0": 2048,
+    "10.3": 2048,
+}
 _OTHER_RESIDENT_THREADS = 1536
 """Resident threads of a multiprocessor. Source: CUDA programming guide, table "Technical Specifications"."""
 _L2_BEGINS_TO_MISS, _L2_ALWAYS_MISSES = 0.2, 0.6

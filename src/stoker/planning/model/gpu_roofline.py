@@ -72,9 +72,12 @@ are a multiple of; where only the result's rows are not whole words, its third r
 Multiplication Background", section 4.1, for the order; A. Karpathy: padding a vocabulary of 50,257 to 50,304 made a
 GPT-2 step 25 % faster (2023), which 3.0 gives. Batches of small products are bound by memory, and unaffected."""
 _STREAM_SHARES = {
-    "cat": 0.62, "max_pool2d_with_indices": 0.52, "max_pool2d_with_indices_backward": 0.45,
-    "adaptive_max_pool2d": 0.04, "adaptive_max_pool2d_backward": 0.15,
-}  # fmt: skip
+    "cat": 0.62,
+    "max_pool2d_with_indices": 0.52,
+    "max_pool2d_with_indices_backward": 0.45,
+    "adaptive_max_pool2d": 0.04,
+    "adaptive_max_pool2d_backward": 0.15,
+}
 """Share of the bandwidth of streams that some kernels reach. Measured on an H100: kernels of a ResNet-9's update in
 bf16, channels-last."""
 _WINOGRAD_SHARE, _WINOGRAD_S = 0.7, 3e-5
@@ -256,14 +259,34 @@ def _attention_seconds(operation: Operation, dtype: str, sustained: Sustained, s
 
 
 PRODUCT = TileShape(
-    large=1.0, half_columns=1.0, half_rows=0.81, quarter=0.88, eighth=0.8, sixteenth=0.4, prologue=25.0, resident=0.08,
-    tail=0.39, split_traffic=0.05, split_s=0.3e-6, overlap=3.4,
-)  # fmt: skip
+    large=1.0,
+    half_columns=1.0,
+    half_rows=0.81,
+    quarter=0.88,
+    eighth=0.8,
+    sixteenth=0.4,
+    prologue=25.0,
+    resident=0.08,
+    tail=0.39,
+    split_traffic=0.05,
+    split_s=0.3e-6,
+    overlap=3.4,
+)
 """One product at a time."""
 BATCHED = TileShape(
-    large=0.974, half_columns=0.855, half_rows=0.667, quarter=0.593, eighth=0.8, sixteenth=0.4, prologue=26.7,
-    resident=0.25, tail=0.01, split_traffic=1.6, split_s=3.1e-6, overlap=2.5,
-)  # fmt: skip
+    large=0.974,
+    half_columns=0.855,
+    half_rows=0.667,
+    quarter=0.593,
+    eighth=0.8,
+    sixteenth=0.4,
+    prologue=26.7,
+    resident=0.25,
+    tail=0.01,
+    split_traffic=1.6,
+    split_s=3.1e-6,
+    overlap=2.5,
+)
 """Many equal products at once: the libraries have fewer kernels for them, and use larger tiles than needed."""
 
 _TENSOR_PROLOGUE = 128.0
@@ -359,9 +382,18 @@ _CLOCK_EXPONENT = 1.5
 measurements of A100, T4 and L4 do not decide between 1.2 and 2."""
 
 _FP32_PICOJOULE = {
-    "6.0": 22.0, "6.1": 23.0, "7.0": 14.5, "7.5": 20.0, "8.0": 13.9, "8.6": 9.0, "8.9": 10.0, "9.0": 9.5, "10.0": 6.0,
-    "10.3": 6.0, "12.0": 5.5,
-}  # fmt: skip
+    "6.0": 22.0,
+    "6.1": 23.0,
+    "7.0": 14.5,
+    "7.5": 20.0,
+    "8.0": 13.9,
+    "8.6": 9.0,
+    "8.9": 10.0,
+    "9.0": 9.5,
+    "10.0": 6.0,
+    "10.3": 6.0,
+    "12.0": 5.5,
+}
 _UNKNOWN_PICOJOULE = 10.0
 _TENSOR_SHARE = {"tf32": 0.2, "bf16": 0.125, "fp16": 0.125, "fp8": 0.07, "int8": 0.07}
 """Energy per operation of tensor cores, as a share of fp32's outside of them on the same chip: see this module."""

@@ -51,9 +51,14 @@ T4 whose products alone run at 0.45 of the clock, 1.01 on an A100 at 0.9 (NeuSig
 _GAP_S = 1.5e-6
 """Time between two kernels of a stream, the next already queued [s]."""
 _DATASHEET_ERRORS = {
-    "product": 0.09, "batched product": 0.16, "convolution": 0.35, "attention": 0.25, "recurrent": 0.5,
-    "row": 0.25, "stream": 0.1,
-}  # fmt: skip
+    "product": 0.09,
+    "batched product": 0.16,
+    "convolution": 0.35,
+    "attention": 0.25,
+    "recurrent": 0.5,
+    "row": 0.25,
+    "stream": 0.1,
+}
 """One standard deviation by kind, if only a datasheet is known [fraction]. From devices left out of the fit; for
 attention and recurrent layers, judgements: nothing public measures them device by device."""
 _DRIFT = 0.04
@@ -61,10 +66,14 @@ _DRIFT = 0.04
 _THROTTLED_DRIFT = 0.6
 """More of it for a board throttled by its power limit, per share of the clock lost: much depends on its cooling."""
 _FAMILY_ERRORS: dict[Kind, tuple[str, float]] = {
-    "product": ("products on tensor cores", 0.09), "batched product": ("products on tensor cores", 0.09),
-    "recurrent": ("products on tensor cores", 0.09), "convolution": ("convolutions on tensor cores", 0.09),
-    "attention": ("fused attention", 0.20), "row": ("memory", 0.07), "stream": ("memory", 0.07),
-}  # fmt: skip
+    "product": ("products on tensor cores", 0.09),
+    "batched product": ("products on tensor cores", 0.09),
+    "recurrent": ("products on tensor cores", 0.09),
+    "convolution": ("convolutions on tensor cores", 0.09),
+    "attention": ("fused attention", 0.20),
+    "row": ("memory", 0.07),
+    "stream": ("memory", 0.07),
+}
 _CONTIGUOUS_ERROR = 0.20
 """The same for convolutions on tensor cores that are not in channels-last: a ResNet-9 in tf32 took 1.17 times as long
 as forecast on an H100, in bf16 1.04 times."""

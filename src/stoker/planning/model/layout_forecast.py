@@ -140,9 +140,14 @@ class LayoutForecasts(TracedForecasts):
         # Of processes that do the same work one trace is enough.
         self._ranks = {rank: Needs(functools.partial(self._rank_trace, rank=rank)) for rank in self._uneven_ranks()}
         super().__init__(
-            profile, hardware, self._ranks[0], extents, calibrations=calibrations, held_bytes=held_bytes,
+            profile,
+            hardware,
+            self._ranks[0],
+            extents,
+            calibrations=calibrations,
+            held_bytes=held_bytes,
             fetch_s=fetch_s / layout.data_size,
-        )  # fmt: skip
+        )
         self._local = local_profile(profile, layout)
         self._spread: dict[Plan, tuple[LayoutUpdate, UpdateTime]] = {}
         self._whole_needs = Needs(traces)
@@ -209,9 +214,13 @@ class LayoutForecasts(TracedForecasts):
         few, total_s = min(passes, samples), 0.0
         for axis in self._axes:
             update = DividedUpdate(
-                layout=self.layout, parts=self.parts, held=held_parts(self.parts, self.layout, 0), passes=passes,
-                trace=lambda: trace, gathered_share=self._gathered_share(plan),
-            )  # fmt: skip
+                layout=self.layout,
+                parts=self.parts,
+                held=held_parts(self.parts, self.layout, 0),
+                passes=passes,
+                trace=lambda: trace,
+                gathered_share=self._gathered_share(plan),
+            )
             is_of_parameters = axis.name in ("shards", "replicas")  # whose sizes do not grow with the micro-batch
             sent = axis.traffic(update if is_of_parameters else dataclasses.replace(update, passes=few))
             by_sample = sent if is_of_parameters else axis.traffic(dataclasses.replace(update, passes=samples))
@@ -246,9 +255,11 @@ class LayoutForecasts(TracedForecasts):
         traced, spread = super().breakdown(plan), self.spread(plan)
         messages = ((message.traffic.what, message.exposed_s) for message in spread.messages)
         parts = (
-            *messages, ("stages waiting", spread.bubble_s), ("the layout's own work", spread.overhead_s),
+            *messages,
+            ("stages waiting", spread.bubble_s),
+            ("the layout's own work", spread.overhead_s),
             ("waiting for the other processes", spread.waiting_s),
-        )  # fmt: skip
+        )
         added = [Share(what=what, value=value) for what, value in parts if value > 0]
         buffers = self._message_bytes(plan, held_parts(self.parts, self.layout, 0))
         memory = [Share(what="communication buffers", value=float(buffers))] if buffers else []
@@ -264,9 +275,13 @@ class LayoutForecasts(TracedForecasts):
         if self._is_apart:
             return ()
         update = DividedUpdate(
-            layout=self.layout, parts=self.parts, held=held_parts(self.parts, self.layout, 0), passes=passes,
-            trace=functools.partial(self._whole, self._settings(plan)), gathered_share=self._gathered_share(plan),
-        )  # fmt: skip
+            layout=self.layout,
+            parts=self.parts,
+            held=held_parts(self.parts, self.layout, 0),
+            passes=passes,
+            trace=functools.partial(self._whole, self._settings(plan)),
+            gathered_share=self._gathered_share(plan),
+        )
         sharing = {axis.name for axis in self.layout.mesh if axis.shares_batch}
         traffic = [loss_traffic()]
         for axis in self._axes:
@@ -299,9 +314,13 @@ class LayoutForecasts(TracedForecasts):
         bubble_s = turn_s * self._num_idle_turns
         traffic = self.traffic(plan)
         messages = message_times(
-            traffic, self.layout, self._links_of, forward_s=slowest.forward_s, backward_s=slowest.backward_s,
+            traffic,
+            self.layout,
+            self._links_of,
+            forward_s=slowest.forward_s,
+            backward_s=slowest.backward_s,
             passes=passes,
-        )  # fmt: skip
+        )
         host_s = norms_s = 0.0
         if self._is_on_cpu:  # on a GPU it is hidden
             host_s = sum(axis.overhead_s(self.parts, self.layout, passes) for axis in self._axes)
@@ -315,8 +334,12 @@ class LayoutForecasts(TracedForecasts):
             shares = [axis.waiting_share(self.layout) for axis in self._axes]
             wait_s += step_s * (sum(shares) + _of_slowest(self.layout.world_size))
         spread = LayoutUpdate(
-            compute_s=step_s + bubble_s, bubble_s=bubble_s, overhead_s=overhead, messages=messages, waiting_s=wait_s,
-        )  # fmt: skip
+            compute_s=step_s + bubble_s,
+            bubble_s=bubble_s,
+            overhead_s=overhead,
+            messages=messages,
+            waiting_s=wait_s,
+        )
         self._spread[plan] = spread, self._with_messages(slowest, spread, passes)
         return self._spread[plan]
 
@@ -408,8 +431,11 @@ class LayoutForecasts(TracedForecasts):
         settings, passes = self._settings(plan), self._micro_batches(plan)
         copied = self.state(plan)
         self._residents[plan] = max(
-            self._held_bytes + copied.parameters + copied.optimizer + self._untraced_bytes(plan, rank)
+            self._held_bytes
+            + copied.parameters
+            + copied.optimizer
+            + self._untraced_bytes(plan, rank)
             + needs.resident(settings, passes, plan.malloc)
             for rank, needs in self._ranks.items()
-        )  # fmt: skip
+        )
         return self._residents[plan]

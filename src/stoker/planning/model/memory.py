@@ -210,10 +210,11 @@ def kept_by_blocks(trace: Trace, *, is_compiled: bool = False) -> int:
         if 0 < same < len(again):
             storages, end = [trace.storages[index] for index in again[: same - 1]], trace.storages[again[same]].born
             kept += sum(
-                rounded(one.num_bytes) for one in storages
+                rounded(one.num_bytes)
+                for one in storages
                 if (one.died is None or one.died >= end)
                 and not (is_compiled and trace.operations[trace.occurrences[one.born].operation].flops == 0)
-            )  # fmt: skip
+            )
     return kept
 
 
@@ -222,10 +223,13 @@ def gradients_between(trace: Trace) -> int:
     parts = trace.occurrences
     begin = next((i for i, one in enumerate(parts) if one.part == 1 and one.phase == "backward"), -1)
     return sum(
-        rounded(one.num_bytes) for one in trace.storages
-        if one.category == "gradient" and 0 <= one.born < begin and parts[one.born].part == 0
+        rounded(one.num_bytes)
+        for one in trace.storages
+        if one.category == "gradient"
+        and 0 <= one.born < begin
+        and parts[one.born].part == 0
         and (one.died is None or one.died >= begin)
-    )  # fmt: skip
+    )
 
 
 def _alive_after(alive: Iterable[int], events: Iterable[int]) -> set[int]:
@@ -310,9 +314,13 @@ def timeline_of(trace: Trace, *, micro_batches: int | None = None) -> Allocation
     additions = [(optimizer, i + 1) for i in sorted(made)]
     for is_backward in (False, True) if trace.settings.target == "cuda" else ():
         first_product = next(
-            (i for i, one in enumerate(trace.occurrences)
-             if products[one.operation] and (one.phase == "backward") is is_backward), None
-        )  # fmt: skip
+            (
+                i
+                for i, one in enumerate(trace.occurrences)
+                if products[one.operation] and (one.phase == "backward") is is_backward
+            ),
+            None,
+        )
         if first_product is not None:
             sizes.append(cublas_workspace_bytes(trace.settings.capability))
             additions.append((first_product, len(sizes)))
@@ -482,9 +490,12 @@ def needed(forecast_bytes: float, residuals: MemoryResiduals) -> Estimate:
     low, high = (_quantile(cases, share) for share in _INTERVAL)
     basis: Basis = "calibrated" if residuals.ratios else "datasheet"
     return Estimate(
-        value=forecast_bytes, low=forecast_bytes * min(1.0, low), high=forecast_bytes * max(1.0, high),
-        unit="bytes", basis=basis,
-    )  # fmt: skip
+        value=forecast_bytes,
+        low=forecast_bytes * min(1.0, low),
+        high=forecast_bytes * max(1.0, high),
+        unit="bytes",
+        basis=basis,
+    )
 
 
 def fit_probability(forecast_bytes: float, memory_bytes: float, residuals: MemoryResiduals) -> float:

@@ -96,9 +96,12 @@ def energy_kwh(power_w: Estimate, total_s: Estimate, *, pue: float = PUE_DATA_CE
     below = math.hypot(*(_relative(one.value - one.low, one.value) for one in (power_w, total_s)))
     above = math.hypot(*(_relative(one.high - one.value, one.value) for one in (power_w, total_s)))
     energy = Estimate(
-        value=joules, low=max(0.0, joules * (1 - below)), high=joules * (1 + above), unit="J",
+        value=joules,
+        low=max(0.0, joules * (1 - below)),
+        high=joules * (1 + above),
+        unit="J",
         basis=max(power_w.basis, total_s.basis, key=_FIRMEST_FIRST.index),
-    )  # fmt: skip
+    )
     return energy.scaled(pue / _JOULES_PER_KWH, "kWh")
 
 

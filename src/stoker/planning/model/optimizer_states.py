@@ -52,9 +52,11 @@ def with_states(trace: Trace, states: OptimizerStates) -> Trace:
         return dataclasses.replace(one, name=STEP, bytes_read=read, bytes_written=written)
 
     return dataclasses.replace(
-        trace, settings=settings, storages=tuple(map(stored, trace.storages)),
+        trace,
+        settings=settings,
+        storages=tuple(map(stored, trace.storages)),
         operations=tuple(map(stepped, trace.operations)),
-    )  # fmt: skip
+    )
 
 
 def between_bytes(operation: Operation, target: str) -> int:

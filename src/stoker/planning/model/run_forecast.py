@@ -310,20 +310,26 @@ class TracedForecasts:
         evaluate = step_s.scaled((update.forward_s / samples + self._fetch_s) / step_s.value)
         unsaved = training.value + evaluate.value * evaluated
         saved = saving(
-            dataclasses.replace(plan, layout=self.layout, captured=False), self._saved_bytes(plan),
-            training_s=training.value, unsaved_s=unsaved, evaluations=extents.evaluations,
-            link_bytes_per_s=self._hardware.host_link_bytes_per_s, machine_devices=profile.machine_devices,
+            dataclasses.replace(plan, layout=self.layout, captured=False),
+            self._saved_bytes(plan),
+            training_s=training.value,
+            unsaved_s=unsaved,
+            evaluations=extents.evaluations,
+            link_bytes_per_s=self._hardware.host_link_bytes_per_s,
+            machine_devices=profile.machine_devices,
             restart_s=profile.restart_s,
-        )  # fmt: skip
+        )
         total = unsaved + saved.total_s
         total_s, compile_s = training.scaled(total / training.value), None
         if update.compile_s is not None:
             known = self._calibrations if plan.compile else ()  # capture times are not recorded
             compile_s = as_measured_before(update.compile_s, known)
             total_s = dataclasses.replace(
-                total_s, value=total_s.value + compile_s.value, low=total_s.low + compile_s.low,
+                total_s,
+                value=total_s.value + compile_s.value,
+                low=total_s.low + compile_s.low,
                 high=total_s.high + compile_s.high,
-            )  # fmt: skip
+            )
         cuda = self._hardware.device.kind == "cuda"
         allocated, reserved = self._device_bytes(plan) if cuda else (self._resident(plan), 0.0)
         return Forecast(
@@ -484,24 +490,33 @@ def forecast_from_trial(measured: Measurement, profile: Profile, extents: Extent
     # Inclusive: the other method reaches beyond the data, of two times even below zero.
     quartiles = statistics.quantiles(times_s, n=4, method="inclusive") if len(times_s) > 1 else [middle] * 3
     update_s = Estimate(
-        value=middle, low=min(quartiles[0], middle) * (1 - _DRIFT), high=max(quartiles[2], middle) * (1 + _DRIFT),
-        unit="s", basis="measured here",
-    )  # fmt: skip
+        value=middle,
+        low=min(quartiles[0], middle) * (1 - _DRIFT),
+        high=max(quartiles[2], middle) * (1 + _DRIFT),
+        unit="s",
+        basis="measured here",
+    )
     per_sample = update_s.scaled(1 / measured.samples_per_update)
     evaluated = extents.evaluations * profile.num_valid + profile.num_test
     evaluate_s = _around(measured.evaluate_s_per_sample * max(profile.num_valid, profile.num_test), _DRIFT, "s")
     training = per_sample.scaled(extents.total_samples * profile.relative_cost, "s")
     unsaved = training.value + measured.evaluate_s_per_sample * evaluated
     saved = saving(
-        measured.plan, measured.state_bytes, training_s=training.value, unsaved_s=unsaved,
+        measured.plan,
+        measured.state_bytes,
+        training_s=training.value,
+        unsaved_s=unsaved,
         evaluations=extents.evaluations,
-    )  # fmt: skip
+    )
     total = unsaved + saved.total_s
     spread = (training.low / training.value, training.high / training.value)
     return Forecast(
         step_s=update_s,
         samples_per_s=Estimate(
-            value=1 / per_sample.value, low=1 / per_sample.high, high=1 / per_sample.low, unit="samples/s",
+            value=1 / per_sample.value,
+            low=1 / per_sample.high,
+            high=1 / per_sample.low,
+            unit="samples/s",
             basis="measured here",
         ),
         evaluate_s=evaluate_s,
@@ -515,7 +530,7 @@ def forecast_from_trial(measured: Measurement, profile: Profile, extents: Extent
         compile_s=_around(measured.compile_s, 0.5, "s") if measured.compile_s else None,
         checkpoint_every_s=saved.every_s,
         lost_s=saved.lost_s,
-    )  # fmt: skip
+    )
 
 
 def forecast_of_extents(known: Forecast, extents: Extents, *, num_valid: int, num_test: int) -> Forecast:
@@ -535,19 +550,28 @@ def forecast_of_extents(known: Forecast, extents: Extents, *, num_valid: int, nu
     share = unsaved_s(extents.total_samples, extents.evaluations) / unsaved_s(known.total_samples, known.evaluations)
     total, trials_s = known.total_s, known.trials_s or 0.0
     total_s = dataclasses.replace(
-        total, value=share * (total.value - trials_s), low=share * max(0.0, total.low - trials_s),
+        total,
+        value=share * (total.value - trials_s),
+        low=share * max(0.0, total.low - trials_s),
         high=share * (total.high - trials_s),
-    )  # fmt: skip
+    )
     whole = total_s.value / total.value
 
     def scaled(estimate: Estimate | None) -> Estimate | None:
         return None if estimate is None else estimate.scaled(whole)
 
     return dataclasses.replace(
-        known, total_s=total_s, total_samples=extents.total_samples, total_updates=extents.total_updates,
-        evaluations=extents.evaluations, energy_kwh=scaled(known.energy_kwh), co2_kg=scaled(known.co2_kg),
-        cost_usd=scaled(known.cost_usd), trials_s=None, lost_s=None if known.lost_s is None else share * known.lost_s,
-    )  # fmt: skip
+        known,
+        total_s=total_s,
+        total_samples=extents.total_samples,
+        total_updates=extents.total_updates,
+        evaluations=extents.evaluations,
+        energy_kwh=scaled(known.energy_kwh),
+        co2_kg=scaled(known.co2_kg),
+        cost_usd=scaled(known.cost_usd),
+        trials_s=None,
+        lost_s=None if known.lost_s is None else share * known.lost_s,
+    )
 
 
 def taken_bytes(measured: Measurement) -> int:

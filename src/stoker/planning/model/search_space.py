@@ -71,11 +71,18 @@ def execution_settings(profile: Profile, device: Device, compiling: Sequence[boo
         compiling, arithmetic, formats, optimizers, dict.fromkeys(threads), loaders(profile, device)
     ):
         yield Plan(
-            device=device.torch_name, micro_batch=1, precision=precision, memory_format=memory_format,
-            optimizer_implementation=implementation, optimizer_states=states,
-            compile=is_compiled, threads=count, loader=loader,
-            num_workers=workers, device_mtbf_h=mtbf_h(device.kind, profile.device_mtbf_h),
-        )  # fmt: skip
+            device=device.torch_name,
+            micro_batch=1,
+            precision=precision,
+            memory_format=memory_format,
+            optimizer_implementation=implementation,
+            optimizer_states=states,
+            compile=is_compiled,
+            threads=count,
+            loader=loader,
+            num_workers=workers,
+            device_mtbf_h=mtbf_h(device.kind, profile.device_mtbf_h),
+        )
 
 
 def saving_memory(plan: Plan, profile: Profile) -> Iterator[Plan]:

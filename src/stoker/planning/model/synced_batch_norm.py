@@ -20,8 +20,9 @@ def norm_traffic(trace: Trace, data_size: int, passes: int) -> tuple[Traffic, ..
 
 def batch_norms_of(trace: Trace) -> tuple[Operation, ...]:
     """The batch norms in the forward pass of one micro-batch."""
-    operations = (trace.operations[one.operation] for one in trace.occurrences
-                  if one.part == 0 and one.phase == "forward")  # fmt: skip
+    operations = (
+        trace.operations[one.operation] for one in trace.occurrences if one.part == 0 and one.phase == "forward"
+    )
     return tuple(one for one in operations if "batch_norm" in one.name)
 
 
@@ -32,8 +33,9 @@ def synced_norm_work(norm: Operation) -> Operation:
     """
     x = norm.inputs[0]
     num_bytes = bytes_of(x)
-    return Operation(name="mul", inputs=(x, x), outputs=(x,), flops=0, bytes_read=2 * num_bytes,
-                     bytes_written=num_bytes)  # fmt: skip
+    return Operation(
+        name="mul", inputs=(x, x), outputs=(x,), flops=0, bytes_read=2 * num_bytes, bytes_written=num_bytes
+    )
 
 
 WORK_PER_NORM = 5

@@ -191,9 +191,7 @@ class _Blocks:
 
     def __init__(self, repetition: Repetition) -> None:
         self._copies = dict(repetition.copies)
-        self._origins = [
-            (block, copy) for block in range(repetition.traced) for copy in range(self.copies(block) + 1)
-        ]  # fmt: skip
+        self._origins = [(block, copy) for block in range(repetition.traced) for copy in range(self.copies(block) + 1)]
         self._numbers = {origin: number for number, origin in enumerate(self._origins)}
 
     def copies(self, block: int) -> int:

@@ -229,11 +229,15 @@ def _parts(work: UpdateWork, times: OperationTimes, *, is_tf32: bool, is_compile
     measured = [(times.seconds(operation), times.relative_error(operation)) for operation in operations]
     parts = {
         (operation, phase, where): _Part(
-            operations[operation], phase, where, *measured[operation],
-            count=count, kernels=count,
+            operations[operation],
+            phase,
+            where,
+            *measured[operation],
+            count=count,
+            kernels=count,
         )
         for operation, phase, where, count in work.counts
-    }  # fmt: skip
+    }
     if is_compiled:
         each_s, moving = [each_s for each_s, _ in measured], moving_by(times, work.trace)
         _fuse(parts, work, kernel_shares(work.trace, each_s, moving, work.chains))

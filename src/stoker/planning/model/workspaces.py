@@ -303,9 +303,15 @@ def _cuda_embedding_backward(operation: Operation) -> int:
 
 
 _RESIDENT_THREADS = {
-    "6.0": 56 * 2048, "7.0": 80 * 2048, "7.5": 40 * 1024, "8.0": 108 * 2048, "8.6": 82 * 1536, "8.9": 128 * 1536,
-    "9.0": 132 * 2048, "10.0": 148 * 2048,
-}  # fmt: skip
+    "6.0": 56 * 2048,
+    "7.0": 80 * 2048,
+    "7.5": 40 * 1024,
+    "8.0": 108 * 2048,
+    "8.6": 82 * 1536,
+    "8.9": 128 * 1536,
+    "9.0": 132 * 2048,
+    "10.0": 148 * 2048,
+}
 """Of the usual board of a compute capability: multiprocessors × threads that reside on each."""
 _USUAL_RESIDENT_THREADS = 108 * 2048
 _SUMMING_THREADS, _WARP, _VECTOR = 512, 32, 4

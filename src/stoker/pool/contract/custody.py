@@ -123,14 +123,18 @@ class Custody:
     def require_rules(self, rules: on.Founded) -> None:
         """Raises BadRun if the pool's money is in another contract than this one."""
         if rules.contract and rules.contract != self.contract.account:
-            raise BadRun(f"the money of this pool is in {rules.contract}, and this is {self.contract.account}",
-                         remedy="Name a node of that chain.")  # fmt: skip
+            raise BadRun(
+                f"the money of this pool is in {rules.contract}, and this is {self.contract.account}",
+                remedy="Name a node of that chain.",
+            )
 
     def require_arbiter(self) -> None:
         """Raises BadRun unless the key is the contract's arbiter."""
         if self.address != self.contract.arbiter:
-            raise BadRun(f"the arbiter of {self.contract.account} is {self.contract.arbiter}, and not {self.address}",
-                         remedy="Give the key that deployed it: --chain-key.")  # fmt: skip
+            raise BadRun(
+                f"the arbiter of {self.contract.account} is {self.contract.arbiter}, and not {self.address}",
+                remedy="Give the key that deployed it: --chain-key.",
+            )
 
     # ---------------------------------------------------------------------------------------------------------- leases
 
@@ -148,10 +152,15 @@ class Custody:
         if contract is None:
             raise Refused(f"lease {lease_id} has no escrow in a contract")
         return Terms(
-            renter=contract.payer, agent=contract.payee, cosigner=contract.cosigner,
-            rate_per_hour=rate, deposit=deposit, bond=bond,
-            name=lease_name(self.pool, renter, lease_id), deadline_s=contract.deadline_s,
-        )  # fmt: skip
+            renter=contract.payer,
+            agent=contract.payee,
+            cosigner=contract.cosigner,
+            rate_per_hour=rate,
+            deposit=deposit,
+            bond=bond,
+            name=lease_name(self.pool, renter, lease_id),
+            deadline_s=contract.deadline_s,
+        )
 
     def check_of(self, state: State, draft: Draft) -> Callable[[], None] | None:
         """What has to be looked up on the chain before an event is taken: raises Refused. None: nothing."""
@@ -187,8 +196,10 @@ class Custody:
             return  # the state says what is wrong
         found = self.contract.voucher_signer(self.terms(lease).lease, seconds, bytes.fromhex(body.voucher))
         if found != lease.contract.cosigner:
-            raise Refused(f"the voucher of {seconds} s for lease {lease.lease_id} is signed by {found or 'nobody'}, "
-                          f"and not by {lease.contract.cosigner}")  # fmt: skip
+            raise Refused(
+                f"the voucher of {seconds} s for lease {lease.lease_id} is signed by {found or 'nobody'}, "
+                f"and not by {lease.contract.cosigner}"
+            )
 
     def cosigned(self, lease: Lease, body: on.Cosigned) -> on.Cosigned:
         """The event with its voucher."""
@@ -287,9 +298,14 @@ class Custody:
             return None
         pay, slashed, fees = parts_of(lease.settlement)
         return self.contract.settle(
-            terms, pay=pay, slashed=slashed, fees=fees, verdict=verdict, running_s=lease.paid_s,
+            terms,
+            pay=pay,
+            slashed=slashed,
+            fees=fees,
+            verdict=verdict,
+            running_s=lease.paid_s,
             voucher=bytes.fromhex(lease.voucher),
-        )  # fmt: skip
+        )
 
     def get_back(self, lease: Lease) -> Sent | None:
         """What this key may do for a lease that has no verdict: claim as its agent, or refund; None: nothing yet."""

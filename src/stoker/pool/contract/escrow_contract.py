@@ -38,19 +38,28 @@ _RECEIPT_S = 180.0
 _NOBODY = "0x" + "0" * 40
 _TERMS = "(address,address,address,bytes32,uint256,uint256,uint256,uint256)"
 _DOMAIN_TYPE = [
-    {"name": "name", "type": "string"}, {"name": "version", "type": "string"}, {"name": "chainId", "type": "uint256"},
+    {"name": "name", "type": "string"},
+    {"name": "version", "type": "string"},
+    {"name": "chainId", "type": "uint256"},
     {"name": "verifyingContract", "type": "address"},
-]  # fmt: skip
+]
 _VOUCHER_TYPE = [{"name": "lease", "type": "bytes32"}, {"name": "runningSeconds", "type": "uint256"}]
 _VERDICT_TYPE = [
-    {"name": "lease", "type": "bytes32"}, {"name": "pay", "type": "uint256"}, {"name": "slashed", "type": "uint256"},
-    {"name": "verifiers", "type": "address[]"}, {"name": "fees", "type": "uint256[]"},
-]  # fmt: skip
+    {"name": "lease", "type": "bytes32"},
+    {"name": "pay", "type": "uint256"},
+    {"name": "slashed", "type": "uint256"},
+    {"name": "verifiers", "type": "address[]"},
+    {"name": "fees", "type": "uint256[]"},
+]
 _TOKEN_ABI = [
-    {"type": "function", "name": "approve", "stateMutability": "nonpayable",
-     "inputs": [{"name": "spender", "type": "address"}, {"name": "amount", "type": "uint256"}],
-     "outputs": [{"name": "", "type": "bool"}]},
-]  # fmt: skip
+    {
+        "type": "function",
+        "name": "approve",
+        "stateMutability": "nonpayable",
+        "inputs": [{"name": "spender", "type": "address"}, {"name": "amount", "type": "uint256"}],
+        "outputs": [{"name": "", "type": "bool"}],
+    },
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +147,10 @@ def connected(url: str) -> Web3:
         try:
             return Web3(_InProcess())
         except ModuleNotFoundError as problem:
-            raise BadJob(f"--chain {IN_PROCESS} needs {problem.name}, which is not installed here",
-                         remedy="pip install 'eth-tester[py-evm]'") from problem  # fmt: skip
+            raise BadJob(
+                f"--chain {IN_PROCESS} needs {problem.name}, which is not installed here",
+                remedy="pip install 'eth-tester[py-evm]'",
+            ) from problem
         finally:  # py-evm raises it beyond what parsers in C have stack for: a pool reads JSON of strangers
             sys.setrecursionlimit(limit)
     if not url.startswith(("http://", "https://")):
@@ -248,11 +259,18 @@ class EscrowContract:
         found = []
         for log in logs:
             own = log["args"]["terms"]
-            found.append(Terms(
-                renter=own["renter"].lower(), agent=own["agent"].lower(), cosigner=own["cosigner"].lower(),
-                name=bytes(own["name"]), rate_per_hour=own["rate_per_hour"], deposit=own["deposit"], bond=own["bond"],
-                deadline_s=own["deadline"],
-            ))  # fmt: skip
+            found.append(
+                Terms(
+                    renter=own["renter"].lower(),
+                    agent=own["agent"].lower(),
+                    cosigner=own["cosigner"].lower(),
+                    name=bytes(own["name"]),
+                    rate_per_hour=own["rate_per_hour"],
+                    deposit=own["deposit"],
+                    bond=own["bond"],
+                    deadline_s=own["deadline"],
+                )
+            )
         return found
 
     def _call(self, name: str, *arguments: Any, is_confirmed: bool = False) -> Any:
@@ -292,9 +310,16 @@ class EscrowContract:
         return self._send("accept", terms.argument)
 
     def settle(
-        self, terms: Terms, *, pay: int, slashed: int, fees: Sequence[tuple[str, int]], verdict: bytes,
-        running_s: int = 0, voucher: bytes = b"",
-    ) -> Sent:  # fmt: skip
+        self,
+        terms: Terms,
+        *,
+        pay: int,
+        slashed: int,
+        fees: Sequence[tuple[str, int]],
+        verdict: bytes,
+        running_s: int = 0,
+        voucher: bytes = b"",
+    ) -> Sent:
         """Anybody: what the arbiter signed, with the voucher of `running_s` if there is pay."""
         verifiers = [Web3.to_checksum_address(address) for address, _ in fees]
         return self._send(
@@ -318,8 +343,9 @@ class EscrowContract:
 
     def _sent(self, name: str, function: Any) -> Sent:
         if self.signer is None:
-            raise BadJob(f"{name!r} needs a key of the chain",
-                         remedy="STOKER_CHAIN_KEY=FILE, or URL#ADDRESS of a signer.")  # fmt: skip
+            raise BadJob(
+                f"{name!r} needs a key of the chain", remedy="STOKER_CHAIN_KEY=FILE, or URL#ADDRESS of a signer."
+            )
         with _sentences(name), self._turn:  # one at a time: transactions of an account are numbered
             transaction = function.build_transaction(_sender(self.web3, self.signer))
             digest = self.signer.send(self.web3, transaction)
@@ -344,10 +370,17 @@ class EscrowContract:
 
     def verdict(self, lease: bytes, *, pay: int, slashed: int, fees: Sequence[tuple[str, int]]) -> bytes:
         """The signer's verdict: what a lease comes to; 65 bytes."""
-        typed = self._typed("Verdict", _VERDICT_TYPE, {
-            "lease": lease, "pay": pay, "slashed": slashed,
-            "verifiers": [Web3.to_checksum_address(address) for address, _ in fees], "fees": [fee for _, fee in fees],
-        })  # fmt: skip
+        typed = self._typed(
+            "Verdict",
+            _VERDICT_TYPE,
+            {
+                "lease": lease,
+                "pay": pay,
+                "slashed": slashed,
+                "verifiers": [Web3.to_checksum_address(address) for address, _ in fees],
+                "fees": [fee for _, fee in fees],
+            },
+        )
         with _sentences("the signer"):
             return self._signer().sign(typed)
 
@@ -372,10 +405,16 @@ class EscrowContract:
 
     def _typed(self, name: str, fields: list[dict[str, str]], message: dict[str, Any]) -> Typed:
         return {
-            "types": {"EIP712Domain": _DOMAIN_TYPE, name: fields}, "primaryType": name, "message": message,
-            "domain": {"name": "Stoker escrow", "version": "1", "chainId": self.chain_id,
-                       "verifyingContract": Web3.to_checksum_address(self.address)},
-        }  # fmt: skip
+            "types": {"EIP712Domain": _DOMAIN_TYPE, name: fields},
+            "primaryType": name,
+            "message": message,
+            "domain": {
+                "name": "Stoker escrow",
+                "version": "1",
+                "chainId": self.chain_id,
+                "verifyingContract": Web3.to_checksum_address(self.address),
+            },
+        }
 
 
 def _sender(web3: Web3, signer: Signer) -> TxParams:

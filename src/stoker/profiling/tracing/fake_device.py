@@ -140,8 +140,10 @@ def pretending(settings: TraceSettings) -> Iterator[Pretence]:
     """
     wants_cuda = settings.target == "cuda"
     if wants_cuda and not settings.capability:
-        raise NoDevice("The model cannot be traced for a GPU whose compute capability is not known.",
-                       remedy="Add it to a catalogue of your own (STOKER_CATALOGUE).")  # fmt: skip
+        raise NoDevice(
+            "The model cannot be traced for a GPU whose compute capability is not known.",
+            remedy="Add it to a catalogue of your own (STOKER_CATALOGUE).",
+        )
     is_cuda = wants_cuda and can_pretend_cuda()
     if is_cuda:
         importlib.import_module("torch._dynamo")  # inspects signatures: before anything is replaced
@@ -351,13 +353,24 @@ def _modes() -> tuple[type[FakeTensorMode], type[FakeTensorMode]]:
                 if kind in _PLAIN:
                     result += (kind, arg)
                 elif (
-                    kind is FakeTensor and arg.fake_mode is self and arg.constant is None
-                    and arg.layout is torch.strided and not arg.is_quantized
-                ):  # fmt: skip
+                    kind is FakeTensor
+                    and arg.fake_mode is self
+                    and arg.constant is None
+                    and arg.layout is torch.strided
+                    and not arg.is_quantized
+                ):
                     result += (
-                        arg.dtype, arg.shape, arg.stride(), arg.storage_offset(), arg.untyped_storage().nbytes(),
-                        arg.device, arg.requires_grad, arg.is_conj(), arg.is_neg(), arg.is_inference(),
-                    )  # fmt: skip
+                        arg.dtype,
+                        arg.shape,
+                        arg.stride(),
+                        arg.storage_offset(),
+                        arg.untyped_storage().nbytes(),
+                        arg.device,
+                        arg.requires_grad,
+                        arg.is_conj(),
+                        arg.is_neg(),
+                        arg.is_inference(),
+                    )
                 elif kind in (list, tuple):
                     self._prep_args_for_hash(result, arg, *about)
                 else:
@@ -369,9 +382,13 @@ def _modes() -> tuple[type[FakeTensorMode], type[FakeTensorMode]]:
                 return super()._get_output_tensor_from_cache_entry(state, entry, key, func, args)
             with in_kernel(self):
                 made = torch.empty_strided(
-                    found.shape, found.stride, dtype=found.dtype, layout=found.layout, device=_META,
+                    found.shape,
+                    found.stride,
+                    dtype=found.dtype,
+                    layout=found.layout,
+                    device=_META,
                     requires_grad=found.requires_grad,
-                )  # fmt: skip
+                )
                 if entry.view_idx is not None:
                     storage = args[entry.view_idx].untyped_storage()
                     made.set_(storage, found.storage_offset, found.shape, found.stride)

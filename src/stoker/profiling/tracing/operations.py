@@ -20,13 +20,30 @@ from stoker.records import Operation, TensorShape
 aten = torch.ops.aten
 
 _DTYPES = {
-    torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
-    torch.int64: "int64", torch.int32: "int32", torch.int16: "int16", torch.int8: "int8", torch.uint8: "uint8",
-    torch.bool: "bool", torch.complex64: "complex64", torch.complex128: "complex128",
-}  # fmt: skip
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.int64: "int64",
+    torch.int32: "int32",
+    torch.int16: "int16",
+    torch.int8: "int8",
+    torch.uint8: "uint8",
+    torch.bool: "bool",
+    torch.complex64: "complex64",
+    torch.complex128: "complex128",
+}
 _ATTRIBUTES = (
-    "approximate", "dilation", "dim", "groups", "is_causal", "output_mask", "padding", "stride", "transposed",
-)  # fmt: skip
+    "approximate",
+    "dilation",
+    "dim",
+    "groups",
+    "is_causal",
+    "output_mask",
+    "padding",
+    "stride",
+    "transposed",
+)
 """Parameters kept as attributes, by their names in ATen's schemas."""
 _PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
 """Matrix products, and the argument indices of their two factors."""
@@ -99,9 +116,17 @@ def is_mutation(func: Any) -> bool:
 
 
 _METADATA_ONLY = (
-    "as_strided_", "detach_", "resize_", "set_", "squeeze_", "swapaxes_", "t_", "transpose_", "unsqueeze_",
+    "as_strided_",
+    "detach_",
+    "resize_",
+    "set_",
+    "squeeze_",
+    "swapaxes_",
+    "t_",
+    "transpose_",
+    "unsqueeze_",
     "_resize_output_",
-)  # fmt: skip
+)
 
 
 def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

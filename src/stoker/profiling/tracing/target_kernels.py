@@ -161,10 +161,7 @@ def single_kernels_of_cuda() -> Iterator[None]:
         raise AssertionError("fake tensors run no kernel")
 
     # PyTorch writes an operation as others where its backend has no kernel of it: here it has one, which never runs.
-    missing = [
-        name for name in _SINGLE
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA")
-    ]  # fmt: skip
+    missing = [name for name in _SINGLE if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA")]
     with (
         replaced_kernels("CUDA", dict.fromkeys(missing, never)),
         replaced_kernels("AutogradCUDA", {"rms_norm": _rms_norm}),
@@ -211,8 +208,12 @@ def _flash(tensors: _QKV, dropout: float, is_causal: bool, scale: float | None) 
 
 
 def _memory_efficient(
-    tensors: _QKV, bias: torch.Tensor | None, dropout: float, is_causal: bool, scale: float | None  # noqa: FBT001
-) -> torch.Tensor:  # fmt: skip
+    tensors: _QKV,
+    bias: torch.Tensor | None,
+    dropout: float,
+    is_causal: bool,  # noqa: FBT001
+    scale: float | None,
+) -> torch.Tensor:
     query, key, value = tensors
     if bias is not None:
         excess = -bias.shape[-1] % _MASK_ALIGNMENT
@@ -359,9 +360,23 @@ def _layer(name: str) -> Callable[..., Any]:
         no_buffer = inputs.new_empty(0)
         with torch.autocast("cuda", enabled=False):  # it has a kernel for this operation that asks cuDNN
             output, hidden_out, cell_out, _, _ = aten._cudnn_rnn(
-                inputs, weights, per_layer, no_buffer, hidden_state, cell_state, _MODES[name], hidden, projected,
-                num_layers, batch_first, dropout, train, bidirectional, [], None,
-            )  # fmt: skip
+                inputs,
+                weights,
+                per_layer,
+                no_buffer,
+                hidden_state,
+                cell_state,
+                _MODES[name],
+                hidden,
+                projected,
+                num_layers,
+                batch_first,
+                dropout,
+                train,
+                bidirectional,
+                [],
+                None,
+            )
         return (output, hidden_out, cell_out) if name == "lstm" else (output, hidden_out)
 
     return run

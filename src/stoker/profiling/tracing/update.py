@@ -169,9 +169,12 @@ def with_masters(trace: Trace) -> Trace:
 
         factor = 2 if any(one.dtype == "bf16" for one in (*operation.inputs, *operation.outputs)) else 1
         return replace(
-            operation, inputs=wide(operation.inputs), outputs=wide(operation.outputs),
-            bytes_read=factor * operation.bytes_read, bytes_written=factor * operation.bytes_written,
-        )  # fmt: skip
+            operation,
+            inputs=wide(operation.inputs),
+            outputs=wide(operation.outputs),
+            bytes_read=factor * operation.bytes_read,
+            bytes_written=factor * operation.bytes_written,
+        )
 
     operations = list(trace.operations)
     places: dict[int, int] = {}

@@ -173,9 +173,14 @@ class Batcher:
         room = self._room
         with room.lock:
             asked.parts = self._scheduler.admit(
-                asked, inputs, now=self._clock(), deadline=math.inf if deadline is None else deadline,
-                priority=priority, caller=caller, num_bytes=num_bytes,
-            )  # fmt: skip
+                asked,
+                inputs,
+                now=self._clock(),
+                deadline=math.inf if deadline is None else deadline,
+                priority=priority,
+                caller=caller,
+                num_bytes=num_bytes,
+            )
             roused = room.roused(len(asked.parts))
         for worker in roused:
             worker.wake()

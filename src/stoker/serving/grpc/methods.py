@@ -41,9 +41,14 @@ def _health(edge: ServerContext, asked: Message) -> Message:
 
 
 _STATE = {
-    "ServerLive": "live", "ServerReady": "ready", "ModelReady": "model_ready", "ServerMetadata": "server",
-    "ModelMetadata": "metadata", "ModelConfig": "config", "ModelStatistics": "statistics",
-}  # fmt: skip
+    "ServerLive": "live",
+    "ServerReady": "ready",
+    "ModelReady": "model_ready",
+    "ServerMetadata": "server",
+    "ModelMetadata": "metadata",
+    "ModelConfig": "config",
+    "ModelStatistics": "statistics",
+}
 """Methods whose response has the fields of a document of `protocol.STATE`."""
 _REPOSITORY = frozenset({"RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"})
 WITHOUT_KEY = frozenset({"ServerLive", "ServerReady", "ModelReady", "Check"})

@@ -42,9 +42,20 @@ from stoker.serving.service import AccessEntry, InFlight, RequestLimits, ServerC
 from stoker.units import format_bytes, format_seconds
 
 Page = Literal[
-    "server", "live", "ready", "models", "metadata", "model_ready", "config", "statistics", "infer", "index", "load",
-    "unload", "metrics",
-]  # fmt: skip
+    "server",
+    "live",
+    "ready",
+    "models",
+    "metadata",
+    "model_ready",
+    "config",
+    "statistics",
+    "infer",
+    "index",
+    "load",
+    "unload",
+    "metrics",
+]
 Method = Literal["GET", "POST"]
 
 POSTED: frozenset[Page] = frozenset({"infer", "index", "load", "unload"})
@@ -62,8 +73,12 @@ _PAGES: dict[tuple[str, ...], Page] = {
     ("metrics",): "metrics",
 }
 _OF_A_MODEL: dict[str, Page] = {
-    "": "metadata", "ready": "model_ready", "config": "config", "stats": "statistics", "infer": "infer",
-}  # fmt: skip
+    "": "metadata",
+    "ready": "model_ready",
+    "config": "config",
+    "stats": "statistics",
+    "infer": "infer",
+}
 _OF_THE_REPOSITORY: dict[str, Page] = {"load": "load", "unload": "unload"}
 _UNSUPPORTED_OF_A_MODEL = frozenset({"generate", "generate_stream", "trace"})
 _MOST_KNOWN_CHARS = 256
@@ -251,9 +266,17 @@ class BufferedBody:
     """
 
     __slots__ = (
-        "_awaited", "_content", "_cycle", "_has_news", "_in_flight", "_most_bytes", "_num_bytes", "_refusal", "_taken",
+        "_awaited",
+        "_content",
+        "_cycle",
+        "_has_news",
+        "_in_flight",
+        "_most_bytes",
+        "_num_bytes",
+        "_refusal",
+        "_taken",
         "is_whole",
-    )  # fmt: skip
+    )
 
     def __init__(self, cycle: RequestResponseCycle, most_bytes: int, in_flight: InFlight) -> None:
         self._cycle = cycle

@@ -50,20 +50,41 @@ Rules = dict[str, Rule]
 _DIVIDED = ("colwise", "rowwise")
 
 _GPT: Rules = {
-    "tokens": "embedding", "blocks.*": "sequence", "blocks.*.attention": "region",
-    "blocks.*.attention.qkv": Fused(3), "blocks.*.attention.out": "rowwise", "blocks.*.mlp": "region",
-    "blocks.*.mlp.into": "colwise", "blocks.*.mlp.out": "rowwise", "norm": "sequence", "head": "output",
-}  # fmt: skip
+    "tokens": "embedding",
+    "blocks.*": "sequence",
+    "blocks.*.attention": "region",
+    "blocks.*.attention.qkv": Fused(3),
+    "blocks.*.attention.out": "rowwise",
+    "blocks.*.mlp": "region",
+    "blocks.*.mlp.into": "colwise",
+    "blocks.*.mlp.out": "rowwise",
+    "norm": "sequence",
+    "head": "output",
+}
 _LLAMA: Rules = {
-    "tokens": "embedding", "blocks.*": "sequence", "blocks.*.attention": "region",
-    "blocks.*.attention.query": "colwise", "blocks.*.attention.key": "colwise", "blocks.*.attention.value": "colwise",
-    "blocks.*.attention.out": "rowwise", "blocks.*.mlp": "region", "blocks.*.mlp.gate": "colwise",
-    "blocks.*.mlp.up": "colwise", "blocks.*.mlp.down": "rowwise", "norm": "sequence", "head": "output",
-}  # fmt: skip
+    "tokens": "embedding",
+    "blocks.*": "sequence",
+    "blocks.*.attention": "region",
+    "blocks.*.attention.query": "colwise",
+    "blocks.*.attention.key": "colwise",
+    "blocks.*.attention.value": "colwise",
+    "blocks.*.attention.out": "rowwise",
+    "blocks.*.mlp": "region",
+    "blocks.*.mlp.gate": "colwise",
+    "blocks.*.mlp.up": "colwise",
+    "blocks.*.mlp.down": "rowwise",
+    "norm": "sequence",
+    "head": "output",
+}
 _HUGGING_FACE: dict[str, Word] = {
-    "colwise": "colwise", "rowwise": "rowwise", "colwise_rep": "output", "colwise_gather_output": "output",
-    "embedding_rowwise": "embedding", "replicated": "replicated", "replicated_with_grad_allreduce": "summed",
-}  # fmt: skip
+    "colwise": "colwise",
+    "rowwise": "rowwise",
+    "colwise_rep": "output",
+    "colwise_gather_output": "output",
+    "embedding_rowwise": "embedding",
+    "replicated": "replicated",
+    "replicated_with_grad_allreduce": "summed",
+}
 
 _HOW = (
     "Give the model an attribute tensor_plan, from names of modules to "

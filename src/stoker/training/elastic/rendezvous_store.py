@@ -54,9 +54,13 @@ def serve(listener: socket.socket, *, patience_s: float = 300.0) -> TCPStore:
     """The store, served by this process on the listener's address; the listener belongs to the store from now on."""
     host, port = listener.getsockname()[:2]
     return TCPStore(
-        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(),
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
         timeout=timedelta(seconds=patience_s),
-    )  # fmt: skip
+    )
 
 
 def connect(host: str, port: int, *, patience_s: float) -> TCPStore:
@@ -241,8 +245,11 @@ def agreed_key(store: Any, secret: bytes, name: str, rank: int, size: int, patie
     key = proof(secret, b"stoker meeting", name.encode(), str(size).encode(), *nonces)
     store.set(f"{name}/proof/{rank}", proof(key, str(rank).encode()))
     proofs = _answers(store, f"{name}/proof", size, patience_s)
-    strangers = [other for other, given in enumerate(proofs)
-                 if other != rank and not hmac.compare_digest(given, proof(key, str(other).encode()))]  # fmt: skip
+    strangers = [
+        other
+        for other, given in enumerate(proofs)
+        if other != rank and not hmac.compare_digest(given, proof(key, str(other).encode()))
+    ]
     if strangers:
         who = ", ".join(map(str, strangers))
         raise RunFailed(
@@ -269,8 +276,10 @@ def launched_secret(environ: Mapping[str, str] = os.environ) -> bytes:
     """
     if given := environ.get(SECRET_VARIABLE):
         if len(given) < LEAST_CHARACTERS:
-            raise BadJob(f"{SECRET_VARIABLE} has {len(given)} characters; at least {LEAST_CHARACTERS} are needed",
-                         remedy="`openssl rand -hex 32` makes one.")  # fmt: skip
+            raise BadJob(
+                f"{SECRET_VARIABLE} has {len(given)} characters; at least {LEAST_CHARACTERS} are needed",
+                remedy="`openssl rand -hex 32` makes one.",
+            )
         return given.encode()
     path = cache_root(environ) / f"secret-{os.getuid()}"
     if not path.exists():
@@ -284,6 +293,8 @@ def launched_secret(environ: Mapping[str, str] = os.environ) -> bytes:
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         about = os.fstat(file.fileno())
         if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) & 0o077:
-            raise BadJob(f"{path} can be read or was written by others; the secret in it is none",
-                         remedy=f"Remove it, or set {SECRET_VARIABLE}.")  # fmt: skip
+            raise BadJob(
+                f"{path} can be read or was written by others; the secret in it is none",
+                remedy=f"Remove it, or set {SECRET_VARIABLE}.",
+            )
         return file.read()

@@ -38,16 +38,19 @@ def broadcast_state(step: Step, giver: int, *, is_taken: bool = True) -> None:
     device = step.device
     if step.world.rank == giver:
         snapshot = snapshot_of(step)
-        kinds = [[name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
-                 for name, tensor in snapshot.tensors.items()]  # fmt: skip
+        kinds = [
+            [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+            for name, tensor in snapshot.tensors.items()
+        ]
         broadcast_json({"skeletons": snapshot.skeletons, "tensors": kinds}, giver, device)
         for names in _chunks({name: tensor.nbytes for name, tensor in snapshot.tensors.items()}):
             flat = torch.cat([snapshot.tensors[name].contiguous().view(-1).view(torch.uint8) for name in names])
             dist.broadcast(flat.to(device), src=giver)
         return
     header = broadcast_json(None, giver, device)
-    tensors: Tensors = {name: torch.empty(shape, dtype=getattr(torch, dtype))
-                        for name, dtype, shape in header["tensors"]}  # fmt: skip
+    tensors: Tensors = {
+        name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, dtype, shape in header["tensors"]
+    }
     sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
     for names in _chunks(sizes):
         flat = torch.empty(sum(sizes[name] for name in names), dtype=torch.uint8, device=device)

@@ -239,10 +239,16 @@ class Supervisor:
                 self._pool.kill(worker, f"silent for {silence_s:.1f} s" + (" (stopped)" if is_stopped else ""))
             elif self._membership.states[worker] is MembershipState.MEMBER:
                 if worker not in self._silent:
-                    self._tell("silent", {
-                        "worker": worker, "rank": self._rank_of(worker), "seconds": silence_s,
-                        "is_stopped": is_stopped, "patience_s": patience_s,
-                    })  # fmt: skip
+                    self._tell(
+                        "silent",
+                        {
+                            "worker": worker,
+                            "rank": self._rank_of(worker),
+                            "seconds": silence_s,
+                            "is_stopped": is_stopped,
+                            "patience_s": patience_s,
+                        },
+                    )
                 self._silent[worker] = silence_s
 
     def _rank_of(self, worker: int) -> int:
@@ -291,17 +297,21 @@ class Supervisor:
         """End a generation that is broken or too small, and announce the next once all workers are ready."""
         if self._failure_of_generation.heard_s() > self._answer_s:
             for worker in self._membership.missed:
-                self._pool.kill(worker, f"hung: it did not notice for {format_seconds(self._answer_s)} that the "
-                                "others had lost it")  # fmt: skip
+                self._pool.kill(
+                    worker, f"hung: it did not notice for {format_seconds(self._answer_s)} that the others had lost it"
+                )
         if self._membership.is_broken or self._membership.is_wanted:
             self._call_members()
         try:
             formed = self._membership.form()
         except TooFewWorkers as few:
-            self._end(RunFailed.exit_code, RunFailed(
-                f"{few.left} of {len(self._returns)} processes are left, and the run needs {self._least}",
-                remedy="What was saved is intact: the same command continues it.",
-            ))  # fmt: skip
+            self._end(
+                RunFailed.exit_code,
+                RunFailed(
+                    f"{few.left} of {len(self._returns)} processes are left, and the run needs {self._least}",
+                    remedy="What was saved is intact: the same command continues it.",
+                ),
+            )
             return
         if formed is not None:
             self._announce(formed)
@@ -323,21 +333,36 @@ class Supervisor:
         was_short = time.monotonic() - self._formed_at < CAUSELESS_S
         self._num_causeless = self._num_causeless + 1 if is_causeless and was_short else 0
         if self._num_causeless > MOST_CAUSELESS:
-            self._end(RunFailed.exit_code, RunFailed(
-                f"the processes lost each other {self._num_causeless} times in a row though nobody was missing; "
-                f"the last time: {end.why}",
-                remedy="The reason given is where to look; in one process (`--on here`) it may be plainer.",
-            ))  # fmt: skip
+            self._end(
+                RunFailed.exit_code,
+                RunFailed(
+                    f"the processes lost each other {self._num_causeless} times in a row though nobody was missing; "
+                    f"the last time: {end.why}",
+                    remedy="The reason given is where to look; in one process (`--on here`) it may be plainer.",
+                ),
+            )
             return
         self._formed_at = time.monotonic()
         self._first_formed_at = self._first_formed_at or self._formed_at
         self._called.clear()
         for rank, worker in enumerate(formed.workers):
             self._pool.send(
-                worker, "meeting", number=formed.number, rank=rank, size=len(formed.workers), notes=formed.notes,
-                num_veterans=formed.num_veterans, age_s=self._formed_at - self._first_formed_at,
-            )  # fmt: skip
-        self._tell("met", {
-            "generation": formed.number, "workers": list(formed.workers),
-            "spares": self._membership.those(MembershipState.WAITING), "why": end.why, "seconds": end.seconds(),
-        })  # fmt: skip
+                worker,
+                "meeting",
+                number=formed.number,
+                rank=rank,
+                size=len(formed.workers),
+                notes=formed.notes,
+                num_veterans=formed.num_veterans,
+                age_s=self._formed_at - self._first_formed_at,
+            )
+        self._tell(
+            "met",
+            {
+                "generation": formed.number,
+                "workers": list(formed.workers),
+                "spares": self._membership.those(MembershipState.WAITING),
+                "why": end.why,
+                "seconds": end.seconds(),
+            },
+        )

@@ -217,9 +217,14 @@ class SupervisedWorker(ElasticWorker):
             raise WorkerRetired(self._verdict)
         self._number = answer["number"]
         return Rendezvous(
-            number=answer["number"], rank=answer["rank"], size=answer["size"], name=str(answer["number"]),
-            notes=answer["notes"], num_veterans=answer["num_veterans"], age_s=answer.get("age_s", 0.0),
-        )  # fmt: skip
+            number=answer["number"],
+            rank=answer["rank"],
+            size=answer["size"],
+            name=str(answer["number"]),
+            notes=answer["notes"],
+            num_veterans=answer["num_veterans"],
+            age_s=answer.get("age_s", 0.0),
+        )
 
     def _beat(self) -> None:
         pause = threading.Event()

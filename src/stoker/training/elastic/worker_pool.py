@@ -352,9 +352,11 @@ class WorkerPool:
             self._relay.say(lines)
         is_shown = worker.verdict is not None or worker.number == leader
         ended = {
-            "code": worker.code, "why": worker.end_in_words, "lasted_s": time.monotonic() - worker.started_at,
+            "code": worker.code,
+            "why": worker.end_in_words,
+            "lasted_s": time.monotonic() - worker.started_at,
             "words": [] if is_shown else list(worker.printed.last),
-        }  # fmt: skip
+        }
         for end in (worker.channel, worker.printed.descriptor):
             if end in self._selector.get_map():
                 self._selector.unregister(end)
