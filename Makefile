@@ -23,7 +23,7 @@ demo-serve: $(INSTALLED) ## The demo's model exported, compressed, served, and a
 demo-pool: $(INSTALLED) ## Three agents of a pool on this machine, one honest, one that dies, one that cheats (5 minutes; needs bubblewrap)
 	@$(BIN)/python examples/pool_demo.py
 
-test: $(INSTALLED) ## Lint, types, layers, and all tests but the slow ones (8 minutes on two cores)
+test: $(INSTALLED) ## Lint, types, layers, and all tests but the slow ones (8 to 15 minutes on two cores)
 	@$(MAKE) --no-print-directory -j2 lint pytest
 
 # The lint has one core while the tests begin on the others.

@@ -108,7 +108,6 @@ def measure(folder: Path, on: str, number: int, epochs: int) -> dict[str, Any]:
         *job_of(epochs),
         "--on",
         on,
-        "--new",
         "--run-dir",
         str(run),
         "--env",

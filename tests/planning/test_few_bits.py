@@ -97,4 +97,5 @@ def test_a_process_of_a_layout_holds_its_share() -> None:
         few = OptimizerFootprint.of(with_states(traced(), states), parts)  # type: ignore[arg-type]
         assert full.like == 2
         assert few.scalar_bytes == full.scalar_bytes
-        assert stored_share(states) == pytest.approx(0.5 if states == "bf16" else 0.254, abs=1e-3)  # type: ignore[arg-type]
+        expected = pytest.approx(0.5 if states == "bf16" else 0.254, abs=1e-3)
+        assert stored_share(states, "fp32") == expected == 2 * stored_share(states, "fp64")  # type: ignore[arg-type]

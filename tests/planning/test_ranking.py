@@ -340,7 +340,7 @@ class WithStates(Known):
     """As Known, with optimiser states of 8 GB in full, which take a little longer in fewer bits."""
 
     def needed_bytes(self, plan: Plan) -> float:
-        return super().needed_bytes(plan) + 8e9 * stored_share(plan.optimizer_states)
+        return super().needed_bytes(plan) + 8e9 * stored_share(plan.optimizer_states, plan.precision)
 
     def forecast(self, plan: Plan) -> Forecast:
         slower = dataclasses.replace(plan, optimizer_states="full", optimizer_implementation="fused")

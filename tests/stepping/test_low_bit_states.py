@@ -127,7 +127,7 @@ def test_moments_take_the_bytes_that_are_forecast() -> None:
         )
         adam.step()
         moments = [value for name, value in adam.state[weight].items() if name != "step"]
-        assert sum(one.nbytes for one in moments) / weight.numel() == expected == 8 * stored_share(states)
+        assert sum(one.nbytes for one in moments) / weight.numel() == expected == 8 * stored_share(states, "fp32")
 
 
 @pytest.mark.parametrize("states", STATES)

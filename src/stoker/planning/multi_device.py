@@ -383,7 +383,7 @@ class LayoutCandidates:
     def _least_on(self, device: Device) -> Plan:
         fastest = next(execution_settings(self.profile, device))
         fewest = [one for one in execution_settings(self.profile, device) if one.precision == fastest.precision]
-        plan = min(fewest, key=lambda one: stored_share(one.optimizer_states))
+        plan = min(fewest, key=lambda one: stored_share(one.optimizer_states, one.precision))
         *_, saving = saving_memory(plan, self.profile)
         return saving
 
@@ -430,7 +430,8 @@ class LayoutCandidates:
     @functools.cached_property
     def _moments(self) -> OptimizerFootprint:
         full = OptimizerFootprint.of(self._least_trace, self.parts(Layout()))
-        return dataclasses.replace(full, like=full.like * stored_share(self._least_plan.optimizer_states))
+        plan = self._least_plan
+        return dataclasses.replace(full, like=full.like * stored_share(plan.optimizer_states, plan.precision))
 
     @functools.cached_property
     def _least_activations(self) -> float:

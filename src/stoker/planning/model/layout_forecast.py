@@ -191,7 +191,7 @@ class LayoutForecasts(TracedForecasts):
 
     def _moments(self, settings: TraceSettings) -> OptimizerFootprint:
         full = OptimizerFootprint.of(self._whole(settings), self.parts)
-        return dataclasses.replace(full, like=full.like * stored_share(settings.optimizer_states))
+        return dataclasses.replace(full, like=full.like * stored_share(settings.optimizer_states, settings.precision))
 
     def least_bytes(self, plan: Plan, moments: OptimizerFootprint) -> int:
         """Memory of a device below which no update under `plan` can be [bytes], without a trace of the layout.

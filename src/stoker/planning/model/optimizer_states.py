@@ -11,7 +11,7 @@ import dataclasses
 import math
 
 from stoker.layouts.trace_division import resized
-from stoker.records import Layout, Operation, OptimizerStates, Storage, Trace, TraceSettings
+from stoker.records import Layout, Operation, OptimizerStates, Precision, Storage, Trace, TraceSettings
 from stoker.records.plan import LEAST_STATES, STATES_BLOCK, VALUES_AT_ONCE
 from stoker.records.profile import ModelParts
 
@@ -38,7 +38,7 @@ def with_states(trace: Trace, states: OptimizerStates) -> Trace:
     settings = dataclasses.replace(trace.settings, optimizer_states=states)
     if states == "full":
         return dataclasses.replace(trace, settings=settings)
-    item_bytes = 8 if settings.precision == "fp64" else 4
+    item_bytes = _full_bytes(settings.precision)
 
     def stored(one: Storage) -> Storage:
         is_moment = one.category == "optimizer state" and one.born < 0 and one.num_bytes >= LEAST_STATES * item_bytes
@@ -84,6 +84,10 @@ def block_problem(parts: ModelParts, layout: Layout) -> str | None:
     return None
 
 
-def stored_share(states: OptimizerStates) -> float:
-    """The size of moments of fp32 weights in `states` over that of full ones [1]."""
-    return 1.0 if states == "full" else _STORED_BYTES[states] / 4
+def stored_share(states: OptimizerStates, precision: Precision) -> float:
+    """The size of moments in `states` over that of full ones, which have their weights' dtype [1]."""
+    return 1.0 if states == "full" else _STORED_BYTES[states] / _full_bytes(precision)
+
+
+def _full_bytes(precision: Precision) -> int:
+    return 8 if precision == "fp64" else 4
