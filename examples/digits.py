@@ -1,4 +1,4 @@
-"""A job in 15 lines: handwritten digits, which come with Stoker."""
+"""A job: handwritten digits, which come with Stoker."""
 
 from torch import nn
 
