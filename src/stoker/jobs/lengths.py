@@ -10,7 +10,7 @@ Source: Krell et al. 2021, https://arxiv.org/abs/2107.02027, for packing and its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -18,9 +18,6 @@ from stoker.errors import BadJob
 from stoker.jobs.batch_size import TokenBatch
 from stoker.jobs.numeric_settings import is_count
 from stoker.jobs.sampling import Sampling, as_array
-
-LengthOf = Callable[[Any], int] | Sequence[int]
-"""A function of a sample, or the lengths of all samples."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

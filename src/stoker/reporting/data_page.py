@@ -129,6 +129,3 @@ FAULTS: dict[Fault, tuple[str, str]] = {
     "encoding": ("encoding", "text that was not decoded as it was encoded"),
 }
 """Fault: (its name, what is said of a sample, a column or a class that has it)."""
-
-GRAVITY_COLOURS: dict[Gravity, str] = {"corrupt": "bad", "fault": "ember", "suspect": "amber", "note": "grey"}
-"""Names of `palette.COLOURS`."""
