@@ -158,7 +158,7 @@ def main() -> int:
         f"--minutes {given.minutes}",
         "date": date,
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()},
-        "slurm": subprocess.run(["sinfo", "-V"], capture_output=True, text=True, check=True).stdout.strip(),
+        "slurm": subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=True).stdout.strip(),
         "load": os.getloadavg(),
         "weights_equal": digests[0] == digests[1],
         "sha256_of_weights": digests,
