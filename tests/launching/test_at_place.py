@@ -342,7 +342,7 @@ def test_a_supervisor_that_is_gone_is_lost(run: Path) -> None:
     _write(run, _state(boot="another"))
     assert state_of(run).phase == "running", "a sign of life from another machine is believed"
     os.utime(run / "launch" / "host-0.json", (1, 1))
-    assert "started anew, or its process is gone: no sign of life for" in state_of(run).evidence
+    assert "restarted, or its process is gone: no sign of life for" in state_of(run).evidence
     _write(run, _state(pid=gone.pid, began=1, phase="finished"))
     assert state_of(run).phase == "finished", "what has ended is not lost"
 

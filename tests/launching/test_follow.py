@@ -404,7 +404,7 @@ def test_a_follower_that_slept_does_not_overwrite_a_later_launch(run: Elsewhere)
     followed = follower.run()
     assert followed.is_detached
     assert run.here.read_launch() == later
-    assert any("started anew" in message for message in run.messages())
+    assert any("started again" in message for message in run.messages())
 
 
 def test_a_run_that_waits_in_a_queue_is_not_said_to_be_stalled(run: Elsewhere) -> None:

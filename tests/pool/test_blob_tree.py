@@ -91,7 +91,7 @@ BOMBS = {
     "has an empty part": ([file("a//b")], b"x", "no path below"),
     "is too deep": ([file("/".join("d" * 60))], b"x", "no path below"),
     "is there twice": ([file("a"), file("a", offset=1)], b"xx", "twice"),
-    "lies behind a link": ([TreeEntry(path="a", link="/etc"), file("a/passwd")], b"x", "behind a link"),
+    "is reached through a link": ([TreeEntry(path="a", link="/etc"), file("a/passwd")], b"x", "through a link"),
     "lies below a file": ([file("a"), file("a/b", offset=1)], b"xx", "below a file"),
     "says more than was sent": ([file("a", b"x" * 9)], b"x", "9 bytes, and 1 were sent"),
     "says one content many times": ([file(f"{n}") for n in range(50)], b"x", "does not follow"),

@@ -146,7 +146,7 @@ def test_nobody_is_preempted_for_an_equal() -> None:
     book.post(book.agent, on.Committed(lease_id="job0", block=0, update=1, state=state, blob=state))
     wait(book, book.other)
     assert due(book.state, book.now_s, key=book.operator, up_since_s=0.0, present={}) == []
-    with pytest.raises(Refused, match="nobody with a higher priority"):
+    with pytest.raises(Refused, match="no lease of a higher priority"):
         book.post(book.operator, on.Preempting(lease_id="job0", by_s=book.now_s + 500))
 
 

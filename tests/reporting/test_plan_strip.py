@@ -141,7 +141,7 @@ def test_a_run_that_has_not_settled_has_no_forecast() -> None:
     report = dataclasses.replace(unsettled_run(), coupling=coupling)
     assert "forecast: none without a settled plan" in summary_lines(report)
     page = render_html(report)
-    assert "Forecast beside measured" not in page
+    assert "Forecast and measured" not in page
     assert "not compared: each update took its 512 samples at once" in page
     assert describe_event(BEGUN).startswith("begins at once under fp32")
     assert plan_notes(BEGUN) == ["other plans are tried"]

@@ -181,7 +181,7 @@ def test_patience_with_other_processes_follows_the_slowest_phase() -> None:
         Estimate(value=value, low=0.0, high=1e3, unit="s", basis="roofline") for value in (2.0, 50.0, 1.0)
     )
     slow = dataclasses.replace(forecast(), step_s=step_s, evaluate_s=evaluate_s, checkpoint_s=checkpoint_s)
-    assert (slowest_phase_s(slow), slowest_phase_s(slow, updates_apart=100)) == (50.0, 200.0)
+    assert (slowest_phase_s(slow), slowest_phase_s(slow, sync_interval=100)) == (50.0, 200.0)
     assert WatchdogPatience.of(0.1, {}) == WatchdogPatience(others_s=300.0, answer_s=20.0)
     assert WatchdogPatience.of(50.0, {}) == WatchdogPatience(others_s=500.0, answer_s=500.0)
     assert WatchdogPatience.of(0.1, {PATIENCE_VARIABLE: "3"}) == WatchdogPatience(others_s=3.0, answer_s=3.0)

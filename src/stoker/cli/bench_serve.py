@@ -167,7 +167,7 @@ def _search(options: LoadOptions, objective: Objective, console: Console | None)
         seconds=seconds,
         load=load,
         writes=options.writes,
-        told=lambda trial: None if console is None else console.print(trial_line(trial, objective), soft_wrap=True),
+        on_trial=lambda trial: None if console is None else console.print(trial_line(trial, objective), soft_wrap=True),
     )
     if console is not None:
         render_limit(found, console)
@@ -276,7 +276,7 @@ def render_limit(found: ServingLimit, console: Console) -> None:
         console.print(_levels(levels))
     print_notes(found.levels, console)
     if found.others_cores > _BUSY_CORES:
-        others = f"other programs kept {found.others_cores:.1f} cores busy meanwhile: try again on a quiet machine"
+        others = f"other programs kept {found.others_cores:.1f} cores busy: measure again on a quiet machine"
         console.print(Text.assemble(("warning: ", "bold yellow"), others), soft_wrap=True)
     if found.written_to:
         console.print(Text(f"written to {found.written_to}; `stoker serve` loads it"), soft_wrap=True)

@@ -55,7 +55,7 @@ def compress(
         Path | None, typer.Option("--keep-all", metavar="DIR", help="Keep the graphs of all candidates.")
     ] = None,
     prune: Annotated[
-        bool, typer.Option("--prune", help="First train smaller networks beside the run's own, and try these too.")
+        bool, typer.Option("--prune", help="First prune and retrain smaller networks, and try these too.")
     ] = False,
     fine_tune: Annotated[
         float | None,

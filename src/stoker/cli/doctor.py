@@ -222,7 +222,7 @@ def links_table(links: Links) -> Table:
     for one in links.costs:
         rate = f"{1e-9 / one.beta_s_per_byte:.2f} GB/s" if one.beta_s_per_byte else "unknown"
         table.add_row(one.collective, *(format_seconds(one.seconds(size)) for size in _SIZES), rate)
-    notes = [f"beside arithmetic {links.overlap:.0%} of a message is hidden"]
+    notes = [f"{links.overlap:.0%} of a message overlaps with arithmetic"]
     notes += [
         f"with all at work, what is bound by {name} takes {ratio:.2f}x as long"
         for name, ratio in links.slowdown.items()

@@ -54,7 +54,7 @@ from stoker.cli.train_elsewhere import (
     launch_options,
     train_elsewhere,
 )
-from stoker.cli.ui import beside
+from stoker.cli.ui import local_page
 from stoker.errors import BadJob, RunFailed
 from stoker.launching import is_elsewhere
 from stoker.records import Verdict, to_json
@@ -212,7 +212,7 @@ def train(
     verify: Verify = None,
     detach: Detach = False,
     dry_run: DryRun = False,
-    with_ui: Annotated[bool, typer.Option("--ui", help="Show the run on a local page meanwhile.")] = False,
+    with_ui: Annotated[bool, typer.Option("--ui", help="Show the run on a local page while it trains.")] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -280,7 +280,7 @@ def train(
             with doing("loading the job file"):
                 job, entry = load_job(job_file, settings)
             with (
-                beside(with_ui, run_dir),
+                local_page(with_ui, run_dir),
                 api.choose_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display,
             ):
                 run = api.train(

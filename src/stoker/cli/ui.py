@@ -1,4 +1,4 @@
-"""`stoker ui`, and the page beside a run that trains (`stoker train --ui`)."""
+"""`stoker ui`, and the page that `stoker train --ui` serves during a run."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def ui(
 
 
 @contextmanager
-def beside(is_asked: bool, run_dir: Path | None) -> Iterator[None]:
-    """Within the block, the page of the folder of runs, in a process of its own which prints its address."""
-    if not is_asked:
+def local_page(is_enabled: bool, run_dir: Path | None) -> Iterator[None]:
+    """Serve the page of the folder of runs within the block, from a child process, which prints its address."""
+    if not is_enabled:
         yield
         return
     from stoker.store.locations import runs_root

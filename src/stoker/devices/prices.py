@@ -239,7 +239,7 @@ HOST_SHARE = 1.5
 
 Source: I. Latif et al., "Empirical Measurements of AI Training Power Demand on a GPU-Accelerated Node", 2024,
 arXiv:2412.08602: at most 8.4 kW of a machine of eight H100 of 700 W (10.2 kW as printed, which would be 1.8). Machines
-of other devices are taken to be alike; of one that is here, the device alone is counted.
+of other devices are assumed to take the same share; of the local machine only the device is counted.
 """
 
 PUE_HERE = 1.0

@@ -267,7 +267,7 @@ def _parts(job: Job) -> list[_Check]:
             _is_list(job.augment) and all(map(callable, job.augment)),
             f"wanted a list of transforms, got {augment}",
         ),
-        ("test", not isinstance(job.test, Holdout), "test data must be apart; stoker.holdout(…) is for valid"),
+        ("test", not isinstance(job.test, Holdout), "test data must be separate; stoker.holdout(…) is for valid"),
         *_metrics(job.metrics),
     ]
 
@@ -394,7 +394,7 @@ def _sync(job: Job) -> Iterator[_Check]:
     yield "average", job.average is None, why
     yield "step", job.step is None, "sync does not go with a step of the job's own"
     yield "numerics", "fp16" not in job.numerics, "sites with updates of their own would have loss scales of their own"
-    yield "on_non_finite", job.on_non_finite == "stop", 'sync goes with "stop": sites make their updates apart'
+    yield "on_non_finite", job.on_non_finite == "stop", 'sync needs "stop": each site makes its own updates'
     is_scaled = isinstance(given, Sync) and given.rate == "by_noise" and isinstance(job.optimizer, SGD)
     yield "sync", not is_scaled, 'rate="by_noise" is for Adam and its kin; with SGD sites learn as fast without'
 

@@ -91,7 +91,7 @@ class Bundle:
     """A folder that is sent, as a list of files, sorted by path.
 
     Attributes:
-        kind: `code`, `stoker` or `data`: the folder at the place in which its own folder lies.
+        kind: `code`, `stoker` or `data`: the folder at the place that contains its own folder.
         name: what people know it as: the job file, a data file.
         files: what is in it.
     """
@@ -313,7 +313,7 @@ def _git(folder: Path, *words: str) -> str:
 
 
 def secret_values(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The values of environment variables that are sent apart from all that is stored.
+    """The values of environment variables that are sent separately and never stored.
 
     Raises:
         BadJob: one is not set here.

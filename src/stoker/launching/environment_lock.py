@@ -123,7 +123,7 @@ def _require_from_index(distribution: importlib.metadata.Distribution) -> None:
         name = distribution.metadata["Name"]
         raise PlaceFailed(
             f"{name} {distribution.version} was installed from a folder or from version control, and no index has it",
-            remedy=f"Install {name} there and use --env theirs; or put its modules beside the job file, which travels.",
+            remedy=f"Install {name} there and use --env theirs; or put its modules into the job file's folder.",
         )
 
 

@@ -260,7 +260,7 @@ def _probe(launcher: Launcher, submission: Submission, options: LaunchOptions) -
 def _bring_log(directory: RunDirectory, launcher: Launcher, before: Launch, tell: Callable[[str], None]) -> None:
     """Bring the run's log here, to its end: of starts that were not followed it alone says what they cost.
 
-    Where it is gone for good, or does not have the last start, that is told.
+    Where it is gone for good, or does not have the last start, a warning says so.
 
     Raises:
         PlaceUnreachable: the place does not answer.

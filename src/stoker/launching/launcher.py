@@ -144,13 +144,13 @@ class Submission:
         environment: the lock to install there; or the Python there to use, a path or a name (`python3`).
         image: container image; "" for none.
         variables: environment variables to set there; names and values.
-        secrets: names of environment variables whose values are read here at the start (`secret_values`) and sent apart
-            from everything that is stored.
+        secrets: names of environment variables whose values are read here at the start (`secret_values`) and sent
+            separately from everything that is stored.
         time_limit_s: one start of the job may take this long [s], from the upper bound of the forecast and a save;
             None: the place's default.
         most_held_s: the run may hold devices this long [s], over all its starts; None: no limit.
         save_s: forecast time of a save [s]: the notice that a run needs before it is ended.
-        owner: machine and directory of the run here, by which a run there of the same name is told from another's.
+        owner: machine and directory of the run here, which distinguishes it from another's run of the same name.
         send_limit: no more than this is sent [bytes].
         max_cost: no more than this is spent, where the place itself keeps to it [USD]; None: no limit.
         options: of `--place-option`. All launchers know `root`: folder of code, environments and runs at the place

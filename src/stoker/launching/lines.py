@@ -5,7 +5,7 @@ so that `~/.ssh/config`, agents, jump hosts and hardware keys work as they do by
 Use when: a launcher works on a machine with a shell. Needs there: a POSIX shell, GNU tar, find and coreutils.
 Costs: one connection for each host (multiplexed, kept for `PERSIST_S` after the last command), then a few milliseconds
 a command.
-Does not do: passwords (BatchMode): it never waits for a prompt that nobody sees.
+Does not do: passwords (BatchMode): it never waits for an invisible prompt.
 Source: ssh_config(5), OpenSSH 9.2: ControlMaster, ControlPersist, BatchMode, ServerAliveInterval; ssh(1) on exit code
 255.
 """
@@ -63,7 +63,7 @@ echo "cpu $(awk -F': ' '/model name/ {print $2; exit}' /proc/cpuinfo)"
 
 _SSH_FAILED = 255
 _TAR_ENDED = (0, 1, 2)
-"""Exit codes after which tar has sent what it could read: all, all but for changes meanwhile, all but some files."""
+"""Exit codes after which tar has sent what it could read: all, all but files that changed, all but some files."""
 _TIDY_UP_S = 10.0
 
 
@@ -181,7 +181,7 @@ class Line(abc.ABC):
             f'[ -e "$aside/{_WHOLE}" ] || {{ echo "the transfer was cut" >&2; exit 1; }}; rm -- "$aside/{_WHOLE}"; '
             'mv -T -- "$aside" "$1" 2>/dev/null || [ -d "$1" ]'
         )
-        # A pipe that nobody reads meanwhile would block both sides.
+        # A pipe without a reader would block both sides.
         with tempfile.TemporaryFile() as complaints:
             process = subprocess.Popen(
                 self.command(["sh", "-c", script, "sh", into]),
@@ -222,7 +222,7 @@ class Line(abc.ABC):
         with tempfile.TemporaryFile() as names, tempfile.TemporaryFile() as complaints:
             names.write(b"\0".join(name.encode(errors="surrogateescape") for name in wanted) + b"\0")
             names.seek(0)
-            # A file that is removed or grows meanwhile makes tar's exit code 1 or 2: the next call brings it.
+            # A file that is removed or grows while tar reads makes its exit code 1 or 2: the next call brings it.
             tar = ["tar", "-C", folder, "--no-recursion", "--hard-dereference", "--null", "-cf", "-", "-T", "-"]
             process = subprocess.Popen(
                 self.command(tar), stdin=names, stdout=subprocess.PIPE, stderr=complaints, process_group=0

@@ -27,7 +27,7 @@ from stoker.units import format_money, format_seconds
 HOLDS_DEVICES: frozenset[LaunchPhase] = frozenset({"starting", "running", "saving"})
 _GIVEN_BACK: frozenset[LaunchPhase] = ENDED.union(("queued", "preempted", "requeued"))
 
-_MARKS_APART_S = 60.0
+_MARK_INTERVAL_S = 60.0
 
 _ANOTHER_DAY_S = 600.0
 """A process that starts so long after the last event of the one before was started by another launch [s]."""
@@ -160,7 +160,7 @@ class Meter:
         before, last = self._last_two_s
         if at > last:  # of a stretch in which devices are held a mark a minute is enough: logs have millions of events
             is_one_stretch = all(self._held.get(one) for one in (before, last, at))
-            if is_one_stretch and at - before < _MARKS_APART_S:
+            if is_one_stretch and at - before < _MARK_INTERVAL_S:
                 del self._held[last]
                 self._last_two_s = (before, at)
             else:

@@ -1,8 +1,8 @@
 """`stoker plan --on slurm:,k8s:,sky:any,here`: places compared by when the run would be finished there, and by money.
 
 What: the offers of each place, each with the forecast of the run on its devices. A run is finished after the wait for
-its start, the transfer of what is sent, and the run itself with what preemptions cost. Beside it stands the sticker
-order, by price an hour, which says nothing of how long a run takes.
+its start, the transfer of what is sent, and the run itself with what preemptions cost. The sticker order, by price
+an hour, is shown for comparison: it says nothing of how long a run takes.
 Learned: earlier runs of a place correct its forecast and give its wait where the place itself cannot (`place_history`).
 Costs: one question to each place, and one forecast for each kind of device.
 """
@@ -359,7 +359,7 @@ def _on_devices(word: str, forecasts: _Forecasts) -> list[PlaceOffer]:
 
 
 def _why(offer: PlaceOffer, best: PlaceOffer | None, *, by_money: bool) -> str:
-    """What sets an offer apart from the best one, before what its figures rest on."""
+    """How an offer differs from the best one, then what its figures rest on."""
     if offer.problem or best is None or offer.finish_s is None:
         return offer.why
     if offer.starts_in_s is None:

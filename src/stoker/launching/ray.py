@@ -190,7 +190,7 @@ class RayLauncher(Launcher):
         try:
             code, body = _request(handle["url"], f"/api/jobs/{handle['job']}", allow=(404,))
             if code == 404:
-                return seen_now("lost", "the cluster does not know the job any more: it was started anew", "404")
+                return seen_now("lost", "the cluster does not know the job any more: it was restarted", "404")
         except PlaceUnreachable as error:
             return seen_now("unknown", "the cluster does not answer", error.message)
         info = json.loads(body)

@@ -387,7 +387,7 @@ srun --quiet --label "$@" sh -c "$script" sh "$seen"
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a job asks of a partition, as Slurm is told it.
+    """What a job asks of a partition, in Slurm's options.
 
     Attributes:
         device: `cpu`, a GPU as the request names it, or `gpu` for any.
@@ -623,7 +623,7 @@ def state_of(job: SlurmJob | None, hosts: Sequence[HostState], *, is_stopped: bo
         return seen_now("lost", "Slurm does not know the job any more", evidence)
     phase, why = phase_of(job)
     evidence, code = job.line, None
-    # Restarts tell starts apart where clocks differ; times do where a start ended before its hosts wrote anything.
+    # Restart counts identify starts where clocks differ; times do where a start ended before its hosts wrote anything.
     is_of_this_start = own is not None and (
         own.restarts >= job.restarts or job.starts_at is None or _seconds_of(own.at) >= job.starts_at - 1
     )
@@ -763,11 +763,11 @@ def progress_text(events: Path) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """`comment DIR SECONDS`: keep the job's comment at the run's progress, until this process is ended."""
-    directory, every_s, told = Path(arguments[1]), float(arguments[2]), ""
+    directory, every_s, sent = Path(arguments[1]), float(arguments[2]), ""
     while True:
         text = progress_text(directory / "events.jsonl")
-        if text not in {"", told}:
-            told = text
+        if text not in {"", sent}:
+            sent = text
             with suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(
                     ["scontrol", "update", f"jobid={os.environ['SLURM_JOB_ID']}", f"comment={text}"],

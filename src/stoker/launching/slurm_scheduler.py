@@ -57,7 +57,7 @@ def slurm_time(duration_s: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeGroup:
-    """Nodes of a partition that are alike.
+    """Equal nodes of a partition.
 
     Attributes:
         count: nodes.

@@ -62,7 +62,7 @@ class Samples(ABC):
         """Their order in each epoch."""
         return EpochOrder(len(self), seed)
 
-    def alike(self, count: int, micro_batch: int) -> Indices:
+    def representative(self, count: int, micro_batch: int) -> Indices:
         """`count` samples with the shapes for forecasts of a micro-batch of `micro_batch` samples: here the first."""
         del micro_batch
         return np.arange(min(count, len(self)), dtype=np.int64)

@@ -103,7 +103,7 @@ class TraceBook:
         """Shapes and dtypes of the samples that a trace of so many is made of."""
         if micro_batch not in self._shapes_of:
             train, shapes = self._prepared.data.train, list[str]()
-            fetched = train.fetch(train.alike(FETCHED, micro_batch), 0)
+            fetched = train.fetch(train.representative(FETCHED, micro_batch), 0)
             map_tensors(fetched, lambda tensor: shapes.append(_kind(tensor)))
             self._shapes_of[micro_batch] = shapes
         return self._shapes_of[micro_batch]

@@ -170,7 +170,7 @@ class JobBox:
 
     @classmethod
     def make(cls, folder: Path, order: PoolOrder, fetch: Callable[[str], Path], limits: TreeLimits) -> JobBox:
-        """Write what was sent; a folder that is there already is made anew.
+        """Write what was sent; an existing folder is replaced.
 
         Raises:
             BadRun: what was sent is too large, is not what its digests say, or leads out of the box.

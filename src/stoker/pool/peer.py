@@ -113,7 +113,7 @@ class Peer:
         return self._is_ready.wait(timeout_s)
 
     def leave(self) -> None:
-        """Send to the pool what nobody has fetched from here yet, and end."""
+        """Send to the pool what has not been fetched from here yet, and end."""
         for digest in sorted(self._unfetched):
             size = format_bytes((self._folder / digest).stat().st_size)
             try:
@@ -160,7 +160,7 @@ class Peer:
         return False
 
     def route_to(self, digest: str) -> Transport | None:
-        """A direct way to a blob: this disk, or whoever the pool says holds it; None: there is none."""
+        """A direct way to a blob: this disk, or the peer that holds it by the pool; None: there is none."""
         path = self._folder / digest
         if path.is_file():
             path.touch()
@@ -368,7 +368,7 @@ class Peer:
             aside = aside_path(target)
             try:
                 with disk_errors(target, "a blob", needed_bytes=size, error=BadRun):
-                    shutil.copyfile(source, aside)  # the source is changed by whoever made it
+                    shutil.copyfile(source, aside)  # its owner may change the source
                     self._keep(aside, target, self._key.public)
             finally:
                 aside.unlink(missing_ok=True)

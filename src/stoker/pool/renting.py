@@ -11,7 +11,7 @@ The pool is `$STOKER_POOL`, or `--place-option pool=ADDRESS`. Further options: `
 `window=1h`, `value=1usd` (an hour of waiting), `key=NAME`, `isolation=gvisor` (no weaker one), `forwarding=1usd`
 (spent at most on large files that go through the pool, each lease), `p2p=no` (all of them do).
 
-Leases of one run are `JOB.0`, `JOB.1`, …, with the renter's key in the name, under which nobody else can open one:
+Leases of one run are `JOB.0`, `JOB.1`, …, with the renter's key in the name, which no other key can open:
 everything is found again from the job's name and the pool's log.
 """
 
@@ -771,7 +771,7 @@ def _checked_words(leases: list[dict[str, Any]]) -> str:
     if not drawn:
         return "trained to its end; nothing was replayed"
     if equal < drawn:
-        return f"trained to its end; of {drawn} blocks that were drawn nobody could replay {drawn - equal}"
+        return f"trained to its end; of {drawn} blocks that were drawn {drawn - equal} could not be replayed"
     return "trained to its end, and checked"
 
 

@@ -53,7 +53,7 @@ Source: T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXi
 """
 
 VALUES_AT_ONCE = {"cpu": 2**16, "cuda": 2**23}
-"""Values of a parameter whose moments of fewer bits are updated at once, so that what lies between stays small."""
+"""Values of a parameter whose moments of fewer bits are updated at once, so that temporaries stay small."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Estimate:
 
     def __post_init__(self) -> None:
         if not self.low <= self.value <= self.high:
-            raise ValueError(f"an estimate lies within its interval, got {self.low} <= {self.value} <= {self.high}")
+            raise ValueError(f"an estimate must be within its interval, got {self.low} <= {self.value} <= {self.high}")
 
     def scaled(self, factor: float, unit: str | None = None) -> Estimate:
         """The estimate of `factor` times the quantity."""
@@ -85,7 +85,7 @@ class Plan:
     that many (the last may be smaller). `layout` is over how many processes, and how; `device` is the first one's.
     `checkpointed_blocks` of the model's repeated blocks, the first ones, keep only their inputs and compute the rest
     again in the backward pass; where `checkpointing` is `selective` they keep what products, convolutions and attention
-    without dropout gave as well, and compute again only what lies between those. `loss_chunks` is in how many parts a
+    without dropout gave as well, and recompute only the operations between those. `loss_chunks` is in how many parts a
     micro-batch's tokens go through output layer and loss. `optimizer_states` is what the optimiser's moments are kept
     in; fewer bits have one implementation, `default`. `malloc` is how the host's memory is had: `retained` keeps what
     the system gave once, `mapped` asks for each large tensor and gives it back at once. `captured` repeats the
@@ -271,7 +271,7 @@ class Candidate:
 
     `memory_bytes` is what the device has, `is_here` whether it is attached; `untried` is the forecast before trials
     confirmed the plan (None: it is `forecast`, or there was none); `price` is what an hour of it costs (None:
-    nothing, or nobody offers it); `why` says in a few words what speaks for it or against it.
+    nothing, or no one offers it); `why` says in a few words what speaks for it or against it.
     """
 
     schema: ClassVar[int] = 2
@@ -319,7 +319,7 @@ class Decision:
     """The planner's answer: the chosen plan first, why, and what was rejected.
 
     `candidates` has one plan for each device, or for each layout over several, best first. `advice` is one sentence for
-    somebody who asks which device to take. `others_share` is what other processes used of the CPU meanwhile [0 to 1],
+    somebody who asks which device to take. `others_share` is what other processes used of the CPU in trials [0 to 1],
     where that was enough to matter: plans were then tried with the threads that they left free. `is_settled` is False
     where a run begins under the plan and tries others on its own updates. `memory_limit_bytes` is what its user allowed
     (None: all that the device has), there or where the run goes on.

@@ -69,8 +69,8 @@ class Profile:
 
     `parameters` counts scalars; `num_blocks` is how many equal blocks the model repeats (0: none), the most that can be
     checkpointed. `loss_chunks` is in how many parts the loss is worth computing where memory is short (1: it is not, or
-    cannot be). `data_bytes` is what the arrays take that batches are gathered from (None: there are none, or nobody
-    looked). `has_own_step`: the job makes its updates itself. `most_workers` is how many processes may fetch (None: any
+    cannot be). `data_bytes` is what the arrays take that batches are gathered from (None: there are none, or not
+    known). `has_own_step`: the job makes its updates itself. `most_workers` is how many processes may fetch (None: any
     number; a stream is read by one). `mean_batch` is how many samples an update has on average where their number
     differs, of which `batch` is then the most (None: it does not). `has_one_shape`: all whole batches are of one shape,
     as far as is known. `relative_cost` is the mean time of an update over the run, as a share of one of a whole batch

@@ -194,7 +194,7 @@ class CheckpointManifest:
     layout: Layout = ONE_PROCESS
     """Of the processes that wrote it."""
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
-    """Where each tensor lies that several processes wrote; of one process, `model.x` is in `model.safetensors`."""
+    """The location of each tensor that several processes wrote; one process writes `model.x` to `model.safetensors`."""
     checksum: str = ""
     """SHA-256 (hex) of everything above; "" in manifests of versions before 3."""
 

@@ -99,7 +99,7 @@ class JobSpec:
 
 _ABSENT = "absent"
 _CONTENT = {
-    "entry_digest": "the text of the job file, or of a module beside it,",
+    "entry_digest": "the text of the job file, or of a module in its folder,",
     "data_fingerprint": "the content of the training data",
     "weights_digest": "the initial weights (the model, or the seed)",
 }

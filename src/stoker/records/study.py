@@ -49,7 +49,7 @@ class Parameter:
         if not self.low < self.high:
             raise ValueError(f"{self.name}: the range from {self.low:g} to {self.high:g} is empty")
         if self.kind in ("log", "logint") and self.low <= 0:
-            raise ValueError(f"{self.name}: a logarithmic range lies above 0, got {self.low:g} to {self.high:g}")
+            raise ValueError(f"{self.name}: a logarithmic range must be above 0, got {self.low:g} to {self.high:g}")
         if self.kind in ("int", "logint") and not all(float(end).is_integer() for end in (self.low, self.high)):
             raise ValueError(f"{self.name}: wanted whole numbers, got {self.low:g} to {self.high:g}")
         self._require_step()

@@ -402,13 +402,13 @@ def _runs(trace: Trace, items: Sequence[TraceItem], repetition: Repetition) -> t
 
 
 def sweeps_of(
-    blocks: Sequence[int | None], traced: int, is_apart: Callable[[int], bool] = lambda _place: False
+    blocks: Sequence[int | None], traced: int, may_be_alone: Callable[[int], bool] = lambda _place: False
 ) -> tuple[int, ...]:
     """The sweep (from 0) that each of a sequence of runs belongs to; -1 for those of no block.
 
     A sweep goes through all blocks, from the first to the last or back. Where it turns around, one run is the end of a
-    sweep and the beginning of the next; it counts to the former. `is_apart` says of a run of the first or last block,
-    by its place, that it may stand alone.
+    sweep and the beginning of the next; it counts to the former. `may_be_alone` says for the place of a run of the
+    first or last block whether it need not be part of a sweep.
 
     Raises:
         NotPeriodic: the runs go through some of the blocks only.
@@ -429,7 +429,7 @@ def sweeps_of(
         if blocks[start : start + traced] in passes:
             sweeps[index : start + traced] = [number] * (start + traced - index)
             number, index = number + 1, start + traced
-        elif block in (0, traced - 1) and is_apart(index):
+        elif block in (0, traced - 1) and may_be_alone(index):
             index += 1
         else:
             raise NotPeriodic(f"runs of blocks {list(blocks[index : index + traced])} are not all {traced} in order")

@@ -124,7 +124,7 @@ FAULTS: dict[Fault, tuple[str, str]] = {
     "mixed-types": ("mixed types", "a value of another type than its column's, or a column of several"),
     "outlier": ("outlier", "a number far from the median of its column"),
     "out-of-vocabulary": ("out of vocabulary", "a category that training never has"),
-    "target-leak": ("target leak", "a column that tells the target"),
+    "target-leak": ("target leak", "a column that gives the target away"),
     "empty-text": ("empty text", "nothing to read"),
     "encoding": ("encoding", "text that was not decoded as it was encoded"),
 }

@@ -1,6 +1,6 @@
 """A run's events, folded as they come: columns of progress, evaluations, what was logged, and what happened.
 
-A `resumed` event drops what lies beyond its position, as `reporting.history.live_history` does. Progress is kept twice:
+A `resumed` event drops everything after its position, as `reporting.history.live_history` does. Progress is kept twice:
 as columns for charts, and in at most `2 * _MOST_SEGMENTS` events that stand for their neighbours with the same sums, so
 that a report made of them shows the same times and rates.
 """
@@ -246,7 +246,7 @@ class FoldedLog:
             del self._history[_FIRST_KEPT : _FIRST_KEPT + _LAST_KEPT]
 
     def _go_back(self, position: float) -> None:
-        """Drop what lies beyond a position [samples], as a run does that goes on from there."""
+        """Drop everything after a position [samples], as a run does that resumes there."""
         split_s = COLUMNS.index("split_s")
         self.superseded_s += float(np.nansum(self.progress.drop_beyond(position)[:, split_s]))
         for points in self.evaluations.values():

@@ -69,7 +69,7 @@ def _documents(report: Report, log: FoldedLog, confusion: JSON) -> str:
     if report.launch is not None and report.launch.price_per_h:
         price_per_h = report.launch.price_per_h
     state = run_document(_row(report, log, price_per_h), log, chosen)
-    marks = [one for one in state["events"] if one["kind"] != "evaluated"]  # all are told in the text
+    marks = [event for event in state["events"] if event["kind"] != "evaluated"]  # the text lists evaluations
     state |= {"events": marks, "images": [], "texts": _newest(state["texts"]), **_in_words(report)}
     scalars = state["scalars"][:_MOST_SCALARS]
     series = {

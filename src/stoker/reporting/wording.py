@@ -144,7 +144,7 @@ def is_wide(estimate: Estimate) -> bool:
 
 
 def format_spread(estimate: Estimate) -> str:
-    """How far apart the ends of an interval are.
+    """The ratio or distance of the ends of an interval.
 
     >>> format_spread(Estimate(value=60.0, low=4.0, high=1272.0, unit="s", basis="calibrated"))
     '1 : 318'

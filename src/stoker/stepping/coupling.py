@@ -343,7 +343,7 @@ def compare_groups(probe: CouplingProbe) -> Agreement:
         try:
             whole = probe.value_of(together, batch, 0, batch.size)
         except (RuntimeError, ValueError) as error:
-            return Agreement(math.nan, f"groups cannot be told apart in one micro-batch ({error})")
+            return Agreement(math.nan, f"groups cannot be separated in one micro-batch ({error})")
         parts = probe.value_of(separate, batch, 0, group) + probe.value_of(separate, batch, group, batch.size)
     largest = gap(whole, parts, whole)
     moved, state = _state_difference(together, separate)

@@ -424,12 +424,12 @@ def _refitted(parameter: torch.Tensor, kept: dict[str, Any], states: OptimizerSt
                 values_RC, scale = values_RC.reshape(-1, 1), _scale_by_value(scale, parameter).reshape(-1, 1)
             full = dequantized(values_RC, local(scale).to(values_RC.device), is_signed=is_signed)
             dtype = torch.bfloat16 if states == "bf16" else parameter.dtype
-            result[name] = _alike(kept[name], full.reshape(own.shape).to(dtype))
+            result[name] = _distributed_like(kept[name], full.reshape(own.shape).to(dtype))
         else:
             codes, of_blocks = quantized(
                 values_RC.to(torch.promote_types(values_RC.dtype, torch.float32)), is_signed=is_signed
             )
-            result[name] = _alike(kept[name], codes.reshape(own.shape))
+            result[name] = _distributed_like(kept[name], codes.reshape(own.shape))
             result[name + _SCALE] = _spread_as(of_blocks, parameter)
     return result
 
@@ -448,7 +448,7 @@ def _scale_by_value(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tenso
     return whole[_indices(rows, whole.device).long()][:, columns.long() // STATES_BLOCK]
 
 
-def _alike(like: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+def _distributed_like(like: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
     """A DTensor of this local part where `like` is one."""
     if not is_spread(like):
         return own

@@ -230,7 +230,7 @@ def _is_dead(holder: Holder | None) -> bool:
     """Whether a process of this host signed, and is gone.
 
     One with our own number is: `acquire` has refused what this process holds, so it is our predecessor in a container
-    that was started again. Containers are told apart by their host names.
+    that was started again. Host names distinguish containers.
     """
     if holder is None or holder.host != platform.node():
         return False

@@ -261,8 +261,8 @@ def _repeat_if_missed(
 
 def slowest_s(job: Job, decision: Decision) -> float:
     """Forecast time of the slowest phase of the run [s]; see `slowest_phase_s`."""
-    updates_apart = 1 if job.sync is None else job.sync.interval(job.batch_size)
-    return slowest_phase_s(decision.chosen.forecast, updates_apart)
+    sync_interval = 1 if job.sync is None else job.sync.interval(job.batch_size)
+    return slowest_phase_s(decision.chosen.forecast, sync_interval)
 
 
 def _unsaved_s(store: CheckpointStore, age_s: float) -> float:

@@ -52,7 +52,7 @@ BELOW_EDGE = 4.0
 the edge late by as much, since running away takes updates."""
 
 LARGEST_SPREAD = 3.0
-"""Edges of seeds within this factor agree: the suggestion is farther below them than they are apart."""
+"""Edges of seeds within this factor agree: the suggestion is further below them than that."""
 
 _HALF_A_DECADE = 10**0.5
 

@@ -20,7 +20,7 @@ _FRESH_S = 4.0
 _ANSWER_S = 20.0
 """After which a process that has not answered is ended [s]."""
 _IDLE_S = 60.0
-"""A process that nobody asks for so long is ended [s]."""
+"""A process without a request for so long is ended [s]."""
 _MOST_BYTES, _MOST_SAID = 8 * 2**20, 64 * 1024
 """Of an answer, and of what a process that failed says [bytes]."""
 

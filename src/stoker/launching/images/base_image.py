@@ -123,7 +123,7 @@ class BaseImage:
 
 
 def visible(layers: Iterable[Sequence[str]]) -> Iterable[str]:
-    """Paths that are left of layers, the lowest first: a layer may hide what lies in those below it.
+    """Paths that are left of layers, the lowest first: a layer may hide files of those below it.
 
     >>> list(visible([["bin/python3.11", "opt/x"], ["bin/.wh.python3.11", "opt/.wh..wh..opq", "opt/y"]]))
     ['opt/y']

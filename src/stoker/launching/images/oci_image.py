@@ -149,7 +149,7 @@ class ImageRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions:
-    """What is put into an image beside the job.
+    """What is put into an image in addition to the job.
 
     Attributes:
         base: an OCI archive or layout that has Python; None: this machine's Python and libraries.
@@ -266,7 +266,7 @@ def require_no_secrets(files: Iterable[TreeFile], root: Path) -> None:
     if found:
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         raise BadJob(
-            f"{', '.join(found[:5])}{more} looks like a secret, and whoever has the image could read it",
+            f"{', '.join(found[:5])}{more} looks like a secret, and anyone with the image could read it",
             remedy="Leave it out, and give it when the image runs: `podman run --env-file`, or a Secret in Kubernetes.",
         )
 

@@ -6,7 +6,7 @@ takes them all.
 Use when: the user's kubeconfig reaches a namespace. Needs there: an image with Python of at least 3.11, and a claim or
 a StorageClass. With Kueue: `--place-option queue=NAME`.
 Costs: for a start five to eight requests; for a look at the state two.
-Does not do: make images (see `stoker image`); or tell GPUs apart that nodes' labels do not name.
+Does not do: make images (see `stoker image`); or distinguish GPUs that nodes' labels do not name.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def pack(folder: Path, num_bytes: int) -> None:
         for path in paths:
             try:
                 archive.add(folder / path, arcname=path, recursive=False)
-            except FileNotFoundError:  # removed meanwhile: the next call brings what replaced it
+            except FileNotFoundError:  # removed since it was listed: the next call brings what replaced it
                 continue
 
 

@@ -48,7 +48,7 @@ class RunVolume:
     def running_pod(self, host: int = 0) -> str:
         """The name of the run's own pod of a host, if it runs; else "".
 
-        One that is being ended does not count: that of a node that died stays like this, beside the pod that goes on.
+        A terminating pod does not count: one of a dead node stays in that state while the pod that replaced it runs.
         """
         for pod in self._api.objects("Pod", f"{selector(self._name)},app.kubernetes.io/component=training"):
             annotations = pod["metadata"].get("annotations") or {}

@@ -60,7 +60,7 @@ def with_states(trace: Trace, states: OptimizerStates) -> Trace:
 
 
 def between_bytes(operation: Operation, target: str) -> int:
-    """What lies between the plain operations of an update [bytes]: of its largest piece of a parameter."""
+    """Temporaries between the plain operations of an update [bytes], for its largest piece of a parameter."""
     largest = max((one.numel for one in operation.inputs), default=0)
     return _BETWEEN_BYTES * min(largest, VALUES_AT_ONCE[target])
 

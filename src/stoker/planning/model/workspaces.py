@@ -23,7 +23,7 @@ CUDA, read from PyTorch's source, and compared with peaks on an H100 (`bench/for
   the input, and after it that of the weights, are computed on copies in channels-last, the latter summed in fp32; in
   channels-last there are these sums alone. Measured on an H100 (PyTorch 2.11, a ResNet-9 in bf16 and tf32): peak of
   allocated memory exact to 2 MiB of 9 and 15 GiB, of reserved memory to 0.3 %. In fp32 outside of tensor cores, which
-  no trace tells from tf32, one convolution took 4.4 GiB more, and the allocator held 3 % more.
+  a trace cannot distinguish from tf32, one convolution took 4.4 GiB more, and the allocator held 3 % more.
 - The context and the loaded kernels are outside of the allocator.
 
 Shapes: x [B, C, pixels…], y [B, O, pixels…], w [O, C / groups, kernel…].

@@ -71,7 +71,7 @@ def trace_update(
     """
     size = settings.micro_batch * settings.parts
     indices = np.arange(size, dtype=np.int64) % len(data.train)
-    fetched = data.train.fetch(data.train.alike(FETCHED, settings.micro_batch), 0)
+    fetched = data.train.fetch(data.train.representative(FETCHED, settings.micro_batch), 0)
     job = with_all_unfrozen(replace(job, batch=size, init=None))  # values are not used; the end takes most memory
     with tracing_session(settings, hints=None) as traced:
         step = _fake_step(job, coupling, traced, shortening)
@@ -261,6 +261,6 @@ def _hold(step: Step, raw: Content, traced: TracingSession) -> None:
     for optimised, values in step.optimizer.state.items():
         for value in tensors_in(values.values()):
             hold(value, "optimizer state", owners.get(optimised, ""))
-    if step.average is not None and step.average.is_apart:
+    if step.average is not None and step.average.has_own_weights:
         for name, weight in step.average.weights.items():
             hold(weight, "average", name.rpartition(".")[0])

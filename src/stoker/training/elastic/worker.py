@@ -145,8 +145,8 @@ class SupervisedWorker(ElasticWorker):
         worker: number of this worker.
         channel: to the supervisor.
         host, port: address of the store.
-        orphaned: called in a thread when the supervisor is gone; None: end the process at once, since whoever continues
-            the run writes into the same directory.
+        orphaned: called in a thread when the supervisor is gone; None: end the process at once, since the process that
+            continues the run writes into the same directory.
     """
 
     can_reform = True
@@ -475,7 +475,7 @@ def _sockets() -> dict[str, int]:
     """Sockets of this process: their unique names, each with a descriptor."""
     sockets = {}
     for path in _DESCRIPTORS.iterdir():
-        with suppress(OSError):  # closed meanwhile
+        with suppress(OSError):  # closed since it was listed
             name = str(path.readlink())
             if name.startswith("socket:"):
                 sockets[name] = int(path.name)
