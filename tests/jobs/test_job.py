@@ -111,7 +111,7 @@ def test_every_loss_is_known_by_name(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "near"), [("optimiser", "optimizer"), ("batch_size", "batch"), ("zzz", "")])
 def test_a_field_that_does_not_exist_is_named_with_the_nearest(name: str, near: str) -> None:
-    """Where the code says one thing and English another, a user is told which."""
+    """Where the code says one thing and English another, the error says which."""
     guess = f" Did you mean '{near}'?" if near else ""
     with pytest.raises(BadJob, match=re.escape(f"Job({name}=…): there is no such field.{guess} Known: ")):
         job(**{name: 1})
@@ -125,7 +125,7 @@ def test_a_job_can_be_copied_and_changed() -> None:
 
 
 def test_every_metric_is_known_by_name() -> None:
-    """All of them together, beside a function."""
+    """All of them together, with a function."""
     assert len(job(metrics=[*METRICS, loss_of_model]).metrics) == len(METRICS) + 1
 
 

@@ -224,7 +224,7 @@ def test_a_preempted_run_is_shown_on_after_its_stop(run: Elsewhere) -> None:
 
 
 def test_a_run_that_cannot_be_fetched_is_left_there(run: Elsewhere, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refusal is told; a place that does not answer is asked several times first."""
+    """A refusal is reported; a place that does not answer is asked several times first."""
     run.launcher.answers = [FINISHED]
     errors = [SILENT, SILENT, PlaceFailed("the run's directory is gone")]
 

@@ -207,7 +207,7 @@ def test_the_probe_says_which_devices_are_missing(tmp_path: Path) -> None:
 
 
 def nodes_with(*resources: dict[str, float]) -> dict[str, Any]:
-    """The nodes' answer with these resources, each beside two CPUs."""
+    """The nodes' answer with these resources, each with two CPUs."""
     nodes: dict[str, Any] = copy.deepcopy(NODES)
     (first,) = nodes["data"]["result"]["result"]
     nodes["data"]["result"]["result"] = [

@@ -41,7 +41,7 @@ def test_the_interval_is_no_longer_than_it_must_be() -> None:
 
 
 def test_no_interval_is_longer_than_published_ones() -> None:
-    """Fewer bits come first, then exchanges beside updates; the sentence says what would have been needed."""
+    """Fewer bits come first, then exchanges during updates; the sentence says what would have been needed."""
     as_usual = recommend(slow(), gradient_bytes=4e6, step_s=0.01)
     assert (as_usual.compress, as_usual.is_in_background, as_usual.interval) == ("int8", False, as_usual.every)
     fewer_bits = recommend(slow(), gradient_bytes=100e6, step_s=0.03)

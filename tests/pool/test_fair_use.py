@@ -63,7 +63,7 @@ def test_many_requests_are_one_turn() -> None:
 
 
 def test_waiting_ends_and_only_for_what_was_asked() -> None:
-    """A request that lapsed, or for another kind, holds nobody up; nor does one where there is enough for all."""
+    """A request that lapsed, or for another kind, holds no other up; nor does one where there is enough for all."""
     book = shop(4)
     take(book, book.renter, 0)
     wait(book, book.other, "h100")
@@ -77,7 +77,7 @@ def test_waiting_ends_and_only_for_what_was_asked() -> None:
 
 
 def test_weights_are_shares() -> None:
-    """A team of weight 3 with two devices has less than its due beside a team of weight 1 with one."""
+    """A team of weight 3 with two devices has less than its due against a team of weight 1 with one."""
     book = shop(4)
     book.post(book.operator, on.TeamMade(team="large", members=(book.renter.public,), weight=3.0))
     take(book, book.renter, 0)

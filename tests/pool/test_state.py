@@ -222,7 +222,7 @@ def test_work_that_cannot_be_checked_is_not_paid(blocks: int, verify: float, pai
 
 
 def test_a_lease_has_a_bounded_number_of_blocks() -> None:
-    """Nobody can make the log's readers carry millions of commitments."""
+    """No agent can make the log's readers carry millions of commitments."""
     book = Book()
     book.run(blocks=1)
     lease = book.state.leases["job"]
@@ -419,7 +419,7 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
 
 
 def test_what_was_never_accepted_is_settled_at_once() -> None:
-    """Leases that nobody took do not pile up for the time to dispute."""
+    """Leases that were not taken do not pile up for the time to dispute."""
     book = Book()
     book.post(book.agent, on.Offered(offer=offer(now_s=book.now_s)))
     book.post(book.renter, opened(window_s=7 * 24 * 3600))

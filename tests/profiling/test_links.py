@@ -67,7 +67,7 @@ def test_messages_count_by_their_mean_without_the_slowest_tenth() -> None:
 
 
 def test_what_was_found_becomes_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines through the points, what company costs, and when it was."""
+    """Lines through the points, the cost of overlap, and the date."""
     monkeypatch.setattr(links, "_measured", lambda *_: FOUND)
     found = measure_links(attached_cpu(), 2, now=lambda: datetime(2026, 11, 22, tzinfo=UTC))
     assert (found.world_size, found.basis, found.overlap) == (2, "measured here", 0.3)

@@ -52,7 +52,7 @@ def test_a_plan_in_words() -> None:
 
 
 def test_a_plan_that_saves_memory_says_how() -> None:
-    """Checkpointed blocks, compilation and mapped memory are told where they are used, and only there."""
+    """Checkpointed blocks, compilation and mapped memory are reported where they are used, and only there."""
     saving = dataclasses.replace(PLAN, checkpointed_blocks=6, compile=True, malloc="mapped")
     assert saving.in_words() == f"{PLAN.in_words()} · 6 checkpointed blocks · compiled · mapped memory"
 

@@ -34,7 +34,7 @@ class Laps:
 
 
 class Heard(list[str]):
-    """What was told, and an event for when it was."""
+    """What was reported, and an event for when it was."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def test_a_main_thread_that_heeds_nothing_takes_the_process_with_it(capsys: pyte
 
 
 def test_workers_that_send_nothing_are_ended(tmp_path: Path) -> None:
-    """Told with the stacks, and killed for a reason that the next event repeats."""
+    """Reported with the stacks, and killed for a reason that the next event repeats."""
     workers, told, killed = WorkerWatch(), Heard(), threading.Event()
     workers.is_waiting = True
     reasons: list[str] = []

@@ -460,8 +460,8 @@ _WORSE_UNSEEN = 1.5
 """Factor on the prior's deviation for a device model that was never measured."""
 
 _OF_COMPILED = 0.15
-"""More of it for compiled plans on a GPU: what their kernels keep is inferred from chains of operations. A judgement: such
-a peak was not measured yet. Torchtitan's Llama-3-8B on 8 H100 reserved 77 GiB, with every second product kept; with
+"""More of it for compiled plans on a GPU: what their kernels keep is inferred from chains of operations. A judgement:
+no such peak was measured yet. Torchtitan's Llama-3-8B on 8 H100 reserved 77 GiB with every second product kept; with
 every second block kept, which is less, 55 are forecast."""
 
 
