@@ -115,7 +115,7 @@ def plan(
             )
             with output(for_json=as_json), waiting("asking the places, and forecasting", quiet=as_json):
                 job, entry = load_job(job_file, settings)
-                found = api.compare_places(
+                comparison = api.compare_places(
                     job,
                     on=on,
                     entry=entry,
@@ -126,9 +126,9 @@ def plan(
                     device_mtbf_h=device_mtbf,
                 )
             if as_json:
-                print_document(to_json(found))
+                print_document(to_json(comparison))
             else:
-                cli.place_table.render_comparison(found, Console())
+                cli.place_table.render_comparison(comparison, Console())
             return
         with output(for_json=as_json), waiting("working out what the job needs", quiet=as_json):
             job, entry = load_job(job_file, settings)
@@ -350,11 +350,13 @@ def lr_range(
     with reported(debug=debug):
         with output(for_json=as_json), waiting("trying learning rates", quiet=as_json):
             job, entry = load_job(job_file, settings)
-            found = api.lr_range(job, on=on, updates=updates, seeds=seeds, seconds=seconds, plan=plan_file, entry=entry)
+            result = api.lr_range(
+                job, on=on, updates=updates, seeds=seeds, seconds=seconds, plan=plan_file, entry=entry
+            )
         if as_json:
-            print_document(to_json(found))
+            print_document(to_json(result))
         else:
-            render_lr_range(job.name or job_file.stem, found, Console())
+            render_lr_range(job.name or job_file.stem, result, Console())
 
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -362,33 +364,35 @@ _WIDTH = 60
 """Columns of the picture at most; as many rates share one as are needed."""
 
 
-def render_lr_range(name: str, found: LrRange, console: Console) -> None:
+def render_lr_range(name: str, result: LrRange, console: Console) -> None:
     """Print the suggestion with its reason, the picture of the loss over the rates, and each seed's edge."""
-    console.print(Text.assemble((name, "bold"), f"  learning rates it bears at batch {found.batch:,}"))
+    console.print(Text.assemble((name, "bold"), f"  learning rates it bears at batch {result.batch:,}"))
     console.print()
-    style = "bold" if found.is_clear else "bold yellow"
-    console.print(Text.assemble(("lr ", style), (f"{found.lr:.3g}", style), f"   {found.why}"), soft_wrap=True)
-    console.print(Text(f"good progress from {found.low:.3g} to {found.high:.3g}; the job says {found.stated_lr:.3g}"))
+    style = "bold" if result.is_clear else "bold yellow"
+    console.print(Text.assemble(("lr ", style), (f"{result.lr:.3g}", style), f"   {result.why}"), soft_wrap=True)
+    console.print(
+        Text(f"good progress from {result.low:.3g} to {result.high:.3g}; the job says {result.stated_lr:.3g}")
+    )
     console.print()
-    losses = found.mean_losses()
+    losses = result.mean_losses()
     row = blocks(losses, min(_WIDTH, console.width - 8))
     if row and not console.options.ascii_only:
         console.print(Text.assemble("loss  ", (row, "cyan")))
-        ends = f"{found.rates[0]:.0e}".ljust(len(row) - 6) + f"{found.rates[len(losses) - 1]:.0e}".rjust(6)
+        ends = f"{result.rates[0]:.0e}".ljust(len(row) - 6) + f"{result.rates[len(losses) - 1]:.0e}".rjust(6)
         console.print(Text(f"rate  {ends}", "dim"))
         console.print()
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("seed", "updates", "lowest loss", "runs away at"):
         table.add_column(title, justify="right")
-    for sweep in found.sweeps:
+    for sweep in result.sweeps:
         edge = "not seen" if sweep.edge is None else f"{sweep.edge:.3g}"
         lowest = f"{min(sweep.losses):.4g}" if sweep.losses else "-"
         table.add_row(str(sweep.seed), str(len(sweep.losses) + 1), lowest, edge)
     console.print(table)
     console.print()
-    amount = f"{found.num_updates} updates of {found.batch:,} samples, thrown away"
+    amount = f"{result.num_updates} updates of {result.batch:,} samples, thrown away"
     console.print(
-        Text(f"{amount}; {format_seconds(found.took_s)} with planning. Nothing was changed.", "dim"), soft_wrap=True
+        Text(f"{amount}; {format_seconds(result.took_s)} with planning. Nothing was changed.", "dim"), soft_wrap=True
     )
 
 

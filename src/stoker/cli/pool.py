@@ -247,8 +247,8 @@ def pool_ledger(
         console = Console(highlight=False)
         lines: list[str] = []
         while True:
-            found = client.events(last, wait_s=30.0 if follow and not export else 0.0)
-            for event in found:
+            events = client.events(last, wait_s=30.0 if follow and not export else 0.0)
+            for event in events:
                 last = event.seq
                 if export is not None:
                     lines.append(canonical(event.document()).decode() + "\n")
@@ -256,7 +256,7 @@ def pool_ledger(
                     print(json.dumps({**event.document(), "hash": event.hash}), flush=True)
                 else:
                     console.print(_event_line(event), soft_wrap=True)
-            if not found and (export is not None or not follow):
+            if not events and (export is not None or not follow):
                 break
         if export is not None:
             from stoker.store.files import write_atomic
@@ -300,19 +300,19 @@ def pool_audit(
         if (chain is None) != (contract is None):
             raise BadJob("a contract is named with --chain URL and --contract ADDRESS, both")
         state = State()
-        found, num_roots = audit(file, state=state, head=head), 0
+        result, num_roots = audit(file, state=state, head=head), 0
         if chain is not None and contract is not None:
             from stoker.pool.contract.custody import ChainSettings, differing_roots
 
             num_roots, problem = differing_roots(ChainSettings(url=chain, contract=contract).connected(), state.roots)
-            found = replace(found, problem=found.problem or problem)
+            result = replace(result, problem=result.problem or problem)
         if as_json:
             print_document(
                 {
-                    "events": found.num_events,
-                    "head": found.head,
-                    "problem": found.problem,
-                    "bad_event": found.bad_event,
+                    "events": result.num_events,
+                    "head": result.head,
+                    "problem": result.problem,
+                    "bad_event": result.bad_event,
                     "pool": state.operator,
                     "deposited": state.accounts.deposited,
                     "balances": state.accounts.balances,
@@ -321,7 +321,7 @@ def pool_audit(
             )
         else:
             console = Console(highlight=False)
-            console.print(f"{found.num_events} events are right; the last one's hash is {found.head}", soft_wrap=True)
+            console.print(f"{result.num_events} events are right; the last one's hash is {result.head}", soft_wrap=True)
             console.print(f"the pool's key is {state.operator or 'not known'}", soft_wrap=True)
             console.print(
                 f"{credits_text(state.accounts.deposited)} deposited, and as much held by "
@@ -329,9 +329,9 @@ def pool_audit(
             )
             if chain is not None:
                 console.print(f"{num_roots} roots are the same in the contract {contract}", soft_wrap=True)
-            if found.problem:
-                console.print(Text(f"wrong: {printable(found.problem)}", "bold red"), soft_wrap=True)
-        if found.problem:
+            if result.problem:
+                console.print(Text(f"wrong: {printable(result.problem)}", "bold red"), soft_wrap=True)
+        if result.problem:
             raise typer.Exit(BadRun.exit_code)
 
 
@@ -372,8 +372,8 @@ def pool_offers(
             }
             _offers_for(job_file, settings, offers, client, needs, as_json=as_json)
             return
-        shown = [one for one in offers if show_all or (one["is_free"] and one["is_present"])]
-        shown.sort(key=lambda one: one["offer"]["price_per_hour"])
+        shown = [offer for offer in offers if show_all or (offer["is_free"] and offer["is_present"])]
+        shown.sort(key=lambda offer: offer["offer"]["price_per_hour"])
         if as_json:
             print_document(shown)
             return

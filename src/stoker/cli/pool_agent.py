@@ -210,7 +210,7 @@ def verify(
                     print(f"block {number}: {word}: {verdict.why}")
         if as_json:
             print_document({"lease": lease, "blocks": found})
-        if any(one["equal"] is False for one in found):
+        if any(verdict["equal"] is False for verdict in found):
             raise typer.Exit(RunFailed.exit_code)
 
 
@@ -236,7 +236,7 @@ def _traces(path: Path | None) -> dict[int, list[str]]:
         return {}
     try:
         blocks = json.loads(path.read_bytes())["blocks"]
-        return {int(one["block"]): [str(state) for state in one["trace"]] for one in blocks if one["trace"]}
+        return {int(block["block"]): [str(state) for state in block["trace"]] for block in blocks if block["trace"]}
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise BadJob(f"--against {path}: no output of `stoker pool verify --trace --json`: {problem}") from problem
 

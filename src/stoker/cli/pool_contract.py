@@ -75,15 +75,15 @@ def show(
         from stoker.pool.escrow import credits_text
 
         there = _contract(chain, contract)
-        found: dict[str, Any] = {
+        document: dict[str, Any] = {
             "account": there.account,
             "arbiter": there.arbiter,
             "token": there.token,
             "anchored": there.anchored(),
         }
         if address:
-            leases = {one.lease: one for one in (*there.leases(renter=address), *there.leases(agent=address))}
-            found |= {
+            leases = {lease.lease: lease for lease in (*there.leases(renter=address), *there.leases(agent=address))}
+            document |= {
                 "balance": there.balance(address),
                 "leases": [
                     {
@@ -99,15 +99,15 @@ def show(
                 ],
             }
         if as_json:
-            print_document(found)
+            print_document(document)
             return
         console = Console(highlight=False)
         console.print(f"contract  {there.account}, arbiter {there.arbiter}", soft_wrap=True)
         console.print(f"money     {'token ' + there.token if there.token else 'internal credits'}", soft_wrap=True)
-        console.print(f"roots     up to event {found['anchored']}")
+        console.print(f"roots     up to event {document['anchored']}")
         if address:
-            console.print(f"balance   {credits_text(found['balance'])}")
-        for lease in found.get("leases", ()):
+            console.print(f"balance   {credits_text(document['balance'])}")
+        for lease in document.get("leases", ()):
             until = time.strftime("%Y-%m-%d %H:%M", time.gmtime(lease["deadline_s"]))
             money = f"deposit {credits_text(lease['deposit'])}, bond {credits_text(lease['bond'])}"
             said = f"{lease['state']}, {money}, deadline {until} UTC"

@@ -58,7 +58,9 @@ def with_similar_figures(hardware: Hardware, known: Catalogue | None = None) -> 
     """
     device, entries = hardware.device, (catalogue() if known is None else known).entries
     same_capability = [
-        one for one in entries if device.compute_capability and one.compute_capability == device.compute_capability
+        entry
+        for entry in entries
+        if device.compute_capability and entry.compute_capability == device.compute_capability
     ]
     if hardware.dense_flops or not same_capability:
         return None

@@ -175,7 +175,9 @@ class PriceList:
 
     def cheapest(self, device: str, market: Market = "on demand", count: int = 1) -> Price | None:
         """The lowest price of one of `count` devices that is not stale, else the lowest stale one; None without any."""
-        offers = [one for one in self.of(device, market) if one.most_devices is None or one.most_devices >= count]
+        offers = [
+            offer for offer in self.of(device, market) if offer.most_devices is None or offer.most_devices >= count
+        ]
         return next((price for price in offers if not price.is_stale), offers[0] if offers else None)
 
 

@@ -240,7 +240,7 @@ def close_pairs(hashes: NDArray[np.uint64], keep: Keep = lambda first, _: np.one
         hashes: one a row.
         keep: the pairs to keep; called block by block, so that only these are held.
     """
-    found: list[NDArray[np.uint64]] = []
+    pairs: list[NDArray[np.uint64]] = []
     crowded = np.zeros(len(hashes), np.bool_)
     for band in range(_BANDS):
         keys = (hashes >> np.uint64(band * _BAND_BITS)).astype(np.uint16).astype(np.int64)
@@ -249,11 +249,11 @@ def close_pairs(hashes: NDArray[np.uint64], keep: Keep = lambda first, _: np.one
         for flipped in (0, *(1 << bit for bit in range(_BAND_BITS))):
             begins, counts = _partners(keys[order], ends, flipped)
             crowded[order[counts > _MOST_PARTNERS]] = True
-            found += [
+            pairs += [
                 _encoded(order[left], order[right], hashes, keep)
                 for left, right in _expanded(begins, np.minimum(counts, _MOST_PARTNERS))
             ]
-    codes = np.unique(np.concatenate(found)) if found else np.empty(0, np.uint64)
+    codes = np.unique(np.concatenate(pairs)) if pairs else np.empty(0, np.uint64)
     first, second = codes >> np.uint64(32), codes & np.uint64(0xFFFFFFFF)
     return ClosePairs(first.astype(np.int64), second.astype(np.int64), int(crowded.sum()))
 

@@ -334,7 +334,7 @@ def _choices(job: Job) -> list[_Check]:
         ),
         (
             "numerics",
-            _is_list(job.numerics) and all(one in NUMERICS for one in job.numerics),
+            _is_list(job.numerics) and all(numeric in NUMERICS for numeric in job.numerics),
             f"wanted a list of {', '.join(map(repr, NUMERICS))}, got {job.numerics!r}",
         ),
         (
@@ -371,14 +371,18 @@ def _own_step(job: Job) -> Iterator[_Check]:
 
 def _low_bit_states(job: Job) -> Iterator[_Check]:
     """Moments of fewer bits are those of Adam and AdamW."""
-    allowed = [one for one in job.numerics if str(one).endswith("-states")] if _is_list(job.numerics) else []
+    allowed = (
+        [numeric for numeric in job.numerics if str(numeric).endswith("-states")] if _is_list(job.numerics) else []
+    )
     if not allowed or job.optimizer is None:
         return
     has = f"{allowed[0]!r} is for stoker.AdamW and Adam"
     if not isinstance(job.optimizer, Adam | AdamW):
         yield "numerics", False, f"{has}, whose moments can be kept in fewer bits, not for {_kind(job.optimizer)}"
         return
-    is_plain = not any(one.get("amsgrad") for one in (job.optimizer.settings(), *job.optimizer.groups.values()))
+    is_plain = not any(
+        settings.get("amsgrad") for settings in (job.optimizer.settings(), *job.optimizer.groups.values())
+    )
     yield "numerics", is_plain, f"{has} without amsgrad, whose largest second moment is kept whole"
 
 
@@ -473,8 +477,8 @@ def _selection(job: Job) -> Iterator[_Check]:
         return
     known = _measures(job)
     is_known = isinstance(given, str) and measure_of(job, given).partition("[")[0] in known
-    wanted = f'"best" or "last", or a measure ({", ".join(known)})'
-    yield "evaluation", is_known, f"Evaluation(select=…): wanted {wanted}, got {given!r}"
+    expected = f'"best" or "last", or a measure ({", ".join(known)})'
+    yield "evaluation", is_known, f"Evaluation(select=…): wanted {expected}, got {given!r}"
     if isinstance(given, str):
         yield from _measured("evaluation", job, given, lower_is_better=None)
 

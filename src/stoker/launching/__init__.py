@@ -32,15 +32,15 @@ def kinds() -> dict[str, str]:
 
 @functools.cache
 def _kinds_in(paths: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    found = {}
+    kinds = {}
     root = __name__.rpartition(".")[0]
     for package in map(Path, paths):
         for name, folder in ((__name__, package), (f"{root}.{_POOL_PACKAGE}", package.parent / _POOL_PACKAGE)):
             for file in sorted((*folder.glob("*.py"), *folder.glob("*/*.py"))):
                 text = file.read_text(encoding="utf-8")
                 if _OBJECT in text and (kind := _KIND.search(text)):
-                    found[kind[1]] = ".".join((name, *file.relative_to(folder).with_suffix("").parts))
-    return tuple(found.items())
+                    kinds[kind[1]] = ".".join((name, *file.relative_to(folder).with_suffix("").parts))
+    return tuple(kinds.items())
 
 
 def is_elsewhere(word: str) -> bool:

@@ -131,7 +131,7 @@ class Bundle:
 def tree_digest(files: Iterable[TreeFile]) -> str:
     """SHA-256 (hex) of a folder's paths, contents, links and permissions to execute; the order does not matter."""
     whole = hashlib.sha256()
-    for file in sorted(files, key=lambda one: one.path):
+    for file in sorted(files, key=lambda entry: entry.path):
         kind = "link" if file.link else "program" if file.is_executable else "file"
         whole.update(f"{file.path}\0{kind}\0{file.link or file.digest}\n".encode(errors="surrogateescape"))
     return whole.hexdigest()
@@ -183,9 +183,11 @@ def code_bundle(
     files = {
         (below / name).as_posix(): TreeFile.of_file((below / name).as_posix(), job.parent / name) for name in sources
     }
-    for one in data:
-        depth = one.path.count("/") + 2
-        files[one.path] = TreeFile(path=one.path, link="../" * depth + one.bundle.folder + f"/{one.file}".rstrip("/"))
+    for data_file in data:
+        depth = data_file.path.count("/") + 2
+        files[data_file.path] = TreeFile(
+            path=data_file.path, link="../" * depth + data_file.bundle.folder + f"/{data_file.file}".rstrip("/")
+        )
     for path in send:
         inside = path_below(path, root, "--send")
         for file in files_of(path, inside):

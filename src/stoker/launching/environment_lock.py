@@ -218,10 +218,10 @@ def pip_problem(output: str, lock: EnvironmentLock) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make an environment from the lock on standard input below the folder that is named; prints its Python."""
-    words = sys.argv[1:] if arguments is None else list(arguments)
+    argv = sys.argv[1:] if arguments is None else list(arguments)
     try:
         lock = loads(sys.stdin.buffer.read(), EnvironmentLock)
-        print(make(Path(words[0]), lock))  # noqa: T201 - the answer to the other end of the line
+        print(make(Path(argv[0]), lock))  # noqa: T201 - the answer to the other end of the line
     except StokerError as error:
         print(error.message, file=sys.stderr)  # noqa: T201 - likewise
         return error.exit_code

@@ -434,14 +434,14 @@ class Follower:
 
 def describe_state(state: LaunchState, place: str) -> str:
     """A state in one line: `queued at slurm:gpu: waiting for resources, starts in about 5 min`."""
-    words = f"{state.phase} at {place}: {state.why}"
+    text = f"{state.phase} at {place}: {state.why}"
     if state.evidence and state.evidence != state.why:
-        words += f" ({state.evidence})"
+        text += f" ({state.evidence})"
     if state.starts_in_s is not None and state.phase in ("queued", "requeued"):
-        words += f", starts in about {format_seconds(_rounded(state.starts_in_s))}"
+        text += f", starts in about {format_seconds(_rounded(state.starts_in_s))}"
     if state.restarts:
-        words += f", started again {state.restarts} {'time' if state.restarts == 1 else 'times'}"
-    return words
+        text += f", started again {state.restarts} {'time' if state.restarts == 1 else 'times'}"
+    return text
 
 
 def write_report(directory: RunDirectory) -> None:

@@ -244,8 +244,8 @@ def require_known(what: str, options: Iterable[str], known: Sequence[str]) -> No
 
 def train_command(submission: Submission, *more: str) -> str:
     """What runs there, for people, in a comment of a script: a setting of several lines stays in it."""
-    words = ["stoker", "train", submission.job_file, *submission.arguments, *more]
-    return shlex.join(words).replace("\n", "\n#     ")
+    command = ["stoker", "train", submission.job_file, *submission.arguments, *more]
+    return shlex.join(command).replace("\n", "\n#     ")
 
 
 def utc_now(timespec: Literal["seconds", "milliseconds"] = "seconds") -> str:

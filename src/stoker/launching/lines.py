@@ -216,11 +216,11 @@ class Line(abc.ABC):
             folder: absolute path there.
             into: folder here; made if it is not there.
         """
-        wanted = sorted(self._to_fetch(folder, into))
-        if not wanted:
+        paths = sorted(self._to_fetch(folder, into))
+        if not paths:
             return 0
         with tempfile.TemporaryFile() as names, tempfile.TemporaryFile() as complaints:
-            names.write(b"\0".join(name.encode(errors="surrogateescape") for name in wanted) + b"\0")
+            names.write(b"\0".join(name.encode(errors="surrogateescape") for name in paths) + b"\0")
             names.seek(0)
             # A file that is removed or grows while tar reads makes its exit code 1 or 2: the next call brings it.
             tar = ["tar", "-C", folder, "--no-recursion", "--hard-dereference", "--null", "-cf", "-", "-T", "-"]
@@ -232,7 +232,7 @@ class Line(abc.ABC):
                 came: set[str] | None = None
                 _skip_to(self.mark, process.stdout)
                 try:
-                    came = extract_tar(process.stdout, into, set(wanted))
+                    came = extract_tar(process.stdout, into, set(paths))
                 except tarfile.ReadError:
                     process.kill()
             answer = Answer(process.returncode, b"", _text_of(complaints))
@@ -243,7 +243,7 @@ class Line(abc.ABC):
                 f"the copy of {folder} from {self.name} was cut",
                 remedy="The same command goes on from the files that came.",
             )
-        if (missing := set(wanted) - came) and (left := sorted(missing & self._to_fetch(folder, into))):
+        if (missing := set(paths) - came) and (left := sorted(missing & self._to_fetch(folder, into))):
             raise PlaceFailed(
                 f"{left[0]} did not come from {folder} on {self.name}: {answer.last_line()}",
                 remedy="The same command fetches the rest.",
@@ -361,9 +361,9 @@ def ssh_error(host: str, stderr: str) -> PlaceFailed:
     """
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     for sign, message, remedy in _SSH_SENTENCES:
-        found = next((line for line in lines if sign in line.lower()), None)
-        if found is not None:
-            return PlaceFailed(message.format(host=host, line=found), remedy=remedy.format(host=host))
+        reason = next((line for line in lines if sign in line.lower()), None)
+        if reason is not None:
+            return PlaceFailed(message.format(host=host, line=reason), remedy=remedy.format(host=host))
     said = lines[-1] if lines else "the connection was lost"
     return PlaceUnreachable(f"{host} cannot be reached: {said}", remedy=ASK_AGAIN)
 
@@ -411,14 +411,14 @@ class HashedFile:
         return self._sha256.hexdigest()
 
 
-def extract_tar(stream: IO[bytes], into: Path, wanted: set[str]) -> set[str]:
+def extract_tar(stream: IO[bytes], into: Path, paths: set[str]) -> set[str]:
     """Write the regular files of a tar stream that are wanted, each aside and renamed; their names."""
     written = set()
     with tarfile.open(fileobj=stream, mode="r|") as tar:
         for member in tar:
             name = member.name.removeprefix("./")
             content = tar.extractfile(member) if member.isreg() else None
-            if content is None or name not in wanted:
+            if content is None or name not in paths:
                 continue
             target = into / name
             target.parent.mkdir(parents=True, exist_ok=True)

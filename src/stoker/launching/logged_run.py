@@ -73,10 +73,10 @@ def sent_files(submission: Submission) -> Iterator[tuple[str, bytes | Path]]:
 
 def entrypoint(submission: Submission, python: str, submitted_at: str) -> str:
     """The shell command that runs the order, in the folder that was sent: a limit is not in it, so it is sent once."""
-    words = ["run", below_home(submission.root)]
+    command = ["run", below_home(submission.root)]
     if submission.most_held_s is not None:
-        words += [f"{submission.most_held_s:.0f}", submitted_at]
-    return f'PYTHONPATH="$PWD/{submission.stoker.folder}" {python} -m stoker.launching.logged_run {shlex.join(words)}'
+        command += [f"{submission.most_held_s:.0f}", submitted_at]
+    return f'PYTHONPATH="$PWD/{submission.stoker.folder}" {python} -m stoker.launching.logged_run {shlex.join(command)}'
 
 
 def below_home(root: str) -> str:
@@ -87,7 +87,7 @@ def below_home(root: str) -> str:
 def marked(log: bytes, mark: bytes) -> list[bytes]:
     """What follows the mark in each line that has it, whatever the platform has put before it."""
     lines = (line.partition(mark) for line in log.split(b"\n")[:-1])
-    return [rest.rstrip(b"\r") for _, found, rest in lines if found]
+    return [rest.rstrip(b"\r") for _, fields, rest in lines if fields]
 
 
 def events_in(log: bytes, offset: int) -> bytes:
@@ -212,13 +212,13 @@ def print_files(directory: Path, names: Sequence[str] | None) -> None:
 
 def files_in(log: bytes) -> dict[str, tuple[str, int]]:
     """Digest and size [bytes] of the files that `list` printed, by name; names that leave the run are left out."""
-    found = {}
+    files = {}
     for line in marked(log, FILE):
         with suppress(ValueError, KeyError, TypeError):  # a platform that cut the line: the next call brings the file
             about = json.loads(line)
             if _SAFE.fullmatch(str(about["name"])):
-                found[str(about["name"])] = str(about["sha256"]), int(about["num_bytes"])
-    return found
+                files[str(about["name"])] = str(about["sha256"]), int(about["num_bytes"])
+    return files
 
 
 def write_files(log: bytes, into: Path, expected: Mapping[str, tuple[str, int]]) -> list[str]:

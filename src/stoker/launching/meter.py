@@ -159,7 +159,7 @@ class Meter:
         self._held[at] = is_held and self._held.get(at, True)
         before, last = self._last_two_s
         if at > last:  # of a stretch in which devices are held a mark a minute is enough: logs have millions of events
-            is_one_stretch = all(self._held.get(one) for one in (before, last, at))
+            is_one_stretch = all(self._held.get(mark) for mark in (before, last, at))
             if is_one_stretch and at - before < _MARK_INTERVAL_S:
                 del self._held[last]
                 self._last_two_s = (before, at)

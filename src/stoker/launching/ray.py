@@ -386,8 +386,8 @@ def _log(handle: Handle, allow: tuple[int, ...] = (404, 500)) -> bytes:
 
 def _nodes(address: str) -> list[dict[str, Any]]:
     answer = _json(address, "/api/v0/nodes?detail=1&limit=10000")
-    found: list[dict[str, Any]] = answer.get("data", {}).get("result", {}).get("result", [])
-    return [node for node in found if node.get("state") == "ALIVE"]
+    nodes: list[dict[str, Any]] = answer.get("data", {}).get("result", {}).get("result", [])
+    return [node for node in nodes if node.get("state") == "ALIVE"]
 
 
 def _json(address: str, path: str) -> dict[str, Any]:

@@ -209,8 +209,8 @@ def _found_there(line: Line, root: str, bundle: Bundle, data: str) -> bool:
     sums = "".join(f"{file.digest}  {file.path}\n" for file in files)
     line.write(f"{folder}.sums", sums.encode(errors="surrogateescape"))
     count = "" if [file.path for file in files] == [bundle.name] else str(len(files))  # its folder may hold more
-    words = (folder, bundle.name, data, count)
-    return line.shell(_FIND_DATA, *words, timeout_s=INSTALL_TIMEOUT_S, check=False).code == 0
+    arguments = (folder, bundle.name, data, count)
+    return line.shell(_FIND_DATA, *arguments, timeout_s=INSTALL_TIMEOUT_S, check=False).code == 0
 
 
 def environment_at(

@@ -187,13 +187,13 @@ def highest_rate_of_url(
     return SettingsTrial(settings=None, rate=highest.rate, why=highest.why, tried=(capacity, *highest.tried))
 
 
-def basis(found: ServingLimit, artifact: Artifact) -> str:
+def basis(limit: ServingLimit, artifact: Artifact) -> str:
     """How settings were measured, in a sentence for `service.json`."""
     day = datetime.now(UTC).date().isoformat()
     libraries = ", ".join(f"{name} {number}" for name, number in artifact.manifest.libraries.items())
     return (
-        f"{found.chosen.rate:.4g} requests/s within {found.objective} on {found.machine}, {day}, "
-        f"by stoker bench-serve; {found.chosen.why}; "
+        f"{limit.chosen.rate:.4g} requests/s within {limit.objective} on {limit.machine}, {day}, "
+        f"by stoker bench-serve; {limit.chosen.why}; "
         f"version {artifact.version}, {artifact.manifest.engine} {artifact.manifest.precision}"
         + (f", exported with {libraries}" if libraries else "")
     )

@@ -237,9 +237,9 @@ def main(arguments: Sequence[str]) -> None:
     store = FileStore(str(Path(folder) / "store"), int(size))
     backend = "gloo" if device.type == "cpu" else "nccl"
     dist.init_process_group(backend, store=store, rank=int(rank), world_size=int(size), timeout=_PATIENCE)
-    found = measure(device)
+    links = measure(device)
     if int(rank) == 0:
-        (Path(folder) / "found.json").write_text(json.dumps(found), encoding="utf-8")
+        (Path(folder) / "found.json").write_text(json.dumps(links), encoding="utf-8")
     dist.destroy_process_group()
 
 

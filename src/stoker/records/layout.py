@@ -132,7 +132,7 @@ class Layout:
 
     def coordinate(self, rank: int, name: str) -> int:
         """Index of a process along the axis of that name [0 to its size - 1]."""
-        return next(at for at, axis in zip(self.coordinates(rank), self.mesh, strict=True) if axis.name == name)
+        return next(place for place, axis in zip(self.coordinates(rank), self.mesh, strict=True) if axis.name == name)
 
     def group(self, name: str) -> tuple[int, int]:
         """Number of processes in a group along an axis, and their distance in rank; `data`: of all that share a batch.
@@ -154,7 +154,11 @@ class Layout:
             return tuple(range(self.world_size))
 
         def cut(other: int) -> list[int]:
-            return [at for at, axis in zip(self.coordinates(other), self.mesh, strict=True) if axis.cuts_model]
+            return [
+                coordinate
+                for coordinate, axis in zip(self.coordinates(other), self.mesh, strict=True)
+                if axis.cuts_model
+            ]
 
         mine = cut(rank)
         return tuple(other for other in range(self.world_size) if cut(other) == mine)

@@ -162,23 +162,23 @@ class Plan:
         workers = f"{self.num_workers} loader worker{'s' if self.num_workers > 1 else ''}"
         loader = workers if self.num_workers else f"{self.loader} loader"
         layout = self.memory_format.replace("_", "-")
-        words = [self.layout.in_words()] if self.layout.world_size > 1 else []
-        words += [self.precision, f"micro-batch {self.micro_batch}", layout, threads, loader]
+        parts = [self.layout.in_words()] if self.layout.world_size > 1 else []
+        parts += [self.precision, f"micro-batch {self.micro_batch}", layout, threads, loader]
         if self.optimizer_states == "full":
-            words.append(f"{self.optimizer_implementation} optimiser")
+            parts.append(f"{self.optimizer_implementation} optimiser")
         else:
-            words.append(f"{self.optimizer_states.replace('8bit', '8-bit')} optimiser states")
+            parts.append(f"{self.optimizer_states.replace('8bit', '8-bit')} optimiser states")
         if self.checkpointed_blocks:
-            words.append(self.checkpointing_in_words())
+            parts.append(self.checkpointing_in_words())
         if self.loss_chunks > 1:
-            words.append(f"loss in {self.loss_chunks} chunks")
+            parts.append(f"loss in {self.loss_chunks} chunks")
         if self.compile:
-            words.append("compiled")
+            parts.append("compiled")
         if self.captured:
-            words.append("captured")
+            parts.append("captured")
         if self.malloc != "default":
-            words.append(f"{self.malloc} memory")
-        return " · ".join(words)
+            parts.append(f"{self.malloc} memory")
+        return " · ".join(parts)
 
 
 def states_problem(plan: Plan, numerics: Collection[str]) -> str | None:

@@ -152,13 +152,14 @@ class ModelParts:
         """The same model with other modules as its blocks."""
         numbered = tuple(
             dataclasses.replace(
-                one, block=next((n for n, block in enumerate(blocks) if one.name.startswith(f"{block}.")), None)
+                parameter,
+                block=next((n for n, block in enumerate(blocks) if parameter.name.startswith(f"{block}.")), None),
             )
-            for one in self.parameters
+            for parameter in self.parameters
         )
         return dataclasses.replace(self, parameters=numbered, blocks=blocks, cuts=cuts)
 
     @property
     def trained_bytes(self) -> int:
         """Size of all trained parameters, whole [bytes]."""
-        return sum(one.num_bytes for one in self.parameters if one.is_trained)
+        return sum(parameter.num_bytes for parameter in self.parameters if parameter.is_trained)

@@ -186,16 +186,16 @@ class Trace:
     is_fallback: bool = False
     took_s: float = 0.0
 
-    def where(self, one: Occurrence) -> str:
+    def where(self, occurrence: Occurrence) -> str:
         """Origin of an occurrence: the user's line, or the module if the line is Stoker's own."""
-        line = self.sources[one.source] if self.sources else ""
+        line = self.sources[occurrence.source] if self.sources else ""
         is_own = line.startswith("stoker/") and not line.startswith("stoker/zoo/")
-        return (self.modules[one.module] if self.modules else "") if is_own else line
+        return (self.modules[occurrence.module] if self.modules else "") if is_own else line
 
     @property
     def flops(self) -> int:
         """FLOPs of all occurrences."""
-        return sum(self.operations[one.operation].flops for one in self.occurrences)
+        return sum(self.operations[occurrence.operation].flops for occurrence in self.occurrences)
 
 
 class TraceItem(NamedTuple):
@@ -349,9 +349,9 @@ class _Relative:
 
     def of(self, item: TraceItem, block: int) -> tuple[object, ...]:
         if item.kind == "execution":
-            one = self.trace.occurrences[item.number]
-            name = renamed(self.trace.modules[one.module], self.module, block, 0)
-            return (one.operation, one.phase, one.part, one.source, name)
+            occurrence = self.trace.occurrences[item.number]
+            name = renamed(self.trace.modules[occurrence.module], self.module, block, 0)
+            return (occurrence.operation, occurrence.phase, occurrence.part, occurrence.source, name)
         if item.kind == "birth":
             storage, death = self.trace.storages[item.number], self.deaths.get(item.number)
             # What dies outside of the blocks does so at one occurrence, whichever block made it.

@@ -263,8 +263,8 @@ def choose_display(
     """
     if as_json:
         return JsonDisplay(stdout)
-    if console is None and (found := notebook_display()) is not None:
-        return found
+    if console is None and (notebook := notebook_display()) is not None:
+        return notebook
     console = Console(stderr=True) if console is None else console
     if subject == "study" or not console.is_terminal or console.is_dumb_terminal:
         return PlainDisplay(cast("TextIO", console.file), looks=True)

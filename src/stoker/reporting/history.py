@@ -95,8 +95,8 @@ def numbers(value: JSON) -> dict[str, float]:
     """The numeric members of a JSON object; empty if it is no object."""
     if not isinstance(value, Mapping):
         return {}
-    found = {str(name): as_number(item) for name, item in value.items()}
-    return {name: item for name, item in found.items() if item is not None}
+    result = {str(name): as_number(item) for name, item in value.items()}
+    return {name: item for name, item in result.items() if item is not None}
 
 
 def evaluation_metrics(event: Event) -> dict[str, float]:

@@ -183,8 +183,8 @@ def compact_json(value: JSON, figures: int = 17) -> str:
                 return None
             return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.{figures}g}")
         if isinstance(value, list | tuple):
-            return [rounded(one) for one in value]
-        return {name: rounded(one) for name, one in value.items()} if isinstance(value, dict) else value
+            return [rounded(item) for item in value]
+        return {name: rounded(item) for name, item in value.items()} if isinstance(value, dict) else value
 
     return json.dumps(rounded(value), separators=(",", ":"))
 

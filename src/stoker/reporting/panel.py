@@ -319,8 +319,8 @@ def frame(now: RunSnapshot, clock_s: float) -> RenderableType:
     doing = activity.in_words()
     if now.phase == "planning":
         since = f" ({_whole_seconds(clock_s - now.at)})" if now.at else ""
-        words = now.waiting or doing or f"{'preparing the first batch' if now.plan else 'planning'}{since}"
-        body.append(Spinner("dots", text=Text(words), style=EMBER))
+        phase = now.waiting or doing or f"{'preparing the first batch' if now.plan else 'planning'}{since}"
+        body.append(Spinner("dots", text=Text(phase), style=EMBER))
     else:
         progress = Table.grid(padding=(0, 2, 0, 0), expand=True)
         progress.add_column(ratio=1)

@@ -129,7 +129,7 @@ def _in_words(report: Report) -> dict[str, JSON]:
     ]
     machine = None
     if report.device is not None:
-        threads = f", {words}" if (words := _threads(report)) else ""
+        threads = f", {text}" if (text := _threads(report)) else ""
         size = report.decision.chosen.plan.layout.world_size if report.decision else 1
         machine = f"{f'{size} processes, ' if size > 1 else ''}{report.device.cores} cores{threads}"
     return {"notes": [note for note in notes if note], "machine": machine}

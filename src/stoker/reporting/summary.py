@@ -166,8 +166,8 @@ def summary_lines(report: Report) -> list[str]:
     if report.run.status == "failed":
         lines.append(f"failed: {report.run.failure or 'no reason was recorded'}")
     if report.run.status != "finished" and (saved := of_kind(events, "checkpointed")):
-        at = format_samples(finite(saved[-1], "samples") or 0)
-        lines.append(f"the last checkpoint holds {at} samples; the same command continues from there")
+        samples = format_samples(finite(saved[-1], "samples") or 0)
+        lines.append(f"the last checkpoint holds {samples} samples; the same command continues from there")
     return lines
 
 

@@ -70,8 +70,8 @@ def format_metrics(metrics: Mapping[str, float]) -> str:
     """
     single = {name: value for name, value in metrics.items() if not is_of_class(name)}
     ordered = sorted(single.items(), key=lambda item: item[0].rsplit("/", 1)[-1] == "loss")
-    words = [f"{name} {format_metric(name, value)}" for name, value in ordered]
-    return " · ".join([*words, *_by_class(metrics)])
+    parts = [f"{name} {format_metric(name, value)}" for name, value in ordered]
+    return " · ".join([*parts, *_by_class(metrics)])
 
 
 def is_of_class(name: str) -> bool:
@@ -206,10 +206,10 @@ def plan_in_difference(plan: Plan, chosen: Plan) -> str:
     yes_or_no = {"compile": ("compiled", "not compiled"), "captured": ("captured", "not captured")}
     if plan.threads == 1:
         speaking["threads"] = "{} thread"
-    words = [
+    parts = [
         yes_or_no[name][mine == "False"]
         if name in yes_or_no
         else speaking.get(name, f"{name} {{}}").format(mine.replace("_", "-"))
         for name, mine in differences
     ]
-    return ", ".join(words) or "the same settings"
+    return ", ".join(parts) or "the same settings"

@@ -171,7 +171,7 @@ def _parts(parameter: torch.Tensor, state: dict[str, Any], key: int) -> Iterator
     width = own.numel() // rows
     dtype = torch.float64 if own.dtype == torch.float64 else torch.float32
     tensors = {name: local(value) for name, value in state.items() if name != "step"}
-    whole = all(one.is_contiguous() for one in (own, *tensors.values()))
+    whole = all(tensor.is_contiguous() for tensor in (own, *tensors.values()))
     at_once = max(1, VALUES_AT_ONCE.get(own.device.type, VALUES_AT_ONCE["cuda"]) // width) if whole else rows
     by_row = {name: value.reshape(rows, -1) for name, value in tensors.items()}
     weights_RC, gradient_RC = own.reshape(rows, width), gradient.reshape(rows, width)
@@ -244,8 +244,10 @@ def dynamic_map(*, is_signed: bool) -> tuple[float, ...]:
         for count in (2**decade if is_signed else 2 ** (decade + 1),)
         for number in range(count)
     ]
-    positive = [round(one, 12) for one in positive]
-    return (*(-one for one in reversed(positive)), 0.0, *positive, 1.0) if is_signed else (positive[0], *positive, 1.0)
+    positive = [round(value, 12) for value in positive]
+    return (
+        (*(-level for level in reversed(positive)), 0.0, *positive, 1.0) if is_signed else (positive[0], *positive, 1.0)
+    )
 
 
 _LOWER_BITS = 13

@@ -72,10 +72,10 @@ def disk_errors(
             problem.errno or 0, path, what, needed_bytes=needed_bytes, error=error, option=option
         ) from problem
     except Exception as problem:
-        found = _OS_ERROR_IN_TEXT.search(str(problem))
-        if found is None:
+        match = _OS_ERROR_IN_TEXT.search(str(problem))
+        if match is None:
             raise
-        raise explained(int(found[1]), path, what, needed_bytes=needed_bytes, error=error, option=option) from problem
+        raise explained(int(match[1]), path, what, needed_bytes=needed_bytes, error=error, option=option) from problem
 
 
 @contextmanager

@@ -101,13 +101,13 @@ def is_on_network(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bo
         place = path.resolve()
     except OSError:
         return False
-    found, depth = "", -1
+    mount, depth = "", -1
     for line in lines:
         left, _, right = line.partition(" - ")
         point = Path(re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), left.split()[4]))
         if place.is_relative_to(point) and len(point.parts) >= depth:
-            found, depth = right.split()[0], len(point.parts)
-    return found.removeprefix("fuse.") in _NETWORK
+            mount, depth = right.split()[0], len(point.parts)
+    return mount.removeprefix("fuse.") in _NETWORK
 
 
 def _own_directory(path: Path) -> Path:

@@ -195,7 +195,7 @@ class RunLock:
 def is_locked(directory: Path) -> bool:
     """Whether a living process of this host signed the lock of `directory`; the lock itself is not touched."""
     holders = (_read_holder(directory / name) for name in (LOCK_FILE, HELD_FILE))
-    is_held = any(one is not None and one.host == platform.node() and not _is_dead(one) for one in holders)
+    is_held = any(holder is not None and holder.host == platform.node() and not _is_dead(holder) for holder in holders)
     return is_held or is_held_here(directory)
 
 

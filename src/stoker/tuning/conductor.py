@@ -265,7 +265,7 @@ class Conductor:
         return self._population.ends_at(number, min(heard, ending.samples))
 
     def _trials(self) -> list[StudyTrial]:
-        return [trial_of(one) for one in self._study.get_trials(deepcopy=False) if one.state in STATES]
+        return [trial_of(trial) for trial in self._study.get_trials(deepcopy=False) if trial.state in STATES]
 
     def _trial(self, number: int) -> StudyTrial:
         return trial_of(self._storage.get_trial(self._id(number)))
@@ -291,7 +291,7 @@ def objective_of(name: str, metrics: dict[str, float]) -> float:
     bare = name.removeprefix("valid/")
     if bare in metrics:
         return float(metrics[bare])
-    known = [f"valid/{one}" for one in metrics]
+    known = [f"valid/{metric}" for metric in metrics]
     raise BadJob(f"--objective {name}: the job measures no such thing. {nearest(name, known)}")
 
 

@@ -249,7 +249,7 @@ def read_sweeps(
         lr, why = edge / BELOW_EDGE, f"a quarter of {edge:.3g}, beyond which the loss runs away"
     else:
         # Of what is known, the most careful: a quarter of the lowest edge, and not more than what the job says.
-        lr = min([stated_lr, *(one / BELOW_EDGE for one in edges)])
+        lr = min([stated_lr, *(edge / BELOW_EDGE for edge in edges)])
         source = "what the job says" if lr == stated_lr else "a quarter of the lowest edge"
         why = f"no clear answer: {doubt}; use {lr:.3g}, {source}"
     high = min(edges, default=rates[-1])

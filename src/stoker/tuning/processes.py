@@ -160,7 +160,7 @@ def _on_gpus(devices: Sequence[Device], peak_bytes: float | None, asked: int | N
         share = device.memory_bytes * _USABLE / count - _CONTEXT_BYTES if count > 1 else None
         slots.append(TrialSlot(on=device.torch_name, memory_bytes=share))
     limit = f"{asked} asked for" if asked is not None else f"{len(devices)} GPUs"
-    is_short = sum(max(1, one) for one in each) <= len(slots)
+    is_short = sum(max(1, count) for count in each) <= len(slots)
     return TrialPacking(tuple(slots), _reason(len(slots), limit, devices[0], peak_bytes, is_memory_short=is_short))
 
 

@@ -69,7 +69,9 @@ class StudyDirectory:
         """
         if self.is_study:
             return
-        others = sorted(one.name for one in self.path.iterdir() if one.name not in _BEFORE and not is_aside(one))
+        others = sorted(
+            entry.name for entry in self.path.iterdir() if entry.name not in _BEFORE and not is_aside(entry)
+        )
         if others:
             raise BadRun(
                 f"{self.path} is no study: it holds {', '.join(others[:3])}.", remedy="Choose another --study NAME."

@@ -219,9 +219,9 @@ def _kind_of(error: StokerError) -> TrialResultKind:
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)
-    if any(isinstance(one, DoesNotFit) or ran_out_of_memory(one) for one in chain):
+    if any(isinstance(error, DoesNotFit) or ran_out_of_memory(error) for error in chain):
         return "out of memory"
-    return "diverged" if any(isinstance(one, NotFinite) for one in chain) else "failed"
+    return "diverged" if any(isinstance(error, NotFinite) for error in chain) else "failed"
 
 
 def _wait_until_free(directory: RunDirectory) -> None:
@@ -302,11 +302,11 @@ class SurveyJobs:
         return _surveyed(self.source, planned, prepared)
 
     def _planned(
-        self, parameters: dict[str, JSON], job: Job, entry: Entry | None, found: list[ResolvedJob]
+        self, parameters: dict[str, JSON], job: Job, entry: Entry | None, jobs: list[ResolvedJob]
     ) -> PlannedTrial:
-        """What a configuration needs; its job made ready goes into `found`, whether it fits or not."""
+        """What a configuration needs; its job made ready goes into `jobs`, whether it fits or not."""
         prepared = resolve_job(dataclasses.replace(job, test=None), entry)
-        found.append(prepared)
+        jobs.append(prepared)
         if not self.is_planned:
             return PlannedTrial(parameters=parameters)
         device = resolve_place(self.on, attached_devices())
@@ -334,8 +334,8 @@ def _surveyed(source: JobSource, planned: Sequence[PlannedTrial], prepared: Sequ
     objectives = {name: is_higher for name, is_higher in directions.items() if is_higher is not None}
     chooses = next(iter(first.data.held_out))
     chosen = f"{chooses}/{metric_name(first.job.metrics[0])}" if first.job.metrics else ""
-    ends = [_ends(one) for one in prepared]
-    totals = [one.total_samples for one in planned if one.total_samples] or [end for _, end in ends if end]
+    ends = [_ends(job) for job in prepared]
+    totals = [trial.total_samples for trial in planned if trial.total_samples] or [end for _, end in ends if end]
     return JobSurvey(
         digest=source.digest(first.entry),
         text_digest=source.text_digest(first.entry),
@@ -351,15 +351,15 @@ def _surveyed(source: JobSource, planned: Sequence[PlannedTrial], prepared: Sequ
 
 def _directions(job: Job) -> dict[str, bool | None]:
     """Of each measure that is one number, whether higher is better; None where it is not stated."""
-    found: dict[str, bool | None] = {}
+    directions: dict[str, bool | None] = {}
     for split in job.validation:
         if job.objective.loss is not None:
-            found[f"{split}/loss"] = False
+            directions[f"{split}/loss"] = False
         for metric in job.metrics:
             lower = says_lower_is_better(metric)
             if lower is None or gives_one_number(metric):
-                found[f"{split}/{metric_name(metric)}"] = None if lower is None else not lower
-    return found
+                directions[f"{split}/{metric_name(metric)}"] = None if lower is None else not lower
+    return directions
 
 
 def _ends(prepared: ResolvedJob) -> tuple[int, int]:

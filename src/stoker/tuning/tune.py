@@ -309,9 +309,9 @@ def _require_free(space: Space, source: JobSource) -> None:
     if source.function is None:
         return  # a job file is checked when it is loaded
     parameters = inspect.signature(source.function).parameters
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
-    for name in (*(one.name for one in space), *source.fixed):
+    for name in (*(parameter.name for parameter in space), *source.fixed):
         if name not in parameters:
             raise BadJob(f"{source.name}() has no setting {name!r}. {nearest(name, parameters)}")
 

@@ -256,17 +256,17 @@ def require_no_secrets(files: Iterable[TreeFile], root: Path) -> None:
     Raises:
         BadJob: there are some; they are named.
     """
-    found = []
+    secrets = []
     for file in files:
         source = (root / file.path).resolve()
         names = (file.path, (source.relative_to(root) if source.is_relative_to(root) else source).as_posix())
         with file.open() if not file.link else io.BytesIO() as content:
             if any(map(is_secret, names)) or b"PRIVATE KEY-----" in content.read(1024):
-                found.append(file.path)
-    if found:
-        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+                secrets.append(file.path)
+    if secrets:
+        more = f" and {len(secrets) - 5} more" if len(secrets) > 5 else ""
         raise BadJob(
-            f"{', '.join(found[:5])}{more} looks like a secret, and anyone with the image could read it",
+            f"{', '.join(secrets[:5])}{more} looks like a secret, and anyone with the image could read it",
             remedy="Leave it out, and give it when the image runs: `podman run --env-file`, or a Secret in Kubernetes.",
         )
 

@@ -36,8 +36,8 @@ def condition(thing: Object, kind: str) -> dict[str, Any] | None:
     """A condition of an object that is true; None if there is none."""
     for entry in thing.get("status", {}).get("conditions") or []:
         if entry.get("type") == kind and entry.get("status") == "True":
-            found: dict[str, Any] = entry
-            return found
+            match: dict[str, Any] = entry
+            return match
     return None
 
 
@@ -100,8 +100,8 @@ def _terminated(pod: Object) -> dict[str, Any] | None:
     """How a pod's container ended; None if it did not, or never started."""
     for status in pod.get("status", {}).get("containerStatuses") or []:
         if (ended := status.get("state", {}).get("terminated")) is not None:
-            found: dict[str, Any] = ended
-            return found
+            terminated: dict[str, Any] = ended
+            return terminated
     return None
 
 

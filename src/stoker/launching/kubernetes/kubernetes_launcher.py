@@ -86,16 +86,16 @@ class KubernetesLauncher(Launcher):
         if importlib.util.find_spec("kubernetes") is not None:
             known, _ = contexts()
         context = max((name for name in known if rest.startswith(f"{name}/")), key=len, default="")
-        words = rest[len(context) + 1 if context else 0 :].split("/")
-        match = SHAPE.fullmatch(words[-1]) if len(words) > 1 else None
-        shape = words.pop() if match is not None and (match[1] or _is_device(match[3])) else ""
-        namespace = words.pop()
-        if (words and context) or not _NAMESPACE.fullmatch(namespace):
+        parts = rest[len(context) + 1 if context else 0 :].split("/")
+        match = SHAPE.fullmatch(parts[-1]) if len(parts) > 1 else None
+        shape = parts.pop() if match is not None and (match[1] or _is_device(match[3])) else ""
+        namespace = parts.pop()
+        if (parts and context) or not _NAMESPACE.fullmatch(namespace):
             raise NoDevice(
-                f"--on k8s:{text} cannot be read: {'/'.join([*words, namespace])!r} is no namespace.",
+                f"--on k8s:{text} cannot be read: {'/'.join([*parts, namespace])!r} is no namespace.",
                 remedy=f"The form is {_SYNTAX}, as in k8s:team/2x4xa100.",
             )
-        context = context or "/".join(words)
+        context = context or "/".join(parts)
         if context and known and context not in known:
             raise NoDevice(
                 f"--on k8s:{text}: the kubeconfig has no context {context!r}.",
