@@ -47,9 +47,7 @@ def runs(
     with reported(debug=debug):
         shown = tuple(name.strip() for name in columns.split(",") if name.strip())
         chosen, num_readable, damaged = cli.runs.select_runs(where=where, sort=sort, names=shown, limit=limit)
-        from stoker.store import runs_root
-
-        elsewhere = [] if where else api.runs_elsewhere(runs_root())
+        elsewhere = [] if where else api.runs_elsewhere(api.runs_root())
         if as_json:
             unreadable = [{"path": str(path), "problem": reason.message} for path, reason in damaged]
             print_document(

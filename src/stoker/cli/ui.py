@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from stoker import api
 from stoker.cli.pool import KeyName, PoolWord
 from stoker.cli.terminal import Debug, reported
 from stoker.errors import ServiceError
@@ -73,9 +74,7 @@ def local_page(is_enabled: bool, run_dir: Path | None) -> Iterator[None]:
     if not is_enabled:
         yield
         return
-    from stoker.store.locations import runs_root
-
-    folder = runs_root() if run_dir is None else run_dir.parent
+    folder = api.runs_root() if run_dir is None else run_dir.parent
     page = subprocess.Popen([sys.executable, "-m", "stoker", "ui", str(folder), "--port", "0"], stdout=sys.stderr)
     try:
         yield

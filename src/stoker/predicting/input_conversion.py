@@ -49,24 +49,24 @@ def fill(
     """The inputs of all rows."""
     bad = {row: ("", reason) for row, reason in rows.broken.items()}
     filled: dict[str, InputSamples] = {}
-    for one in inputs:
-        names = columns[one.name]
+    for spec in inputs:
+        names = columns[spec.name]
         values = [rows.columns[name] for name in names]
         if len(names) > 1:
-            samples = elements(values, names, one, allow_nan=allow_nan)
+            samples = elements(values, names, spec, allow_nan=allow_nan)
         elif (
-            (shape := one.image) is not None
-            and one.datatype != "BYTES"
+            (shape := spec.image) is not None
+            and spec.datatype != "BYTES"
             and not (isinstance(values[0], pa.Array) and _is_list(values[0].type))
         ):
             folder = Path() if rows.names is not None else Path(rows.source).parent
-            image = partial(image_of, one=one, shape=shape, settings=pixels, folder=folder)
-            plain = partial(of_value, one=one, allow_nan=allow_nan)
+            image = partial(image_of, spec=spec, shape=shape, settings=pixels, folder=folder)
+            plain = partial(of_value, spec=spec, allow_nan=allow_nan)
             objects = values[0].to_pylist() if isinstance(values[0], pa.Array) else values[0]
-            samples = collected(objects, one, partial(_either, image=image, plain=plain))
+            samples = collected(objects, spec, partial(_either, image=image, plain=plain))
         else:
-            samples = numbers(values[0], one, allow_nan=allow_nan)
-        filled[one.name] = samples
+            samples = numbers(values[0], spec, allow_nan=allow_nan)
+        filled[spec.name] = samples
         for row, reason in samples.bad.items():
             bad.setdefault(row, (", ".join(names) if len(names) == 1 else "", reason))
     varying = [spec for spec in inputs if spec.count is None]
