@@ -65,7 +65,7 @@ def collector_paused() -> Iterator[None]:
     finally:
         if gc.get_threshold()[0] == 0:
             is_worth_it = gc.get_count()[0] > before[0]  # new objects than a collection of them waits for
-            if is_worth_it and gc.get_freeze_count() == 0:  # else somebody keeps objects from being visited for good
+            if is_worth_it and gc.get_freeze_count() == 0:  # else the program keeps objects from being visited for good
                 gc.freeze()  # into a generation of their own, without visiting them,
                 gc.unfreeze()  # and into the oldest
             gc.set_threshold(*before)

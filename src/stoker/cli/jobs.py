@@ -52,6 +52,7 @@ from stoker.cli.train_elsewhere import (
     Variables,
     Verify,
     launch_options,
+    require_possible_elsewhere,
     train_elsewhere,
 )
 from stoker.cli.ui import local_page
@@ -235,6 +236,9 @@ def train(
     }
     with reported(debug=debug):
         if is_elsewhere(on):
+            require_possible_elsewhere(
+                on, for_pools={"--deadline": deadline, "--verify": verify}, fork=fork, ui=with_ui
+            )
             arguments = {
                 "--checkpoint-every": checkpoint_every,
                 "--device-mtbf": device_mtbf,
@@ -246,21 +250,6 @@ def train(
                 "--slice": slice_length,
             }
             options = launch_options(given, arguments, run_dir=run_dir, plan_file=plan_file, new=new, resume=resume)
-            if (deadline or verify) and on.replace("/", ":").partition(":")[0] != "pool":
-                raise BadJob(
-                    f"--{'deadline' if deadline else 'verify'} is for pools, and {on} is none",
-                    remedy="Leave it out, or name a pool: --on pool.",
-                )
-            if with_ui:
-                raise BadJob(
-                    f"--ui shows a run on this machine, and {on} is elsewhere",
-                    remedy="Leave it out; `stoker ui` shows what has come back of the run.",
-                )
-            if fork:
-                raise BadJob(
-                    f"--fork {fork} starts from a checkpoint here, which does not travel to {on}",
-                    remedy="Fork it here, or start a new run there without --fork.",
-                )
             train_elsewhere(job_file, settings, on, options, detach=detach, dry_run=dry_run, as_json=as_json)
             return
         if stray := next((option for option, value in given.items() if value), None):

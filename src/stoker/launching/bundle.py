@@ -2,7 +2,7 @@
 
 What: the job file with what it imports from its folder, uncommitted changes included; links to its data; Stoker's own
 package; data files. At the place they are `ROOT/code/DIGEST`, `ROOT/stoker/DIGEST` and `ROOT/data/DIGEST`: what is
-there already is not sent, and what is there is whole, since a transfer is unpacked aside and renamed.
+there already is not sent, and existing files are complete, since a transfer is unpacked aside and renamed.
 Use when: a launcher starts a run. Costs: hashing; data files are hashed once until they change.
 Does not travel: other files that the job reads by itself, unless `--send FILE` names them; packages (see
 `environment_lock.py`); environment variables, but for those that are named.

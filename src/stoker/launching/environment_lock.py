@@ -3,7 +3,7 @@
 What: the versions of Stoker's requirements, of the packages that the job imports, and of all that these require. At the
 place they become `ROOT/environments/DIGEST-pyX.Y`, a virtual environment of the place's own Python and pip, whose
 indexes and settings count. Two at once wait for each other; a failed one leaves nothing.
-Use when: `--env lock`, the default; `--env theirs` or `--env PYTHON` takes what is there, and `--image` an image.
+Use when: `--env lock`, the default; `--env theirs` or `--env PYTHON` takes one that exists, and `--image` an image.
 Costs: minutes the first time (PyTorch is large), milliseconds after that.
 Portable are versions, not builds: `2.13.0+cpu` is asked for as `2.13.0`, so that a place with GPUs gets its own build
 of PyTorch, and one without takes the build that its index has. NVIDIA's libraries and Triton are left to PyTorch, which

@@ -230,7 +230,7 @@ class Follower:
         holds_stops: for people: a `stopped` event that others follow, as after a preemption, is given to `sink` as
             `noted`, since a live display ends with the first `stopped`; and the report is the one here.
         clock, sleep: time [s], and waiting.
-        is_watching: False: give what is there, once, and return.
+        is_watching: False: read the log once, and return.
     """
 
     directory: RunDirectory

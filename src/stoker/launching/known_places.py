@@ -42,7 +42,7 @@ class KnownPlace:
         return self.is_reachable and not self.missing and not self.problem
 
     def in_words(self) -> str:
-        """What is wrong, or else what is there, in one line."""
+        """The problem of the place, or else its devices, in one line."""
         if self.problem or self.missing:
             return self.problem or "; ".join(self.missing)
         return " · ".join(f"{name} {text}" for name, text in self.facts.items())

@@ -107,8 +107,8 @@ def run_order(sent: Path, root: Path, most_held_s: float | None = None, submitte
     """Run the order in the folder `sent`, and repeat its log and state; the exit code of the run.
 
     Raises:
-        PlaceFailed: the order cannot be read, data that the job reads are not there, or a run of that name of somebody
-            else is.
+        PlaceFailed: the order cannot be read, data that the job reads are not there, or there is a run of that name
+            with another owner.
     """
     try:
         order = loads((sent / ORDER).read_bytes(), LaunchOrder)
@@ -130,7 +130,7 @@ def run_order(sent: Path, root: Path, most_held_s: float | None = None, submitte
     before = launch / ORDER
     if before.exists() and loads(before.read_bytes(), LaunchOrder).owner != order.owner:
         raise PlaceFailed(
-            f"there is a run of that name already, in {directory}, of somebody else",
+            f"there is a run of that name already, in {directory}, with another owner",
             remedy="Give this one another name: --run-dir runs/NAME.",
         )
     launch.mkdir(parents=True, exist_ok=True)

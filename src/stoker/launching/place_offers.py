@@ -54,7 +54,7 @@ class PlaceOffer:
         price_per_h: of all devices; 0: nothing is charged; None: unknown.
         interrupted: probability of at least one preemption [0 to 1].
         sticker: place in the order of price an hour, from 1; None: no price is known.
-        why: what speaks for it or against it.
+        why: the reason for or against it.
         problem: why it cannot be taken; "" if it can.
     """
 

@@ -145,7 +145,7 @@ class RayLauncher(Launcher):
         if submission.secrets:
             names = ", ".join(submission.secrets)
             raise PlaceFailed(
-                f"Ray shows the variables of a job to everybody who can see it, so that {names} cannot be sent",
+                f"Ray shows the variables of a job to all its users, so that {names} cannot be sent",
                 remedy="Set them on the nodes of the place, and leave --secret out.",
             )
         address = submission.target.address
@@ -155,7 +155,7 @@ class RayLauncher(Launcher):
         going = [job for job in jobs if job["status"] in {"PENDING", "RUNNING"}]
         if any(job["metadata"].get("owner") != submission.owner for job in jobs):
             raise PlaceFailed(
-                f"the cluster at {address} has a run {submission.run} of somebody else",
+                f"the cluster at {address} has a run {submission.run} of another owner",
                 remedy="Give this one another name: --run-dir runs/NAME.",
             )
         if going:

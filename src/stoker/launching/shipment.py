@@ -89,7 +89,7 @@ def ship(
 
     Raises:
         PlaceFailed: the place cannot take it (full disk, no Python, a version that cannot be installed, a run of that
-            name of somebody else).
+            name with another owner).
         PlaceUnreachable: the line was cut; what is whole there is not sent again.
     """
     root = line.absolute(submission.root)
@@ -105,7 +105,7 @@ def ship(
 
 
 def _require_own(line: Line, directory: str, owner: str) -> None:
-    """Refuse a run of that name which belongs to somebody else, or is finished and not known here any more."""
+    """Refuse a run of that name which has another owner, or is finished and not known here any more."""
     text = line.read(f"{directory}/launch/order.json")
     if text:
         other = record_there(line, f"{directory}/launch/order.json", lambda: loads(text, LaunchOrder).owner)

@@ -645,7 +645,7 @@ def state_of(job: SlurmJob | None, hosts: Sequence[HostState], *, is_stopped: bo
             why = "saved and left, as asked" if code else "stopped, as asked"
     starts = max(0.0, job.starts_at - now) if job.starts_at is not None and phase in {"queued", "requeued"} else None
     state = seen_now(phase, why, evidence, exit_code=code, starts_in_s=starts, restarts=job.restarts)
-    # Of an end it counts when the hosts gave their devices back, and not when somebody asked.
+    # The time of an end is when the hosts released their devices, and not when it was requested.
     return replace(state, at=max(host.at for host in hosts)) if phase in ENDED and hosts else state
 
 

@@ -148,7 +148,7 @@ def pack_bundles(bundles: Iterable[Bundle], target: Path) -> TreeIndex:
 
 
 def pack_folder(root: Path, names: Iterable[str], target: Path, limits: TreeLimits) -> TreeIndex:
-    """Write the regular files `names` below `root`, which somebody else may write, as a tree into the file `target`.
+    """Write the regular files `names` below `root`, which another user may write, as a tree into the file `target`.
 
     Files that are links, are reached through one, are not regular or are gone are left out. What is written is what was
     hashed, whatever its writer does at the same time.
@@ -278,7 +278,7 @@ def read_member(path: Path, name: str, limits: TreeLimits) -> bytes | None:
 
 
 def plain_names(root: Path, most: int = 20_000) -> list[str]:
-    """Names of the regular files below a folder that somebody else may have written; links are not followed.
+    """Names of the regular files below a folder that another user may have written; links are not followed.
 
     Raises:
         BadRun: there are more than `most`, or it cannot be read.

@@ -74,7 +74,7 @@ class BlobStore:
         return set(self._senders.get(digest, ()))
 
     def note_sender(self, digest: str, sender: str) -> None:
-        """Keep in mind that a key has sent a blob which is here, to somebody who sent it on."""
+        """Record that a key has sent a blob which is here, to a peer that forwarded it."""
         if sender not in self._senders.get(digest, ()):
             self._senders.setdefault(digest, set()).add(sender)
             append_line(self.folder / "senders" / digest, sender, error=BadRun, is_durable=True)

@@ -64,7 +64,7 @@ def keep_block(
     limits: TreeLimits,
     aside: Path,
 ) -> Block:
-    """Store a checkpoint of a run that somebody else writes, with the run's records, and return the block.
+    """Store a checkpoint of a run that another process writes, with the run's records, and return the block.
 
     Args:
         run: the run's directory.

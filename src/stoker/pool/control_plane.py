@@ -532,7 +532,7 @@ class ControlPlane:
             if len(content) > MOST_BYTES:
                 break
         draft = read_draft(bytes(content))
-        if not draft.is_signed():  # before it counts against the key, which somebody else may have written there
+        if not draft.is_signed():  # before it counts against the key, which another client may have written there
             raise _Unsigned(f"the signature is not of the key {short(draft.actor)} over this event in this pool")
         self._by_key.take(draft.actor, f"the key {short(draft.actor)}")
         event = await self.submit(draft)

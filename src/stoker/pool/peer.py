@@ -50,7 +50,7 @@ MOST_KEPT_BYTES = 64 * GIB
 """What a renter keeps for its leases at most [bytes]."""
 _LEAST_FREE_BYTES = GIB
 _EXPECTED_S = 600.0
-"""How long somebody who was announced is expected [s]."""
+"""How long an announced peer is expected [s]."""
 _NO_PATH_S = 60.0
 """How long is waited before a direct path is tried again that was not there [s]."""
 _MOST_ANNOUNCED, _MOST_SENDERS = 200, 16
@@ -261,7 +261,7 @@ class Peer:
         return any(who == key and time.monotonic() < until for (who, _), (_, _, until) in self._expected.items())
 
     async def _serve(self, key: str, head: Head, incoming: Incoming) -> tuple[Head, Body]:
-        """Answer the pool, or somebody whom it announced."""
+        """Answer the pool, or a peer that it announced."""
         if key == self._client.address.key:
             return await self._serve_pool(head), b""
         try:
@@ -297,7 +297,7 @@ class Peer:
         return {"ok": True}
 
     def _forward(self, path: Path) -> None:
-        """Send a blob to the pool, for somebody who does not reach this peer."""
+        """Send a blob to the pool, for a peer that does not reach this one."""
         try:
             self._client.put_blob(path, through_pool=True)
         except (StokerError, OSError) as problem:

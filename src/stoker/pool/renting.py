@@ -530,7 +530,7 @@ class _PoolRun:
         Raises:
             PlaceFailed: there is none.
             BadJob: none is within what may be spent.
-            Refused: the deposit is not covered, or somebody else was faster.
+            Refused: the deposit is not covered, or another renter was faster.
         """
         terms = _terms_of(self.handle)
         target = LaunchTarget(text="pool", kind="pool", address=self.handle["address"], device=self.handle["device"])
@@ -851,7 +851,7 @@ def _leases(client: PoolClient, job: str) -> list[dict[str, Any]]:
     """The leases of a run, in order.
 
     Raises:
-        PlaceFailed: one of them is somebody else's.
+        PlaceFailed: one of them has another owner.
     """
     assert client.key is not None
     found: list[dict[str, Any]] = []

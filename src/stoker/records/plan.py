@@ -271,7 +271,7 @@ class Candidate:
 
     `memory_bytes` is what the device has, `is_here` whether it is attached; `untried` is the forecast before trials
     confirmed the plan (None: it is `forecast`, or there was none); `price` is what an hour of it costs (None:
-    nothing, or no one offers it); `why` says in a few words what speaks for it or against it.
+    nothing, or no one offers it); `why` gives in a few words the reason for or against it.
     """
 
     schema: ClassVar[int] = 2
@@ -319,7 +319,7 @@ class Decision:
     """The planner's answer: the chosen plan first, why, and what was rejected.
 
     `candidates` has one plan for each device, or for each layout over several, best first. `advice` is one sentence for
-    somebody who asks which device to take. `others_share` is what other processes used of the CPU in trials [0 to 1],
+    a user who asks which device to take. `others_share` is what other processes used of the CPU in trials [0 to 1],
     where that was enough to matter: plans were then tried with the threads that they left free. `is_settled` is False
     where a run begins under the plan and tries others on its own updates. `memory_limit_bytes` is what its user allowed
     (None: all that the device has), there or where the run goes on.

@@ -77,7 +77,7 @@ def open_storage(url: str, directory: Path) -> RDBStorage:
     """The storage at `url`, or the file in the study's directory if that is empty; it is made if it is not there.
 
     Raises:
-        BadJob: the URL cannot be read, or what speaks to such a database is not installed.
+        BadJob: the URL cannot be read, or the driver of such a database is not installed.
         BadRun: the database is damaged, of another version, or does not answer.
     """
     place = url or f"sqlite:///{(directory / FILE).absolute()}"

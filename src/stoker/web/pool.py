@@ -1,4 +1,4 @@
-"""A pool on the page of places: asked by a process of its own, while somebody looks at it.
+"""A pool on the page of places: queried by a process of its own, while the page is open.
 
 Whatever the pool sends is read and made small there (`stoker.pool.overview`); this process takes one line of bounded
 length, within a time limit, and is held up by nothing else.

@@ -156,7 +156,7 @@ def _suspended(owner: Object, workload: Object | None, position: str, restarts: 
     name = f"{owner['kind']} {owner['metadata']['name']}: suspended"
     if workload is None:
         return seen_now(
-            "queued", "it is suspended: what it needs is being sent, or somebody suspended it", name, restarts=restarts
+            "queued", "it is suspended: what it needs is being sent, or a user suspended it", name, restarts=restarts
         )
     evicted = condition(workload, "Evicted")
     if evicted is not None and condition(workload, "QuotaReserved") is None:

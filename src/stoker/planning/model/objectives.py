@@ -184,7 +184,7 @@ def choose(
 
 
 def advice(chosen: Candidate, rentable: Sequence[Candidate]) -> str:
-    """One sentence for somebody with a model and a laptop: is it enough here, or what to rent, and what that changes.
+    """One sentence for a user with a model and a laptop: is it enough here, or what to rent, and what that changes.
 
     Args:
         chosen: the best plan for what is here.

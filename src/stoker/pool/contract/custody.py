@@ -2,7 +2,7 @@
 
 The log decides (`escrow.settlement_of`, `refund_of`), the contract holds and bounds. A lease of a pool whose rules
 name a contract is taken once its deposit is there, and accepted once its bond is; each co-signed beat has a voucher;
-what a lease came to is signed as a verdict, which anybody may bring to the contract. `keep_up` does so, and brings the
+what a lease came to is signed as a verdict, which anyone may bring to the contract. `keep_up` does so, and brings the
 roots.
 """
 
@@ -216,7 +216,7 @@ class Custody:
         A lease whose deposit is there from an earlier try is opened with it.
 
         Raises:
-            Refused: the deposit is not covered, or somebody else was faster.
+            Refused: the deposit is not covered, or another renter was faster.
         """
         assert client.key is not None
         earliest_s = least_deadline_s(self.contract.now_s(), offer.max_s, body.window_s)

@@ -249,7 +249,7 @@ class EscrowContract:
         """Terms of all leases of a renter, or of an agent, in their order.
 
         Args:
-            renter: its address; None: anybody's.
+            renter: its address; None: any renter's.
             agent: likewise.
             since: first block to look at; nodes bound how many they search.
         """

@@ -415,7 +415,7 @@ class LaunchedWorker(ElasticWorker):
             raise WorkerRetired(RunFailed.exit_code)
         missing = [rank for rank in range(place.size) if rank not in came]
         # This process may serve the store: the others have to learn of the outcome before it ends.
-        self._open.set(f"{name}/outcome", "somebody is missing")
+        self._open.set(f"{name}/outcome", "a rank is missing")
         wait_for(self._open, [f"{name}/left/{rank}" for rank in came if rank != place.rank], _FAREWELL_S)
         raise RunFailed(
             f"{len(came)} of {place.size} processes met at {place.host}:{place.port} in "
