@@ -176,7 +176,7 @@ def test_a_run_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
     """A name that collides is refused, and nothing is sent."""
     with FakeRay(tmp_path, holds=True) as head:
         LAUNCHER.start(submission(head, tmp_path), lambda text: None)
-        with pytest.raises(PlaceFailed, match="somebody else"):
+        with pytest.raises(PlaceFailed, match="another owner"):
             LAUNCHER.start(submission(head, tmp_path, owner="you@there:/runs"), lambda text: None)
         assert len(head.jobs) == 1
 
