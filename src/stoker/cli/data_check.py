@@ -102,13 +102,13 @@ def check_display(*, quiet: bool, console: Console) -> Iterator[Tell]:
     if quiet:
         yield lambda _what, _done, _total: None
     elif console.is_terminal and not console.is_dumb_terminal:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich import progress  # noqa: PLC0415 - takes longer than a command's help
 
-        with Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
+        with progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeRemainingColumn(),
             console=console,
             transient=True,
         ) as progress:

@@ -122,7 +122,7 @@ def read_inputs(path: Path | None) -> dict[str, NDArray[Any]] | None:
     """
     if path is None:
         return None
-    import numpy as np
+    import numpy as np  # noqa: PLC0415 - takes longer than a command's help
 
     try:
         with np.load(path, allow_pickle=False) as stored:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -243,8 +245,6 @@ def pool_ledger(
 
 
 def _event_line(event: pool.Event) -> Text:
-    from datetime import UTC, datetime
-
     at = datetime.fromtimestamp(event.received_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
     return Text.assemble(
         (f"{event.seq:>6}  {at}  ", "dim"),
@@ -361,8 +361,6 @@ def _offers_for(
     as_json: bool,
 ) -> None:
     """Rank offers for a job, and print them."""
-    import time
-
     if wanted["isolation"] not in pool.ISOLATIONS:
         raise BadJob(f"--isolation {wanted['isolation']}: wanted {', '.join(pool.ISOLATIONS)}")
     needs = pool.Needs(

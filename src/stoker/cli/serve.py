@@ -134,7 +134,7 @@ def announce_deployment(objects: Sequence[dict[str, Any]], *, on: str, dry_run: 
     if as_json:
         print_document({"objects": list(objects), "applied": not dry_run})
     elif dry_run:
-        import yaml
+        import yaml  # noqa: PLC0415 - an extra
 
         print(yaml.safe_dump_all(objects, sort_keys=False, width=120), end="")
     else:

@@ -47,8 +47,8 @@ def ui(
     """Show runs, plans, studies and services on a local page; only this machine reaches it."""
     with reported(debug=debug):
         try:
-            from stoker.web.pool import Pool
-            from stoker.web.ui import serve_ui
+            from stoker.web.pool import Pool  # noqa: PLC0415 - an extra
+            from stoker.web.ui import serve_ui  # noqa: PLC0415 - likewise
         except ImportError as problem:
             raise ServiceError(
                 f"the page needs {problem.name}, which is not installed here", remedy="pip install 'stoker[ui]'"
