@@ -111,9 +111,9 @@ def check_display(*, quiet: bool, console: Console) -> Iterator[Tell]:
             progress.TimeRemainingColumn(),
             console=console,
             transient=True,
-        ) as progress:
-            task = progress.add_task("", total=None)
-            yield lambda what, done, total: progress.update(task, description=what, completed=done, total=total or None)
+        ) as bar:
+            task = bar.add_task("", total=None)
+            yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
     else:
         yield _Lines(console, clock=time.monotonic)
 
