@@ -36,7 +36,7 @@ class Activity:
 
 
 _UNDER_WAY: list[Activity] = []
-"""Of this process, the outermost first."""
+"""Activities of this process, the outermost first."""
 
 
 @contextmanager

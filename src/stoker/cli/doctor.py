@@ -170,7 +170,7 @@ def find_cautions(
 
 
 def _thread_cautions(environment: Mapping[str, str], cores: int) -> list[str]:
-    """Of variables that set numbers of threads. A plan sets PyTorch's itself, up to OMP_NUM_THREADS or `--threads`."""
+    """Cautions about thread variables. A plan sets PyTorch's number itself, up to OMP_NUM_THREADS or `--threads`."""
     cautions = []
     for name in (*_THREAD_VARIABLES, _THREAD_LIMIT):
         value = environment.get(name, "")
@@ -189,7 +189,7 @@ def _thread_cautions(environment: Mapping[str, str], cores: int) -> list[str]:
 
 
 def _ceiling_cautions(ceilings: Ceilings) -> list[str]:
-    """Of measured rates that surprise."""
+    """Cautions about unexpected measured rates."""
     cautions = []
     fp32 = ceilings.gemm_flops.get("fp32")
     for dtype in ("bf16", "fp16", "tf32"):
@@ -205,7 +205,7 @@ def _ceiling_cautions(ceilings: Ceilings) -> list[str]:
 
 
 _SIZES = (4, 64 * KIB, MIB, 64 * MIB)
-"""Of the messages shown [bytes]."""
+"""Sizes of the messages shown [bytes]."""
 
 
 def links_table(links: Links) -> Table:

@@ -263,7 +263,7 @@ def _memory_bytes() -> int:
 
 
 def _measured_bytes(claimed: int, kind: str) -> int:
-    """Of a GPU all that a job could have; of a CPU at most 2 GiB, whose product takes a minute."""
+    """Memory to measure [bytes]: what a job could have of a GPU, at most 2 GiB of a CPU's, which takes a minute."""
     return int(0.9 * claimed) if kind == "cuda" else min(claimed // 2, 2 << 30)
 
 

@@ -452,7 +452,7 @@ def _text_of(file: IO[bytes]) -> str:
 
 
 def files_to_copy(there: Mapping[str, Sequence[int]], into: Path) -> set[str]:
-    """Of the files that another machine lists, with size [bytes] and time of change [s], those to copy into `into`.
+    """The files to copy into `into`, of those that another machine lists with size [bytes] and time of change [s].
 
     Not those that are here and equal, that stay there, that are being written, or whose path leads out of the folder.
     """

@@ -72,7 +72,7 @@ class LayoutAxis(abc.ABC):
     """
 
     name: str
-    """Of the mesh's dimension, of both files, and of the field of `Layout` if there is one."""
+    """Name of the mesh's dimension, of both files, and of the field of `Layout` if there is one."""
     explanation: str
     """What is divided, as a clause."""
     complexity: int = 100

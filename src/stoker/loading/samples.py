@@ -342,7 +342,7 @@ class SampleSubset(RearrangedSamples):
 
 
 def rows_of(samples: Samples, given: Indices) -> Indices:
-    """Of values `given` for all of a job's data [N], the ones for `samples`, all or a subset of the data."""
+    """The rows of `given`, values for all of a job's data [N], that belong to `samples`, all of it or a subset."""
     return given[samples.indices] if isinstance(samples, SampleSubset) else given
 
 

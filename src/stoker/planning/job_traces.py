@@ -153,7 +153,7 @@ _distributions = functools.cache(packages_distributions)
 
 
 def _version(package: str) -> str | None:
-    """Of the installed package that the top-level module `package` belongs to; None for the user's own modules."""
+    """Version of the installed package of the top-level module `package`; None for the user's own modules."""
     file = getattr(sys.modules.get(package), "__file__", None) or ""
     if not {"site-packages", "dist-packages"} & set(Path(file).parts):
         return None

@@ -499,7 +499,7 @@ class ControlPlane:
         return {key: classes.get(key, "") for key in self._present}
 
     def verifiers(self) -> dict[str, str]:
-        """Of the agents that are present those that replay blocks, with their determinism class.
+        """The present agents that replay blocks, with their determinism class.
 
         They have an offer; in an open pool they were also admitted, or passed a check themselves: keys cost nothing.
         """

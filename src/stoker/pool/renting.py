@@ -890,7 +890,7 @@ def _client(terms: Terms) -> PoolClient:
 
 
 _peers: dict[tuple[str, str], Peer | None] = {}
-"""Of this process, by pool and key; None: the pool has no rendezvous."""
+"""Peers of this process, by pool and key; None: the pool has no rendezvous."""
 
 
 def _blobs(client: PoolClient, job: str, terms: Terms, tell: Callable[[str], None] = lambda _: None) -> BlobCache:

@@ -192,7 +192,7 @@ class CheckpointManifest:
     skeleton: dict[str, JSON]
     """The optimiser's and the loop's state with tensors replaced by their names in the weight files."""
     layout: Layout = ONE_PROCESS
-    """Of the processes that wrote it."""
+    """The layout of the processes that wrote it."""
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
     """The location of each tensor that several processes wrote; one process writes `model.x` to `model.safetensors`."""
     checksum: str = ""

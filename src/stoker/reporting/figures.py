@@ -123,7 +123,7 @@ def as_chart(key: str, title: str, words: str, figure: Any, *, has_legend: bool 
 
 
 COLOURS = ("blue", "ember", "teal", "violet", "amber", "good", "bad", "grey")
-"""Of curves that share a figure, in this order."""
+"""Colours of curves that share a figure, in this order."""
 
 
 def plot_report(report: Report) -> Any:

@@ -35,7 +35,7 @@ COLUMNS = (
     "data_s",
     "split_s",
 )
-"""Of progress: `data_s` is the time waited for data, `split_s` all of the time that the event stands for."""
+"""Columns of progress: `data_s` is the time waited for data, `split_s` all of the time that the event covers."""
 _SAMPLES, _RATE = COLUMNS.index("samples"), COLUMNS.index("samples_per_s")
 
 _MOST_SEGMENTS = 256
@@ -173,7 +173,7 @@ class FoldedLog:
         return float(self.progress.rows[-1, _SAMPLES]) if self.progress.length else -math.inf
 
     def _take_progress(self, wall_time: float, fields: Mapping[str, JSON], row: list[float]) -> None:
-        """Of a progress event what is kept besides its row; called for every line of a long log."""
+        """Keep what a progress event has besides its row; called for every line of a long log."""
         self._append_segment(wall_time, fields, row)
         if isinstance(rates := fields.get("lrs"), list):
             self.rates += [Table(2) for _ in range(len(self.rates), min(len(rates), _MOST_GROUPS))]

@@ -215,7 +215,7 @@ def _unchanged(_: RunSnapshot, __: Event) -> dict[str, Any]:
 
 
 def _noted(_: RunSnapshot, event: Event) -> dict[str, Any]:
-    """Of a run elsewhere, notes tell its phase there."""
+    """The phase of a run elsewhere, from its notes."""
     phase = text(event, "phase")
     if phase not in _WAITING:
         return {}

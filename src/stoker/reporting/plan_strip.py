@@ -19,7 +19,7 @@ from stoker.reporting.summary import training_speed
 from stoker.reporting.wording import plan_in_difference
 
 WIDTH = 300.0
-"""Of a strip [pixels]."""
+"""Width of a strip [pixels]."""
 
 _TRIALS_WIDTH = 0.6
 """Least share of a strip for the samples in which plans were tried, which are few of the run's [0 to 1]."""

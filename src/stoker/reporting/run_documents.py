@@ -267,7 +267,7 @@ def _inner(document: JSON, *path: str | int) -> JSON:
 
 
 def forecast_of(decision: JSON) -> dict[str, JSON]:
-    """Of a stored Decision what rows and charts need, without reading all of it: estimates as [value, low, high]."""
+    """The part of a stored Decision that rows and charts need: estimates as [value, low, high]."""
     forecast = _inner(decision, "candidates", 0, "forecast")
     document: dict[str, JSON] = {
         "device": _inner(decision, "device"),

@@ -56,7 +56,7 @@ def render_sections(report: Report, examples: Sequence[ExampleSet] = ()) -> str:
 
 
 def _by_class(report: Report, sets: Sequence[ExampleSet]) -> list[tuple[str, str, list[tuple[str, str, float]]]]:
-    """Of each metric that has a value for every class the last ones: title, words, and (class, value, length) of bars.
+    """The last values of each metric that has one per class: title, text, and (class, value, length) of bars.
 
     Classes go by their names where each has its own, else by their numbers.
     """

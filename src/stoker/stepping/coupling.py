@@ -537,7 +537,7 @@ def _calls(probe: CouplingProbe, model: nn.Module, halves: Halves, half: int) ->
 
 
 def _half(values: Any, halves: Halves, half: int) -> list[torch.Tensor]:
-    """Of every floating tensor whose first dimension is the batch (or a multiple): the rows of half 0 or 1."""
+    """The rows of half 0 or 1 of every floating tensor whose first dimension is the batch (or a multiple)."""
     rows: list[torch.Tensor] = []
     first, size = len(halves[0]), sum(map(len, halves))
 

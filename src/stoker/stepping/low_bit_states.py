@@ -251,7 +251,7 @@ def dynamic_map(*, is_signed: bool) -> tuple[float, ...]:
 
 
 _LOWER_BITS = 13
-"""Of an fp32 number, which the table of nearest entries leaves out."""
+"""Lower bits of an fp32 number, which the table of nearest entries leaves out."""
 
 
 @functools.lru_cache(maxsize=8)

@@ -182,7 +182,7 @@ class Step:
             self._compile()
         self._python = python_state(self.model, self.objective.loss_object, with_tensors=False)
         self.loss_scale = LossScale(job.batch_size)
-        """Of losses, while the plan's precision is fp16."""
+        """The scale of losses, while the plan's precision is fp16."""
         self._compose()
         self.on_composed: Callable[[], object] = lambda: None
         """Called after another plan has rebuilt the passes."""

@@ -188,7 +188,7 @@ _ENDING_S = 30.0
 """How long a process may live on after its result [s], as one does whose threads do not end; then it is killed."""
 
 _LONGEST_WAIT_S = 3600.0
-"""Of one look at the children [s]: the system's own waiting takes no more than 24 days."""
+"""Longest wait for the children at a time [s]; the system's limit is 24 days."""
 
 
 class TrialSource(Protocol):

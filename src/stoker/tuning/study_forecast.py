@@ -11,7 +11,7 @@ from stoker.records import Estimate
 from stoker.records.study import PlannedTrial, PrunerName, StudyForecast
 
 REDUCTION = 3
-"""Of so many trials that reach a rung, one goes on to the next, which is so many times further."""
+"""One of so many trials that reach a rung goes on to the next, which is so many times further."""
 
 _RUNGS = 3
 

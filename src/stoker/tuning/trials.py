@@ -350,7 +350,7 @@ def _surveyed(source: JobSource, planned: Sequence[PlannedTrial], prepared: Sequ
 
 
 def _directions(job: Job) -> dict[str, bool | None]:
-    """Of each measure that is one number, whether higher is better; None where it is not stated."""
+    """Whether higher is better, for each measure that is one number; None where it is not stated."""
     directions: dict[str, bool | None] = {}
     for split in job.validation:
         if job.objective.loss is not None:

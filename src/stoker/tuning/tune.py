@@ -148,7 +148,7 @@ def options_from(given: Mapping[str, Any]) -> TuneOptions:
 Sink = Callable[[StudyEvent], None]
 
 _INTERVALS = 5
-"""Of a population; runs seldom have fewer evaluations, and each interval begins with a start of a process."""
+"""Intervals of a population; runs seldom have fewer evaluations, and each interval starts a process."""
 
 
 def tune(

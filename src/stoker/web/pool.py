@@ -22,7 +22,7 @@ _ANSWER_S = 20.0
 _IDLE_S = 60.0
 """A process without a request for so long is ended [s]."""
 _MOST_BYTES, _MOST_SAID = 8 * 2**20, 64 * 1024
-"""Of an answer, and of what a process that failed says [bytes]."""
+"""Most bytes of an answer, and of a failed process's message."""
 
 
 class Pool:

@@ -307,7 +307,7 @@ class RunIndex:
 
 
 def _named(row: Row) -> dict[str, JSON]:
-    """Of a row's document what identifies it: the study that the run is a trial of, and names."""
+    """What identifies a row: the study that the run is a trial of, and names."""
     where = row.name.rsplit("/trials/", 1)
     study = printable(where[0]) if len(where) > 1 else None
     return {"id": row.id, "name": short(row.name.rsplit("/", 1)[-1]), "study": study}
@@ -568,7 +568,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def launch_of(root: Path, name: str) -> dict[str, JSON] | None:
-    """Of a run elsewhere: place, kind, phase with its reason, price [USD/h] and limit; None for a run here."""
+    """Place, kind, phase with its reason, price [USD/h] and limit of a run elsewhere; None for a run here."""
     launch = read_json(root, f"{name}/launch.json", 2**20)
     if launch.get("record") != "Launch":
         return None

@@ -251,7 +251,7 @@ def _chosen(row: Row) -> Plan | None:
 
 
 def _shown_settings(spec: JobSpec) -> dict[str, JSON]:
-    """Of a spec what a reader compares: digests of code and data as short words."""
+    """What a reader compares of a spec: digests of code and data in short form."""
     return {
         "job": spec.name,
         "parameters": dict(spec.parameters),

@@ -57,7 +57,7 @@ _SERVICES_S = 2.0
 _MOST_LOGS = 12
 """Logs that are kept folded; the one that was not asked for longest goes first."""
 _AT_ONCE_BYTES = 4 * 2**20
-"""Of a log that is read while a page waits; a longer one is previewed first."""
+"""Most of a log that is read while a page waits [bytes]; a longer one is previewed first."""
 _PREVIEW_S = 0.5
 """For which a long log is left alone, so that its preview is drawn first [s]."""
 _STREAM_BYTES = 512 * 1024
@@ -112,7 +112,7 @@ class Ui:
         self._watches: dict[str, _Watch] = {}
         self._rows_events: tuple[int, dict[tuple[int, str | None], bytes]] = -1, {}
         self._pages: dict[asyncio.Event, str | None] = {}
-        """Of each stream what wakes it, and the run that it follows."""
+        """The event that wakes each stream, and the run that it follows."""
         self._woken_at = 0.0
         self._alerts: list[tuple[int, Alert]] = []
         self._documents: dict[str, dict[str, JSON]] = {}

@@ -274,7 +274,7 @@ def _size(tensor: TensorShape) -> int:
 
 
 def _cuda_convolution_backward(operation: Operation) -> tuple[int, ...]:
-    """Of the gradient of the input, and of that of the weight."""
+    """Workspaces of the input's gradient and of the weight's [bytes]."""
     grad_BCHW, x_BCHW, weight, *_ = operation.inputs
     sums, mask = weight.numel * 4, operation.attribute("output_mask")
     is_plain = weight.dtype == "fp32" and operation.attribute("groups", 1) != 1
@@ -312,7 +312,7 @@ _RESIDENT_THREADS = {
     "9.0": 132 * 2048,
     "10.0": 148 * 2048,
 }
-"""Of the usual board of a compute capability: multiprocessors × threads that reside on each."""
+"""Resident threads of the usual board of a compute capability: multiprocessors × threads on each."""
 _USUAL_RESIDENT_THREADS = 108 * 2048
 _SUMMING_THREADS, _WARP, _VECTOR = 512, 32, 4
 _LEAST_VALUES, _MOST_VALUES = 16, 256
