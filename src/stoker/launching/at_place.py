@@ -1,4 +1,4 @@
-"""What runs at a place: starts this host's ranks of a run, watches them, restarts them, and says how it goes.
+"""The program that runs at a place: it starts this host's ranks of a run, watches and restarts them, and keeps records.
 
 `launch/` in the run's directory is all that it reads and writes:
 
@@ -80,7 +80,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOrder:
-    """What a place is to run.
+    """An order to run at a place.
 
     Attributes:
         run: name.
@@ -243,7 +243,7 @@ def rank_command(order: LaunchOrder, directory: Path, num_hosts: int) -> list[st
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """What follows from how the ranks ended: a phase, and whether they are started again here."""
+    """The consequence of how the ranks ended: a phase, and whether they are started again here."""
 
     phase: LaunchPhase
     why: str
@@ -254,7 +254,7 @@ class RankOutcome:
 def judge(
     codes: Sequence[int], *, is_stopped: bool, is_signalled: bool, order: LaunchOrder, num_hosts: int
 ) -> RankOutcome:
-    """What follows from the exit codes of a host's ranks; a negative one is the signal that ended the rank.
+    """The consequence of the exit codes of a host's ranks; a negative one is the signal that ended the rank.
 
     Args:
         codes: exit codes.
@@ -596,7 +596,7 @@ def state_of(directory: Path) -> LaunchState:
 
 
 def _full_disk(folder: Path) -> str:
-    """What to add to the evidence where the disk is full: nothing else could be written then; else ""."""
+    """Evidence of a full disk, which is all that could be written then; else ""."""
     with suppress(OSError):
         free = shutil.disk_usage(folder).free
         return f"; the disk there is full ({free:,} bytes free)" if free < _FULL_BYTES else ""

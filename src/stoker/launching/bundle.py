@@ -1,4 +1,4 @@
-"""What travels to a place: code, this Stoker and data, each a folder named by the SHA-256 of its contents.
+"""Files that are sent to a place: code, this Stoker and data, each a folder named by the SHA-256 of its contents.
 
 What: the job file with what it imports from its folder, uncommitted changes included; links to its data; Stoker's own
 package; data files. At the place they are `ROOT/code/DIGEST`, `ROOT/stoker/DIGEST` and `ROOT/data/DIGEST`: what is
@@ -269,7 +269,7 @@ def largest(bundles: Iterable[Bundle], count: int = 10) -> list[tuple[str, int]]
 
 
 def sending_text(bundles: Sequence[Bundle], to: str) -> str:
-    """What is about to be sent, with its size, and the largest files where it is much."""
+    """A line on what will be sent, with its size, and the largest files where it is much."""
     total = sum(bundle.num_bytes for bundle in bundles)
     text = f"sending {', '.join(bundle.name for bundle in bundles)} to {to}: {format_bytes(total)}"
     named = [f"{name} ({format_bytes(size)})" for name, size in largest(bundles, 10) if size >= _WORTH_NAMING_BYTES]
@@ -294,7 +294,7 @@ def require_sendable(bundles: Sequence[Bundle], most_bytes: float = MOST_BYTES) 
 
 @dataclass(frozen=True)
 class Commit:
-    """What Git knows of a folder: the commit, and what is changed since as a patch; "" without a repository."""
+    """A folder's state in Git: the commit, and later changes as a patch; "" without a repository."""
 
     name: str = ""
     diff: str = ""

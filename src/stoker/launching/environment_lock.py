@@ -201,7 +201,7 @@ def _install(folder: Path, lock: EnvironmentLock, log: IO[str]) -> None:
 
 
 def pip_problem(output: str, lock: EnvironmentLock) -> str:
-    """What pip could not install, as a sentence, from its output.
+    """A sentence on what pip could not install, from its output.
 
     >>> lock = EnvironmentLock(python="3.11", requirements=("torch==9.9",))
     >>> pip_problem("ERROR: No matching distribution found for torch==9.9", lock)

@@ -239,7 +239,7 @@ def _require_its_limits(before: Launch, state: LaunchState, options: LaunchOptio
 
 
 def _probe(launcher: Launcher, submission: Submission, options: LaunchOptions) -> Probe:
-    """What the place has, which is all that the run needs.
+    """The resources of the place, which are all that the run needs.
 
     Raises:
         PlaceFailed: something is missing, or (PlaceUnreachable) the place does not answer.
@@ -332,7 +332,7 @@ def describe_launch(
     settings: Mapping[str, object] | None = None,
     options: LaunchOptions | None = None,
 ) -> str:
-    """What `launch` would submit, as text: a batch script, a manifest, commands; nothing is sent or asked.
+    """The submission of `launch` as text: a batch script, a manifest, commands; nothing is sent or asked.
 
     Raises:
         BadJob, NoDevice: as for `launch`.
@@ -347,7 +347,7 @@ def describe_launch(
 def prepare(
     job_file: Path, job: Job, entry: Entry, directory: RunDirectory, on: str, options: LaunchOptions
 ) -> Submission:
-    """What a launcher needs to start the run; the files that would travel are read, and nothing is sent.
+    """The submission for a launcher; the files that would travel are read, and nothing is sent.
 
     Raises:
         BadJob: a file cannot travel.

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from stoker.launching.environment_lock import EnvironmentLock
 
 Handle = dict[str, Any]
-"""What finds a started run again, as JSON: a job id, a host and a directory; never a secret."""
+"""Identification of a started run, as JSON: a job id, a host and a directory; never a secret."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchTarget:
-    """What a word of `--on` means.
+    """The target that a word of `--on` names.
 
     Attributes:
         text: the word, such as `slurm:gpu/2x4xa100`.
@@ -66,7 +66,7 @@ class LaunchTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What was found at a place before anything was queued.
+    """The resources of a place before anything was queued.
 
     `missing` are sentences: what the run needs and the place lacks, with the remedy; empty if it can start. `facts` are
     shown: Python, driver, devices and their memory, free disk, ports, whether all nodes see the run's directory, the
@@ -112,7 +112,7 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What an offer is asked for.
+    """A request for offers.
 
     Attributes:
         target: where, and in which shape.
@@ -243,7 +243,7 @@ def require_known(what: str, options: Iterable[str], known: Sequence[str]) -> No
 
 
 def train_command(submission: Submission, *more: str) -> str:
-    """What runs there, for people, in a comment of a script: a setting of several lines stays in it."""
+    """The command that runs there, for a comment of a script: a setting of several lines stays in it."""
     command = ["stoker", "train", submission.job_file, *submission.arguments, *more]
     return shlex.join(command).replace("\n", "\n#     ")
 
@@ -305,7 +305,7 @@ class Launcher(abc.ABC):
 
     @abc.abstractmethod
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
-        """What is there, and what is missing; changes nothing at the place."""
+        """The resources of the place, and what is missing; changes nothing there."""
 
     @abc.abstractmethod
     def offers(self, request: Request) -> tuple[Offer, ...]:
@@ -317,7 +317,7 @@ class Launcher(abc.ABC):
 
     @abc.abstractmethod
     def script(self, submission: Submission) -> str:
-        """What `start` would submit, as people read and keep it: a batch script, a manifest, commands."""
+        """The submission of `start` in readable form: a batch script, a manifest, commands."""
 
     @abc.abstractmethod
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:

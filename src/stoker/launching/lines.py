@@ -69,7 +69,7 @@ _TIDY_UP_S = 10.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command gave: its exit code, standard output, and standard error as text."""
+    """The result of a command: its exit code, standard output, and standard error as text."""
 
     code: int
     stdout: bytes
@@ -99,7 +99,7 @@ class Line(abc.ABC):
     name: str
     """The machine, for messages."""
     mark: bytes = b""
-    """What a command's output begins with; what comes before it is a login shell's own."""
+    """The beginning of a command's output; anything before it is a login shell's."""
 
     @abc.abstractmethod
     def command(self, argv: Sequence[str]) -> list[str]:
@@ -446,7 +446,7 @@ def _skip_to(mark: bytes, stream: IO[bytes]) -> None:
 
 
 def _text_of(file: IO[bytes]) -> str:
-    """What a program wrote to a temporary file."""
+    """The text that a program wrote to a temporary file."""
     file.seek(0)
     return file.read().decode(errors="replace")
 

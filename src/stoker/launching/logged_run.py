@@ -85,7 +85,7 @@ def below_home(root: str) -> str:
 
 
 def marked(log: bytes, mark: bytes) -> list[bytes]:
-    """What follows the mark in each line that has it, whatever the platform has put before it."""
+    """The rest of each line after the mark, whatever the platform has put before it."""
     lines = (line.partition(mark) for line in log.split(b"\n")[:-1])
     return [rest.rstrip(b"\r") for _, fields, rest in lines if fields]
 

@@ -1,4 +1,4 @@
-"""What a run elsewhere costs: its price times the time in which it held devices, and the stop before `--max-cost`.
+"""The cost of a run elsewhere: its price times the time in which it held devices, and the stop before `--max-cost`.
 
 What: time counts from the first sign that devices are held (`starting`, or the first event) until they are given back;
 time in a queue, before the start or after a preemption, does not. Moments are the place's, from events and states, so
@@ -133,7 +133,7 @@ class Meter:
 
     @property
     def spent(self) -> float | None:
-        """What that cost; None where no price is known."""
+        """The cost of that time; None where no price is known."""
         return None if self.price_per_h is None else self.price_per_h * self.held_s / 3600
 
     @property
@@ -168,7 +168,7 @@ class Meter:
 
 
 def spent_of(launch: Launch, events: Iterable[Event] = ()) -> float | None:
-    """What a run elsewhere has cost as far as is known here; None where no price is known.
+    """The cost of a run elsewhere as far as it is known here; None where no price is known.
 
     While it goes on, what was recorded when it was last followed is the least.
     """

@@ -224,7 +224,7 @@ def ranked(offers: Sequence[PlaceOffer], limits: PlanLimits, objective: Objectiv
 
 
 def bytes_to_send(job: Job, entry: Entry) -> int:
-    """What travels to a place that has nothing of it yet [bytes]: code, Stoker, and data below the job's folder."""
+    """Bytes sent to a place that has none of the files yet: code, Stoker, and data below the job's folder."""
     root = work_folder(entry.path)
     data = [data_of(path, root) for path in data_paths(job) if is_below(path, root)]
     bundles = [stoker_bundle(), code_bundle(entry.path, entry.sources, data), *(candidate.bundle for candidate in data)]
@@ -233,7 +233,7 @@ def bytes_to_send(job: Job, entry: Entry) -> int:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What a place said."""
+    """The answer of a place."""
 
     target: LaunchTarget
     launcher: Launcher
@@ -242,7 +242,7 @@ class _Answer:
 
 
 def _ask(word: str) -> _Answer | str:
-    """What a place offers and has; a sentence where it cannot be asked, or lacks what a run needs."""
+    """The offers and resources of a place; a sentence where it cannot be asked, or lacks what a run needs."""
     try:
         target = parse_target(word)
         launcher = launcher_of(target.kind)
@@ -255,7 +255,7 @@ def _ask(word: str) -> _Answer | str:
 
 
 def _offers_of(word: str, answer: _Answer | str, forecasts: _Forecasts, sent_bytes: int) -> list[PlaceOffer]:
-    """What a place offers, with forecasts."""
+    """The offers of a place, with forecasts."""
     if isinstance(answer, str):
         return [PlaceOffer(text=word, problem=answer)]
     lessons, offers = lessons_of(place_of(word)), []

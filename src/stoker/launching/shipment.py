@@ -126,7 +126,7 @@ def _require_own(line: Line, directory: str, owner: str) -> None:
 
 
 def record_there(line: Line, path: str, read: Callable[[], Read]) -> Read:
-    """What `read` takes from a record at the place.
+    """The result of `read` for a record at the place.
 
     Raises:
         PlaceFailed: it is damaged, or another version's.

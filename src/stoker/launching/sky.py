@@ -351,7 +351,7 @@ _PHASES: dict[str, tuple[LaunchPhase, str]] = {
     "FAILED_PRECHECKS": ("failed", "SkyPilot refuses the task"),
     "FAILED_CONTROLLER": ("lost", "SkyPilot's controller failed"),
 }
-"""What SkyPilot's states mean; others are failures."""
+"""Phases by SkyPilot's states; others are failures."""
 
 _OVER = frozenset({"SUCCEEDED", "CANCELLED", "FAILED", *(status for status in _PHASES if status.startswith("FAILED_"))})
 
@@ -417,7 +417,7 @@ def _log(handle: Handle) -> bytes:
 
 
 def _sky(*words: str, variables: Mapping[str, str] | None = None, timeout_s: float = _TIMEOUT_S) -> str:
-    """What a command of SkyPilot prints.
+    """The output of a command of SkyPilot.
 
     Raises:
         PlaceFailed: SkyPilot is missing, or refuses.

@@ -134,7 +134,7 @@ class SlurmLauncher(Launcher):
         return target
 
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
-        """What the scheduler says of the partition; and what its nodes say, if they are free for a step of seconds."""
+        """The scheduler's data on the partition, and its nodes' if they are free for a step of seconds."""
         line, stated = _line(target), _options(target, options)
         cluster = _ask_cluster(line, "")
         partition = cluster.partition(target)
@@ -287,7 +287,7 @@ class SlurmLauncher(Launcher):
             raise PlaceFailed(f"{error.args[0]} is not set", remedy="Submit launch/batch.sh with sbatch.") from error
 
     def state(self, handle: Handle) -> LaunchState:
-        """What the scheduler says, made precise by what the run's hosts wrote; `unknown` if there is no answer."""
+        """The scheduler's state, made precise by the files of the run's hosts; `unknown` if there is no answer."""
         line = line_to(handle["host"])
         try:
             about = (handle["job"], handle["directory"], _secrets_path(handle))
@@ -391,7 +391,7 @@ srun --quiet --label "$@" sh -c "$script" sh "$seen"
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a job asks of a partition, in Slurm's options.
+    """A job's request to a partition, in Slurm's options.
 
     Attributes:
         device: `cpu`, a GPU as the request names it, or `gpu` for any.
@@ -539,7 +539,7 @@ exit $code
 
 @dataclass(frozen=True, kw_only=True)
 class _Cluster:
-    """What the scheduler says: its partitions, and this user's jobs of a name as (number, state, directory)."""
+    """The scheduler's data: its partitions, and this user's jobs of a name as (number, state, directory)."""
 
     host: str
     version: str
@@ -572,12 +572,12 @@ def _slurm(line: Line, script: str, about: Mapping[str, str], *arguments: str) -
 
 
 def _parts(answer: Answer) -> list[str]:
-    """What stands before, between and behind the marks, which begin lines."""
+    """The text before, between and after the marks, which begin lines."""
     return re.split(f"^{_MARK}", answer.text, flags=re.MULTILINE)
 
 
 def _ask_nodes(line: Line, shape: Shape, root: str) -> Answer:
-    """What as many nodes as the job needs say of themselves, in a step that starts at once or not at all."""
+    """Facts of as many nodes as the job needs, from a step that starts at once or not at all."""
     whole = replace(shape, time_s=60.0, cpus=1, gres=re.sub(r"\d+$", "1", shape.gres))
     flags = [*whole.flags(), f"--immediate={PROBE_WAIT_S}", "--job-name=stoker-probe"]
     return line.shell(_PREFIX + _ASK_NODES, root, _NODE, *flags, timeout_s=PROBE_TIMEOUT_S, check=False)

@@ -1,4 +1,4 @@
-"""What Slurm's commands say, as values: partitions, nodes and their GPUs, jobs, errors; nothing here runs a command.
+"""Answers of Slurm's commands as values: partitions, nodes and their GPUs, jobs, errors; nothing here runs a command.
 
 Text is read, not JSON: `squeue --json` needs a plug-in that many clusters lack, and its fields changed with versions.
 Source: sinfo(1), scontrol(1), sacct(1), sbatch(1) of Slurm 22.05 to 25.05.
@@ -371,7 +371,7 @@ _REASONS = {
     "InvalidQOS": "its QoS may not use this partition",
 }
 _IO_SIGNAL = 53
-"""What slurmd gives as the signal of a job whose output it could not open. Source: slurm_errno.h, ESLURMD_IO_ERROR."""
+"""The signal that slurmd reports for a job whose output it could not open. Source: slurm_errno.h, ESLURMD_IO_ERROR."""
 
 
 def phase_of(job: SlurmJob) -> tuple[LaunchPhase, str]:
@@ -464,7 +464,7 @@ def read_estimate(text: str) -> tuple[float, str] | None:
 
 
 def limits_text(partition: Partition) -> str:
-    """What a partition allows, in words."""
+    """The limits of a partition, as text."""
     longest = "no time limit" if partition.max_time_s is None else f"at most {format_seconds(partition.max_time_s)}"
     preempted = ""
     if partition.preempt_mode not in {"", "OFF"}:

@@ -129,7 +129,7 @@ class Planner:
 
     @functools.cached_property
     def needs(self) -> Needs:
-        """What the job's updates need."""
+        """The needs of the job's updates."""
         return Needs(TraceBook(self.prepared, self.coupling))
 
     def profile(self, kind: str) -> Profile:
@@ -238,7 +238,7 @@ class Planner:
         return self._oom_aware[_where(place)]
 
     def cannot_compile(self, place: Place) -> str | None:
-        """What this machine lacks to compile plans; None if it lacks nothing, and for a place elsewhere."""
+        """The tool that this machine lacks to compile plans; None if it lacks nothing, and for a place elsewhere."""
         return compiler_missing(torch.device(place.device.torch_name)) if place.is_here else None
 
     def confirmed(self, place: Place, only: Plan | None = None) -> tuple[PlanSearch, str]:

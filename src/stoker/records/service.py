@@ -169,7 +169,7 @@ class SettingsTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class ServingLimit:
-    """What a model's service holds on this machine, and the settings that hold it.
+    """The rate that a model's service sustains on this machine, and the settings for it.
 
     `default` is the trial of the settings that a service has by default, `trials` has all in their order and
     `chosen` the best. `levels` are fresh measurements of the chosen settings at shares of the rate (0.5, 0.8 and 1).

@@ -84,7 +84,7 @@ def _kinds(check: DataCheck) -> list[tuple[tuple[Gravity, Fault], list[Finding],
 
 
 def _column_rows(check: DataCheck) -> list[tuple[str, ...]]:
-    """What is known of each column, in the first split, which is the one that trains."""
+    """Statistics of each column, in the first split, which is the one that trains."""
     return [
         (
             column.name,

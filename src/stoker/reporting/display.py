@@ -155,7 +155,7 @@ def waiting(what: str, console: Console) -> Iterator[None]:
 
 
 class _Clocked:
-    """What is being done, each time it is drawn."""
+    """The current activity, each time it is drawn."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -359,7 +359,7 @@ class NotebookDisplay(Display[Event]):
         self._show(_page(self._snapshot, self._lines))
 
     def close(self) -> None:
-        """What was shown last stays."""
+        """Leave the last lines on the screen."""
 
 
 def notebook_display() -> NotebookDisplay | None:

@@ -254,7 +254,7 @@ def verdict_lines(bottleneck: Bottleneck) -> list[str]:
 
 
 def closing_lines(finished: Event) -> list[str]:
-    """What a `finished` event says of the verdict and of a profile, for the terminal."""
+    """The lines on the verdict and the profile of a `finished` event, for the terminal."""
     bottleneck, profile = finished.fields.get("bottleneck"), finished.fields.get("profile")
     lines = verdict_lines(from_json(bottleneck, Bottleneck)) if isinstance(bottleneck, Mapping) else []
     if isinstance(profile, Mapping) and isinstance(profile.get("files"), Mapping):
@@ -347,7 +347,7 @@ def exact_setting(value: JSON) -> str:
 
 
 def describe_prediction_event(event: PredictionEvent) -> str:
-    """What happened, in words."""
+    """A sentence on the event."""
     fields = event.fields
     match event.kind:
         case "started":

@@ -123,7 +123,7 @@ class Medium:
 
 
 class FoldedLog:
-    """What a run's events come to.
+    """A run's events, folded.
 
     Attributes:
         progress: a row of `COLUMNS` for each progress event.

@@ -46,7 +46,7 @@ def launch_waits(launch: Launch, events: Iterable[Event]) -> tuple[float | None,
 
 
 def spent_words(launch: Launch, spent: float | None) -> str:
-    """What a run elsewhere has cost, against its forecast and its limit; "" where nothing is charged or known.
+    """The cost of a run elsewhere, with its forecast and its limit; "" where nothing is charged or known.
 
     >>> launch = Launch(run="a", place="ssh:b", kind="ssh", handle={}, identity="", code_digest="",
     ...     environment_digest="", arguments=(), submitted_at="", price_per_h=2.0, max_cost=5.0, forecast_s=3600)

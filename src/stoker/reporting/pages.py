@@ -136,7 +136,7 @@ def render_with_scripts(
 
 @functools.cache
 def _policy(scripts: tuple[Markup, ...], more: str) -> str:
-    """What a page may do: run these scripts and no other, draw with styles in it, show images in it."""
+    """The content security policy of a page: it runs these scripts alone, and draws with its own styles and images."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
     return (

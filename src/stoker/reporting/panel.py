@@ -54,7 +54,7 @@ _MOST_POINTS = 512
 
 @dataclass(frozen=True, kw_only=True)
 class RunSnapshot:
-    """What is known of a run after some events; times in seconds, `at` and `saved_at` since 1970, memory in bytes.
+    """The state of a run after some events; times in seconds, `at` and `saved_at` since 1970, memory in bytes.
 
     `num_train` is the number of samples in an epoch; `best` and `best_samples` are the metrics and the position of the
     best evaluation so far; `split_s` sums what this process spent; before training `at` is when the current stage began
@@ -358,7 +358,7 @@ def trying_words(now: RunSnapshot) -> str:
 
 
 def permanent_lines(event: Event) -> list[RenderableType]:
-    """What stays readable above the panel: the plan, the start, resumes, evaluations, warnings; else nothing."""
+    """Lines that stay above the panel: the plan, the start, resumes, evaluations, warnings; else nothing."""
     if event.kind == "planned":
         plan, forecast = planned_plan(event), planned_forecast(event)
         lines = [Text(plan.in_words() if plan else text(event, "plan"), style="bold")]
@@ -403,7 +403,7 @@ def _evaluation(event: Event) -> Text:
 
 
 def closing(now: RunSnapshot) -> RenderableType:
-    """What remains on the terminal when the run has ended or was stopped."""
+    """The lines that remain on the terminal when the run has ended or was stopped."""
     if now.phase == "stopped":
         where = f" at {format_samples(now.samples)} samples" if now.samples else ""
         lines = [Text.assemble(("■ ", "yellow"), f"stopped{where}: {now.reason}")]

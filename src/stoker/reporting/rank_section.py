@@ -126,7 +126,7 @@ def shown_ranks(merged_ranks: MergedRanks) -> Sequence[RankTotals]:
 
 
 def rank_notes(merged_ranks: MergedRanks, report: Report) -> list[str]:
-    """What has to be known to read the section."""
+    """Notes that explain the section."""
     first, last = merged_ranks.ranks[0].times.first_update, merged_ranks.ranks[0].times.updates
     met = stretches(report.ranks)
     lines = []
@@ -174,7 +174,7 @@ class Lane:
 
     @property
     def parts(self) -> tuple[tuple[str, float], ...]:
-        """What it did, in order, and for how long."""
+        """The parts of its time in order [s]."""
         return (
             ("data", self.data_s),
             ("compute", self.compute_s),
@@ -292,7 +292,7 @@ class MergedRanks:
 
 
 def stretches(ranks: Sequence[RankTimes]) -> tuple[tuple[RankTimes, ...], ...]:
-    """What processes noted, by meeting, in the order in which they met; within each by rank."""
+    """The records of processes by rendezvous, in order; within each by rank."""
     meetings: dict[float, list[RankTimes]] = {}
     for times in ranks:
         meetings.setdefault(times.began_at, []).append(times)

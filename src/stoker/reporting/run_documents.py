@@ -1,4 +1,4 @@
-"""What the page of a run is sent, live and in a report: its state, its series, its confusion matrices.
+"""The documents of a run's page, live and in a report: its state, its series, its confusion matrices.
 
 Names and texts of records are bounded here; a page shows them as text.
 """
@@ -66,7 +66,7 @@ def event_document(kept: Kept) -> dict[str, JSON]:
 
 
 def run_document(row: Mapping[str, JSON], log: FoldedLog, decision: JSON) -> dict[str, JSON]:
-    """What a run's page begins with.
+    """The first document of a run's page.
 
     Args:
         row: what is known of it at a glance: status, state, total_samples, price_per_h, and more on the live page.
@@ -281,6 +281,6 @@ def forecast_of(decision: JSON) -> dict[str, JSON]:
 
 
 def price_of(decision: JSON) -> float | None:
-    """What an hour of the chosen plan's devices costs [USD]; None where that is not known."""
+    """The price of an hour of the chosen plan's devices [USD]; None where that is not known."""
     price = history.as_number(_inner(decision, "candidates", 0, "price", "usd_per_hour"))
     return price if price is not None and 0 < price < 1e9 else None

@@ -53,7 +53,7 @@ def render_html(report: Report, examples: Sequence[ExampleSet] = ()) -> str:
 
 
 def _documents(report: Report, log: FoldedLog, confusion: JSON) -> str:
-    """What the page would be sent of the run as JSON: its state, its series over samples and time, confusion.
+    """The page's documents of the run as JSON: its state, its series over samples and time, confusion.
 
     Money is time by its price, which the page reckons itself.
     """
@@ -87,7 +87,7 @@ def _documents(report: Report, log: FoldedLog, confusion: JSON) -> str:
 
 
 def _row(report: Report, log: FoldedLog, price_per_h: float | None) -> dict[str, JSON]:
-    """What is known of the run at a glance, by the names of the live page's rows."""
+    """The summary of the run, by the names of the live page's rows."""
     run, wall_s, rows = report.run, summary.wall_seconds(report), log.progress.rows
     samples = history.samples_done(report)
     measured = {row.quantity: row.measured for row in summary.forecast_rows(report)}
@@ -115,7 +115,7 @@ def _row(report: Report, log: FoldedLog, price_per_h: float | None) -> dict[str,
 
 
 def _in_words(report: Report) -> dict[str, JSON]:
-    """What the head says below the result, and of the machine."""
+    """The head's text below the result, and on the machine."""
     events, run = history.live_history(report.events), report.run
     named = wording.headline_metric(run.metrics)
     split = named[0].split("/")[0] if named else ""

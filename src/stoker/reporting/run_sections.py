@@ -22,7 +22,7 @@ from stoker.reporting.plan_strip import WIDTH, plan_strip
 from stoker.units import format_bytes, format_seconds
 
 Values = Mapping[str, object]
-"""What a template is given, by name."""
+"""The values of a template, by name."""
 
 
 def run_sections(report: Report, examples: Sequence[ExampleSet] = (), *, profile_folder: str | None) -> Values:
@@ -110,7 +110,7 @@ def _short_name(example: Example) -> str:
 
 
 def _bottleneck(report: Report) -> Values:
-    """What holds the run back, and what `--profile` saw."""
+    """The run's bottleneck, and the results of `--profile`."""
     return {
         "bounds": _bound_shares(report.bottleneck) if report.bottleneck else (),
         "achieved_words": _achieved_words,
@@ -133,7 +133,7 @@ _LABELS = {
 
 
 def _bound_shares(bottleneck: Bottleneck) -> list[BarSegment]:
-    """What the run waited for, as parts of a bar."""
+    """The resources that the run waited for, as parts of a bar."""
     whole = sum(share.value for share in bottleneck.shares)
     return [
         BarSegment(
@@ -147,7 +147,7 @@ def _bound_shares(bottleneck: Bottleneck) -> list[BarSegment]:
 
 
 def _achieved_words(achieved: Achieved) -> str:
-    """What training reached of what the device reaches: `250 GFLOP/s of 430 GFLOP/s measured, 58 %`."""
+    """The rate of training and that of the device: `250 GFLOP/s of 430 GFLOP/s measured, 58 %`."""
     value = _in_unit(achieved.value, achieved.unit)
     if achieved.fraction is None:
         return f"{value}; the ceiling was not measured"
@@ -299,7 +299,7 @@ _MOST_LINES = 60
 
 
 def _timeline(report: Report) -> Values:
-    """What happened, by the clock; checkpoints and progress are in the figures."""
+    """Events by the clock; checkpoints and progress are in the figures."""
     superseded = len(report.events) - len(history.live_history(report.events))
     notable = [event for event in report.events if event.kind not in _NOT_IN_TIMELINE]
     shown = notable if len(notable) <= _MOST_LINES else [*notable[:20], *notable[20 - _MOST_LINES :]]

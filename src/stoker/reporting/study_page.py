@@ -101,7 +101,7 @@ def _expected(forecast: StudyForecast, result: StudyResult) -> list[tuple[str, s
 
 
 def estimates_of(forecast: StudyForecast) -> list[tuple[str, Estimate | None]]:
-    """What a study was expected to take, by name."""
+    """The forecast of a study, by name."""
     at_once = f", {forecast.parallel} at once" if forecast.parallel > 1 else ""
     return [
         (f"every trial to its end{at_once}", forecast.total_s),

@@ -50,7 +50,7 @@ NOT_TRAINING = frozenset({"evaluation", "checkpoint", "profiling", "planning", "
 
 @dataclass(frozen=True)
 class TimeShare:
-    """What one phase took [s], and its fraction of the whole."""
+    """The time of a phase [s], and its fraction of the whole."""
 
     phase: str
     label: str
@@ -140,7 +140,7 @@ def forecast_rows(report: Report) -> tuple[ForecastRow, ...]:
 
 
 def summary_lines(report: Report) -> list[str]:
-    """What came of a run, in a few lines of plain text."""
+    """The result of a run, in a few lines of plain text."""
     events = live_history(report.events)
     named, best = headline_metric(report.run.metrics), best_words(events)
     result = f"{named[0]} {format_metric(*named)}" if named else report.run.status

@@ -39,7 +39,7 @@ _EVERY_CORE = 1 << 20
 
 
 class NotTheRun(BadRun):
-    """What is claimed cannot have been made by the job, on whatever machine."""
+    """The claim cannot come from the job, on any machine."""
 
 
 def replay(
@@ -97,7 +97,7 @@ def replay(
 
 
 def _stopping_at(until: int, stop: StopRequest) -> Callable[[Update], None]:
-    """What sees every update, and asks to stop after the last one."""
+    """A watcher of updates, which asks to stop after the last one."""
 
     def look(update: Update) -> None:
         if update.updates >= until:

@@ -149,7 +149,7 @@ class ImageRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions:
-    """What is put into an image in addition to the job.
+    """The contents of an image in addition to the job.
 
     Attributes:
         base: an OCI archive or layout that has Python; None: this machine's Python and libraries.
@@ -284,7 +284,7 @@ _TOOLS = frozenset({"pytest", "hypothesis", "pytest-xdist", "ruff", "mypy", "imp
 """Of Stoker's optional requirements those that no job needs by itself."""
 
 _Contents = list[tuple[str, list[TreeFile]]]
-"""What layers hold: a name for people, and files by their path in the image."""
+"""Contents of layers: a name for people, and files by their path in the image."""
 
 
 def _environment(packages: Mapping[str, str], notes: list[str]) -> _Contents:
@@ -381,7 +381,7 @@ def _package_files(name: str) -> list[TreeFile]:
 
 
 def _system_files() -> list[TreeFile]:
-    """What programs expect of a system: users, names of services, certificates, a folder for temporary files."""
+    """Files that programs expect of a system: users, names of services, certificates, a folder for temporary files."""
     texts = {
         "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
         "etc/group": "root:x:0:\nnogroup:x:65534:\n",

@@ -29,7 +29,7 @@ _FROM_DRIVER = ("libcuda.so", "libnvidia-", "libnvcuvid.so")
 
 @dataclass(frozen=True)
 class DynamicSection:
-    """What an ELF file asks of the loader: libraries, folders to look in, and the loader itself ("" in libraries)."""
+    """Requests of an ELF file to the loader: libraries, folders to look in, and the loader itself ("" in libraries)."""
 
     needed: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class SystemLibraries:
 
     @classmethod
     def needed_by(cls, files: Sequence[TreeFile]) -> SystemLibraries:
-        """What programs and libraries among `files` need of this machine.
+        """The files of this machine that programs and libraries among `files` need.
 
         All are put into the folder of the C library, where the loader looks without a cache.
         """

@@ -132,7 +132,7 @@ def _at_its_end(state: LaunchState, pods: Sequence[Object]) -> LaunchState:
 
 
 def _said(message: str) -> dict[str, Any]:
-    """What the container left as its last state; nothing if it left something else."""
+    """The last state that the container left; empty if it left something else."""
     try:
         said = json.loads(message)
     except ValueError:

@@ -297,7 +297,7 @@ class KubernetesLauncher(Launcher):
 
 
 def _needed(settings: ClusterOptions, target: LaunchTarget) -> list[tuple[str, str, str]]:
-    """What a run needs to be allowed, as (verb, resource, group)."""
+    """Permissions that a run needs, as (verb, resource, group)."""
     group = {"job": JOB, "jobset": JOBSET, "trainjob": TRAINJOB}[settings.kind].partition("/")[0]
     needed = [(verb, f"{settings.kind}s", group) for verb in ("create", "get", "patch", "delete")]
     needed += [("create", resource, "") for resource in ("configmaps", "secrets", "pods", "pods/exec")]
@@ -411,7 +411,7 @@ def _handle(submission: Submission, settings: ClusterOptions, objects: RunObject
 
 
 def _reference(stored: Object) -> Object:
-    """What makes another object belong to this one."""
+    """The owner reference that makes another object belong to this one."""
     about = stored["metadata"]
     return {"apiVersion": stored["apiVersion"], "kind": stored["kind"], "name": about["name"], "uid": about["uid"]}
 

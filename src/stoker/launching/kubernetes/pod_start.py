@@ -34,7 +34,7 @@ _MOST_MESSAGE = 4000
 
 
 class CannotStart(Exception):
-    """What is said before the container ends with `code`."""
+    """An error that is printed before the container ends with `code`."""
 
     def __init__(self, code: int, why: str) -> None:
         super().__init__(why)

@@ -284,7 +284,7 @@ def as_profiled(bounds: UpdateBounds, table: KernelTable) -> UpdateBounds:
 
 
 def _roof(operation: Operation, hardware: Hardware, ceilings: Ceilings | None, precision: str) -> Bound:
-    """What bounds an operation."""
+    """The bound of an operation."""
     if not operation.flops:
         return "memory bandwidth"
     (dtype,) = _in_their_dtype(flops_by_dtype([(operation, 1.0)]), precision)

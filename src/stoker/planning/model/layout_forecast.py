@@ -182,7 +182,7 @@ class LayoutForecasts(TracedForecasts):
         )
 
     def state(self, plan: Plan, rank: int = 0) -> RankState:
-        """What a process keeps from update to update."""
+        """The state that a process keeps from update to update."""
         settings = self._settings(plan)
         if (settings, rank) not in self._states:
             moments = self._moments(settings)

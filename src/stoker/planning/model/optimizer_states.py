@@ -23,7 +23,7 @@ _STORED_BYTES = {"bf16": 2.0, "8bit": 1 + 4 / STATES_BLOCK}
 _FULL_ITEMS = 7
 """Numbers that a fused step reads (a weight, its gradient, its moments) and writes (all but the gradient)."""
 _TRAFFIC_BYTES = {"bf16": (152, 120), "8bit": (116, 92)}
-"""What the plain operations of an update read and write for a weight, one after the other: counted."""
+"""Bytes that the plain operations of an update read and write for a weight, one after the other: counted."""
 _BETWEEN_BYTES = 32
 """Bytes for a weight, at most: both moments and up to six other numbers."""
 

@@ -398,7 +398,7 @@ class TracedForecasts:
 
     @property
     def _kinds(self) -> Sequence[Needs]:
-        """What each kind of process needs."""
+        """The needs of each kind of process."""
         return (self._needs,)
 
     def _processes(self, plan: Plan) -> Sequence[tuple[Needs, int]]:
