@@ -31,7 +31,7 @@ def listed_imports(file: str) -> tuple[dict[str, str], ...]:
 
 
 def import_name(module: str, name: str) -> Any:
-    """What `from module import name` binds: a value, or a module of the package."""
+    """The object that `from module import name` binds: a value, or a module of the package."""
     home = importlib.import_module(module)
     return vars(home)[name] if name in vars(home) else importlib.import_module(f"{module}.{name}")
 

@@ -16,7 +16,7 @@ _CEILINGS_S = 7.0
 _OPERATIONS_S = 50.0
 """Budget for the operation times of all devices together [s]: with the ceilings of one, a minute."""
 _LEAST_S = 5.0
-"""What each measurement of operations may take, however long those before it took [s]."""
+"""Least time limit of each measurement of operations, however long those before it took [s]."""
 
 
 @dataclass(frozen=True)

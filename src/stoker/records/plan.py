@@ -12,7 +12,7 @@ from stoker.records.layout import ONE_PROCESS, Layout
 from stoker.records.profile import Coupling
 
 Basis = Literal["measured here", "calibrated", "roofline", "datasheet", "unknown"]
-"""What an estimate rests on, the surest first."""
+"""The basis of an estimate, the surest first."""
 
 LARGEST_GRADIENT_ERROR = 0.25
 """Relative error of a gradient against fp32 beyond which a reduced precision is not used [fraction].
@@ -36,14 +36,14 @@ Malloc = Literal["retained", "default", "mapped"]
 """Memory of a process on a CPU: kept once allocated, as the C library decides, or given back block by block."""
 
 Checkpointing = Literal["full", "selective"]
-"""What a checkpointed block computes again: everything, or all but products, convolutions and dropless attention."""
+"""The operations that a checkpointed block recomputes: all, or all but products, convolutions, dropless attention."""
 
 Loader = Literal["device", "memory", "inline", "workers"]
 """Where batches come from: gathered from arrays, on the device or in the host's memory; or items fetched in the
 training process, or by workers."""
 
 OptimizerStates = Literal["full", "bf16", "8bit"]
-"""What an optimiser's moments are kept in: the dtype of the weights, or fewer bits, which the job has to allow."""
+"""The form of an optimiser's moments: the dtype of the weights, or fewer bits, which the job has to allow."""
 
 STATES_BLOCK, LEAST_STATES = 256, 4096
 """Values that share a scale in 8-bit moments; and those of a parameter from which its moments are kept in fewer bits.
@@ -191,7 +191,7 @@ def states_problem(plan: Plan, numerics: Collection[str]) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What a plan will need. `total_s` is training, evaluation, checkpoints and failures together, after planning.
+    """The forecast of a plan. `total_s` is training, evaluation, checkpoints and failures together, after planning.
 
     `step_s` is the time of one update. `peak_bytes` is the resident memory of the whole process on a CPU, allocated
     memory on a GPU, where `reserved_bytes` is what the allocator then holds of the device; `probability_it_fits` is
@@ -219,19 +219,19 @@ class Forecast:
     """Relative error of the gradient against fp32 on real batches [fraction]; None where the plan is fp32, or where it
     was not measured."""
     compile_s: Estimate | None = None
-    """What compiling takes, once; part of `total_s` unless the plan was compiled when it was tried."""
+    """The time of compiling, once; part of `total_s` unless the plan was compiled when it was tried."""
     exposed_s: Estimate | None = None
-    """What of an update's messages between processes nothing hides [s], part of `step_s`; None for one process."""
+    """The exposed time of an update's messages between processes [s], part of `step_s`; None for one process."""
     hidden_s: Estimate | None = None
-    """What of them passes during arithmetic [s], and is no part of `step_s`."""
+    """The time of them that overlaps with arithmetic [s], no part of `step_s`."""
     communication_bytes: int | None = None
-    """What a process sends the others in an update [bytes]; None for one process. `peak_bytes` is that of one."""
+    """Bytes that a process sends the others in an update; None for one process. `peak_bytes` is that of one."""
     checkpoint_every_s: float | None = None
     """The time between checkpoints that `total_s` rests on [s]."""
     trials_s: float | None = None
-    """What trying plans in the run took beyond its updates at the settled rate [s], part of `total_s`."""
+    """The time of trying plans in the run beyond its updates at the settled rate [s], part of `total_s`."""
     lost_s: float | None = None
-    """What failures are expected to cost [s], part of `total_s`; None where that is too little to matter."""
+    """The expected cost of failures [s], part of `total_s`; None where that is too little to matter."""
 
     @property
     def seconds_per_sample(self) -> float:

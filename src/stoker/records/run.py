@@ -55,7 +55,7 @@ class JobSpec:
         )
 
     def changes(self, before: JobSpec) -> tuple[str, ...]:
-        """What changed since `before`, one line each, for people: `parameter lr: 0.1 -> 0.2`, `function loss in a.py`.
+        """The changes since `before`, one line each, for people: `parameter lr: 0.1 -> 0.2`, `function loss in a.py`.
 
         Nothing where the digests are equal.
         """

@@ -26,7 +26,7 @@ Phase = Literal["forward", "backward", "optimizer"]
 the optimiser, the average of weights)."""
 
 Category = Literal["parameter", "buffer", "gradient", "optimizer state", "average", "input", "activation", "temporary"]
-"""What a storage is for. An `activation` is made in a forward pass and outlives it; a `temporary` does not, or is made
+"""The use of a storage. An `activation` is made in a forward pass and outlives it; a `temporary` does not, or is made
 later and is neither a gradient nor state."""
 
 
@@ -110,7 +110,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Widened:
-    """What the whole model executes in place of an occurrence whose operation goes over tensors of many blocks."""
+    """The whole model's operation in place of an occurrence whose operation goes over tensors of many blocks."""
 
     occurrence: int
     operation: Operation
@@ -139,7 +139,7 @@ class Repetition:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSettings:
-    """What a trace depends on, besides the job.
+    """The settings of a trace, besides the job.
 
     `capability` is the compute capability of a CUDA target, such as `8.9`, and empty for a CPU: it decides which
     attention kernel runs. `parts` is 1, or 2 for an update of several micro-batches, whose second stands for all but

@@ -359,7 +359,7 @@ class NotebookDisplay(Display[Event]):
         self._show(_page(self._snapshot, self._lines))
 
     def close(self) -> None:
-        """Leave the last lines on the screen."""
+        """Nothing is left to do: the last output stays."""
 
 
 def notebook_display() -> NotebookDisplay | None:

@@ -1,4 +1,4 @@
-"""What the operating system says about a disk, in words a user can act on."""
+"""Disk errors of the operating system, as messages that a user can act on."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ RECORDS = (
     "report.html",
     "run.json",
 )
-"""What is kept of a run besides its log and checkpoints, in the order of sending: with `run.json` it is a run."""
+"""The files of a run besides its log and checkpoints, in the order of sending: with `run.json` it is a run."""
 
 EVENTS = re.compile(r"events/(\d{15})\.jsonl")
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*){0,3}")
@@ -56,7 +56,7 @@ _BLOCK_BYTES = 1 << 24
 
 
 def _options(url: str) -> dict[str, Any]:
-    """What the file system of a URL is opened with.
+    """The options of the file system of a URL.
 
     botocore draws its pauses before repeats from Python's generator, which is the run's, in the mirror's thread. So it
     makes none: s3fs and the mirror repeat.

@@ -270,7 +270,7 @@ class RunDirectory:
         return self._read_if_there(_DEVICE, Device)
 
     def read_coupling(self) -> Coupling | None:
-        """What couples samples, None if there is none; raises as `read_run`."""
+        """The coupling of samples, None if there is none; raises as `read_run`."""
         return self._read_if_there(_COUPLING, Coupling)
 
     @property
@@ -310,7 +310,7 @@ class RunDirectory:
         return self.path / _PROFILE
 
     def read_bottleneck(self) -> Bottleneck | None:
-        """What bounded the run, None if that was not looked at; raises as `read_run`."""
+        """The run's bottleneck, None if it was not determined; raises as `read_run`."""
         return self._read_if_there(_BOTTLENECK, Bottleneck)
 
     def write_bottleneck(self, bottleneck: Bottleneck) -> None:
@@ -339,7 +339,7 @@ class RunDirectory:
         self._write(_LAUNCH, launch)
 
     def read_rank_times(self) -> tuple[RankTimes, ...]:
-        """What each process noted of its time, in the order in which they met and of ranks; raises as `read_run`."""
+        """Each process's times, in the order of rendezvous and of ranks; raises as `read_run`."""
         folder = self.path / _RANKS
         with read_errors(folder):
             names = sorted(times_of_rank.name for times_of_rank in folder.glob("*.json")) if folder.exists() else []

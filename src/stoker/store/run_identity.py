@@ -160,7 +160,7 @@ def require_same_spec(directory: RunDirectory, spec: JobSpec, earlier: JobSpec |
 
 
 def describe_changes(spec: JobSpec, before: JobSpec, most: int = _MOST_DIFFERENCES) -> list[str]:
-    """What changed in a job since `before`, one line each, at most so many; never nothing."""
+    """The changes in a job since `before`, one line each, at most so many; at least one line."""
     lines = spec.changes(before) or ("its digest only",)
     return [*lines[:most], *([f"and {len(lines) - most} more"] if len(lines) > most else [])]
 

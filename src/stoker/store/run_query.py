@@ -150,7 +150,7 @@ def _has_order(value: Value | None) -> bool:
 
 
 def value_of(name: str, values: Mapping[str, Value]) -> Value | None:
-    """What a run has under a name, or under the only one that ends with it; None where it has nothing."""
+    """The value of a run under a name, or under the only one that ends with it; None where there is none."""
     meanings = list(_meanings(name, values).values())
     return meanings[0] if len(set(map(str, meanings))) == 1 else None  # by their text, for NaN equals nothing
 
@@ -179,7 +179,7 @@ def require_known(names: Sequence[str], runs: Sequence[Mapping[str, Value]]) -> 
 
 
 def _meanings(name: str, values: Mapping[str, Value]) -> dict[str, Value]:
-    """What a name can mean in a run: what is called so, else all that ends with it."""
+    """The values that a name can mean in a run: the one of that name, else all whose names end with it."""
     if name in values:
         return {name: values[name]}
     return {full: value for full, value in values.items() if _last(full) == name}

@@ -464,7 +464,7 @@ class PlanTrials:
             self._telemetry.emit("warned", message=f"the plan is not kept for the next start: {problem.message}")
 
     def _measurement(self, plan: Plan, times_s: list[float]) -> Measurement:
-        """What was measured of a plan."""
+        """The measurement of a plan."""
         step = self._step
         state = [t for values in step.optimizer.state.values() for t in values.values() if isinstance(t, torch.Tensor)]
         return Measurement(

@@ -138,7 +138,7 @@ class WorkerListener:
 
 
 class _HeldOutput:
-    """What the processes print: shown as it comes, but for the error that the run ends with."""
+    """The output of the processes: shown as it comes, except for the error that the run ends with."""
 
     def __init__(self) -> None:
         self._error: list[str] = []

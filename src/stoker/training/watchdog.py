@@ -193,7 +193,7 @@ class Watchdog:
                     quiet_s, times = 0.0, 0
 
     def _signs_of_life(self) -> tuple[int, int]:
-        """What changes while the run moves: a stream that is read again up to where the run was makes no laps."""
+        """Counters that change while the run moves; a stream that is read again to the run's position makes no laps."""
         return self._laps.num_laps, place_reached()
 
     def _act(self, quiet_s: float, times: int) -> bool:

@@ -239,7 +239,7 @@ def edge_of(rates: Sequence[float], losses: Sequence[float]) -> float | None:
 def read_sweeps(
     rates: tuple[float, ...], sweeps: Sequence[Sweep], *, stated_lr: float, batch: int, took_s: float
 ) -> LrRange:
-    """What the sweeps show, taken together."""
+    """The result of all sweeps."""
     edges = [sweep.edge for sweep in sweeps if sweep.edge is not None]
     edge = statistics.geometric_mean(edges) if len(edges) == len(sweeps) else None
     spread = max(edges) / min(edges) if edge is not None else None

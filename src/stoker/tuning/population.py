@@ -46,7 +46,7 @@ _REDRAWN_SHARE = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What a trial begins with: the trial it goes on from (None: nothing), where that ended, and its settings.
+    """The origin of a trial: the trial it continues (None: none), where that ended, and its settings.
 
     `parameters` are None where they are drawn at random.
     """
@@ -87,7 +87,7 @@ class Population:
         return samples >= (nearest - 0.5) * settings.first_samples
 
     def origin(self, number: int, trials: Sequence[StudyTrial]) -> Origin:
-        """What trial `number` begins with.
+        """The origin of trial `number`.
 
         Raises:
             RunFailed: no member came to the end of the interval before.
@@ -237,7 +237,7 @@ def require_forkable(prepared: ResolvedJob) -> None:
 
 
 def changed_by(one: ResolvedJob, other: ResolvedJob) -> str | None:
-    """What differs between two jobs that no run can change on its way; None if there is nothing."""
+    """The first difference between two jobs that no run can change on its way; None if there is none."""
     if _shapes(one) != _shapes(other):
         return "the model's weights"
     if one.data.fingerprint() != other.data.fingerprint():

@@ -87,7 +87,7 @@ _USABLE = 0.9
 """The share of memory that trials may have together; the rest is the system's, and what forecasts are off by."""
 
 _CONTEXT_BYTES = 600 * 2**20
-"""What a process takes of a GPU before it has a tensor: its context and its kernels; a judgement."""
+"""Memory of a GPU that a process takes before it has a tensor: its context and its kernels; a judgement."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def _reason(count: int, limit: str, device: Device, peak_bytes: float | None, *,
 
 
 OUTPUT = "output.txt"
-"""What a trial prints, next to its run's directory: `trials/0007.output.txt`."""
+"""The output of a trial, next to its run's directory: `trials/0007.output.txt`."""
 
 _SAVING_S = 120.0
 """How long a trial that is asked to stop may take to save its state [s]."""
@@ -192,7 +192,7 @@ _LONGEST_WAIT_S = 3600.0
 
 
 class TrialSource(Protocol):
-    """What a runner of trials asks; see `Conductor`."""
+    """The source of a runner's trials; see `Conductor`."""
 
     @property
     def seconds_left(self) -> float | None:
@@ -325,7 +325,7 @@ class Processes:
 
 
 def in_a_process(function: Callable[..., Any], arguments: tuple[Any, ...], slot: TrialSlot) -> Any:
-    """What `function(*arguments)` gives in a process of its own, which has the CPUs of `slot`.
+    """The result of `function(*arguments)` in a process of its own, which has the CPUs of `slot`.
 
     Raises:
         StokerError: what it raised, in the same words.

@@ -174,7 +174,7 @@ def _stop_run() -> None:
 
 
 def _missed(directory: RunDirectory, heard: int) -> tuple[list[TrialReading], int]:
-    """What a study may have missed of a run that was cut off, and where the run is saved [samples].
+    """The readings that a study may have missed of a run that was cut off, and where the run is saved [samples].
 
     Its last evaluation is reported again too: whether the answer was acted on is unknown. What comes after the newest
     checkpoint is left out, for it will be trained and evaluated again.
@@ -215,7 +215,7 @@ def _kept_ending(directory: RunDirectory) -> TrialResult:
 
 
 def _kind_of(error: StokerError) -> TrialResultKind:
-    """What an error of a run means for a study: no memory, numbers that are none, or a mistake."""
+    """The kind of a run's error for a study: out of memory, diverged, or failed."""
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)
@@ -245,7 +245,7 @@ def _wait_until_free(directory: RunDirectory) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSurvey:
-    """What is known of a study's jobs before any is trained.
+    """A survey of a study's jobs before any is trained.
 
     `objectives` maps every name of an objective to whether higher is better; `default` is what chooses a run's best
     checkpoint. `first_samples` and `total_samples` are where a trial is evaluated first, and where it ends. `digest` is
@@ -273,11 +273,11 @@ class SurveyJobs:
     plan: Plan | Path | None = None
     is_planned: bool = True
     population: tuple[Parameter, ...] = ()
-    """What a population changes in the middle of runs; empty for other samplers."""
+    """The parameters that a population changes in the middle of runs; empty for other samplers."""
     seed: int = 0
 
     def __call__(self, configurations: Sequence[dict[str, JSON]]) -> JobSurvey:
-        """What is known of the jobs: of all that are to be planned, else of the first one that can be made.
+        """A survey of the jobs: of all that are to be planned, else of the first one that can be made.
 
         Raises:
             BadJob: none of them can be made, there is nothing to choose by, or a population cannot train them.
@@ -304,7 +304,7 @@ class SurveyJobs:
     def _planned(
         self, parameters: dict[str, JSON], job: Job, entry: Entry | None, jobs: list[ResolvedJob]
     ) -> PlannedTrial:
-        """What a configuration needs; its job made ready goes into `jobs`, whether it fits or not."""
+        """The forecast of a configuration; its resolved job goes into `jobs`, whether it fits or not."""
         prepared = resolve_job(dataclasses.replace(job, test=None), entry)
         jobs.append(prepared)
         if not self.is_planned:

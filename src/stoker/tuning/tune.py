@@ -101,7 +101,7 @@ class TuneOptions:
 
     @property
     def rule(self) -> PrunerName:
-        """What gives trials up."""
+        """The rule that stops trials early."""
         return self.pruner or ("none" if self.sampler in ("pbt", "gp") else "asha")
 
     def _require_population(self) -> None:
@@ -359,7 +359,7 @@ def _surveyed(
 def _settings(
     directory: StudyDirectory, survey: JobSurvey, space: Space, asked: TuneOptions, source: JobSource
 ) -> StudySettings:
-    """What the study is; one that exists keeps what it began with.
+    """The settings of the study; one that exists keeps its own.
 
     Raises:
         BadJob: there is no such objective.

@@ -95,7 +95,7 @@ class ServedVersion:
 
     @property
     def problem(self) -> str:
-        """What is wrong with that engine; empty if none is broken."""
+        """The problem of that engine; empty if none is broken."""
         return self.batcher.problem
 
     def statistics(self) -> JSON:
