@@ -61,7 +61,7 @@ def is_long() -> bool:
 
 
 def in_words(clock: Callable[[], float] = time.monotonic) -> str | None:
-    """The activities of more than a second so far, such as `planning: tracing an update (12 s)`; None if there are none."""
+    """Activities of more than a second, such as `planning: tracing an update (12 s)`; None if there are none."""
     under_way = tuple(_UNDER_WAY)  # another thread changes it
     elapsed_s = clock() - under_way[0].began_s if under_way else 0.0
     if elapsed_s < SHOWN_AFTER_S:
