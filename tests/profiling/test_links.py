@@ -29,7 +29,7 @@ FOUND = {
 def measured_quickly(_world: World) -> dict[str, Any]:
     """A few small messages, each for a moment."""
     link_worker.SIZES, link_worker._SLICE_S, link_worker._MOST_CALLS = (4, 4096), 1e-3, 3
-    link_worker._ROUNDS, link_worker._BESIDE_BYTES = 1, 4096
+    link_worker._ROUNDS, link_worker._OVERLAPPED_BYTES = 1, 4096
     link_worker._MEETINGS, link_worker._ARITHMETIC_S = 2, (1e-3, 2e-3)
     return link_worker.measure(torch.device("cpu"))
 
@@ -101,7 +101,7 @@ def test_a_worker_leaves_what_it_found_in_the_folder(tmp_path: Path, monkeypatch
     monkeypatch.setattr(link_worker, "SIZES", (4,))
     monkeypatch.setattr(link_worker, "_SLICE_S", 1e-3)
     monkeypatch.setattr(link_worker, "_ROUNDS", 1)
-    monkeypatch.setattr(link_worker, "_BESIDE_BYTES", 4096)
+    monkeypatch.setattr(link_worker, "_OVERLAPPED_BYTES", 4096)
     monkeypatch.setattr(link_worker, "_MEETINGS", 1)
     monkeypatch.setattr(link_worker, "_ARITHMETIC_S", (1e-3,))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")

@@ -17,7 +17,7 @@ from stoker.records import to_json
 from stoker.stepping.step import Step
 from stoker.store import CheckpointStore, sha256_file
 from stoker.training.checkpoints import restore
-from stoker.training.named_state import _require_spread_alike, names_of, numbered, pack, tree_of, united, unpack
+from stoker.training.named_state import _require_same_placements, names_of, numbered, pack, tree_of, united, unpack
 from tests.training.builders import advance, assert_bit_equal, everything_of, saved, step_of, tiny_job
 
 
@@ -154,6 +154,6 @@ class Spread:
 
 def test_a_part_that_does_not_say_which_it_is_is_refused() -> None:
     """A user's optimiser may keep plain tensors of the size that it was given; scalars and whole ones are fine."""
-    _require_spread_alike("w", Spread(), {"step": torch.zeros(()), "whole": torch.zeros(4), "count": 3})
+    _require_same_placements("w", Spread(), {"step": torch.zeros(()), "whole": torch.zeros(4), "count": 3})
     with pytest.raises(RunFailed, match=r"keeps 'momentum' of w, .* of shape \[2\]"):
-        _require_spread_alike("w", Spread(), {"momentum": torch.zeros(2)})
+        _require_same_placements("w", Spread(), {"momentum": torch.zeros(2)})
