@@ -60,7 +60,7 @@ def test_seconds_that_nobody_agreed_to_are_not_paid() -> None:
         (opened(deposit=11 * CREDIT), "renter", "1.00 credits are missing"),
         (opened(rate_per_hour=CREDIT // 4), "renter", "the offer asks 0.50"),
         (opened(offer_id="other"), "renter", "is gone"),
-        (opened(), "agent", "from their own key"),
+        (opened(), "agent", "cannot rent from itself"),
         (opened(bond=31 * CREDIT), "renter", "10 times the deposit"),
         (opened("0" * 16 + "-run.0"), "renter", "for the key that begins so"),
         (on.Offered(offer=offer("cheap", 10**9, price_per_hour=1, cost_per_hour=2)), "agent", "below its cost"),
