@@ -125,7 +125,7 @@ class Forked:
         return out
 
     def _hear(self, flags: int = 0) -> None:
-        """Take what the nursery tells of its end."""
+        """Take the nursery's message about its end."""
         if self.returncode is None:
             told = self._end.recv(8, flags)
             assert told, f"the nursery was lost, and with it how process {self.pid} ended"
@@ -279,7 +279,7 @@ def _run_program(words: list[str]) -> None:
 
 
 def _next_order(orders: socket.socket) -> _Order | None:
-    """In a child of the nursery: what it is to run. In the nursery itself: None, once nobody asks any more."""
+    """In a child of the nursery: what it is to run. In the nursery itself: None, once its parent is gone."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(orders, _MOST_BYTES, _MOST_FILES)
         with contextlib.suppress(ChildProcessError):  # there is none
@@ -297,7 +297,7 @@ def _next_order(orders: socket.socket) -> _Order | None:
 
 
 def _is_program(end: int) -> bool:
-    """Fork once more: True in the program to be; its parent tells its number and how it ended, and leaves."""
+    """Fork once more: True in the program to be; its parent reports its number and how it ended, and exits."""
     pid = os.fork()
     if pid == 0:
         os.close(end)

@@ -111,7 +111,7 @@ def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parse(words: list[str]) -> None:
-    """Parse as the command line does, without running anything; raises what a user would be told."""
+    """Parse as the command line does, without running anything; raises what a user would be reported."""
     name, command, rest = _command(words)
     if "--help" not in rest:
         command.make_context(name, list(rest))
@@ -290,7 +290,7 @@ def test_every_option_is_told() -> None:
 
 
 def test_glossary_terms_are_used() -> None:
-    """Each term of the glossary stands in another page; terms are sorted, and told once."""
+    """Each term of the glossary stands in another page; terms are sorted, and reported once."""
     glossary = DOCS / "glossary.md"
     terms = re.findall(r"^\| \*\*(.+?)\*\* \|", glossary.read_text(encoding="utf-8"), re.MULTILINE)
     others = "\n".join(page.read_text(encoding="utf-8") for page in PAGES if page != glossary).lower()
@@ -325,7 +325,7 @@ def test_the_events_page_knows_every_kind_and_field() -> None:
     ],
 )
 def test_numbers_in_the_text_are_the_codes(page: str, words: str) -> None:
-    """A threshold that a page tells is the one the code uses."""
+    """A threshold on a page is the one the code uses."""
     assert words in " ".join((DOCS / page).read_text(encoding="utf-8").split())
 
 

@@ -58,7 +58,7 @@ def test_a_program_has_what_a_process_has_of_its_own(place: Path, code: int) -> 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_program_ends_by_a_signal(waiting: Forked, number: signal.Signals) -> None:
-    """It is told by which; another one, to what has ended, is not sent to anybody."""
+    """The signal is named; another one, to what has ended, is not sent to anybody."""
     assert waiting.poll() is None
     assert os.getsid(waiting.pid) == waiting.pid
     waiting.send_signal(number)

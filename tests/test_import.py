@@ -128,7 +128,7 @@ def test_the_verb_train_comes_without_what_only_its_report_needs() -> None:
 
 
 def test_a_name_that_is_loaded_already_leaves_the_collector_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names are looked up anew at each use, also in loops: the collector's counts must go on."""
+    """Names are looked up again at each use, also in loops: the collector's counts must go on."""
     _ = stoker.train
     monkeypatch.setattr("stoker.api.collector_paused", lambda: 1 / 0)
     assert stoker.train is not None

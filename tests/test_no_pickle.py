@@ -1,4 +1,4 @@
-"""Nothing that comes by a socket or a file is unpickled: a pickle runs the code of whoever wrote it."""
+"""Nothing that comes by a socket or a file is unpickled: a pickle runs its writer's code."""
 
 from __future__ import annotations
 

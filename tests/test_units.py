@@ -85,6 +85,6 @@ def test_counts_in_words_are_the_counts(count: int) -> None:
 
 
 def test_rates_have_their_unit() -> None:
-    """Thousands are set apart, small rates keep three figures, and what is counted is named."""
+    """Thousands are separated, small rates keep three figures, and what is counted is named."""
     assert format_rate(123_456.7) == "123,457 samples/s"
     assert format_rate(1.2345, "updates") == "1.23 updates/s"

@@ -156,7 +156,7 @@ def startup_lines(content: Content | None) -> list[str]:
         )
         if later.get(way) is not None
     ]
-    first = f"First update of {content['case']['title']} beside Lightning's: {', '.join(parts)}."
+    first = f"First update of {content['case']['title']} relative to Lightning's: {', '.join(parts)}."
     return ["", f"{first} Planning cold takes {share['median']:.1%} of the run it forecasts."]
 
 

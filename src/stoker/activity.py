@@ -1,4 +1,4 @@
-"""What this process is doing, for displays: whatever takes over a second is shown with its step and a clock.
+"""The activities of this process, for displays: one that takes over a second is shown with its step and a clock.
 
 What is done says so, wherever it is done: `with doing("comparing samples"): …`. Activities may lie within each other.
 Displays ask for `in_words()` from a thread of their own. An activity costs a microsecond.
@@ -36,7 +36,7 @@ class Activity:
 
 
 _UNDER_WAY: list[Activity] = []
-"""Of this process, the outermost first."""
+"""Activities of this process, the outermost first."""
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def is_long() -> bool:
 
 
 def in_words(clock: Callable[[], float] = time.monotonic) -> str | None:
-    """What has taken more than a second so far, such as `planning: tracing an update (12 s)`; None if nothing has."""
+    """Activities of more than a second, such as `planning: tracing an update (12 s)`; None if there are none."""
     under_way = tuple(_UNDER_WAY)  # another thread changes it
     elapsed_s = clock() - under_way[0].began_s if under_way else 0.0
     if elapsed_s < SHOWN_AFTER_S:

@@ -7,14 +7,11 @@ are `stoker.NAME`; those of the second block serve the command line and programs
 
 from __future__ import annotations
 
-import ast
 import functools
-import importlib
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.imports import collector_paused
+from stoker.imports import collector_paused, import_name, listed_imports
 
 if TYPE_CHECKING:  # stoker.NAME
     from stoker import data as data
@@ -82,6 +79,9 @@ if TYPE_CHECKING:  # stoker.NAME
     from stoker.verifying.exactness_contract import verify as verify
 
 if TYPE_CHECKING:  # further verbs and records
+    from stoker.devices import attached_cpu as attached_cpu
+    from stoker.devices import attached_devices as attached_devices
+    from stoker.devices import resolve_place as resolve_place
     from stoker.exporting import About as About
     from stoker.inspecting import CheckOptions as CheckOptions
     from stoker.inspecting.data_check import check_data as check_data
@@ -109,6 +109,7 @@ if TYPE_CHECKING:  # further verbs and records
     from stoker.predicting.prediction_request import PredictOptions as PredictOptions
     from stoker.reporting.data_page import FAULTS as FAULTS
     from stoker.reporting.display import choose_display as choose_display
+    from stoker.reporting.display import waiting as waiting
     from stoker.reporting.event_text import exact_setting as exact_setting
     from stoker.reporting.event_text import format_settings as format_settings
     from stoker.reporting.launch_text import spent_words as spent_words
@@ -117,6 +118,8 @@ if TYPE_CHECKING:  # further verbs and records
     from stoker.serving.access_log import LineWriter as LineWriter
     from stoker.serving.serve import require_libraries as require_libraries
     from stoker.serving.serve import rollback as rollback
+    from stoker.store import runs_root as runs_root
+    from stoker.store import write_atomic as write_atomic
     from stoker.tracking.run_tracking import Sent as Sent
     from stoker.tracking.run_tracking import track as track
     from stoker.training.own_loop import OwnLoop as OwnLoop
@@ -129,17 +132,7 @@ if TYPE_CHECKING:  # further verbs and records
 @functools.cache
 def _modules_by_name() -> tuple[dict[str, str], dict[str, str]]:
     """The module that each name of the two blocks comes from."""
-    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
-    public, further = (
-        {
-            alias.name: str(statement.module)
-            for statement in block.body
-            if isinstance(statement, ast.ImportFrom)
-            for alias in statement.names
-        }
-        for block in tree.body
-        if isinstance(block, ast.If)
-    )
+    public, further = listed_imports(__file__)
     return public, further
 
 
@@ -159,10 +152,7 @@ def load_name(name: str) -> Any:
     if module in sys.modules and name in vars(sys.modules[module]):
         return vars(sys.modules[module])[name]
     with collector_paused():
-        home = importlib.import_module(module)
-        if name not in vars(home):  # a module that was not imported yet
-            return importlib.import_module(f"{module}.{name}")
-    return vars(home)[name]
+        return import_name(module, name)
 
 
 def __getattr__(name: str) -> Any:

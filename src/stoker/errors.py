@@ -135,7 +135,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def listed_in_part(names: Sequence[str], word: str = "") -> str:
-    """Names between commas; of more than anybody reads those that are most like `word`, and how many others."""
+    """Names between commas; of a long list the names that are most like `word`, and how many others."""
     if len(names) <= _MOST_LISTED:
         return ", ".join(names)
     near = difflib.get_close_matches(word, names, n=_FEW, cutoff=0.0)

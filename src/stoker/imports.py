@@ -1,10 +1,54 @@
-"""Importing large packages without paying for Python's garbage collector."""
+"""Imports that cost little: names that load at their first use, and large packages without garbage collection.
+
+A module that offers names of others without loading them lists them as imports below `if TYPE_CHECKING`: type checkers
+read those as they stand, and at run time `__getattr__` imports a name from where the list says when it is first used.
+"""
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
 import gc
-from collections.abc import Iterator
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+
+def listed_imports(file: str) -> tuple[dict[str, str], ...]:
+    """For each `if` block of a Python file, the names that it imports and the module of each."""
+    blocks = [block for block in ast.parse(Path(file).read_text(encoding="utf-8")).body if isinstance(block, ast.If)]
+    return tuple(
+        {
+            alias.name: str(statement.module)
+            for statement in block.body
+            if isinstance(statement, ast.ImportFrom)
+            for alias in statement.names
+        }
+        for block in blocks
+    )
+
+
+def import_name(module: str, name: str) -> Any:
+    """The object that `from module import name` binds: a value, or a module of the package."""
+    home = importlib.import_module(module)
+    return vars(home)[name] if name in vars(home) else importlib.import_module(f"{module}.{name}")
+
+
+def on_first_use(package: str, file: str) -> Callable[[str], Any]:
+    """`__getattr__` of a package whose `__init__.py` is `file`, for the names that it lists."""
+
+    @functools.cache
+    def modules_by_name() -> dict[str, str]:
+        return {name: module for block in listed_imports(file) for name, module in block.items()}
+
+    def load(name: str) -> Any:
+        if name.startswith("__") or name not in modules_by_name():
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return import_name(modules_by_name()[name], name)
+
+    return load
 
 
 @contextlib.contextmanager
@@ -21,7 +65,7 @@ def collector_paused() -> Iterator[None]:
     finally:
         if gc.get_threshold()[0] == 0:
             is_worth_it = gc.get_count()[0] > before[0]  # new objects than a collection of them waits for
-            if is_worth_it and gc.get_freeze_count() == 0:  # else somebody keeps objects from being visited for good
+            if is_worth_it and gc.get_freeze_count() == 0:  # else the program keeps objects from being visited for good
                 gc.freeze()  # into a generation of their own, without visiting them,
                 gc.unfreeze()  # and into the oldest
             gc.set_threshold(*before)

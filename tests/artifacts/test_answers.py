@@ -27,7 +27,7 @@ def test_what_is_allowed_is_what_numpy_calls_close(wanted: np.ndarray, absolute:
 
 @given(FLOATS)
 def test_an_answer_is_itself(wanted: np.ndarray) -> None:
-    """Nothing lies between an answer and itself, though nothing be allowed."""
+    """An answer has no distance to itself, even if none is allowed."""
     assert excess({"y": wanted}, {"y": wanted}, Tolerance(absolute=0, relative=0)) == 0
     assert difference({"y": wanted}, {"y": wanted}) == 0
 

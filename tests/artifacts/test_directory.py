@@ -83,7 +83,7 @@ def test_a_file_that_is_not_what_was_exported_is_told(tmp_path: Path, change: st
 
 
 def test_a_link_out_of_the_artifact_is_refused(tmp_path: Path) -> None:
-    """A graph that lies elsewhere may be changed there."""
+    """A graph that is elsewhere may be changed there."""
     artifact = tiny_artifact(tmp_path)
     artifact.graph_path.rename(tmp_path / "elsewhere.onnx")
     artifact.graph_path.symlink_to(tmp_path / "elsewhere.onnx")
@@ -189,7 +189,7 @@ def test_two_exports_into_one_model_each_leave_a_whole_version(tmp_path: Path) -
 def test_without_locks_a_half_written_version_is_kept_for_a_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing tells then whether its writer lives; after a day it is removed."""
+    """It is then unknown whether its writer lives; after a day it is removed."""
 
     def none(_descriptor: int) -> bool:
         raise files.LocksUnsupported

@@ -18,7 +18,7 @@ def test_settings_come_back_and_are_the_defaults_where_there_are_none(tmp_path: 
 
 
 def test_damaged_settings_name_their_file(tmp_path: Path) -> None:
-    """A number where words should be is told with its field."""
+    """A number where words should be is reported with its field."""
     (tmp_path / SETTINGS).write_text('{"record": "ServiceSettings", "schema": 1, "instances": "two"}')
     with pytest.raises(BadArtifact, match=r"service.json cannot be read: ServiceSettings.instances"):
         read_settings(tmp_path)

@@ -33,7 +33,7 @@ def test_cutting_back_undoes_filling_up(batch: int, tokens: int, more: int) -> N
 
 
 def test_what_has_no_dimensions_stays_an_array() -> None:
-    """A number beside tensors, such as a sampling rate."""
+    """A number among tensors, such as a sampling rate."""
     spec = TensorSpec(name="rate", datatype="INT64", shape=())
     rate = {"rate": np.array(16_000)}
     assert isinstance(cut(rate, [spec], {"tokens": 1})["rate"], np.ndarray)

@@ -57,7 +57,7 @@ def test_what_may_only_be_slower_leaves_the_lower_end() -> None:
 
 
 def test_training_asks_the_allocator_and_inference_does_not() -> None:
-    """The risk of a slow driver lies above training's forecast, and the expected calls are in its time."""
+    """The risk of a slow driver is above training's forecast, and the expected calls are in its time."""
     work, times, allocator = {product(4096, 4096, 4096): 4}, GpuTimes.of(gpu()), SlowAllocator()
     training = forecast_step(Step(work, work, work, work), times, is_compiled=False, allocator=allocator)
     inference = forecast_step(Step(work, {}, work, {}), times, is_compiled=False, allocator=allocator)

@@ -11,7 +11,7 @@ from bench.many.slow_link import BATCH, summary, verdict
 
 @pytest.fixture
 def card() -> Iterator[tuple[int, int]]:
-    """Both ends of something that keeps frames apart no more than a pipe does."""
+    """Both ends of something that separates frames no more than a pipe does."""
     ends = os.pipe2(os.O_NONBLOCK)
     yield ends
     for end in ends:

@@ -1,4 +1,4 @@
-"""What trials cost a run, told from a machine that becomes slower meanwhile."""
+"""The cost of trials, separated from the drift of a machine that becomes slower."""
 
 from __future__ import annotations
 

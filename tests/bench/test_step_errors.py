@@ -41,7 +41,7 @@ def test_each_turn_counts_by_its_own_forecast() -> None:
 
 
 def test_the_summary_prints_every_kind() -> None:
-    """Median, 95th percentile and coverage of each, so that none is told without the others."""
+    """Median, 95th percentile and coverage of each, so that none is reported without the others."""
     cases = [
         Compared("a", 1, "fp32", estimate(1.0), [turn(1.2, 1.0, 1.0)]),
         Compared("b", 2, "fp32", estimate(1.0), [turn(1.0, 2.0, 1.0)]),

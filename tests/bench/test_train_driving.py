@@ -1,4 +1,4 @@
-"""Which slices count, how they are tried again, and what a contender is told."""
+"""Which slices count, how they are tried again, and what a contender is reported."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_turn_ends_though_the_machine_stays_busy() -> None:
 
 
 def test_cpu_time_of_a_process_is_the_kernels() -> None:
-    """What is told of this process grows with its work, and of one that is gone it is nothing."""
+    """The CPU time of this process grows with its work; that of an ended process is nothing."""
     before = process_seconds(os.getpid())
     while process_seconds(os.getpid()) < before + 0.02:
         sum(range(10_000))
@@ -56,7 +56,7 @@ def test_cpu_time_of_a_process_is_the_kernels() -> None:
 def test_contenders_have_the_cases_threads_and_nothing_preloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One thread means one for everybody; an allocator of the caller's is nobody's."""
+    """One thread means one for all contenders; the caller's allocator reaches none of them."""
     monkeypatch.setenv("LD_PRELOAD", "libjemalloc.so")
     found = environment(CONTENDERS["keras_jax"], CASES["mlp"], tmp_path)
     assert found["OMP_NUM_THREADS"] == "1"
@@ -92,7 +92,7 @@ def _leave(_code: int) -> None:
 
 
 def _updates_until_left(pacer: Pacer, clock: _Clock, update_s: float) -> int:
-    """Updates of so many seconds that a contender makes until it is told to stop."""
+    """Updates of so many seconds that a contender makes until it is stopped."""
     for number in itertools.count(1):
         clock.now_s += update_s
         try:
@@ -144,7 +144,7 @@ def test_updates_that_take_back_what_was_left_to_others_do_not_count() -> None:
 
 
 def test_time_spent_waiting_is_told_to_the_contender() -> None:
-    """Stoker's clock stands still meanwhile."""
+    """Stoker's clock stands still during that time."""
     clock = _Clock()
 
     class Slow(io.StringIO):

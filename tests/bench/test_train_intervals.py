@@ -10,7 +10,7 @@ from bench.train.intervals import interval_of, ratio_of
 
 
 def test_a_ratio_is_of_the_same_round() -> None:
-    """A round in which the machine was slow for both tells as much as a fast one."""
+    """A round in which the machine was slow for both counts as much as a fast one."""
     found = ratio_of([[2.0, 20.0, 200.0]], [[1.0, 10.0, 100.0]])
     assert found is not None
     assert (found.median, found.low, found.high) == (2.0, 2.0, 2.0)

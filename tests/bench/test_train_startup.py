@@ -1,4 +1,4 @@
-"""What starts come to, and what of FLOPs and of accuracy stands beside them."""
+"""The time of starts, and the FLOPs and accuracy that are printed with it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_planning_too_long_is_missed() -> None:
 
 
 def test_what_was_learned_is_compared_seed_by_seed() -> None:
-    """Means, their difference, and how far the seeds of fp32 lie apart."""
+    """Means, their difference, and the spread of the seeds of fp32."""
     runs = {"fp32": [{"loss": 2.0}, {"loss": 3.0}], "stoker": [{"loss": 2.1}, {"loss": 3.1}]}
     found = compared(runs, "loss")
     assert found["difference"] == pytest.approx(0.1)

@@ -91,7 +91,7 @@ def test_pages_are_made_of_the_newest_results(tmp_path: Path) -> None:
 
 
 def test_what_was_learned_stands_beside_the_speed(tmp_path: Path) -> None:
-    """Accuracy of images in percent, as the seeds' mean, and how far seeds lie apart."""
+    """Accuracy of images in percent, as the seeds' mean, and their spread."""
     compared = {"stoker": 0.921, "fp32": 0.922, "difference": -0.001, "deviation_of_seeds": 0.002}
     accuracy = {"cases": {"resnet9_w32": {"measure": "accuracy", "compared": compared}}}
     rows = table.beside_table({"resnet9_w32": _content(lightning=2.0)}, accuracy)

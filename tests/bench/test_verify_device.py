@@ -127,7 +127,7 @@ def test_what_was_cut_short_goes_on(tmp_path: Path) -> None:
 
 
 def test_what_a_failed_process_had_not_answered_is_tried_alone(tmp_path: Path) -> None:
-    """The first trial's answer is kept; the second has a process of its own, fails there too, and stops nobody."""
+    """The first trial's answer is kept; the second has a process of its own, fails there too, and the run goes on."""
     path, asked = tmp_path / "device.json", []
     document = registered(path)
 
@@ -207,7 +207,7 @@ def test_what_tells_most_is_measured_first(tmp_path: Path) -> None:
 
 
 def test_kernels_are_kept_of_the_jobs_asked_for(tmp_path: Path) -> None:
-    """A second answer has them beside what was measured; trials near the limit list none."""
+    """A second answer has them with what was measured; trials near the limit list none."""
     path, kernels = tmp_path / "device.json", (Kernel(name="gemm", seconds=0.5, count=2),)
 
     def twice(request: Request, timeout_s: float) -> list[Measured]:

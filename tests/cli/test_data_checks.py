@@ -74,7 +74,7 @@ def test_a_mistake_is_told_in_words(faulty: Path) -> None:
 
 
 def test_lines_are_not_many() -> None:
-    """Without a terminal, progress is told every ten seconds, with what is left."""
+    """Without a terminal, progress is reported every ten seconds, with what is left."""
     stream, now = io.StringIO(), [0.0]
     lines = _Lines(Console(file=stream, width=80), clock=lambda: now[0])
     for second in range(25):

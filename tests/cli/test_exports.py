@@ -21,7 +21,7 @@ def shown(artifact, width: int = 120) -> str:
 
 
 def test_the_table_has_signature_checks_files_and_place(tmp_path: Path) -> None:
-    """Labels and pads beside shapes; what holds and what does not; sizes; the directory."""
+    """Labels and padding with shapes; what holds and what does not; sizes; the directory."""
     proofs = (Proof(what="one", error=1e-7, limit=1e-3), Proof(what="other", error=float("inf"), limit=1e-3))
     artifact = tiny_artifact(tmp_path, proofs=proofs, metrics={"test/accuracy": 0.93})
     text = shown(artifact)
@@ -50,7 +50,7 @@ def test_a_narrow_terminal_loses_no_words(tmp_path: Path) -> None:
 
 
 def test_the_document_is_json_with_the_manifest(tmp_path: Path) -> None:
-    """Path, version and digest beside it."""
+    """Path, version and digest with it."""
     artifact = tiny_artifact(tmp_path)
     document = json.loads(json.dumps(export_document(artifact)))
     assert document["manifest"]["name"] == "tiny"

@@ -31,6 +31,6 @@ def test_the_table_has_times_rates_and_what_company_costs() -> None:
     assert "all-reduce" in shown
     assert "1.00 GB/s" in shown
     assert "1.55 ms" in shown
-    assert "25% of a message is hidden" in shown
+    assert "25% of a message overlaps with arithmetic" in shown
     assert "bound by memory takes 1.50x as long" in shown
     assert "a message that all stop for after 4 ms takes 3 ms longer" in shown

@@ -44,7 +44,7 @@ def shown(result: LrRange) -> str:
 
 
 def test_the_page_says_the_rate_its_reason_and_its_spread() -> None:
-    """The suggestion comes first; edges that were not seen are told as such."""
+    """The suggestion comes first; edges that were not seen are reported as such."""
     text = shown(found())
     assert "lr 0.00025   a quarter of 0.001" in text
     assert "good progress from 1e-05 to 0.001; the job says 0.1" in text

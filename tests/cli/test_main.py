@@ -94,7 +94,7 @@ def test_plan_explains_itself_to_people() -> None:
 
 
 def test_the_model_of_a_run_comes_from_its_own_copy_of_the_job_file(run: stoker.Run) -> None:
-    """With its settings and the modules beside it, after both are gone from where they were."""
+    """With its settings and the modules of its folder, after both are gone from where they were."""
     Path("sizes.py").write_text("HIDDEN = 5\n")
     job_file("settings.update(model=lambda: nn.Linear(6, sizes.HIDDEN))", name="own.py", head="import sizes\n")
     outcome = stoker_here("train", "own.py", "--set", "lr=0.05", "--plan", "plan.json", "--json")
@@ -120,7 +120,7 @@ def test_report_writes_the_report_anew(run: stoker.Run) -> None:
 
 
 def test_report_of_an_unknown_run_is_refused_with_the_nearest(run: stoker.Run) -> None:
-    """Exit code 2; a directory that is no run is told from a name that is none."""
+    """Exit code 2; a directory without a run has another message than an unknown name."""
     outcome = stoker_here("report", run.name[:-1] + "x")
     assert outcome.code == 2
     assert f"Did you mean '{run.name}'" in outcome.err

@@ -161,7 +161,7 @@ def test_the_table_has_a_line_a_device() -> None:
 
 
 def test_what_is_here_is_yours() -> None:
-    """No price stands beside it."""
+    """It is printed without a price."""
     text = shown(decision(H100, candidate("cpu", total_s=9e4, cost=None, is_here=True)))
     (here,) = [line for line in text.splitlines() if line.strip().startswith("cpu ")]
     assert "$" not in here
@@ -226,7 +226,7 @@ def test_a_plan_in_brief_leaves_out_what_is_usual() -> None:
 
 
 def test_one_of_a_thing_is_not_said_as_of_several() -> None:
-    """A block, a worker; also where a plan is told in full."""
+    """A block, a worker; also where a plan is reported in full."""
     plan = Plan(device="cpu", micro_batch=8, checkpointed_blocks=1, loader="workers", num_workers=1)
     brief = plan_in_brief(plan)
     assert "1 checkpointed block" in brief
@@ -259,7 +259,7 @@ def test_layouts_stand_beside_each_other() -> None:
 
 
 def test_layouts_on_several_kinds_of_devices_name_them() -> None:
-    """Rows of equal layouts on different devices can be told apart, and 80 columns cut nothing off."""
+    """Rows of equal layouts on different devices can be distinguished, and 80 columns cut nothing off."""
 
     def on(device: str, why: str) -> Candidate:
         one = candidate(device, total_s=17_820, cost=91.49)

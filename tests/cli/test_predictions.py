@@ -77,7 +77,7 @@ def test_what_happened_in_words() -> None:
 
 
 def test_lines_are_not_many() -> None:
-    """Without a terminal, progress is told every ten seconds."""
+    """Without a terminal, progress is reported every ten seconds."""
     moments = [float(second) for second in range(1, 26)]
     shown = _shown([_event("started", 0.0, **STARTED), *(_event("progress", at, **PROGRESS) for at in moments)])
     assert shown.count("to go") == 2

@@ -84,7 +84,7 @@ def test_into_a_pipe_nothing_is_folded(first: Report) -> None:
 
 
 def test_in_a_narrow_terminal_names_and_times_stay_whole(first: Report) -> None:
-    """What is cut is the result; the time of day tells runs of one day apart."""
+    """What is cut is the result; the time of day distinguishes runs of one day."""
     terminal = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
     text = listed_in(terminal, first)
     assert NARROW in text
@@ -149,7 +149,7 @@ def test_a_damaged_record_hides_no_other_run(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_killed_run_is_shown_as_far_as_its_newest_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its record says 0: nobody was left to write it."""
+    """Its record says 0: no process was left to write it."""
     monkeypatch.setenv("STOKER_RUNS", str(tmp_path))
     run = make_run(tmp_path / "killed", name="killed", total_samples=5000)
     save(CheckpointStore(run.checkpoints), 1250)

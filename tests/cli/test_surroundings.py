@@ -56,7 +56,7 @@ def test_harmless_settings_are_not_warned_of(environment):
 
 
 def test_rates_that_surprise_are_cautions():
-    """A native dtype without gain, and a measurement on fewer threads than cores, are told."""
+    """A native dtype without gain, and a measurement on fewer threads than cores, are reported."""
     slow = replace(ON_CPU, gemm_flops={"fp32": 200e9, "bf16": 190e9})
     assert "multiplies bf16 natively, yet its products reach only 0.9x" in find_cautions([CPU], [slow], QUIET)[0]
     assert find_cautions([CPU], [replace(ON_CPU, threads=1)], QUIET) == ("Measured with 1 of 2 cores.",)

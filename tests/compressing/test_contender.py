@@ -19,7 +19,7 @@ def test_answers_are_like_themselves_and_unlike_others() -> None:
 
 @pytest.mark.parametrize("fill", [-1e9, -np.inf])
 def test_what_the_original_fills_in_makes_nothing_alike(fill: float) -> None:
-    """Logits of masked classes: answers that have nothing to do with the original's are not alike for them."""
+    """Logits of masked classes: they do not make unrelated answers similar."""
     original = {"y": np.where(np.arange(6) < 3, LOGITS, np.float32(fill))}
     other = {"y": np.where(np.arange(6) < 3, -LOGITS, np.float32(fill))}
     assert is_finite_like(other, original)

@@ -48,7 +48,7 @@ def test_the_bound_of_lost_rows_is_the_exact_one(lost: int) -> None:
 
 @pytest.mark.slow
 def test_the_bound_holds_as_often_as_it_says() -> None:
-    """Over many samples of rows, the true drop lies above the bound at most in about 5 % of them."""
+    """Over many samples of rows, the true drop is above the bound at most in about 5 % of them."""
     draw, true_drop, missed = np.random.default_rng(0), 0.02, 0
     for seed in range(200):
         original = np.ones(400)
@@ -59,7 +59,7 @@ def test_the_bound_holds_as_often_as_it_says() -> None:
 
 @given(st.integers(2, 60), st.integers(0, 60), st.integers(0, 10))
 def test_bounds_enclose_the_drop(rows: int, wrong: int, seed: int) -> None:
-    """Whatever was lost or won, the value lies within its bounds, and the other way round they are mirrored."""
+    """Whatever was lost or won, the value is within its bounds, and the other way round they are mirrored."""
     original, candidate = hits(rows, min(1, rows)), hits(rows, min(wrong, rows))
     found = drop_interval(original, candidate, confidence=0.9, seed=seed)
     back = drop_interval(candidate, original, confidence=0.9, seed=seed)

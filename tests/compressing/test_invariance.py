@@ -1,4 +1,4 @@
-"""Models whose answer depends on its company, planted."""
+"""Models whose answer depends on the rest of the batch, planted."""
 
 from collections.abc import Callable
 
@@ -49,7 +49,7 @@ def rows() -> EvaluationRows:
 
 
 def test_what_a_model_fills_in_is_no_scale(tokens: Manifest) -> None:
-    """Beside classes that are masked by -1e9 a deviation of any size would be nothing."""
+    """Relative to classes that are masked by -1e9 a deviation of any size would be nothing."""
 
     def masked(inputs: Arrays) -> np.ndarray:
         own = masked_mean(inputs) + len(inputs["input_ids"])  # the more there are in a batch, the larger

@@ -44,7 +44,7 @@ def numbered(count: int) -> EvaluationRows:
 
 @given(st.integers(12, 300), st.integers(0, 5), st.booleans())
 def test_no_row_has_two_uses(count: int, seed: int, has_training: bool) -> None:
-    """Parts are disjoint, all rows are dealt out, and the same seed deals alike."""
+    """Parts are disjoint, all rows are dealt out, and the same seed gives the same parts."""
     training = numbered(50) if has_training else None
     found = split_rows(training, numbered(count), seed=seed, calibration=30)
     again = split_rows(training, numbered(count), seed=seed, calibration=30)
@@ -77,7 +77,7 @@ def test_data_that_does_not_fit_is_refused(numbers: Manifest, inputs: dict, says
 
 
 def test_whole_numbers_do_not_wrap(numbers: Manifest) -> None:
-    """Those that a shorter type holds are taken; another would become a number that nobody gave."""
+    """Those that a shorter type holds are taken; another would become a different number."""
     spec = dataclasses.replace(numbers.inputs[0], datatype="INT32")
     wanted = dataclasses.replace(numbers, inputs=(spec,))
     assert check_fit(EvaluationRows({"x": np.full((2, 8), 7)}), wanted, "rows.npz").inputs["x"].dtype == np.int32

@@ -18,7 +18,7 @@ def test_accuracy_is_a_hit_a_row_for_numbers_and_for_shares() -> None:
 
 
 def test_errors_are_turned_round() -> None:
-    """Scores of what should be low are negative, and the metric itself is told as it is."""
+    """Scores of what should be low are negative, and the metric itself is reported as it is."""
     metric = named("mse")
     scores = metric.scores({"y": np.array([[1.0], [3.0]])}, np.array([1.0, 1.0]), 2)
     assert scores.tolist() == [0.0, -4.0]
@@ -56,7 +56,7 @@ def test_every_metric_prefers_the_truth(name: str) -> None:
     ],
 )
 def test_a_metric_that_cannot_be_used_is_refused(function, says: str) -> None:
-    """What went wrong is told, with the metric's name."""
+    """What went wrong is reported, with the metric's name."""
     with pytest.raises(BadJob, match=f"the metric mine .*{says}"):
         Metric("mine", function).scores({"y": LOGITS}, CLASSES, 4)
 

@@ -47,7 +47,7 @@ def replace_kernel(model: onnx.ModelProto, change: Callable[[np.ndarray], np.nda
 
 
 def garbage(model: onnx.ModelProto) -> None:
-    """Weights that are all alike, and hardly there."""
+    """Equal weights near zero."""
     replace_kernel(model, np.zeros_like)
 
 
@@ -93,7 +93,7 @@ def nothing(model: onnx.ModelProto) -> None:
 
 
 def blur(model: onnx.ModelProto) -> None:
-    """One class's answers lowered: alike, but many rows change sides."""
+    """One class's answers lowered: similar, but many rows change their class."""
     model.graph.node[-1].output[0] = "own"
     shift = np.array([[0.0, 0.2, -0.2]], np.float32)
     model.graph.initializer.append(numpy_helper.from_array(shift, "shift"))

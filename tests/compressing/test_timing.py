@@ -44,7 +44,7 @@ def test_rounds_fill_the_time_and_not_more() -> None:
 
 
 def test_short_calls_are_repeated_within_a_timed_run() -> None:
-    """A call of 10 microseconds is timed in runs of many, and its time is told for one."""
+    """A call of 10 microseconds is timed in runs of many, and its time is reported for one."""
     track = Track()
     track_call = itertools.count()
 

@@ -93,7 +93,7 @@ def test_parts_differ_in_name_and_fingerprint():
 
 
 def test_a_part_keeps_the_note_and_the_classes():
-    """What the user should be told, and the range of labels, pass to parts."""
+    """What the user should know, and the range of labels, pass to parts."""
     source = Counting()
     source.note, source.num_classes = "look here", 3
     assert (source.subset(0, 1).note, source.subset(0, 1).num_classes) == ("look here", 3)

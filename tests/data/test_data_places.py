@@ -131,7 +131,7 @@ def test_a_damaged_file_is_neither_used_nor_replaced(small, tmp_path):
 
 
 def test_a_damaged_file_in_the_cache_is_not_fetched_over(small, tmp_path):
-    """Stoker's own cache is treated alike: the user decides."""
+    """Stoker's own cache is treated in the same way: the user decides."""
     home = small.publish(tmp_path / "home")
     small.publish(small.cache)
     (small.cache / "train-images-idx3-ubyte.gz").write_bytes(b"broken")
@@ -141,7 +141,7 @@ def test_a_damaged_file_in_the_cache_is_not_fetched_over(small, tmp_path):
 
 
 def test_a_cache_that_cannot_be_made_is_told(small, tmp_path):
-    """Where a file lies in the way of the cache's folder, the error names it and STOKER_CACHE."""
+    """Where a file is in the way of the cache's folder, the error names it and STOKER_CACHE."""
     home = small.publish(tmp_path / "home")
     small.cache.write_text("in the way")
     with pytest.raises(BadJob, match="cannot be made") as caught:

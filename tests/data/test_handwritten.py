@@ -70,7 +70,7 @@ def test_a_damaged_package_is_told(stored, complaint):
 
 
 def test_the_licence_comes_with_the_data():
-    """Credit and licence lie beside the file in the package."""
+    """Credit and licence are in the file's folder in the package."""
     credit = (resources.files("stoker.data") / "digits.credit.txt").read_text(encoding="utf-8")
     assert "Creative Commons Attribution 4.0" in credit
     assert "Alpaydin" in credit

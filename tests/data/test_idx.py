@@ -82,13 +82,13 @@ def test_an_idx_file_of_another_kind_is_refused_even_with_the_right_digest():
 
 
 def test_too_short_and_too_long_say_how_long():
-    """Sizes are told found and wanted, and of an endless file no more is unpacked than shows that it is too long."""
+    """The error has both sizes; of an endless file no more is unpacked than shows that it is too long."""
     assert complaint(CONTENT[:20]) == "small.gz has 20 bytes uncompressed, wanted 46"
     assert complaint(gzip.compress(CONTENT + bytes(10**7))) == "small.gz has more than 46 bytes uncompressed, wanted 46"
 
 
 def test_another_shape_of_the_same_size_is_told():
-    """A header that contradicts what is expected is told as shapes."""
+    """A header that contradicts what is expected is reported as shapes."""
     other = idx_content((3, 5, 2))
     assert complaint(other) == "small.gz holds an array of 3 × 5 × 2, wanted 5 × 3 × 2"
 

@@ -1,4 +1,4 @@
-"""What tells one dataset to be packed from another."""
+"""What identifies a dataset to be packed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_mapped_file_counts_by_its_time(tmp_path: Path) -> None:
 
 
 def test_other_arrays_are_not_read_from_what_was_packed(tmp_path: Path) -> None:
-    """In one folder, a changed row in the middle is packed anew."""
+    """In one folder, a changed row in the middle is packed again."""
     for changed in (None, 501):
         source = stoker.data.packed((rows(changed), torch.arange(1000)), tmp_path / "p", tell=lambda _: None)
         assert torch.equal(source.sample(501)[0], rows(changed)[501])

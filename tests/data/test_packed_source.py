@@ -55,7 +55,7 @@ def test_a_batch_is_what_the_dataset_gives(pictures: data.PackedSource, indices:
 
 
 def test_attributes_of_anybodys_data_set_are_not_taken_for_what_they_are_here(tmp_path: Path) -> None:
-    """`target` is where the label lies, and `classes` are names: not all labels, and not nothing."""
+    """`target` is the label's place, and `classes` are names: not all labels, and not nothing."""
     dataset = Pictures()
     vars(dataset).update(target=torch.arange(SIZE), classes=None)
     source = packed(dataset, tmp_path / "p")
@@ -74,7 +74,7 @@ def test_samples_one_by_one_are_the_datasets(pictures: data.PackedSource) -> Non
 
 
 def test_every_sample_is_read_once_and_then_none(tmp_path: Path) -> None:
-    """Beside the few that tell what is packed: whoever opens it next decodes nothing else."""
+    """Except the few that identify what is packed: the next process that opens it decodes nothing else."""
     first, later = Pictures(), Pictures()
     packed(first, tmp_path / "p").rows(np.arange(SIZE))
     assert sorted(first.read[PROBES:]) == list(range(SIZE))
@@ -179,7 +179,7 @@ def test_blocks_of_small_entries_are_kept_up_to_a_bound(
 
 
 def test_damage_is_found_and_mended_when_a_packed_dataset_is_opened(tmp_path: Path) -> None:
-    """One byte of one file, of the same size: an open one tells it, the next start packs that file again."""
+    """One byte of one file, of the same size: an open one raises, the next start packs that file again."""
     source = packed(Pictures(), tmp_path / "p")
     source.check()
     fingerprint, expected = source.fingerprint, source.rows(np.arange(SIZE))[0]
@@ -197,7 +197,7 @@ def test_damage_is_found_and_mended_when_a_packed_dataset_is_opened(tmp_path: Pa
 
 
 def test_what_is_packed_and_whole_is_only_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By another user, or from a mount that is read-only: no lock is taken, and nothing is written beside it."""
+    """By another user, or from a mount that is read-only: no lock is taken, and nothing is written into its folder."""
     folder = tmp_path / "p"
     expected = packed(Pictures(), folder).rows(np.arange(SIZE))[0]
     (folder / "lock").unlink()
@@ -248,7 +248,7 @@ def test_a_full_disk_leaves_nothing_and_says_how_much_is_needed(tmp_path: Path) 
 
 
 def test_what_the_disk_has_no_room_for_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both sizes are told, and nothing is written."""
+    """Both sizes are reported, and nothing is written."""
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
     with pytest.raises(BadJob, match=r"takes about 3.5 KiB, and 1000 B are free at"):
         packed(Pictures(), tmp_path / "p").rows(np.arange(1))
@@ -358,7 +358,7 @@ def test_batches_are_those_of_the_dataset_under_every_loader(tmp_path: Path, loa
 
 
 def test_a_source_crosses_processes(pictures: data.PackedSource) -> None:
-    """Where workers are started anew: files are mapped there again."""
+    """Where workers are started over: files are mapped there again."""
     images, _ = pickle.loads(pickle.dumps(pictures)).rows(np.array([5]))  # noqa: S301 - made here
     assert int(images[0, 0, 0, 0]) == 5
 

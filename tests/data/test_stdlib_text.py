@@ -122,7 +122,7 @@ def test_the_fingerprint_follows_what_matters(tmp_path):
 
 
 def test_a_file_that_changes_meanwhile_is_an_error(tmp_path):
-    """The text is what the length and fingerprint were told of, or none: sizes before and now are named."""
+    """The text is what the length and fingerprint were computed from, or none: sizes before and now are named."""
     library(tmp_path, a="a" * 90)
     corpus = Corpus(tmp_path)
     assert corpus.num_bytes == 90

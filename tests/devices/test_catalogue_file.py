@@ -58,7 +58,7 @@ def slipped(slip) -> dict:
     ],
 )
 def test_a_bad_row_is_named(slip, said):
-    """Whoever adds a device is told the row, the column, what was wanted and what was found."""
+    """The error names the row, the column, the expected and the found value."""
     with pytest.raises(ValueError, match=said):
         load_catalogue(json.dumps(slipped(slip)))
 
@@ -116,7 +116,7 @@ def test_a_user_adds_and_replaces_devices(tmp_path):
     ],
 )
 def test_a_file_that_is_none(tmp_path, content, said):
-    """Whatever is in it, or if it is not there: it is told, and the built-in catalogue is used."""
+    """Whatever is in it, or if it is not there: it is reported, and the built-in catalogue is used."""
     path = tmp_path / "devices.json"
     if content is not None:
         path.write_text(content)

@@ -23,7 +23,7 @@ def test_gpus_come_first_where_pytorch_can_use_them():
 
 
 def test_gpus_pytorch_cannot_use_come_last_and_are_named():
-    """With a CPU build a GPU is shown, never chosen, and the remedy is told."""
+    """With a CPU build a GPU is shown, never chosen, and the remedy is reported."""
     survey = rank(CPU, [GPU, GPU], TorchBuild("2.13.0+cpu", None))
     assert survey.devices == (CPU, GPU, GPU)
     assert survey.usable == (CPU,)
@@ -34,7 +34,7 @@ def test_gpus_pytorch_cannot_use_come_last_and_are_named():
 
 
 def test_problems_of_looking_are_kept():
-    """A failed nvidia-smi is told though the CPU is all there is."""
+    """A failed nvidia-smi is reported though the CPU is all there is."""
     assert rank(CPU, [], None, "nvidia-smi failed").problems == ("nvidia-smi failed",)
 
 
@@ -52,7 +52,7 @@ def test_build_is_read_from_the_text_of_the_version_file(text, build):
 
 
 def test_installed_torch_is_what_import_gives():
-    """Reading without importing tells the same as importing."""
+    """Reading without importing gives the same as importing."""
     import torch
 
     build = installed_torch()

@@ -25,7 +25,7 @@ def cost(interval_s: float, blocked_s: float, mtbf_s: float) -> float:
 
 @given(st.floats(0.1, 100), st.floats(1e5, 1e9))
 def test_no_other_interval_loses_less(blocked_s: float, mtbf_s: float) -> None:
-    """Where failures are rare beside saving, half the interval and twice the interval both cost more."""
+    """Where failures are rare relative to saves, half the interval and twice the interval both cost more."""
     interval_s = daly_interval_s(blocked_s, mtbf_s)
     best = cost(interval_s, blocked_s, mtbf_s)
     assert best < cost(interval_s / 2, blocked_s, mtbf_s)

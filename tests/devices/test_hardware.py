@@ -76,7 +76,7 @@ def test_an_attached_gpu_is_found_by_its_drivers_name():
 
 
 def test_an_attached_device_nobody_described():
-    """All that is known is what the device itself tells."""
+    """All that is known comes from the device itself."""
     here = Device(
         name="cuda:0",
         kind="cuda",

@@ -1,4 +1,4 @@
-"""Links by the catalogue: the formulas of rings, and what is assumed where nobody knows."""
+"""Links by the catalogue: the formulas of rings, and what is assumed where nothing is known."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_ring_moves_what_its_formulas_say() -> None:
 
 
 def test_links_of_a_node_are_those_of_the_row_and_between_nodes_they_are_assumed() -> None:
-    """Eight H100 have NVLink; sixteen, or eight that are eight apart, need a network that no row knows."""
+    """Eight H100 have NVLink; sixteen, or eight at a stride of eight, need a network that no row knows."""
     (h100,) = KNOWN.find("h100")
     inside = catalogue_links(h100, 8)
     assert (inside.name, inside.basis, inside.note) == ("NVLink 4", "datasheet", "")
@@ -41,7 +41,7 @@ def test_links_of_a_node_are_those_of_the_row_and_between_nodes_they_are_assumed
 
 
 def test_a_ring_over_machines_uses_the_cards_of_all_its_members_in_one() -> None:
-    """64 neighbours share eight cards a machine, 8 that are eight apart have one; the network bounds both."""
+    """64 neighbours share eight cards a machine, 8 at a stride of eight have one; the network bounds both."""
     (h100,) = KNOWN.find("h100")
     flat, strided = catalogue_links(h100, 64), catalogue_links(h100, 8, stride=8)
     card = 400 / 8 * 1e9 * 0.8

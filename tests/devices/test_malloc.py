@@ -60,7 +60,7 @@ def test_what_nobody_uses_can_be_given_back() -> None:
 
 @pytest.mark.skipif(not ON_GLIBC, reason="needs the GNU C library")
 def test_retained_faults_no_page_twice() -> None:
-    """Blocks of 64 MiB, which are mapped anew for each use by default, come from the heap as they were left."""
+    """Blocks of 64 MiB, which are mapped again for each use by default, come from the heap as they were left."""
     faults = """
 import resource
 def faults():

@@ -39,7 +39,7 @@ def test_recorded_table_gives_devices():
 
 
 def test_what_is_not_known_is_not_invented():
-    """Multiprocessors and memory that nobody tells are 0, and without a capability only fp32 is fast."""
+    """Unknown multiprocessors and memory are 0, and without a capability only fp32 is fast."""
     assert describe_gpus(MIXED)[1].cores == 0
     silent = describe_gpus("0, GPU-1, NVIDIA GB10, [N/A], [N/A], 580.95.05\n")[0]
     assert (silent.memory_bytes, silent.fast_dtypes, silent.compute_capability) == (0, ("fp32",), "")
@@ -123,7 +123,7 @@ def test_the_answer_is_the_table(tmp_path):
 
 
 def test_a_failing_program_is_a_problem_in_words(tmp_path):
-    """A driver that does not match is told with the program's own words, and no table is read from it."""
+    """A driver that does not match is reported with the program's own words, and no table is read from it."""
     answer = ask_nvidia_smi(
         [script(tmp_path / "smi", "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18\n")]
     )

@@ -82,7 +82,7 @@ def test_a_bad_header(text, said):
     ],
 )
 def test_bad_json(text, said):
-    """Told with the file's name; nothing is raised."""
+    """Reported with the file's name; nothing is raised."""
     prices, (problem,) = prices_from_json(text, "p.json", KNOWN)
     assert prices == ()
     assert problem.startswith("p.json")
@@ -91,7 +91,7 @@ def test_bad_json(text, said):
 
 @pytest.mark.parametrize("sources", [["the bill"], {"b": 3}, None])
 def test_bad_sources_cost_no_price(sources):
-    """What rows name by key is told to be no object of titles; the rows count, with the key as their source."""
+    """A table of keys that is no object of titles is reported; the rows count, with the key as their source."""
     row = {"device": "l4", "provider": "us", "usd_per_hour": 1, "source": "b"}
     (price,), (problem,) = prices_from_json(json.dumps({"prices": [row], "sources": sources}), "p.json", KNOWN)
     assert (price.device, price.source) == ("l4", "b")
@@ -108,7 +108,7 @@ def test_the_file_of_the_documentation_is_one():
 
 
 def test_files_by_their_ending(tmp_path):
-    """CSV with a byte order mark, as spreadsheets write it; JSON otherwise; a file that is not there is told."""
+    """CSV with a byte order mark, as spreadsheets write it; JSON otherwise; a file that is not there is reported."""
     (tmp_path / "p.csv").write_text(HEADER + "l4,us,1,,,,\n", encoding="utf-8-sig")
     (tmp_path / "p.json").write_text('[{"device": "l4", "provider": "us", "usd_per_hour": 1}]')
     for name in ("p.csv", "p.json"):

@@ -44,7 +44,7 @@ def test_sources_are_named_and_used():
 
 
 def test_the_large_providers_are_there():
-    """Those the issue names, and spot beside on demand."""
+    """On-demand and spot prices of common devices."""
     providers = {one.provider.split(" (")[0] for one in builtin_prices()}
     assert {"AWS", "Google Cloud", "Azure", "Lambda", "RunPod", "Vast.ai", "Spheron", "CoreWeave"} <= providers
     assert {one.market for one in builtin_prices()} == {"on demand", "spot"}

@@ -50,7 +50,7 @@ ENGINE = EngineRecord(name="toy", load_all=load_all, platform="toy_graph", packa
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file `toy.py` beside the engines, and nothing else."""
+    """A file `toy.py` in the folder of engines, and nothing else."""
     (tmp_path / "toy.py").write_text(_TOY)
     monkeypatch.setattr(stoker.engines, "__path__", [*stoker.engines.__path__, str(tmp_path)])
     monkeypatch.delitem(sys.modules, "stoker.engines.toy", raising=False)

@@ -94,7 +94,7 @@ def test_the_graph_keeps_no_paths_of_whoever_exported(artifact) -> None:
 
 
 def test_the_program_is_one_that_pytorch_opens(artifact) -> None:
-    """For whoever trusts it; Stoker does not open it."""
+    """For users who trust it; Stoker does not open it."""
     program = torch.export.load(artifact.path / "model.pt2").module()
     asked = texts(2, 5)
     found = program(asked["input_ids"], asked["attention_mask"])
@@ -300,7 +300,7 @@ def test_what_is_known_of_a_model_is_kept(tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_exporter_is_one_of_ours(tmp_path: Path) -> None:
-    """So that whoever can do without the data's preparation may try again."""
+    """So that a user without need of the data's preparation may try again."""
     with pytest.raises(Untraceable):
         export_module(Lin("specialised").eval(), torch.randn(8, 4), tmp_path / "m")
 
@@ -314,14 +314,14 @@ def test_an_error_of_the_exporter_is_one_of_ours(tmp_path: Path) -> None:
     ],
 )
 def test_a_manifest_that_nobody_could_read_is_not_written(tmp_path: Path, about: About, told: str) -> None:
-    """What is said of a model beside its weights may be wrong; then there is no version, instead of a damaged one."""
+    """The files with a model's weights may describe it wrongly; then there is no version, instead of a damaged one."""
     with pytest.raises(BadArtifact, match=told):
         export_module(Embedder().eval(), texts(), tmp_path / "m", about)
     assert not list((tmp_path / "m").iterdir())
 
 
 def test_an_output_named_like_an_input_is_told(tmp_path: Path) -> None:
-    """A graph could not tell them apart; the name is said before anything is traced."""
+    """A graph could not distinguish them; the name is reported before anything is traced."""
 
     class Same(nn.Module):
         def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:

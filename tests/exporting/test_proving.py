@@ -32,7 +32,7 @@ def test_one_output_allows_a_share_of_its_largest_answer(error: float, share: fl
 
 
 def test_an_output_of_large_numbers_allows_nothing_to_one_of_small_ones() -> None:
-    """Boxes in pixels beside scores: a score that is off by 0.02 is not the same answer, rounding of a box is."""
+    """Boxes in pixels, and scores: a score that is off by 0.02 is not the same answer, rounding of a box is."""
     answers = {"boxes": BOXES, "scores": SCORES}
     tolerance = tolerance_of(measured(5e-7), answers, 1e-3)
     assert excess({**answers, "scores": SCORES + np.float32(0.02)}, answers, tolerance) > 1

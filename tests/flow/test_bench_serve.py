@@ -22,12 +22,12 @@ EASY = Objective(q=0.9, within_s=2.0)
 
 @pytest.mark.slow
 def test_a_search_writes_the_settings_that_a_server_loads(tmp_path: Path) -> None:
-    """What was found lies beside the versions, with its basis; limits that the user had set are kept."""
+    """What was found is next to the versions, with its basis; limits that the user had set are kept."""
     tiny_artifact(tmp_path, name="digits")
     place = tmp_path / "digits" / "service.json"
     place.write_text(dumps(ServiceSettings(max_queue_rows=77, max_batch_rows=3, basis="a guess")), encoding="utf-8")
     told: list[SettingsTrial] = []
-    found = bench_serve(tmp_path, EASY, seconds=3.0, load=Load(connections=16), told=told.append)
+    found = bench_serve(tmp_path, EASY, seconds=3.0, load=Load(connections=16), on_trial=told.append)
     assert found.chosen.rate > 0
     assert found.trials == tuple(told)
     assert found.default.settings is not None

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 import stoker
 from stoker.devices import attached_devices, cache_key
-from stoker.planning.model.bottleneck import WORTH_TELLING, UpdateBounds, find_bottleneck
+from stoker.planning.model.bottleneck import LEAST_SHARE, UpdateBounds, find_bottleneck
 from stoker.planning.resolved_job import resolve_job
 from stoker.planning.run_bottleneck import bottleneck_of
 from stoker.records import Bottleneck, Ceilings, from_json
@@ -69,7 +69,7 @@ def test_slow_samples_bound_a_run() -> None:
     assert found.bound_by == "data"
     assert from_json(heard.of("finished")[0]["bottleneck"], Bottleneck) == found
     assert found.gain is not None
-    assert found.gain.value > WORTH_TELLING
+    assert found.gain.value > LEAST_SHARE
     assert "Data bound this run" in run.report_path.read_text()
     assert run.directory.read_report().bottleneck == found
 

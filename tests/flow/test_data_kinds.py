@@ -74,7 +74,7 @@ def _last_of_an_epoch(job: stoker.Job) -> str:
 
 
 def _job_anew(root: Path) -> stoker.Job:
-    """The job of the folder of images, which is looked through anew."""
+    """The job of the folder of images, which is looked through again."""
     return job_of(stoker.data.image_folder(root / "folder" / "images", size=6, mean=0.5, std=0.25))
 
 
@@ -103,7 +103,7 @@ def test_an_image_that_breaks_in_the_middle_ends_a_run_and_a_whole_one_goes_on(
 
 
 def test_a_source_holds_out_by_class_and_tells_how_it_was_split(tmp_path: Path) -> None:
-    """`split` gives parts that a job takes, and the division is told at the start."""
+    """`split` gives parts that a job takes, and the division is reported at the start."""
     train, valid, test = source_of("csv", tmp_path).split(valid=0.2, test=0.1)
     assert valid is not None
     assert test is not None

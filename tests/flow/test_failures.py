@@ -155,7 +155,7 @@ def test_a_flipped_bit_in_a_checkpoint_is_seen() -> None:
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_left_as_it_is() -> None:
-    """It does not silently start anew: exit code 2, each one named, and the way out."""
+    """It does not silently start over: exit code 2, each one named, and the way out."""
     job_file()
     plan = plan_file()
     assert stoker_here("train", "blobs.py", "--plan", plan).code == 0
@@ -206,7 +206,7 @@ def test_records_of_another_version_are_refused(name: str) -> None:
 
 
 def test_a_run_that_lost_its_plan_is_refused() -> None:
-    """Without it there is no telling how to go on exactly."""
+    """Without it an exact resume is impossible."""
     run = stopped_run(blobs_job())
     (run.path / "plan.json").unlink()
     with pytest.raises(BadRun, match="has lost its plan"):
@@ -231,7 +231,7 @@ def test_a_report_that_cannot_be_drawn_does_not_cost_a_finished_run(monkeypatch:
 
 
 def test_what_a_finished_run_teaches_the_next_plan_is_kept() -> None:
-    """Total time and peak memory, forecast beside measured; of a run in several pieces nothing."""
+    """Total time and peak memory, forecast and measured; of a run in several pieces nothing."""
     path = Path("cache/calibration/calibrations.jsonl")
     stopped_run(blobs_job())
     stoker.train(blobs_job())

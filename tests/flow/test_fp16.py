@@ -1,4 +1,4 @@
-"""Runs in fp16: overflows are told and made again, and a resumed run goes on at the scale that it had."""
+"""Runs in fp16: overflows are reported and made again, and a resumed run goes on at the scale that it had."""
 
 from __future__ import annotations
 

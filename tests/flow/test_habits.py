@@ -20,7 +20,7 @@ from tests.reporting.test_html import documents
 
 
 def trained(job: stoker.Job, **options: Any) -> tuple[stoker.Run, Heard]:
-    """The job's run, and what it told."""
+    """The job's run, and its events."""
     heard = Heard()
     return stoker.train(job, plan=PLAN, sink=heard, **options), heard
 
@@ -66,7 +66,7 @@ def test_a_plateau_lowers_the_rate_and_says_so() -> None:
 
 
 def test_a_run_that_ends_early_is_finished_and_says_why() -> None:
-    """In its record, its events, its summary and its report; the same job then starts anew."""
+    """In its record, its events, its summary and its report; the same job then starts over."""
     job = blobs_job(until=stoker.epochs(9), stop=[stoker.EarlyStopping(patience=stoker.epochs(2), min_delta=0.9)])
     run, heard = trained(job)
     why = "loss on valid has not got better than"
@@ -129,7 +129,7 @@ def test_running_statistics_of_an_average_are_those_of_its_own_activations() -> 
 
 
 def test_a_report_shows_samples_and_what_is_confused() -> None:
-    """Of both held-out sets, also when it is made anew; the gradient's norm comes with it."""
+    """Of both held-out sets, also when it is made again; the gradient's norm comes with it."""
     run, heard = trained(blobs_job())
     pages = [run.report_path.read_text(), stoker.report(run.path).read_text()]
     for page in pages:
@@ -142,7 +142,7 @@ def test_a_report_shows_samples_and_what_is_confused() -> None:
 
 
 def test_hooks_hear_every_event_and_a_broken_one_costs_nothing() -> None:
-    """Beside the sink, and only what happens; the warning is in the run's log."""
+    """In addition to the sink, and only what happens; the warning is in the run's log."""
     heard = Heard()
 
     def broken(event: Event) -> None:
@@ -159,7 +159,7 @@ def test_hooks_hear_every_event_and_a_broken_one_costs_nothing() -> None:
 
 
 def test_the_norm_that_is_told_is_that_before_clipping() -> None:
-    """Of the first update, as by hand; a run that clips tells it too."""
+    """Of the first update, as by hand; a run that clips reports it too."""
     job = blobs_job(until=stoker.updates(1), valid=None, test=None)
     _, plain = trained(job)
     _, clipped = trained(blobs_job(until=stoker.updates(1), valid=None, test=None, clip_norm=1e-3), run_dir="clipped")

@@ -1,4 +1,4 @@
-"""Which run a call means: continued, anew, named, forked, refused."""
+"""Which run a call means: continued, started over, named, forked, refused."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_directory_that_holds_something_else_is_left_alone() -> None:
 
 
 def test_a_run_in_use_is_refused_and_goes_on_undisturbed() -> None:
-    """Whoever trains it holds it; the second call says who, and changes nothing."""
+    """The process that trains it holds it; the second call names that process, and changes nothing."""
     refusals: list[str] = []
 
     def sink(event: Event) -> None:
@@ -205,7 +205,7 @@ def test_what_a_run_has_decided_and_averaged_so_far_is_taken_over_by_its_fork(ch
 
 
 def test_a_fork_of_a_run_that_ended_before_its_time_trains_on() -> None:
-    """It waits anew for an improvement; under its parent's verdict it would train nothing."""
+    """It waits again for an improvement; under its parent's verdict it would train nothing."""
     stop = [stoker.EarlyStopping("loss", patience=stoker.updates(3))]
     job = blobs_job(
         until=LONGER, evaluation=stoker.Evaluation(every=stoker.updates(3)), stop=stop, valid=contradicted()
@@ -217,7 +217,7 @@ def test_a_fork_of_a_run_that_ended_before_its_time_trains_on() -> None:
 
 
 def test_a_fork_chooses_its_own_best_by_its_own_measure() -> None:
-    """What its parent found best is not in its directory, and may have been told by a metric it no longer has."""
+    """What its parent found best is not in its directory, and may have been chosen by a metric it no longer has."""
     parent = stoker.train(blobs_job(), plan=PLAN)
     heard = Heard()
     job = blobs_job(until=LONGER, metrics=[])
@@ -286,7 +286,7 @@ def test_an_unfinished_fork_is_continued_by_the_same_call_only() -> None:
 
 
 def test_a_fork_that_was_killed_early_goes_on_from_where_it_began() -> None:
-    """It saves before its first update: its parent, which trains on meanwhile, is not looked at again."""
+    """It saves before its first update: its parent, which goes on training, is not read again."""
     parent = stopped_run(blobs_job())
     jobs = blobs_job(), blobs_job(until=LONGER)
     stop = stoker.on("updated", lambda _update: signal.raise_signal(signal.SIGTERM))
@@ -365,7 +365,7 @@ def test_a_budget_of_seconds_is_turned_into_samples_once() -> None:
 
 
 def test_the_time_between_checkpoints_may_change_when_a_run_goes_on() -> None:
-    """It is no part of what makes two runs bit-equal; it is told in seconds."""
+    """It is no part of what makes two runs bit-equal; it is reported in seconds."""
     stopped = stopped_run(blobs_job())
     heard = Heard()
     run = stoker.train(blobs_job(), checkpoint_every=stoker.seconds(1e-6), sink=heard)

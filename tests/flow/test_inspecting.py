@@ -46,7 +46,7 @@ def test_what_is_left_of_a_cleaned_set_has_no_faults(tmp_path: Path) -> None:
 
 
 def test_progress_is_told_to_the_end(tmp_path: Path) -> None:
-    """Every stage is named, and never tells more than there is."""
+    """Every stage is named, and never counts more samples than there are."""
     plant_csv(tmp_path / "csv")
     told: list[tuple[str, int, int]] = []
     api.check_data(tmp_path / "csv", OPTIONS, tell=lambda *one: told.append(one))
@@ -100,7 +100,7 @@ def test_data_sources_take_the_clean_list(tmp_path: Path) -> None:
 
 
 def test_names_that_are_not_utf8_lose_no_report_and_end_no_run(tmp_path: Path) -> None:
-    """Damaged images of such names are told, and left out by the list; other files of such names are noted."""
+    """Damaged images of such names are reported, and left out by the list; other files of such names are noted."""
     root = tmp_path / "set"
     plant_images(root, per_class=30, copies=0)
     folder = next(path for path in root.rglob("*") if any(one.suffix == ".png" for one in path.iterdir()))

@@ -36,7 +36,7 @@ ELSEWHERE = Path("elsewhere")
 
 @pytest.fixture(params=['"points.csv"', 'str(Path(__file__).parent / "points.csv")'], ids=["by folder", "by file"])
 def run(place: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> stoker.Run:
-    """A run on a table that its job finds beside itself; seen from another folder."""
+    """A run on a table that its job finds in its own folder; seen from another folder."""
     project = place / "project"
     project.mkdir()
     monkeypatch.chdir(project)

@@ -30,7 +30,7 @@ if importlib.util.find_spec("moto") is None:
 
 
 class Bucket:
-    """A server with one bucket; it can be paused, and forgets nothing meanwhile."""
+    """A server with one bucket; it can be paused, and keeps its objects."""
 
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:

@@ -61,7 +61,7 @@ def two_on_this_cpu() -> Place:
 
 @pytest.mark.slow
 def test_layouts_for_gpus_elsewhere_are_compared_without_running_anything() -> None:
-    """All that two can do, the best first; prices and energy are those of both; links are told."""
+    """All that two can do, the best first; prices and energy are those of both; links are reported."""
     found = stoker.plan(gpt_job(), on="2xt4")  # which computes in fp32 alone: few traces
     layouts = [one.plan.layout for one in found.candidates]
     assert {Layout(replicas=2), Layout(shards=2), Layout(tensor=2), Layout(stages=2)} <= set(layouts)

@@ -1,4 +1,4 @@
-"""A run on several processes: the same job file, the same result, whoever is lost on the way."""
+"""A run on several processes: the same job file, the same result, whichever process is lost on the way."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def workers_of(pid: int) -> list[int]:
 
 @pytest.mark.parametrize("forks_workers", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_two_processes_end_where_one_does(*, forks_workers: bool) -> None:
-    """The same metrics to rounding; every event told once, in order; nobody left over."""
+    """The same metrics to rounding; every event once, in order; no process left over."""
     path = job_file()
     one = stoker_process("train", path, "--plan", plan_over(Layout()), "--run-dir", "one", "--json")
     two = stoker_process(
@@ -268,7 +268,7 @@ def test_out_of_memory_in_one_process_makes_all_take_smaller_parts() -> None:
 
 @pytest.mark.slow  # the start of three interpreters
 def test_torchruns_processes_find_each_other() -> None:
-    """Started by it, they train one run, told by one of them, and all leave with exit code 0."""
+    """Started by it, they train one run, logged by one of them, and all leave with exit code 0."""
     words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "stoker", "train"]
     done = subprocess.run(
         [sys.executable, *words, str(job_file()), "--plan", str(plan_over(TWO)), "--run-dir", "run", "--json"],
@@ -330,7 +330,7 @@ def launched(*paths: Path) -> list[Outcome]:
 
 
 def test_a_launchers_processes_find_each_other() -> None:
-    """They train one run, told by one of them, and all leave with exit code 0."""
+    """They train one run, logged by one of them, and all leave with exit code 0."""
     first, other = launched(job_file(), job_file())
     assert (first.code, other.code, other.out) == (0, 0, ""), first.err + other.err
     kinds = [event["event"] for event in first.events]

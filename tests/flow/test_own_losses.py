@@ -17,7 +17,7 @@ from tests.flow.builders import PLAN, Heard, blobs, blobs_job
 
 
 class Towers(nn.Module):
-    """Two inputs through one batch norm and one layer; how alike they come out."""
+    """Two inputs through one batch norm and one layer; the similarity of their outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def towers_job(**changes: Any) -> stoker.Job:
 
 @pytest.mark.parametrize("changes", [{}, {"average": stoker.SWA(start=0.5)}], ids=["plain", "averaged"])
 def test_a_loss_that_calls_the_model_its_own_way_comes_to_its_end(changes: dict[str, Any]) -> None:
-    """With metrics and weights; what cannot be shown is told, and cost the run everything."""
+    """With metrics and weights; what cannot be shown is reported, and cost the run everything."""
     heard = Heard()
     run = stoker.train(towers_job(**changes), plan=PLAN, sink=heard)
     assert run.status == "finished"

@@ -95,7 +95,7 @@ def test_a_run_that_is_continued_says_that_it_heeds_no_limit_of_memory() -> None
 
 
 def test_a_pinned_plan_that_takes_more_than_is_allowed_is_refused() -> None:
-    """It is tried, and both figures are told; nothing is left behind."""
+    """It is tried, and both figures are reported; nothing is left behind."""
     with pytest.raises(DoesNotFit, match=r"it took [\d.]+ [MG]iB of memory when it was tried, and may take 95\.4 MiB"):
         stoker.train(blobs_job(), plan=PLAN, memory="100MB", sink=lambda _: None)
     assert not Path("runs").exists()
@@ -118,7 +118,7 @@ def test_a_pinned_plan_that_takes_more_than_is_allowed_is_refused() -> None:
     ],
 )
 def test_a_file_that_holds_no_plan_is_refused(document: Any, problem: str) -> None:
-    """The file and what is wrong in it are named, how to make one is told, and no run is made."""
+    """The file and what is wrong in it are named, how to make one is reported, and no run is made."""
     path = file_of(document)
     with pytest.raises(BadJob, match=r"plan\.json holds no plan") as caught:
         stoker.train(blobs_job(), plan=path)
@@ -188,7 +188,7 @@ class OneBitShort(nn.Module):
 
 
 def test_a_pinned_precision_that_loses_the_gradient_does_not_fit() -> None:
-    """How far it is from fp32 is told, and no run is made."""
+    """How far it is from fp32 is reported, and no run is made."""
     with pytest.raises(DoesNotFit, match=r"its gradient is [\d.]+% from fp32's, more than \d+%"):
         stoker.train(blobs_job(model=OneBitShort), plan=dataclasses.replace(PLAN, precision="bf16"))
     assert not Path("runs").exists()

@@ -130,7 +130,7 @@ def given_schedule(to: stoker.Job, of: stoker.Run, folder: str) -> stoker.Run:
     ],
 )
 def test_an_interrupted_run_equals_an_uninterrupted_one_under_its_schedule(stops: tuple[int, ...]) -> None:
-    """Bit for bit; it goes on choosing where it was not settled, and replays what lies beyond its last checkpoint."""
+    """Bit for bit; it goes on choosing where it was not settled, and replays what comes after its last checkpoint."""
     for stop in stops:
         run = trained(job(), "interrupted", stop_at=stop)
         assert run.status == "unfinished"

@@ -106,7 +106,7 @@ def test_nothing_is_run_for_a_device_that_is_not_here() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_run")
 def test_the_whole_catalogue_is_compared() -> None:
-    """Every device with a time model has a candidate; priced ones come before those that nobody offers, by money."""
+    """Every device with a time model has a candidate; those with a price come first, by money."""
     found = stoker.plan(blobs_job(), on="all", objective="money")
     assert len(found.candidates) >= 25
     assert not any(one.is_here for one in found.candidates)
@@ -299,7 +299,7 @@ def test_a_plan_for_fewer_devices_is_told_their_name_elsewhere(nothing_is_run: N
 
 @pytest.mark.slow
 def test_weights_that_fit_nowhere_are_told_in_one_sentence() -> None:
-    """Of many devices only the largest is told."""
+    """Of many devices only the largest is reported."""
     ended = stoker_here("plan", JOBS / "huge_model.py", "--on", "all")
     assert ended.code == 3
     assert "devices is large enough. The largest, " in ended.err

@@ -46,7 +46,7 @@ def _predicted(out: Path) -> dict[str, Any]:
 
 
 def _files(out: Path) -> dict[str, bytes]:
-    """What a job left, without what tells of times."""
+    """What a job left, without times."""
     named = ("predictions/*", "bad_rows.jsonl")
     return {path.name: path.read_bytes() for pattern in named for path in out.glob(pattern)}
 
@@ -185,7 +185,7 @@ def test_too_many_bad_rows_end_it_and_a_larger_limit_continues(tmp_path: Path) -
 
 
 def test_a_job_that_is_done_is_not_done_again(tmp_path: Path) -> None:
-    """The same command once more tells the summary, loads no engine and computes nothing."""
+    """The same command once more prints the summary, loads no engine and computes nothing."""
     model, path = _model(tmp_path), write_parquet(tmp_path / "in.parquet", vectors(20))
     api.predict(model, [path], tmp_path / "out", CUT)
     before = _files(tmp_path / "out")
@@ -249,7 +249,7 @@ def test_someone_elses_directory_is_not_written_into(tmp_path: Path) -> None:
 
 
 def test_a_file_that_changes_meanwhile_ends_the_job(tmp_path: Path) -> None:
-    """Half a file of today and half of tomorrow would be nobody's rows."""
+    """Half a file of today and half of tomorrow would be no one's rows."""
     model, path = _model(tmp_path), write_csv(tmp_path / "in.csv", vectors(400))
 
     def touch(event: PredictionEvent) -> None:
@@ -296,7 +296,7 @@ def test_a_model_that_answers_otherwise_here_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_job_continued_elsewhere_says_so(tmp_path: Path) -> None:
-    """On another CPU or with other libraries the rest agrees within tolerance only, and that is told."""
+    """On another CPU or with other libraries the rest agrees within tolerance only, and that is reported."""
     model, path, out = _model(tmp_path), write_parquet(tmp_path / "in.parquet", vectors(20)), tmp_path / "out"
     api.predict(model, [path], out, CUT)
     job = (out / "job.json").read_text().replace('"made_on": "', '"made_on": "an old ')
@@ -394,7 +394,7 @@ def _stopped_after(command: Sequence[str], parts: int, how: signal.Signals) -> i
 
 @pytest.mark.slow
 def test_killed_and_continued_the_rows_are_the_same_bit_for_bit(tmp_path: Path) -> None:
-    """Ctrl-C, then SIGKILL; the same command ends with the bytes of a job that nobody stopped."""
+    """Ctrl-C, then SIGKILL; the same command ends with the bytes of an uninterrupted job."""
     model, path = _model(tmp_path), write_csv(tmp_path / "in.csv", vectors(3000))
     whole, out = tmp_path / "whole", tmp_path / "out"
     api.predict(model, [path], whole, CUT)
@@ -415,7 +415,7 @@ def _invoke(*words: object) -> Any:
 
 
 def _documented_events() -> dict[str, set[str]]:
-    """The fields of each event, as docs/predicting.md tells them."""
+    """The fields of each event, as docs/predicting.md lists them."""
     page = Path(__file__).parents[2] / "docs" / "predicting.md"
     rows = re.findall(r"^\| `(\w+)` \| ((?:`\w+`(?:, )?)+) \|$", page.read_text("utf-8"), re.MULTILINE)
     return {kind: set(re.findall(r"\w+", fields)) for kind, fields in rows}

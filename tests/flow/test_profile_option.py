@@ -105,7 +105,7 @@ def test_a_run_stopped_before_its_profile_is_whole_leaves_none_and_goes_on() -> 
 
 
 def test_a_trace_that_cannot_be_read_costs_the_run_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told, and training goes on."""
+    """It is reported, and training goes on."""
 
     def broken(events: object) -> None:
         raise KeyError("tid")

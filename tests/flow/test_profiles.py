@@ -120,7 +120,7 @@ def test_a_job_that_fits_nowhere_is_profiled_all_the_same() -> None:
 
 
 def test_a_micro_batch_that_changes_what_is_learned_is_refused() -> None:
-    """The legal ones are told."""
+    """The legal ones are reported."""
     coupled = blobs_job(model=lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
     with pytest.raises(BadJob, match=r"micro_batch=4: samples are coupled in groups of 16") as error:
         stoker.profile(coupled, micro_batch=4)
@@ -155,7 +155,7 @@ def test_one_device_at_a_time() -> None:
 
 @pytest.mark.slow
 def test_nothing_large_is_run_here_to_profile_it_for_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How samples of a model above 64 MiB are coupled is told by the types of its layers, as when it is planned."""
+    """How samples of a model above 64 MiB are coupled is reported by the types of its layers, as when it is planned."""
 
     def refuse(*_: object) -> None:
         raise AssertionError("the model was run")

@@ -54,7 +54,7 @@ def digits(monkeypatch: pytest.MonkeyPatch) -> stoker.Run:
 
 @pytest.mark.slow  # the whole of it; its parts are tested in tests/compressing
 def test_a_pruned_network_is_trained_judged_and_published(digits: stoker.Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It passes the gates of every candidate; its record lies with the version, and makes the same network again.
+    """It passes the gates of every candidate; its record is in the version, and makes the same network again.
 
     The run that trained it is exported like any other.
 

@@ -228,7 +228,7 @@ def test_a_run_that_may_roll_back_goes_on_in_fp32() -> None:
 
 
 def test_a_run_that_breaks_before_its_first_checkpoint_leaves_what_was_found() -> None:
-    """The dump is worth keeping; the same command begins anew in the same place."""
+    """The dump is worth keeping; the same command begins over in the same place."""
     job = blobs_job(model=overflowing)
     breaking = Doing(0, lambda: setattr(Overflowing, "is_broken", True))
     with pytest.raises(RunFailed, match=r"the first was in the output of 0 \(Overflowing\)") as caught:

@@ -62,7 +62,7 @@ def test_killed_again_and_again_a_run_ends_at_the_same_bits() -> None:
 
 
 def test_killed_between_the_last_update_and_the_end_a_run_is_finished_by_the_same_command() -> None:
-    """Nothing is trained again, and the test set is evaluated by the process that tells of it."""
+    """Nothing is trained again, and the test set is evaluated by the process that logs it."""
     inline = dataclasses.replace(PLAN, loader="inline", num_workers=0)
     arguments: list[str | Path] = ["train", CNN, "--set", "epochs=2", "--plan", pinned(inline), "--run-dir", "killed"]
     with Running(*arguments, KILL_IN_TEST_IF="killed/checkpoints") as running:

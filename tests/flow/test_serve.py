@@ -87,7 +87,7 @@ Asked = list[concurrent.futures.Future[tuple[int, Any]]]
 def waiting(started: dict[str, Any], pool: concurrent.futures.Executor, count: int) -> Asked:
     """So many requests that wait for their batch.
 
-    With a delay they do where more rows were under way lately than are now; where that was forgotten meanwhile, it is
+    With a delay they do where more rows were under way recently than are now; where that was forgotten since, it is
     tried again.
     """
     asked: Asked = []
@@ -139,7 +139,7 @@ def _accepts(address: str) -> bool:
 
 
 def test_a_grace_that_was_too_short_is_an_error(tmp_path: Path) -> None:
-    """The exit code is 4, and the number of unanswered requests is told."""
+    """The exit code is 4, and the number of unanswered requests is reported."""
     tiny_artifact(tmp_path, name="digits")
     with (
         serving(tmp_path, "--set", "max_delay_s=60", "--grace", "0.1") as one,
@@ -335,7 +335,7 @@ def test_a_log_that_nobody_reads_holds_up_neither_requests_nor_signals(tmp_path:
 
 
 def test_a_bad_key_file_does_not_stop_the_certificate_from_being_read(tmp_path: Path) -> None:
-    """Each part of a reload is done whatever becomes of the others, and what failed is told."""
+    """Each part of a reload is done whatever becomes of the others, and what failed is reported."""
     tiny_artifact(tmp_path / "models", name="digits")
     keys = tmp_path / "keys"
     keys.write_text("alice:alice-has-a-long-key\n")

@@ -73,7 +73,7 @@ def test_a_run_that_is_over_can_be_sent_exported_and_drawn(run: stoker.Run, tmp_
 def test_a_run_that_fails_at_once_says_why_though_it_is_tracked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It leaves nothing, a table included; its own error is told, not that its log is gone."""
+    """It leaves nothing, a table included; its own error is reported, not that its log is gone."""
     monkeypatch.setenv("STOKER_RUNS", str(tmp_path / "runs"))
 
     sent, send = threading.Event(), RunUpload.send
@@ -102,7 +102,7 @@ def test_a_tracker_with_a_typo_is_refused_before_anything_is_spent(tmp_path: Pat
 
 
 def test_runs_are_listed_by_what_came_of_them(run: stoker.Run) -> None:
-    """Conditions, columns and sorting reach the table; a name nobody has is an error of the user's."""
+    """Conditions, columns and sorting reach the table; a name that no run has is an error of the user's."""
     listed = CliRunner().invoke(app, ["runs", "--where", "valid/accuracy>0 batch=256", "--columns", "lr", "--json"])
     assert [one["run"]["name"] for one in json.loads(listed.stdout)["runs"]] == [run.name]
     assert json.loads(CliRunner().invoke(app, ["runs", "--where", "batch=1", "--json"]).stdout) == {"runs": []}

@@ -117,7 +117,7 @@ FIELDS = {
 
 
 def test_events_tell_the_story_in_order_with_every_documented_field() -> None:
-    """planned, started, then training with its evaluations and checkpoints, the test, and the end; the log is alike."""
+    """planned, started, then training with its evaluations and checkpoints, the test, and the end; so has the log."""
     assert FIELDS.keys() >= {"planned", "started", "progress", "evaluated", "checkpointed", "finished"}
     heard = Heard()
     run = stoker.train(blobs_job(), plan=PLAN, sink=heard)
@@ -446,7 +446,7 @@ def test_of_sites_too_the_best_weights_are_kept_and_measured() -> None:
 
 @pytest.mark.slow
 def test_sites_that_come_together_too_seldom_are_said_to() -> None:
-    """15 updates with an exchange after every 5: the outer optimiser is chosen for that, told, and part of the run."""
+    """15 updates with an exchange after every 5: the outer optimiser is chosen for that, logged, and kept."""
     heard = Heard()
     run = stoker.train(blobs_job(sync=stoker.DiLoCo(every=stoker.updates(5))), plan=PLAN, sink=heard)
     assert any("has 3 exchanges between sites" in fields["message"] for fields in heard.of("warned"))

@@ -222,7 +222,7 @@ class Hits:
 
 
 def counted(lr: float, width: int) -> stoker.Job:
-    """A job whose best checkpoint is told by that metric."""
+    """A job whose best checkpoint is chosen by that metric."""
     return blobs_job(optimizer=stoker.SGD(lr=lr), metrics=[Hits()])
 
 
@@ -236,7 +236,7 @@ def test_a_metric_that_says_itself_which_way_is_better_is_searched_by() -> None:
 
 
 def test_a_setting_that_a_job_file_does_not_take_is_named() -> None:
-    """By the job file's own words; a value that it refuses is told of where it was given."""
+    """In the job file's own words; a value that it refuses is reported where it was given."""
     with pytest.raises(BadJob, match="Did you mean 'width'"):
         tuned(job_file(), space="widht=choice(4,8)")
     with pytest.raises(BadJob, match="--space width: the value few: wanted a whole number"):
@@ -267,7 +267,7 @@ def test_a_trial_that_does_not_fit_is_pruned_as_out_of_memory(monkeypatch: pytes
 
 
 def test_a_page_that_cannot_be_drawn_costs_no_study(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told, and the trials are there."""
+    """It is reported, and the trials are there."""
 
     def broken(_: object) -> str:
         raise ZeroDivisionError("a figure of nothing")

@@ -143,7 +143,7 @@ UPDATES = {"made": 0, "interrupted": -1}
 def interrupting_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """The cross-entropy of each sample; in one update the process is asked to stop, as when its study is killed.
 
-    It is called while a job is made ready too, when nobody listens to signals yet; that is not counted.
+    It is called while a job is made ready too, when signals have no handler yet; that is not counted.
     """
     if torch.is_grad_enabled() and signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         UPDATES["made"] += 1
@@ -247,6 +247,6 @@ def test_what_cannot_change_in_the_middle_of_a_run_is_refused(space: str, said: 
 
 @pytest.mark.parametrize(("changes", "said"), JOBS, ids=[said for _, said in JOBS])
 def test_a_job_in_which_something_goes_over_a_whole_run_is_refused(changes: dict[str, Any], said: str) -> None:
-    """What would be several members' without anybody being told."""
+    """What several members would share unnoticed."""
     with pytest.raises(BadJob, match=said):
         trained(lambda lr: blobs(lr, **changes), study="other", space="lr=log(1e-3,1)")

@@ -1,4 +1,4 @@
-"""Write the golden curves anew: only when what Stoker computes is meant to change.
+"""Write the golden curves again: only when what Stoker computes is meant to change.
 
 python -m tests.golden.regenerate
 """

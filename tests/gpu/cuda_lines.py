@@ -5,7 +5,7 @@ DATA is a file of coverage.py. Such statements are, outside of forecasts, tracin
 2. those of functions that name `torch.cuda` outside of such a condition, for more than a question that PyTorch answers
    on a CPU too (`ANSWERED_ON_A_CPU`).
 Settings below `torch.backends.cuda` exist on every machine and are no sign of CUDA. Conditional expressions on one line
-are not told apart. Exits with 1 below the least share.
+are not distinguished. Exits with 1 below the least share.
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ def test_draws_of_its_own_leave_the_gpus_generator_where_it_was() -> None:
 
 
 def test_what_draws_from_the_gpus_generator_can_leave_it_where_it_was() -> None:
-    """As the CPU's, whatever it is seeded with meanwhile."""
+    """As the CPU's, whatever it is seeded with in between."""
     gpu = torch.device("cuda:0")
     seed_torch(6, gpu)
     expected = torch.rand(8, device=gpu).cpu(), torch.rand(8)

@@ -12,7 +12,7 @@ from stoker.inspecting import Checked, CheckOptions, check, image_signatures
 
 
 def quietly(_what: str, _done: int, _total: int) -> None:
-    """Tells nobody."""
+    """Reports to no one."""
 
 
 def checked(path: Path, options: CheckOptions | None = None, *, against: tuple[Path, ...] = ()) -> Checked:
@@ -63,7 +63,7 @@ def test_processes_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_another_set_is_held_against(tmp_path: Path) -> None:
-    """A sample that is in the other set leaks, is named there, and the other set's own faults are not told."""
+    """A sample that is in the other set leaks, is named there, and the other set's own faults are not reported."""
     plant_images(tmp_path / "set", per_class=50, copies=1)
     other = tmp_path / "other" / "cross"
     other.mkdir(parents=True)

@@ -9,14 +9,14 @@ def _split(name: str, **classes: int) -> SplitFacts:
 
 
 def test_imbalance_is_told_from_ten_to_one() -> None:
-    """Nine to one is not told, ten to one is, with both classes."""
+    """Nine to one is not reported, ten to one is, with both classes."""
     assert list(class_findings([_split("train", a=9, b=1)])) == []
     (told,) = class_findings([_split("train", a=1, b=10, c=5)])
     assert (told.fault, told.measure, told.detail) == ("imbalance", 10.0, "b has 10 samples, a has 1")
 
 
 def test_a_class_that_only_measures_is_told() -> None:
-    """A class that training lacks is told; one that a split that measures lacks is not."""
+    """A class that training lacks is reported; one that a split that measures lacks is not."""
     (told,) = class_findings([_split("test", a=2, b=1), _split("train", a=3, c=3)])
     assert (told.fault, told.where) == ("unknown-class", "test/b")
     assert list(class_findings([_split("test", a=2)])) == []

@@ -65,7 +65,7 @@ def test_only_learning_rates_are_scaled() -> None:
 
 
 def test_an_unknown_optimiser_is_refused() -> None:
-    """Of a function nobody knows how its rate should follow the batch."""
+    """How a function's rate should follow the batch is unknown."""
     assert scalable(stoker.AdamW(lr=1e-3))[1] == 0.5
     with pytest.raises(BadJob, match=r"scales the learning rate of stoker\.SGD, Adam and AdamW"):
         scalable(lambda parameters: None)

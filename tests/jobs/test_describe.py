@@ -186,7 +186,7 @@ def test_a_setting_is_described_by_what_it_does(kind: str) -> None:
 
 
 def test_an_array_of_objects_is_described_by_what_it_holds() -> None:
-    """Not by where that lies, which differs in each process."""
+    """Not by their address, which differs in each process."""
     names = [np.array([f"class {name}", 1.5], dtype=object) for name in ("one", "one", "two")]
     assert names[0].tobytes() != names[1].tobytes()
     assert describe(scaled(names[0])) == describe(scaled(names[1]))

@@ -86,7 +86,7 @@ def test_unknown_statistics_are_refused():
     ],
 )
 def test_thawing_does_not_go_with_everything_but_freezing_for_good_does(beside):
-    """A sentence says so; frozen for good is accepted beside all of them."""
+    """A sentence says so; frozen for good is accepted with all of them."""
     make_job(mlp, freeze=("0.*",), **beside)
     with pytest.raises(BadJob, match="thaw while training goes on do not go with"):
         make_job(mlp, freeze={"0.*": stoker.updates(2)}, **beside)

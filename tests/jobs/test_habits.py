@@ -124,7 +124,7 @@ def test_specs_of_jobs_without_these_settings_stay_as_they_were() -> None:
     ],
 )
 def test_which_way_is_better(name: str, metrics: list[Any], given: bool | None, expected: bool | None) -> None:
-    """By what is said, by the name, by the metric itself; else nobody knows."""
+    """By what is said, by the name, by the metric itself; else it is unknown."""
     assert direction_of(name, metrics, given) is expected
 
 

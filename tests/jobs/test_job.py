@@ -76,8 +76,8 @@ def loss(output, target):
         ({"clip_norm": "1"}, "got '1'"),
         ({"fields": "ids"}, "Job(fields=…): wanted stoker.Fields(…), got 'ids'"),
         ({"fields": Fields(collate=list), "sampling": packed(8)}, "Fields(collate=…): packed rows are of one length"),
-        ({"average": 1.0}, "Job(average=…): the decay of an average lies between 0 and 1, got 1.0"),
-        ({"average": 1}, "Job(average=…): the decay of an average lies between 0 and 1, got 1.0"),
+        ({"average": 1.0}, "Job(average=…): the decay of an average must be between 0 and 1, got 1.0"),
+        ({"average": 1}, "Job(average=…): the decay of an average must be between 0 and 1, got 1.0"),
         ({"average": True}, "Job(average=…): wanted a decay, stoker.EMA(…) or stoker.SWA(…), got True"),
         ({"average": "0.9"}, "Job(average=…): wanted a decay, stoker.EMA(…) or stoker.SWA(…), got '0.9'"),
         ({"coupling_group": 65}, "Job(coupling_group=…): wanted a number of samples up to the batch of 64, got 65"),
@@ -94,7 +94,7 @@ def loss(output, target):
         ({"seed": "0"}, "got '0'"),
         ({"name": ""}, "Job(name=…): wanted a name for its runs, got ''"),
         ({"name": 3}, "got 3"),
-        ({"test": holdout(0.1)}, "Job(test=…): test data must be apart"),
+        ({"test": holdout(0.1)}, "Job(test=…): test data must be separate"),
     ],
 )
 def test_a_setting_that_cannot_be_meant_is_refused(changes: dict[str, Any], problem: str) -> None:
@@ -111,7 +111,7 @@ def test_every_loss_is_known_by_name(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "near"), [("optimiser", "optimizer"), ("batch_size", "batch"), ("zzz", "")])
 def test_a_field_that_does_not_exist_is_named_with_the_nearest(name: str, near: str) -> None:
-    """Where the code says one thing and English another, a user is told which."""
+    """Where the code says one thing and English another, the error says which."""
     guess = f" Did you mean '{near}'?" if near else ""
     with pytest.raises(BadJob, match=re.escape(f"Job({name}=…): there is no such field.{guess} Known: ")):
         job(**{name: 1})
@@ -125,7 +125,7 @@ def test_a_job_can_be_copied_and_changed() -> None:
 
 
 def test_every_metric_is_known_by_name() -> None:
-    """All of them together, beside a function."""
+    """All of them together, with a function."""
     assert len(job(metrics=[*METRICS, loss_of_model]).metrics) == len(METRICS) + 1
 
 

@@ -150,7 +150,7 @@ def test_an_error_in_an_installed_package_names_the_users_line(tmp_path: Path) -
 
 
 def test_loading_leaves_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs go where the command was given, wherever the job file goes meanwhile."""
+    """Runs go where the command was given, wherever the job file is moved."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     there = "def job():\n    assert os.path.basename(os.getcwd()) == 'elsewhere'\n    return make()"
@@ -164,7 +164,7 @@ def test_loading_leaves_the_working_directory(tmp_path: Path, monkeypatch: pytes
 
 
 def test_loading_leaves_no_files_and_no_search_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No bytecode beside the user's files, and sys.path as it was."""
+    """No bytecode in the user's folders, and sys.path as it was."""
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     path = write(tmp_path, train_me=with_job("import nets\ndef job(): return make(batch=nets.batch)"), nets="batch = 2")
     before = list(sys.path)

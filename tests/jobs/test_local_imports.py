@@ -116,7 +116,7 @@ def test_a_change_of_what_is_imported_changes_the_digest(tmp_path: Path) -> None
 
 
 def test_what_the_program_itself_imported_from_the_folder_is_shared(tmp_path: Path, monkeypatch) -> None:
-    """A script beside its job file sees one `nets`, and the text of the job is the same as from the command line."""
+    """A script in its job file's folder sees one `nets`, and the job's text is the same as from the command line."""
     path = write(tmp_path, train_me=USES_NETS, nets="batch = 3", script="x = 1")
     alone = digest(path)
     install_finder(tmp_path / "nothing" / "train_me.py")
@@ -144,7 +144,7 @@ def test_another_module_of_that_name_is_not_taken_for_it(tmp_path: Path, monkeyp
 
 
 def test_installed_packages_do_not_belong_to_the_job(tmp_path: Path) -> None:
-    """Neither a virtual environment in the folder, nor what lies beside a job file that is installed itself."""
+    """Neither a virtual environment in the folder, nor what is next to a job file that is installed itself."""
     write(tmp_path / "venv" / "lib" / "site-packages", nets="batch = 1")
     path = write(tmp_path, train_me=with_job("import json\ndef job(): return make()"))
     assert set(load_job(path, {})[1].sources) == {"train_me.py"}
@@ -173,7 +173,7 @@ def test_text_in_another_encoding_is_read_as_python_does(tmp_path: Path) -> None
 
 @pytest.fixture
 def finders() -> Callable[[], list[FolderFinder]]:
-    """A function that tells the finders in force."""
+    """A function that returns the finders in force."""
 
     def now() -> list[FolderFinder]:
         return [finder for finder in sys.meta_path if isinstance(finder, FolderFinder)]

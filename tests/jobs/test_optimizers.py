@@ -55,7 +55,7 @@ def test_settings_are_the_arguments_of_pytorch() -> None:
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"momentum": 1.0}, r"momentum lies in \[0, 1\), got 1.0"),
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
         ({"steps": 0}, "Newton-Schulz steps, 1 or more, got 0"),
         ({"adjust": "rms"}, "got 'rms'"),
         ({"rest": Muon(lr=0.1, rest=SGD(lr=0.1))}, "rest is stoker.SGD, Adam or AdamW, got a Muon"),

@@ -36,7 +36,7 @@ PLAIN = {
 
 
 def test_numpys_scalars_make_the_job_that_pythons_numbers_make() -> None:
-    """What a batch or a rate was computed with is no part of what is learned: specs are alike, and are JSON."""
+    """What a batch or a rate was computed with is no part of what is learned: specs are equal, and are JSON."""
     found = describe_settings(job(**NUMPYS))
     assert found == describe_settings(job(**PLAIN))
     assert json.loads(json.dumps(found)) == found
@@ -45,7 +45,7 @@ def test_numpys_scalars_make_the_job_that_pythons_numbers_make() -> None:
 
 
 def test_groups_of_parameters_take_numpys_scalars() -> None:
-    """As the settings beside them."""
+    """As the settings with them."""
     groups = {"*.bias": {"lr": np.float32(0.5)}}
     assert type(AdamW(lr=1e-3, groups=groups).groups["*.bias"]["lr"]) is float
 

@@ -214,7 +214,7 @@ def _reached(cell: str) -> str:
     ids=["a function of a base class", "a number", "within a comprehension", "what nothing reaches", "its name"],
 )
 def test_code_that_is_reached_by_name_counts(old: str, new: str, counts: bool) -> None:
-    """However deep it lies; what nothing reaches does not."""
+    """However deep it is; what nothing reaches does not."""
     assert old in CELL
     assert (_reached(CELL.replace(old, new)) != _reached(CELL)) == counts
     assert _reached(CELL) == _reached(CELL)

@@ -55,7 +55,7 @@ def test_what_needs_one_number_of_samples_is_refused(changes: dict[str, Any], wo
 
 
 def test_a_job_is_described_by_its_tokens_not_by_the_samples_they_came_to() -> None:
-    """The spec is known before the data are, and tells padding and lengths apart."""
+    """The spec is known before the data are, and distinguishes padding from lengths."""
     described = describe_settings(job_of())["batch"]
     assert described == {"tokens": 40, "padded": False, "length_of": None}
     assert describe_settings(job_of(batch=TokenBatch(40, num_samples=7)))["batch"] == described

@@ -108,7 +108,7 @@ def test_one_host_starts_its_own_ranks() -> None:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run's directory with an order; its rank is the program `rank.py` beside it."""
+    """A run's directory with an order; its rank is the program `rank.py` in the same folder."""
     directory = tmp_path / "run"
     (directory / "launch").mkdir(parents=True)
     (directory / "launch" / "order.json").write_text(dumps(replace(ORDER, code=str(tmp_path))))
@@ -152,7 +152,7 @@ def _supervised(run: Path, program: str, ranks: HostRanks | None = None) -> tupl
 
 
 def test_a_run_that_ends_well_is_finished(run: Path) -> None:
-    """Its exit code is the supervisor's, and its state stays for whoever asks later."""
+    """Its exit code is the supervisor's, and its state stays for later queries."""
     code, state = _supervised(run, "progress(10)")
     assert code == 0
     assert (state.phase, state.exit_code, state.restarts) == ("finished", 0, 0)
@@ -160,7 +160,7 @@ def test_a_run_that_ends_well_is_finished(run: Path) -> None:
 
 
 def test_a_killed_rank_is_started_again(run: Path) -> None:
-    """As long as it gets on: the count of starts in vain begins anew with each sample more."""
+    """As long as it gets on: the count of starts in vain begins over with each sample more."""
     code, state = _supervised(run, "n = starts(); progress(10 * n); n < 6 and os.kill(os.getpid(), signal.SIGKILL)")
     assert code == 0
     assert (state.phase, state.restarts, state.without_progress, state.samples) == ("finished", 5, 0, 60)
@@ -243,7 +243,7 @@ signal.pause()
 
 
 def test_a_requeued_run_counts_its_starts(run: Path) -> None:
-    """A scheduler that starts the same order again and again without progress is told to give up."""
+    """A scheduler that starts the same order again and again without progress is made to give up."""
     order = replace(at_place.read_order(run), is_requeued=True)
     (run / "launch" / "order.json").write_text(dumps(order))
     program = "starts(); progress(5); sys.exit(75)"
@@ -342,7 +342,7 @@ def test_a_supervisor_that_is_gone_is_lost(run: Path) -> None:
     _write(run, _state(boot="another"))
     assert state_of(run).phase == "running", "a sign of life from another machine is believed"
     os.utime(run / "launch" / "host-0.json", (1, 1))
-    assert "started anew, or its process is gone: no sign of life for" in state_of(run).evidence
+    assert "restarted, or its process is gone: no sign of life for" in state_of(run).evidence
     _write(run, _state(pid=gone.pid, began=1, phase="finished"))
     assert state_of(run).phase == "finished", "what has ended is not lost"
 
@@ -374,7 +374,7 @@ def test_an_order_that_no_host_began_is_lost(run: Path) -> None:
 
 
 def test_several_hosts_are_one_state() -> None:
-    """What goes on counts while a host goes on; one that is lost is evidence, and an end when nobody waits for it."""
+    """What goes on counts while a host goes on; one that is lost is evidence, and an end when none waits for it."""
     other = _state(host=1, hostname="box2")
     gone = replace(other, phase="lost", why="was running and is gone", evidence="no sign of life for 70 s")
     assert combined([_state(), other]).phase == "running"
@@ -403,7 +403,7 @@ while True:
 
 
 def test_stop_leaves_its_mark_without_a_process(run: Path) -> None:
-    """Where nothing runs the request stays for whoever would start it again."""
+    """Where nothing runs the request stays for the next start."""
     _write(run, _state(pid=1, began=-1))
     ask_to_stop(run)
     assert (run / "launch" / "stop").exists()
@@ -459,7 +459,7 @@ def jumps(clock: Clock, monkeypatch: pytest.MonkeyPatch, moments: dict[Path, flo
 
 @pytest.mark.parametrize("is_requeued", [False, True])
 def test_a_limit_is_of_all_starts_together(run: Path, clock: Clock, *, is_requeued: bool) -> None:
-    """Slices of 100 s each: after four of them 500 s leave no time for another, whoever starts the run again."""
+    """Slices of 100 s each: after four of them 500 s leave no time for another, whatever starts the run again."""
     order_with(run, most_held_s=500.0, save_s=1.0, is_requeued=is_requeued)
     program = "n = starts(); progress(n); sys.exit(75)"
     codes, state = [], None

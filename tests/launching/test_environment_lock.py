@@ -45,7 +45,7 @@ LOCK = EnvironmentLock(python="3.11", requirements=("tinypackage==1.0",))
 
 @pytest.mark.slow
 def test_a_lock_has_exact_versions_of_all_that_is_needed() -> None:
-    """Stoker's requirements and what they require; of PyTorch the version without its build; nobody else's packages."""
+    """Stoker's requirements and what they require; of PyTorch the version without its build; no other packages."""
     lock = lock_of({"torch", "json", "nets"})
     versions = dict(requirement.split("==") for requirement in lock.requirements)
     assert versions["torch"] == importlib.metadata.version("torch").partition("+")[0]

@@ -224,7 +224,7 @@ def test_a_preempted_run_is_shown_on_after_its_stop(run: Elsewhere) -> None:
 
 
 def test_a_run_that_cannot_be_fetched_is_left_there(run: Elsewhere, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refusal is told; a place that does not answer is asked several times first."""
+    """A refusal is reported; a place that does not answer is asked several times first."""
     run.launcher.answers = [FINISHED]
     errors = [SILENT, SILENT, PlaceFailed("the run's directory is gone")]
 
@@ -404,7 +404,7 @@ def test_a_follower_that_slept_does_not_overwrite_a_later_launch(run: Elsewhere)
     followed = follower.run()
     assert followed.is_detached
     assert run.here.read_launch() == later
-    assert any("started anew" in message for message in run.messages())
+    assert any("started again" in message for message in run.messages())
 
 
 def test_a_run_that_waits_in_a_queue_is_not_said_to_be_stalled(run: Elsewhere) -> None:

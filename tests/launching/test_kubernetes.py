@@ -144,7 +144,7 @@ def test_an_unknown_context_names_the_nearest(cluster: Any) -> None:
 
 
 def test_one_pod_is_a_job_with_all_that_belongs_to_it(cluster: Any) -> None:
-    """One node: a plain Job, released once its ConfigMap is there; the claim alone belongs to nobody."""
+    """One node: a plain Job, released once its ConfigMap is there; the claim alone has no owner."""
     handle = start()
     job = job_of(cluster)
     assert cluster.names() >= {
@@ -578,7 +578,7 @@ def test_a_run_whose_limit_is_over_is_stopped_and_not_failed(cluster: Any) -> No
     ],
 )
 def test_a_pod_that_ends_while_it_is_asked_is_asked_again(status: dict[str, Any], error: type[PlaceFailed]) -> None:
-    """Whoever follows a run goes on after the first two, as after a line that was cut; no program stays no program."""
+    """A follower goes on after the first two, as after a line that was cut; no program stays no program."""
     with pytest.raises(PlaceFailed) as refused:
         cluster_api._exit_code(status, "job-x")
     assert type(refused.value) is error
@@ -612,7 +612,7 @@ def test_a_pod_for_files_that_is_always_deleted_is_not_waited_for_for_ever(
 
 
 def test_an_ended_run_makes_room_whoever_looked_at_its_files(cluster: Any) -> None:
-    """A pod that read the volume after the Job was gone belongs to nobody: it holds up no start; lists are optional."""
+    """A pod that read the volume after the Job was gone has no owner: it holds up no start; lists are optional."""
     handle = start()
     cluster.end_pod(cluster.of("pods")[0]["metadata"]["name"], 4)
     about = {"name": "job-ac1f4a-files", "labels": labels("job-ac1f4a", "files")}
@@ -623,7 +623,7 @@ def test_an_ended_run_makes_room_whoever_looked_at_its_files(cluster: Any) -> No
 
 
 def test_a_claim_that_is_gone_is_said_at_once(cluster: Any) -> None:
-    """No pod waits five minutes for a volume that nobody brings back."""
+    """No pod waits five minutes for a volume that does not come back."""
     handle = start()
     LAUNCHER.stop(handle)
     del cluster.objects["persistentvolumeclaims", "job-ac1f4a-run"]

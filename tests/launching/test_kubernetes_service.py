@@ -52,7 +52,7 @@ def test_objects_are_what_the_current_schemas_accept(scale: tuple[int, int], cla
 
 
 def test_probes_are_pages_of_the_server_that_need_no_key() -> None:
-    """`stoker serve` answers each path of a probe, whoever asks."""
+    """`stoker serve` answers each path of a probe, whatever asks."""
     from stoker.serving.http.application import _PAGES, WITHOUT_KEY
 
     container = objects()["Deployment"]["spec"]["template"]["spec"]["containers"][0]
@@ -97,7 +97,7 @@ def test_replicas_follow_the_rows_that_wait() -> None:
 
 
 def test_zero_replicas_need_something_that_wakes_them() -> None:
-    """The HTTP add-on holds requests meanwhile; without it the service would never start again."""
+    """The HTTP add-on holds requests until then; without it the service would never start again."""
     spec = objects(low=0, high=4)["HTTPScaledObject"]["spec"]
     assert spec["replicas"] == {"min": 0, "max": 4}
     assert spec["hosts"] == ["digits.team"]

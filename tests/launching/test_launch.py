@@ -231,7 +231,7 @@ def test_the_program_that_trains_here_names_the_verb_for_elsewhere(place: Path) 
 
 
 def test_words_of_devices_are_not_places() -> None:
-    """The command line tells them apart without importing a launcher."""
+    """The command line distinguishes them without importing a launcher."""
     for word in ("here", "cpu", "cuda:1", "2xhere", "8xh100", "2x8xh100", "cuda:0,cpu", "2xcpu"):
         assert not is_elsewhere(word), word
     for word in ("ssh:box", "slurm:", "k8s:team/8xh100", "nosuch:thing"):
@@ -240,7 +240,7 @@ def test_words_of_devices_are_not_places() -> None:
 
 
 def test_files_of_sources_are_found(place: Path) -> None:
-    """Tables, folders of images, parts and packed forms state their files; what lies in Stoker's cache is left out."""
+    """Tables, folders of images, parts and packed forms state their files; what is in Stoker's cache is left out."""
     (place / "a.csv").write_text("x,y\n1,2\n3,4\n5,6\n7,8\n")
     (place / "pictures").mkdir()
     table = stoker.data.csv(place / "a.csv", features=["x"], target="y")
@@ -306,7 +306,7 @@ def test_a_record_of_a_launch_reads_back(job: Path, started: list[Submission]) -
 def test_a_price_is_not_an_option_of_the_place(
     job: Path, started: list[Submission], fake_place: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It prices the run, and a place that refuses what it does not know is not told; what it knows, it is told."""
+    """It prices the run, and a place that refuses unknown settings does not get it; one that knows it does."""
     probed: list[Any] = []
 
     def probe(target: LaunchTarget, options: Any) -> Probe:

@@ -49,7 +49,7 @@ def test_a_cut_transfer_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_file_that_changes_while_it_is_sent_is_refused(tmp_path: Path) -> None:
-    """What lies under a digest there has that digest: a large file that was changed since it was hashed is not sent."""
+    """A file under a digest there has that digest: a large file that was changed since it was hashed is not sent."""
     source = tmp_path / "big.bin"
     source.write_bytes(b"a" * (2 << 20))
     file = TreeFile.of_file("big.bin", source)
@@ -102,7 +102,7 @@ def test_only_files_that_differ_are_fetched(tmp_path: Path) -> None:
 def test_a_copy_without_all_that_is_there_is_not_taken_for_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, error: type[PlaceFailed] | None, message: str
 ) -> None:
-    """To tar a stream that ends between two files is whole; a file that is removed meanwhile is no loss."""
+    """To tar a stream that ends between two files is whole; a file that is removed in between is no loss."""
     there, here = tmp_path / "there", tmp_path / "here"
     there.mkdir()
     for name in ("a", "b", "c"):
@@ -141,7 +141,7 @@ def test_more_complaints_than_a_pipe_holds_block_nothing(tmp_path: Path, monkeyp
 
 
 def test_what_a_place_sends_stays_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hostile archive with names outside, links and names nobody asked for writes none of them."""
+    """A hostile archive with names outside, links and names that were not requested writes none of them."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         for name in ("../outside", "/tmp/stoker-outside", "unasked", "good"):  # noqa: S108 - a name that is refused
@@ -171,7 +171,7 @@ def test_bytes_are_read_from_an_offset(tmp_path: Path) -> None:
 
 
 def test_a_file_is_replaced_at_once(tmp_path: Path) -> None:
-    """Its folder is made, and nothing is left beside it."""
+    """Its folder is made, and nothing else is left there."""
     LocalLine().write(str(tmp_path / "a" / "order.json"), b"{}", mode=0o600)
     assert (tmp_path / "a" / "order.json").read_bytes() == b"{}"
     assert (tmp_path / "a" / "order.json").stat().st_mode & 0o777 == 0o600

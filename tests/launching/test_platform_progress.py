@@ -1,4 +1,4 @@
-"""Progress told to Kubeflow's Trainer, against an endpoint of the test and the Trainer's own model."""
+"""Progress reported to Kubeflow's Trainer, against an endpoint of the test and the Trainer's own model."""
 
 from __future__ import annotations
 

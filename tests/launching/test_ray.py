@@ -176,7 +176,7 @@ def test_a_run_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
     """A name that collides is refused, and nothing is sent."""
     with FakeRay(tmp_path, holds=True) as head:
         LAUNCHER.start(submission(head, tmp_path), lambda text: None)
-        with pytest.raises(PlaceFailed, match="somebody else"):
+        with pytest.raises(PlaceFailed, match="another owner"):
             LAUNCHER.start(submission(head, tmp_path, owner="you@there:/runs"), lambda text: None)
         assert len(head.jobs) == 1
 
@@ -207,7 +207,7 @@ def test_the_probe_says_which_devices_are_missing(tmp_path: Path) -> None:
 
 
 def nodes_with(*resources: dict[str, float]) -> dict[str, Any]:
-    """The nodes' answer with these resources, each beside two CPUs."""
+    """The nodes' answer with these resources, each with two CPUs."""
     nodes: dict[str, Any] = copy.deepcopy(NODES)
     (first,) = nodes["data"]["result"]["result"]
     nodes["data"]["result"]["result"] = [

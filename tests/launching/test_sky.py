@@ -73,7 +73,7 @@ def test_offers_are_the_word_at_its_highest_price_and_the_cheapest_machine_of_ea
 
 
 def test_a_job_is_launched_with_machines_in_order_and_recovered(sky: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cheapest first, codes 75 and 130 begin again, the limit is of all machines; a secret's value is sent apart."""
+    """Cheapest first, codes 75 and 130 begin again, the limit is of all machines; secrets are sent separately."""
     monkeypatch.setenv("HF_TOKEN", "hunter2")
     submission = TestConformance().submission(
         "any/l4", arguments=KEEP, secrets=("HF_TOKEN",), most_held_s=7200.0, environment="python3"
@@ -149,7 +149,7 @@ def test_states_of_skypilot_have_their_meaning(sky: Path, status: str, phase: st
 
 
 def test_looking_for_a_machine_costs_nothing(sky: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight hours without a machine are no money, so that nobody cancels the run for them; with one, time counts."""
+    """Eight hours without a machine are no money, and do not end the run; with one, time counts."""
     meter = Meter(price_per_h=2.5, max_cost=20.0)
     for hour, status, spent in ((0, "STARTING", 0.0), (8, "STARTING", 0.0), (9, "RUNNING", 0.0), (10, "RUNNING", 2.5)):
         monkeypatch.setattr(

@@ -29,7 +29,7 @@ _NOW = 1_795_646_800.0
 
 
 class FakeSlurm:
-    """Commands in a folder at the head of PATH: each notes its arguments and says what it was told to."""
+    """Commands in a folder at the head of PATH: each notes its arguments and prints what the test set."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder / "calls"

@@ -141,7 +141,7 @@ def test_an_unknown_partition_names_the_nearest(partitions: dict[str, Partition]
     ],
 )
 def test_each_state_has_a_phase_and_a_reason(found: SlurmJob, phase: str, why: str) -> None:
-    """A state that nobody has heard of is unknown, not ended."""
+    """A state that Slurm does not document is unknown, not ended."""
     assert phase_of(found)[0] == phase
     assert why in phase_of(found)[1]
 

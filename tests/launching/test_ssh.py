@@ -99,7 +99,7 @@ def test_a_gpu_without_memory_of_its_own_has_a_name_alone() -> None:
     ],
 )
 def test_a_gpu_is_what_nvidia_smi_lists_and_not_what_it_complains_of(fake_ssh: Path, said: str, device: str) -> None:
-    """The script of the probe tells lines of the list from a sentence on the same output."""
+    """The script of the probe distinguishes lines of the list from a sentence on the same output."""
     program = fake_ssh.parent / "bin" / "nvidia-smi"
     program.write_text(f'#!/bin/sh\necho "{said}"\n')
     program.chmod(0o755)

@@ -102,7 +102,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 @pytest.fixture
 def added(folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both files beside those of the package."""
+    """Both files in the package's folders."""
     for package, folder in zip(_PACKAGES, folders, strict=True):
         monkeypatch.setattr(package, "__path__", [*package.__path__, folder])
 

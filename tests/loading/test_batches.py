@@ -84,7 +84,7 @@ def test_every_epoch_has_every_sample_once_and_no_batch_has_two_epochs(size: int
 @settings(max_examples=40)
 @given(st.integers(1, 20), st.integers(1, 21), st.integers(0, 3))
 def test_a_batch_in_parts_is_the_whole_batch(size: int, micro_batch: int, epoch: int) -> None:
-    """Whatever the micro-batch, each sample is augmented alike, and its label stays with it."""
+    """Whatever the micro-batch, each sample is augmented in the same way, and its label stays with it."""
     indices = np.arange(size, dtype=np.int64)[::-1].copy()
     augment = (RandomShift(1), RandomFlip())
     samples = images_of("memory")
@@ -152,7 +152,7 @@ def test_images_are_standardised_once() -> None:
 
 
 def test_preparing_leaves_the_data_as_they_are() -> None:
-    """What lies in memory is read again in the next epoch."""
+    """What is in memory is read again in the next epoch."""
     before = IMAGES.clone()
     source = source_of(images_of("memory"), 30, "memory", augment=(RandomShift(2), RandomFlip()))
     contents(source, 0, 2)

@@ -64,7 +64,7 @@ def by_hand(lengths: np.ndarray, batch: int, window: int, seed: int, epoch: int)
 def test_an_epoch_has_every_sample_once_in_batches_of_like_length(
     lengths: list[int], batch: int, window: int, epoch: int
 ) -> None:
-    """Within a window no batch has a sample whose length lies strictly between those of another batch."""
+    """Within a window no batch has a sample whose length is strictly between those of another batch."""
     array = np.array(lengths)
     order = BucketedOrder(array, batch, window, seed=3).indices(epoch, 0, len(lengths))
     assert sorted(order.tolist()) == list(range(len(lengths)))

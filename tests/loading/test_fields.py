@@ -156,7 +156,7 @@ def test_a_batch_cut_and_joined_is_the_batch(shape: str, size: int, data: st.Dat
 
 @given(st.integers(1, 6), st.data())
 def test_lists_with_one_item_a_sample_are_cut(size: int, data: st.DataObject) -> None:
-    """Words, images of different sizes (one as long as the batch), boxes: what a collate function leaves apart."""
+    """Words, images of different sizes (one as long as the batch), boxes: what a collate function leaves uncollated."""
     start = data.draw(st.integers(0, size - 1))
     stop = data.draw(st.integers(start + 1, size))
     words = [f"word {i}" for i in range(size)]

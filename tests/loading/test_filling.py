@@ -15,7 +15,7 @@ DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.i
 
 @given(st.sampled_from(DTYPES), st.integers(-1000, 1000))
 def test_what_is_filled_in_is_read_back(dtype: torch.dtype, fill: int) -> None:
-    """Whatever the values are, the padding beside them is what was asked for, and not what it wraps to."""
+    """Whatever the values are, their padding is what was asked for, and not what it wraps to."""
     fill = fill if dtype is not torch.bfloat16 else fill % 128  # of more it rounds, as of any value
     held = dtype_holding(dtype, fill)
     assert torch.full((1,), fill, dtype=held).item() == fill

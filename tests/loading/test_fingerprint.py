@@ -29,7 +29,7 @@ def test_tensors_of_any_dtype_have_a_fingerprint() -> None:
 
 
 def test_arrays_of_objects_are_known_by_what_they_hold() -> None:
-    """Not by where that lies, which differs in each process: rows of a table with text, lists, named columns."""
+    """Not by their address, which differs in each process: rows of a table with text, lists, named columns."""
 
     def items(text: str) -> list[np.ndarray | np.void]:
         text = f"a text of {text}"  # an object of its own

@@ -22,7 +22,7 @@ def drawn() -> list[float]:
 @given(KEYS, KEYS)
 @example(0, 2**32)
 def test_a_key_fixes_all_draws(key: int, other: int) -> None:
-    """Of Python, NumPy and torch alike; keys that differ in the 32 bits that NumPy and torch take give others."""
+    """Of Python, NumPy and torch; keys that differ in the 32 bits that NumPy and torch take give others."""
     seed_generators(key)
     first = drawn()
     seed_generators(key)

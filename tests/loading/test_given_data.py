@@ -19,7 +19,7 @@ ROWS = np.arange(3)
     "given", [([[1.0, 2.0]] * 64, [0, 1] * 32), ([[1.0]] * 64, [[2.0]] * 64, [0.5] * 64)], ids=["two", "three"]
 )
 def test_lists_beside_each_other_are_no_arrays(given: tuple[list[object], ...]) -> None:
-    """They were taken for so many samples, and told of in a line of thousands of shapes."""
+    """They were taken for so many samples, and reported in a line of thousands of shapes."""
     with pytest.raises(BadJob, match=rf"data is a tuple of {len(given)} lists of 64: a list") as told:
         as_samples(given, what="data")
     assert "torch.tensor(inputs)" in str(told.value.remedy)

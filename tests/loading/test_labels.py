@@ -73,7 +73,7 @@ def found(data: Any, given_targets: Any = None, **changes: Any) -> Labels:
     ],
 )
 def test_targets_are_found_where_they_are_at_hand(data: Any, changes: dict[str, Any]) -> None:
-    """In arrays under the target's key or place; of items in an attribute; numbers and words alike."""
+    """In arrays under the target's key or place; of items in an attribute; numbers as well as words."""
     labels = found(data, **changes)
     assert labels.classes.tolist() == [0, 1, 0, 0, 1, 0]
     assert labels.counts.tolist() == [4, 2]

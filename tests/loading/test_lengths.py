@@ -110,7 +110,7 @@ def test_a_target_that_is_an_input_too_is_padded_like_one(inputs: Any) -> None:
 
 
 def test_what_is_padded_stays_what_it_was() -> None:
-    """Whatever comes first: whole numbers beside fractions become floats, an empty list tells nothing of a type."""
+    """Whatever comes first: whole numbers among fractions become floats, an empty list has no type."""
     assert stoker.lengths.padded()([[1, 2], [0.5]]).tolist() == [[1, 2], [0.5, 0]]
     tokens = stoker.lengths.padded(-1)([[], [3, 4]])
     assert (tokens.dtype, tokens.tolist()) == (torch.int64, [[-1, -1], [3, 4]])
@@ -119,7 +119,7 @@ def test_what_is_padded_stays_what_it_was() -> None:
 
 
 def test_bytes_are_padded_with_what_they_do_not_hold() -> None:
-    """-100 beside bytes is what a loss leaves out, and no class 156."""
+    """-100 among bytes is what a loss leaves out, and no class 156."""
     batch = stoker.lengths.padded(-100)(
         [torch.tensor([7, 255], dtype=torch.uint8), torch.tensor([9], dtype=torch.uint8)]
     )

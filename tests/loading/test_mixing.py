@@ -58,7 +58,7 @@ def augmented(batch: Batch) -> torch.Tensor:
 
 @given(st.integers(1, 70), st.integers(0, 1000))
 def test_everyone_is_somebodys_partner_once(size: int, update: int) -> None:
-    """Partners are a permutation, drawn anew for every update; of one sample it is itself."""
+    """Partners are a permutation, drawn again for every update; of one sample it is itself."""
     pairing = pairing_of((Mixup(),), seed=1, epoch=0, update=update, size=size)
     assert sorted(pairing.rows) == list(range(size))
     assert len(pairing.extra) == 0

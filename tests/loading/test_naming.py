@@ -20,7 +20,7 @@ from tests.stepping.models import make_job
 
 
 def test_samples_of_files_are_called_by_them(tmp_path: Path) -> None:
-    """Also those that are held out, which are counted anew."""
+    """Also those that are held out, which are counted again."""
     source = folder_source(tmp_path)
     samples = as_samples(source, what="data")
     assert sample_name(samples, 2) == source.sample_id(2)

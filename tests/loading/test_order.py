@@ -45,7 +45,7 @@ def test_other_keys_give_other_orders() -> None:
 
 @pytest.mark.parametrize("size", [2, 7, 33])
 def test_every_index_comes_equally_often_at_every_position(size: int) -> None:
-    """Over many keys: chi-squared of the size x size table of counts lies within five deviations of its mean."""
+    """Over many keys: chi-squared of the size x size table of counts is within five deviations of its mean."""
     num_keys = 1000
     table = np.zeros((size, size))
     for epoch in range(num_keys):

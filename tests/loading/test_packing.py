@@ -97,7 +97,7 @@ def fewest(lengths: list[int], into: int) -> int:
 
 
 def test_documents_of_one_length_meet_others_in_each_epoch() -> None:
-    """They are shared out anew among the rows."""
+    """They are shared out again among the rows."""
     rows = packed([4] * 30)
     epochs = [{frozenset(rows.members(row, epoch).tolist()) for row in range(len(rows))} for epoch in range(2)]
     assert len(rows) == 10
@@ -144,7 +144,7 @@ def test_what_fills_a_target_of_bytes_is_left_out_of_the_loss() -> None:
 
 
 def test_padded_arrays_are_cut_to_the_lengths_that_are_given() -> None:
-    """Data in memory are rectangles; what lies beyond a sample's length is left behind."""
+    """Data in memory are rectangles; what is beyond a sample's length is left out."""
     tokens = torch.arange(12).view(3, 4)
     data = {"x": tokens, "y": tokens + 50, "mask": torch.ones(3, 4, 2)}
     lengths = stoker.lengths.packed(8, length_of=[1, 4, 2])
@@ -172,7 +172,7 @@ def test_samples_longer_than_they_were_said_to_be_are_not_cut() -> None:
 
 
 def test_the_holdout_and_the_test_set_are_packed_as_well() -> None:
-    """The model takes rows; the lengths of a set of its own are looked at anew."""
+    """The model takes rows; the lengths of a set of its own are looked at again."""
     lengths = [1 + i % 7 for i in range(50)]
     given_lengths = stoker.lengths.packed(8, length_of=lengths)
     data = datasets_of(

@@ -187,14 +187,14 @@ def test_samples_of_different_shapes_are_named() -> None:
 
 
 def test_an_error_of_the_users_own_collate_function_is_theirs() -> None:
-    """Its reason is told, not guessed from the shapes."""
+    """Its reason is reported, not guessed from the shapes."""
     found = as_samples(Growing(10), what="data", collate=lambda items: items[100])
     with pytest.raises(BadJob, match="collating 3 samples of Growing raised IndexError: list index out of range"):
         found.fetch(np.array([2, 3, 5]), 0)
 
 
 def test_random_draws_are_keyed_by_epoch_and_index() -> None:
-    """A sample is drawn alike wherever it stands in a batch, and otherwise in another epoch or under another seed."""
+    """A sample has the same draws wherever it stands in a batch, and others in another epoch or under another seed."""
     found = as_samples(Noisy(10), what="data", seed=1)
     one, two = (found.fetch(np.array(rows), 0)["x"] for rows in ([3, 8], [8, 1, 3]))
     assert torch.equal(one[0], two[2])

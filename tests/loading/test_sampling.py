@@ -44,7 +44,7 @@ def epoch_of(job: stoker.Job, epoch: int = 0) -> tuple[list[int], list[int]]:
 
 
 def test_balanced_draws_every_class_alike() -> None:
-    """A rare class comes as often as the others, to within five deviations, and its samples alike among themselves."""
+    """A rare class comes as often as the others, to within five deviations, and each of its samples equally often."""
     classes = [0] * 4800 + [1] * 150 + [2] * 50
     drawn, found = epoch_of(job_of(classes, sampling=stoker.sampling.balanced(num_samples=9000)))
     counts = np.bincount(found)
@@ -55,7 +55,7 @@ def test_balanced_draws_every_class_alike() -> None:
 
 
 def test_weighted_draws_in_proportion_and_never_what_weighs_nothing() -> None:
-    """Chi-squared of the counts of ten samples lies within five deviations of its mean."""
+    """Chi-squared of the counts of ten samples is within five deviations of its mean."""
     weights = np.array([0.0, 1, 2, 3, 4, 0, 6, 7, 8, 0])
     drawn, _ = epoch_of(job_of([0] * 10, sampling=stoker.sampling.weighted(weights, num_samples=20_000)))
     counts, expected = np.bincount(drawn, minlength=10), weights / weights.sum() * 20_000
@@ -68,7 +68,7 @@ def test_weighted_draws_in_proportion_and_never_what_weighs_nothing() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(0, 1e300), min_size=1, max_size=30), st.integers(0, 2**63 - 1))
 def test_only_what_weighs_something_is_drawn(weights: list[float], seed: int) -> None:
-    """Whatever the weights, however far apart, and the seed."""
+    """For all weights, in any ratio, and all seeds."""
     if not any(weights):
         return
     sampling = stoker.sampling.weighted(weights, num_samples=50)

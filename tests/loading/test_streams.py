@@ -129,7 +129,7 @@ def test_a_state_counts_more_than_where_a_reader_is() -> None:
 
 @pytest.mark.parametrize(("epoch", "place"), [(1, 3), (0, 9), (2, 0)])
 def test_what_lies_before_the_state_is_read_from_the_beginning(epoch: int, place: int) -> None:
-    """A state is of one epoch and of what follows it there; asked for anything else, the stream is read anew."""
+    """A state is of one epoch and of what follows it there; asked for anything else, the stream is read again."""
     first = samples_of(Stateful, 12)
     first.fetch(np.array([6]), 1)
     samples = samples_of(Stateful, 12)
@@ -156,7 +156,7 @@ def test_an_epoch_has_every_sample_once_however_it_is_shuffled(size: int, batch:
 
 @pytest.mark.parametrize("kind", [Drawing, Stateful])
 def test_a_worker_reads_what_the_training_process_reads(kind: type[Sized]) -> None:
-    """And tells where it is: the state kept after a batch is the same, though the worker has read ahead."""
+    """And reports its position: the state kept after a batch is the same, though the worker has read ahead."""
     found = []
     for loader in ("inline", "workers"):
         source = source_of(samples_of(kind, 17, 5), 4, loader)

@@ -268,7 +268,7 @@ def test_forecasts_look_at_samples_of_the_largest_micro_batch(micro_batch: int) 
     job = job_of(sampling=stoker.lengths.bucketed(window=2))
     train = datasets_of(job).train
     most = min(micro_batch, extent_of(train, job).batch)
-    longest = max(SIZES[index] for index in train.alike(2, most))
+    longest = max(SIZES[index] for index in train.representative(2, most))
     source = source_of(job)
     for batch in source.batches(Position(), source.extent.updates_per_epoch):
         for start in range(0, batch.size, most):

@@ -49,7 +49,7 @@ def test_workers_change_nothing() -> None:
 
 
 def test_workers_fetch_a_part_of_the_data_as_it_is() -> None:
-    """The training data beside a holdout."""
+    """The training data without a holdout."""
     part, _ = hold_out(as_samples(Noisy(20), what="data"), Holdout(0.3))
     assert all_equal(contents(source_of(part, 5, "workers"), 0, 4), contents(source_of(part, 5), 0, 4))
 
@@ -199,7 +199,7 @@ print("done", flush=True)
 
 @pytest.mark.slow
 def test_a_program_that_ends_amid_batches_ends(tmp_path: Path) -> None:
-    """Workers that heed no SIGTERM do not keep it, though nobody closed the batches; nothing temporary is left."""
+    """Workers that ignore SIGTERM do not keep it, even if the batches were not closed; nothing temporary is left."""
     done = subprocess.run(
         [sys.executable, "-c", ABANDONED],
         capture_output=True,

@@ -26,7 +26,7 @@ def ending(options: str, announce: Callable[[str], None]) -> None:
 
 
 def test_a_service_runs_in_a_process_of_its_own_and_ends_with_the_block() -> None:
-    """It got its options, its number is told, and afterwards it is gone."""
+    """It got its options, its number is reported, and afterwards it is gone."""
     with served_in_child(announcing, "this") as (said, pid):
         assert said == ("this", pid)
         assert pid != os.getpid()

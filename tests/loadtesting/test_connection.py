@@ -28,7 +28,7 @@ def test_an_answer_is_whole_with_its_last_byte(received: bytes, status: int, bod
 
 @given(st.binary(max_size=200))
 def test_no_bytes_break_the_parser(received: bytes) -> None:
-    """Whatever comes is an answer, none yet, or told to be no HTTP."""
+    """Whatever comes is an answer, none yet, or reported as no HTTP."""
     try:
         assert parse(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + received) is None or b"0" in received
         parse(received)
@@ -67,7 +67,7 @@ def test_what_cannot_be_asked_is_refused(url: str) -> None:
 
 
 def test_asking_gets_the_answer_or_says_why_not() -> None:
-    """One request over a socket; then nobody listens any more."""
+    """One request over a socket; then the port is closed."""
 
     async def answer(body: bytes) -> bytes:
         return SIZED if body == b"what" else OK

@@ -29,9 +29,11 @@ def serving(settings: ServiceSettings) -> Iterator[LoadTarget]:
 
 @pytest.mark.slow
 def test_a_search_finds_no_more_than_the_service_can_do() -> None:
-    """In a few seconds it has a rate below the capacity, tried others, and told of each as it ended."""
+    """In a few seconds it has a rate below the capacity, tried others, and reported of each as it ended."""
     told: list[SettingsTrial] = []
-    search = SettingsSearch(start=serving, objective=OBJECTIVE, default=DEFAULT, cores=1, seconds=4.0, told=told.append)
+    search = SettingsSearch(
+        start=serving, objective=OBJECTIVE, default=DEFAULT, cores=1, seconds=4.0, on_trial=told.append
+    )
     found = search.run(model="m", machine="here")
     assert 0 < found.default.rate <= 1000
     assert found.chosen.rate <= 4000

@@ -17,7 +17,7 @@ NOWHERE = LoadTarget(Address("127.0.0.1", 1), [PAYLOAD], connections=4, objectiv
 
 
 def trace(*latencies: float, **fields: object) -> LoadTrace:
-    """Requests a millisecond apart, each answered after its latency; infinite: never."""
+    """Requests every millisecond, each answered after its latency; infinite: never."""
     due = [n / 1000 for n in range(len(latencies))]
     made = LoadTrace(due=due, noticed=list(due), rows=[2] * len(due), ended=1.0, most_in_flight=3)
     made.done = [math.nan if math.isinf(one) else at + one for at, one in zip(due, latencies, strict=True)]
@@ -42,7 +42,7 @@ def test_counts_add_up() -> None:
     ("num_late", "held"), [(0, "held"), (3, "held"), (10, "unclear"), (40, "missed"), (1000, "missed")]
 )
 def test_an_objective_is_held_missed_or_unclear(num_late: int, held: str) -> None:
-    """Of 1000 requests, p99: up to 3 late ones, it is surely held; about 10, nobody can tell; many more, it is not."""
+    """Of 1000 requests, p99: up to 3 late ones, it is surely held; about 10, it is undecided; many more, it is not."""
     latencies = np.full(1000, 0.01)
     latencies[np.random.default_rng(0).permutation(1000)[:num_late]] = 1.0
     assert judged(latencies, Objective(q=0.99, within_s=0.05)) == held
@@ -72,7 +72,7 @@ def test_a_late_generator_is_named() -> None:
     ],
 )
 def test_what_makes_numbers_doubtful_is_named(fields: dict[str, int], word: str) -> None:
-    """No company, no free connection, connections closed: each has its warning."""
+    """No concurrent request, no free connection, connections closed: each has its warning."""
     found = measurement_of(trace(*[0.01] * 100, **fields), NOWHERE, rate=1000.0)
     assert any(word in one for one in found.warnings)
 
@@ -108,7 +108,7 @@ def test_an_overloaded_server_is_given_up_early() -> None:
 
 
 def test_callers_get_what_one_server_gives() -> None:
-    """Three callers of a server of 10 ms: no more than 100 answers a second, whoever asks."""
+    """Three callers of a server of 10 ms: no more than 100 answers a second, however they are asked."""
     with served(single_server(0.01)) as address:
         found = with_callers(LoadTarget(address, [PAYLOAD]), 3, 0.5)
     assert found.connections == 3

@@ -36,7 +36,7 @@ def test_inputs_are_read_from_a_models_metadata() -> None:
 
 
 def test_a_model_whose_tensors_do_not_all_begin_with_a_varying_dimension_has_no_batch() -> None:
-    """A state or a rate beside the samples: what varies first is a dimension like any other."""
+    """A state or a rate with the samples: what varies first is a dimension like any other."""
     said = {
         "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}, {"name": "k", "datatype": "FP32", "shape": []}]
     }

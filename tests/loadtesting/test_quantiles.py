@@ -59,7 +59,7 @@ def test_requests_that_are_alike_for_a_while_say_less() -> None:
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=600), st.sampled_from([0.5, 0.9, 0.99]))
 def test_the_interval_is_about_the_quantile_and_agrees_with_the_tests(values: list[float], q: float) -> None:
-    """The quantile lies between its bounds; what is above is held, and nothing is both held and missed."""
+    """The quantile is between its bounds; what is above is held, and nothing is both held and missed."""
     latencies = np.array(values)
     found = quantile_of(latencies, q)
     assert found.low <= found.seconds <= found.high

@@ -93,7 +93,7 @@ def language(**changed: Any) -> stoker.Job:
 
 
 def with_next(job: stoker.Job) -> dict[str, torch.Tensor]:
-    """The data of a language model with each token's label beside it."""
+    """The data of a language model with each token's label."""
     shifted = F.pad(job.data["labels"][:, 1:], (0, 1), value=-100)
     return {**job.data, "labels": shifted}
 
@@ -151,7 +151,7 @@ def test_a_loss_of_another_count_is_never_cut() -> None:
 
 
 def test_labels_that_are_the_inputs_are_refused_where_each_would_be_compared_with_itself() -> None:
-    """Beside token_cross_entropy, with what to do."""
+    """With token_cross_entropy, and the remedy."""
     job = language(loss="token_cross_entropy")
     with pytest.raises(BadJob, match="given its own input tokens as labels") as refused:
         find_coupling(job, samples_of(job))

@@ -1,4 +1,4 @@
-"""Models of Keras 3 on PyTorch: channels last, their own random state, told whether they train."""
+"""Models of Keras 3 on PyTorch: channels last, their own random state, their training flag."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_what_is_trained_is_a_parameter_and_what_is_kept_a_buffer() -> None:
 
 
 def test_dropout_is_on_in_training_and_off_in_evaluation() -> None:
-    """Keras has to be told at every call."""
+    """Keras has to be reported at every call."""
     model = build_model(job_of(lambda: network(dropout=0.5)))
     images = job_of().data[0]
     assert not torch.equal(model(images), model(images))

@@ -197,7 +197,7 @@ def left(run: LaunchedRun) -> list[str]:
 
 
 def is_fetched(run: LaunchedRun) -> bool:
-    """Fetch the run's directory; whether the place answered: whoever follows a run asks again as well."""
+    """Fetch the run's directory; whether the place answered: a follower asks again as well."""
     try:
         LAUNCHER.fetch(run.launch.handle, run.directory.path)
     except PlaceUnreachable:

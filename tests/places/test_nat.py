@@ -20,7 +20,7 @@ def test_two_port_preserving_nats_are_passed() -> None:
 
 
 def test_one_symmetric_nat_is_said_and_priced() -> None:
-    """No path: the renter pays for the way through the pool within what it said, or is told what to say."""
+    """No path: the renter pays for the way through the pool within its limit, or the error says which limit to set."""
     found = nat.priced()
     assert found["network"] == "symmetric"
     assert "--place-option forwarding" in found["refused"]["failed"]

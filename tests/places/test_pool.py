@@ -206,7 +206,7 @@ def test_a_killed_agents_job_goes_on_elsewhere_bit_equal(folder, host):
 
 
 def test_the_job_goes_on_while_the_pool_is_away(folder, host):
-    """Nobody stops a job because the control plane does not answer; what was missed is committed later."""
+    """A job does not stop because the control plane does not answer; what was missed is committed later."""
     pool = FakePool(folder / "blobs")
     lease, job = run_lease(pool, folder, host)
     until(job, lambda: len(lease["commitments"]) >= 1)

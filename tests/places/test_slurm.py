@@ -263,7 +263,7 @@ def test_a_limit_ends_the_run_over_all_its_starts(cluster: SlurmCluster, folder:
 
 
 def test_scancel_by_hand_is_not_requeued(cluster: SlurmCluster, folder: Path) -> None:
-    """Whoever cancels the job wants it gone: it ends, and its secrets with it."""
+    """A cancelled job ends, and its secrets with it."""
     run = started(folder, "slurm:low/cpu", epochs=3000, cpus="1")
     wait(run, trains(run), "training")
     cluster.run("scancel", run.launch.handle["job"])
@@ -286,7 +286,7 @@ def test_a_job_that_fails_keeps_its_exit_code_and_says_why(folder: Path) -> None
 def test_25_time_outs_of_the_controller_leave_a_healthy_run_alone(
     cluster: SlurmCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A controller that hangs is unknown, 25 times; the run trains on meanwhile, and is the same one afterwards."""
+    """A controller that hangs is unknown, 25 times; the run goes on training, and is the same one afterwards."""
     run = started(folder, "slurm:low/cpu", epochs=20000, cpus="1")
     wait(run, trains(run), "training")
     monkeypatch.setattr(slurm, "QUESTION_TIMEOUT_S", 0.2)

@@ -256,7 +256,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(job: Path, box: Host, tmp_path: 
 
 
 def test_a_cut_line_is_unknown_and_the_stream_goes_on(job: Path, machines: Hosts) -> None:
-    """The line is cut for 60 s: nothing is decided meanwhile, and then the log goes on at the byte where it stopped."""
+    """The line is cut for 60 s: nothing is decided by then, and then the log goes on at the byte where it stopped."""
     host = machines.hosts[0]
     run = launch(job, on="ssh:box1", settings={"epochs": 40, "pause_s": 0.01}, options=_options(host.folder))
     handle = run.launch.handle

@@ -47,7 +47,7 @@ def test_what_is_besides_is_called_by_its_name() -> None:
     assert found.peak_bytes[0].value == pytest.approx(4.5e8 - 7e4)
     assert [share.what for share in found.step_s] == ["0", "between traced operations"]
     elsewhere = complete_breakdown(broken_down([7e4]), forecast_with(8e4, estimate(8e4, "s")), is_cpu=False)
-    assert elsewhere.peak_bytes[-1].what == "beside the update"
+    assert elsewhere.peak_bytes[-1].what == "outside the update"
     assert elsewhere.step_s[-1].where == "fetching samples"
 
 

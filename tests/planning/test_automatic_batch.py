@@ -119,7 +119,7 @@ def test_a_second_start_measures_nothing_and_is_the_same_job(monkeypatch: pytest
 
 @pytest.mark.slow
 def test_without_the_cache_the_answer_is_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Measured anew from the same seeds, everything but the time it took is equal."""
+    """Measured again from the same seeds, everything but the time it took is equal."""
     first = resolve_job(noisy_job()).batch_choice
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "another"))
     second = resolve_job(noisy_job()).batch_choice

@@ -52,13 +52,13 @@ def test_what_each_doubling_of_the_micro_batch_gives_is_learned() -> None:
 
 
 def test_a_poor_basis_leaves_more_to_hope_for() -> None:
-    """Of two plans forecast alike, another may well be faster if forecasts rest on a datasheet."""
+    """Of two plans with equal forecasts, another may well be faster if forecasts rest on a datasheet."""
     poor, good = (ForecastPosterior(error).improvements([(FP32, 1.0, 1.0)], [(LAST, 1.0)])[0] for error in (0.25, 0.03))
     assert poor > 2 * good > 0
 
 
 def test_a_setting_that_no_forecast_was_made_of_leaves_more_to_hope_for() -> None:
-    """channels-last was traced in the one case; in the other nobody knows more of it than a rule."""
+    """channels-last was traced in the one case; in the other only a rule is known."""
     traced, guessed = (
         ForecastPosterior(0.05, settings_of(plans)).improvements([(FP32, 1.0, 1.0)], [(LAST, 1.0)])[0]
         for plans in ((FP32, LAST), (FP32,))

@@ -91,7 +91,7 @@ def test_waiting_for_data_lowers_the_utilisation() -> None:
 
 
 def test_recomputation_is_no_use_of_the_device() -> None:
-    """The MFU counts the model's FLOPs once; what was executed is told as the rate."""
+    """The MFU counts the model's FLOPs once; what was executed is reported as the rate."""
     bounds = dataclasses.replace(BOUNDS, flops={"bf16": 2.6e10})
     found = verdict(times(update=10.0), bounds=bounds)
     assert found.mfu == pytest.approx(0.5)
@@ -117,7 +117,7 @@ def test_without_ceilings_utilisation_is_unknown() -> None:
 
 
 def test_an_update_that_nobody_traced_is_unknown_inside() -> None:
-    """What is beside updates is still known: it bounds the run if it takes the most."""
+    """The time outside of updates is still known: it bounds the run if it takes the most."""
     assert verdict(times(update=10.0, data=1.0), bounds="it cannot be traced").bound_by == "unknown"
     found = verdict(times(update=10.0, data=12.0), bounds="it cannot be traced")
     assert found.bound_by == "data"
@@ -148,7 +148,7 @@ def test_a_run_that_told_of_no_time_is_unknown() -> None:
 
 
 def test_the_advice_is_the_change_that_saves_most() -> None:
-    """With its share of the training time; one that is not worth telling is not told."""
+    """With its share of the training time; one of a smaller share is not reported."""
     small = Remedy(change="small.", saved_s=0.15, low_s=0.1, high_s=0.2, basis="roofline")
     large = Remedy(change="large.", saved_s=3.0, low_s=1.0, high_s=4.0, basis="calibrated")
     found = verdict(times(update=10.0), considered=[small, large])

@@ -26,7 +26,7 @@ H100S = Plan(device="cuda:0", micro_batch=1, device_mtbf_h=50_700.0, layout=Layo
 
 
 def once(size: float, apart_s: float, plan: Plan = ONE) -> Saving:
-    """A run in which checkpoints are `apart_s` from each other."""
+    """A run with a checkpoint every `apart_s`."""
     plan = dataclasses.replace(plan, checkpoint_every_s=apart_s)
     return saving(plan, size, training_s=1e4, unsaved_s=1e4, evaluations=0)
 

@@ -116,7 +116,7 @@ def test_messages_of_blocks_hide_behind_the_block_before() -> None:
 
 
 def test_what_passes_beside_the_same_blocks_shares_them() -> None:
-    """Of a second gathered and a second summed beside each block, one of 1.5 s hides 1.5 s, not twice one."""
+    """Of a second gathered and a second summed during each block, one of 1.5 s hides 1.5 s, not twice one."""
     kinds = [
         Traffic(
             what=collective,

@@ -99,7 +99,7 @@ def test_a_short_run_is_not_worth_a_second_trial() -> None:
 
 
 def test_a_plan_that_was_given_is_not_said_to_be_the_best_found() -> None:
-    """Others were not tried because nobody asked for them."""
+    """Others were not tried because they were not asked for."""
     plan, about = Plan(device="cpu", micro_batch=512), profile()
     search = PlanSearch(untraced_candidates(about, CPU, name="it", plans=[plan]), about, CPU, extents)
     search.record(measurement(plan, 0.1))
@@ -108,7 +108,7 @@ def test_a_plan_that_was_given_is_not_said_to_be_the_best_found() -> None:
 
 
 def test_plans_that_differ_in_many_settings_are_counted() -> None:
-    """Where no trial tells what one setting gave, the line says how many plans the fastest was found among."""
+    """Where no trial isolates a setting's gain, the line says how many plans the fastest was found among."""
     plans = [
         Plan(device="cpu", micro_batch=512, precision="bf16", threads=4),
         Plan(device="cpu", micro_batch=256, precision="fp32", threads=1),

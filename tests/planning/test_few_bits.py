@@ -62,7 +62,7 @@ def test_the_forecast_state_is_what_the_optimiser_keeps(states: Any) -> None:
 
 @pytest.mark.parametrize("states", STATES)
 def test_the_peak_falls_by_what_is_saved_and_the_time_rises(states: Any) -> None:
-    """The step becomes plain operations, with what lies between them; the passes stay."""
+    """The step becomes plain operations, with what is between them; the passes stay."""
     trace = traced()
     few = with_states(trace, states)
     (step,) = [one for one in few.operations if one.name == STEP]

@@ -53,7 +53,7 @@ def test_planning_leaves_nothing_in_memory() -> None:
 def test_a_precision_that_did_not_fit_under_the_first_layout_is_searched_again(
     favourite: Precision, searched: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Replicas of bf16 hold casts beside their weights, shards do not; what is slower than the first plan has lost."""
+    """Replicas of bf16 hold casts and their weights, shards do not; what is slower than the first plan has lost."""
     devices: list[Device] = []
 
     def rank(_local: object, device: Device, *_: object, **__: object) -> None:

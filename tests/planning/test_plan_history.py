@@ -115,7 +115,7 @@ def test_a_much_longer_run_is_planned_anew(job_file, load, trials) -> None:
 
 
 def test_a_compiled_plan_is_kept_for_a_run_that_pays_for_it_again(job_file, load, trials) -> None:
-    """Compiling is a part of its forecast; a run of less than half the updates is planned anew."""
+    """Compiling is a part of its forecast; a run of less than half the updates is planned again."""
     first, coupling = _decided(job_file)
     prepared = resolve_job(*load_job(job_file, {}))
     compile_s = Estimate(value=20.0, low=10.0, high=30.0, unit="s", basis="measured here")
@@ -136,7 +136,7 @@ def test_a_compiled_plan_is_kept_for_a_run_that_pays_for_it_again(job_file, load
 
 
 def test_code_of_a_package_that_is_edited_makes_it_anew(job_file, load, trials, tmp_path, monkeypatch) -> None:
-    """It is beside the job's folder, as after `pip install -e`: neither installed nor one of the job's files."""
+    """It is next to the job's folder, as after `pip install -e`: neither installed nor one of the job's files."""
     library = tmp_path / "elsewhere" / "layers_being_edited.py"
     library.parent.mkdir()
     before, start, rest = JOB_FILE.partition("class Model")

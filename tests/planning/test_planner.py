@@ -58,7 +58,7 @@ def test_after_what_was_in_doubt_the_search_goes_on(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("capability", ["8.9", "7.0", ""])
 def test_a_gpu_that_the_catalogue_lacks_is_planned_by_trials(capability: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing can be forecast for it, whatever its driver tells; its plans are tried, and the reason is said."""
+    """Nothing can be forecast for it, whatever its driver reports; its plans are tried, and the reason is said."""
     tried: list[Plan] = []
 
     def trial(_job: object, plan: Plan, *_: object, **__: object) -> None:

@@ -162,7 +162,7 @@ class ManyWeights(Known):
 
 
 def test_the_least_demanding_plan_may_be_one_in_fp32() -> None:
-    """What is told of a device that is too small, and of the smallest that is not, is what the best of all needs."""
+    """Devices that are too small, and the smallest that is not, are compared with what the best plan of all needs."""
     about = profile()
     known = ManyWeights(GPU, about, fixed=200e9)
     least = least_demanding(about, GPU, known)

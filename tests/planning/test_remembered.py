@@ -1,4 +1,4 @@
-"""Forecasts that heed what ran out of memory."""
+"""Forecasts that take account of what ran out of memory."""
 
 from __future__ import annotations
 
@@ -82,6 +82,6 @@ def test_candidates_without_a_forecast_are_left_out_by_the_plan_alone() -> None:
 
 
 def test_what_ran_out_beside_others_says_nothing_of_the_device() -> None:
-    """A process that had less than half of it; where nobody knows, it counts."""
+    """A process that had less than half of it; where it is unknown, it counts."""
     failures = [failure(reachable_bytes=given) for given in (None, 4, 5, 10)]
     assert [one.reachable_bytes for one in relevant_failures(failures, 10)] == [None, 5, 10]

@@ -50,7 +50,7 @@ def at(pace: float, plan: Plan, **changes) -> Measurement:
 
 
 def test_a_last_resort_is_tried_where_nothing_else_works_and_only_there() -> None:
-    """A guess of one sample at a time that promises half the time, beside a plan that was traced."""
+    """A guess of one sample at a time that promises half the time, and a plan that was traced."""
     guess = dataclasses.replace(FIRST, micro_batch=1)
     found = [*candidates({FIRST: 1e-3}), *candidates({guess: 5e-4}, basis="unknown", peak_bytes=1.0)]
     long = Extents(total_samples=10**9, total_updates=10**6, evaluations=5)
@@ -125,7 +125,7 @@ def test_a_short_run_is_not_worth_a_second_trial_and_a_long_one_is() -> None:
 
 
 def test_a_precision_that_bends_the_gradient_is_not_used() -> None:
-    """However fast it is; and it is not tried again beside other settings."""
+    """However fast it is; and it is not tried again with other settings."""
     search = search_for({FIRST: 1e-4, SMALL: 1.1e-4, FP32: 3e-4})
     bent = 2 * LARGEST_GRADIENT_ERROR
     tried = run(search, lambda p: at(1e-4, p, gradient_error=bent if p.precision == "bf16" else None))
@@ -167,7 +167,7 @@ def test_a_plan_that_took_more_memory_than_may_be_used_is_ruled_out_with_those_t
 
 
 def test_what_an_earlier_trial_left_in_memory_rules_nothing_out() -> None:
-    """A plan that kept to its memory the first time does so the second time, whatever lies in the heap by then."""
+    """A plan that kept to its memory the first time does so the second time, whatever is in the heap by then."""
     search = search_for({FIRST: 1e-4, SMALL: 1.02e-4})
     search.record(at(1.3e-4, FIRST))
     search.record(at(1.05e-4, SMALL))

@@ -94,7 +94,7 @@ def _untraced() -> Trace:
 def test_forecasts_name_every_gather_and_scatter_that_pytorch_makes(
     reshard: bool, precision: Precision, make: Callable[[], GPT]
 ) -> None:
-    """As many, of as many bytes, in two passes; parameters are gathered anew in each, kept gathered or not.
+    """As many, of as many bytes, in two passes; parameters are gathered again in each, kept gathered or not.
 
     In bf16 gathers are half as large, and sums of gradients are not. Of frozen parameters there are no gradients.
     """

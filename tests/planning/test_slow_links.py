@@ -41,7 +41,7 @@ def test_the_interval_is_no_longer_than_it_must_be() -> None:
 
 
 def test_no_interval_is_longer_than_published_ones() -> None:
-    """Fewer bits come first, then exchanges beside updates; the sentence says what would have been needed."""
+    """Fewer bits come first, then exchanges during updates; the sentence says what would have been needed."""
     as_usual = recommend(slow(), gradient_bytes=4e6, step_s=0.01)
     assert (as_usual.compress, as_usual.is_in_background, as_usual.interval) == ("int8", False, as_usual.every)
     fewer_bits = recommend(slow(), gradient_bytes=100e6, step_s=0.03)
@@ -55,7 +55,7 @@ def test_no_interval_is_longer_than_published_ones() -> None:
     words = large.in_words()
     assert f"{large.every:,} updates between two, and published intervals end at about 500" in words
     assert f'stoker.DiLoCo(every=stoker.updates({large.interval}), overlap={large.overlap}, compress="int4")' in words
-    assert "all beside updates" in words
+    assert "all during updates" in words
     assert "fragments=" in words
 
 
@@ -73,7 +73,7 @@ def test_a_fast_link_needs_none_of_it() -> None:
     """Where the backward pass hides the exchange, the sentence says that lockstep will do."""
     found = recommend(stated_link(bytes_per_s=50e9, latency_s=5e-6), gradient_bytes=4e6, step_s=0.1)
     assert not found.is_needed
-    assert "need not train apart" in found.in_words()
+    assert "need no updates of their own" in found.in_words()
 
 
 def test_the_sentence_has_the_numbers() -> None:

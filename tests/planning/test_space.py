@@ -85,7 +85,7 @@ def test_memory_is_saved_in_steps_of_rising_cost(blocks: int, counts: list[int])
 
 
 def test_a_loss_in_chunks_comes_before_checkpointing_and_stays() -> None:
-    """It computes nothing twice; where it is not worthwhile, it is not thought of; the trace is told."""
+    """It computes nothing twice; where it is not worthwhile, it is not thought of; the trace is reported."""
     on_gpu = dataclasses.replace(PLAN, device="cuda:0")
     ways = list(saving_memory(on_gpu, profile(num_blocks=12, loss_chunks=8)))
     assert [(way.checkpointed_blocks, way.loss_chunks) for way in ways] == [

@@ -176,7 +176,7 @@ def test_each_process_is_charged_its_part_of_a_checkpoint() -> None:
         trace,
         lambda _rate: RUN,
         lambda _size, _stride: links(),
-        is_apart=True,
+        is_local_sgd=True,
     )
     assert apart._saved_bytes(PLAN) == whole + 3 * trained
 
@@ -199,7 +199,7 @@ def test_sites_that_train_apart_tell_each_other_nothing_in_an_update() -> None:
         trace,
         lambda _: RUN,
         lambda *_: links(waits=((1e-9, 1.0),)),
-        is_apart=True,
+        is_local_sgd=True,
     )
     assert found.traffic(PLAN) == ()
     assert found.spread(PLAN).waiting_s == 0
@@ -215,7 +215,7 @@ def test_a_process_has_its_part_of_a_batch_and_of_each_group() -> None:
 
 
 def test_the_breakdown_names_messages_and_waiting() -> None:
-    """Beside the operations, the largest first."""
+    """With the operations, the largest first."""
     shares = forecasts(Layout(stages=2), "cpu").breakdown(dataclasses.replace(ON_CPU, micro_batch=16)).step_s
     assert {"stages waiting", "activations handed on", "the layout's own work"} <= {one.what for one in shares}
     assert all(one.value >= other.value for one, other in itertools.pairwise(shares))

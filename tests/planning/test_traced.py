@@ -165,7 +165,7 @@ def test_a_plan_fits_if_its_probability_says_so() -> None:
 
 
 def test_a_device_of_unknown_memory_is_taken_to_be_large_enough() -> None:
-    """Nobody knows better."""
+    """There is nothing better known."""
     assert forecasts(device=dataclasses.replace(GPU, memory_bytes=0)).probability_it_fits(PLAN) == 1.0
 
 
@@ -286,7 +286,7 @@ def test_malloc_is_replayed_once_for_plans_of_the_same_tensors(monkeypatch: pyte
 
 
 def test_samples_that_have_to_be_fetched_take_their_time() -> None:
-    """Before an update where the trainer fetches them, beside it where workers do, who may be the slower ones."""
+    """Before an update where the trainer fetches them, during it where workers do, which may be slower."""
     step_s = forecasts().forecast(PLAN).step_s.value
     inline, few, many = (
         forecasts(fetch_s=1e-3).forecast(dataclasses.replace(PLAN, loader=loader, num_workers=workers)).step_s.value

@@ -112,7 +112,7 @@ def test_a_product_of_few_flops_a_byte_is_memory() -> None:
 
 @pytest.mark.parametrize("hardware", [CPU, GPU], ids=["cpu", "gpu"])
 def test_the_parts_are_the_whole(hardware: Hardware) -> None:
-    """Nothing of the forecast update is lost or counted twice, on a CPU or beside a GPU's host."""
+    """Nothing of the forecast update is lost or counted twice, on a CPU or on a GPU's host."""
     parts: tuple[tuple[Operation, Phase], ...] = ((PRODUCT, "forward"), (ADDITION, "backward"), (ADDITION, "optimizer"))
     update = update_time(work_of(*parts), Times(), hardware)
     assert bounds_of(*parts, hardware=hardware).total_s == pytest.approx(update.step_s.value)

@@ -74,7 +74,7 @@ class Book:
         return self.state.accounts.balance(key.public)
 
     def run(self, *, beats: int = 3, blocks: int = 0, every_s: int = 10, **more: Any) -> None:
-        """Offer, open, accept, and some beats, each co-signed, with commitments beside them."""
+        """Offer, open, accept, and some beats, each co-signed, with commitments."""
         self.post(self.agent, on.Offered(offer=offer(now_s=self.now_s)))
         self.post(self.renter, opened(**more))
         self.post(self.agent, on.Accepted(lease_id="job"))

@@ -1,4 +1,4 @@
-"""Compiles the pool's contract: `python -m tests.pool.contract_compiler` writes `escrow.json` beside its source."""
+"""Compiles the pool's contract: `python -m tests.pool.contract_compiler` writes `escrow.json` next to its source."""
 
 from __future__ import annotations
 

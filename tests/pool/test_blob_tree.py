@@ -52,7 +52,7 @@ def test_a_folder_comes_back_as_it_was(folder, tmp_path):
 
 
 def test_bundles_bring_links_and_programs(tmp_path):
-    """The code of a job links to its data; the receiver of an order takes links, and nobody else does."""
+    """The code of a job links to its data; the receiver of an order takes links, and no other reader does."""
     code = Bundle(kind="code", name="job.py", files=(TreeFile(path="rows.csv", link="../../data/x/rows.csv"),))
     program = TreeFile(
         path="tool", num_bytes=2, digest=hashlib.sha256(b"#!").hexdigest(), content=b"#!", is_executable=True
@@ -67,7 +67,7 @@ def test_bundles_bring_links_and_programs(tmp_path):
 
 
 def tree(tmp_path, entries, content=b"", *, index=None):
-    """A blob with such an index, whoever made it."""
+    """A blob with such an index, from any sender."""
     text = (dumps(TreeIndex(entries=tuple(entries)), indent=None) if index is None else index).encode()
     path = tmp_path / "made"
     path.write_bytes(content + text + len(text).to_bytes(8, "little"))
@@ -91,7 +91,7 @@ BOMBS = {
     "has an empty part": ([file("a//b")], b"x", "no path below"),
     "is too deep": ([file("/".join("d" * 60))], b"x", "no path below"),
     "is there twice": ([file("a"), file("a", offset=1)], b"xx", "twice"),
-    "lies behind a link": ([TreeEntry(path="a", link="/etc"), file("a/passwd")], b"x", "behind a link"),
+    "is reached through a link": ([TreeEntry(path="a", link="/etc"), file("a/passwd")], b"x", "through a link"),
     "lies below a file": ([file("a"), file("a/b", offset=1)], b"xx", "below a file"),
     "says more than was sent": ([file("a", b"x" * 9)], b"x", "9 bytes, and 1 were sent"),
     "says one content many times": ([file(f"{n}") for n in range(50)], b"x", "does not follow"),
@@ -105,7 +105,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_hostile_tree_is_refused(tmp_path, name):
-    """Paths out of the folder, bombs and lies are refused with the reason; nothing is written elsewhere."""
+    """Paths out of the folder, bombs and false sizes are refused with the reason; nothing is written elsewhere."""
     entries, content, why = BOMBS[name]
     path = tree(tmp_path, entries, content)
     with pytest.raises(BadRun, match=why):
@@ -122,7 +122,7 @@ def test_what_is_no_tree_is_refused(tmp_path, content):
 
 
 def test_an_index_nested_without_end_is_refused(tmp_path):
-    """JSON that lies deep in itself is no index."""
+    """Deeply nested JSON is no index."""
     path = tree(tmp_path, [], index='{"entries":' + "[" * 5000 + "]" * 5000 + "}")
     with pytest.raises(BadRun, match="cannot be read"):
         read_index(path, LIMITS)
@@ -141,7 +141,7 @@ def test_more_than_the_limits_is_not_packed(folder, tmp_path):
 
 
 def test_a_file_that_grows_while_it_is_read_is_sent_as_it_was_hashed(folder, tmp_path):
-    """What is stored has the digest that the index says, whatever the job does meanwhile."""
+    """What is stored has the digest that the index says, whatever the job does in that time."""
     growing, done = folder / "growing", threading.Event()
     growing.write_bytes(b"0" * 100_000)
 

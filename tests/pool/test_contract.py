@@ -206,7 +206,7 @@ def test_the_arbiter_pays_no_more_than_was_agreed_to_and_held(chain: Chain) -> N
 
 
 def test_a_bond_that_was_not_put_up_is_not_cut(chain: Chain) -> None:
-    """Of a lease that nobody accepted the deposit alone is there."""
+    """A lease that was not accepted has its deposit alone."""
     terms = chain.terms()
     chain.renter.open(terms)
     with pytest.raises(Refused, match="more than the bond"):

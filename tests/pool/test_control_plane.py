@@ -228,7 +228,7 @@ def test_a_flood_is_slowed_down(tmp_path: Path) -> None:
 
 
 def test_blobs_are_for_those_who_have_part_in_the_lease(tmp_path: Path) -> None:
-    """Others cannot read an order; nobody without credits or a lease can fill the disk."""
+    """Others cannot read an order; a key without credits or a lease cannot fill the disk."""
     with in_thread(tmp_path) as (plane, operator):
         agent, renter, other = joined(operator, credit=0), joined(operator), joined(operator)
         agent.post(on.Offered(offer=offer(now_s=time.time())))

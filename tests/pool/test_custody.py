@@ -1,4 +1,4 @@
-"""The log and the contract beside each other: what one decides, the other pays, and both end with the same money."""
+"""The log together with the contract: what one decides, the other pays, and both end with the same money."""
 
 from __future__ import annotations
 
@@ -438,7 +438,7 @@ def test_a_log_that_was_cut_or_rewritten_differs_from_its_roots(both: Both) -> N
 
 
 def test_a_job_whose_money_is_in_a_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over HTTP, with an in-process chain that mines: deposit, bond, vouchers, verdict, and both sides end alike."""
+    """Over HTTP, with an in-process chain that mines: deposit, bond, vouchers, verdict, equal balances at the end."""
     web3, keys = connected("memory"), signers(3)
     contract = EscrowContract.deployed(web3, keys[0])
     for key in keys[1:]:

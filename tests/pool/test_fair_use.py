@@ -63,7 +63,7 @@ def test_many_requests_are_one_turn() -> None:
 
 
 def test_waiting_ends_and_only_for_what_was_asked() -> None:
-    """A request that lapsed, or for another kind, holds nobody up; nor does one where there is enough for all."""
+    """A request that lapsed, or for another kind, holds no other up; nor does one where there is enough for all."""
     book = shop(4)
     take(book, book.renter, 0)
     wait(book, book.other, "h100")
@@ -77,7 +77,7 @@ def test_waiting_ends_and_only_for_what_was_asked() -> None:
 
 
 def test_weights_are_shares() -> None:
-    """A team of weight 3 with two devices has less than its due beside a team of weight 1 with one."""
+    """A team of weight 3 with two devices has less than its due against a team of weight 1 with one."""
     book = shop(4)
     book.post(book.operator, on.TeamMade(team="large", members=(book.renter.public,), weight=3.0))
     take(book, book.renter, 0)
@@ -146,7 +146,7 @@ def test_nobody_is_preempted_for_an_equal() -> None:
     book.post(book.agent, on.Committed(lease_id="job0", block=0, update=1, state=state, blob=state))
     wait(book, book.other)
     assert due(book.state, book.now_s, key=book.operator, up_since_s=0.0, present={}) == []
-    with pytest.raises(Refused, match="nobody with a higher priority"):
+    with pytest.raises(Refused, match="no lease of a higher priority"):
         book.post(book.operator, on.Preempting(lease_id="job0", by_s=book.now_s + 500))
 
 

@@ -11,7 +11,7 @@ from stoker.pool.hardware_proof import LocalDevice, entries, prove_hardware, row
 
 
 class Device:
-    """A device's side in NumPy, which can be told to cheat."""
+    """A device's side in NumPy, which can be made to cheat."""
 
     def __init__(self, cheat=""):
         self.cheat = cheat

@@ -193,7 +193,7 @@ def storm(folder: Path, kills: int, seed: int) -> None:
 
 
 def events_of(folder: Path) -> list[on.Event]:
-    """The events of a log that nobody serves."""
+    """The events of a log without a server."""
     from stoker.pool.log import EventLog
 
     log = EventLog(folder / "log.db")

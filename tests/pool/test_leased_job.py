@@ -45,7 +45,7 @@ class Job(LeasedJob):
 
 @dataclass
 class Running:
-    """A program that ends when it is told to."""
+    """A program that ends on request."""
 
     code: int | None = None
     exceeded: str = ""

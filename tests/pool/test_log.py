@@ -54,7 +54,7 @@ def test_a_log_is_replayed_to_the_same_state(tmp_path: Path) -> None:
 
 
 def test_one_flipped_bit_is_found_wherever_it_is(tmp_path: Path) -> None:
-    """In an exported log the event that it lies in is named: one bit of each of 300 bytes, drawn at random.
+    """In an exported log the event that it is in is named: one bit of each of 300 bytes, drawn at random.
 
     When an event was received is the pool's word, which the hash in the next event seals: there that one may be named.
     """
@@ -184,7 +184,7 @@ def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
 def test_a_log_of_an_earlier_version_is_read() -> None:
     """Leases without a deposit, and disputes of leases that were never accepted, were legal; money comes out as then.
 
-    The log was written by the version of the morning of 2026-11-26, which told these balances.
+    The log was written by the version of the morning of 2026-11-26, which had these balances.
     """
     state = State()
     found = audit(Path(__file__).parent / "data" / "log_without_least_deposit.jsonl", state=state)

@@ -230,7 +230,7 @@ def test_a_hostile_answer_is_a_sentence(
 
 
 def test_a_byte_now_and_then_keeps_no_process_for_ever() -> None:
-    """Each byte comes within the time limit of the line; also nobody is left to end the process then."""
+    """Each byte comes within the time limit of the line; even without a reader to end the process then."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         code = "from stoker.pool import overview as o; o._MOST_LOOK_S = 2; o.main()"
         address = f"http://127.0.0.1:{listener.getsockname()[1]}#{'ab' * 32}"

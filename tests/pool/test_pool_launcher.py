@@ -251,7 +251,7 @@ def test_a_job_that_saves_nothing_for_too_long_is_not_tried_for_ever(pool, tmp_p
 
 
 def test_the_most_leases_are_the_most_for_a_start_as_well(pool) -> None:
-    """A lease that nobody would ever look at again is not opened."""
+    """A lease that would never be looked at again is not opened."""
     handle, lease = started(pool)
     for number in range(1, 100):
         pool.leases[f"{handle['job']}.{number}"] = {**lease, "lease_id": f"{handle['job']}.{number}"}
@@ -292,7 +292,7 @@ def test_an_agent_that_was_cleared_is_not_wrong_any_more(pool, tmp_path) -> None
     lease["state"] = "final"
     state = LAUNCHER.state(handle)
     assert state.phase == "finished"
-    assert "nobody could replay 1" in state.why
+    assert "1 could not be replayed" in state.why
 
 
 def test_what_earlier_leases_paid_for_replays_counts(pool, tmp_path) -> None:
@@ -310,7 +310,7 @@ def test_what_earlier_leases_paid_for_replays_counts(pool, tmp_path) -> None:
 
 
 def test_a_strangers_lease_is_not_taken_for_ones_own(pool) -> None:
-    """Whoever opens a lease under the run's name does not get its results in; and no answer is not no lease."""
+    """Results of a stranger's lease under the run's name are not taken; and no answer is not no lease."""
     handle, lease = started(pool)
     lease["renter"] = "f" * 64
     with pytest.raises(PlaceFailed, match="of another renter"):
@@ -336,7 +336,7 @@ def test_results_count_once_their_blocks_were_replayed(pool, tmp_path) -> None:
 
 
 def test_of_an_agent_that_was_wrong_only_replayed_blocks_count(pool, tmp_path) -> None:
-    """A block that nobody looked at, by an agent that cheated elsewhere, is not gone on from."""
+    """An unchecked block, by an agent that cheated elsewhere, is not gone on from."""
     handle, lease = started(pool)
     commit(pool, lease, tmp_path, 10, 20, 30)
     lease |= {"state": "final", "outcome": "slashed", "reason": "finished"}
@@ -424,7 +424,7 @@ def test_an_agents_words_neither_finish_nor_stop_a_run(pool, tmp_path, reason, v
 
 
 def test_a_stopped_run_goes_on_from_its_last_block(pool, tmp_path) -> None:
-    """The same command continues; another code begins anew."""
+    """The same command continues; another code begins over."""
     handle, lease = started(pool)
     commit(pool, lease, tmp_path, 10)
     LAUNCHER.stop(handle)

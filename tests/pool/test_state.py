@@ -60,7 +60,7 @@ def test_seconds_that_nobody_agreed_to_are_not_paid() -> None:
         (opened(deposit=11 * CREDIT), "renter", "1.00 credits are missing"),
         (opened(rate_per_hour=CREDIT // 4), "renter", "the offer asks 0.50"),
         (opened(offer_id="other"), "renter", "is gone"),
-        (opened(), "agent", "from their own key"),
+        (opened(), "agent", "cannot rent from itself"),
         (opened(bond=31 * CREDIT), "renter", "10 times the deposit"),
         (opened("0" * 16 + "-run.0"), "renter", "for the key that begins so"),
         (on.Offered(offer=offer("cheap", 10**9, price_per_hour=1, cost_per_hour=2)), "agent", "below its cost"),
@@ -222,7 +222,7 @@ def test_work_that_cannot_be_checked_is_not_paid(blocks: int, verify: float, pai
 
 
 def test_a_lease_has_a_bounded_number_of_blocks() -> None:
-    """Nobody can make the log's readers carry millions of commitments."""
+    """No agent can make the log's readers carry millions of commitments."""
     book = Book()
     book.run(blocks=1)
     lease = book.state.leases["job"]
@@ -419,7 +419,7 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
 
 
 def test_what_was_never_accepted_is_settled_at_once() -> None:
-    """Leases that nobody took do not pile up for the time to dispute."""
+    """Leases that were not taken do not pile up for the time to dispute."""
     book = Book()
     book.post(book.agent, on.Offered(offer=offer(now_s=book.now_s)))
     book.post(book.renter, opened(window_s=7 * 24 * 3600))

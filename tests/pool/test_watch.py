@@ -68,7 +68,7 @@ def test_the_pool_cosigns_for_a_renter_who_sleeps() -> None:
 
 
 def test_a_deposit_that_is_used_up_ends_the_lease() -> None:
-    """The agent is paid what there is, and nobody owes anything."""
+    """The agent is paid what there is, without debts."""
     book = Book()
     book.run(beats=0, deposit=CREDIT, forecast=on.Forecast(hours=2.0, credits=CREDIT))
     for index in range(2):
@@ -113,7 +113,7 @@ def answer(book: Book, keys: Mapping[str, Key], block: int, *, equal: bool) -> N
 
 
 def test_a_pool_that_starts_again_settles_nothing_at_once() -> None:
-    """Nobody has asked for work yet: those at work are neither taken for gone nor asked for twice."""
+    """Before the first request for work those at work are neither taken for gone nor asked for twice."""
     for is_disputed in (False, True):
         book = Book()
         book.finish(beats=6, blocks=2, verify_fraction=1.0)
@@ -202,7 +202,7 @@ def test_a_verifier_out_of_time_keeps_no_fee_from_the_next() -> None:
 
 
 def drive(book: Book, lies: set[str], present: Mapping[str, str], rounds: int = 60) -> str:
-    """Let the pool work, and verifiers answer: those in `lies` that a block is unequal; how the lease ended."""
+    """Let the pool work, and verifiers answer, those in `lies` that a block is unequal; how the lease ended."""
     keys = {key.public: key for key in (book.other, book.third, book.agent)}
     for _ in range(rounds):
         settle(book, present)
@@ -243,7 +243,7 @@ def test_a_cheat_is_slashed_by_two_verifiers() -> None:
 
 
 def test_one_liar_slashes_nobody() -> None:
-    """Verdicts that contradict each other do not cut a bond, whoever was asked first."""
+    """Verdicts that contradict each other do not cut a bond, whichever verifier was asked first."""
     for liar in ("other", "third"):
         book = Book()
         book.finish(beats=6, blocks=1, verify_fraction=1.0)
@@ -253,7 +253,7 @@ def test_one_liar_slashes_nobody() -> None:
 
 
 def test_a_lone_verifier_cannot_cut_a_bond() -> None:
-    """Where nobody else can replay, the renter has its money back, and the agent its bond."""
+    """Where no other verifier can replay, the renter has its money back, and the agent its bond."""
     book = Book()
     book.finish(beats=6, blocks=1, verify_fraction=1.0)
     assert drive(book, {book.other.public}, {book.other.public: ""}) == "refunded"

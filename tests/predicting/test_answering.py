@@ -26,7 +26,7 @@ def _answers(rows: list[list[int]], batch_rows: int = 4, pad: float | None = 0, 
 
 @given(ROWS, st.integers(1, 5), st.sampled_from([0, None]))
 def test_every_row_gets_the_answer_it_gets_alone(rows: list[list[int]], batch_rows: int, pad: float | None) -> None:
-    """In any batch, padded or not, beside rows that fail: the sum and the doubles of the row itself, in its order."""
+    """In any batch, padded or not, among rows that fail: the sum and the doubles of the row itself, in its order."""
     found = _answers(rows, batch_rows, pad)
     good = [row for row, ids in enumerate(rows) if 13 not in ids]
     assert found.rows == good

@@ -63,5 +63,5 @@ def test_booleans_are_zero_and_one() -> None:
     ],
 )
 def test_the_reason_names_the_value(value: float, datatype: Any, words: str) -> None:
-    """Whoever mends the file is told what stands there."""
+    """The error quotes the value, so that the file can be mended."""
     assert why_refused(value, datatype).startswith(words)

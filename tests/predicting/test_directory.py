@@ -45,7 +45,7 @@ def _begun(path: Path) -> tuple[OutputDirectory, PredictionJob]:
 
 
 def test_a_job_is_read_back(tmp_path: Path) -> None:
-    """What a job was begun with is there for whoever continues it."""
+    """What a job was begun with is there for its continuation."""
     out, job = _begun(tmp_path / "out")
     assert out.read_job() == job
     assert OutputDirectory(tmp_path / "none").read_job() is None
@@ -62,7 +62,7 @@ def test_only_whole_parts_of_this_job_are_done(tmp_path: Path) -> None:
 
 
 def test_a_part_whose_bad_rows_are_gone_is_not_done(tmp_path: Path) -> None:
-    """Each row is answered or told why not: where the summary was taken away, bad rows are found again, not lost."""
+    """Each row has an answer or a reason: where the summary was taken away, bad rows are found again, not lost."""
     out, job = _begun(tmp_path)
     out.write_part(0, _table(job, 0, rows=0), [BAD])
     out.write_part(1, _table(job, 1), [])

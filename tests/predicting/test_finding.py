@@ -84,7 +84,7 @@ def test_what_of_a_folder_is_not_read_is_named(tmp_path: Path) -> None:
 
 
 def test_images_of_an_unknown_kind_are_named(tmp_path: Path) -> None:
-    """A photograph that nobody can decode is not silently without an answer."""
+    """A photograph that cannot be decoded is not silently without an answer."""
     (tmp_path / "below").mkdir()
     for name in ("a.png", "below/b.png"):
         Image.new("L", (2, 2)).save(tmp_path / name)

@@ -75,7 +75,7 @@ def test_a_changed_file_is_told(tmp_path: Path) -> None:
 
 
 def test_files_more_fewer_or_in_another_order_are_told(tmp_path: Path) -> None:
-    """A file that came into the folder meanwhile is not taken in silently."""
+    """A file that came into the folder since is not taken in silently."""
     a, b = _file(tmp_path / "a.csv", "1"), _file(tmp_path / "b.csv", "2")
     job = _begun(a, b)
     c = _file(tmp_path / "c.csv", "3")

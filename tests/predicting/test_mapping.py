@@ -76,7 +76,7 @@ def test_numbered_columns_that_stand_in_another_order_are_not_guessed() -> None:
     ],
 )
 def test_what_could_be_meant_in_two_ways_is_refused(fields: dict[str, list[SourceColumn]]) -> None:
-    """Two columns that fit, or columns whose order nobody told, are not guessed."""
+    """Two columns that fit, or columns of unknown order, are not guessed."""
     with pytest.raises(BadJob, match="without guessing") as caught:
         resolve([vector()], fields, {}, ())
     assert "--map x=" in str(caught.value)
@@ -132,7 +132,7 @@ def test_a_kept_column_has_one_type() -> None:
     ],
 )
 def test_types_that_cannot_fit_are_known_before_a_row_is_read(kind: pa.DataType, one: Input, problem: str) -> None:
-    """A column's type alone tells that it holds something else, or too many of it."""
+    """A column's type alone shows that it holds something else, or too many of it."""
     found = misfit(SourceColumn("c", kind), one)
     assert problem in found
     assert bool(found) == bool(problem)

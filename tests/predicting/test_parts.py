@@ -93,7 +93,7 @@ def test_a_caller_that_stops_stops_the_threads() -> None:
 
 
 def test_a_caller_hears_while_a_part_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None comes when no part is done for a while, so that progress can be told."""
+    """None comes when no part is done for a while, so that progress can be reported."""
     monkeypatch.setattr("stoker.predicting.prediction_run.LOOK_AT_S", 0.001)
     may_end = threading.Event()
 

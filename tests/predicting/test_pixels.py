@@ -131,7 +131,7 @@ def test_colours_become_grey_where_there_is_one_channel() -> None:
     ids=["no", "cut", "head", "absent"],
 )
 def test_what_cannot_be_decoded_is_bad(value: Any, words: str) -> None:
-    """Told in words that are the same every time."""
+    """Reported in words that are the same every time."""
     with pytest.raises(ValueError, match=words) as caught:
         _read(value, GREY)
     assert "0x" not in str(caught.value)

@@ -50,7 +50,7 @@ def test_nested_lists_of_the_inputs_shape() -> None:
 
 @given(st.lists(st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9)), max_size=4), max_size=8))
 def test_lists_of_pairs_have_the_rows_own_lengths(values: list[list[tuple[int, int]]]) -> None:
-    """Of two rows with two pairs and none, the first has both: pairs are told apart by rows, not by their number."""
+    """Of two rows with two pairs and none, the first has both: pairs are distinguished by rows, not by their number."""
     one = Input("pairs", "INT64", ("n", 2), None, (DynamicDim(name="n", low=1),))
     found = _read(pa.array(values, pa.list_(pa.list_(pa.int64(), 2))), one)
     assert _lists(found) == [[list(pair) for pair in row] or None for row in values]

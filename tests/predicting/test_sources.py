@@ -89,7 +89,7 @@ def test_csv_as_python_writes_it_is_read_back(tmp_path: Path, rows: list[list[st
 
 
 def test_a_ragged_record_is_broken_and_the_next_is_not(tmp_path: Path) -> None:
-    """Too few, too many fields and bytes that are no UTF-8 are told, blank lines are passed over."""
+    """Too few, too many fields and bytes that are no UTF-8 are reported, blank lines are passed over."""
     path = write_lines(tmp_path / "x.csv", ["\ufeffa,b", "1,2", "3", "", "4,5,6", "\udcff,8", '"9"9,10', "9,10"])
     (rows,) = _in_parts(CsvSource(path), 10, ["a"])
     assert rows.columns["a"] == ["1", None, None, None, None, "9"]

@@ -79,7 +79,7 @@ def test_sizes_of_one_quantity_compete():
 
 
 def test_probes_take_turns():
-    """A burst of other work hits all probes alike: none is done before the others begin."""
+    """A burst of other work hits all probes: none is done before the others begin."""
     time = FakeTime()
     probes = [RateProbe("a", 1.0, time.taking("a", 1.0)), RateProbe("b", 1.0, time.taking("b", 1.0))]
     best_rates(probes, Stopwatch(time.clock), slice_s=2.0, deadline_s=FOREVER_S, rounds=2)
@@ -211,7 +211,7 @@ def test_settings_are_put_back_after_a_failure():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a PyTorch that sees no GPU")
 def test_a_gpu_pytorch_cannot_use_is_refused():
-    """A GPU beside a CPU build of PyTorch is an error with a remedy, not a crash inside CUDA."""
+    """A GPU with a CPU build of PyTorch is an error with a remedy, not a crash inside CUDA."""
     with pytest.raises(NoDevice, match=r"cannot use cuda:0 \(NVIDIA L4\)") as caught:
         measure_ceilings(GPU)
     assert "--on cpu" in caught.value.remedy

@@ -29,7 +29,7 @@ FOUND = {
 def measured_quickly(_world: World) -> dict[str, Any]:
     """A few small messages, each for a moment."""
     link_worker.SIZES, link_worker._SLICE_S, link_worker._MOST_CALLS = (4, 4096), 1e-3, 3
-    link_worker._ROUNDS, link_worker._BESIDE_BYTES = 1, 4096
+    link_worker._ROUNDS, link_worker._OVERLAPPED_BYTES = 1, 4096
     link_worker._MEETINGS, link_worker._ARITHMETIC_S = 2, (1e-3, 2e-3)
     return link_worker.measure(torch.device("cpu"))
 
@@ -67,7 +67,7 @@ def test_messages_count_by_their_mean_without_the_slowest_tenth() -> None:
 
 
 def test_what_was_found_becomes_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines through the points, what company costs, and when it was."""
+    """Lines through the points, the cost of overlap, and the date."""
     monkeypatch.setattr(links, "_measured", lambda *_: FOUND)
     found = measure_links(attached_cpu(), 2, now=lambda: datetime(2026, 11, 22, tzinfo=UTC))
     assert (found.world_size, found.basis, found.overlap) == (2, "measured here", 0.3)
@@ -101,7 +101,7 @@ def test_a_worker_leaves_what_it_found_in_the_folder(tmp_path: Path, monkeypatch
     monkeypatch.setattr(link_worker, "SIZES", (4,))
     monkeypatch.setattr(link_worker, "_SLICE_S", 1e-3)
     monkeypatch.setattr(link_worker, "_ROUNDS", 1)
-    monkeypatch.setattr(link_worker, "_BESIDE_BYTES", 4096)
+    monkeypatch.setattr(link_worker, "_OVERLAPPED_BYTES", 4096)
     monkeypatch.setattr(link_worker, "_MEETINGS", 1)
     monkeypatch.setattr(link_worker, "_ARITHMETIC_S", (1e-3,))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")

@@ -37,7 +37,7 @@ def test_a_peak_is_seen_though_it_is_over_before_the_block_is() -> None:
 
 @linux
 def test_the_peak_so_far_can_be_read_within_the_block() -> None:
-    """A run is finished, and its peak told, before the block is left."""
+    """A run is finished, and its peak logged, before the block is left."""
     with PeakMemory("cpu") as peak:
         before = peak.num_bytes
         del_me = touched(200 * MIB)

@@ -88,7 +88,7 @@ def test_the_budget_holds_on_a_machine_that_is_too_slow() -> None:
 
 
 def test_a_slow_machine_times_fewer_calls_and_all_of_them_twice() -> None:
-    """What only one turn tells of is off by a factor of two now and then; a second a reading, and time for some."""
+    """What only one turn measures is off by a factor of two now and then; a second a reading, and time for some."""
     readings, calls = itertools.count(), small_calls() * 100
     watch = stopwatch_for(CPU, lambda: float(next(readings)))
     timed = _timed(calls, OperandPool("cpu", 2**20), watch, deadline_s=1500.0, pace=None)

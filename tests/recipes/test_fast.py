@@ -158,7 +158,7 @@ def test_a_forecast_counts_what_muon_computes() -> None:
 
 
 def test_a_whole_run_trains_tests_and_comes_back(tmp_path: Path) -> None:
-    """Whitened, mirrored both ways in evaluation: the run's own model gives the accuracy that was told."""
+    """Whitened, mirrored both ways in evaluation: the run's own model gives the accuracy that was reported."""
     inputs, labels = pictures(80, 16)
     labels = (inputs[:, 0, :8].mean((1, 2)) > inputs[:, 0, 8:].mean((1, 2))).long()
     job = mirror_averaged(resolved(job_of(data=(inputs, labels), test=(inputs, labels), metrics=["accuracy"])))

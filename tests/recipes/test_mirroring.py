@@ -37,6 +37,6 @@ def test_a_module_given_is_left_as_it_is() -> None:
 
 
 def test_what_has_no_left_and_right_is_refused() -> None:
-    """Told with the shape."""
+    """Reported with the shape."""
     with pytest.raises(BadJob, match=r"takes images \[B, C, H, W\], got a tensor of shape \[4, 36\]"):
         MirrorAveraged(lopsided()).eval()(torch.zeros(4, 36))

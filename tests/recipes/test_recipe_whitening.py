@@ -75,7 +75,7 @@ def test_the_outline_needs_no_weights() -> None:
     ],
 )
 def test_a_job_it_does_not_fit_is_refused(job, problem: str) -> None:
-    """Told when the model is made: no images, or no layer to fill."""
+    """Reported when the model is made: no images, or no layer to fill."""
     with pytest.raises(BadJob, match=problem):
         build_model(whitened(job()))
 

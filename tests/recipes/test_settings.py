@@ -48,7 +48,7 @@ def test_an_average_longer_than_the_run_is_refused() -> None:
 @pytest.mark.parametrize("decay", [1.0, -0.5])
 def test_a_decay_that_is_none_is_refused_in_words(decay: float) -> None:
     """Also where the run's updates are counted, and 1 would span forever."""
-    with pytest.raises(BadJob, match="lies between 0 and 1"):
+    with pytest.raises(BadJob, match="must be between 0 and 1"):
         recipes.ema(tiny_job(until=stoker.updates(100)), decay)
 
 

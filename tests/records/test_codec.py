@@ -223,7 +223,7 @@ def test_a_digest_does_not_depend_on_the_order_of_keys(value: Any, order: random
 
 @given(JSON_VALUES, JSON_VALUES)
 def test_other_content_has_another_digest(one: Any, other: Any) -> None:
-    """Two values share a digest only if they are written alike, but for the order of keys and 5.0 being 5."""
+    """Two values share a digest only if they are written in the same way, but for the order of keys and 5.0 being 5."""
     texts = [json.dumps(json.loads(json.dumps(value), parse_float=_number), sort_keys=True) for value in (one, other)]
     assert (digest(one) == digest(other)) == (texts[0] == texts[1])
 

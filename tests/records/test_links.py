@@ -38,7 +38,7 @@ def test_a_collective_that_nobody_measured_is_an_error() -> None:
 
 @pytest.mark.parametrize(("arithmetic_s", "wait_s"), [(0, 0), (1e-3, 1e-3), (2e-3, 2e-3), (3e-3, 3e-3), (1, 3e-3)])
 def test_waits_begin_at_none_and_end_at_the_last_one_measured(arithmetic_s: float, wait_s: float) -> None:
-    """Between them along lines; nobody waits where nothing was measured."""
+    """Between them along lines; no rank waits where nothing was measured."""
     known = dataclasses.replace(LINKS, waits=((2e-3, 2e-3), (3e-3, 3e-3)))
     assert known.wait_s(arithmetic_s) == pytest.approx(wait_s)
     assert LINKS.wait_s(arithmetic_s) == 0

@@ -52,7 +52,7 @@ def test_a_plan_in_words() -> None:
 
 
 def test_a_plan_that_saves_memory_says_how() -> None:
-    """Checkpointed blocks, compilation and mapped memory are told where they are used, and only there."""
+    """Checkpointed blocks, compilation and mapped memory are reported where they are used, and only there."""
     saving = dataclasses.replace(PLAN, checkpointed_blocks=6, compile=True, malloc="mapped")
     assert saving.in_words() == f"{PLAN.in_words()} · 6 checkpointed blocks · compiled · mapped memory"
 
@@ -68,7 +68,7 @@ def estimate(low: float, value: float, high: float) -> Estimate:
 @pytest.mark.parametrize("ends", [(2.0, 1.0, 3.0), (0.0, 4.0, 3.0), (float("nan"), 1.0, 2.0), (0.0, float("nan"), 1.0)])
 def test_a_value_lies_within_its_interval(ends: tuple[float, float, float]) -> None:
     """An estimate that contradicts itself is not made."""
-    with pytest.raises(ValueError, match="lies within its interval"):
+    with pytest.raises(ValueError, match="must be within its interval"):
         estimate(*ends)
 
 

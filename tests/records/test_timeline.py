@@ -96,7 +96,7 @@ def test_sweeps_go_forth_and_back():
 
 @pytest.mark.parametrize("blocks", [[0, 1, 2], [1, 2, 3], [0, 2, 1, 3], [0, 1, None, 2, 3], [3], [0, 1, 2, 3, 2, 1]])
 def test_sweeps_go_through_all_blocks(blocks):
-    """A block that is passed over, or stands apart, is one of which nothing follows for the others."""
+    """A block that is passed over, or stands alone, is one of which nothing follows for the others."""
     with pytest.raises(NotPeriodic, match="not all 4 in order"):
         sweeps_of(blocks, 4)
 

@@ -1,4 +1,4 @@
-"""A realistic run, told by its events: an image classifier, whole, killed and resumed, failed, or young."""
+"""A realistic run, as its events: an image classifier, whole, killed and resumed, failed, or young."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def one_cycle(progress: float) -> float:
 
 @dataclasses.dataclass
 class Teller:
-    """Tells events of a run with a clock of its own: `wall_s` over the whole run, `split_s` since the last progress."""
+    """Logs events of a run with a clock of its own: `wall_s` over the whole run, `split_s` since the last progress."""
 
     seed: int = 0
     at: float = START_S
@@ -374,7 +374,7 @@ def report(
     failure: str | None = None,
     has_plan: bool = True,
 ) -> Report:
-    """The report of a run told by `events`."""
+    """The report of a run with these `events`."""
     last = next((e for e in reversed(events) if e.kind in ("progress", "finished")), None)
     fields = last.fields if last else {}
     run = Run(

@@ -137,7 +137,7 @@ def test_names_from_users_are_escaped() -> None:
 
 
 def test_every_bound_has_a_colour_of_its_own() -> None:
-    """The picture tells them apart, by colours that the page has."""
+    """The picture distinguishes them, by colours that the page has."""
     assert set(BOUND_COLOURS) == set(get_args(Bound))
     assert len(set(BOUND_COLOURS.values())) == len(BOUND_COLOURS)
     assert set(BOUND_COLOURS.values()) <= set(COLOURS)
@@ -158,7 +158,7 @@ def test_the_terminal_says_it_when_the_run_ends() -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"bottleneck": None, "profile": None}])
 def test_a_run_without_a_verdict_ends_as_before(fields: dict[str, Any]) -> None:
-    """Nothing is said of what nobody knows."""
+    """Nothing is said of what is unknown."""
     assert closing_lines(finished(**fields)) == []
 
 

@@ -56,7 +56,7 @@ def test_what_is_not_a_measurement_survives_a_resume() -> None:
 
 
 def test_an_evaluation_made_again_at_the_same_place_counts_once() -> None:
-    """A run killed after evaluating at its last checkpoint evaluates there again; splits are kept apart."""
+    """A run killed after evaluating at its last checkpoint evaluates there again; splits stay separate."""
     events = [evaluated(200, metrics={"loss": 1.0}), resumed(200), evaluated(200, metrics={"loss": 1.0}, again=True)]
     live = live_history([*events, evaluated(200, "test")])
     assert [event.fields.get("again") for event in of_kind(live, "evaluated")] == [True, None]

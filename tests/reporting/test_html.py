@@ -68,7 +68,7 @@ def whole() -> str:
 
 
 def test_a_page_shows_what_came_of_the_run() -> None:
-    """Result, effort, best, plan and why, forecast beside measured, contract, machine, what happened."""
+    """Result, effort, best, plan and why, forecast and measured, contract, machine, what happened."""
     text = page(story.report(story.killed_and_resumed())).text
     for expected in (
         story.NAME,
@@ -166,7 +166,7 @@ def test_the_data_are_what_the_live_page_is_sent() -> None:
 
 
 def test_of_a_gpu_the_data_have_its_memory() -> None:
-    """Beside the process's; without a GPU there is no such column, and the page draws the process's."""
+    """As well as the process's; without a GPU there is no such column, and the page draws the process's."""
     found = documents(render_html(story.report(story.on_gpu(story.whole_run()))))
     progress = found["series"]["samples"]["progress"]
     assert progress["allocated_bytes"][-1] == pytest.approx(progress["resident_bytes"][-1] / 8, rel=1e-3)

@@ -100,7 +100,7 @@ def test_without_a_common_clock_the_one_that_was_blocked_least_came_last() -> No
 
 
 def test_nobody_is_blamed_where_all_are_alike() -> None:
-    """Equal processes wait for nobody; a slowest that changes is told as such."""
+    """Equal processes do not wait; a slowest that changes is reported as such."""
     alike = merged([noted(rank, [0.05] * 50, [0.05] * 50) for rank in (0, 1)])
     assert alike is not None
     assert alike.sentence().startswith("No process holds the others up: they wait 0 % of the time.")

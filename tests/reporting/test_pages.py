@@ -141,6 +141,6 @@ def test_every_light_colour_has_one_dark_one() -> None:
 
 
 def test_every_phase_has_a_colour_of_its_own() -> None:
-    """The time bar tells its phases apart."""
+    """The time bar distinguishes its phases."""
     assert set(PHASE_COLOURS) == set(PHASES)
     assert len(set(PHASE_COLOURS.values())) == len(PHASES)

@@ -66,7 +66,7 @@ def test_of_a_gpu_the_panel_has_its_own_memory() -> None:
 
 
 def test_a_rate_of_several_processes_is_told_as_such() -> None:
-    """How many train together stands beside the rate, also after one was lost; one alone says nothing of it."""
+    """How many train together is shown with the rate, also after one was lost; one alone says nothing of it."""
     assert "together" not in drawn(frame(halfway(), halfway().at))
     plan = dataclasses.replace(story.PLAN, layout=Layout(replicas=4))
     now = halfway().after(Event(kind="planned", at=1.0, fields={"plan": to_json(plan)}))
@@ -154,7 +154,7 @@ def test_closing_lines_tell_result_and_report() -> None:
 
 
 def test_without_held_out_data_the_result_is_the_loss_of_training() -> None:
-    """In the panel's last lines and in the last plain line alike."""
+    """In the panel's last lines and in the last plain line."""
     event = Event(kind="finished", at=0.0, fields={"samples": 324_000, "metrics": {}, "loss": 0.125})
     assert "✓ training loss" in drawn(closing(halfway().after(event)))
     assert describe_event(event).endswith(": training loss 0.125")

@@ -105,7 +105,7 @@ def test_the_strip_has_a_row_for_each_plan_and_the_settled_one_first() -> None:
 
 
 def test_rates_are_those_of_the_settled_plan() -> None:
-    """Progress that tells of an update before the settling does not count; the rest of the run does."""
+    """Progress of an update before the settling does not count; the rest of the run does."""
     report = settled_run()
     slow = tuple(
         dataclasses.replace(event, fields={**event.fields, "samples_per_s": 1.0})
@@ -122,7 +122,7 @@ def test_rates_are_those_of_the_settled_plan() -> None:
 
 
 def test_a_settled_run_says_so_in_text_and_page() -> None:
-    """The forecast is told as the one of the settling."""
+    """The forecast is reported as the one of the settling."""
     report = settled_run()
     assert "settled after 15,360 samples: twice as fast" in summary_lines(report)
     assert not any(line.startswith("plan from") for line in summary_lines(report))
@@ -136,12 +136,12 @@ def test_a_settled_run_says_so_in_text_and_page() -> None:
 
 
 def test_a_run_that_has_not_settled_has_no_forecast() -> None:
-    """A guess is not held beside what was measured; samples that were not compared are told as such."""
+    """A guess is not compared with what was measured; samples that were not compared are reported as such."""
     coupling = Coupling(kind="whole_group", group=512, causes=("assumption",), evidence=NOT_COMPARED)
     report = dataclasses.replace(unsettled_run(), coupling=coupling)
     assert "forecast: none without a settled plan" in summary_lines(report)
     page = render_html(report)
-    assert "Forecast beside measured" not in page
+    assert "Forecast and measured" not in page
     assert "not compared: each update took its 512 samples at once" in page
     assert describe_event(BEGUN).startswith("begins at once under fp32")
     assert plan_notes(BEGUN) == ["other plans are tried"]

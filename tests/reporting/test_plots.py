@@ -62,7 +62,7 @@ def test_results_by_class_are_bars_and_not_lines() -> None:
 
 
 def test_classes_go_by_their_names_where_they_have_any() -> None:
-    """As in the confusion beside it; names that are too few, or not one for each, are left aside."""
+    """As in the confusion matrix; names that are too few, or not one for each, are left aside."""
     for classes, shown in ((("cat", "<dog>"), ["cat", "<dog>"]), (("cat",), ["0", "1"]), (("cat", "cat"), ["0", "1"])):
         page = render_html(told({}), [ExampleSet(split="valid", num_samples=2, classes=classes)])
         assert f"for class {html.escape(shown[1])}</p>" in page

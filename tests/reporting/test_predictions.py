@@ -42,7 +42,7 @@ def test_samples_are_shown_with_what_was_wanted_and_what_came_out() -> None:
 
 
 def test_a_class_whose_name_begins_like_another_is_not_taken_for_it() -> None:
-    """`cat (wild)` is no `cat`, though what is said of a cat begins alike."""
+    """`cat (wild)` is no `cat`, though its text begins with the same word."""
     other = dataclasses.replace(WRONG, output="cat (wild) (91 %)")
     assert 'class="bad">cat (wild)' in predictions([dataclasses.replace(SHOWN, worst=(other,))])
     same = dataclasses.replace(other, target="cat (wild)")
@@ -81,7 +81,7 @@ def test_a_matrix_without_confusion_and_without_names_says_so() -> None:
 
 
 def test_a_page_holds_samples_and_confusion_and_stays_well_formed() -> None:
-    """Beside everything else, and in its own sections."""
+    """With everything else, and in its own sections."""
     html = render_html(story.report(story.whole_run()), [SHOWN])
     page = Page(html)
     assert page.open == []
@@ -91,7 +91,7 @@ def test_a_page_holds_samples_and_confusion_and_stays_well_formed() -> None:
 
 
 def test_an_output_that_is_a_picture_is_shown_as_one() -> None:
-    """Beside the sample, and the target where it is another one."""
+    """With the sample, and the target where it is another one."""
     png = WRONG.picture
     both = dataclasses.replace(WRONG, target="", output="", output_picture=png, target_picture=png)
     found = Page(predictions([dataclasses.replace(SHOWN, worst=(both,), first=())]))

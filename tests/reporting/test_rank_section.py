@@ -43,7 +43,7 @@ def test_the_section_names_the_slowest_and_shows_each_rank() -> None:
 
 
 def test_a_run_of_one_process_has_no_such_section() -> None:
-    """Nothing is said where nobody waits for anybody."""
+    """Nothing is said where no process waits."""
     assert "waiting for the slowest" not in page(story.report(story.whole_run())).text
     assert rank_lines(story.report(story.whole_run())) == []
     assert shown_stretch(with_ranks([noted(0, [0.1], [0.1], size=1)])) is None
@@ -79,7 +79,7 @@ def test_efficiency_is_against_the_forecast_for_one_process() -> None:
     ],
 )
 def test_what_a_layout_hides_is_told(layout: Layout, device: str, words: str) -> None:
-    """Nobody takes a pipeline's bubble for slow links, or hidden waits for compute."""
+    """A pipeline's bubble is not taken for slow links, or hidden waits for compute."""
     report = with_ranks(pair())
     assert report.decision is not None
     chosen, *others = report.decision.candidates
@@ -90,7 +90,7 @@ def test_what_a_layout_hides_is_told(layout: Layout, device: str, words: str) ->
 
 
 def test_doubt_about_clocks_is_told() -> None:
-    """Lanes of other hosts may be shifted; the reader is told by how much."""
+    """Lanes of other hosts may be shifted; the page says by how much."""
     one, other = pair()
     found = page(with_ranks([one, dataclasses.replace(other, uncertainty_s=0.0021)]))
     assert "agree to 2.1 ms" in found.text

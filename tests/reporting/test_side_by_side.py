@@ -20,7 +20,7 @@ SPEC = JobSpec(
 
 
 def a_report(name: str, losses: list[float]) -> Report:
-    """A run that was asked for its loss every 100 samples, two seconds apart."""
+    """A run that was asked for its loss every 100 samples, that is every two seconds."""
     events: list[Event] = []
     for at, loss in enumerate(losses, start=1):
         progress = {"samples": 100 * at, "loss": loss, "wall_s": 2.0 * at}

@@ -27,7 +27,7 @@ def test_a_finished_run_is_known_in_full() -> None:
 
 
 def test_time_is_summed_over_stretches() -> None:
-    """Each progress tells of the time since the last one; the display shows the whole."""
+    """Each progress event has the time since the last one; the display shows the whole."""
     events = [e for e in story.whole_run() if e.kind == "progress"]
     assert fold(events).split_s["update"] == pytest.approx(sum(e.fields["split_s"]["update"] for e in events))
 
@@ -85,7 +85,7 @@ def test_a_stop_without_a_position_keeps_the_last_one() -> None:
 
 
 def test_a_run_elsewhere_waits_in_words_until_it_trains() -> None:
-    """Its phase is told by notes; other notes, and those of a run that trains, change nothing."""
+    """Its phase follows from notes; other notes, and those of a run that trains, change nothing."""
 
     def note(phase: str) -> Event:
         return Event(kind="noted", at=5.0, fields={"message": f"{phase} at slurm:gpu", "phase": phase})

@@ -103,7 +103,7 @@ def test_the_page_has_it_all_and_loads_nothing() -> None:
 
 
 def test_what_was_expected_of_trials_at_once_is_not_held_against_their_sum() -> None:
-    """A forecast of four at once says so beside the time of all trials."""
+    """A forecast of four at once says so with the time of all trials."""
     page = render_study(dataclasses.replace(RESULT, forecast=dataclasses.replace(FORECAST, parallel=4)))
     assert "every trial to its end, 4 at once" in page
     assert "training time of all trials so far, added up" in page

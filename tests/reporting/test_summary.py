@@ -1,4 +1,4 @@
-"""Where the time went, the forecast beside what was measured, and the lines for the terminal."""
+"""Where the time went, the forecast and what was measured, and the lines for the terminal."""
 
 import dataclasses
 
@@ -35,7 +35,7 @@ def test_shares_of_the_time_add_up(whole: Report) -> None:
 
 
 def test_stretches_are_summed_and_the_last_evaluation_is_not_lost() -> None:
-    """Each progress tells of the time since the one before; an evaluation after the last progress counts too."""
+    """Each progress event has the time since the one before; an evaluation after the last progress counts too."""
     stretch = {"update": 2.0, "data": 0.5, "evaluation": 1.0, "checkpoint": 0.0}
     report = told(
         *(Event(kind="progress", at=0.0, fields={"samples": n, "split_s": stretch, "wall_s": n}) for n in (5, 10)),
@@ -69,7 +69,7 @@ def test_a_plan_that_gave_way_to_another_is_told_with_it() -> None:
 
 
 def test_time_under_the_profiler_is_no_training_time() -> None:
-    """A rate that is told beside it leaves it out, and so does the rate of the run."""
+    """A rate that is shown with it leaves it out, and so does the rate of the run."""
     stretches = ((500, 100.0, {"update": 5.0, "profiling": 45.0}), (1500, 200.0, {"update": 5.0}))
     report = told(
         *(
@@ -81,7 +81,7 @@ def test_time_under_the_profiler_is_no_training_time() -> None:
 
 
 def test_a_killed_run_says_how_far_it_came() -> None:
-    """Its record, which nobody could write to, says 0."""
+    """Its record, which could not be written, says 0."""
     report = story.report(story.young_run(), status="unfinished")
     killed = dataclasses.replace(report, run=dataclasses.replace(report.run, samples=0, updates=0, wall_s=0.0))
     assert summary_lines(killed)[1].startswith("trained on 1,536 of 324,000 samples in 1.8 s")
@@ -126,7 +126,7 @@ def test_the_memory_of_a_gpu_run_that_did_not_finish_is_the_devices(whole: Repor
 
 
 def test_a_value_outside_its_interval_says_so(whole: Report) -> None:
-    """A forecast of half the time is missed, and by how much is told."""
+    """A forecast of half the time is missed, and by how much is reported."""
     decision = story.decision()
     fast = dataclasses.replace(decision.chosen, forecast=story.forecast(scale=0.5))
     report = dataclasses.replace(whole, decision=dataclasses.replace(decision, candidates=(fast,)))

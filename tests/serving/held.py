@@ -14,7 +14,7 @@ BODY_BYTES, BUDGET_BYTES = 4 * MIB, 16 * MIB
 
 
 def authorize(headers: object) -> str:
-    """Nobody has a key that is known, where one is sent."""
+    """No key is known, where one is sent."""
     if isinstance(headers, dict) and "x-api-key" in headers:
         raise Unauthorized("the API key is not known to this server")
     return ""

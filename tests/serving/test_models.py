@@ -21,7 +21,7 @@ from stoker.testing.tiny_models import tiny_artifact, tiny_inputs
 
 
 class Answering:
-    """Stands in for the batcher of a version: takes a time, then answers, or raises what it is told to."""
+    """Stands in for the batcher of a version: takes a time, then answers, or raises what the test sets."""
 
     is_broken = False
     problem = ""
@@ -150,7 +150,7 @@ def test_deadlines_that_were_missed_are_counted(tell) -> None:
 
 
 def test_names_that_are_unknown_make_no_series(tell) -> None:
-    """Whoever asks for a thousand models that are not there adds one series, not a thousand."""
+    """Requests for a thousand models that are not there add one series, not a thousand."""
 
     async def story(models: RepositoryService, _batcher: Answering, metrics: Metrics) -> None:
         for number in range(20):

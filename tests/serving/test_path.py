@@ -19,7 +19,7 @@ _ROOT = Path(stoker.__file__).parent
 
 
 class Calls:
-    """The code objects that are called in threads started meanwhile, while `is_on`."""
+    """The code objects that are called in threads started while `is_on`."""
 
     def __init__(self) -> None:
         self.is_on = False

@@ -1,4 +1,4 @@
-"""The whole server: starting, settings, TLS, what it tells of itself, and shutting down."""
+"""The whole server: starting, settings, TLS, what it reports of itself, and shutting down."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _certificate(folder: Path) -> tuple[Path, Path]:
 
 
 def test_tls_on_both_ports(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
-    """HTTP and gRPC answer over TLS to whoever trusts the certificate, and to nobody without."""
+    """HTTP and gRPC answer over TLS to clients that trust the certificate, and to no others."""
     cert, key = certificate
     tiny_artifact(tmp_path, name="digits")
     with running(tmp_path, tls_certificate=cert, tls_key=key) as up:
@@ -223,7 +223,7 @@ def test_settings_come_from_the_file_and_the_command_line(tmp_path: Path) -> Non
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """While this event is not set, engines answer nobody; it is set until a test clears it."""
+    """While this event is not set, engines answer no request; it is set until a test clears it."""
     is_open, load = threading.Event(), engines.load
     is_open.set()
 
@@ -264,7 +264,7 @@ def test_what_was_accepted_is_answered_before_the_end(tmp_path: Path, gate: thre
 
 
 def test_a_server_ends_though_an_engine_hangs(tmp_path: Path, gate: threading.Event) -> None:
-    """Once the grace is over: the request is refused as unavailable and counted, and nobody waits for the engine."""
+    """Once the grace is over: the request is refused as unavailable and counted, and none waits for the engine."""
     tiny_artifact(tmp_path, name="digits")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         with running(tmp_path, grace_s=0.0) as up:

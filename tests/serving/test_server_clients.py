@@ -59,7 +59,7 @@ def test_clients_in_a_loop(subject: Subject, scenario: Callable[[Subject], Any])
 
 
 def test_requests_need_a_key(subject: Subject) -> None:
-    """Without a key, or with another, nobody gets an answer; health needs none."""
+    """Without a key, or with another, there is no answer; health needs none."""
     url = f"http://{subject.http}/v2/models/digits"
     for headers in ({}, {"X_API_Key": "another-key-of-letters"}, {"Authorization": "Basic abc"}):
         status, answer = ask(f"{url}/infer", question(), **headers)

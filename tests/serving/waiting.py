@@ -10,7 +10,7 @@ LONGEST_S = 20.0
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Return once it holds, letting the event loop go on meanwhile."""
+    """Return once it holds, letting the event loop go on until then."""
     ends = time.monotonic() + LONGEST_S
     while not holds():
         assert time.monotonic() < ends, "it never came to hold"
@@ -18,7 +18,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def until_on_threads(holds: Callable[[], bool]) -> None:
-    """Return once it holds, letting other threads go on meanwhile."""
+    """Return once it holds, letting other threads go on until then."""
     ends = time.monotonic() + LONGEST_S
     while not holds():
         assert time.monotonic() < ends, "it never came to hold"

@@ -330,7 +330,7 @@ class ComplexNet(nn.Module):
 
 
 class OwnGenerator(nn.Module):
-    """Draws noise from a generator that nobody else seeds."""
+    """Draws noise from a generator of its own."""
 
     def __init__(self) -> None:
         super().__init__()

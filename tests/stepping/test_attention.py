@@ -1,4 +1,4 @@
-"""Attention by products beside the kernel it stands for, and beside exact arithmetic."""
+"""Attention by products against the kernel it replaces, and against exact arithmetic."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ PADDING[0, ..., 7:] = False
 def test_it_is_as_near_to_exact_attention_as_the_fused_kernel(
     shape: dict[str, int], settings: dict[str, Any], used: list[int]
 ) -> None:
-    """The output and all three gradients, beside float64 on the same operands."""
+    """The output and all three gradients, against float64 on the same operands."""
     inputs = operands(**shape)
     exact = attended(tuple(one.detach().double().requires_grad_() for one in inputs), **settings)  # type: ignore[arg-type]
     fused = attended(inputs, **settings)
@@ -78,7 +78,7 @@ def test_it_is_as_near_to_exact_attention_as_the_fused_kernel(
 
 
 def test_dropout_falls_on_the_weights_in_both_directions(used: list[int]) -> None:
-    """Beside float64 with the same draws: what is dropped mixes nothing and gets no gradient."""
+    """Against float64 with the same draws: what is dropped mixes nothing and gets no gradient."""
     inputs = operands()
     torch.manual_seed(3)
     with dropout.fewer_draws(), attention_by_products():
@@ -160,7 +160,7 @@ def test_pytorch_is_as_before_after_the_block_even_if_it_fails() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"is_causal": True}, {"attn_mask": PADDING}], ids=["all", "causal", "padded"])
 def test_gradients_can_be_differentiated(settings: dict[str, Any]) -> None:
-    """A penalty on a gradient, for which PyTorch's fused kernel has no derivative, beside ordinary operations."""
+    """A penalty on a gradient, for which PyTorch's fused kernel has no derivative, against ordinary operations."""
 
     def penalty_gradients(inputs: Operands) -> tuple[torch.Tensor, ...]:
         query, key, value = inputs

@@ -51,7 +51,7 @@ def test_the_layers_of_a_transformer() -> None:
 
 
 def test_layers_rather_than_the_experts_in_them() -> None:
-    """There are more experts than layers; each lies within a layer, and would be repeated with it."""
+    """There are more experts than layers; each is within a layer, and would be repeated with it."""
     model = nn.Sequential(nn.Embedding(3, 4), nn.ModuleList(Layer(experts=8) for _ in range(2)))
     assert names_of(model) == ["1.0", "1.1"]
     assert names_of(Layer(experts=8)) == [f"experts.{index}" for index in range(8)]

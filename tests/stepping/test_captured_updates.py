@@ -105,7 +105,7 @@ class _Run:
         )
 
     def numbers(self) -> list:
-        """Losses, rates and measures of all events; those of checkpoints, which are written meanwhile, come last."""
+        """Losses, rates and measures of all events; those of checkpoints, written in the background, come last."""
         return [
             [event.kind, *(event.fields.get(key) for key in ("samples", "loss", "lr", "metrics", "best", "indices"))]
             for event in sorted(self.events, key=lambda event: event.kind == "checkpointed")

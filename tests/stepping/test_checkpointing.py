@@ -444,7 +444,7 @@ class Caching(Block):
 
 
 def test_blocks_with_hidden_state_are_found() -> None:
-    """A cache that grows with every pass gives tensors of other shapes: that is told, with what to do."""
+    """A cache that grows with every pass gives tensors of other shapes: that is reported, with what to do."""
     with pytest.raises(DoesNotFit, match="something else in its second forward pass") as caught:
         trained(make_job(lambda: deep(Caching)), 16, checkpointed_blocks=3, updates=1)
     assert "checkpointed_blocks 0" in str(caught.value.remedy)

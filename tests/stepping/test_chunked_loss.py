@@ -184,7 +184,7 @@ class _Scaled(nn.Module):
     [("new", "is changed before"), ("in place", "is changed before"), ("twice", "called 2 times"), ("view", "invalid")],
 )
 def test_logits_that_are_changed_are_refused(how: str, words: str) -> None:
-    """What is between the layer and the loss would be left out: seen at the first pass, and told."""
+    """What is between the layer and the loss would be left out: seen at the first pass, and reported."""
     job = _job(model=lambda: _Scaled(how))
     step = Step(job, plan_of(BATCH, loss_chunks=2), SEPARABLE)
     with pytest.raises(BadJob, match=words) as told:

@@ -151,7 +151,7 @@ class InPlace(nn.Module):
 
 
 def test_what_is_compiled_by_itself_is_most_of_the_model() -> None:
-    """Blocks of many kinds, few blocks, or blocks beside a larger rest: then the model is one region."""
+    """Blocks of many kinds, few blocks, or blocks and a larger rest: then the model is one region."""
     alike = stack([Block() for _ in range(4)])
     assert compiled_regions(alike) == list(alike[1])
     for other in (
@@ -180,7 +180,7 @@ def test_a_model_that_cannot_be_captured_runs_as_it_is_and_says_which_line(check
 @pytest.mark.usefixtures("traced_only")
 @pytest.mark.parametrize("most", [3, 64])
 def test_inputs_of_too_many_shapes_run_as_they_are(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """The limit is Stoker's own at every call, not PyTorch's 8; beyond it nothing fails, and the reason is told."""
+    """The limit is Stoker's own at every call, not PyTorch's 8; beyond it nothing fails, and the reason is reported."""
     from torch._dynamo.utils import counters
 
     monkeypatch.setattr(torch_compile, "MOST_SHAPES", most)

@@ -54,7 +54,7 @@ def probed(job: Job) -> Coupling:
 
 
 def weighted_by_class(weights: list[float]) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """A mean over samples by the weights of their classes, of nobody's making."""
+    """A mean over samples by the weights of their classes, of unknown origin."""
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         weight = torch.tensor(weights, dtype=output.dtype)
@@ -270,7 +270,7 @@ def test_a_mean_by_class_weight_is_told_from_a_batch_loss() -> None:
 @pytest.mark.parametrize("order", ["input first", "target first", "by item"])
 @pytest.mark.parametrize("rare", [0.01, 0.003])
 def test_a_mean_by_class_weight_is_found_however_rare_the_class(batch: int, order: str, rare: float) -> None:
-    """Two classes, of which one is rare, in a loss that nobody recognises: no composition of halves hides it."""
+    """Two classes, of which one is rare, in a loss that is not recognised: no composition of halves hides it."""
     inputs, _ = vectors(1000)
     targets = (torch.arange(1000) % round(1 / rare) == 7).long()
     loss = weighted_by_class([1.0, 50.0, 1.0, 1.0])
@@ -428,7 +428,7 @@ def test_every_cause_is_named() -> None:
 def test_groups_that_one_micro_batch_cannot_hold_apart_go_alone(
     model: object, data: object, loss: str, why: str
 ) -> None:
-    """Batch norm whose groups cannot be told apart, or whose statistics need their order, takes one at a time."""
+    """Batch norm whose groups cannot be distinguished, or whose statistics need their order, takes one at a time."""
     coupling = probed(make_job(model, data=data, loss=loss, coupling_group=4))  # type: ignore[arg-type]
     assert (coupling.kind, coupling.group) == ("whole_group", 4)
     assert why in coupling.evidence
@@ -461,7 +461,7 @@ def test_batch_norm_with_a_loss_that_does_not_add_up_goes_whole() -> None:
 
 
 def test_model_that_does_not_repeat_itself_is_coupled() -> None:
-    """Of a model whose loss changes from call to call nothing can be told."""
+    """Of a model whose loss changes from call to call nothing can be reported."""
     coupling = probed(make_job(models.Moody))
     assert coupling.kind == "whole_group"
     assert "generators of its own" in coupling.causes[0]
@@ -633,7 +633,7 @@ def test_what_the_model_raises_is_passed_on(check: Callable[[Job, Samples], obje
 
 @BEFORE_THE_FIRST_UPDATE
 def test_sample_that_cannot_be_fetched_is_the_jobs_fault(check: Callable[[Job, Samples], object]) -> None:
-    """Data that raise are told as such."""
+    """Data that raise are reported as such."""
 
     class Broken(torch.utils.data.Dataset[object]):
         def __len__(self) -> int:
@@ -679,7 +679,7 @@ def test_probabilities_for_scores_are_noticed_before_the_first_update() -> None:
 
 @pytest.mark.parametrize("group", [None, 4])
 def test_a_group_goes_whole_until_samples_are_compared(group: int | None) -> None:
-    """One micro-batch is legal, and it is so under the coupling that is found later; a declared one is told."""
+    """One micro-batch is legal, and it is so under the coupling that is found later; a declared one is reported."""
     for make in (mlp, lambda: mlp(norm=nn.BatchNorm1d), models.BatchAttention):
         job = make_job(make, coupling_group=group)
         assumed = unprobed(job)
@@ -705,7 +705,7 @@ def test_the_probe_finds_the_same_again() -> None:
 
 
 def by_types(job: Job) -> Coupling:
-    """What is told of a model that is too large to be run."""
+    """What is known of a model that is too large to be run."""
     return coupling_by_types(job, meta_model(job), "its weights take 4 TiB")
 
 

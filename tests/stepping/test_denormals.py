@@ -71,7 +71,7 @@ def test_before_the_hundred_and_twenty_eighth_update_nothing_is_swept() -> None:
 
 
 def test_a_users_own_optimiser_keeps_what_it_has() -> None:
-    """What it means by its state nobody here knows."""
+    """What it means by its state is unknown here."""
     made = _a_step(lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, betas=(0.99, 0.99)), FLUSH_EVERY - 2)
     _without_gradient(made)
     train(made.job, made, 1, begin=FLUSH_EVERY - 1, of=2 * FLUSH_EVERY)

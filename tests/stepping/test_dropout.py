@@ -1,4 +1,4 @@
-"""Dropout with two draws from each number of the generator: the law of PyTorch's own, alike under every plan."""
+"""Dropout with two draws from each number of the generator: PyTorch's distribution, the same under every plan."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_attention_drops_the_same_weights_in_every_precision(settings: dict[str,
 
 
 def test_gradients_pass_where_the_value_did() -> None:
-    """And are scaled alike."""
+    """And are scaled in the same way."""
     inputs = torch.ones(1000, requires_grad=True)
     with fewer_draws():
         output = functional.dropout(inputs, 0.25)

@@ -71,7 +71,7 @@ def test_each_layer_is_trained_from_its_update_on_and_stays_bit_for_bit_before(o
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
 def test_every_plan_learns_the_same(optimizer: str) -> None:
-    """In float64: other micro-batches, the fused implementation, and captured passes, which are noted anew."""
+    """In float64: other micro-batches, the fused implementation, and captured passes, which are noted again."""
     job = make_job(three_layers, freeze=GRADUAL, optimizer=OPTIMIZERS[optimizer], clip_norm=0.5, average=0.9)
     whole = trained(job, 16)
     assert largest_difference(trained(job, 3), whole) < 1e-12
@@ -230,7 +230,7 @@ def test_patterns_that_leave_nothing_to_do_are_refused(freeze: Any, problem: str
 
 
 def test_epochs_have_to_be_counted_first() -> None:
-    """A step knows updates; whoever prepares the job knows its data."""
+    """A step knows updates; the job's preparation knows its data."""
     with pytest.raises(BadJob, match=r"frozen for 1 epochs, and its updates were not counted"):
         Step(make_job(three_layers, freeze={"0.*": stoker.epochs(1)}), plan_of(16), SEPARABLE)
 

@@ -111,7 +111,7 @@ def test_evaluation_ignores_groups() -> None:
 
 
 def test_rows_that_are_no_multiple_of_samples_are_refused() -> None:
-    """Where the groups' rows cannot be told apart, grouping says so instead of mixing them."""
+    """Where the groups' rows cannot be distinguished, grouping says so instead of mixing them."""
     norm = nn.BatchNorm1d(3)
     groups = GroupedBatchNorm(nn.Sequential(norm), 2)
     groups.micro_batch = 4

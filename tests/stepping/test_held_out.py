@@ -18,7 +18,7 @@ def test_errors_in_words_say_which_set_is_meant(kind: type[StokerError]) -> None
 
 
 def test_other_errors_carry_it_along() -> None:
-    """Whoever turns them into a sentence asks for it; their own words stay."""
+    """Code that turns them into a sentence asks for it; their own text stays."""
     with pytest.raises(ValueError, match="no") as told, evaluating("valid"):
         raise ValueError("no")
     assert str(told.value) == "no"

@@ -103,7 +103,7 @@ def test_two_tensors_of_one_name_are_refused(tmp_path: Path, state: dict[str, to
     """In two files of a folder, such as a model in two precisions; or once a prefix is taken off."""
     for name in ("model", "model.fp16"):
         safetensors.torch.save_file(state, tmp_path / f"{name}.safetensors")
-    with pytest.raises(BadJob, match=r"model\.safetensors and another file beside it both hold body\.0\.bias"):
+    with pytest.raises(BadJob, match=r"model\.safetensors and another file in its folder both contain body\.0\.bias"):
         build_model(make_job(body_and_head, init=tmp_path))
     with pytest.raises(BadJob, match=r"both net\.head\.bias and head\.bias"):
         build_model(make_job(body_and_head, init=Weights({**state, "net.head.bias": torch.zeros(3)}, prefix="net.")))

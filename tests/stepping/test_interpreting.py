@@ -108,7 +108,7 @@ def test_without_the_builder_nothing_is_interpreted(monkeypatch) -> None:
 
 
 def test_an_error_keeps_its_class_and_its_words() -> None:
-    """A label out of range; the setting that is changed meanwhile is put back."""
+    """A label out of range; the setting that is changed for it is put back."""
     graph = make_fx(lambda x, y: (F.cross_entropy(x, y),))(torch.randn(4, 3), torch.zeros(4, dtype=torch.int64))
     repeat = interpreted(graph)
     assert repeat is not None

@@ -61,7 +61,7 @@ def cnn_step(scale: float | None = None) -> Step:
 
 
 def test_an_update_that_overflows_is_made_again_from_the_same_state() -> None:
-    """Weights, statistics and optimiser are those of a run whose scale fitted from the start, bit for bit; all told."""
+    """Weights, statistics and optimiser are those of a run whose scale fitted at once; overflows are reported."""
     overflowing, told = cnn_step(TOO_LARGE), list[tuple[int, float]]()
     overflowing.loss_scale.on_overflow = lambda update, scale: told.append((update, scale))
     losses = train(cnn_job(), overflowing, 6)

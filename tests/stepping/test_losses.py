@@ -86,7 +86,7 @@ def test_metrics_skip_ignored_targets() -> None:
     ],
 )
 def test_every_form_of_a_loss_becomes_a_sum_and_a_count(loss: Any, form: str, total: float | None, count: int) -> None:
-    """Loss, values and scalars are told apart; a scalar stands for the mean over the samples given."""
+    """Loss, values and scalars are distinguished; a scalar stands for the mean over the samples given."""
     objective = TrainingObjective(job_of(loss))
     content = (LOGITS, torch.zeros(3, 3))
     found = objective.loss(same, content, 3)
@@ -172,7 +172,7 @@ def test_what_is_no_loss_is_refused(loss: Any, problem: str) -> None:
 
 @pytest.mark.parametrize(("total", "found"), [(LOGITS.sum(1), r"\[3\]"), (1.0, "float")], ids=["by sample", "a number"])
 def test_sum_that_is_no_scalar_is_refused(total: Any, found: str) -> None:
-    """A sum per sample, or a plain number, is told by the probe and by evaluation, which come before training."""
+    """A sum per sample, or a plain number, is reported by the probe and by evaluation, which come before training."""
     problem = f"with a sum of {found}, wanted a scalar tensor"
     with pytest.raises(BadJob, match=problem):
         of(LABELS, loss=lambda output, target: Loss(total, 3))

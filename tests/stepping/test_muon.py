@@ -29,7 +29,7 @@ RESTS: dict[str, Optimizer] = {
 
 
 def muon(rest: str = "AdamW", **changed: Any) -> Muon:
-    """Muon beside one of RESTS."""
+    """Muon with one of RESTS."""
     return Muon(**{"lr": 0.02, "rest": RESTS[rest], **changed})
 
 
@@ -221,7 +221,7 @@ def test_memory_format_changes_nothing() -> None:
 
 
 def test_products_are_in_bf16_only_under_a_plan_in_bf16() -> None:
-    """The plan's precision decides; weights and momenta stay in fp32, and the two plans move alike."""
+    """The plan's precision decides; weights and momenta stay in fp32, and the two plans move in the same way."""
     job = make_job(cnn, data=images(), batch=16, optimizer=muon("SGD"))
     moved = {}
     for precision in ("fp32", "bf16"):

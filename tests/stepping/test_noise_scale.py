@@ -65,7 +65,7 @@ def test_the_spread_is_as_stated() -> None:
 
 @pytest.mark.slow
 def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
-    """The closed form lies in the 80 % interval in 72 to 88 of 100 measurements."""
+    """The closed form is in the 80 % interval in 72 to 88 of 100 measurements."""
     signal, noise = 1.5, 1.0
     found = [measured(signal, noise, seed=seed)[0].scale for seed in range(100)]
     truth = DIM * noise**2 / signal**2

@@ -110,7 +110,7 @@ def test_an_implementation_that_there_is_not_is_refused() -> None:
 
 
 class Spectral(nn.Module):
-    """Has complex weights beside real ones."""
+    """Has complex and real weights."""
 
     def __init__(self) -> None:
         super().__init__()

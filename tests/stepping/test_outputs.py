@@ -1,4 +1,4 @@
-"""What models of other libraries return, told by its form alone: none of them is needed."""
+"""What models of other libraries return, recognised by its form alone: none of them is needed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Output(OrderedDict[str, Any]):
 
 
 def model_of(kind: str | None, **config: Any) -> Any:
-    """What tells of a Hugging Face model which loss it has."""
+    """What identifies the loss of a Hugging Face model."""
     return SimpleNamespace(config=SimpleNamespace(**config), loss_type=kind, loss_function=None)
 
 

@@ -1,4 +1,4 @@
-"""A job's own step: run whole, under the plan's precision, with keyed draws; what it forgets is told."""
+"""A job's own step: run whole, under the plan's precision, with keyed draws; what it forgets is reported."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_a_state_of_other_optimisers_is_refused() -> None:
     ids=["another model's", "none", "a word"],
 )
 def test_optimisers_that_are_none_are_refused(optimizer: Any, words: str) -> None:
-    """What no checkpoint would hold is told when the step is made."""
+    """What no checkpoint would hold is reported when the step is made."""
     with pytest.raises(BadJob, match=words):
         _step(_job(optimizer=optimizer))
 

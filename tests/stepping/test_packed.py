@@ -18,7 +18,7 @@ SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="attentio
 
 
 class Sentences(torch.utils.data.Dataset):
-    """23 sentences of 1 to 9 tokens, each to be told the next one."""
+    """23 sentences of 1 to 9 tokens, each labelled with the next one."""
 
     def __len__(self) -> int:
         return 23

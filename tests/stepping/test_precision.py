@@ -64,7 +64,7 @@ def test_fp32_is_fp32(user_flags: tuple[str, str, str], precision: str) -> None:
 
 @every_users
 def test_tf32_is_tf32(user_flags: tuple[str, str, str]) -> None:
-    """Products, convolutions and recurrent layers alike, in the flags that the compiler reads as well."""
+    """Products, convolutions and recurrent layers, in the flags that the compiler reads as well."""
     with products_in("tf32", GPU):
         assert flags() == ("tf32", "tf32", "tf32")
         assert torch.get_float32_matmul_precision() == "high"
@@ -96,7 +96,7 @@ def test_a_cpu_has_no_tf32() -> None:
 
 
 def test_an_old_gpu_has_no_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be run in fp32 as well; its compute capability tells."""
+    """It would be run in fp32 as well; its compute capability decides."""
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7, 5))
     with pytest.raises(BadJob, match=r"cuda:0 has compute capability 7\.5; tf32 came with 8\.0"):
         Step(make_job(mlp), Plan(device="cuda:0", micro_batch=16, precision="tf32"), SEPARABLE)

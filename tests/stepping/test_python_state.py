@@ -1,4 +1,4 @@
-"""Plain values that models and losses keep in Python: told from what cannot be kept, saved and put back."""
+"""Plain values that models and losses keep in Python: distinguished from what cannot be kept, saved and put back."""
 
 from __future__ import annotations
 

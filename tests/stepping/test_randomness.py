@@ -85,7 +85,7 @@ def test_gradients_flow_through_silenced_draws() -> None:
 
 
 def test_attention_without_dropout_draws_nothing() -> None:
-    """Operations that could draw, but are told to drop nothing, are not reported."""
+    """Operations that could draw, but are set to drop nothing, are not reported."""
     with RandomDraws() as draws:
         F.scaled_dot_product_attention(X[None], X[None], X[None], is_causal=True)
     assert draws.drawn == set()
@@ -102,7 +102,7 @@ def test_dropout_share_of_a_fused_operation_is_silenced() -> None:
 
 
 def test_coarsest_rounding_is_noted() -> None:
-    """One fp32 result among float64 ones tells that a computation is no finer than fp32."""
+    """One fp32 result among float64 ones shows that a computation is no finer than fp32."""
     x = X.double()
     with RandomDraws() as draws:
         x @ x.T

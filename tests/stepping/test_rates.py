@@ -25,7 +25,7 @@ def test_what_climbs_the_loss_is_refused_with_its_place(factor: float) -> None:
 
 
 def test_it_is_found_at_the_update_that_would_use_it() -> None:
-    """A schedule that falls below zero is told where it does: the fifth of 15 updates."""
+    """A schedule that falls below zero is reported where it does: the fifth of 15 updates."""
     step = step_of(tiny_job(schedule=lambda progress: 0.25 - progress))
     with pytest.raises(BadJob, match=r"gives -0\.016.* at 26\.67 % of the run"):
         advance(step, 0, 15)

@@ -217,6 +217,6 @@ def test_a_plan_that_would_change_the_job_is_refused() -> None:
 
 
 def test_the_law_can_be_broken() -> None:
-    """What the probe keeps apart does differ: a mean over tokens in micro-batches is another training."""
+    """What the probe separates does differ: a mean over tokens in micro-batches is another training."""
     job = make_job(tokens_model, data=texts(40, masked=0.6), loss=token_mean)
     assert largest_difference(trained(job, 4), trained(job, 16)) > 1e-4

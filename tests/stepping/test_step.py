@@ -260,7 +260,7 @@ def test_micro_batch_without_any_valid_target_is_harmless() -> None:
 
 @pytest.mark.parametrize("schedule", [one_cycle(), lambda progress: 1 - progress], ids=["ours", "a user's"])
 def test_rates_follow_progress(schedule: Callable[[float], float]) -> None:
-    """Every group's rate is its own times the schedule's factor, set anew at each update."""
+    """Every group's rate is its own times the schedule's factor, set again at each update."""
     groups = {"*.bias": {"lr": 0.01}}
     job = make_job(mlp, optimizer=SGD(lr=0.1, groups=groups), schedule=schedule)
     step = Step(job, plan_of(16), SEPARABLE)

@@ -102,7 +102,7 @@ def test_a_loss_of_pairs_says_so() -> None:
 def test_values_within_samples_are_no_pairs(
     output: tuple[int, ...], target: tuple[int, ...], value: tuple[int, ...]
 ) -> None:
-    """Only what sets a sample beside another's target is refused."""
+    """Only what pairs a sample with another's target is refused."""
     require_by_sample("loss", torch.zeros(value), torch.zeros(output), torch.zeros(target))
 
 

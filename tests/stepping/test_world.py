@@ -1,4 +1,4 @@
-"""Meeting anew: what PyTorch keeps of one meeting must not reach into the next."""
+"""A second rendezvous: what PyTorch keeps of one meeting must not reach into the next."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def places(world: World, folder: Path) -> list[tuple[Any, ...]]:
 
 
 def test_a_process_of_another_rank_than_before_holds_other_parts(tmp_path: Path) -> None:
-    """Else checkpoints would have swapped parts, and nobody would be told: meshes of both meetings are equal."""
+    """Else checkpoints would have swapped parts, unnoticed: meshes of both meetings are equal."""
     for meetings in on_ranks(TWO, places, tmp_path):
         for rank, weight, state in meetings:
             assert weight == state == (rank,)

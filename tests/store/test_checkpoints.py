@@ -118,7 +118,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_told(tmp_path: Path, kind: str)
 
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_if_all_are_damaged_training_does_not_silently_start_anew(tmp_path: Path, kind: str) -> None:
-    """Every one is told with its reason, and nothing is removed."""
+    """Every one is reported with its reason, and nothing is removed."""
     store = CheckpointStore(tmp_path)
     for path in [save(store, 100), save(store, 200)]:
         DAMAGES[kind][0](path)
@@ -138,7 +138,7 @@ def test_a_manifest_of_another_version_is_told_with_both_versions(tmp_path: Path
 
 
 def test_one_that_another_process_found_is_read_by_name(tmp_path: Path) -> None:
-    """Files that are not there for this process are told as what they are."""
+    """Files that are not there for this process are reported as what they are."""
     store = CheckpointStore(tmp_path)
     written = save(store, 100)
     path, manifest = store.named(name(100))
@@ -223,7 +223,7 @@ def test_a_damaged_one_does_not_take_the_place_of_a_kept_one(tmp_path: Path) -> 
 
 
 def test_the_best_is_never_replaced_by_another(tmp_path: Path) -> None:
-    """If it, or its mark, is damaged, that is told; and then nothing is removed that might be it."""
+    """If it, or its mark, is damaged, that is reported; and then nothing is removed that might be it."""
     store = CheckpointStore(tmp_path, keep_last=1)
     store.mark_best(save(store, 100).name)
     save(store, 200)

@@ -59,7 +59,7 @@ def test_other_errors_pass_unchanged(tmp_path: Path) -> None:
 
 
 def test_a_path_that_does_not_exist_yet_has_the_room_of_its_parent(tmp_path: Path) -> None:
-    """Free bytes are told even if not one directory of the path was made."""
+    """Free bytes are reported even if not one directory of the path was made."""
     with pytest.raises(RunFailed, match=r"free: \d"), disk_errors(tmp_path / "a" / "b" / "c", "it"):
         raise OSError(errno.ENOSPC, "x")
 

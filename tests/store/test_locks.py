@@ -224,7 +224,7 @@ def test_a_stale_lock_is_taken_over_by_one_process_only(tmp_path: Path, monkeypa
 
 @pytest.mark.usefixtures("without_flock")
 def test_while_a_stale_lock_is_being_taken_over_others_are_refused(tmp_path: Path) -> None:
-    """By the file that says so; what to delete is named, for whoever died at it."""
+    """By the file that says so; what to delete is named, for a process that died at it."""
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         child.wait()
     (tmp_path / "lock.held").write_text(json.dumps({"pid": child.pid, "host": platform.node(), "since": "noon"}))

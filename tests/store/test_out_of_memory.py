@@ -42,6 +42,6 @@ def test_failures_come_back_by_device_and_job(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
-    """As an error that whoever trains may pass over."""
+    """As an error that training may ignore."""
     with FaultyDisk(tmp_path, room_bytes=0), pytest.raises(RunFailed):
         out_of_memory_log(tmp_path).append(failure())

@@ -36,7 +36,7 @@ def test_a_user_without_a_home_has_a_cache_among_the_temporary_files(monkeypatch
 def test_a_cache_among_the_temporary_files_is_this_users_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Its name is known beforehand: whoever made it first would say what is read from it."""
+    """Its name is known beforehand: its first maker would decide what is read from it."""
 
     def no_home() -> Path:
         raise RuntimeError("no home")

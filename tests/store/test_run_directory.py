@@ -93,7 +93,7 @@ def test_a_run_that_cannot_be_made_leaves_nothing(tmp_path: Path, fault) -> None
 
 
 def test_a_directory_given_empty_is_used_and_kept_when_making_the_run_fails(tmp_path: Path) -> None:
-    """A mounted volume cannot be made anew: it is emptied, not removed."""
+    """A mounted volume cannot be made again: it is emptied, not removed."""
     with FaultyDisk.full(tmp_path, after_bytes=600), pytest.raises(BadRun, match="full"):
         create_with_everything(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["lock"]

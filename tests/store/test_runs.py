@@ -109,7 +109,7 @@ def test_a_run_that_never_came_to_be_makes_way(tmp_path: Path) -> None:
 
 
 def test_somebody_elses_files_and_runs_under_a_default_name_are_left_alone(tmp_path: Path) -> None:
-    """Neither a directory of other things nor a run whose digest begins alike is used."""
+    """Neither a directory of other things nor a run whose digest has the same beginning is used."""
     (tmp_path / DEFAULT).mkdir()
     (tmp_path / DEFAULT / "notes.txt").touch()
     assert told(choose(tmp_path)) == (f"{DEFAULT}-2", False)
@@ -118,7 +118,7 @@ def test_somebody_elses_files_and_runs_under_a_default_name_are_left_alone(tmp_p
 
 
 def test_a_run_that_cannot_be_read_is_told_not_passed_over(tmp_path: Path) -> None:
-    """It might be the one to continue: starting anew silently would lose its work."""
+    """It might be the one to continue: starting over silently would lose its work."""
     run = make_run(tmp_path / DEFAULT)
     (run.path / "run.json").write_text("{")
     with pytest.raises(BadRun, match=r"run\.json cannot be used"):

@@ -91,7 +91,7 @@ def test_the_same_trace_gives_the_same_bytes():
 
 
 def test_another_key_has_another_trace(tmp_path):
-    """Keys are told apart, and what was written last under one counts."""
+    """Keys are distinguished, and what was written last under one counts."""
     cache = trace_cache(tmp_path)
     cache.write(EMPTY, "a")
     cache.write(TRACE, "b")
@@ -130,7 +130,7 @@ def test_damaged_files_are_passed_over(tmp_path):
 
 
 def test_a_cache_that_cannot_be_written_says_so(tmp_path):
-    """A file where the directory should be is told with its path."""
+    """A file where the directory should be is reported with its path."""
     (tmp_path / "traces").write_text("in the way")
     with pytest.raises(RunFailed, match="traces"):
         trace_cache(tmp_path).write(TRACE, "job")

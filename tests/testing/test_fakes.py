@@ -11,7 +11,7 @@ from stoker.testing import FakeClock, FaultyDisk, PowerCut, PowerCutAt, fake_dev
 
 
 def overwrite(path: Path) -> None:
-    """The way nobody should save: the old content is gone before the new one is there."""
+    """The wrong way to save: the old content is gone before the new one is there."""
     descriptor = disk().open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     disk().write(descriptor, memoryview(b"new content"))
     os.close(descriptor)

@@ -102,7 +102,7 @@ def test_a_continued_run_stays_one_run_there(directory: RunDirectory) -> None:
 
 
 def test_a_tracker_that_is_down_costs_the_run_nothing_and_gets_everything_later(directory: RunDirectory) -> None:
-    """It is told of once, what to do is told at the end, and the events are sent when it is back."""
+    """It is reported once, what to do is reported at the end, and the events are sent when it is back."""
     tracker, words = Remembering(), list[str]()
     tracker.is_down = True
     following = BackgroundUploads([RunUpload(directory, "remembering", tracker.open)], words.append, pause_s=0.0)
@@ -161,7 +161,7 @@ def test_a_tracker_that_hangs_does_not_keep_a_run_from_ending(directory: RunDire
 
 
 def test_a_run_that_kept_nothing_and_is_gone_is_noted_as_failed(directory: RunDirectory) -> None:
-    """Its tracker is told so, and let go of; nobody is told of events that could be sent later."""
+    """Its tracker is closed; events that could be sent later are not counted as lost."""
     tracker = Remembering()
     following = BackgroundUploads([RunUpload(directory, "remembering", tracker.open)], pytest.fail, pause_s=0.0)
     following(happened(directory, 1))

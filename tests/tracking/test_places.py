@@ -22,7 +22,7 @@ def test_a_run_that_was_moved_goes_on_in_its_own_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("run", ["r", "conv-1.5"])
 def test_another_run_of_the_same_name_has_a_file_of_its_own(run: str, tmp_path: Path) -> None:
-    """Of two runs called alike, in two folders of runs or after one was deleted, neither goes on in the other's."""
+    """Of two runs of one name, in two folders of runs or after one was deleted, neither goes on in the other's."""
     places = []
     for _ in range(3):
         places.append(output_path(about(tmp_path / "own", run), str(tmp_path), None, name="metrics", ending=".csv"))

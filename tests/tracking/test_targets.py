@@ -25,7 +25,7 @@ POINTS = [
     [("tensorbord", "tensorboard"), ("mlflow=", "no place"), ("", "there is no tracker")],
 )
 def test_a_word_that_names_no_tracker_is_refused(word: str, problem: str) -> None:
-    """The near names are told."""
+    """The near names are reported."""
     with pytest.raises(BadJob) as refused:
         parse_tracker(word)
     assert problem in f"{refused.value.message} {refused.value.remedy}"
@@ -44,7 +44,7 @@ def test_a_table_at_a_url_is_refused() -> None:
 
 
 def test_tensorboard_is_given_a_url_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A path would make one slash of two, and a folder here of what lies far away."""
+    """A path would make one slash of two, and a folder here of what is far away."""
     tensorboardx = pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
     from stoker.tracking import tensorboard_tracker
 

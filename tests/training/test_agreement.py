@@ -26,7 +26,7 @@ from stoker.training.rank_messages import (
 
 @pytest.mark.parametrize("kind", [RunFailed, BadRun, NotFinite])
 def test_an_error_is_the_same_where_it_is_heard(kind: type[RunFailed]) -> None:
-    """In class, words and remedy: recovery tells a number that is not finite from other failures by its class."""
+    """In class, words and remedy: recovery distinguishes a non-finite number from other failures by its class."""
     error = decode_error(encode_error(kind("a", remedy="b")))
     assert (type(error), error.message, error.remedy) == (kind, "a", "b")
 
@@ -66,7 +66,7 @@ def test_what_comes_late_is_waited_for_a_while(tmp_path: Path, monkeypatch: Any)
 
 
 def test_a_directory_is_left_as_it_was(tmp_path: Path) -> None:
-    """Looking whether all see it leaves nothing; one that cannot be written to is told."""
+    """Looking whether all see it leaves nothing; one that cannot be written to is reported."""
     require_visible_to_all_ranks(ALONE, tmp_path)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(RunFailed, match="Cannot write a file that all processes look for"):

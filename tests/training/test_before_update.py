@@ -66,7 +66,7 @@ def test_batch_statistics_are_as_they_were() -> None:
 
 
 def test_a_large_constant_is_not_kept_twice_and_says_so_when_it_moves_after_all() -> None:
-    """After two updates without a change its copy goes; what changes later cannot be put back, and is told."""
+    """After two updates without a change its copy goes; what changes later cannot be put back, and is reported."""
     module = Holder(LARGE)
     buffers = Buffers(module)
     for _ in range(3):

@@ -17,7 +17,7 @@ from stoker.records import to_json
 from stoker.stepping.step import Step
 from stoker.store import CheckpointStore, sha256_file
 from stoker.training.checkpoints import restore
-from stoker.training.named_state import _require_spread_alike, names_of, numbered, pack, tree_of, united, unpack
+from stoker.training.named_state import _require_same_placements, names_of, numbered, pack, tree_of, united, unpack
 from tests.training.builders import advance, assert_bit_equal, everything_of, saved, step_of, tiny_job
 
 
@@ -109,7 +109,7 @@ def stage(names: list[str], **settings: Any) -> dict[str, Any]:
 
 
 def test_groups_of_stages_with_the_same_settings_are_one() -> None:
-    """So a process alone finds the groups it knows; those with other settings stay apart."""
+    """So a process alone finds the groups it knows; those with other settings stay separate."""
     first = stage(["a.weight"])
     first["groups"].append({"lr": 0.5, "params": ["a.bias"]})
     trees = [first, stage(["b.weight", "b.bias"]), stage(["c.weight"], weight_decay=0.1)]
@@ -125,7 +125,7 @@ def test_groups_of_stages_with_the_same_settings_are_one() -> None:
 
 
 def test_two_groups_of_one_stage_stay_two_though_their_settings_are_the_same() -> None:
-    """A schedule of the user's may tell them apart by their place."""
+    """A schedule of the user's may distinguish them by their place."""
     first = stage(["a"])
     first["groups"].append({"lr": 0.1, "params": ["b"]})
     whole = unpack(united([pack(tree, "optimizer")[0] for tree in (first, stage(["c"]))]), {})
@@ -133,7 +133,7 @@ def test_two_groups_of_one_stage_stay_two_though_their_settings_are_the_same() -
 
 
 def test_other_groups_of_as_many_parameters_are_refused() -> None:
-    """A state goes back only to an optimiser that is divided alike."""
+    """A state goes back only to an optimiser that is divided in the same way."""
     step = step_of(tiny_job(optimizer=stoker.AdamW(lr=0.01, groups={"*bias": {"weight_decay": 0.0}})))
     tree = tree_of(step)
     first, second = tree["groups"]
@@ -154,6 +154,6 @@ class Spread:
 
 def test_a_part_that_does_not_say_which_it_is_is_refused() -> None:
     """A user's optimiser may keep plain tensors of the size that it was given; scalars and whole ones are fine."""
-    _require_spread_alike("w", Spread(), {"step": torch.zeros(()), "whole": torch.zeros(4), "count": 3})
+    _require_same_placements("w", Spread(), {"step": torch.zeros(()), "whole": torch.zeros(4), "count": 3})
     with pytest.raises(RunFailed, match=r"keeps 'momentum' of w, .* of shape \[2\]"):
-        _require_spread_alike("w", Spread(), {"momentum": torch.zeros(2)})
+        _require_same_placements("w", Spread(), {"momentum": torch.zeros(2)})

@@ -85,7 +85,7 @@ def test_every_optimiser_goes_on_bit_equal_after_a_checkpoint(tmp_path: Path, na
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW in groups"])
 @pytest.mark.parametrize("implementation", ["fused", "foreach"])
 def test_every_implementation_goes_on_bit_equal(tmp_path: Path, name: str, implementation: str) -> None:
-    """Fused and foreach optimisers keep their state alike."""
+    """Fused and foreach optimisers keep their state in the same form."""
     plan = Plan(device="cpu", micro_batch=16, optimizer_implementation=implementation)
     there_and_back(tiny_job(optimizer=OPTIMIZERS[name]), tmp_path, plan)
 
@@ -190,7 +190,7 @@ def test_kept_weights_are_the_averages_where_there_is_one(tmp_path: Path) -> Non
 
 
 def test_another_model_is_refused_with_what_differs(tmp_path: Path) -> None:
-    """Names and shapes that differ are told, three of them, and how many more there are."""
+    """Names and shapes that differ are reported, three of them, and how many more there are."""
     found = saved(step_of(tiny_job()), tmp_path, 1)
     other = step_of(tiny_job(model=nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 2))))
     with pytest.raises(BadRun) as caught:

@@ -60,7 +60,7 @@ def test_a_metric_per_sample_is_averaged_over_samples() -> None:
 
 
 def test_evaluating_changes_nothing_that_training_goes_on_from() -> None:
-    """Weights, mode and generators are as before; dropout is off meanwhile, so that two evaluations agree."""
+    """Weights, mode and generators are as before; dropout is off, so that two evaluations agree."""
     step = step_of(tiny_job(average=0.9))
     advance(step, 0, 4)
     before = {name: tensor.clone() for name, tensor in step.model.state_dict().items()}

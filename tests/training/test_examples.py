@@ -126,7 +126,7 @@ def test_images_are_shown_as_pictures() -> None:
 
 
 def test_pictures_of_all_sets_are_on_one_scale() -> None:
-    """Dark ones stay dark beside bright ones, of another set too; each was stretched from black to white."""
+    """Dark ones stay dark among bright ones, of another set too; each was stretched from black to white."""
     images = torch.rand(20, 1, 8, 8)
     dark, bright = images * 0.2, images * 0.2 + 0.8
     labels = torch.arange(20) % 2
@@ -180,7 +180,7 @@ def likeness(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def test_a_loss_that_calls_the_model_itself_is_evaluated_as_if_nobody_looked_on() -> None:
-    """Without an output there are no examples, and it is told why; it cost the run its end."""
+    """Without an output there are no examples, and the reason is reported; once it cost the run its end."""
     data = (INPUTS, INPUTS.flip(0), TARGETS)
     step = step_of(tiny_job(model=TwoTowers, data=data, loss=likeness, metrics=[]))
     samples = as_samples(data, what="valid")

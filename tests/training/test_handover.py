@@ -22,7 +22,7 @@ PLAN = Plan(device="cpu", micro_batch=16, layout=TWO)
 
 
 def catch_up(world: World) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The state of a run of five updates that never stopped; and of one in which process 0 came anew after three."""
+    """The state of a run of five updates that never stopped; and of one in which process 0 was replaced after three."""
     whole = made(world, "momentum", PLAN)
     _, position = advanced(whole, Position(), 3)
     step = made(world, "momentum", PLAN)

@@ -77,7 +77,7 @@ def test_a_hook_hears_the_kinds_that_it_asked_for() -> None:
 
 
 def test_who_raises_at_an_update_is_called_no_more() -> None:
-    """Told of by the function's name, once; nobody is left to be shown updates."""
+    """Reported by the function's name, once; no hook is left to be called."""
     told: list[str] = []
 
     def broken(one: Update) -> None:

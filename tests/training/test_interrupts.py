@@ -20,7 +20,7 @@ def test_a_signal_is_a_request_with_its_name(number: signal.Signals) -> None:
 
 
 def test_a_second_ctrl_c_interrupts_at_once() -> None:
-    """Whoever cannot wait for the update presses again."""
+    """A user who cannot wait for the update presses again."""
     with stop_on_signals() as stop:
         signal.raise_signal(signal.SIGINT)
         assert stop.reason == "SIGINT"

@@ -160,7 +160,7 @@ def breaking_at(update: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Ten
 
 
 def test_a_loss_that_breaks_leaves_the_checkpoint_under_way_whole(tmp_path: Path) -> None:
-    """The loop waits for what is being written before it gives up, tells of it, and then raises the first error."""
+    """The loop waits for what is being written before it gives up, reports it, and then raises the first error."""
     plan = Plan(device="cpu", micro_batch=16, checkpoint_every_s=0.5)
     training = Training(tiny_job(loss=breaking_at(3)), tmp_path, plan)
     with pytest.raises(RunFailed, match="the loss is inf at update 3") as caught:

@@ -15,7 +15,7 @@ def never() -> bool:
 
 
 def is_bad(letter: dict) -> bool:
-    """Whether nobody needs to wait for more."""
+    """Whether there is nothing more to wait for."""
     return "problem" in letter
 
 
@@ -33,7 +33,7 @@ def test_letters_come_by_rank_whenever_they_were_sent() -> None:
 
 
 def test_after_a_problem_nobody_is_waited_for() -> None:
-    """What is there is told."""
+    """What is there is reported."""
     box = RankMailbox(HashStore(), "one", 3)
     box.post(2, {"problem": "full"})
     assert box.letters(never, is_bad) == [{"problem": "full"}]

@@ -189,7 +189,7 @@ def test_a_measured_plan_leaves_model_and_optimiser_untouched_until_it_is_applie
     ],
 )
 def test_what_has_no_fused_implementation_is_left_and_said(optimizer, words: str) -> None:
-    """An optimiser that cannot be computed so stays as it is, and the reason is told."""
+    """An optimiser that cannot be computed so stays as it is, and the reason is reported."""
     made = optimizer(list(nn.Linear(2, 2).parameters()))
     before = [{k: v for k, v in group.items() if k != "params"} for group in made.param_groups]
     assert words in (use_implementation(made, "fused") or "")
@@ -197,7 +197,7 @@ def test_what_has_no_fused_implementation_is_left_and_said(optimizer, words: str
 
 
 def test_what_cannot_be_meant_is_refused() -> None:
-    """Another model's optimiser, a plan that is none, half of what measuring takes: each is told with the remedy."""
+    """Another model's optimiser, a plan that is none, half of what measuring takes: each error has a remedy."""
     model, other = nn.Linear(2, 2), nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(BadJob, match="2 of the 2 parameters that SGD steps are not the model's"):

@@ -28,7 +28,7 @@ DELAY_S = 0.04
 
 
 class Driven:
-    """A RankClock by a clock that is told to move, and updates made on it."""
+    """A RankClock by a clock that the test moves, and updates made on it."""
 
     def __init__(self, **settings: object) -> None:
         self.clock = FakeClock(100.0)
@@ -142,7 +142,7 @@ def test_what_is_known_is_written_at_the_end_also_of_an_error() -> None:
 
 
 def test_a_full_disk_does_not_end_the_training() -> None:
-    """Times that cannot be written are told as a problem, and not tried again."""
+    """Times that cannot be written are reported as a problem, and not tried again."""
     tried: list[int] = []
 
     def write(times: RankTimes) -> None:

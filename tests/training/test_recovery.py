@@ -1,4 +1,4 @@
-"""Updates that break: what is redone, with what result, and what is told."""
+"""Updates that break: what is redone, with what result, and what is reported."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def job_of(*extra: nn.Module, **changes: Any) -> stoker.Job:
 
 
 class Trained:
-    """A job trained for some updates through a Recovery, with what was told and written down."""
+    """A job trained for some updates through a Recovery, with what was reported and written down."""
 
     def __init__(self, job: stoker.Job, plan: int | Plan, coupling: Coupling = BY_NORMS, **settings: Any) -> None:
         self.told: list[tuple[str, dict[str, Any]]] = []
@@ -124,7 +124,7 @@ def test_memory_that_runs_out_makes_micro_batches_smaller_and_changes_nothing_el
 
 
 def test_an_update_that_breaks_half_way_is_redone_as_a_whole() -> None:
-    """Its first micro-batch moved statistics and left a gradient: both are put back before the update begins anew."""
+    """Its first micro-batch moved statistics and left a gradient: both are put back before the update begins over."""
     found = Trained(job_of(Cramped(4, since=3)), 8).run()
     assert [fields["samples"] for kind, fields in found.told if kind == "replanned"] == [16]
     assert_same_mathematics(found.step, Trained(job_of(nn.Identity()), 8).run().step)
@@ -240,7 +240,7 @@ class FullSGD(torch.optim.SGD):
 
 
 def test_weights_that_had_begun_to_move_are_had_from_the_last_checkpoint() -> None:
-    """Nothing is redone here: whoever made the loop is asked to make it anew, under a smaller micro-batch."""
+    """Nothing is redone here: the caller is asked to make the loop again, under a smaller micro-batch."""
     found = Trained(job_of(optimizer=lambda parameters: FullSGD(parameters, lr=0.1)), 16)
     with pytest.raises(RollBack) as caught:
         found.run()

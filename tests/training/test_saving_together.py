@@ -122,7 +122,7 @@ def everything_that_is_late(world: World, folder: Path) -> dict[str, Any]:
 
 
 def test_saving_goes_on_beside_training_and_fails_everywhere_alike(tmp_path: Path) -> None:
-    """Nothing is waited for; a full disk of one is told by all in the same words; without the others all is given up.
+    """Nothing is waited for; all report a full disk of one in the same words; without the others all is given up.
 
     In one test, for its processes take long to start.
     """

@@ -81,7 +81,7 @@ def test_shards_of_a_divided_matrix_are_cut_from_what_each_process_was_left(inne
 
 @pytest.mark.parametrize("kind", PLACEMENTS)
 def test_together_processes_hold_each_element_as_often_as_it_is_replicated(kind: str) -> None:
-    """Nothing is missing, and nothing is held that is not told."""
+    """Nothing is missing, and nothing is held that is not listed."""
     grid, placements = PLACEMENTS[kind]
     mesh = Mesh(torch.arange(math.prod(grid)).view(grid))
     counts = torch.zeros(13, 5)

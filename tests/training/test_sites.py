@@ -55,7 +55,7 @@ def test_sites_go_on_each_from_its_own_state(tmp_path: Path) -> None:
 
 
 def came_anew(world: World, num_updates: int) -> tuple[bool, bool, int, float]:
-    """Site 1 comes anew after so many updates of a run that began at other weights than the job's.
+    """Site 1 is replaced after so many updates of a run that began at other weights than the job's.
 
     Gives whether its inner optimiser has site 0's state, whether it has the shared weights, how far it is, and the
     norm of what is shared.

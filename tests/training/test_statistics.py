@@ -57,7 +57,7 @@ def test_weights_are_taken_where_an_interval_ends_and_at_the_end(settings: SWA, 
 
 
 def test_a_mean_is_of_all_weights_that_were_taken() -> None:
-    """Each counts alike; until the first the model's own weights are what is kept."""
+    """Each counts equally; until the first the model's own weights are what is kept."""
     step = step_with(average=SWA())
     average = step.average
     assert isinstance(average, EqualAverage)

@@ -83,7 +83,7 @@ def test_a_scalar_is_read(tmp_path: Path) -> None:
 
 
 def test_pieces_that_are_not_all_of_it_are_refused(tmp_path: Path) -> None:
-    """Memory that nobody wrote is never taken for weights."""
+    """Unwritten memory is never taken for weights."""
     safetensors.torch.save_file({"w": WHOLE[:3].clone()}, tmp_path / "a")
     piece = StoredPiece(file="a", offsets=(0, 0), sizes=(3, 5))
     manifest = manifest_of({"w": StoredTensor(shape=(7, 5), dtype="float64", pieces=(piece,))})

@@ -1,4 +1,4 @@
-"""What is told of the processes of a run, in words for who waits for it."""
+"""What is reported of the processes of a run, for its user."""
 
 from __future__ import annotations
 

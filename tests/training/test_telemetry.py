@@ -1,4 +1,4 @@
-"""Rates, the split of the time, and the time to go, by a clock that is told to move."""
+"""Rates, the split of the time, and the time to go, by a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_loss_that_is_not_finite_is_told_as_it_is() -> None:
 
 @pytest.mark.gpu
 def test_on_a_gpu_progress_has_the_most_that_the_plan_in_force_allocated() -> None:
-    """What was freed meanwhile counts, until another plan is in force."""
+    """What was freed since counts, until another plan is in force."""
     run = Watched(device="cuda:0")
     held = torch.ones(64 * MIB, dtype=torch.uint8, device="cuda:0")
     del held
@@ -183,5 +183,5 @@ def test_on_a_gpu_progress_has_the_most_that_the_plan_in_force_allocated() -> No
 
 
 def test_memory_is_that_of_this_process() -> None:
-    """Resident memory lies between a megabyte and its own peak."""
+    """Resident memory is between a megabyte and its own peak."""
     assert 2**20 < resident_bytes() <= peak_resident_bytes() + 2**20

@@ -50,7 +50,7 @@ class Simulated:
 
 
 def test_a_quiet_machine_keeps_its_threads() -> None:
-    """Nothing is told, whatever the rate does by itself."""
+    """Nothing is reported, whatever the rate does by itself."""
     machine = Simulated()
     machine.run(60)
     machine.run(60, rate=10.0)

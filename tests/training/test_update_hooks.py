@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("place")
 
 
 def trained(run_dir: str, **settings: Any) -> tuple[stoker.Run, Heard]:
-    """The run of a small job, and what was told of it."""
+    """The run of a small job, and what was reported of it."""
     heard = Heard()
     job = blobs_job(schedule=stoker.schedules.polynomial(), clip_norm=0.5)
     return stoker.train(job, plan=PLAN, sink=heard, run_dir=run_dir, **settings), heard

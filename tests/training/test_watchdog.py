@@ -34,7 +34,7 @@ class Laps:
 
 
 class Heard(list[str]):
-    """What was told, and an event for when it was."""
+    """What was reported, and an event for when it was."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def test_a_main_thread_that_heeds_nothing_takes_the_process_with_it(capsys: pyte
 
 
 def test_workers_that_send_nothing_are_ended(tmp_path: Path) -> None:
-    """Told with the stacks, and killed for a reason that the next event repeats."""
+    """Reported with the stacks, and killed for a reason that the next event repeats."""
     workers, told, killed = WorkerWatch(), Heard(), threading.Event()
     workers.is_waiting = True
     reasons: list[str] = []
@@ -181,7 +181,7 @@ def test_patience_with_other_processes_follows_the_slowest_phase() -> None:
         Estimate(value=value, low=0.0, high=1e3, unit="s", basis="roofline") for value in (2.0, 50.0, 1.0)
     )
     slow = dataclasses.replace(forecast(), step_s=step_s, evaluate_s=evaluate_s, checkpoint_s=checkpoint_s)
-    assert (slowest_phase_s(slow), slowest_phase_s(slow, updates_apart=100)) == (50.0, 200.0)
+    assert (slowest_phase_s(slow), slowest_phase_s(slow, sync_interval=100)) == (50.0, 200.0)
     assert WatchdogPatience.of(0.1, {}) == WatchdogPatience(others_s=300.0, answer_s=20.0)
     assert WatchdogPatience.of(50.0, {}) == WatchdogPatience(others_s=500.0, answer_s=500.0)
     assert WatchdogPatience.of(0.1, {PATIENCE_VARIABLE: "3"}) == WatchdogPatience(others_s=3.0, answer_s=3.0)

@@ -81,7 +81,7 @@ def conductor(
     clock: Callable[[], float] = time.monotonic,
     **work: Any,
 ) -> Conductor:
-    """A conductor of a study in `directory`, opened anew as by another process; or in memory."""
+    """A conductor of a study in `directory`, opened again as by another process; or in memory."""
     storage = InMemoryStorage() if directory is None else open_storage(study.storage, directory)
     opened = open_study(storage, study.name, higher_is_better=study.higher_is_better)
     opened.pruner = pruner_for(study.pruner, rungs_of(study.first_samples, study.total_samples))

@@ -1,4 +1,4 @@
-"""What processes of trials do in tests; light to import, as each process imports it anew."""
+"""What processes of trials do in tests; light to import, as each process imports it again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOTAL = 400
 
 
 def climb(request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:
-    """Four evaluations; stops where it is told to."""
+    """Four evaluations; stops on request."""
     print(f"trial {request.number} on {slot.on}")
     for samples in range(100, TOTAL + 1, 100):
         if judge(

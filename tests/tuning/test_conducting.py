@@ -47,7 +47,7 @@ def test_the_same_seed_proposes_the_same(sampler: str) -> None:
 
 @pytest.mark.parametrize("sampler", ["random", "tpe", pytest.param("grid", marks=pytest.mark.slow)])
 def test_a_study_that_is_cut_off_proposes_what_it_would_have(tmp_path: Path, sampler: str) -> None:
-    """Opened anew after some trials, as by a process that took over, it is the study that was never cut."""
+    """Opened again after some trials, as by a process that took over, it is the study that was never cut."""
     study = settings(sampler=sampler, pruner="asha")
     whole = trials_of(conducted(None, study, trials=14))
     for count in (1, 6, 14):
@@ -152,7 +152,7 @@ def test_a_study_of_its_own_is_taken_up_under_another_name_of_the_host(tmp_path:
 
 @pytest.mark.parametrize("storage", ["", "shared"])
 def test_a_trial_whose_process_died_before_it_signed_is_taken_up(tmp_path: Path, storage: str) -> None:
-    """In the study's own file it can be nobody else's; in a shared database it may be, and is left alone."""
+    """In the study's own file it can be no one else's; in a shared database it may be, and is left alone."""
     url = f"sqlite:///{tmp_path / 'shared.db'}" if storage else ""
     first = conductor(tmp_path, settings(storage=url))
     first._study.ask()
@@ -166,7 +166,7 @@ def test_a_trial_whose_process_died_before_it_signed_is_taken_up(tmp_path: Path,
 
 @pytest.mark.slow
 def test_what_was_given_up_when_the_study_died_is_not_run_again(tmp_path: Path) -> None:
-    """Pruned, but not yet told so: its end is noted, and the study goes on."""
+    """Pruned, but not yet informed: its end is noted, and the study goes on."""
 
     def dies_after_the_verdict(request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:
         ending = learning_branin(request, slot, judge)
@@ -196,7 +196,7 @@ def test_no_memory_and_no_numbers_are_pruned_with_the_reason(kind: str) -> None:
 
 
 def test_three_failures_alike_in_a_row_end_the_study() -> None:
-    """Numbers may differ; what is wrong is told, and what is done is kept."""
+    """Numbers may differ; what is wrong is reported, and what is done is kept."""
     found = conducted(None, settings(), run_trial=failing("failed", "no file part-{}.npy"), trials=10)
     assert isinstance(found.problem, RunFailed)
     assert "3 trials in a row failed with the same error: no file part-2.npy" in found.problem.message
@@ -204,7 +204,7 @@ def test_three_failures_alike_in_a_row_end_the_study() -> None:
 
 
 def test_failures_of_other_kinds_do_not_end_the_study() -> None:
-    """Two alike, another one, two alike: the study goes on."""
+    """Two equal ones, another one, two equal ones: the study goes on."""
     kinds = ["a fails", "a fails", "b fails", "a fails", "a fails", "b fails"]
 
     def run(request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:
@@ -244,7 +244,7 @@ def test_a_value_that_is_no_number_is_pruned() -> None:
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """Seconds that pass when the test says so."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -272,7 +272,7 @@ def test_when_time_is_up_trials_stop_and_are_left_to_go_on(tmp_path: Path) -> No
 
 
 def test_two_workers_share_one_study(tmp_path: Path) -> None:
-    """In one database each trial has one number and one worker; nobody takes up the other's."""
+    """In one database each trial has one number and one worker; none takes up the other's."""
     url = f"sqlite:///{tmp_path / 'shared.db'}"
     places = [tmp_path / "one", tmp_path / "two"]
     workers = [conductor(place, settings(storage=url), trials=6, worker=place.name) for place in places]
@@ -287,7 +287,7 @@ def test_two_workers_share_one_study(tmp_path: Path) -> None:
 
 
 def test_two_workers_that_begin_at_once_do_not_try_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both saw as many trials when they asked; whoever gets the later number gets its proposal."""
+    """Both saw as many trials when they asked; the one with the later number gets its proposal."""
     url = f"sqlite:///{tmp_path / 'shared.db'}"
     one, other = (conductor(tmp_path, settings(storage=url), worker=name) for name in ("one", "other"))
     first, ask = list[TrialRequest | None](), other._study.ask

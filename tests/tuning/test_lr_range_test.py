@@ -67,7 +67,7 @@ def test_the_edge_of_a_quadratic_is_found(curvature: float) -> None:
 
 
 def test_the_edge_is_found_under_noise() -> None:
-    """Where single samples disagree, the loss rises before 2 / L, with the noise it takes in: the edge lies below."""
+    """Where single samples disagree, the loss rises before 2 / L, with the noise it takes in: the edge is below."""
     found = stoker.lr_range(bowl_job(50.0, noise=5.0), plan=PLAN)
     assert found.is_clear
     assert found.edge is not None
@@ -98,7 +98,7 @@ def test_the_job_and_the_process_are_left_as_they_were() -> None:
 
 
 def test_rates_of_groups_keep_their_ratio() -> None:
-    """What is swept and told is the first group's rate; a user's own optimiser is swept like Stoker's."""
+    """What is swept and reported is the first group's rate; a user's own optimiser is swept like Stoker's."""
     ours = stoker.lr_range(bowl_job(), plan=PLAN, updates=60)
     theirs = stoker.lr_range(
         bowl_job(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.3)), plan=PLAN, updates=60
@@ -184,7 +184,7 @@ def test_the_turn_is_found_where_it_is() -> None:
 
 
 def test_seeds_that_disagree_give_the_careful_answer() -> None:
-    """Edges ten times apart: a quarter of the lower, unless the job says less."""
+    """Edges at a ratio of ten: a quarter of the lower, unless the job says less."""
     sweeps = [sweep(curve(35)), sweep(curve(45), seed=1)]
     found = read_sweeps(RATES, sweeps, stated_lr=1.0, batch=8, took_s=0.0)
     assert not found.is_clear

@@ -97,7 +97,7 @@ def test_changed_settings_stay_in_the_space_and_near(seed: int) -> None:
 
 
 def test_a_setting_is_changed_by_a_fifth_or_by_a_step() -> None:
-    """Unless it is drawn anew, which one in four is."""
+    """Unless it is drawn again, which one in four is."""
     space, draws = parse_space("rate=log(1e-4,1) depth=int(1,90) width=choice(8,16,32)"), random.Random(0)
     found = [explored({"rate": 0.01, "depth": 2, "width": 16}, space, draws) for _ in range(400)]
     near = sum(one["rate"] in (0.008, 0.012) for one in found)
@@ -217,7 +217,7 @@ def test_a_trial_that_lost_what_it_was_judged_by_is_not_handed_on(tmp_path: Path
 
 
 def test_the_next_interval_waits_for_all_members() -> None:
-    """Whoever is done first is not ahead: there is nothing to begin meanwhile."""
+    """The first to finish is not ahead: there is nothing to begin until then."""
     found = conductor(None, dataclasses.replace(STUDY, members=4))
     begun = [found.next_request() for _ in range(4)]
     assert [one.number for one in begun if one is not None] == [0, 1, 2, 3]
@@ -233,7 +233,7 @@ def test_the_next_interval_waits_for_all_members() -> None:
 
 @pytest.mark.slow
 def test_members_run_in_processes_of_their_own(tmp_path: Path) -> None:
-    """Two at once; whoever is done waits for the last of its interval, and each is told whose state it begins with."""
+    """Two at once; the first waits for the last of its interval, and each learns whose state it begins with."""
     study = settings(
         "x=float(0,1)",
         sampler="pbt",

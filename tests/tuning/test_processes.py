@@ -30,7 +30,7 @@ from tests.tuning import children
 
 
 class Plain:
-    """A conductor with a list of settings, which stops trials at an evaluation if it is told to."""
+    """A conductor with a list of settings, which stops trials at an evaluation on request."""
 
     def __init__(self, folder: Path, settings: Sequence[dict[str, Any]], *, stop_at: int = 10**9) -> None:
         self.folder, self.settings, self.stop_at = folder, list(settings), stop_at
@@ -71,7 +71,7 @@ class Plain:
 
 
 def test_trials_run_side_by_side_each_in_its_own_process(tmp_path: Path) -> None:
-    """As many at once as there are slots, on the slots' CPUs; what they print is kept beside their runs."""
+    """As many at once as there are slots, on the slots' CPUs; what they print is kept with their runs."""
     cpu = min(os.sched_getaffinity(0))
     slots = [TrialSlot(on="cpu", cpus=(cpu,)), TrialSlot(on="cpu", cpus=(cpu,))]
     plain = Plain(tmp_path, [{"x": 1.0}, {"x": 2.0}, {"x": 3.0}])
@@ -93,7 +93,7 @@ def test_a_trial_stops_at_the_evaluation_it_is_told_to(tmp_path: Path) -> None:
 
 
 def test_whatever_a_trial_does_the_study_goes_on(tmp_path: Path) -> None:
-    """An exception, an exit, a kill, an error of Stoker's: each is told in words."""
+    """An exception, an exit, a kill, an error of Stoker's: each is reported in words."""
     ways = ["raise", "exit", "killed", "too wide", "well"]
     plain = Plain(tmp_path, [{"how": way} for way in ways])
     Processes(children.misbehave, [TrialSlot()]).run(plain)
@@ -175,7 +175,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_trial_ends_with_its_study_and_saves_first(tmp_path: Path, number: signal.Signals) -> None:
-    """Even if the study is killed: nobody is left training for nobody."""
+    """Even if the study is killed: no trial goes on training."""
     script = tmp_path / "study.py"
     script.write_text(STUDY)
     study = subprocess.Popen([sys.executable, script, tmp_path], env=os.environ | {"PYTHONPATH": str(Path.cwd())})
@@ -206,7 +206,7 @@ def test_in_this_process_trials_run_one_after_another(tmp_path: Path) -> None:
 
 
 def test_in_this_process_a_signal_ends_the_study(tmp_path: Path) -> None:
-    """A trial that stopped without being told to was stopped by somebody: so is the study."""
+    """A trial that stopped without a request was stopped by somebody: so is the study."""
     plain = Plain(tmp_path, [{"x": 1.0}, {"x": 2.0}])
     with pytest.raises(KeyboardInterrupt):
         run_here(plain, lambda *_: TrialResult(kind="stopped", samples=3), TrialSlot())
@@ -214,7 +214,7 @@ def test_in_this_process_a_signal_ends_the_study(tmp_path: Path) -> None:
 
 
 def test_in_this_process_a_trial_told_to_stop_early_does_not_end_the_study(tmp_path: Path) -> None:
-    """One that was cut off is told of several evaluations at once: the first verdict counts, whatever the last one."""
+    """One that was cut off gets several evaluations at once: the first verdict counts, whatever the last one."""
 
     def told_of_two(request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:
         verdicts = [judge(TrialReading(samples=at, total_samples=900, metrics={"score": 0.0})) for at in (300, 100)]

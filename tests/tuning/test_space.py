@@ -46,7 +46,7 @@ def test_words_may_come_in_several_texts_files_and_mappings(tmp_path: Path) -> N
         ("lr=lgo(1e-4,1e-1)", "there is no 'lgo'. Did you mean 'log'?"),
         ("lr=log(1e-1,1e-4)", "the range from 0.1 to 0.0001 is empty"),
         ("lr=float(1,1)", "the range from 1 to 1 is empty"),
-        ("lr=log(0,1)", "a logarithmic range lies above 0, got 0 to 1"),
+        ("lr=log(0,1)", "a logarithmic range must be above 0, got 0 to 1"),
         ("lr=float(0,inf)", "the ends of a range are numbers"),
         ("depth=int(2,6.5)", "wanted whole numbers"),
         ("depth=int(2,7,step=2)", "steps of 2 from 2 do not reach 7"),

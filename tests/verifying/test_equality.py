@@ -182,7 +182,7 @@ def test_a_loss_that_rounds_to_float32_is_compared_in_it() -> None:
 
 
 def test_training_that_amplifies_rounding_is_not_blamed_on_the_plan() -> None:
-    """A learning rate far too high blows rounding up gradually; that is told from a difference that comes at once."""
+    """A learning rate far too high blows rounding up gradually; a difference that comes at once is another case."""
     job = make_job(lambda: mlp(width=64), data=vectors(64), optimizer=SGD(lr=60.0))
     verdict = check_equality(subject_of(job, 5), ample_time())
     assert verdict.passed, verdict.answer

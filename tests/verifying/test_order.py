@@ -36,7 +36,7 @@ def test_items_with_keyed_draws_are_the_same_from_any_position(plan: dict[str, A
 
 
 def test_items_with_a_generator_of_their_own_are_found() -> None:
-    """A dataset whose content depends on what was fetched before does not resume, and is told how to."""
+    """A dataset whose content depends on what was fetched before does not resume, and the error says how to."""
     verdict = check_order(subject_of(make_job(mlp, data=Items(own=True)), 8, loader="inline"), no_time())
     assert (verdict.passed, verdict.level) == (False, "none")
     assert "the same samples with other content" in verdict.answer

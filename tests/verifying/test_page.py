@@ -176,7 +176,7 @@ def test_form_of_the_loss_is_told(name: str, tmp_path: Path) -> None:
 
 
 def test_remedy_for_a_mean_over_tokens_is_given(tmp_path: Path) -> None:
-    """A scalar mean over tokens is told to return its sum and its count."""
+    """For a scalar mean over tokens the remedy is to return its sum and its count."""
     job = make_job(lambda: nn.Embedding(12, 12), data=texts(masked=0.5), loss=token_mean)
     assert "return stoker.Loss(sum, count)" in page_of(job, 16, tmp_path)[2].answer
 

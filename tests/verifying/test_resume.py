@@ -160,7 +160,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_does_not_come_back_is_named_with_its_reason(name: str, tmp_path: Path) -> None:
-    """State that checkpoints miss is found by what it moves, and the reason is found by taking the run apart."""
+    """State that checkpoints miss is found by what it moves, and the reason is found in parts of the run."""
     job, tensor, reason = BROKEN[name]
     verdict = check_resume(subject_of(make_job(**job), 16), on_disk(tmp_path), no_time())
     assert (verdict.passed, verdict.level) == (False, "none")

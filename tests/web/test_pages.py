@@ -309,7 +309,7 @@ def test_zoom_by_keyboard_shows_more_points_of_less(browser: Any, shown: Server)
 
 
 def test_events_arrive_once_across_a_killed_server_and_a_sleeping_page(browser: Any, tmp_path: Path) -> None:
-    """Whatever was away meanwhile, the page has every progress of the log, in order, once."""
+    """Whatever was away in between, the page has every progress of the log, in order, once."""
     events = [one for one in story.whole_run() if one.kind in ("planned", "started", "progress")][:200]
     path = write_run(tmp_path, "run", as_log(events[:20]), status="unfinished")
     sign(path, os.getpid())
@@ -452,7 +452,7 @@ def test_a_pool_is_shown_without_a_serious_finding(browser: Any, pooled: Any, th
 
 
 def test_the_pool_is_followed_while_the_page_is_open(browser: Any, pooled: Any) -> None:
-    """A new event is there without a reload, and what was scrolled and chosen stays; it is asked for by nobody else."""
+    """A new event is there without a reload, and what was scrolled and chosen stays; no other page asks for it."""
     server, operator, _ = pooled
     page = opened(browser, server, "/places")
     page.locator(".ledger li").first.wait_for()

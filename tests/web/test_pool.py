@@ -80,7 +80,7 @@ def test_nobody_is_asked_until_somebody_looks_nor_long_after(monkeypatch: pytest
 
 
 def test_a_pool_that_hangs_holds_up_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Other requests are answered meanwhile; its process is ended, what was known stays, and a sentence says so."""
+    """Other requests are answered in that time; its process is ended, what was known stays, and a sentence says so."""
     monkeypatch.setattr(pool, "_ANSWER_S", 1.0)
 
     async def work() -> None:
@@ -127,7 +127,7 @@ def test_a_process_that_fails_is_a_sentence(code: str, text: str, remedy: str) -
 
 
 def test_a_program_that_is_not_there_is_a_sentence() -> None:
-    """As where Python was removed meanwhile."""
+    """As where Python was removed since."""
 
     async def work() -> dict[str, Any]:
         found = Pool(["/no/such/program"], "the pool x")

@@ -330,7 +330,7 @@ def test_a_process_that_is_gone_trains_nothing(tmp_path: Path) -> None:
 
 
 def test_between_two_progress_events_only_the_log_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a run that trains one file is looked at; its row is made anew every few seconds, or with any other event."""
+    """Of a run that trains one file is looked at; its row is made again every few seconds, or with any other event."""
     progress = next(event for event in story.young_run() if event.kind == "progress")
     path = write_run(tmp_path, "run", as_log([progress]), status="unfinished")
     sign(path, os.getpid())
@@ -390,7 +390,7 @@ def test_folders_tell_where_a_run_may_have_begun(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_killed_and_goes_on_is_noticed(tmp_path: Path) -> None:
-    """Its lock is written anew in its place, which its folder does not tell, and no page has to follow it."""
+    """Its lock is written again in its place, which its folder does not show, and no page has to follow it."""
     now, log = 1000.0, as_log(story.young_run())
     path = write_run(tmp_path, "run", log, status="unfinished")
     index = RunIndex([tmp_path], clock=lambda: now)
@@ -601,7 +601,7 @@ def test_a_look_that_fails_ends_neither_the_looks_nor_a_stream_in_silence(
 
 
 def test_a_page_that_opens_is_not_kept_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The long pause of a server that nobody looks at ends with the first page, and only that one."""
+    """The long pause of a server without viewers ends with the first page, and only that one."""
     ui, looks = ui_of(tmp_path), asyncio.Queue[int]()
     monkeypatch.setattr(server, "_LIVE_S", 1e6)
     monkeypatch.setattr(ui, "_look", lambda: looks.put_nowait(len(ui._pages)))

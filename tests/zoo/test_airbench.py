@@ -57,6 +57,6 @@ def test_convolutions_begin_as_the_identity() -> None:
 
 @pytest.mark.parametrize("sizes", [{"widths": (1, 2)}, {"widths": (1, 0, 2)}, {"classes": 0}, {"in_channels": 0}])
 def test_sizes_that_make_no_model_are_refused(sizes: dict[str, object]) -> None:
-    """Each is told with its numbers."""
+    """Each is reported with its numbers."""
     with pytest.raises(BadJob, match="Airbench takes three widths"):
         Airbench(**sizes)  # type: ignore[arg-type]

@@ -115,6 +115,6 @@ def test_more_tokens_than_the_context_are_told():
     [({"layers": 0}, "sizes >= 1"), ({"width": 10, "heads": 4}, "4 does not divide 10"), ({"dropout": 1.5}, "got 1.5")],
 )
 def test_sizes_that_make_no_model_are_refused(sizes, complaint):
-    """Each is told with its numbers."""
+    """Each is reported with its numbers."""
     with pytest.raises(BadJob, match=complaint):
         GPT(**sizes)

@@ -100,7 +100,7 @@ def test_query_heads_share_keys_and_values():
     ],
 )
 def test_sizes_that_make_no_model_are_named(settings, told):
-    """A size that does not divide another is told with both numbers."""
+    """A size that does not divide another is reported with both numbers."""
     with pytest.raises(BadJob, match=told):
         small(**settings)
 

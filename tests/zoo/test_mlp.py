@@ -40,6 +40,6 @@ def test_dropout_acts_in_training_only():
 
 @pytest.mark.parametrize("sizes", [{"inputs": 0}, {"inputs": 4, "hidden": (3, 0)}, {"inputs": 4, "dropout": 1.0}])
 def test_sizes_that_make_no_model_are_refused(sizes):
-    """Each is told with its numbers."""
+    """Each is reported with its numbers."""
     with pytest.raises(BadJob, match=r"MLP takes .* got"):
         MLP(**sizes)

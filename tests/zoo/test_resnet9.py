@@ -50,6 +50,6 @@ def test_memory_format_changes_nothing_but_rounding():
 
 @pytest.mark.parametrize("sizes", [{"width": 0}, {"classes": 0}, {"pools": 4}, {"pools": -1}])
 def test_sizes_that_make_no_model_are_refused(sizes):
-    """Each is told with its numbers."""
+    """Each is reported with its numbers."""
     with pytest.raises(BadJob, match=r"ResNet9 takes .* got"):
         ResNet9(**sizes)

@@ -10,7 +10,7 @@ from stoker.zoo.airbench import Whitening, whitening_filters
 
 
 def smooth_images(count: int = 40, channels: int = 2, size: int = 12) -> np.ndarray:
-    """Images [B, C, H, W] whose neighbouring pixels are alike."""
+    """Images [B, C, H, W] whose neighbouring pixels are equal."""
     noise = torch.randn(count, channels, size + 2, size + 2, generator=torch.Generator().manual_seed(0))
     return F.avg_pool2d(noise, 3, stride=1).numpy()
 
@@ -69,7 +69,7 @@ def test_an_empty_layer_is_not_used_by_mistake() -> None:
     ],
 )
 def test_images_that_do_not_fit_are_refused(images: np.ndarray, problem: str) -> None:
-    """Told with the sizes of both."""
+    """Reported with the sizes of both."""
     with pytest.raises(BadJob, match=problem):
         whitening_filters(images, Whitening(1))
 

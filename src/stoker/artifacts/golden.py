@@ -129,7 +129,7 @@ _FILLED, _FAR = 1e4, 100.0
 """Least size of a filled-in value, and its least ratio to all other values."""
 
 
-def excess(found: Arrays, expected: Arrays, tolerance: Tolerance) -> float:
+def excess(outputs: Arrays, expected: Arrays, tolerance: Tolerance) -> float:
     """Largest difference of any element as a ratio to its tolerance [1]; answers are equal up to 1.
 
     Infinite if an output is missing, has another shape, differs in a string or a whole number (which names a class or a
@@ -142,13 +142,13 @@ def excess(found: Arrays, expected: Arrays, tolerance: Tolerance) -> float:
     return max(
         (
             math.inf if difference is None else _largest(difference, tolerance.absolute + tolerance.relative * size)
-            for difference, size in _differences(found, expected)
+            for difference, size in _differences(outputs, expected)
         ),
         default=0.0,
     )
 
 
-def difference(found: Arrays, expected: Arrays) -> float:
+def difference(outputs: Arrays, expected: Arrays) -> float:
     """Largest difference of any element, as a ratio to its output's largest value [1]; infinite as for `excess`.
 
     Values that a model fills in, such as -1e9 for masked classes, are excluded from the scale.
@@ -157,7 +157,7 @@ def difference(found: Arrays, expected: Arrays) -> float:
     0.25
     """
     worst = 0.0
-    for errors, size in _differences(found, expected):
+    for errors, size in _differences(outputs, expected):
         if errors is None:
             return math.inf
         scale = _scale(size)
@@ -189,10 +189,10 @@ def has_nan(outputs: Arrays) -> bool:
     return any(bool(np.isnan(_numbers(array)).any()) for array in outputs.values() if not array.dtype.hasobject)
 
 
-def _differences(found: Arrays, expected: Arrays) -> Iterator[tuple[NDArray[Any] | None, NDArray[Any]]]:
+def _differences(outputs: Arrays, expected: Arrays) -> Iterator[tuple[NDArray[Any] | None, NDArray[Any]]]:
     """|found - expected| and |expected| of each output; the former is None if no number measures the difference."""
     for name, right in expected.items():
-        left, nothing = found.get(name), np.zeros(0)
+        left, nothing = outputs.get(name), np.zeros(0)
         if left is None or left.shape != right.shape or left.dtype != right.dtype:
             yield None, nothing
         elif right.dtype.hasobject or right.dtype.kind in "biu":

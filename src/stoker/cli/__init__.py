@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stoker.imports import on_first_use
 
 if TYPE_CHECKING:
     from stoker.cli import devices as devices
@@ -12,9 +13,4 @@ if TYPE_CHECKING:
     from stoker.cli import plan_table as plan_table
     from stoker.cli import runs as runs
 
-
-def __getattr__(name: str) -> Any:
-    """The module `stoker.cli.name`, imported now."""
-    if name not in ("devices", "doctor", "place_table", "plan_table", "runs"):
-        raise AttributeError(f"module 'stoker.cli' has no attribute {name!r}")
-    return importlib.import_module(f"stoker.cli.{name}")
+__getattr__ = on_first_use(__name__, __file__)

@@ -73,9 +73,9 @@ def bench_serve(
             headers=tuple(headers or ()),
             writes=not dry_run,
         )
-        found = bench(options, None if as_json else Console())
+        result = bench(options, None if as_json else Console())
         if as_json:
-            print_document(to_json(found))
+            print_document(to_json(result))
 
 
 _SEARCH_S, _MEASURE_S = 180.0, 10.0
@@ -127,7 +127,7 @@ def _measure(options: LoadOptions, console: Console | None) -> LoadMeasurement:
     load, seconds = _load(options), options.seconds or _MEASURE_S
     objective = None if options.slo is None else parse_objective(options.slo)
     if options.models is not None:
-        found = api.load_test.measure_models(
+        result = api.load_test.measure_models(
             options.models,
             rate=options.rate,
             callers=options.callers,
@@ -138,7 +138,7 @@ def _measure(options: LoadOptions, console: Console | None) -> LoadMeasurement:
         )
     else:
         assert options.url is not None
-        found = api.load_test.measure_url(
+        result = api.load_test.measure_url(
             options.url,
             options.model,
             rate=options.rate,
@@ -148,8 +148,8 @@ def _measure(options: LoadOptions, console: Console | None) -> LoadMeasurement:
             load=load,
         )
     if console is not None:
-        render_measurement(options.model or str(options.models), found, console)
-    return found
+        render_measurement(options.model or str(options.models), result, console)
+    return result
 
 
 def _search(options: LoadOptions, objective: Objective, console: Console | None) -> ServingLimit | SettingsTrial:
@@ -160,18 +160,18 @@ def _search(options: LoadOptions, objective: Objective, console: Console | None)
         if console is not None:
             render_rate(options.model, objective, trial, console)
         return trial
-    found = api.load_test.bench_serve(
+    result = api.load_test.bench_serve(
         options.models,
         objective,
         model=options.model,
         seconds=seconds,
         load=load,
         writes=options.writes,
-        told=lambda trial: None if console is None else console.print(trial_line(trial, objective), soft_wrap=True),
+        on_trial=lambda trial: None if console is None else console.print(trial_line(trial, objective), soft_wrap=True),
     )
     if console is not None:
-        render_limit(found, console)
-    return found
+        render_limit(result, console)
+    return result
 
 
 def _load(options: LoadOptions) -> Load:
@@ -195,10 +195,10 @@ def parse_objective(word: str) -> Objective:
     >>> parse_objective("p99=20ms")
     Objective(q=0.99, within_s=0.02)
     """
-    found = _OBJECTIVE.fullmatch(word.strip())
-    if found is None or not float(found[1]) > 0 or not float(found[2]) > 0:
+    match = _OBJECTIVE.fullmatch(word.strip())
+    if match is None or not float(match[1]) > 0 or not float(match[2]) > 0:
         raise BadJob(f"--slo {word}: wanted a quantile and a time, such as p99=20ms or p99.9=0.5s")
-    return Objective(q=round(float(found[1]) / 100, 9), within_s=float(found[2]) * _SECONDS[found[3]])
+    return Objective(q=round(float(match[1]) / 100, 9), within_s=float(match[2]) * _SECONDS[match[3]])
 
 
 def parse_headers(words: Sequence[str]) -> dict[str, str]:
@@ -230,18 +230,20 @@ def render_measurement(title: str, measured: LoadMeasurement, console: Console) 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("latency", "", "95 % interval"):
         table.add_column(column, justify="right")
-    for one in measured.quantiles:
-        table.add_row(f"p{one.q * 100:g}", _time(one.seconds), f"{_time(one.low)} – {_time(one.high)}")
+    for quantile in measured.quantiles:
+        table.add_row(
+            f"p{quantile.q * 100:g}", _time(quantile.seconds), f"{_time(quantile.low)} – {_time(quantile.high)}"
+        )
     console.print(table)
     print_notes([measured], console)
 
 
 def print_notes(measurements: Sequence[LoadMeasurement], console: Console) -> None:
     """Print failures and warnings, each once."""
-    failures = [f"{count:,} × {what}" for one in measurements for what, count in one.failures.items()]
+    failures = [f"{count:,} × {what}" for measurement in measurements for what, count in measurement.failures.items()]
     if failures:
         console.print(Text.assemble(("failed:  ", "bold red"), ", ".join(failures)), soft_wrap=True)
-    for warning in dict.fromkeys(warning for one in measurements for warning in one.warnings):
+    for warning in dict.fromkeys(warning for measurement in measurements for warning in measurement.warnings):
         console.print(Text.assemble(("warning: ", "bold yellow"), warning), soft_wrap=True)
 
 
@@ -251,35 +253,35 @@ def trial_line(trial: SettingsTrial, objective: Objective) -> Text:
     return Text.assemble((settings_words(trial.settings).ljust(58), ""), (held, "" if trial.rate else "dim"))
 
 
-def render_rate(name: str, objective: Objective, found: SettingsTrial, console: Console) -> None:
+def render_rate(name: str, objective: Objective, trial: SettingsTrial, console: Console) -> None:
     """Print the highest rate of a server that was running already, and what was measured on the way."""
-    console.print(Text.assemble((name, "bold"), f"  {_headline(found, objective)}"), soft_wrap=True)
-    console.print(Text(found.why, "dim"), soft_wrap=True)
-    console.print(_levels([one for one in found.tried if one.loop == "open"]))
-    print_notes([one for one in found.tried if one.held == "held"], console)
+    console.print(Text.assemble((name, "bold"), f"  {_headline(trial, objective)}"), soft_wrap=True)
+    console.print(Text(trial.why, "dim"), soft_wrap=True)
+    console.print(_levels([level for level in trial.tried if level.loop == "open"]))
+    print_notes([measurement for measurement in trial.tried if measurement.held == "held"], console)
 
 
-def render_limit(found: ServingLimit, console: Console) -> None:
+def render_limit(limit: ServingLimit, console: Console) -> None:
     """Print the rate and the settings that hold it, the gain over the default ones, and latencies at shares of it."""
     console.print()
-    headline = _headline(found.chosen, found.objective)
-    console.print(Text.assemble((found.model, "bold"), f"  {headline}   ({found.machine})"), soft_wrap=True)
-    console.print(Text.assemble(("settings: ", "dim"), settings_words(found.chosen.settings)), soft_wrap=True)
-    if found.default.rate and found.chosen.settings != found.default.settings:
-        gain = f"{found.chosen.rate / found.default.rate:.2f}x"
-        console.print(Text(f"the default ones held {found.default.rate:.4g} requests/s: {gain}", "dim"))
-    tried = f"{len(found.trials)} settings tried in {format_seconds(found.took_s)}"
-    ended = "nothing better is near" if found.is_complete else "the time left was too short to try the others"
-    console.print(Text(f"{found.chosen.why}; {tried}, {ended}", "dim"), soft_wrap=True)
-    levels = found.levels or [one for one in found.chosen.tried if one.loop == "open"]
+    headline = _headline(limit.chosen, limit.objective)
+    console.print(Text.assemble((limit.model, "bold"), f"  {headline}   ({limit.machine})"), soft_wrap=True)
+    console.print(Text.assemble(("settings: ", "dim"), settings_words(limit.chosen.settings)), soft_wrap=True)
+    if limit.default.rate and limit.chosen.settings != limit.default.settings:
+        gain = f"{limit.chosen.rate / limit.default.rate:.2f}x"
+        console.print(Text(f"the default ones held {limit.default.rate:.4g} requests/s: {gain}", "dim"))
+    tried = f"{len(limit.trials)} settings tried in {format_seconds(limit.took_s)}"
+    ended = "nothing better is near" if limit.is_complete else "the time left was too short to try the others"
+    console.print(Text(f"{limit.chosen.why}; {tried}, {ended}", "dim"), soft_wrap=True)
+    levels = limit.levels or [measurement for measurement in limit.chosen.tried if measurement.loop == "open"]
     if levels:
         console.print(_levels(levels))
-    print_notes(found.levels, console)
-    if found.others_cores > _BUSY_CORES:
-        others = f"other programs kept {found.others_cores:.1f} cores busy meanwhile: try again on a quiet machine"
+    print_notes(limit.levels, console)
+    if limit.others_cores > _BUSY_CORES:
+        others = f"other programs kept {limit.others_cores:.1f} cores busy: measure again on a quiet machine"
         console.print(Text.assemble(("warning: ", "bold yellow"), others), soft_wrap=True)
-    if found.written_to:
-        console.print(Text(f"written to {found.written_to}; `stoker serve` loads it"), soft_wrap=True)
+    if limit.written_to:
+        console.print(Text(f"written to {limit.written_to}; `stoker serve` loads it"), soft_wrap=True)
 
 
 def settings_words(settings: ServiceSettings | None) -> str:
@@ -301,11 +303,13 @@ def _levels(measurements: Sequence[LoadMeasurement]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("asked/s", "answered/s", "good/s", "p50", "p90", "p99", "p99 at most", "held"):
         table.add_column(column, justify="right")
-    for one in measurements:
-        p50, p90, p99 = (one.quantile(q) for q in (0.5, 0.9, 0.99))
+    for measurement in measurements:
+        p50, p90, p99 = (measurement.quantile(q) for q in (0.5, 0.9, 0.99))
         times = [_time(value) for value in (p50.seconds, p90.seconds, p99.seconds, p99.high)]
-        held = "cut short" if one.was_cut else one.held or ""
-        table.add_row(f"{one.rate:.4g}", f"{one.throughput:.4g}", f"{one.goodput:.4g}", *times, held)
+        held = "cut short" if measurement.was_cut else measurement.held or ""
+        table.add_row(
+            f"{measurement.rate:.4g}", f"{measurement.throughput:.4g}", f"{measurement.goodput:.4g}", *times, held
+        )
     return table
 
 

@@ -55,7 +55,7 @@ def compress(
         Path | None, typer.Option("--keep-all", metavar="DIR", help="Keep the graphs of all candidates.")
     ] = None,
     prune: Annotated[
-        bool, typer.Option("--prune", help="First train smaller networks beside the run's own, and try these too.")
+        bool, typer.Option("--prune", help="First prune and retrain smaller networks, and try these too.")
     ] = False,
     fine_tune: Annotated[
         float | None,
@@ -69,7 +69,7 @@ def compress(
         if settings and job_file is None:
             raise BadJob("--set is for the job of --job", remedy="Give its file, or leave --set out.")
         with output(for_json=as_json):
-            found = api.compress(
+            result = api.compress(
                 model,
                 max_drop=max_drop,
                 job=None if job_file is None else load_job(job_file, settings)[0],
@@ -86,9 +86,9 @@ def compress(
                 sink=silence if as_json else None,
             )
         if as_json:
-            print_document(compression_document(found))
+            print_document(compression_document(result))
         else:
-            render_compression(found, Console())
+            render_compression(result, Console())
 
 
 _STYLES = {"chosen": "bold green", "reference": "bold", "passed": "", "rejected": "dim", "left out": "dim"}
@@ -123,9 +123,9 @@ def fine_tuning(epochs: float | None, *, prune: bool) -> Duration | None:
     return Duration(epochs, "epochs")
 
 
-def render_compression(found: Compressed, console: Console) -> None:
+def render_compression(result: Compressed, console: Console) -> None:
     """Print a search: every trial with size, latency, what it loses, and why it was not taken."""
-    record = found.record
+    record = result.record
     console.print(_table(record))
     console.print()
     for trial in record.trials[1:]:
@@ -143,14 +143,14 @@ def render_compression(found: Compressed, console: Console) -> None:
         f"took {format_seconds(record.took_s)}.",
         soft_wrap=True,
     )
-    if found.artifact is None:
+    if result.artifact is None:
         console.print(_no_gain(record), soft_wrap=True)
         return
     original = record.trials[0]
     chosen = next(trial for trial in record.trials if trial.name == record.chosen)
     smaller = (original.num_bytes or 0) / (chosen.num_bytes or 1)
     console.print(f"{chosen.name}: {chosen.pace or 1:.2f}× as fast, {smaller:.2f}× smaller.", soft_wrap=True)
-    console.print(Text.assemble(("written: ", "bold"), str(found.artifact.path)), soft_wrap=True)
+    console.print(Text.assemble(("written: ", "bold"), str(result.artifact.path)), soft_wrap=True)
 
 
 def _no_gain(record: Compression) -> str:
@@ -162,10 +162,10 @@ def _no_gain(record: Compression) -> str:
     return f"Nothing was better than the original{among}: no version was written."
 
 
-def compression_document(found: Compressed) -> dict[str, JSON]:
+def compression_document(result: Compressed) -> dict[str, JSON]:
     """The search for `--json`."""
-    path = None if found.artifact is None else str(found.artifact.path)
-    return {"path": path, "compression": to_json(found.record)}
+    path = None if result.artifact is None else str(result.artifact.path)
+    return {"path": path, "compression": to_json(result.record)}
 
 
 def _table(record: Compression) -> Table:

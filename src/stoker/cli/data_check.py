@@ -92,8 +92,8 @@ _FAILING: dict[str, frozenset[str]] = {
 
 def exit_code(checked: CheckedData, fail_on: FailOn) -> int:
     """Exit code of the command [number]: 0, or `FAULTS_FOUND`."""
-    found = {finding.gravity for finding in checked.check.findings}
-    return FAULTS_FOUND if found & _FAILING[fail_on] else 0
+    gravities = {finding.gravity for finding in checked.check.findings}
+    return FAULTS_FOUND if gravities & _FAILING[fail_on] else 0
 
 
 @contextmanager
@@ -102,18 +102,18 @@ def check_display(*, quiet: bool, console: Console) -> Iterator[Tell]:
     if quiet:
         yield lambda _what, _done, _total: None
     elif console.is_terminal and not console.is_dumb_terminal:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich import progress  # noqa: PLC0415 - takes longer than a command's help
 
-        with Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
+        with progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeRemainingColumn(),
             console=console,
             transient=True,
-        ) as progress:
-            task = progress.add_task("", total=None)
-            yield lambda what, done, total: progress.update(task, description=what, completed=done, total=total or None)
+        ) as bar:
+            task = bar.add_task("", total=None)
+            yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
     else:
         yield _Lines(console, clock=time.monotonic)
 
@@ -126,7 +126,7 @@ def check_document(checked: CheckedData) -> dict[str, Any]:
 def render_check(checked: CheckedData, console: Console) -> None:
     """A line on the data, a table of what was found, and what is left."""
     check, clean = checked.check, checked.clean
-    splits = ", ".join(f"{one.num_samples:,} {one.name}".rstrip() for one in check.splits)
+    splits = ", ".join(f"{split.num_samples:,} {split.name}".rstrip() for split in check.splits)
     rate = format_rate(check.num_samples / max(check.took_s, 1e-3), "samples")
     console.print(
         f"{escape(check.source)}: {check.kind}, samples: {splits}, {format_seconds(check.took_s)} ({rate})",
@@ -138,7 +138,7 @@ def render_check(checked: CheckedData, console: Console) -> None:
         for heading, justify in (("", "left"), ("finding", "left"), ("how many", "right"), ("the first", "left")):
             table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
         for (gravity, fault), count in check.counts().items():
-            first = next(one for one in check.findings if (one.gravity, one.fault) == (gravity, fault))
+            first = next(finding for finding in check.findings if (finding.gravity, finding.fault) == (gravity, fault))
             example = f"{first.id or first.where} {first.detail}".strip()
             style = _STYLES[gravity]
             table.add_row(f"[{style}]{gravity}[/]", api.FAULTS[fault][0], f"{count:,}", escape(example))

@@ -170,40 +170,42 @@ def find_cautions(
 
 
 def _thread_cautions(environment: Mapping[str, str], cores: int) -> list[str]:
-    """Of variables that set numbers of threads. A plan sets PyTorch's itself, up to OMP_NUM_THREADS or `--threads`."""
-    found = []
+    """Cautions about thread variables. A plan sets PyTorch's number itself, up to OMP_NUM_THREADS or `--threads`."""
+    cautions = []
     for name in (*_THREAD_VARIABLES, _THREAD_LIMIT):
         value = environment.get(name, "")
         threads = int(value) if value.isdigit() else 0
         if name == _THREAD_LIMIT and 0 < threads < cores:
-            found.append(f"{name}={value} keeps PyTorch on {value} of {cores} cores, whatever the plan says. Unset it.")
+            cautions.append(
+                f"{name}={value} keeps PyTorch on {value} of {cores} cores, whatever the plan says. Unset it."
+            )
         elif name != _THREAD_LIMIT and threads > cores:
-            found.append(f"{name}={value} makes other libraries use more threads than the {cores} cores. Unset it.")
+            cautions.append(f"{name}={value} makes other libraries use more threads than the {cores} cores. Unset it.")
         elif name != _THREAD_LIMIT and 0 < threads < cores:
             whom = "plans and other libraries" if name == "OMP_NUM_THREADS" else "other libraries"
             remedy = "`--threads` is stronger." if name == "OMP_NUM_THREADS" else "Unset it."
-            found.append(f"{name}={value} keeps {whom} on {value} of {cores} cores. {remedy}")
-    return found
+            cautions.append(f"{name}={value} keeps {whom} on {value} of {cores} cores. {remedy}")
+    return cautions
 
 
 def _ceiling_cautions(ceilings: Ceilings) -> list[str]:
-    """Of measured rates that surprise."""
-    found = []
+    """Cautions about unexpected measured rates."""
+    cautions = []
     fp32 = ceilings.gemm_flops.get("fp32")
     for dtype in ("bf16", "fp16", "tf32"):
         rate = ceilings.gemm_flops.get(dtype)
         if rate and fp32 and dtype in ceilings.device.fast_dtypes and rate < WORTHWHILE_RATIO * fp32:
-            found.append(
+            cautions.append(
                 f"{ceilings.device.model} multiplies {dtype} natively, yet its products reach only {rate / fp32:.1f}x "
                 "of fp32: this build of PyTorch may not use the instructions."
             )
     if ceilings.device.kind == "cpu" and ceilings.threads < ceilings.device.cores:
-        found.append(f"Measured with {ceilings.threads} of {ceilings.device.cores} cores.")
-    return found
+        cautions.append(f"Measured with {ceilings.threads} of {ceilings.device.cores} cores.")
+    return cautions
 
 
 _SIZES = (4, 64 * KIB, MIB, 64 * MIB)
-"""Of the messages shown [bytes]."""
+"""Sizes of the messages shown [bytes]."""
 
 
 def links_table(links: Links) -> Table:
@@ -219,10 +221,10 @@ def links_table(links: Links) -> Table:
     for size in _SIZES:
         table.add_column(format_bytes(size), justify="right", no_wrap=True)
     table.add_column("large messages", justify="right", no_wrap=True)
-    for one in links.costs:
-        rate = f"{1e-9 / one.beta_s_per_byte:.2f} GB/s" if one.beta_s_per_byte else "unknown"
-        table.add_row(one.collective, *(format_seconds(one.seconds(size)) for size in _SIZES), rate)
-    notes = [f"beside arithmetic {links.overlap:.0%} of a message is hidden"]
+    for cost in links.costs:
+        rate = f"{1e-9 / cost.beta_s_per_byte:.2f} GB/s" if cost.beta_s_per_byte else "unknown"
+        table.add_row(cost.collective, *(format_seconds(cost.seconds(size)) for size in _SIZES), rate)
+    notes = [f"{links.overlap:.0%} of a message overlaps with arithmetic"]
     notes += [
         f"with all at work, what is bound by {name} takes {ratio:.2f}x as long"
         for name, ratio in links.slowdown.items()
@@ -264,7 +266,7 @@ def render_doctor(
         parts += ["", Text.assemble(("forecasts of time rest on  ", "dim"), timed)]
     if not ceilings:
         parts += ["", Text("Not measured yet.", style="dim")]
-    parts += [part for one in links for part in ("", links_table(one))]
+    parts += [part for link in links for part in ("", links_table(link))]
     if cautions := find_cautions(devices, ceilings, around):
         marks = Table.grid(padding=(0, 1, 0, 0))
         for caution in cautions:
@@ -313,7 +315,7 @@ def doctor_document(
             }
             for benchmark in operations
         ],
-        "links": [to_json(one) for one in links],
+        "links": [to_json(link) for link in links],
         "surroundings": to_json(around),
         "cautions": list(find_cautions(devices, ceilings, around)),
     }

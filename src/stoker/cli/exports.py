@@ -104,14 +104,14 @@ def read_dynamic(options: Sequence[str] | None) -> dict[str, dict[int, str]]:
     Raises:
         BadArtifact: an option is of another form.
     """
-    found: dict[str, dict[int, str]] = {}
+    dynamic: dict[str, dict[int, str]] = {}
     for option in options or ():
         place, _, name = option.partition("=")
         tensor, _, dim = place.rpartition(".")
         if not (name and tensor and dim.isascii() and dim.isdigit()):
             raise BadArtifact(f"--dynamic {option}: wanted INPUT.DIM=NAME, such as input_ids.1=tokens")
-        found.setdefault(tensor, {})[int(dim)] = name
-    return found
+        dynamic.setdefault(tensor, {})[int(dim)] = name
+    return dynamic
 
 
 def read_inputs(path: Path | None) -> dict[str, NDArray[Any]] | None:
@@ -122,7 +122,7 @@ def read_inputs(path: Path | None) -> dict[str, NDArray[Any]] | None:
     """
     if path is None:
         return None
-    import numpy as np
+    import numpy as np  # noqa: PLC0415 - takes longer than a command's help
 
     try:
         with np.load(path, allow_pickle=False) as stored:
@@ -141,13 +141,13 @@ def _signature(manifest: Manifest) -> Table:
 
 
 def _shape(manifest: Manifest, spec: TensorSpec) -> Text:
-    words = ", ".join(map(str, spec.shape))
+    dims = ", ".join(map(str, spec.shape))
     classes = manifest.labels.get(spec.name, ())
     notes = [
         *([f"padded with {spec.pad:g}"] if spec.pad is not None else []),
         *([f"{', '.join(classes[:3])}{', …' * (len(classes) > 3)}"] if classes else []),
     ]
-    return Text.assemble(f"[{words}]", (f"  {'; '.join(notes)}" * bool(notes), "dim"))
+    return Text.assemble(f"[{dims}]", (f"  {'; '.join(notes)}" * bool(notes), "dim"))
 
 
 def _proofs(proofs: Sequence[Proof]) -> Table:

@@ -52,9 +52,10 @@ from stoker.cli.train_elsewhere import (
     Variables,
     Verify,
     launch_options,
+    require_possible_elsewhere,
     train_elsewhere,
 )
-from stoker.cli.ui import beside
+from stoker.cli.ui import local_page
 from stoker.errors import BadJob, RunFailed
 from stoker.launching import is_elsewhere
 from stoker.records import Verdict, to_json
@@ -115,7 +116,7 @@ def plan(
             )
             with output(for_json=as_json), waiting("asking the places, and forecasting", quiet=as_json):
                 job, entry = load_job(job_file, settings)
-                found = api.compare_places(
+                comparison = api.compare_places(
                     job,
                     on=on,
                     entry=entry,
@@ -126,9 +127,9 @@ def plan(
                     device_mtbf_h=device_mtbf,
                 )
             if as_json:
-                print_document(to_json(found))
+                print_document(to_json(comparison))
             else:
-                cli.place_table.render_comparison(found, Console())
+                cli.place_table.render_comparison(comparison, Console())
             return
         with output(for_json=as_json), waiting("working out what the job needs", quiet=as_json):
             job, entry = load_job(job_file, settings)
@@ -212,7 +213,7 @@ def train(
     verify: Verify = None,
     detach: Detach = False,
     dry_run: DryRun = False,
-    with_ui: Annotated[bool, typer.Option("--ui", help="Show the run on a local page meanwhile.")] = False,
+    with_ui: Annotated[bool, typer.Option("--ui", help="Show the run on a local page while it trains.")] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -235,6 +236,9 @@ def train(
     }
     with reported(debug=debug):
         if is_elsewhere(on):
+            require_possible_elsewhere(
+                on, for_pools={"--deadline": deadline, "--verify": verify}, fork=fork, ui=with_ui
+            )
             arguments = {
                 "--checkpoint-every": checkpoint_every,
                 "--device-mtbf": device_mtbf,
@@ -246,21 +250,6 @@ def train(
                 "--slice": slice_length,
             }
             options = launch_options(given, arguments, run_dir=run_dir, plan_file=plan_file, new=new, resume=resume)
-            if (deadline or verify) and on.replace("/", ":").partition(":")[0] != "pool":
-                raise BadJob(
-                    f"--{'deadline' if deadline else 'verify'} is for pools, and {on} is none",
-                    remedy="Leave it out, or name a pool: --on pool.",
-                )
-            if with_ui:
-                raise BadJob(
-                    f"--ui shows a run on this machine, and {on} is elsewhere",
-                    remedy="Leave it out; `stoker ui` shows what has come back of the run.",
-                )
-            if fork:
-                raise BadJob(
-                    f"--fork {fork} starts from a checkpoint here, which does not travel to {on}",
-                    remedy="Fork it here, or start a new run there without --fork.",
-                )
             train_elsewhere(job_file, settings, on, options, detach=detach, dry_run=dry_run, as_json=as_json)
             return
         if stray := next((option for option, value in given.items() if value), None):
@@ -280,7 +269,7 @@ def train(
             with doing("loading the job file"):
                 job, entry = load_job(job_file, settings)
             with (
-                beside(with_ui, run_dir),
+                local_page(with_ui, run_dir),
                 api.choose_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display,
             ):
                 run = api.train(
@@ -350,11 +339,13 @@ def lr_range(
     with reported(debug=debug):
         with output(for_json=as_json), waiting("trying learning rates", quiet=as_json):
             job, entry = load_job(job_file, settings)
-            found = api.lr_range(job, on=on, updates=updates, seeds=seeds, seconds=seconds, plan=plan_file, entry=entry)
+            result = api.lr_range(
+                job, on=on, updates=updates, seeds=seeds, seconds=seconds, plan=plan_file, entry=entry
+            )
         if as_json:
-            print_document(to_json(found))
+            print_document(to_json(result))
         else:
-            render_lr_range(job.name or job_file.stem, found, Console())
+            render_lr_range(job.name or job_file.stem, result, Console())
 
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -362,33 +353,35 @@ _WIDTH = 60
 """Columns of the picture at most; as many rates share one as are needed."""
 
 
-def render_lr_range(name: str, found: LrRange, console: Console) -> None:
+def render_lr_range(name: str, result: LrRange, console: Console) -> None:
     """Print the suggestion with its reason, the picture of the loss over the rates, and each seed's edge."""
-    console.print(Text.assemble((name, "bold"), f"  learning rates it bears at batch {found.batch:,}"))
+    console.print(Text.assemble((name, "bold"), f"  learning rates it bears at batch {result.batch:,}"))
     console.print()
-    style = "bold" if found.is_clear else "bold yellow"
-    console.print(Text.assemble(("lr ", style), (f"{found.lr:.3g}", style), f"   {found.why}"), soft_wrap=True)
-    console.print(Text(f"good progress from {found.low:.3g} to {found.high:.3g}; the job says {found.stated_lr:.3g}"))
+    style = "bold" if result.is_clear else "bold yellow"
+    console.print(Text.assemble(("lr ", style), (f"{result.lr:.3g}", style), f"   {result.why}"), soft_wrap=True)
+    console.print(
+        Text(f"good progress from {result.low:.3g} to {result.high:.3g}; the job says {result.stated_lr:.3g}")
+    )
     console.print()
-    losses = found.mean_losses()
+    losses = result.mean_losses()
     row = blocks(losses, min(_WIDTH, console.width - 8))
     if row and not console.options.ascii_only:
         console.print(Text.assemble("loss  ", (row, "cyan")))
-        ends = f"{found.rates[0]:.0e}".ljust(len(row) - 6) + f"{found.rates[len(losses) - 1]:.0e}".rjust(6)
+        ends = f"{result.rates[0]:.0e}".ljust(len(row) - 6) + f"{result.rates[len(losses) - 1]:.0e}".rjust(6)
         console.print(Text(f"rate  {ends}", "dim"))
         console.print()
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("seed", "updates", "lowest loss", "runs away at"):
         table.add_column(title, justify="right")
-    for sweep in found.sweeps:
+    for sweep in result.sweeps:
         edge = "not seen" if sweep.edge is None else f"{sweep.edge:.3g}"
         lowest = f"{min(sweep.losses):.4g}" if sweep.losses else "-"
         table.add_row(str(sweep.seed), str(len(sweep.losses) + 1), lowest, edge)
     console.print(table)
     console.print()
-    amount = f"{found.num_updates} updates of {found.batch:,} samples, thrown away"
+    amount = f"{result.num_updates} updates of {result.batch:,} samples, thrown away"
     console.print(
-        Text(f"{amount}; {format_seconds(found.took_s)} with planning. Nothing was changed.", "dim"), soft_wrap=True
+        Text(f"{amount}; {format_seconds(result.took_s)} with planning. Nothing was changed.", "dim"), soft_wrap=True
     )
 
 

@@ -22,20 +22,22 @@ def doctor(
     """Tell what this machine is, and what it really reaches (about a minute the first time, then cached)."""
     with reported(debug=debug):
         with waiting("measuring what the devices reach", quiet=as_json):
-            found = api.doctor(fresh=fresh)
+            result = api.doctor(fresh=fresh)
             links = () if on is None else api.links_between(on, fresh=fresh)
         is_here = api.data.fashion_mnist()[0].is_here()
         where = "found" if is_here else "not here: downloaded when asked for, else the digits in the package"
-        around = cli.doctor.inspect_machine(data={"Fashion-MNIST": where}, load=found.load, problems=found.problems)
+        around = cli.doctor.inspect_machine(data={"Fashion-MNIST": where}, load=result.load, problems=result.problems)
         if as_json:
-            print_document(cli.doctor.doctor_document(found.devices, found.ceilings, around, found.operations, links))
+            print_document(
+                cli.doctor.doctor_document(result.devices, result.ceilings, around, result.operations, links)
+            )
         else:
             cli.doctor.render_doctor(
-                found.devices,
-                found.ceilings,
+                result.devices,
+                result.ceilings,
                 console=Console(),
                 surroundings=around,
-                operations=found.operations,
+                operations=result.operations,
                 links=links,
             )
 

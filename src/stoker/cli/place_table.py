@@ -21,7 +21,7 @@ _SEEN_RISK = 0.005
 """Least probability of a preemption that is shown [0 to 1]."""
 
 
-def render_comparison(found: PlaceComparison, console: Console) -> None:
+def render_comparison(comparison: PlaceComparison, console: Console) -> None:
     """Print the places, the best first, with the parts of the time to finish, money, risk, and the sticker order."""
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     is_wide = console.width >= WIDE or not console.is_terminal
@@ -31,9 +31,9 @@ def render_comparison(found: PlaceComparison, console: Console) -> None:
         table.add_column(title, justify="right", no_wrap=True)
     if is_wide:
         table.add_column("why", overflow="fold")
-    best = next((offer for offer in found.offers if not offer.problem and offer.finish_s is not None), None)
+    best = next((offer for offer in comparison.offers if not offer.problem and offer.finish_s is not None), None)
     reasons = []
-    for offer in found.offers:
+    for offer in comparison.offers:
         is_best = offer is best
         why = Text(printable(offer.problem or offer.why), EMBER if is_best else "yellow" if offer.problem else "dim")
         reasons.append(Text.assemble((f"{offer.text}: ", "bold" if is_best else ""), why))
@@ -45,9 +45,9 @@ def render_comparison(found: PlaceComparison, console: Console) -> None:
     if best is not None and best.run is not None:
         interval = f"{format_interval(best.run)} in 8 cases of 10, {best.run.basis}"
         console.print(Text(f"\n{best.text}: runs {format_seconds(best.run.value)} ({interval}) on {best.device}"))
-    lines = list(found.lines)
-    if found.sent_bytes:
-        lines.append(f"a place that has nothing yet is sent {format_bytes(found.sent_bytes)}")
+    lines = list(comparison.lines)
+    if comparison.sent_bytes:
+        lines.append(f"a place that has nothing yet is sent {format_bytes(comparison.sent_bytes)}")
     if best is not None and best.price_source:
         lines.append(f"price: {best.price_source}")
     if best is not None and ":" in best.text:

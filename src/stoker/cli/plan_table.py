@@ -112,26 +112,26 @@ def _where(candidate: Candidate, decision: Decision) -> str:
 
 def plan_in_brief(plan: Plan) -> str:
     """What matters of a plan where there is little room: `bf16 · micro-batch 32 · channels-last`."""
-    words = [plan.precision, f"micro-batch {plan.micro_batch}"]
+    parts = [plan.precision, f"micro-batch {plan.micro_batch}"]
     if plan.memory_format != "contiguous":
-        words.append(plan.memory_format.replace("_", "-"))
+        parts.append(plan.memory_format.replace("_", "-"))
     if plan.checkpointed_blocks:
-        words.append(plan.checkpointing_in_words())
+        parts.append(plan.checkpointing_in_words())
     if plan.loss_chunks > 1:
-        words.append(f"loss in {plan.loss_chunks} chunks")
+        parts.append(f"loss in {plan.loss_chunks} chunks")
     if plan.compile:
-        words.append("compiled")
+        parts.append("compiled")
     if plan.captured:
-        words.append("captured")
+        parts.append("captured")
     if plan.optimizer_implementation != "default":
-        words.append(f"{plan.optimizer_implementation} optimiser")
+        parts.append(f"{plan.optimizer_implementation} optimiser")
     if plan.optimizer_states != "full":
-        words.append(f"{plan.optimizer_states.replace('8bit', '8-bit')} optimiser states")
+        parts.append(f"{plan.optimizer_states.replace('8bit', '8-bit')} optimiser states")
     if plan.device == "cpu":
-        words.append(f"{plan.threads} thread{'' if plan.threads == 1 else 's'}")
+        parts.append(f"{plan.threads} thread{'' if plan.threads == 1 else 's'}")
     if plan.num_workers:
-        words.append(f"{plan.num_workers} loader worker{'' if plan.num_workers == 1 else 's'}")
-    return " · ".join(words)
+        parts.append(f"{plan.num_workers} loader worker{'' if plan.num_workers == 1 else 's'}")
+    return " · ".join(parts)
 
 
 def _figures(candidate: Candidate) -> dict[str, str]:
@@ -180,16 +180,18 @@ def _room(num_bytes: int) -> str:
 
 
 def _render_breakdown(decision: Decision, console: Console) -> None:
-    found = decision.breakdown
-    if found is None:
+    breakdown = decision.breakdown
+    if breakdown is None:
         return
     forecast = decision.chosen.forecast
-    peak = _whole(forecast.peak_bytes.value, found.peak_bytes, format_bytes)
+    peak = _whole(forecast.peak_bytes.value, breakdown.peak_bytes, format_bytes)
     console.print()
-    console.print(_shares(f"where the bytes are at the peak, {peak} ({found.peak_at})", found.peak_bytes, format_bytes))
-    step = _whole(forecast.step_s.value, found.step_s, format_seconds)
+    console.print(
+        _shares(f"where the bytes are at the peak, {peak} ({breakdown.peak_at})", breakdown.peak_bytes, format_bytes)
+    )
+    step = _whole(forecast.step_s.value, breakdown.step_s, format_seconds)
     console.print()
-    console.print(_shares(f"where the time of an update goes, {step}", found.step_s, format_seconds))
+    console.print(_shares(f"where the time of an update goes, {step}", breakdown.step_s, format_seconds))
 
 
 def _whole(value: float, shares: Sequence[Share], written: Callable[[float], str]) -> str:
@@ -220,10 +222,10 @@ def _rejections(decision: Decision) -> Table:
     table.add_column("lost by")
     for rejection in decision.rejected:
         is_same_device = rejection.device == decision.chosen.device
-        words = plan_in_difference(rejection.plan, decision.chosen.plan) if is_same_device else ""
+        text = plan_in_difference(rejection.plan, decision.chosen.plan) if is_same_device else ""
         if rejection.plan.layout.world_size > 1:
-            words = rejection.plan.layout.in_words()
-        table.add_row(rejection.device, words or plan_in_brief(rejection.plan), rejection.reason)
+            text = rejection.plan.layout.in_words()
+        table.add_row(rejection.device, text or plan_in_brief(rejection.plan), rejection.reason)
     return table
 
 

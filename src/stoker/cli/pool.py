@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from stoker import api, pool
 from stoker.cli.terminal import (
     AsJson,
     Debug,
@@ -27,12 +30,8 @@ from stoker.cli.terminal import (
     waiting,
 )
 from stoker.errors import BadJob, BadRun, DoesNotFit, ServiceError
+from stoker.records import to_json
 from stoker.units import format_seconds, parse_duration, parse_memory, parse_money
-
-if TYPE_CHECKING:
-    from stoker.pool.client import PoolClient
-    from stoker.pool.events import Event
-    from stoker.pool.matching import Ranking
 
 _CHAIN_PACKAGES = frozenset({"web3", "eth_account", "eth_abi", "eth_tester", "eth"})
 PoolWord = Annotated[
@@ -60,12 +59,9 @@ def pool_reported(*, debug: bool) -> Iterator[None]:
             ) from problem
 
 
-def client_of(pool: str | None, key: str | None = None) -> PoolClient:
+def client_of(address: str | None, key: str | None = None) -> pool.PoolClient:
     """A client of the pool at an address, or of the one in STOKER_POOL, with one of this user's keys."""
-    from stoker.pool.client import PoolAddress, PoolClient
-    from stoker.pool.keys import own_key
-
-    return PoolClient(PoolAddress.parse(pool), None if key is None else own_key(key))
+    return pool.PoolClient(pool.PoolAddress.parse(address), None if key is None else pool.own_key(key))
 
 
 def pool_serve(
@@ -115,28 +111,25 @@ def pool_serve(
 ) -> None:
     """Serve a pool: offers, leases, the ledger and blobs; one process and one folder."""
     with pool_reported(debug=debug):
-        from stoker.pool.events import CREDIT, Founded
-        from stoker.pool.serve import pool_folder, serve_pool
-
-        rules = Founded(
+        rules = pool.Founded(
             name=name,
             is_open=is_open,
             verdicts_to_slash=verdicts,
             least_window_s=0 if window is None else int(parse_duration(window, "--least-window")),
-            forward_price=0 if forward_price.strip() in ("0", "0usd") else round(parse_money(forward_price) * CREDIT),
+            forward_price=0
+            if forward_price.strip() in ("0", "0usd")
+            else round(parse_money(forward_price) * pool.CREDIT),
             forward_quota_bytes=0 if forward_quota is None else int(parse_memory(forward_quota)),
         )
         if (chain is None) != (contract is None) or (money_in_contract and chain is None):
             raise BadJob("a contract is named with --chain URL and --contract ADDRESS, both")
         settings = None
         if chain is not None and contract is not None:
-            from stoker.pool.contract.custody import ChainSettings
-
-            settings = ChainSettings(
+            settings = pool.ChainSettings(
                 url=chain, contract=contract, key=chain_key, confirmations=confirmations, has_money=money_in_contract
             )
-        serve_pool(
-            pool_folder() if folder is None else folder,
+        pool.serve_pool(
+            pool.pool_folder() if folder is None else folder,
             host=host,
             port=port,
             rules=rules,
@@ -148,7 +141,7 @@ def pool_serve(
 
 
 def pool_wallet(
-    pool: PoolWord = None,
+    address: PoolWord = None,
     key: KeyName = "default",
     grant: Annotated[
         list[str] | None,
@@ -160,25 +153,20 @@ def pool_wallet(
 ) -> None:
     """Show your key and what it has; with --grant, as the pool's operator, give credits to a key."""
     with pool_reported(debug=debug):
-        from stoker.pool.escrow import credits_text
-        from stoker.pool.events import CREDIT, Deposited
-        from stoker.pool.keys import own_key, read_key
-        from stoker.pool.serve import pool_folder
-
         if grant:
-            operator = client_of(pool)
-            operator.key = read_key((pool_folder() if folder is None else folder) / "control.key")
+            operator = client_of(address)
+            operator.key = pool.read_key((pool.pool_folder() if folder is None else folder) / "control.key")
             for word in grant:
                 account, equals, amount = word.partition("=")
                 if not equals:
-                    raise BadJob(f"--grant {word}: wanted KEY=AMOUNT, such as {own_key(key).public}=5usd")
+                    raise BadJob(f"--grant {word}: wanted KEY=AMOUNT, such as {pool.own_key(key).public}=5usd")
                 granted = 0.0 if amount.strip() in ("0", "0usd") else parse_money(amount)
                 try:
-                    body = Deposited(account=account.strip(), amount=round(granted * CREDIT))
+                    body = pool.Deposited(account=account.strip(), amount=round(granted * pool.CREDIT))
                 except ValueError as problem:
                     raise BadJob(f"--grant {word}: {problem}") from problem
                 operator.post(body)
-        client = client_of(pool, key)
+        client = client_of(address, key)
         assert client.key is not None
         account = client.key.public
         balances = client.state("balances")["balances"]
@@ -190,13 +178,13 @@ def pool_wallet(
         console = Console(highlight=False)
         console.print(f"key      {account}")
         console.print(
-            f"balance  {credits_text(balances.get(account, 0))}"
+            f"balance  {pool.credits_text(balances.get(account, 0))}"
             if account in balances
             else "balance  0 credits; the key is not admitted: its operator runs stoker pool wallet --grant "
             f"{account}=AMOUNT",
             soft_wrap=True,
         )
-        console.print(f"held     {credits_text(escrow)} in escrow, {credits_text(bonds)} in bonds")
+        console.print(f"held     {pool.credits_text(escrow)} in escrow, {pool.credits_text(bonds)} in bonds")
         if contract := client.rules().contract:
             console.print(f"money    in the contract {contract}: stoker pool contract show", soft_wrap=True)
 
@@ -207,30 +195,26 @@ def pool_team(
     weight: Annotated[float, typer.Option("--weight", help="Its share against others' where devices are short.")] = 1.0,
     priority: Annotated[int, typer.Option("--priority", min=0, help="Higher comes first, and preempts.")] = 0,
     quota: Annotated[int, typer.Option("--quota", metavar="N", min=0, help="Devices at a time; 0: no limit.")] = 0,
-    pool: PoolWord = None,
+    address: PoolWord = None,
     folder: PoolFolder = None,
     debug: Debug = False,
 ) -> None:
     """As the pool's operator, make a team: who, its share, its priority, its quota."""
     with pool_reported(debug=debug):
-        from stoker.pool.events import TeamMade
-        from stoker.pool.keys import read_key
-        from stoker.pool.serve import pool_folder
-
         try:
-            body = TeamMade(
+            body = pool.TeamMade(
                 team=team, members=tuple(member or ()), weight=weight, priority=priority, most_devices=quota
             )
         except ValueError as problem:
             raise BadJob(f"stoker pool team: {problem}") from problem
-        operator = client_of(pool)
-        operator.key = read_key((pool_folder() if folder is None else folder) / "control.key")
+        operator = client_of(address)
+        operator.key = pool.read_key((pool.pool_folder() if folder is None else folder) / "control.key")
         receipt = operator.post(body)
         print(f"team {team} of {len(body.members)}, event {receipt.seq}")
 
 
 def pool_ledger(
-    pool: PoolWord = None,
+    address: PoolWord = None,
     after: Annotated[int, typer.Option("--after", min=0, metavar="N", help="Only events after number N.")] = 0,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what happens.")] = False,
     export: Annotated[
@@ -241,41 +225,32 @@ def pool_ledger(
 ) -> None:
     """Print every event of a pool: who did what, and what money it moved."""
     with pool_reported(debug=debug):
-        from stoker.pool.events import canonical
-
-        client, last = client_of(pool), after
+        client, last = client_of(address), after
         console = Console(highlight=False)
         lines: list[str] = []
         while True:
-            found = client.events(last, wait_s=30.0 if follow and not export else 0.0)
-            for event in found:
+            events = client.events(last, wait_s=30.0 if follow and not export else 0.0)
+            for event in events:
                 last = event.seq
                 if export is not None:
-                    lines.append(canonical(event.document()).decode() + "\n")
+                    lines.append(pool.canonical(event.document()).decode() + "\n")
                 elif as_json:
                     print(json.dumps({**event.document(), "hash": event.hash}), flush=True)
                 else:
                     console.print(_event_line(event), soft_wrap=True)
-            if not found and (export is not None or not follow):
+            if not events and (export is not None or not follow):
                 break
         if export is not None:
-            from stoker.store.files import write_atomic
-
-            write_atomic(export, "".join(lines), what="the log", error=BadRun)
+            api.write_atomic(export, "".join(lines), what="the log", error=BadRun)
 
 
-def _event_line(event: Event) -> Text:
-    from datetime import UTC, datetime
-
-    from stoker.pool.escrow import short
-    from stoker.pool.overview import event_words
-
+def _event_line(event: pool.Event) -> Text:
     at = datetime.fromtimestamp(event.received_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
     return Text.assemble(
         (f"{event.seq:>6}  {at}  ", "dim"),
         (f"{event.kind:<11}", "bold"),
-        (f" {short(event.actor)}  ", "dim"),
-        printable(event_words(event)),
+        (f" {pool.short(event.actor)}  ", "dim"),
+        printable(pool.event_words(event)),
     )
 
 
@@ -293,26 +268,22 @@ def pool_audit(
 ) -> None:
     """Replay a log: check every hash, signature, transition and balance, and name the first event that is wrong."""
     with pool_reported(debug=debug):
-        from stoker.pool.escrow import credits_text
-        from stoker.pool.log import audit
-        from stoker.pool.state import State
-
         if (chain is None) != (contract is None):
             raise BadJob("a contract is named with --chain URL and --contract ADDRESS, both")
-        state = State()
-        found, num_roots = audit(file, state=state, head=head), 0
+        state = pool.State()
+        result, num_roots = pool.audit(file, state=state, head=head), 0
         if chain is not None and contract is not None:
-            from stoker.pool.contract.custody import ChainSettings, differing_roots
-
-            num_roots, problem = differing_roots(ChainSettings(url=chain, contract=contract).connected(), state.roots)
-            found = replace(found, problem=found.problem or problem)
+            num_roots, problem = pool.differing_roots(
+                pool.ChainSettings(url=chain, contract=contract).connected(), state.roots
+            )
+            result = replace(result, problem=result.problem or problem)
         if as_json:
             print_document(
                 {
-                    "events": found.num_events,
-                    "head": found.head,
-                    "problem": found.problem,
-                    "bad_event": found.bad_event,
+                    "events": result.num_events,
+                    "head": result.head,
+                    "problem": result.problem,
+                    "bad_event": result.bad_event,
                     "pool": state.operator,
                     "deposited": state.accounts.deposited,
                     "balances": state.accounts.balances,
@@ -321,22 +292,22 @@ def pool_audit(
             )
         else:
             console = Console(highlight=False)
-            console.print(f"{found.num_events} events are right; the last one's hash is {found.head}", soft_wrap=True)
+            console.print(f"{result.num_events} events are right; the last one's hash is {result.head}", soft_wrap=True)
             console.print(f"the pool's key is {state.operator or 'not known'}", soft_wrap=True)
             console.print(
-                f"{credits_text(state.accounts.deposited)} deposited, and as much held by "
+                f"{pool.credits_text(state.accounts.deposited)} deposited, and as much held by "
                 f"{len(state.accounts.balances)} accounts"
             )
             if chain is not None:
                 console.print(f"{num_roots} roots are the same in the contract {contract}", soft_wrap=True)
-            if found.problem:
-                console.print(Text(f"wrong: {printable(found.problem)}", "bold red"), soft_wrap=True)
-        if found.problem:
+            if result.problem:
+                console.print(Text(f"wrong: {printable(result.problem)}", "bold red"), soft_wrap=True)
+        if result.problem:
             raise typer.Exit(BadRun.exit_code)
 
 
 def pool_offers(
-    pool: PoolWord = None,
+    address: PoolWord = None,
     job_file: Annotated[
         Path | None, typer.Option("--for", metavar="JOB", help="Rank them for a job: money and hours until it is done.")
     ] = None,
@@ -360,7 +331,7 @@ def pool_offers(
 ) -> None:
     """List what a pool offers, the cheapest hour first; for a job, in the order of money and hours until it is done."""
     with pool_reported(debug=debug):
-        client = client_of(pool)
+        client = client_of(address)
         offers = client.state("offers")
         if job_file is not None:
             needs = {
@@ -372,8 +343,8 @@ def pool_offers(
             }
             _offers_for(job_file, settings, offers, client, needs, as_json=as_json)
             return
-        shown = [one for one in offers if show_all or (one["is_free"] and one["is_present"])]
-        shown.sort(key=lambda one: one["offer"]["price_per_hour"])
+        shown = [offer for offer in offers if show_all or (offer["is_free"] and offer["is_present"])]
+        shown.sort(key=lambda offer: offer["offer"]["price_per_hour"])
         if as_json:
             print_document(shown)
             return
@@ -384,33 +355,26 @@ def _offers_for(
     job_file: Path,
     settings: list[str] | None,
     documents: list[dict[str, Any]],
-    client: PoolClient,
+    client: pool.PoolClient,
     wanted: dict[str, Any],
     *,
     as_json: bool,
 ) -> None:
     """Rank offers for a job, and print them."""
-    import time
-
-    from stoker.pool.events import CREDIT
-    from stoker.pool.forecasting import leases_before, rank_for_job
-    from stoker.pool.matching import ISOLATIONS, Needs, listed_offers
-    from stoker.records import to_json
-
-    if wanted["isolation"] not in ISOLATIONS:
-        raise BadJob(f"--isolation {wanted['isolation']}: wanted {', '.join(ISOLATIONS)}")
-    needs = Needs(
-        value_per_hour=round(wanted["value"] * CREDIT),
+    if wanted["isolation"] not in pool.ISOLATIONS:
+        raise BadJob(f"--isolation {wanted['isolation']}: wanted {', '.join(pool.ISOLATIONS)}")
+    needs = pool.Needs(
+        value_per_hour=round(wanted["value"] * pool.CREDIT),
         verify_fraction=wanted["verify"],
         least_isolation=wanted["isolation"],
         deadline_s=wanted["deadline_s"],
-        max_credits=None if wanted["max_cost"] is None else round(wanted["max_cost"] * CREDIT),
+        max_credits=None if wanted["max_cost"] is None else round(wanted["max_cost"] * pool.CREDIT),
     )
-    offers, records = listed_offers(documents)
+    offers, records = pool.listed_offers(documents)
     with waiting("forecasting the job on what is offered", quiet=as_json), output(for_json=as_json):
         job, entry = load_job(job_file, settings)
-        leases = leases_before(client, entry)
-        ranking = rank_for_job(job, entry, offers, records, needs=needs, now_s=time.time(), leases=leases)
+        leases = pool.leases_before(client, entry)
+        ranking = pool.rank_for_job(job, entry, offers, records, needs=needs, now_s=time.time(), leases=leases)
     if as_json:
         print_document(to_json(ranking))
     else:
@@ -419,9 +383,7 @@ def _offers_for(
         raise typer.Exit(DoesNotFit.exit_code)
 
 
-def _render_ranking(ranking: Ranking, console: Console) -> None:
-    from stoker.pool.escrow import credits_text
-
+def _render_ranking(ranking: pool.Ranking, console: Console) -> None:
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for title, justify in (
         ("offer", "left"),
@@ -437,14 +399,14 @@ def _render_ranking(ranking: Ranking, console: Console) -> None:
         table.add_column(title, justify="right" if justify == "right" else "left", no_wrap=title != "why")
     for number, match in enumerate(ranking.matches):
         offer = match.listed.offer
-        interval = f"{credits_text(match.low_credits).split()[0]} to {credits_text(match.high_credits)}"
+        interval = f"{pool.credits_text(match.low_credits).split()[0]} to {pool.credits_text(match.high_credits)}"
         table.add_row(
             offer.offer_id,
             Text(printable(f"{offer.device.count} × {offer.device.kind}")),
-            credits_text(offer.price_per_hour),
+            pool.credits_text(offer.price_per_hour),
             f"{match.sticker}.",
             format_seconds(match.hours * 3600),
-            credits_text(match.credits),
+            pool.credits_text(match.credits),
             interval,
             f"{100 * match.risk:.0f} %",
             Text(printable(match.why)),
@@ -458,8 +420,6 @@ def _render_ranking(ranking: Ranking, console: Console) -> None:
 
 
 def _render_offers(shown: list[dict[str, Any]], num_hidden: int, console: Console) -> None:
-    from stoker.pool.escrow import credits_text, short
-
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for title, justify in (
         ("offer", "left"),
@@ -481,14 +441,14 @@ def _render_offers(shown: list[dict[str, Any]], num_hidden: int, console: Consol
         table.add_row(
             offer["offer_id"],
             Text(printable(f"{offer['device']['count']} × {offer['device']['kind']}")),
-            credits_text(offer["price_per_hour"]),
+            pool.credits_text(offer["price_per_hour"]),
             offer["isolation"],
             format_seconds(offer["reclaim_s"]),
             str(record["finished"]),
             str(record["lost"] + record["left"]),
             str(record["slashed"]),
             one.get("network") or "through the pool",
-            Text(short(one["agent"]), "dim"),
+            Text(pool.short(one["agent"]), "dim"),
             Text(status, "yellow"),
         )
     print_table(table, console)

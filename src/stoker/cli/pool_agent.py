@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from stoker import api, pool
 from stoker.cli.pool import KeyName, PoolWord, client_of, pool_reported
 from stoker.cli.terminal import AsJson, Debug, output, print_document, printable
 from stoker.errors import BadJob, NoDevice, PlaceUnreachable, RunFailed
@@ -29,7 +30,7 @@ Lease = Annotated[str, typer.Argument(metavar="LEASE", help="Name of a lease; `s
 
 def offer(
     price: Annotated[str, typer.Option("--price", metavar="MONEY/h", help="Credits an hour, such as 0.40usd/h.")],
-    pool: PoolWord = None,
+    address: PoolWord = None,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Of the offer (default: this host's).")
     ] = None,
@@ -77,26 +78,21 @@ def offer(
         def tell(text: str) -> None:
             console.print(Text(printable(text)), soft_wrap=True)
 
-        client = client_of(pool, key)
-        from stoker.devices import attached_devices, resolve_place
-        from stoker.pool.agent import Agent, Lending
-        from stoker.pool.client import joined_peer
-        from stoker.pool.hardware_proof import LocalDevice, prove_hardware
-        from stoker.pool.isolation import Limits, best_isolation
+        client = client_of(address, key)
 
-        lent = resolve_place(device, attached_devices())
+        lent = api.resolve_place(device, api.attached_devices())
         files = _device_files(lent.kind, lent.index)
-        kind = best_isolation(isolation, files)
+        kind = pool.best_isolation(isolation, files)
         tell(f"jobs run in {kind.name}: {kind.text}")
         longest_s = round(parse_duration(longest, "--longest"))
-        limits = Limits(
+        limits = pool.Limits(
             memory_bytes=int(parse_memory(memory)) if memory else _memory_bytes() // 2,
             cores=cores or float(len(os.sched_getaffinity(0))),
             processes=processes,
             disk_bytes=int(parse_memory(disk)),
             time_s=longest_s,
         )
-        lending = Lending(
+        lending = pool.Lending(
             name=name or re.sub(r"[^A-Za-z0-9.-]+", "-", platform.node()).strip("-.")[:40] or "agent",
             price_per_hour=_per_hour("--price", price),
             cost_per_hour=_per_hour("--cost", cost) if cost else 0,
@@ -115,8 +111,10 @@ def offer(
         if measures:
             tell(f"measuring {lent.model}")
             claimed = lent.memory_bytes if lent.kind == "cuda" else limits.memory_bytes
-            with LocalDevice() as ask:
-                proof = prove_hardware(ask, memory_bytes=_measured_bytes(claimed, lent.kind), device=lent.torch_name)
+            with pool.LocalDevice() as ask:
+                proof = pool.prove_hardware(
+                    ask, memory_bytes=_measured_bytes(claimed, lent.kind), device=lent.torch_name
+                )
             if not proof.is_passed:
                 raise NoDevice(
                     f"{lent.model} did not pass its own measurement: {proof.why}",
@@ -127,8 +125,8 @@ def offer(
             )
         with suppress(PlaceUnreachable):  # the agent says so itself, and asks again
             if p2p:
-                joined_peer(client, tell=tell)
-        agent = Agent(client, lending, lent, kind, _folder(folder), proof=proof, tell=tell)
+                pool.joined_peer(client, tell=tell)
+        agent = pool.Agent(client, lending, lent, kind, _folder(folder), proof=proof, tell=tell)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: agent.stop())
         tell(f"offering {lending.name} at {price} in the pool {client.address.url}; Ctrl-C gives notice and ends it")
@@ -150,7 +148,7 @@ def pause(
 
 def verify(
     lease: Lease,
-    pool: PoolWord = None,
+    address: PoolWord = None,
     block: Annotated[int | None, typer.Option("--block", metavar="N", min=0, help="One block (default: all).")] = None,
     trace: Annotated[
         bool, typer.Option("--trace", help="The state after each update, to find the first bad one.")
@@ -167,37 +165,33 @@ def verify(
 ) -> None:
     """Make blocks of a lease again on this machine, and compare: bit for bit in one determinism class."""
     with pool_reported(debug=debug):
-        client = client_of(pool, key)
-        from stoker.devices import attached_devices, resolve_place
-        from stoker.pool.agent import determinism_class, first_bad_update, replay_lease
-        from stoker.pool.client import joined_peer
-        from stoker.pool.isolation import Host, Limits, best_isolation
+        client = client_of(address, key)
 
-        device = resolve_place("here", attached_devices())
+        device = api.resolve_place("here", api.attached_devices())
         files = _device_files(device.kind, device.index)
-        kind = best_isolation(isolation, files)
-        limits = Limits(memory_bytes=_memory_bytes() // 2, cores=float(len(os.sched_getaffinity(0))))
+        kind = pool.best_isolation(isolation, files)
+        limits = pool.Limits(memory_bytes=_memory_bytes() // 2, cores=float(len(os.sched_getaffinity(0))))
         theirs = _traces(against)
-        joined_peer(client, keeps=True)  # its blocks may be on this machine, or on its renter's
-        host = Host(isolation=kind, limits=limits, devices=files)
+        pool.joined_peer(client, keeps=True)  # its blocks may be on this machine, or on its renter's
+        host = pool.Host(isolation=kind, limits=limits, devices=files)
         numbers = [block] if block is not None else range(len(client.lease(lease)["commitments"]))
         found = []
         with output(for_json=as_json):
             for number in numbers:
-                verdict = replay_lease(
+                verdict = pool.replay_lease(
                     client,
                     lease,
                     number,
                     folder=_folder(folder) / "checks",
                     host=host,
-                    own_class=determinism_class(device),
+                    own_class=pool.determinism_class(device),
                     trace=trace or number in theirs,
                 )
                 found.append(
                     {"block": number, "equal": verdict.equal, "why": verdict.why, "trace": list(verdict.trace)}
                 )
                 if number in theirs:
-                    found[-1]["first_bad_update"] = bad = first_bad_update(
+                    found[-1]["first_bad_update"] = bad = pool.first_bad_update(
                         client.lease(lease), number, theirs[number], verdict.trace
                     )
                     if not as_json:
@@ -210,23 +204,22 @@ def verify(
                     print(f"block {number}: {word}: {verdict.why}")
         if as_json:
             print_document({"lease": lease, "blocks": found})
-        if any(one["equal"] is False for one in found):
+        if any(verdict["equal"] is False for verdict in found):
             raise typer.Exit(RunFailed.exit_code)
 
 
 def dispute(
     lease: Lease,
-    pool: PoolWord = None,
+    address: PoolWord = None,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="What is wrong.")] = "",
     key: KeyName = "default",
     debug: Debug = False,
 ) -> None:
     """Hold the pay of a lease until other agents have replayed what you doubt."""
     with pool_reported(debug=debug):
-        client = client_of(pool, key)
-        from stoker.pool.events import Disputed
+        client = client_of(address, key)
 
-        client.post(Disputed(lease_id=lease, reason=reason))
+        client.post(pool.Disputed(lease_id=lease, reason=reason))
         print(f"the pay of {lease} is held until it is settled; `stoker pool ledger` shows what comes of it")
 
 
@@ -236,7 +229,7 @@ def _traces(path: Path | None) -> dict[int, list[str]]:
         return {}
     try:
         blocks = json.loads(path.read_bytes())["blocks"]
-        return {int(one["block"]): [str(state) for state in one["trace"]] for one in blocks if one["trace"]}
+        return {int(block["block"]): [str(state) for state in block["trace"]] for block in blocks if block["trace"]}
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise BadJob(f"--against {path}: no output of `stoker pool verify --trace --json`: {problem}") from problem
 
@@ -266,13 +259,11 @@ def _hours(text: str | None) -> tuple[int, int] | None:
 
 
 def _memory_bytes() -> int:
-    from stoker.devices import attached_cpu
-
-    return attached_cpu().memory_bytes
+    return api.attached_cpu().memory_bytes
 
 
 def _measured_bytes(claimed: int, kind: str) -> int:
-    """Of a GPU all that a job could have; of a CPU at most 2 GiB, whose product takes a minute."""
+    """Memory to measure [bytes]: what a job could have of a GPU, at most 2 GiB of a CPU's, which takes a minute."""
     return int(0.9 * claimed) if kind == "cuda" else min(claimed // 2, 2 << 30)
 
 

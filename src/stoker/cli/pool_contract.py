@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from stoker import pool
 from stoker.cli.pool import KeyName, PoolWord, client_of, pool_reported
 from stoker.cli.terminal import AsJson, Debug, print_document
 from stoker.errors import BadJob
 from stoker.units import parse_money
-
-if TYPE_CHECKING:
-    from stoker.pool.contract.escrow_contract import EscrowContract
 
 contract_app = typer.Typer(help="A pool's money in a contract on a chain.", no_args_is_help=True, add_completion=False)
 Chain = Annotated[
@@ -30,10 +28,8 @@ Contract = Annotated[str, typer.Option("--contract", metavar="ADDRESS", help="Th
 Amount = Annotated[str, typer.Argument(metavar="AMOUNT", help="Such as 5usd; 1usd is a credit, or a token.")]
 
 
-def _contract(chain: str, contract: str, key: str = "") -> EscrowContract:
-    from stoker.pool.contract.custody import ChainSettings
-
-    return ChainSettings(url=chain, contract=contract, key=key).connected()
+def _contract(chain: str, contract: str, key: str = "") -> pool.EscrowContract:
+    return pool.ChainSettings(url=chain, contract=contract, key=key).connected()
 
 
 def _micro(amount: str) -> int:
@@ -52,10 +48,7 @@ def deploy(
 ) -> None:
     """Make a contract whose arbiter is your key: the pool's operator does, once. Without --token: internal credits."""
     with pool_reported(debug=debug):
-        from stoker.pool.contract.escrow_contract import EscrowContract, connected
-        from stoker.pool.contract.signers import signer_of
-
-        made = EscrowContract.deployed(connected(chain), signer_of(chain_key), token=token)
+        made = pool.EscrowContract.deployed(pool.connected(chain), pool.signer_of(chain_key), token=token)
         if as_json:
             print_document({"contract": made.address, "account": made.account, "arbiter": made.arbiter})
         else:
@@ -72,18 +65,16 @@ def show(
 ) -> None:
     """Show a contract: its arbiter, its money, its last root; of an address, its balance and its leases."""
     with pool_reported(debug=debug):
-        from stoker.pool.escrow import credits_text
-
         there = _contract(chain, contract)
-        found: dict[str, Any] = {
+        document: dict[str, Any] = {
             "account": there.account,
             "arbiter": there.arbiter,
             "token": there.token,
             "anchored": there.anchored(),
         }
         if address:
-            leases = {one.lease: one for one in (*there.leases(renter=address), *there.leases(agent=address))}
-            found |= {
+            leases = {lease.lease: lease for lease in (*there.leases(renter=address), *there.leases(agent=address))}
+            document |= {
                 "balance": there.balance(address),
                 "leases": [
                     {
@@ -99,17 +90,17 @@ def show(
                 ],
             }
         if as_json:
-            print_document(found)
+            print_document(document)
             return
         console = Console(highlight=False)
         console.print(f"contract  {there.account}, arbiter {there.arbiter}", soft_wrap=True)
         console.print(f"money     {'token ' + there.token if there.token else 'internal credits'}", soft_wrap=True)
-        console.print(f"roots     up to event {found['anchored']}")
+        console.print(f"roots     up to event {document['anchored']}")
         if address:
-            console.print(f"balance   {credits_text(found['balance'])}")
-        for lease in found.get("leases", ()):
+            console.print(f"balance   {pool.credits_text(document['balance'])}")
+        for lease in document.get("leases", ()):
             until = time.strftime("%Y-%m-%d %H:%M", time.gmtime(lease["deadline_s"]))
-            money = f"deposit {credits_text(lease['deposit'])}, bond {credits_text(lease['bond'])}"
+            money = f"deposit {pool.credits_text(lease['deposit'])}, bond {pool.credits_text(lease['bond'])}"
             said = f"{lease['state']}, {money}, deadline {until} UTC"
             console.print(f"lease     {lease['lease']}  {said}", soft_wrap=True)
 
@@ -164,7 +155,7 @@ def refund(chain: Chain, contract: Contract, chain_key: ChainKey, debug: Debug =
 @contract_app.command("settle")
 def settle(
     lease_id: Annotated[str, typer.Argument(metavar="LEASE", help="Its name in the pool.")],
-    pool: PoolWord = None,
+    address: PoolWord = None,
     key: KeyName = "default",
     debug: Debug = False,
 ) -> None:
@@ -173,13 +164,11 @@ def settle(
     For when the pool itself does not. STOKER_CHAIN and STOKER_CHAIN_KEY name the chain and your key of it.
     """
     with pool_reported(debug=debug):
-        from stoker.pool.contract.custody import Custody, lease_of
-
-        client = client_of(pool, key)
+        client = client_of(address, key)
         rules, document = client.rules(), client.lease(lease_id)
         if not rules.contract:
             raise BadJob("the money of this pool is in its log, and settled there")
-        custody, lease = Custody.of_member(rules, client.address.key), lease_of(document)
+        custody, lease = pool.Custody.of_member(rules, client.address.key), pool.lease_of(document)
         if document["verdict"]:
             sent, what = custody.bring(lease, bytes.fromhex(document["verdict"])), "settled"
         else:

@@ -15,7 +15,7 @@ from stoker.records import to_json
 
 
 def report(run: RunWord = "latest", as_json: AsJson = False, debug: Debug = False) -> None:
-    """Write a run's report anew, and show its summary."""
+    """Write a run's report again, and show its summary."""
     with reported(debug=debug):
         path = api.report(run)
         record = api.load(run).directory.read_report()
@@ -35,7 +35,7 @@ def runs(
         str | None, typer.Option("--sort", metavar="NAME", help="By a metric or setting; -NAME for the highest first.")
     ] = None,
     columns: Annotated[
-        str, typer.Option("--columns", metavar="NAMES", help="Beside the usual ones: lr,batch,test/accuracy.")
+        str, typer.Option("--columns", metavar="NAMES", help="Further columns, such as lr,batch,test/accuracy.")
     ] = "",
     limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="At most so many.")] = None,
     as_json: AsJson = False,
@@ -47,9 +47,7 @@ def runs(
     with reported(debug=debug):
         shown = tuple(name.strip() for name in columns.split(",") if name.strip())
         chosen, num_readable, damaged = cli.runs.select_runs(where=where, sort=sort, names=shown, limit=limit)
-        from stoker.store import runs_root
-
-        elsewhere = [] if where else api.runs_elsewhere(runs_root())
+        elsewhere = [] if where else api.runs_elsewhere(api.runs_root())
         if as_json:
             unreadable = [{"path": str(path), "problem": reason.message} for path, reason in damaged]
             print_document(

@@ -58,7 +58,7 @@ def select_runs(
 def render_runs(
     runs: Sequence[tuple[Path, Run, JobSpec]], console: Console, columns: Sequence[str] = (), *, known: int = 0
 ) -> None:
-    """Print runs as a table, one a line, in the order given; `columns` are metrics and settings beside the usual.
+    """Print runs as a table, one a line, in the order given; `columns` adds metrics and settings.
 
     `known` is how many there are, of which these were chosen.
     """

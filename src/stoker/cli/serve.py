@@ -134,7 +134,7 @@ def announce_deployment(objects: Sequence[dict[str, Any]], *, on: str, dry_run: 
     if as_json:
         print_document({"objects": list(objects), "applied": not dry_run})
     elif dry_run:
-        import yaml
+        import yaml  # noqa: PLC0415 - an extra
 
         print(yaml.safe_dump_all(objects, sort_keys=False, width=120), end="")
     else:
@@ -263,15 +263,15 @@ def _models(models: tuple[ServedModel, ...]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("model", "version", "engine", "precision", "instances × threads", "most rows", "loaded in"):
         table.add_column(title, no_wrap=title == "model")
-    for one in models:
-        settings = one.settings
+    for model in models:
+        settings = model.settings
         table.add_row(
-            Text(printable(one.name), "bold"),
-            one.version,
-            one.engine,
-            one.precision,
+            Text(printable(model.name), "bold"),
+            model.version,
+            model.engine,
+            model.precision,
             f"{settings.instances} × {settings.threads}",
             str(settings.max_batch_rows),
-            format_seconds(one.load_s),
+            format_seconds(model.load_s),
         )
     return table

@@ -77,9 +77,7 @@ def output(*, for_json: bool) -> Iterator[TextIO]:
 @contextmanager
 def waiting(what: str, *, quiet: bool) -> Iterator[None]:
     """What is being done, on standard error, while it takes seconds; nothing if `quiet`."""
-    from stoker.reporting import display
-
-    with nullcontext() if quiet else display.waiting(what, Console(stderr=True)):
+    with nullcontext() if quiet else api.waiting(what, Console(stderr=True)):
         yield
 
 

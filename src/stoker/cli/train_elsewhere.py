@@ -83,6 +83,27 @@ Detach = Annotated[bool, _elsewhere("--detach", help_text="Start it and return; 
 DryRun = Annotated[bool, _elsewhere("--dry-run", help_text="Print what would be submitted, and send nothing.")]
 
 
+def require_possible_elsewhere(on: str, *, for_pools: Mapping[str, str | None], fork: str | None, ui: bool) -> None:
+    """Refuse options of `stoker train` that the place `on` does not have.
+
+    Raises:
+        BadJob: `for_pools` (values by option) of another place than a pool, --fork, or --ui.
+    """
+    stray = next((option for option, value in for_pools.items() if value), None)
+    if stray and on.replace("/", ":").partition(":")[0] != "pool":
+        raise BadJob(f"{stray} is for pools, and {on} is none", remedy="Leave it out, or name a pool: --on pool.")
+    if ui:
+        raise BadJob(
+            f"--ui shows a run on this machine, and {on} is elsewhere",
+            remedy="Leave it out; `stoker ui` shows what has come back of the run.",
+        )
+    if fork:
+        raise BadJob(
+            f"--fork {fork} starts from a checkpoint here, which does not travel to {on}",
+            remedy="Fork it here, or start a new run there without --fork.",
+        )
+
+
 def launch_options(
     given: Mapping[str, Any],
     arguments: Mapping[str, Any],

@@ -1,4 +1,4 @@
-"""`stoker ui`, and the page beside a run that trains (`stoker train --ui`)."""
+"""`stoker ui`, and the page that `stoker train --ui` serves during a run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from stoker import api
 from stoker.cli.pool import KeyName, PoolWord
 from stoker.cli.terminal import Debug, reported
 from stoker.errors import ServiceError
@@ -46,8 +47,8 @@ def ui(
     """Show runs, plans, studies and services on a local page; only this machine reaches it."""
     with reported(debug=debug):
         try:
-            from stoker.web.pool import Pool
-            from stoker.web.ui import serve_ui
+            from stoker.web.pool import Pool  # noqa: PLC0415 - an extra
+            from stoker.web.ui import serve_ui  # noqa: PLC0415 - likewise
         except ImportError as problem:
             raise ServiceError(
                 f"the page needs {problem.name}, which is not installed here", remedy="pip install 'stoker[ui]'"
@@ -68,14 +69,12 @@ def ui(
 
 
 @contextmanager
-def beside(is_asked: bool, run_dir: Path | None) -> Iterator[None]:
-    """Within the block, the page of the folder of runs, in a process of its own which prints its address."""
-    if not is_asked:
+def local_page(is_enabled: bool, run_dir: Path | None) -> Iterator[None]:
+    """Serve the page of the folder of runs within the block, from a child process, which prints its address."""
+    if not is_enabled:
         yield
         return
-    from stoker.store.locations import runs_root
-
-    folder = runs_root() if run_dir is None else run_dir.parent
+    folder = api.runs_root() if run_dir is None else run_dir.parent
     page = subprocess.Popen([sys.executable, "-m", "stoker", "ui", str(folder), "--port", "0"], stdout=sys.stderr)
     try:
         yield

@@ -56,11 +56,11 @@ class BuildContext:
 
 @dataclass(frozen=True)
 class BuiltGraph:
-    """A candidate's graph, the files that the engine reads, and further files to keep (`beside`)."""
+    """A candidate's graph, the files that the engine reads, and further files to keep (`extra_files`)."""
 
     graph: Path
     files: tuple[Path, ...]
-    beside: tuple[Path, ...] = ()
+    extra_files: tuple[Path, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -157,7 +157,7 @@ def forms_of(
 
         def make(context: BuildContext, directory: Path, form: CompressionCandidate = best) -> BuiltGraph:
             made = form.make(dataclasses.replace(context, graph=pruned.graph), directory)
-            return dataclasses.replace(made, beside=(*made.beside, pruned.record))
+            return dataclasses.replace(made, extra_files=(*made.extra_files, pruned.record))
 
         yield dataclasses.replace(
             best, name=f"{pruned.name}, {best.name}", how=f"{pruned.how}; {best.how}", make=make, is_pruned=True

@@ -71,7 +71,7 @@ def dependency_graph(model: nn.Module, ask: Ask) -> Any:
     model.requires_grad_(requires_grad=True)
 
     def ends(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        # Times 1: an output needs a node of its own in the graph, apart from its layer's.
+        # Times 1: an output needs its own node in the graph, not its layer's.
         return [output * 1 for output in outputs if output.requires_grad]
 
     try:

@@ -203,7 +203,7 @@ def publish_chosen(source: Artifact, chosen: Contender, record: Compression, mod
     def write(directory: Path, digests: Callable[[], tuple[FileDigest, ...]]) -> Manifest:
         inputs = source.golden().inputs
         with disk_errors(directory, "the compressed model", error=BadArtifact, option="-o DIR"):
-            for path in (*chosen.made.files, *chosen.made.beside):
+            for path in (*chosen.made.files, *chosen.made.extra_files):
                 shutil.copyfile(path, directory / path.name)
             save_file(Golden(inputs, chosen.engine.run(inputs)).as_tensors(), directory / GOLDEN)
         write_atomic(directory / RECORD, dumps(record) + "\n", what=RECORD, error=BadArtifact)
@@ -233,7 +233,7 @@ def _record(search: CompressionSearch, chosen: Contender, kind: GraphKind, cpu: 
     best, notes = front(search.trials), [*search.notes]
     if kind.quantised:
         origin = source.manifest.source
-        advice = f"; it was made of {origin.name}, which can be compressed anew" if origin.kind == "artifact" else ""
+        advice = f"; it was made from {origin.name}, which can be compressed again" if origin.kind == "artifact" else ""
         notes.append(f"already quantised (it has {', '.join(kind.quantised)}): it is not quantised again{advice}")
     elif not kind.heavy:
         notes.append("no convolution or matrix product: there is nothing to gain in 8 bits")

@@ -164,7 +164,7 @@ class CompressionSearch:
         if self.left_s < expected_s:
             self.left_out[candidate.name] = expected_s
             left = format_seconds(self.left_s) if self.left_s > 0 else "nothing"
-            reason = f"it takes about {format_seconds(expected_s)}, and {left} was left beside acceptance"
+            reason = f"it takes about {format_seconds(expected_s)}, and {left} was left after the time for acceptance"
             self._reject(dataclasses.replace(trial_of(candidate), outcome="left out", reason=reason))
             return False
         self.tell(f"trying {candidate.name}: {candidate.how}")

@@ -5,8 +5,9 @@ Names are imported on first use, so that NumPy and torch load only with the sour
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stoker.imports import on_first_use
 
 if TYPE_CHECKING:
     from stoker.data.arrays import ArraySource, Field
@@ -19,20 +20,6 @@ if TYPE_CHECKING:
     from stoker.data.image_datasets import digits, fashion_mnist, images
     from stoker.data.packed_source import PackedSource, packed
     from stoker.data.stdlib_text import python_source
-
-_HOMES = {
-    "arrays": ("ArraySource", "Field"),
-    "files.huggingface": ("huggingface",),
-    "files.image_files": ("image_folder",),
-    "files.source": ("IndexedSource", "Splits", "StreamSource", "shuffled", "stream"),
-    "files.tables": ("csv", "jsonl", "parquet"),
-    "files.tfrecord": ("tfrecord",),
-    "files.webdataset": ("webdataset",),
-    "image_datasets": ("digits", "fashion_mnist", "images"),
-    "packed_source": ("PackedSource", "packed"),
-    "stdlib_text": ("python_source",),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "ArraySource",
@@ -57,9 +44,4 @@ __all__ = [
     "webdataset",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """The source `name`, loaded now."""
-    if name in _HOME_OF:
-        return getattr(importlib.import_module(f"stoker.data.{_HOME_OF[name]}"), name)
-    raise AttributeError(f"module 'stoker.data' has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, __file__)

@@ -100,8 +100,8 @@ def _difference(content: bytes, expected: IdxFile) -> str | None:
     if content[:4] != header[:4]:
         return f"is no idx file of its kind: it starts with {content[:4].hex(' ')!r}, wanted {header[:4].hex(' ')!r}"
     if len(content) != expected.num_bytes:
-        found = f"{len(content):,}" if len(content) < expected.num_bytes else f"more than {expected.num_bytes:,}"
-        return f"has {found} bytes uncompressed, wanted {expected.num_bytes:,}"
+        size = f"{len(content):,}" if len(content) < expected.num_bytes else f"more than {expected.num_bytes:,}"
+        return f"has {size} bytes uncompressed, wanted {expected.num_bytes:,}"
     if content[: len(header)] != header:
         shape = struct.unpack(f">{len(expected.shape)}I", content[4 : len(header)])
         return f"holds an array of {_times(shape)}, wanted {_times(expected.shape)}"
@@ -143,9 +143,9 @@ class DatasetFolders:
     def find(self, names: Sequence[str]) -> tuple[Path, ...] | None:
         """The files `names`, all from the first folder that holds them all; None if none does."""
         for folder in self.folders:
-            found = [_present(folder, name) for name in names]
-            if all(found):
-                return tuple(path for path in found if path is not None)
+            files = [_present(folder, name) for name in names]
+            if all(files):
+                return tuple(path for path in files if path is not None)
         return None
 
     def download(self, files: Sequence[IdxFile], patience: DownloadPatience) -> None:

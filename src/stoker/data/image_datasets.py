@@ -68,7 +68,7 @@ FASHION_MNIST_CLASSES = (
 """Names of labels 0 to 9 in the project's README."""
 
 _FASHION_MEAN, _FASHION_STD = 72.9404, 90.0212
-"""Of the training images' pixels, in units of 0 to 255 (0.2860 and 0.3530 of 255)."""
+"""Mean and deviation of the training images' pixels, in units of 0 to 255 (0.2860 and 0.3530 of 255)."""
 
 _REMEDY = (
     "Install the files (Debian, Ubuntu: apt install dataset-fashion-mnist), or put the four .gz files into a folder "
@@ -164,7 +164,7 @@ _NUM_SAMPLES: dict[SplitName, int] = {"train": 1437, "test": 360}
 _PIXELS = 64
 _EVERY = 5
 _DIGITS_MEAN, _DIGITS_STD = 4.8944, 6.0211
-"""Of the training images' pixels, in units of 0 to 16."""
+"""Mean and deviation of the training images' pixels, in units of 0 to 16."""
 
 
 @final

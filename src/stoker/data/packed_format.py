@@ -270,7 +270,7 @@ Indices = npt.NDArray[np.int64]
 _SMALL_ROW, _SMALL_BLOCK = 512, 2**20
 """Rows of fewer bytes, such as labels, are read by the block where that has no more than so many bytes."""
 _MOST_KEPT = 64 * 2**20
-"""Of such blocks are kept [bytes]."""
+"""Most that is kept of such blocks [bytes]."""
 
 
 def shard_of(number: int, samples: Sequence[Sequence[Array]]) -> tuple[Shard, bytes]:

@@ -107,7 +107,7 @@ class PackedSource(IndexedSource):
 
     @property
     def fingerprint(self) -> str:
-        """Of the packed content: layout and every file's digest."""
+        """The fingerprint of the packed content: layout and every file's digest."""
         header = self._shards.manifest.header
         return digest_of(header.form, header.entries, *(shard.sha256 for shard in self._shards.manifest.shards))
 

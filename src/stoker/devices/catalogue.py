@@ -196,8 +196,8 @@ class Catalogue:
         """
         for name in (normalized_name(word), re.sub(r"(?<=\d)gb?$", "", normalized_name(word))):
             named = tuple(entry for entry in self.entries if name == normalized_name(entry.name))
-            if found := named or tuple(e for e in self.entries if name in map(normalized_name, e.aliases)):
-                return found
+            if matches := named or tuple(e for e in self.entries if name in map(normalized_name, e.aliases)):
+                return matches
         return ()
 
     def called(self, model: str) -> CatalogueEntry | None:

@@ -39,8 +39,8 @@ _REACHED = 0.8
 _START_S = 8.4e-6
 """Time until a collective's kernel runs on all devices [s], as of `_HOP_S`."""
 _OVERLAP = 0.8
-"""Share of a collective that overlaps with arithmetic [0 to 1]: its copies take multiprocessors and bandwidth, so that
-both are slower meanwhile. Source: X. Miao et al., "Galvatron", VLDB 2023, section 3.3: up to 1.3 times."""
+"""Share of a collective that overlaps with arithmetic [0 to 1]: its copies take multiprocessors and bandwidth, which
+slows both. Source: X. Miao et al., "Galvatron", VLDB 2023, section 3.3: up to 1.3 times."""
 _HOP_S, _PCIE_HOP_S, _NETWORK_HOP_S = 3.4e-6, 5.7e-6, 14e-6
 """Time of a step to the next device by NVLink and by PCI Express, and to the next machine [s]. Source: NCCL 2.30,
 src/graph/tuning.cc, `baseLatencies` and `hwLatencies` of rings under Simple, the protocol of large messages. Chosen

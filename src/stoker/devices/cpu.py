@@ -76,9 +76,9 @@ def _group_directories(membership: str, root: Path) -> Iterator[Path]:
 
 def _cpu_quota(directory: Path) -> float | None:
     """CPU time a group may use per second of wall time [CPUs]; None if not limited."""
-    words = _text(directory / "cpu.max").split()
-    if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
-        return int(words[0]) / int(words[1])
+    fields = _text(directory / "cpu.max").split()
+    if len(fields) == 2 and fields[0].isdigit() and fields[1].isdigit():
+        return int(fields[0]) / int(fields[1])
     quota, period = _number(directory / "cpu.cfs_quota_us"), _number(directory / "cpu.cfs_period_us")
     return quota / period if quota and period else None
 

@@ -57,12 +57,16 @@ def with_similar_figures(hardware: Hardware, known: Catalogue | None = None) -> 
     The device stays itself, with its own memory. None if no GPU has its capability, or the catalogue has the device.
     """
     device, entries = hardware.device, (catalogue() if known is None else known).entries
-    alike = [
-        one for one in entries if device.compute_capability and one.compute_capability == device.compute_capability
+    same_capability = [
+        entry
+        for entry in entries
+        if device.compute_capability and entry.compute_capability == device.compute_capability
     ]
-    if hardware.dense_flops or not alike:
+    if hardware.dense_flops or not same_capability:
         return None
-    nearest = min(alike, key=lambda one: abs(math.log(one.usable_memory_bytes / max(1, device.memory_bytes))))
+    nearest = min(
+        same_capability, key=lambda entry: abs(math.log(entry.usable_memory_bytes / max(1, device.memory_bytes)))
+    )
     return _figures(device, nearest), nearest
 
 

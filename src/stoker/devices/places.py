@@ -78,11 +78,11 @@ def resolve_place(word: str, attached: Sequence[Device], known: Catalogue | None
         NoDevice: the word is unknown, means something that is not attached, or asks for several devices or names them.
     """
     known = catalogue() if known is None else known
-    words = [part.strip() for part in word.split(",") if part.strip()]
-    if len(words) > 1:
+    parts = [part.strip() for part in word.split(",") if part.strip()]
+    if len(parts) > 1:
         raise NoDevice(
-            f"{word!r} names {len(words)} devices, where one is wanted.",
-            remedy=f"`stoker plan JOB --on {','.join(words)}` compares them; then name one, such as `--on {words[0]}`.",
+            f"{word!r} names {len(parts)} devices, where one is wanted.",
+            remedy=f"`stoker plan JOB --on {','.join(parts)}` compares them; then name one, such as `--on {parts[0]}`.",
         )
     count, name, _ = _split(word)
     device = _one_attached(name, attached, known)

@@ -175,7 +175,9 @@ class PriceList:
 
     def cheapest(self, device: str, market: Market = "on demand", count: int = 1) -> Price | None:
         """The lowest price of one of `count` devices that is not stale, else the lowest stale one; None without any."""
-        offers = [one for one in self.of(device, market) if one.most_devices is None or one.most_devices >= count]
+        offers = [
+            offer for offer in self.of(device, market) if offer.most_devices is None or offer.most_devices >= count
+        ]
         return next((price for price in offers if not price.is_stale), offers[0] if offers else None)
 
 
@@ -239,7 +241,7 @@ HOST_SHARE = 1.5
 
 Source: I. Latif et al., "Empirical Measurements of AI Training Power Demand on a GPU-Accelerated Node", 2024,
 arXiv:2412.08602: at most 8.4 kW of a machine of eight H100 of 700 W (10.2 kW as printed, which would be 1.8). Machines
-of other devices are taken to be alike; of one that is here, the device alone is counted.
+of other devices are assumed to take the same share; of the local machine only the device is counted.
 """
 
 PUE_HERE = 1.0

@@ -146,7 +146,7 @@ def read_onnx(path: Path) -> OnnxFile:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise BadArtifact(f"{path} has weights in {name!r}, outside its directory")
         if not (path.parent / name).is_file():
-            remedy = f"Put {name} beside {path.name}: it was written together with it."
+            remedy = f"Put {name} into the same folder as {path.name}: the two belong together."
             raise BadArtifact(f"{path} has weights in {name}, which is not there", remedy=remedy)
     try:
         onnx.checker.check_model(str(path))

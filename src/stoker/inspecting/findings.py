@@ -124,9 +124,9 @@ def split_of(name: str) -> str:
     >>> [split_of(name) for name in ("train-0001", "x_test", "t10k-images-idx3-ubyte", "flowers")]
     ['train', 'test', 'test', '']
     """
-    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
-    ends = [SPLITS[word] for word in (words[:1] + words[-1:]) if word in SPLITS]
-    return ends[0] if ends else next((SPLITS[word] for word in words if word in SPLITS), "")
+    parts = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
+    ends = [SPLITS[word] for word in (parts[:1] + parts[-1:]) if word in SPLITS]
+    return ends[0] if ends else next((SPLITS[word] for word in parts if word in SPLITS), "")
 
 
 def are_splits(folders: Iterable[str]) -> bool:

@@ -60,7 +60,7 @@ class ForeignUnit:
 
 
 def check_pictures(
-    found: FoundImages, against: Sequence[tuple[str, FoundImages]], options: CheckOptions, workers: int, tell: Tell
+    images: FoundImages, against: Sequence[tuple[str, FoundImages]], options: CheckOptions, workers: int, tell: Tell
 ) -> Checked:
     """Decode all samples and compare them.
 
@@ -69,12 +69,12 @@ def check_pictures(
         RunFailed: a decoding process died.
     """
     others = [ForeignUnit(unit, source) for source, other in against for unit in other.units]
-    if not found.units and not found.findings and not found.empty_classes:
+    if not images.units and not images.findings and not images.empty_classes:
         raise BadJob("There is no image to check")
-    seen = survey([*found.units, *others], workers, tell)
-    findings = [*found.findings, *(finding for finding in seen.findings if finding.where != AGAINST)]
+    seen = survey([*images.units, *others], workers, tell)
+    findings = [*images.findings, *(finding for finding in seen.findings if finding.where != AGAINST)]
     facts = seen.facts()
-    findings += class_findings(facts, found.empty_classes)
+    findings += class_findings(facts, images.empty_classes)
     for row in (seen.labels < 0).nonzero()[0].tolist() if seen.classes else ():
         if seen.split_name(row) != AGAINST:
             findings.append(
@@ -112,7 +112,7 @@ def check_pictures(
         except Unreadable:
             return None
 
-    return Checked(kind=found.kind, splits=ours, findings=in_order(findings), notes=tuple(notes), picture=picture)
+    return Checked(kind=images.kind, splits=ours, findings=in_order(findings), notes=tuple(notes), picture=picture)
 
 
 _MOST_NAMED_COPIES = 5

@@ -1,15 +1,15 @@
 """Near duplicates: pictures that were stored again, scaled or brightened. Hashes propose, pixels decide.
 
-What: pairs whose perceptual hashes are close; of these the pairs at most 0.3 times as far apart as either is from its
-    usual neighbours; of these the pairs whose decoded pixels correlate. The threshold is relative because in uniform
-    sets (garments on black, X-rays) two different pictures may have r = 0.99.
+What: pairs whose perceptual hashes are close; of these the pairs whose distance is at most 0.3 times either one's
+    distance to its usual neighbours; of these the pairs whose decoded pixels correlate. The threshold is relative
+    because in uniform sets (garments on black, X-rays) two different pictures may have r = 0.99.
 Costs: hashing is one pass; the rest is a product with 4,096 references, and decoding the few remaining pairs.
 Source: D. Lowe, "Distinctive Image Features from Scale-Invariant Keypoints", 2004, section 7.1 (the ratio of the
     nearest to the next nearest; ours is to the fourth among references: a picture stored three times is still found).
 
 Close hashes are found by multi-index hashing, without comparing all pairs. A hash is four bands of 16 bits; two hashes
     within 7 bits differ in at most one bit of some band (pigeonhole), so that only the buckets of equal bands and of
-    those one bit away are searched. Some pairs further apart are found as well.
+    those one bit away are searched. Some pairs at larger distances are found as well.
 Costs: for N evenly spread hashes about N² / 3900 comparisons; more for hashes that crowd into few buckets, up to a
     limit for each hash, beyond which they are not compared, but counted.
 Source: M. Norouzi, A. Punjani, D. Fleet, "Fast Exact Search in Hamming Space with Multi-Index Hashing", 2014,
@@ -240,7 +240,7 @@ def close_pairs(hashes: NDArray[np.uint64], keep: Keep = lambda first, _: np.one
         hashes: one a row.
         keep: the pairs to keep; called block by block, so that only these are held.
     """
-    found: list[NDArray[np.uint64]] = []
+    pairs: list[NDArray[np.uint64]] = []
     crowded = np.zeros(len(hashes), np.bool_)
     for band in range(_BANDS):
         keys = (hashes >> np.uint64(band * _BAND_BITS)).astype(np.uint16).astype(np.int64)
@@ -249,11 +249,11 @@ def close_pairs(hashes: NDArray[np.uint64], keep: Keep = lambda first, _: np.one
         for flipped in (0, *(1 << bit for bit in range(_BAND_BITS))):
             begins, counts = _partners(keys[order], ends, flipped)
             crowded[order[counts > _MOST_PARTNERS]] = True
-            found += [
+            pairs += [
                 _encoded(order[left], order[right], hashes, keep)
                 for left, right in _expanded(begins, np.minimum(counts, _MOST_PARTNERS))
             ]
-    codes = np.unique(np.concatenate(found)) if found else np.empty(0, np.uint64)
+    codes = np.unique(np.concatenate(pairs)) if pairs else np.empty(0, np.uint64)
     first, second = codes >> np.uint64(32), codes & np.uint64(0xFFFFFFFF)
     return ClosePairs(first.astype(np.int64), second.astype(np.int64), int(crowded.sum()))
 

@@ -102,8 +102,8 @@ def encoding_fault(text: str) -> str:
         return "is not UTF-8"
     if "\ufffd" in text:
         return "holds U+FFFD, which stands for a character that was lost"
-    if found := _MOJIBAKE.search(text):
-        return f"holds {found[0]!r}: UTF-8 that was read as Latin-1"
+    if match := _MOJIBAKE.search(text):
+        return f"holds {match[0]!r}: UTF-8 that was read as Latin-1"
     return "holds NUL" if "\x00" in text else ""
 
 

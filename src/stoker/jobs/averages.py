@@ -20,7 +20,7 @@ class EMA:
 
     def __post_init__(self) -> None:
         if not (is_number(self.decay) and 0 < self.decay < 1):
-            raise BadSetting(f"the decay of an average lies between 0 and 1, got {self.decay!r}")
+            raise BadSetting(f"the decay of an average must be between 0 and 1, got {self.decay!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -340,7 +340,7 @@ def _text(function: FunctionType) -> str:
 
 
 def _as_executed(text: str, framed: Callable[[str], str] = textwrap.dedent) -> str:
-    """What a piece of source does; its text if it does not parse by itself."""
+    """The meaning of a piece of source; its text if it does not parse by itself."""
     if _by_text.get():
         return text
     try:

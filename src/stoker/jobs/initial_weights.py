@@ -145,8 +145,8 @@ def _tensors_of(source: Any) -> Mapping[str, torch.Tensor]:
             raise BadJob(f"Job(init=…): {file} cannot be read as safetensors: {error}") from error
         if twice := sorted(loaded.keys() & tensors.keys()):
             raise BadJob(
-                f"Job(init=…): {file} and another file beside it both hold {twice[0]}",
-                remedy="Give the file that is meant, not its folder.",
+                f"Job(init=…): {file} and another file in its folder both contain {twice[0]}",
+                remedy="Give the file, not its folder.",
             )
         loaded |= tensors
     return loaded

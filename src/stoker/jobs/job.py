@@ -267,7 +267,7 @@ def _parts(job: Job) -> list[_Check]:
             _is_list(job.augment) and all(map(callable, job.augment)),
             f"wanted a list of transforms, got {augment}",
         ),
-        ("test", not isinstance(job.test, Holdout), "test data must be apart; stoker.holdout(…) is for valid"),
+        ("test", not isinstance(job.test, Holdout), "test data must be separate; stoker.holdout(…) is for valid"),
         *_metrics(job.metrics),
     ]
 
@@ -334,7 +334,7 @@ def _choices(job: Job) -> list[_Check]:
         ),
         (
             "numerics",
-            _is_list(job.numerics) and all(one in NUMERICS for one in job.numerics),
+            _is_list(job.numerics) and all(numeric in NUMERICS for numeric in job.numerics),
             f"wanted a list of {', '.join(map(repr, NUMERICS))}, got {job.numerics!r}",
         ),
         (
@@ -371,14 +371,18 @@ def _own_step(job: Job) -> Iterator[_Check]:
 
 def _low_bit_states(job: Job) -> Iterator[_Check]:
     """Moments of fewer bits are those of Adam and AdamW."""
-    allowed = [one for one in job.numerics if str(one).endswith("-states")] if _is_list(job.numerics) else []
+    allowed = (
+        [numeric for numeric in job.numerics if str(numeric).endswith("-states")] if _is_list(job.numerics) else []
+    )
     if not allowed or job.optimizer is None:
         return
     has = f"{allowed[0]!r} is for stoker.AdamW and Adam"
     if not isinstance(job.optimizer, Adam | AdamW):
         yield "numerics", False, f"{has}, whose moments can be kept in fewer bits, not for {_kind(job.optimizer)}"
         return
-    is_plain = not any(one.get("amsgrad") for one in (job.optimizer.settings(), *job.optimizer.groups.values()))
+    is_plain = not any(
+        settings.get("amsgrad") for settings in (job.optimizer.settings(), *job.optimizer.groups.values())
+    )
     yield "numerics", is_plain, f"{has} without amsgrad, whose largest second moment is kept whole"
 
 
@@ -394,7 +398,7 @@ def _sync(job: Job) -> Iterator[_Check]:
     yield "average", job.average is None, why
     yield "step", job.step is None, "sync does not go with a step of the job's own"
     yield "numerics", "fp16" not in job.numerics, "sites with updates of their own would have loss scales of their own"
-    yield "on_non_finite", job.on_non_finite == "stop", 'sync goes with "stop": sites make their updates apart'
+    yield "on_non_finite", job.on_non_finite == "stop", 'sync needs "stop": each site makes its own updates'
     is_scaled = isinstance(given, Sync) and given.rate == "by_noise" and isinstance(job.optimizer, SGD)
     yield "sync", not is_scaled, 'rate="by_noise" is for Adam and its kin; with SGD sites learn as fast without'
 
@@ -473,8 +477,8 @@ def _selection(job: Job) -> Iterator[_Check]:
         return
     known = _measures(job)
     is_known = isinstance(given, str) and measure_of(job, given).partition("[")[0] in known
-    wanted = f'"best" or "last", or a measure ({", ".join(known)})'
-    yield "evaluation", is_known, f"Evaluation(select=…): wanted {wanted}, got {given!r}"
+    expected = f'"best" or "last", or a measure ({", ".join(known)})'
+    yield "evaluation", is_known, f"Evaluation(select=…): wanted {expected}, got {given!r}"
     if isinstance(given, str):
         yield from _measured("evaluation", job, given, lower_is_better=None)
 

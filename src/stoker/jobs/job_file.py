@@ -128,8 +128,8 @@ def _call(path: Path, what: str, action: Callable[[], Any]) -> Any:
         if isinstance(error, ModuleNotFoundError) and error.name:
             package = error.name.partition(".")[0]
             remedy = (
-                f"Install {package} into this Python ({sys.executable} -m pip install …); a module of your own lies "
-                "beside the job file."
+                f"Install {package} into this Python ({sys.executable} -m pip install …); put a module of "
+                "your own into the job file's folder."
             )
         problem = f"{_users_line(path, error)} raised {type(error).__name__} {when}{reason}"
         raise BadJob(problem, remedy=remedy) from error

@@ -101,8 +101,8 @@ def length_checks(job: Any) -> Iterator[tuple[str, bool, str]]:
         "Fields(collate=…): packed rows are of one length, and stacked as they are; leave it out, or lengths",
     )
     is_fixed = type(batch) is int or isinstance(batch, TokenBatch)
-    wanted = "samples are bucketed by batches, so that the batch is a number or stoker.tokens(…)"
-    yield "sampling", is_fixed or not isinstance(sampling, Bucketed), f"{wanted}, got {batch!r}"
+    expected = "samples are bucketed by batches, so that the batch is a number or stoker.tokens(…)"
+    yield "sampling", is_fixed or not isinstance(sampling, Bucketed), f"{expected}, got {batch!r}"
 
 
 def _require_count(name: str, value: object) -> None:

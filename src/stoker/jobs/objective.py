@@ -83,8 +83,8 @@ class Objective:
         if not (is_number(self.stochastic_depth) and 0 <= self.stochastic_depth < 1):
             raise BadSetting(f"Objective(stochastic_depth=…): wanted a rate in [0, 1), got {self.stochastic_depth!r}")
         if not isinstance(self.selective_backprop, SelectiveBackprop | None):
-            wanted = f"stoker.SelectiveBackprop(…), got {self.selective_backprop!r}"
-            raise BadSetting(f"Objective(selective_backprop=…): wanted {wanted}")
+            message = f"stoker.SelectiveBackprop(…), got {self.selective_backprop!r}"
+            raise BadSetting(f"Objective(selective_backprop=…): wanted {message}")
 
 
 def objective_checks(job: Any) -> Iterator[tuple[str, bool, str]]:

@@ -263,7 +263,7 @@ class Muon(Optimizer):
         if not isinstance(rest, SGD | Adam | AdamW):
             raise BadSetting(f"rest is stoker.SGD, Adam or AdamW, got a {type(rest).__name__}")
         if not _is_share(self.momentum):
-            raise BadSetting(f"momentum lies in [0, 1), got {self.momentum}")
+            raise BadSetting(f"momentum must be in [0, 1), got {self.momentum}")
         if not is_whole(self.steps) or self.steps < 1:
             raise BadSetting(f"steps are Newton-Schulz steps, 1 or more, got {self.steps}")
         if self.adjust not in ("original", "match_rms_adamw", "none"):

@@ -52,7 +52,7 @@ class Constant:
     """The learning rate as given, throughout."""
 
     is_open: ClassVar[bool] = False
-    """Whether nobody asked for it, so that a recipe may set another schedule."""
+    """Whether it is only the default, which a recipe may replace with another schedule."""
 
     def __call__(self, progress: float) -> float:
         """Factor of the learning rate: 1 at any progress [1]."""

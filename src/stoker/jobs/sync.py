@@ -87,7 +87,7 @@ class Sync:
                 "outer has a rate, momentum and nesterov; weight decay, dampening and groups are inner ones"
             )
         if not 0 <= outer.momentum < 1:
-            raise BadSetting(f"the outer momentum lies in [0, 1), got {outer.momentum}")
+            raise BadSetting(f"the outer momentum must be in [0, 1), got {outer.momentum}")
         if self.compress not in get_args(Compression):
             raise BadSetting(f"compress is one of {', '.join(get_args(Compression))}, got {self.compress!r}")
         for name, least in (("fragments", 1), ("overlap", 0)):
@@ -178,9 +178,8 @@ class Sync:
         interval, length = (_whole_updates(duration, batch) for duration in self.early)
         if interval > self.interval(batch):
             raise BadJob(
-                f"early exchanges, every {interval} updates, are further apart than later ones, every "
-                f"{self.interval(batch)}",
-                remedy="Use a shorter interval at first: sites grow apart fastest then.",
+                f"early exchanges, every {interval} updates, are rarer than later ones, every {self.interval(batch)}",
+                remedy="Use a shorter interval at first: sites diverge fastest then.",
             )
         return self._checked(interval), interval * math.ceil(length / interval)
 

@@ -2,7 +2,7 @@
 
 A file with an object `LAUNCHER`, here, in a folder of a kind, or in `stoker/pool`, is a kind of place; the folders are
 listed, nothing else names them. The kind is the word in `kind = "…"` of the file, read from its text: the command line
-tells a place from a device without importing any launcher.
+distinguishes a place from a device without importing any launcher.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stoker.launching.launcher import Launcher, LaunchTarget
 
 _OBJECT = "\nLAUNCHER = "
-_BESIDE = "pool"
+_POOL_PACKAGE = "pool"
 """A package above this one that holds a kind of place as well."""
 _NEEDS_NO_ADDRESS = frozenset({"pool"})
 _KIND = re.compile(r'^    kind = "([a-z0-9]+)"', re.MULTILINE)
@@ -32,15 +32,15 @@ def kinds() -> dict[str, str]:
 
 @functools.cache
 def _kinds_in(paths: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    found = {}
+    kinds = {}
     root = __name__.rpartition(".")[0]
     for package in map(Path, paths):
-        for name, folder in ((__name__, package), (f"{root}.{_BESIDE}", package.parent / _BESIDE)):
+        for name, folder in ((__name__, package), (f"{root}.{_POOL_PACKAGE}", package.parent / _POOL_PACKAGE)):
             for file in sorted((*folder.glob("*.py"), *folder.glob("*/*.py"))):
                 text = file.read_text(encoding="utf-8")
                 if _OBJECT in text and (kind := _KIND.search(text)):
-                    found[kind[1]] = ".".join((name, *file.relative_to(folder).with_suffix("").parts))
-    return tuple(found.items())
+                    kinds[kind[1]] = ".".join((name, *file.relative_to(folder).with_suffix("").parts))
+    return tuple(kinds.items())
 
 
 def is_elsewhere(word: str) -> bool:

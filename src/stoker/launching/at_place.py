@@ -1,4 +1,4 @@
-"""What runs at a place: starts this host's ranks of a run, watches them, restarts them, and says how it goes.
+"""The program that runs at a place: it starts this host's ranks of a run, watches and restarts them, and keeps records.
 
 `launch/` in the run's directory is all that it reads and writes:
 
@@ -80,7 +80,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOrder:
-    """What a place is to run.
+    """An order to run at a place.
 
     Attributes:
         run: name.
@@ -243,7 +243,7 @@ def rank_command(order: LaunchOrder, directory: Path, num_hosts: int) -> list[st
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """What follows from how the ranks ended: a phase, and whether they are started again here."""
+    """The consequence of how the ranks ended: a phase, and whether they are started again here."""
 
     phase: LaunchPhase
     why: str
@@ -254,7 +254,7 @@ class RankOutcome:
 def judge(
     codes: Sequence[int], *, is_stopped: bool, is_signalled: bool, order: LaunchOrder, num_hosts: int
 ) -> RankOutcome:
-    """What follows from the exit codes of a host's ranks; a negative one is the signal that ended the rank.
+    """The consequence of the exit codes of a host's ranks; a negative one is the signal that ended the rank.
 
     Args:
         codes: exit codes.
@@ -311,7 +311,7 @@ class HostSupervisor:
         self._held_before_s = self._state.held_s
 
     def run(self) -> int:
-        """Start the ranks, and again where that is right; the exit code for whoever started this program."""
+        """Start the ranks, and restart them where that is right; returns this program's exit code."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, self._on_signal)
         if self._state.without_progress >= (MOST_TAKEN_AWAY if self._was_taken_away else MOST_WITHOUT_PROGRESS):
@@ -370,7 +370,7 @@ class HostSupervisor:
         )
 
     def _wait(self) -> list[int]:
-        """Exit codes of the ranks, once all have ended; a sign of life meanwhile."""
+        """Wait for the ranks and return their exit codes; a heartbeat is written until then."""
         beat_at = 0.0
         while any(process.poll() is None for process in self._processes):
             if not self._over and self._is_used_up():
@@ -596,7 +596,7 @@ def state_of(directory: Path) -> LaunchState:
 
 
 def _full_disk(folder: Path) -> str:
-    """What to add to the evidence where the disk is full: nothing else could be written then; else ""."""
+    """Evidence of a full disk, which is all that could be written then; else ""."""
     with suppress(OSError):
         free = shutil.disk_usage(folder).free
         return f"; the disk there is full ({free:,} bytes free)" if free < _FULL_BYTES else ""
@@ -647,7 +647,7 @@ def _with_evidence(state: HostState, silent_s: float) -> HostState:
             return state
         evidence = f"process {state.pid} on {state.hostname} is gone"
     elif silent_s > STALE_S:
-        was = "was started anew, or" if state.hostname == platform.node() else "is away, or"
+        was = "was restarted, or" if state.hostname == platform.node() else "is away, or"
         evidence = f"{state.hostname} {was} its process is gone: no sign of life for {silent_s:.0f} s"
     else:
         return state
@@ -722,7 +722,7 @@ def start_in_background(directory: Path, ranks: HostRanks, secrets: Mapping[str,
         for number, descriptor in ((0, null), (1, log), (2, log)):
             os.dup2(descriptor, number)
         code = HostSupervisor(directory, ranks, secrets).run()
-    except BaseException as error:  # noqa: BLE001 - the last words of a process that nobody waits for
+    except BaseException as error:  # noqa: BLE001 - the last message of a process without a parent
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
     finally:
         os._exit(code)
@@ -737,7 +737,7 @@ def _end_with_parent() -> None:
 def _began(pid: int) -> int:
     """When a process of this machine was started [clock ticks since the boot]; -1 if there is none, or it has ended.
 
-    Source: proc(5), /proc/pid/stat: fields 3 (a zombie is an ended process that nobody has waited for) and 22.
+    Source: proc(5), /proc/pid/stat: fields 3 (a zombie is an ended process without a `wait`) and 22.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

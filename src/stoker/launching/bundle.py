@@ -1,8 +1,8 @@
-"""What travels to a place: code, this Stoker and data, each a folder named by the SHA-256 of its contents.
+"""Files that are sent to a place: code, this Stoker and data, each a folder named by the SHA-256 of its contents.
 
 What: the job file with what it imports from its folder, uncommitted changes included; links to its data; Stoker's own
 package; data files. At the place they are `ROOT/code/DIGEST`, `ROOT/stoker/DIGEST` and `ROOT/data/DIGEST`: what is
-there already is not sent, and what is there is whole, since a transfer is unpacked aside and renamed.
+there already is not sent, and existing files are complete, since a transfer is unpacked aside and renamed.
 Use when: a launcher starts a run. Costs: hashing; data files are hashed once until they change.
 Does not travel: other files that the job reads by itself, unless `--send FILE` names them; packages (see
 `environment_lock.py`); environment variables, but for those that are named.
@@ -91,7 +91,7 @@ class Bundle:
     """A folder that is sent, as a list of files, sorted by path.
 
     Attributes:
-        kind: `code`, `stoker` or `data`: the folder at the place in which its own folder lies.
+        kind: `code`, `stoker` or `data`: the folder at the place that contains its own folder.
         name: what people know it as: the job file, a data file.
         files: what is in it.
     """
@@ -131,7 +131,7 @@ class Bundle:
 def tree_digest(files: Iterable[TreeFile]) -> str:
     """SHA-256 (hex) of a folder's paths, contents, links and permissions to execute; the order does not matter."""
     whole = hashlib.sha256()
-    for file in sorted(files, key=lambda one: one.path):
+    for file in sorted(files, key=lambda entry: entry.path):
         kind = "link" if file.link else "program" if file.is_executable else "file"
         whole.update(f"{file.path}\0{kind}\0{file.link or file.digest}\n".encode(errors="surrogateescape"))
     return whole.hexdigest()
@@ -183,9 +183,11 @@ def code_bundle(
     files = {
         (below / name).as_posix(): TreeFile.of_file((below / name).as_posix(), job.parent / name) for name in sources
     }
-    for one in data:
-        depth = one.path.count("/") + 2
-        files[one.path] = TreeFile(path=one.path, link="../" * depth + one.bundle.folder + f"/{one.file}".rstrip("/"))
+    for data_file in data:
+        depth = data_file.path.count("/") + 2
+        files[data_file.path] = TreeFile(
+            path=data_file.path, link="../" * depth + data_file.bundle.folder + f"/{data_file.file}".rstrip("/")
+        )
     for path in send:
         inside = path_below(path, root, "--send")
         for file in files_of(path, inside):
@@ -267,7 +269,7 @@ def largest(bundles: Iterable[Bundle], count: int = 10) -> list[tuple[str, int]]
 
 
 def sending_text(bundles: Sequence[Bundle], to: str) -> str:
-    """What is about to be sent, with its size, and the largest files where it is much."""
+    """A line on what will be sent, with its size, and the largest files where it is much."""
     total = sum(bundle.num_bytes for bundle in bundles)
     text = f"sending {', '.join(bundle.name for bundle in bundles)} to {to}: {format_bytes(total)}"
     named = [f"{name} ({format_bytes(size)})" for name, size in largest(bundles, 10) if size >= _WORTH_NAMING_BYTES]
@@ -292,7 +294,7 @@ def require_sendable(bundles: Sequence[Bundle], most_bytes: float = MOST_BYTES) 
 
 @dataclass(frozen=True)
 class Commit:
-    """What Git knows of a folder: the commit, and what is changed since as a patch; "" without a repository."""
+    """A folder's state in Git: the commit, and later changes as a patch; "" without a repository."""
 
     name: str = ""
     diff: str = ""
@@ -313,7 +315,7 @@ def _git(folder: Path, *words: str) -> str:
 
 
 def secret_values(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The values of environment variables that are sent apart from all that is stored.
+    """The values of environment variables that are sent separately and never stored.
 
     Raises:
         BadJob: one is not set here.

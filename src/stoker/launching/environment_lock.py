@@ -3,7 +3,7 @@
 What: the versions of Stoker's requirements, of the packages that the job imports, and of all that these require. At the
 place they become `ROOT/environments/DIGEST-pyX.Y`, a virtual environment of the place's own Python and pip, whose
 indexes and settings count. Two at once wait for each other; a failed one leaves nothing.
-Use when: `--env lock`, the default; `--env theirs` or `--env PYTHON` takes what is there, and `--image` an image.
+Use when: `--env lock`, the default; `--env theirs` or `--env PYTHON` takes one that exists, and `--image` an image.
 Costs: minutes the first time (PyTorch is large), milliseconds after that.
 Portable are versions, not builds: `2.13.0+cpu` is asked for as `2.13.0`, so that a place with GPUs gets its own build
 of PyTorch, and one without takes the build that its index has. NVIDIA's libraries and Triton are left to PyTorch, which
@@ -123,7 +123,7 @@ def _require_from_index(distribution: importlib.metadata.Distribution) -> None:
         name = distribution.metadata["Name"]
         raise PlaceFailed(
             f"{name} {distribution.version} was installed from a folder or from version control, and no index has it",
-            remedy=f"Install {name} there and use --env theirs; or put its modules beside the job file, which travels.",
+            remedy=f"Install {name} there and use --env theirs; or put its modules into the job file's folder.",
         )
 
 
@@ -201,7 +201,7 @@ def _install(folder: Path, lock: EnvironmentLock, log: IO[str]) -> None:
 
 
 def pip_problem(output: str, lock: EnvironmentLock) -> str:
-    """What pip could not install, as a sentence, from its output.
+    """A sentence on what pip could not install, from its output.
 
     >>> lock = EnvironmentLock(python="3.11", requirements=("torch==9.9",))
     >>> pip_problem("ERROR: No matching distribution found for torch==9.9", lock)
@@ -218,10 +218,10 @@ def pip_problem(output: str, lock: EnvironmentLock) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make an environment from the lock on standard input below the folder that is named; prints its Python."""
-    words = sys.argv[1:] if arguments is None else list(arguments)
+    argv = sys.argv[1:] if arguments is None else list(arguments)
     try:
         lock = loads(sys.stdin.buffer.read(), EnvironmentLock)
-        print(make(Path(words[0]), lock))  # noqa: T201 - the answer to the other end of the line
+        print(make(Path(argv[0]), lock))  # noqa: T201 - the answer to the other end of the line
     except StokerError as error:
         print(error.message, file=sys.stderr)  # noqa: T201 - likewise
         return error.exit_code

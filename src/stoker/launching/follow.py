@@ -139,7 +139,7 @@ def set_log_aside(path: Path) -> None:
         disk().rename(path, path.with_name(f"events-{number}.jsonl"))
 
 
-class _StartedAnew(Exception):
+class _StartedElsewhere(Exception):
     """Another command has started the run since this one began to follow it."""
 
 
@@ -157,7 +157,7 @@ class Pulse:
     silent_s: float = 0.0
     update_s: float = 0.0
     is_training: bool = False
-    is_told: bool = False
+    is_reported: bool = False
 
     @property
     def patience_s(self) -> float:
@@ -166,7 +166,7 @@ class Pulse:
 
     def heard(self, event: Event) -> None:
         """Take in an event."""
-        self.silent_s, self.is_told = 0.0, False
+        self.silent_s, self.is_reported = 0.0, False
         self.is_training = event.kind not in ("planned", "stopped", "finished")
         fields = event.fields
         if isinstance(fields.get("forecast"), dict):
@@ -179,9 +179,9 @@ class Pulse:
     def waited(self, duration_s: float) -> str | None:
         """Let time pass; a sentence once the run has been silent for too long."""
         self.silent_s += duration_s
-        if not self.is_training or self.is_told or self.silent_s < self.patience_s:
+        if not self.is_training or self.is_reported or self.silent_s < self.patience_s:
             return None
-        self.is_told = True
+        self.is_reported = True
         expected = format_seconds(self.update_s) if self.update_s else "an unknown time"
         return (
             f"stalled? No event for {format_seconds(self.silent_s)}, while its slowest step takes {expected}. Nothing "
@@ -230,7 +230,7 @@ class Follower:
         holds_stops: for people: a `stopped` event that others follow, as after a preemption, is given to `sink` as
             `noted`, since a live display ends with the first `stopped`; and the report is the one here.
         clock, sleep: time [s], and waiting.
-        is_watching: False: give what is there, once, and return.
+        is_watching: False: read the log once, and return.
     """
 
     directory: RunDirectory
@@ -274,8 +274,8 @@ class Follower:
                 if self._is_stopping or self._state.phase in ENDED or self.ask() == "detach":
                     return self._detached()
                 self.stop("asked to stop: the run saves and leaves")
-            except _StartedAnew:
-                self._tell("warned", f"{self.directory.name} was started anew by another command; follow that one")
+            except _StartedElsewhere:
+                self._tell("warned", f"{self.directory.name} was started again by another command; follow that one")
                 return Followed(directory=self.directory, state=self._state, is_detached=True)
 
     def stop(self, why: str) -> None:
@@ -381,10 +381,10 @@ class Follower:
             self._tell("warned" if state.phase in ("failed", "lost") else "noted", words, state)
 
     def _record(self, launch: Launch) -> None:
-        """Keep the run's record, unless another command has started the run anew: that one's record counts."""
+        """Keep the run's record, unless another command has started the run again: that one's record counts."""
         there = self.directory.read_launch()
         if there is None or there.submitted_at != self.launch.submitted_at:
-            raise _StartedAnew
+            raise _StartedElsewhere
         self.launch = launch
         self.directory.write_launch(launch)
 
@@ -434,18 +434,18 @@ class Follower:
 
 def describe_state(state: LaunchState, place: str) -> str:
     """A state in one line: `queued at slurm:gpu: waiting for resources, starts in about 5 min`."""
-    words = f"{state.phase} at {place}: {state.why}"
+    text = f"{state.phase} at {place}: {state.why}"
     if state.evidence and state.evidence != state.why:
-        words += f" ({state.evidence})"
+        text += f" ({state.evidence})"
     if state.starts_in_s is not None and state.phase in ("queued", "requeued"):
-        words += f", starts in about {format_seconds(_rounded(state.starts_in_s))}"
+        text += f", starts in about {format_seconds(_rounded(state.starts_in_s))}"
     if state.restarts:
-        words += f", started again {state.restarts} {'time' if state.restarts == 1 else 'times'}"
-    return words
+        text += f", started again {state.restarts} {'time' if state.restarts == 1 else 'times'}"
+    return text
 
 
 def write_report(directory: RunDirectory) -> None:
-    """Write the report of a run that came home anew, with what is known here alone: waits, states, cost."""
+    """Rewrite the report of a fetched run with what only this machine knows: waits, states, cost."""
     if directory.is_run and directory.report_path.exists():
         from stoker.training.run_handle import report  # noqa: PLC0415 - loads torch, which following itself does not
 

@@ -42,7 +42,7 @@ class KnownPlace:
         return self.is_reachable and not self.missing and not self.problem
 
     def in_words(self) -> str:
-        """What is wrong, or else what is there, in one line."""
+        """The problem of the place, or else its devices, in one line."""
         if self.problem or self.missing:
             return self.problem or "; ".join(self.missing)
         return " · ".join(f"{name} {text}" for name, text in self.facts.items())
@@ -99,7 +99,7 @@ def _used_words() -> list[str]:
 
 def launched_runs(root: Path) -> list[tuple[RunDirectory, Launch]]:
     """Runs in `root` that are, or were, executed elsewhere, the newest submission first; without unreadable ones."""
-    found = []
+    runs = []
     with read_errors(root):
         paths = [path for path in root.iterdir() if path.is_dir()] if root.exists() else []
     for directory in map(RunDirectory, paths):
@@ -108,8 +108,8 @@ def launched_runs(root: Path) -> list[tuple[RunDirectory, Launch]]:
         except BadRun:
             continue
         if launch is not None:
-            found.append((directory, launch))
-    return sorted(found, key=lambda pair: (pair[1].submitted_at, pair[0].name), reverse=True)
+            runs.append((directory, launch))
+    return sorted(runs, key=lambda pair: (pair[1].submitted_at, pair[0].name), reverse=True)
 
 
 def runs_elsewhere(root: Path) -> list[RunDirectory]:

@@ -239,7 +239,7 @@ def _require_its_limits(before: Launch, state: LaunchState, options: LaunchOptio
 
 
 def _probe(launcher: Launcher, submission: Submission, options: LaunchOptions) -> Probe:
-    """What the place has, which is all that the run needs.
+    """The resources of the place, which are all that the run needs.
 
     Raises:
         PlaceFailed: something is missing, or (PlaceUnreachable) the place does not answer.
@@ -260,7 +260,7 @@ def _probe(launcher: Launcher, submission: Submission, options: LaunchOptions) -
 def _bring_log(directory: RunDirectory, launcher: Launcher, before: Launch, tell: Callable[[str], None]) -> None:
     """Bring the run's log here, to its end: of starts that were not followed it alone says what they cost.
 
-    Where it is gone for good, or does not have the last start, that is told.
+    Where it is gone for good, or does not have the last start, a warning says so.
 
     Raises:
         PlaceUnreachable: the place does not answer.
@@ -314,15 +314,15 @@ def _price(launcher: Launcher, target: LaunchTarget, options: LaunchOptions) -> 
         PlaceFailed: it is unknown, and a limit was set.
     """
     try:
-        found = price_there(target, Request(target=target, options=options.place), launcher)
+        price = price_there(target, Request(target=target, options=options.place), launcher)
     except PlaceFailed:
-        found = (None, "USD", "")
-    if options.max_cost is not None and found[0] is None:
+        price = (None, "USD", "")
+    if options.max_cost is not None and price[0] is None:
         raise PlaceFailed(
             f"no price is known at {target.text}, so --max-cost cannot be kept",
             remedy="Give the price an hour of the whole job: --place-option price=2.50; or leave --max-cost out.",
         )
-    return found
+    return price
 
 
 def describe_launch(
@@ -332,7 +332,7 @@ def describe_launch(
     settings: Mapping[str, object] | None = None,
     options: LaunchOptions | None = None,
 ) -> str:
-    """What `launch` would submit, as text: a batch script, a manifest, commands; nothing is sent or asked.
+    """The submission of `launch` as text: a batch script, a manifest, commands; nothing is sent or asked.
 
     Raises:
         BadJob, NoDevice: as for `launch`.
@@ -347,7 +347,7 @@ def describe_launch(
 def prepare(
     job_file: Path, job: Job, entry: Entry, directory: RunDirectory, on: str, options: LaunchOptions
 ) -> Submission:
-    """What a launcher needs to start the run; the files that would travel are read, and nothing is sent.
+    """The submission for a launcher; the files that would travel are read, and nothing is sent.
 
     Raises:
         BadJob: a file cannot travel.
@@ -363,8 +363,8 @@ def prepare(
             remedy="Leave it out, or name a place that does: k8s:….",
         )
     root = work_folder(job_file)
-    found = data_paths(job)
-    inside = [path for path in found if is_below(path, root)]
+    paths = data_paths(job)
+    inside = [path for path in paths if is_below(path, root)]
     data = [data_of(path, root) for path in dict.fromkeys((*inside, *options.data))]
     arguments = (*_settings(entry), *options.arguments)
     extra: dict[str, bytes] = {}
@@ -377,8 +377,8 @@ def prepare(
         target=target,
         code=code,
         stoker=stoker_bundle(),
-        data=tuple(one.bundle for one in data),
-        expected=tuple(str(path) for path in found if path not in inside),
+        data=tuple(shipped.bundle for shipped in data),
+        expected=tuple(str(path) for path in paths if path not in inside),
         job_file=job_file.resolve().relative_to(root).as_posix(),
         arguments=arguments,
         environment=_environment(entry, options),
@@ -545,7 +545,7 @@ def data_paths(job: Job) -> tuple[Path, ...]:
     Found are the files of `stoker.data`'s sources, also within parts and packed forms, and paths (not texts) in the
     fields of that name of the job's own data sets. What a job reads by other means has to be named with `--data`.
     """
-    found: dict[Path, None] = {}
+    paths: dict[Path, None] = {}
     waiting: list[object] = [job.data, job.valid, job.test, job.init]
     seen: set[int] = set()
     while waiting:
@@ -554,7 +554,7 @@ def data_paths(job: Job) -> tuple[Path, ...]:
             continue
         seen.add(id(item))
         if isinstance(item, Path):
-            found[item.expanduser().absolute()] = None
+            paths[item.expanduser().absolute()] = None
         elif isinstance(item, Mapping):
             waiting += item.values()
         elif isinstance(item, list | tuple) and len(item) <= _MOST_ITEMS:
@@ -564,7 +564,7 @@ def data_paths(job: Job) -> tuple[Path, ...]:
             named = [fields.get(name) for name in _PATH_FIELDS]
             waiting += [value for value in named if isinstance(value, Path | list | tuple)]
             waiting += [fields.get(name) for name in (*_INNER_FIELDS, "weights")]
-    return tuple(sorted(path for path in found if path.exists() and not path.is_relative_to(cache_root().absolute())))
+    return tuple(sorted(path for path in paths if path.exists() and not path.is_relative_to(cache_root().absolute())))
 
 
 def is_below(path: Path, root: Path) -> bool:

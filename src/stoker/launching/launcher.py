@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from stoker.launching.environment_lock import EnvironmentLock
 
 Handle = dict[str, Any]
-"""What finds a started run again, as JSON: a job id, a host and a directory; never a secret."""
+"""Identification of a started run, as JSON: a job id, a host and a directory; never a secret."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchTarget:
-    """What a word of `--on` means.
+    """The target that a word of `--on` names.
 
     Attributes:
         text: the word, such as `slurm:gpu/2x4xa100`.
@@ -66,7 +66,7 @@ class LaunchTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What was found at a place before anything was queued.
+    """The resources of a place before anything was queued.
 
     `missing` are sentences: what the run needs and the place lacks, with the remedy; empty if it can start. `facts` are
     shown: Python, driver, devices and their memory, free disk, ports, whether all nodes see the run's directory, the
@@ -112,7 +112,7 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What an offer is asked for.
+    """A request for offers.
 
     Attributes:
         target: where, and in which shape.
@@ -144,13 +144,13 @@ class Submission:
         environment: the lock to install there; or the Python there to use, a path or a name (`python3`).
         image: container image; "" for none.
         variables: environment variables to set there; names and values.
-        secrets: names of environment variables whose values are read here at the start (`secret_values`) and sent apart
-            from everything that is stored.
+        secrets: names of environment variables whose values are read here at the start (`secret_values`) and sent
+            separately from everything that is stored.
         time_limit_s: one start of the job may take this long [s], from the upper bound of the forecast and a save;
             None: the place's default.
         most_held_s: the run may hold devices this long [s], over all its starts; None: no limit.
         save_s: forecast time of a save [s]: the notice that a run needs before it is ended.
-        owner: machine and directory of the run here, by which a run there of the same name is told from another's.
+        owner: machine and directory of the run here, which distinguishes it from another's run of the same name.
         send_limit: no more than this is sent [bytes].
         max_cost: no more than this is spent, where the place itself keeps to it [USD]; None: no limit.
         options: of `--place-option`. All launchers know `root`: folder of code, environments and runs at the place
@@ -243,9 +243,9 @@ def require_known(what: str, options: Iterable[str], known: Sequence[str]) -> No
 
 
 def train_command(submission: Submission, *more: str) -> str:
-    """What runs there, for people, in a comment of a script: a setting of several lines stays in it."""
-    words = ["stoker", "train", submission.job_file, *submission.arguments, *more]
-    return shlex.join(words).replace("\n", "\n#     ")
+    """The command that runs there, for a comment of a script: a setting of several lines stays in it."""
+    command = ["stoker", "train", submission.job_file, *submission.arguments, *more]
+    return shlex.join(command).replace("\n", "\n#     ")
 
 
 def utc_now(timespec: Literal["seconds", "milliseconds"] = "seconds") -> str:
@@ -305,7 +305,7 @@ class Launcher(abc.ABC):
 
     @abc.abstractmethod
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
-        """What is there, and what is missing; changes nothing at the place."""
+        """The resources of the place, and what is missing; changes nothing there."""
 
     @abc.abstractmethod
     def offers(self, request: Request) -> tuple[Offer, ...]:
@@ -317,7 +317,7 @@ class Launcher(abc.ABC):
 
     @abc.abstractmethod
     def script(self, submission: Submission) -> str:
-        """What `start` would submit, as people read and keep it: a batch script, a manifest, commands."""
+        """The submission of `start` in readable form: a batch script, a manifest, commands."""
 
     @abc.abstractmethod
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:

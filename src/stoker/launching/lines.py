@@ -5,7 +5,7 @@ so that `~/.ssh/config`, agents, jump hosts and hardware keys work as they do by
 Use when: a launcher works on a machine with a shell. Needs there: a POSIX shell, GNU tar, find and coreutils.
 Costs: one connection for each host (multiplexed, kept for `PERSIST_S` after the last command), then a few milliseconds
 a command.
-Does not do: passwords (BatchMode): it never waits for a prompt that nobody sees.
+Does not do: passwords (BatchMode): it never waits for an invisible prompt.
 Source: ssh_config(5), OpenSSH 9.2: ControlMaster, ControlPersist, BatchMode, ServerAliveInterval; ssh(1) on exit code
 255.
 """
@@ -63,13 +63,13 @@ echo "cpu $(awk -F': ' '/model name/ {print $2; exit}' /proc/cpuinfo)"
 
 _SSH_FAILED = 255
 _TAR_ENDED = (0, 1, 2)
-"""Exit codes after which tar has sent what it could read: all, all but for changes meanwhile, all but some files."""
+"""Exit codes after which tar has sent what it could read: all, all but files that changed, all but some files."""
 _TIDY_UP_S = 10.0
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command gave: its exit code, standard output, and standard error as text."""
+    """The result of a command: its exit code, standard output, and standard error as text."""
 
     code: int
     stdout: bytes
@@ -99,7 +99,7 @@ class Line(abc.ABC):
     name: str
     """The machine, for messages."""
     mark: bytes = b""
-    """What a command's output begins with; what comes before it is a login shell's own."""
+    """The beginning of a command's output; anything before it is a login shell's."""
 
     @abc.abstractmethod
     def command(self, argv: Sequence[str]) -> list[str]:
@@ -181,7 +181,7 @@ class Line(abc.ABC):
             f'[ -e "$aside/{_WHOLE}" ] || {{ echo "the transfer was cut" >&2; exit 1; }}; rm -- "$aside/{_WHOLE}"; '
             'mv -T -- "$aside" "$1" 2>/dev/null || [ -d "$1" ]'
         )
-        # A pipe that nobody reads meanwhile would block both sides.
+        # A pipe without a reader would block both sides.
         with tempfile.TemporaryFile() as complaints:
             process = subprocess.Popen(
                 self.command(["sh", "-c", script, "sh", into]),
@@ -216,13 +216,13 @@ class Line(abc.ABC):
             folder: absolute path there.
             into: folder here; made if it is not there.
         """
-        wanted = sorted(self._to_fetch(folder, into))
-        if not wanted:
+        paths = sorted(self._to_fetch(folder, into))
+        if not paths:
             return 0
         with tempfile.TemporaryFile() as names, tempfile.TemporaryFile() as complaints:
-            names.write(b"\0".join(name.encode(errors="surrogateescape") for name in wanted) + b"\0")
+            names.write(b"\0".join(name.encode(errors="surrogateescape") for name in paths) + b"\0")
             names.seek(0)
-            # A file that is removed or grows meanwhile makes tar's exit code 1 or 2: the next call brings it.
+            # A file that is removed or grows while tar reads makes its exit code 1 or 2: the next call brings it.
             tar = ["tar", "-C", folder, "--no-recursion", "--hard-dereference", "--null", "-cf", "-", "-T", "-"]
             process = subprocess.Popen(
                 self.command(tar), stdin=names, stdout=subprocess.PIPE, stderr=complaints, process_group=0
@@ -232,7 +232,7 @@ class Line(abc.ABC):
                 came: set[str] | None = None
                 _skip_to(self.mark, process.stdout)
                 try:
-                    came = extract_tar(process.stdout, into, set(wanted))
+                    came = extract_tar(process.stdout, into, set(paths))
                 except tarfile.ReadError:
                     process.kill()
             answer = Answer(process.returncode, b"", _text_of(complaints))
@@ -243,7 +243,7 @@ class Line(abc.ABC):
                 f"the copy of {folder} from {self.name} was cut",
                 remedy="The same command goes on from the files that came.",
             )
-        if (missing := set(wanted) - came) and (left := sorted(missing & self._to_fetch(folder, into))):
+        if (missing := set(paths) - came) and (left := sorted(missing & self._to_fetch(folder, into))):
             raise PlaceFailed(
                 f"{left[0]} did not come from {folder} on {self.name}: {answer.last_line()}",
                 remedy="The same command fetches the rest.",
@@ -361,9 +361,9 @@ def ssh_error(host: str, stderr: str) -> PlaceFailed:
     """
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     for sign, message, remedy in _SSH_SENTENCES:
-        found = next((line for line in lines if sign in line.lower()), None)
-        if found is not None:
-            return PlaceFailed(message.format(host=host, line=found), remedy=remedy.format(host=host))
+        reason = next((line for line in lines if sign in line.lower()), None)
+        if reason is not None:
+            return PlaceFailed(message.format(host=host, line=reason), remedy=remedy.format(host=host))
     said = lines[-1] if lines else "the connection was lost"
     return PlaceUnreachable(f"{host} cannot be reached: {said}", remedy=ASK_AGAIN)
 
@@ -411,14 +411,14 @@ class HashedFile:
         return self._sha256.hexdigest()
 
 
-def extract_tar(stream: IO[bytes], into: Path, wanted: set[str]) -> set[str]:
+def extract_tar(stream: IO[bytes], into: Path, paths: set[str]) -> set[str]:
     """Write the regular files of a tar stream that are wanted, each aside and renamed; their names."""
     written = set()
     with tarfile.open(fileobj=stream, mode="r|") as tar:
         for member in tar:
             name = member.name.removeprefix("./")
             content = tar.extractfile(member) if member.isreg() else None
-            if content is None or name not in wanted:
+            if content is None or name not in paths:
                 continue
             target = into / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -446,13 +446,13 @@ def _skip_to(mark: bytes, stream: IO[bytes]) -> None:
 
 
 def _text_of(file: IO[bytes]) -> str:
-    """What a program wrote to a temporary file."""
+    """The text that a program wrote to a temporary file."""
     file.seek(0)
     return file.read().decode(errors="replace")
 
 
 def files_to_copy(there: Mapping[str, Sequence[int]], into: Path) -> set[str]:
-    """Of the files that another machine lists, with size [bytes] and time of change [s], those to copy into `into`.
+    """The files to copy into `into`, of those that another machine lists with size [bytes] and time of change [s].
 
     Not those that are here and equal, that stay there, that are being written, or whose path leads out of the folder.
     """

@@ -73,10 +73,10 @@ def sent_files(submission: Submission) -> Iterator[tuple[str, bytes | Path]]:
 
 def entrypoint(submission: Submission, python: str, submitted_at: str) -> str:
     """The shell command that runs the order, in the folder that was sent: a limit is not in it, so it is sent once."""
-    words = ["run", below_home(submission.root)]
+    command = ["run", below_home(submission.root)]
     if submission.most_held_s is not None:
-        words += [f"{submission.most_held_s:.0f}", submitted_at]
-    return f'PYTHONPATH="$PWD/{submission.stoker.folder}" {python} -m stoker.launching.logged_run {shlex.join(words)}'
+        command += [f"{submission.most_held_s:.0f}", submitted_at]
+    return f'PYTHONPATH="$PWD/{submission.stoker.folder}" {python} -m stoker.launching.logged_run {shlex.join(command)}'
 
 
 def below_home(root: str) -> str:
@@ -85,9 +85,9 @@ def below_home(root: str) -> str:
 
 
 def marked(log: bytes, mark: bytes) -> list[bytes]:
-    """What follows the mark in each line that has it, whatever the platform has put before it."""
+    """The rest of each line after the mark, whatever the platform has put before it."""
     lines = (line.partition(mark) for line in log.split(b"\n")[:-1])
-    return [rest.rstrip(b"\r") for _, found, rest in lines if found]
+    return [rest.rstrip(b"\r") for _, fields, rest in lines if fields]
 
 
 def events_in(log: bytes, offset: int) -> bytes:
@@ -107,8 +107,8 @@ def run_order(sent: Path, root: Path, most_held_s: float | None = None, submitte
     """Run the order in the folder `sent`, and repeat its log and state; the exit code of the run.
 
     Raises:
-        PlaceFailed: the order cannot be read, data that the job reads are not there, or a run of that name of somebody
-            else is.
+        PlaceFailed: the order cannot be read, data that the job reads are not there, or there is a run of that name
+            with another owner.
     """
     try:
         order = loads((sent / ORDER).read_bytes(), LaunchOrder)
@@ -130,7 +130,7 @@ def run_order(sent: Path, root: Path, most_held_s: float | None = None, submitte
     before = launch / ORDER
     if before.exists() and loads(before.read_bytes(), LaunchOrder).owner != order.owner:
         raise PlaceFailed(
-            f"there is a run of that name already, in {directory}, of somebody else",
+            f"there is a run of that name already, in {directory}, with another owner",
             remedy="Give this one another name: --run-dir runs/NAME.",
         )
     launch.mkdir(parents=True, exist_ok=True)
@@ -212,13 +212,13 @@ def print_files(directory: Path, names: Sequence[str] | None) -> None:
 
 def files_in(log: bytes) -> dict[str, tuple[str, int]]:
     """Digest and size [bytes] of the files that `list` printed, by name; names that leave the run are left out."""
-    found = {}
+    files = {}
     for line in marked(log, FILE):
         with suppress(ValueError, KeyError, TypeError):  # a platform that cut the line: the next call brings the file
             about = json.loads(line)
             if _SAFE.fullmatch(str(about["name"])):
-                found[str(about["name"])] = str(about["sha256"]), int(about["num_bytes"])
-    return found
+                files[str(about["name"])] = str(about["sha256"]), int(about["num_bytes"])
+    return files
 
 
 def write_files(log: bytes, into: Path, expected: Mapping[str, tuple[str, int]]) -> list[str]:

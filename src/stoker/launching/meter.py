@@ -1,4 +1,4 @@
-"""What a run elsewhere costs: its price times the time in which it held devices, and the stop before `--max-cost`.
+"""The cost of a run elsewhere: its price times the time in which it held devices, and the stop before `--max-cost`.
 
 What: time counts from the first sign that devices are held (`starting`, or the first event) until they are given back;
 time in a queue, before the start or after a preemption, does not. Moments are the place's, from events and states, so
@@ -27,7 +27,7 @@ from stoker.units import format_money, format_seconds
 HOLDS_DEVICES: frozenset[LaunchPhase] = frozenset({"starting", "running", "saving"})
 _GIVEN_BACK: frozenset[LaunchPhase] = ENDED.union(("queued", "preempted", "requeued"))
 
-_MARKS_APART_S = 60.0
+_MARK_INTERVAL_S = 60.0
 
 _ANOTHER_DAY_S = 600.0
 """A process that starts so long after the last event of the one before was started by another launch [s]."""
@@ -133,7 +133,7 @@ class Meter:
 
     @property
     def spent(self) -> float | None:
-        """What that cost; None where no price is known."""
+        """The cost of that time; None where no price is known."""
         return None if self.price_per_h is None else self.price_per_h * self.held_s / 3600
 
     @property
@@ -159,8 +159,8 @@ class Meter:
         self._held[at] = is_held and self._held.get(at, True)
         before, last = self._last_two_s
         if at > last:  # of a stretch in which devices are held a mark a minute is enough: logs have millions of events
-            is_one_stretch = all(self._held.get(one) for one in (before, last, at))
-            if is_one_stretch and at - before < _MARKS_APART_S:
+            is_one_stretch = all(self._held.get(mark) for mark in (before, last, at))
+            if is_one_stretch and at - before < _MARK_INTERVAL_S:
                 del self._held[last]
                 self._last_two_s = (before, at)
             else:
@@ -168,7 +168,7 @@ class Meter:
 
 
 def spent_of(launch: Launch, events: Iterable[Event] = ()) -> float | None:
-    """What a run elsewhere has cost as far as is known here; None where no price is known.
+    """The cost of a run elsewhere as far as it is known here; None where no price is known.
 
     While it goes on, what was recorded when it was last followed is the least.
     """

@@ -1,4 +1,4 @@
-"""What earlier runs showed of a place: how long they queued, and how far their forecasts were off.
+"""Lessons from earlier runs at a place: how long they queued, and how far their forecasts were off.
 
 What: a line for each run that came home, in the cache. The next estimate for that place takes the median wait where the
 place itself cannot say when a job would start, and multiplies the forecast of the run by the median of measured over
@@ -57,7 +57,7 @@ class PlaceRun:
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceLessons:
-    """What the newest runs of a place say together.
+    """Statistics of the newest runs of a place.
 
     Attributes:
         num_runs: runs that count.
@@ -126,7 +126,7 @@ def remember_run(directory: RunDirectory, launch: Launch) -> None:
 
 
 def lessons_of(place: str, runs: Iterable[PlaceRun] | None = None) -> PlaceLessons:
-    """What the newest runs of a place (`place_of`) say; `runs` default to the history here."""
+    """Statistics of the newest runs of a place (`place_of`); `runs` default to the history here."""
     known = [run for run in (place_history().read() if runs is None else runs) if run.place == place][-NEWEST:]
     queued = [run.queue_s for run in known if run.queue_s is not None]
     first = [run.first_update_s for run in known if run.first_update_s is not None]

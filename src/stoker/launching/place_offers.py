@@ -1,8 +1,8 @@
 """`stoker plan --on slurm:,k8s:,sky:any,here`: places compared by when the run would be finished there, and by money.
 
 What: the offers of each place, each with the forecast of the run on its devices. A run is finished after the wait for
-its start, the transfer of what is sent, and the run itself with what preemptions cost. Beside it stands the sticker
-order, by price an hour, which says nothing of how long a run takes.
+its start, the transfer of what is sent, and the run itself with what preemptions cost. The sticker order, by price
+an hour, is shown for comparison: it says nothing of how long a run takes.
 Learned: earlier runs of a place correct its forecast and give its wait where the place itself cannot (`place_history`).
 Costs: one question to each place, and one forecast for each kind of device.
 """
@@ -54,7 +54,7 @@ class PlaceOffer:
         price_per_h: of all devices; 0: nothing is charged; None: unknown.
         interrupted: probability of at least one preemption [0 to 1].
         sticker: place in the order of price an hour, from 1; None: no price is known.
-        why: what speaks for it or against it.
+        why: the reason for or against it.
         problem: why it cannot be taken; "" if it can.
     """
 
@@ -109,7 +109,9 @@ class _Forecasts:
                 places = planned_devices(word, attached_devices())
                 limited = [place.limited_to(self.memory_bytes, self.threads) for place in places]
                 chosen = [on_one(self.planner, place).chosen for place in limited]
-                self._known[word] = max(chosen, key=lambda one: one.forecast.total_s.value)  # an alias: the slowest
+                self._known[word] = max(
+                    chosen, key=lambda candidate: candidate.forecast.total_s.value
+                )  # an alias: the slowest
             except (DoesNotFit, NoDevice, BadJob) as problem:
                 self._known[word] = problem.message
         return self._known[word]
@@ -145,20 +147,20 @@ def compare_places(
     started, limits = time.perf_counter(), limits or PlanLimits()
     if objective == "energy":
         raise BadJob("--objective energy: places elsewhere do not state it", remedy="Use time or money.")
-    words = split_words(on)
-    elsewhere = [word for word in words if is_elsewhere(word)]
+    names = split_words(on)
+    elsewhere = [word for word in names if is_elsewhere(word)]
     for word in elsewhere:
         parse_target(word)
     sent_bytes = 0 if entry is None else bytes_to_send(job, entry)
     planner = Planner(
-        resolve_job(job, entry), is_all_elsewhere="here" not in words, device_mtbf_h=require_mtbf(device_mtbf_h)
+        resolve_job(job, entry), is_all_elsewhere="here" not in names, device_mtbf_h=require_mtbf(device_mtbf_h)
     )
     forecasts = _Forecasts(planner, memory_limit(memory), most_threads(threads))
     asked: dict[str, _Answer | str] = {}
     with ThreadPoolExecutor(max_workers=8) as pool:
         asked.update(zip(elsewhere, pool.map(_ask, elsewhere), strict=True))
     offers: list[PlaceOffer] = []
-    for word in words:
+    for word in names:
         if word in asked:
             offers += _offers_of(word, asked[word], forecasts, sent_bytes)
         else:
@@ -180,16 +182,16 @@ def split_words(on: str) -> list[str]:
     >>> split_words("ssh:box1,box2/2xcpu,here,l4")
     ['ssh:box1,box2/2xcpu', 'here', 'l4']
     """
-    words: list[str] = []
+    names: list[str] = []
     for part in filter(None, (part.strip() for part in on.split(","))):
-        if words and is_elsewhere(words[-1]) and not is_elsewhere(part):
+        if names and is_elsewhere(names[-1]) and not is_elsewhere(part):
             try:
                 planned_devices(part, attached_devices())
             except NoDevice:
-                words[-1] += f",{part}"
+                names[-1] += f",{part}"
                 continue
-        words.append(part)
-    return words
+        names.append(part)
+    return names
 
 
 def ranked(offers: Sequence[PlaceOffer], limits: PlanLimits, objective: Objective | None) -> tuple[PlaceOffer, ...]:
@@ -222,16 +224,16 @@ def ranked(offers: Sequence[PlaceOffer], limits: PlanLimits, objective: Objectiv
 
 
 def bytes_to_send(job: Job, entry: Entry) -> int:
-    """What travels to a place that has nothing of it yet [bytes]: code, Stoker, and data below the job's folder."""
+    """Bytes sent to a place that has none of the files yet: code, Stoker, and data below the job's folder."""
     root = work_folder(entry.path)
     data = [data_of(path, root) for path in data_paths(job) if is_below(path, root)]
-    bundles = [stoker_bundle(), code_bundle(entry.path, entry.sources, data), *(one.bundle for one in data)]
+    bundles = [stoker_bundle(), code_bundle(entry.path, entry.sources, data), *(candidate.bundle for candidate in data)]
     return sum(bundle.num_bytes for bundle in bundles)
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """What a place said."""
+    """The answer of a place."""
 
     target: LaunchTarget
     launcher: Launcher
@@ -240,7 +242,7 @@ class _Answer:
 
 
 def _ask(word: str) -> _Answer | str:
-    """What a place offers and has; a sentence where it cannot be asked, or lacks what a run needs."""
+    """The offers and resources of a place; a sentence where it cannot be asked, or lacks what a run needs."""
     try:
         target = parse_target(word)
         launcher = launcher_of(target.kind)
@@ -253,10 +255,10 @@ def _ask(word: str) -> _Answer | str:
 
 
 def _offers_of(word: str, answer: _Answer | str, forecasts: _Forecasts, sent_bytes: int) -> list[PlaceOffer]:
-    """What a place offers, with forecasts."""
+    """The offers of a place, with forecasts."""
     if isinstance(answer, str):
         return [PlaceOffer(text=word, problem=answer)]
-    lessons, found = lessons_of(place_of(word)), []
+    lessons, offers = lessons_of(place_of(word)), []
     for offer in answer.offers:
         shape = replace(
             answer.target,
@@ -268,18 +270,18 @@ def _offers_of(word: str, answer: _Answer | str, forecasts: _Forecasts, sent_byt
         best = _forecast(shape, answer.probe, forecasts)
         if isinstance(best, Candidate) and answer.launcher.limits_time:
             offer = _with_limit(answer.launcher, shape, offer, best, lessons)  # noqa: PLW2901 - the same, asked for precisely
-        found.append(_priced(offer, best, lessons, sent_bytes))
-    return found
+        offers.append(_priced(offer, best, lessons, sent_bytes))
+    return offers
 
 
 def _forecast(target: LaunchTarget, probe: Probe, forecasts: _Forecasts) -> Candidate | str:
     word = device_word(target, probe)
     if word is None:
         return f"no forecast: {target.device or probe.device or 'its device'} is not known here"
-    found = forecasts.of(word)
-    if isinstance(found, str) and target.num_nodes > 1:  # forecasts stand on nodes of eight devices
-        found = forecasts.of(f"{target.num_devices}x{target.device}")
-    return found
+    forecast = forecasts.of(word)
+    if isinstance(forecast, str) and target.num_nodes > 1:  # forecasts stand on nodes of eight devices
+        forecast = forecasts.of(f"{target.num_devices}x{target.device}")
+    return forecast
 
 
 def _with_limit(
@@ -288,7 +290,7 @@ def _with_limit(
     """The offer for the time that the run needs: a short request starts sooner."""
     with suppress(PlaceFailed):
         again = launcher.offers(Request(target=target, time_limit_s=time_limit(best.forecast, lessons)))
-        return next((one for one in again if one.text == offer.text), offer)
+        return next((candidate for candidate in again if candidate.text == offer.text), offer)
     return offer
 
 
@@ -334,15 +336,15 @@ def _priced(offer: Offer, best: Candidate | str, lessons: PlaceLessons, sent_byt
 
 def _on_devices(word: str, forecasts: _Forecasts) -> list[PlaceOffer]:
     """A word for devices here, or of the catalogue, which are rented by hand."""
-    found = []
+    offers = []
     for place in planned_devices(word, attached_devices()):
         best = forecasts.of(place.name)
         if isinstance(best, str):
-            found.append(PlaceOffer(text=place.name, device=place.name, problem=best))
+            offers.append(PlaceOffer(text=place.name, device=place.name, problem=best))
             continue
         run, starts_in_s = best.forecast.total_s, 0.0 if place.is_here else STARTING_S
         price = None if best.price is None else best.price.usd_per_hour * place.count
-        found.append(
+        offers.append(
             PlaceOffer(
                 text=place.name,
                 device=best.device,
@@ -355,11 +357,11 @@ def _on_devices(word: str, forecasts: _Forecasts) -> list[PlaceOffer]:
                 why="yours" if place.is_here else "to be rented by hand" if price is not None else "no price is known",
             )
         )
-    return found
+    return offers
 
 
 def _why(offer: PlaceOffer, best: PlaceOffer | None, *, by_money: bool) -> str:
-    """What sets an offer apart from the best one, before what its figures rest on."""
+    """How an offer differs from the best one, then what its figures rest on."""
     if offer.problem or best is None or offer.finish_s is None:
         return offer.why
     if offer.starts_in_s is None:

@@ -1,4 +1,4 @@
-"""Tells Kubeflow's Trainer how far a run is: `python -m stoker.launching.platform_progress RUN_DIR`, beside the run.
+"""Reports a run's progress to Kubeflow's Trainer: `python -m stoker.launching.platform_progress RUN_DIR`.
 
 What: the newest progress of the run's log, posted to the status endpoint that the Trainer names in the pod's
 environment; it becomes `status.trainerStatus` of the TrainJob, which dashboards show.
@@ -69,7 +69,7 @@ def main(directory: Path, environ: Mapping[str, str] = os.environ) -> None:
                 post(status_of(event), environ)
                 said = event
             except (OSError, ValueError, KeyError) as error:
-                print(f"progress was not told to the platform: {error}", file=sys.stderr)  # noqa: T201  # a pod's log
+                print(f"progress was not reported to the platform: {error}", file=sys.stderr)  # noqa: T201  # a pod's log
         time.sleep(EVERY_S)
 
 

@@ -145,7 +145,7 @@ class RayLauncher(Launcher):
         if submission.secrets:
             names = ", ".join(submission.secrets)
             raise PlaceFailed(
-                f"Ray shows the variables of a job to everybody who can see it, so that {names} cannot be sent",
+                f"Ray shows the variables of a job to all its users, so that {names} cannot be sent",
                 remedy="Set them on the nodes of the place, and leave --secret out.",
             )
         address = submission.target.address
@@ -155,7 +155,7 @@ class RayLauncher(Launcher):
         going = [job for job in jobs if job["status"] in {"PENDING", "RUNNING"}]
         if any(job["metadata"].get("owner") != submission.owner for job in jobs):
             raise PlaceFailed(
-                f"the cluster at {address} has a run {submission.run} of somebody else",
+                f"the cluster at {address} has a run {submission.run} of another owner",
                 remedy="Give this one another name: --run-dir runs/NAME.",
             )
         if going:
@@ -190,7 +190,7 @@ class RayLauncher(Launcher):
         try:
             code, body = _request(handle["url"], f"/api/jobs/{handle['job']}", allow=(404,))
             if code == 404:
-                return seen_now("lost", "the cluster does not know the job any more: it was started anew", "404")
+                return seen_now("lost", "the cluster does not know the job any more: it was restarted", "404")
         except PlaceUnreachable as error:
             return seen_now("unknown", "the cluster does not answer", error.message)
         info = json.loads(body)
@@ -386,8 +386,8 @@ def _log(handle: Handle, allow: tuple[int, ...] = (404, 500)) -> bytes:
 
 def _nodes(address: str) -> list[dict[str, Any]]:
     answer = _json(address, "/api/v0/nodes?detail=1&limit=10000")
-    found: list[dict[str, Any]] = answer.get("data", {}).get("result", {}).get("result", [])
-    return [node for node in found if node.get("state") == "ALIVE"]
+    nodes: list[dict[str, Any]] = answer.get("data", {}).get("result", {}).get("result", [])
+    return [node for node in nodes if node.get("state") == "ALIVE"]
 
 
 def _json(address: str, path: str) -> dict[str, Any]:

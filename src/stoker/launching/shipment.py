@@ -89,7 +89,7 @@ def ship(
 
     Raises:
         PlaceFailed: the place cannot take it (full disk, no Python, a version that cannot be installed, a run of that
-            name of somebody else).
+            name with another owner).
         PlaceUnreachable: the line was cut; what is whole there is not sent again.
     """
     root = line.absolute(submission.root)
@@ -105,7 +105,7 @@ def ship(
 
 
 def _require_own(line: Line, directory: str, owner: str) -> None:
-    """Refuse a run of that name which belongs to somebody else, or is finished and not known here any more."""
+    """Refuse a run of that name which has another owner, or is finished and not known here any more."""
     text = line.read(f"{directory}/launch/order.json")
     if text:
         other = record_there(line, f"{directory}/launch/order.json", lambda: loads(text, LaunchOrder).owner)
@@ -126,7 +126,7 @@ def _require_own(line: Line, directory: str, owner: str) -> None:
 
 
 def record_there(line: Line, path: str, read: Callable[[], Read]) -> Read:
-    """What `read` takes from a record at the place.
+    """The result of `read` for a record at the place.
 
     Raises:
         PlaceFailed: it is damaged, or another version's.
@@ -208,9 +208,9 @@ def _found_there(line: Line, root: str, bundle: Bundle, data: str) -> bool:
     files = [file for file in bundle.files if not file.link]
     sums = "".join(f"{file.digest}  {file.path}\n" for file in files)
     line.write(f"{folder}.sums", sums.encode(errors="surrogateescape"))
-    count = "" if [file.path for file in files] == [bundle.name] else str(len(files))  # one file lies among others
-    words = (folder, bundle.name, data, count)
-    return line.shell(_FIND_DATA, *words, timeout_s=INSTALL_TIMEOUT_S, check=False).code == 0
+    count = "" if [file.path for file in files] == [bundle.name] else str(len(files))  # its folder may hold more
+    arguments = (folder, bundle.name, data, count)
+    return line.shell(_FIND_DATA, *arguments, timeout_s=INSTALL_TIMEOUT_S, check=False).code == 0
 
 
 def environment_at(

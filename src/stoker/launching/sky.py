@@ -101,17 +101,17 @@ def read_catalogue(folder: Path, *, clouds: Sequence[str] = ()) -> tuple[tuple[C
             f"SkyPilot has no catalogue{asked} in {folder}",
             remedy="`sky gpus list` fetches it; `sky check` says which clouds are enabled.",
         )
-    found: list[CloudOffer] = []
+    entries: list[CloudOffer] = []
     for path in paths:
         try:
             with path.open(newline="", encoding="utf-8") as file:
-                found += [offer for row in csv.DictReader(file) for offer in _offers_of(path.parent.name, row)]
+                entries += [offer for row in csv.DictReader(file) for offer in _offers_of(path.parent.name, row)]
         except (ValueError, KeyError, csv.Error) as problem:
             raise PlaceFailed(
                 f"{path} is no catalogue of SkyPilot: {problem}", remedy="Delete it; SkyPilot fetches it again."
             ) from problem
     oldest = min(path.stat().st_mtime for path in paths)
-    return tuple(found), f"SkyPilot's catalogue of {datetime.fromtimestamp(oldest, UTC):%Y-%m-%d}"
+    return tuple(entries), f"SkyPilot's catalogue of {datetime.fromtimestamp(oldest, UTC):%Y-%m-%d}"
 
 
 def _offers_of(cloud: str, row: Mapping[str, str]) -> list[CloudOffer]:
@@ -119,11 +119,11 @@ def _offers_of(cloud: str, row: Mapping[str, str]) -> list[CloudOffer]:
     count = float(row["AcceleratorCount"] or 0)
     if not row["AcceleratorName"] or count < 1:
         return []
-    found = []
+    offers = []
     for column, is_spot in (("Price", False), ("SpotPrice", True)):
         price = float(row.get(column) or "nan")
         if math.isfinite(price) and price > 0:
-            found.append(
+            offers.append(
                 CloudOffer(
                     cloud=cloud,
                     region=row.get("Region", ""),
@@ -134,7 +134,7 @@ def _offers_of(cloud: str, row: Mapping[str, str]) -> list[CloudOffer]:
                     is_spot=is_spot,
                 )
             )
-    return found
+    return offers
 
 
 def device_name(name: str) -> str:
@@ -210,11 +210,11 @@ class SkyLauncher(Launcher):
         for machine in fitting:
             kinds.setdefault((machine.device, machine.count, machine.cloud), machine)
         alternatives = fitting[:_MOST_ALTERNATIVES]
-        found = [offer(alternatives[-1], target.text, f"{source}, the dearest of {len(alternatives)}")]
+        listed = [offer(alternatives[-1], target.text, f"{source}, the dearest of {len(alternatives)}")]
         for machine in kinds.values():
             text = f"sky:{machine.cloud}/{machine.count}x{machine.device}{':spot' if machine.is_spot else ''}"
-            found.append(offer(machine, text, source))
-        return tuple(found if target.device else found[1:])
+            listed.append(offer(machine, text, source))
+        return tuple(listed if target.device else listed[1:])
 
     def script(self, submission: Submission) -> str:
         """The task that SkyPilot gets: JSON, which is YAML."""
@@ -351,7 +351,7 @@ _PHASES: dict[str, tuple[LaunchPhase, str]] = {
     "FAILED_PRECHECKS": ("failed", "SkyPilot refuses the task"),
     "FAILED_CONTROLLER": ("lost", "SkyPilot's controller failed"),
 }
-"""What SkyPilot's states mean; others are failures."""
+"""Phases by SkyPilot's states; others are failures."""
 
 _OVER = frozenset({"SUCCEEDED", "CANCELLED", "FAILED", *(status for status in _PHASES if status.startswith("FAILED_"))})
 
@@ -367,13 +367,13 @@ def _require_startable(submission: Submission) -> str:
             f"{submission.expected[0]} is outside of the job's folder, and no machine of a cloud has it",
             remedy="Move it below the job's folder, so that it is sent.",
         )
-    words = list(submission.arguments)
-    if "--keep" not in words[:-1]:
+    arguments = list(submission.arguments)
+    if "--keep" not in arguments[:-1]:
         raise PlaceFailed(
             "a machine of a cloud takes its disk with it, and this run would be lost with the first preemption",
             remedy="Give --keep URL, such as s3://bucket/runs: checkpoints go there, and the run goes on from it.",
         )
-    return words[words.index("--keep") + 1]
+    return arguments[arguments.index("--keep") + 1]
 
 
 def _job_name(submission: Submission) -> str:
@@ -397,8 +397,8 @@ def _record(name: str) -> dict[str, Any] | None:
     """SkyPilot's newest managed job of that name; None if there is none."""
     text = _sky("jobs", "queue", "--all", "--refresh", "--output", "json")
     try:
-        found = json.loads(text[text.index("[") :]) if "[" in text else []
-        named = [record for record in found if record.get("job_name") == name]
+        records = json.loads(text[text.index("[") :]) if "[" in text else []
+        named = [record for record in records if record.get("job_name") == name]
     except (ValueError, AttributeError) as error:
         raise PlaceFailed(
             f"`sky jobs queue` answers with something else than JSON: {text[:80]!r}",
@@ -417,7 +417,7 @@ def _log(handle: Handle) -> bytes:
 
 
 def _sky(*words: str, variables: Mapping[str, str] | None = None, timeout_s: float = _TIMEOUT_S) -> str:
-    """What a command of SkyPilot prints.
+    """The output of a command of SkyPilot.
 
     Raises:
         PlaceFailed: SkyPilot is missing, or refuses.

@@ -116,7 +116,7 @@ class SlurmLauncher(Launcher):
             remedy = f"The form is {_SYNTAX}, as in slurm:gpu/2x4xa100."
             raise NoDevice(f"--on slurm:{text} cannot be read.", remedy=remedy)
         nodes, each, device = read_shape(f"slurm:{text}", shape, _SYNTAX) if slash else (1, 1, "")
-        words = frozenset(word.strip() for word in options.split(",")) if colon else frozenset()
+        chosen = frozenset(word.strip() for word in options.split(",")) if colon else frozenset()
         target = LaunchTarget(
             text=f"slurm:{text}",
             kind=self.kind,
@@ -124,7 +124,7 @@ class SlurmLauncher(Launcher):
             num_nodes=nodes,
             devices_each=each,
             device=device,
-            options=words,
+            options=chosen,
         )
         try:
             _options(target, {})
@@ -134,7 +134,7 @@ class SlurmLauncher(Launcher):
         return target
 
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
-        """What the scheduler says of the partition; and what its nodes say, if they are free for a step of seconds."""
+        """The scheduler's data on the partition, and its nodes' if they are free for a step of seconds."""
         line, stated = _line(target), _options(target, options)
         cluster = _ask_cluster(line, "")
         partition = cluster.partition(target)
@@ -164,8 +164,8 @@ class SlurmLauncher(Launcher):
             if values := sorted({report[name] for report in reports if report.get(name)}):
                 facts[name] = ", ".join(values)
         facts["asked"] = ", ".join(sorted(report.get("host", "?") for report in reports))
-        found = first.get("cpu", "") if shape.device == "cpu" else first.get("gpu", "").partition(" (")[0]
-        device = found or shape.model
+        identifier = first.get("cpu", "") if shape.device == "cpu" else first.get("gpu", "").partition(" (")[0]
+        device = identifier or shape.model
         return Probe(facts=facts, missing=tuple(missing), device=device, cores=shape.cpus)
 
     def offers(self, request: Request) -> tuple[Offer, ...]:
@@ -174,8 +174,12 @@ class SlurmLauncher(Launcher):
         line, stated = _line(target), _options(target, request.options)
         cluster = _ask_cluster(line, "")
         host, named = _address(target)
-        candidates = [cluster.partition(target)] if named else [one for one in cluster.partitions.values() if one.is_up]
-        candidates.sort(key=lambda one: not one.is_default)
+        candidates = (
+            [cluster.partition(target)]
+            if named
+            else [partition for partition in cluster.partitions.values() if partition.is_up]
+        )
+        candidates.sort(key=lambda partition: not partition.is_default)
         shapes = []
         for partition in candidates:
             devices = [target.device] if target.device else [name or "gpu" for name in partition.gpu_types] or ["cpu"]
@@ -191,7 +195,7 @@ class SlurmLauncher(Launcher):
         )
         answers = _parts(_slurm(line, f"date +%s\n{questions}\nexit 0", {}))
         now = float(answers[0].strip() or 0)
-        found = []
+        result = []
         for (partition, shape), answer in zip(shapes, answers[1:], strict=True):
             estimate = read_estimate(answer)
             if "allocation failure" in answer or "error:" in answer:
@@ -203,7 +207,7 @@ class SlurmLauncher(Launcher):
             ]
             why += [f"jobs of {', '.join(others)} may take its nodes"] if others else []
             why += [f"about {shape.slices} starts, of which each saves and continues"] if shape.slices > 1 else []
-            found.append(
+            result.append(
                 Offer(
                     text=f"slurm:{f'{host}:' if host else ''}{partition.name}/{_shape_text(target, shape.device)}",
                     num_nodes=target.num_nodes,
@@ -214,7 +218,7 @@ class SlurmLauncher(Launcher):
                     why="; ".join(why),
                 )
             )
-        return tuple(found)
+        return tuple(result)
 
     def script(self, submission: Submission) -> str:
         """The batch script; what the cluster has to be asked for (CPUs, the name of a GPU there) is left to `start`."""
@@ -283,7 +287,7 @@ class SlurmLauncher(Launcher):
             raise PlaceFailed(f"{error.args[0]} is not set", remedy="Submit launch/batch.sh with sbatch.") from error
 
     def state(self, handle: Handle) -> LaunchState:
-        """What the scheduler says, made precise by what the run's hosts wrote; `unknown` if there is no answer."""
+        """The scheduler's state, made precise by the files of the run's hosts; `unknown` if there is no answer."""
         line = line_to(handle["host"])
         try:
             about = (handle["job"], handle["directory"], _secrets_path(handle))
@@ -387,7 +391,7 @@ srun --quiet --label "$@" sh -c "$script" sh "$seen"
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a job asks of a partition, as Slurm is told it.
+    """A job's request to a partition, in Slurm's options.
 
     Attributes:
         device: `cpu`, a GPU as the request names it, or `gpu` for any.
@@ -452,12 +456,12 @@ class Shape:
 
     def flags(self) -> list[str]:
         """Options of sbatch and srun that say it, but for what only a batch job has."""
-        words = [f"--partition={self.partition}"] if self.partition else []
-        words += [f"--nodes={self.num_nodes}", "--ntasks-per-node=1"]
-        words += [f"--cpus-per-task={self.cpus}"] if self.cpus else []
-        words += [f"--gres={self.gres}"] if self.gres else []
-        words += [f"--time={slurm_time(self.time_s)}"] if self.time_s is not None else []
-        return [*words, *(f"--{name}={value}" for name, value in self.more.items())]
+        options = [f"--partition={self.partition}"] if self.partition else []
+        options += [f"--nodes={self.num_nodes}", "--ntasks-per-node=1"]
+        options += [f"--cpus-per-task={self.cpus}"] if self.cpus else []
+        options += [f"--gres={self.gres}"] if self.gres else []
+        options += [f"--time={slurm_time(self.time_s)}"] if self.time_s is not None else []
+        return [*options, *(f"--{name}={value}" for name, value in self.more.items())]
 
 
 def batch_script(submission: Submission, shipped: Shipped, shape: Shape) -> str:
@@ -535,7 +539,7 @@ exit $code
 
 @dataclass(frozen=True, kw_only=True)
 class _Cluster:
-    """What the scheduler says: its partitions, and this user's jobs of a name as (number, state, directory)."""
+    """The scheduler's data: its partitions, and this user's jobs of a name as (number, state, directory)."""
 
     host: str
     version: str
@@ -568,12 +572,12 @@ def _slurm(line: Line, script: str, about: Mapping[str, str], *arguments: str) -
 
 
 def _parts(answer: Answer) -> list[str]:
-    """What stands before, between and behind the marks, which begin lines."""
+    """The text before, between and after the marks, which begin lines."""
     return re.split(f"^{_MARK}", answer.text, flags=re.MULTILINE)
 
 
 def _ask_nodes(line: Line, shape: Shape, root: str) -> Answer:
-    """What as many nodes as the job needs say of themselves, in a step that starts at once or not at all."""
+    """Facts of as many nodes as the job needs, from a step that starts at once or not at all."""
     whole = replace(shape, time_s=60.0, cpus=1, gres=re.sub(r"\d+$", "1", shape.gres))
     flags = [*whole.flags(), f"--immediate={PROBE_WAIT_S}", "--job-name=stoker-probe"]
     return line.shell(_PREFIX + _ASK_NODES, root, _NODE, *flags, timeout_s=PROBE_TIMEOUT_S, check=False)
@@ -581,12 +585,12 @@ def _ask_nodes(line: Line, shape: Shape, root: str) -> Answer:
 
 def _reports(text: str) -> list[dict[str, str]]:
     """Each node's answers by word, of a repeated word the first; lines begin with the number of the task."""
-    found: dict[str, dict[str, str]] = {}
+    reports: dict[str, dict[str, str]] = {}
     for row in text.splitlines():
         task, _, rest = row.partition(": ")
         word, _, value = rest.partition(" ")
-        found.setdefault(task.strip(), {}).setdefault(word, value.strip())
-    return list(found.values())
+        reports.setdefault(task.strip(), {}).setdefault(word, value.strip())
+    return list(reports.values())
 
 
 def _missing_on_nodes(reports: Sequence[Mapping[str, str]], root: str, shape: Shape) -> list[str]:
@@ -623,7 +627,7 @@ def state_of(job: SlurmJob | None, hosts: Sequence[HostState], *, is_stopped: bo
         return seen_now("lost", "Slurm does not know the job any more", evidence)
     phase, why = phase_of(job)
     evidence, code = job.line, None
-    # Restarts tell starts apart where clocks differ; times do where a start ended before its hosts wrote anything.
+    # Restart counts identify starts where clocks differ; times do where a start ended before its hosts wrote anything.
     is_of_this_start = own is not None and (
         own.restarts >= job.restarts or job.starts_at is None or _seconds_of(own.at) >= job.starts_at - 1
     )
@@ -641,7 +645,7 @@ def state_of(job: SlurmJob | None, hosts: Sequence[HostState], *, is_stopped: bo
             why = "saved and left, as asked" if code else "stopped, as asked"
     starts = max(0.0, job.starts_at - now) if job.starts_at is not None and phase in {"queued", "requeued"} else None
     state = seen_now(phase, why, evidence, exit_code=code, starts_in_s=starts, restarts=job.restarts)
-    # Of an end it counts when the hosts gave their devices back, and not when somebody asked.
+    # The time of an end is when the hosts released their devices, and not when it was requested.
     return replace(state, at=max(host.at for host in hosts)) if phase in ENDED and hosts else state
 
 
@@ -681,18 +685,18 @@ def _options(target: LaunchTarget, given: Mapping[str, str]) -> dict[str, str]:
     Raises:
         BadSetting: one is unknown, or its value cannot be one.
     """
-    found = {name: value for name, _, value in (word.partition("=") for word in target.options)} | dict(given)
-    require_known("Slurm", found, SlurmLauncher.options)
-    for name, value in found.items():
+    options = {name: value for name, _, value in (word.partition("=") for word in target.options)} | dict(given)
+    require_known("Slurm", options, SlurmLauncher.options)
+    for name, value in options.items():
         if not re.fullmatch(r"[\w.,:&|@*+/~()\[\]-]+", value):
             raise BadSetting(f"option {name}={value!r} cannot be a value for Slurm")
-    if "time" in found:
+    if "time" in options:
         try:
-            seconds_of(found["time"])
+            seconds_of(options["time"])
         except ValueError:
             remedy = "Write hours:minutes:seconds, or days-hours:minutes:seconds."
-            raise BadSetting(f"option time={found['time']!r} is no time", remedy=remedy) from None
-    return found
+            raise BadSetting(f"option time={options['time']!r} is no time", remedy=remedy) from None
+    return options
 
 
 def _require_plain(submission: Submission) -> None:
@@ -708,9 +712,9 @@ def _require_plain(submission: Submission) -> None:
 def _elsewhere(cluster: _Cluster, target: LaunchTarget) -> str:
     """Partitions that have the shape, as a remedy."""
     fits = [
-        one.name
-        for one in cluster.partitions.values()
-        if not one.why_not(device=target.device or "cpu", each=target.devices_each, num_nodes=target.num_nodes)
+        partition.name
+        for partition in cluster.partitions.values()
+        if not partition.why_not(device=target.device or "cpu", each=target.devices_each, num_nodes=target.num_nodes)
     ]
     return f" It fits in partition {', '.join(fits)}." if fits else ""
 
@@ -763,11 +767,11 @@ def progress_text(events: Path) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """`comment DIR SECONDS`: keep the job's comment at the run's progress, until this process is ended."""
-    directory, every_s, told = Path(arguments[1]), float(arguments[2]), ""
+    directory, every_s, sent = Path(arguments[1]), float(arguments[2]), ""
     while True:
         text = progress_text(directory / "events.jsonl")
-        if text not in {"", told}:
-            told = text
+        if text not in {"", sent}:
+            sent = text
             with suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(
                     ["scontrol", "update", f"jobid={os.environ['SLURM_JOB_ID']}", f"comment={text}"],

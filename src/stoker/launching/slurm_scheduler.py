@@ -1,4 +1,4 @@
-"""What Slurm's commands say, as values: partitions, nodes and their GPUs, jobs, errors; nothing here runs a command.
+"""Answers of Slurm's commands as values: partitions, nodes and their GPUs, jobs, errors; nothing here runs a command.
 
 Text is read, not JSON: `squeue --json` needs a plug-in that many clusters lack, and its fields changed with versions.
 Source: sinfo(1), scontrol(1), sacct(1), sbatch(1) of Slurm 22.05 to 25.05.
@@ -57,7 +57,7 @@ def slurm_time(duration_s: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeGroup:
-    """Nodes of a partition that are alike.
+    """Equal nodes of a partition.
 
     Attributes:
         count: nodes.
@@ -122,8 +122,8 @@ class Partition:
         """Usable nodes with so many devices of a kind (`cpu`: any node; `gpu`: any GPU), the largest group first."""
         usable = [group for group in self.groups if group.is_usable]
         if device != "cpu":
-            wanted = self.gpu_type(device)
-            usable = [group for group in usable if wanted is not None and group.num_gpus(wanted) >= each]
+            gpu_type = self.gpu_type(device)
+            usable = [group for group in usable if gpu_type is not None and group.num_gpus(gpu_type) >= each]
         return sorted(usable, key=lambda group: -group.count)
 
     def why_not(self, *, device: str, each: int, num_nodes: int) -> str:
@@ -140,12 +140,12 @@ class Partition:
             return ""
         if device == "cpu":
             return f"Partition {self.name} has {count} usable nodes; {num_nodes} are asked for."
-        wanted = self.gpu_type(device) or ""
-        usable = [group for group in self.groups if group.is_usable and group.num_gpus(wanted)]
-        most = max((group.num_gpus(wanted) for group in usable), default=0)
+        gpu_type = self.gpu_type(device) or ""
+        usable = [group for group in self.groups if group.is_usable and group.num_gpus(gpu_type)]
+        most = max((group.num_gpus(gpu_type) for group in usable), default=0)
         return (
             f"Partition {self.name} has {sum(group.count for group in usable)} nodes with at most {most} × "
-            f"{wanted or 'GPU'} each; {num_nodes} with {each} each are asked for."
+            f"{gpu_type or 'GPU'} each; {num_nodes} with {each} each are asked for."
         )
 
 
@@ -155,8 +155,8 @@ def is_model(gres_type: str, device: str) -> bool:
     >>> is_model("nvidia_a100_80gb_pcie", "a100"), is_model("A100-SXM4-40GB", "a100-40g"), is_model("a100", "a10")
     (True, True, False)
     """
-    has, wanted = _pieces(gres_type), _pieces(device)
-    return bool(wanted) and (wanted <= has or (has <= wanted and any(piece.isdigit() for piece in has)))
+    has, pieces = _pieces(gres_type), _pieces(device)
+    return bool(pieces) and (pieces <= has or (has <= pieces and any(piece.isdigit() for piece in has)))
 
 
 def _pieces(name: str) -> set[str]:
@@ -177,7 +177,7 @@ def read_partitions(sinfo: str, details: str) -> dict[str, Partition]:
         for line in details.splitlines()
         if "PartitionName" in (fields := fields_of(line))
     }
-    found: dict[str, Partition] = {}
+    partitions: dict[str, Partition] = {}
     for line in sinfo.splitlines():
         parts = line.split("|", 10)
         if len(parts) < 11:
@@ -192,12 +192,12 @@ def read_partitions(sinfo: str, details: str) -> dict[str, Partition]:
             gpus=gpus_of(gres),
             features=tuple(word for word in features.split(",") if word not in {"", "(null)"}),
         )
-        if name in found:
-            before = found[name]
-            found[name] = Partition(**{**vars(before), "groups": (*before.groups, group)})
+        if name in partitions:
+            before = partitions[name]
+            partitions[name] = Partition(**{**vars(before), "groups": (*before.groups, group)})
             continue
         most = sizes.rpartition("-")[2]
-        found[name] = Partition(
+        partitions[name] = Partition(
             name=name,
             is_default=label.endswith("*"),
             is_up=available == "up",
@@ -209,7 +209,7 @@ def read_partitions(sinfo: str, details: str) -> dict[str, Partition]:
             tier=_number(about.get("PriorityTier", "1")),
             groups=(group,),
         )
-    return found
+    return partitions
 
 
 def gpus_of(gres: str) -> dict[str, int]:
@@ -218,10 +218,10 @@ def gpus_of(gres: str) -> dict[str, int]:
     >>> gpus_of("gpu:a100:4(S:0-1),gpu:t4:2,nvme:1"), gpus_of("gpu:2"), gpus_of("(null)")
     ({'a100': 4, 't4': 2}, {'': 2}, {})
     """
-    found: dict[str, int] = {}
+    gpus: dict[str, int] = {}
     for kind, count in _GPU.findall(gres):
-        found[kind] = found.get(kind, 0) + int(count)
-    return found
+        gpus[kind] = gpus.get(kind, 0) + int(count)
+    return gpus
 
 
 def partition_named(name: str, partitions: Mapping[str, Partition], host: str) -> Partition:
@@ -234,7 +234,7 @@ def partition_named(name: str, partitions: Mapping[str, Partition], host: str) -
         return partitions[name]
     if name:
         raise PlaceFailed(f"there is no partition {name!r} on {host}", remedy=nearest(name, partitions))
-    default = next((one for one in partitions.values() if one.is_default), None)
+    default = next((partition for partition in partitions.values() if partition.is_default), None)
     if default is None:
         raise PlaceFailed(f"{host} has no default partition", remedy=f"Name one: {', '.join(partitions)}.")
     return default
@@ -246,12 +246,12 @@ def fields_of(line: str) -> dict[str, str]:
     >>> fields_of("JobId=7 JobName=x JobState=PENDING Reason=Resources")["Reason"]
     'Resources'
     """
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for word in line.split():
         key, equal, value = word.partition("=")
         if equal:
-            found.setdefault(key, value)
-    return found
+            fields.setdefault(key, value)
+    return fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,7 +371,7 @@ _REASONS = {
     "InvalidQOS": "its QoS may not use this partition",
 }
 _IO_SIGNAL = 53
-"""What slurmd gives as the signal of a job whose output it could not open. Source: slurm_errno.h, ESLURMD_IO_ERROR."""
+"""The signal that slurmd reports for a job whose output it could not open. Source: slurm_errno.h, ESLURMD_IO_ERROR."""
 
 
 def phase_of(job: SlurmJob) -> tuple[LaunchPhase, str]:
@@ -464,7 +464,7 @@ def read_estimate(text: str) -> tuple[float, str] | None:
 
 
 def limits_text(partition: Partition) -> str:
-    """What a partition allows, in words."""
+    """The limits of a partition, as text."""
     longest = "no time limit" if partition.max_time_s is None else f"at most {format_seconds(partition.max_time_s)}"
     preempted = ""
     if partition.preempt_mode not in {"", "OFF"}:

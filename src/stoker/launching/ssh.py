@@ -107,7 +107,7 @@ class SshLauncher(Launcher):
         )
 
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
-        """What each host has, asked of all at once."""
+        """The resources of each host; all are asked at once."""
         root = options.get("root", ROOT)
         lines = _lines(target.address)
         answers = _on_each(lines, lambda line: _ask(line, root))
@@ -213,7 +213,7 @@ class SshLauncher(Launcher):
         )
 
     def state(self, handle: Handle) -> LaunchState:
-        """What the hosts say; one that does not answer counts only if another one misses it as well."""
+        """The state by the hosts; one that does not answer counts only if another one misses it as well."""
 
         def ask(line: Line) -> LaunchState | PlaceUnreachable:
             try:
@@ -258,7 +258,7 @@ class SshLauncher(Launcher):
 
 
 def _ask(line: Line, root: str) -> tuple[dict[str, list[str]], float]:
-    """What a host says of itself, by word, and by how much its clock is ahead [s]."""
+    """Facts of a host by name, and by how much its clock is ahead [s]."""
     before = time.time()
     text = line.shell(_PROBE, root).text
     after = time.time()
@@ -298,7 +298,7 @@ def _facts(about: Mapping[str, list[str]], clock_s: float) -> dict[str, str]:
 def _missing(
     host: str, about: Mapping[str, list[str]], clock_s: float, target: LaunchTarget, options: Mapping[str, str]
 ) -> list[str]:
-    """What the run needs and a host lacks, as sentences with the remedy."""
+    """Sentences on what a host lacks for the run, with the remedy."""
     missing = []
     versions = [tuple(map(int, re.findall(r"\d+", text)[:2])) for text in about.get("python", [])]
     if not any(version >= (3, 11) for version in versions) and "python" not in options:
@@ -348,7 +348,7 @@ def _program(handle: Handle, command: str) -> list[str]:
 
 
 def _answer(line: Line, program: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 60.0) -> bytes:
-    """What `at_place` on a host answers.
+    """The answer of `at_place` on a host.
 
     Raises:
         PlaceFailed: it failed, with its own sentence.

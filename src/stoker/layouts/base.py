@@ -72,9 +72,9 @@ class LayoutAxis(abc.ABC):
     """
 
     name: str
-    """Of the mesh's dimension, of both files, and of the field of `Layout` if there is one."""
+    """Name of the mesh's dimension, of both files, and of the field of `Layout` if there is one."""
     explanation: str
-    """What is divided, as a clause."""
+    """The divided parts, as a clause."""
     complexity: int = 100
     """Simpler axes are tried first, and preferred where they are about as fast."""
     added: MeshAxis | None = None
@@ -84,7 +84,7 @@ class LayoutAxis(abc.ABC):
     compiles: bool = False
     """Whether the modules of a process may be compiled, each without the messages around it."""
     report_note: str = ""
-    """What a reader of a run's report has to know about its times."""
+    """A note on the times for the reader of a run's report."""
 
     def of_size(self, layout: Layout, size: int) -> Layout:
         """`layout`, which has one process along this axis, with `size` of them."""

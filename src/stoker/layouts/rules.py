@@ -12,7 +12,7 @@ from stoker.records import Coupling, Layout
 
 @dataclass(frozen=True, kw_only=True)
 class JobTraits:
-    """What a job has that some layouts do not allow; `stoker.stepping.layouts.compatibility` finds it.
+    """Traits of a job that some layouts do not allow; `stoker.stepping.layouts.compatibility` finds it.
 
     `batch` are samples of an update, and `coupling` is theirs; None where both are judged with the micro-batch.
     `closure_optimizer` is the name of an optimiser that computes the loss within its

@@ -131,7 +131,7 @@ def _forward_operations(trace: Trace) -> frozenset[tuple[int, int]]:
 class _DividedLayers:
     """The operations of a trace as a tensor group divides them.
 
-    With `sequence`, what lies between divided layers (norms, sums of the residual stream) goes over a part of each
+    With `sequence`, operations between divided layers (norms, sums of the residual stream) cover a part of each
     sample's tokens: the dimension after the batch's of tensors of three.
     """
 
@@ -162,7 +162,7 @@ class _DividedLayers:
         return self._part_of(one)[0]
 
     def _part_of(self, one: Occurrence) -> tuple[Operation, float]:
-        """The operation in one process and the share of its outputs, computed once for all blocks that are alike."""
+        """The operation in one process and the share of its outputs, computed once for all equal blocks."""
         name = self._trace.modules[one.module]
         division, weight, is_between = self._divided.get(name), self._weights.get(name, ()), name in self._between
         is_forward = (one.module, one.operation) in self._forward

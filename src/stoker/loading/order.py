@@ -149,10 +149,10 @@ def device_generator(device: torch.device) -> torch.Generator:
 
 def generator_states() -> dict[str, Any]:
     """The states of Python's and NumPy's global generators, as tensors and numbers."""
-    version, words, gauss = random.getstate()
+    version, key, gauss = random.getstate()
     name, numpy_words, place, has_gauss, numpy_gauss = np.random.get_state()  # noqa: NPY002 - as above
     return {
-        "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
+        "python": {"version": version, "words": torch.tensor(key, dtype=torch.int64), "gauss": gauss},
         "numpy": {
             "name": name,
             "words": torch.from_numpy(np.asarray(numpy_words).astype(np.int64)),
@@ -167,8 +167,8 @@ def restore_generators(states: dict[str, Any]) -> None:
     """Restore the states given by `generator_states`."""
     python, numpy = states["python"], states["numpy"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
-    words = numpy["words"].numpy().astype(np.uint32)
-    np.random.set_state((numpy["name"], words, numpy["place"], numpy["has_gauss"], numpy["gauss"]))  # noqa: NPY002
+    key = numpy["words"].numpy().astype(np.uint32)
+    np.random.set_state((numpy["name"], key, numpy["place"], numpy["has_gauss"], numpy["gauss"]))  # noqa: NPY002
 
 
 @contextmanager

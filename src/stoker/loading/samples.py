@@ -62,7 +62,7 @@ class Samples(ABC):
         """Their order in each epoch."""
         return EpochOrder(len(self), seed)
 
-    def alike(self, count: int, micro_batch: int) -> Indices:
+    def representative(self, count: int, micro_batch: int) -> Indices:
         """`count` samples with the shapes for forecasts of a micro-batch of `micro_batch` samples: here the first."""
         del micro_batch
         return np.arange(min(count, len(self)), dtype=np.int64)
@@ -342,7 +342,7 @@ class SampleSubset(RearrangedSamples):
 
 
 def rows_of(samples: Samples, given: Indices) -> Indices:
-    """Of values `given` for all of a job's data [N], the ones for `samples`, all or a subset of the data."""
+    """The rows of `given`, values for all of a job's data [N], that belong to `samples`, all of it or a subset."""
     return given[samples.indices] if isinstance(samples, SampleSubset) else given
 
 

@@ -82,7 +82,7 @@ class TokenBatchSamples(RearrangedSamples):
         del seed
         return self.layout
 
-    def alike(self, count: int, micro_batch: int) -> Indices:
+    def representative(self, count: int, micro_batch: int) -> Indices:
         """`count` samples of a length such that `micro_batch` of them are as large as the largest micro-batch.
 
         The largest in tokens, padding counted, of all micro-batches of at most that many samples.

@@ -210,7 +210,7 @@ def input_specs(address: Address, model: str, headers: Mapping[str, str] | None 
     if answer.status != 200:
         raise ServiceError(
             f"the server has no metadata of model {model!r}: status {answer.status}: {text}",
-            remedy="Name a model with --model; GET /v2/models or the repository's index tells which there are.",
+            remedy="Name a model with --model; GET /v2/models or the repository's index lists them.",
         )
     try:
         document = parsed(answer.body)

@@ -69,7 +69,7 @@ def bench_serve(
     seconds: float = 180.0,
     load: Load | None = None,
     writes: bool = True,
-    told: Callable[[SettingsTrial], None] = lambda _: None,
+    on_trial: Callable[[SettingsTrial], None] = lambda _: None,
 ) -> ServingLimit:
     """Find the highest rate a model's service holds here, and the settings that hold it.
 
@@ -80,7 +80,7 @@ def bench_serve(
         seconds: time limit of the search [s].
         load: the requests.
         writes: whether to write the settings to the model's `service.json`, which `stoker serve` loads.
-        told: called with each trial when it ends.
+        on_trial: called with each trial when it ends.
 
     Raises:
         BadArtifact: there is no such model.
@@ -108,7 +108,7 @@ def bench_serve(
         default=model_settings.sized(untuned, cores),
         cores=cores,
         seconds=seconds,
-        told=told,
+        on_trial=on_trial,
     ).run(model=directory.resolve().name, machine=f"{machine.model}, {cores} cores")
     after = sample_cpu()
     others = others_cores(before, after, time.monotonic() - began) if before and after else 0.0
@@ -187,13 +187,13 @@ def highest_rate_of_url(
     return SettingsTrial(settings=None, rate=highest.rate, why=highest.why, tried=(capacity, *highest.tried))
 
 
-def basis(found: ServingLimit, artifact: Artifact) -> str:
+def basis(limit: ServingLimit, artifact: Artifact) -> str:
     """How settings were measured, in a sentence for `service.json`."""
     day = datetime.now(UTC).date().isoformat()
     libraries = ", ".join(f"{name} {number}" for name, number in artifact.manifest.libraries.items())
     return (
-        f"{found.chosen.rate:.4g} requests/s within {found.objective} on {found.machine}, {day}, "
-        f"by stoker bench-serve; {found.chosen.why}; "
+        f"{limit.chosen.rate:.4g} requests/s within {limit.objective} on {limit.machine}, {day}, "
+        f"by stoker bench-serve; {limit.chosen.why}; "
         f"version {artifact.version}, {artifact.manifest.engine} {artifact.manifest.precision}"
         + (f", exported with {libraries}" if libraries else "")
     )

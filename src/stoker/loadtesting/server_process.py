@@ -25,7 +25,7 @@ _STOP_S = 15.0
 
 @contextmanager
 def served_in_child(run: Run[O, S], options: O) -> Iterator[tuple[S, int]]:
-    """What `run` announced, and the id of its process, which is stopped when the block ends.
+    """The announcement of `run`, and the id of its process, which is stopped when the block ends.
 
     Args:
         run: a function that the child process can import.

@@ -47,7 +47,7 @@ class SettingsSearch:
         default: the settings that are tried first.
         cores: number of cores to divide among instances.
         seconds: time limit [s]; a capacity and one rate are measured in any case.
-        told: called with each trial when it ends.
+        on_trial: called with each trial when it ends.
     """
 
     start: Start
@@ -55,7 +55,7 @@ class SettingsSearch:
     default: ServiceSettings
     cores: int
     seconds: float
-    told: Callable[[SettingsTrial], None] = lambda _: None
+    on_trial: Callable[[SettingsTrial], None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
     trials: list[SettingsTrial] = field(default_factory=list)
 
@@ -173,7 +173,7 @@ class SettingsSearch:
 
     def _noted(self, trial: SettingsTrial) -> SettingsTrial:
         self.trials.append(trial)
-        self.told(trial)
+        self.on_trial(trial)
         return trial
 
 

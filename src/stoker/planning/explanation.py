@@ -18,7 +18,7 @@ from stoker.units import format_bytes, format_count, format_seconds
 MOSTLY = 0.8
 """Parts of a run's time are listed if updates are less than this share of it."""
 
-WORTH_TELLING = 0.01
+LEAST_SHARE = 0.01
 """Parts of less than this share of a run, or of an update, are not listed."""
 
 
@@ -126,7 +126,7 @@ def _time_parts(chosen: Candidate, *, is_again: bool = False) -> tuple[str, ...]
         ("trying plans", trials_s),
         ("compiling" if chosen.plan.compile else "capturing", compiling_s),
     )
-    listed = [f"{what} {format_seconds(part_s)}" for what, part_s in parts if part_s >= WORTH_TELLING * total_s]
+    listed = [f"{what} {format_seconds(part_s)}" for what, part_s in parts if part_s >= LEAST_SHARE * total_s]
     is_evaluation = evaluating_s == max(part_s for _, part_s in parts)
     advice = "; evaluate less often with stoker.Evaluation(every=…), or fewer samples" if is_evaluation else ""
     return (f"of that: {' · '.join(listed)}{advice}",)
@@ -199,13 +199,13 @@ def describe_stand_in(forecasts: TracedForecasts, plan: Plan) -> tuple[str, ...]
 
 def describe_messages(spread: LayoutUpdate, links: Sequence[Links]) -> tuple[str, ...]:
     """Messages of an update, a line for each kind, waiting times, and the basis of the links."""
-    worth = [message for message in spread.messages if message.seconds > WORTH_TELLING * spread.total_s]
+    worth = [message for message in spread.messages if message.seconds > LEAST_SHARE * spread.total_s]
     lines = [describe_message(message) for message in sorted(worth, key=lambda message: -message.seconds)]
     if spread.bubble_s > 0:
         lines.append(
             f"stages wait for each other {format_seconds(spread.bubble_s)} of {format_seconds(spread.total_s)}"
         )
-    if spread.waiting_s > WORTH_TELLING * spread.total_s:
+    if spread.waiting_s > LEAST_SHARE * spread.total_s:
         lines.append(f"processes wait for each other at messages {format_seconds(spread.waiting_s)}")
     return (*lines, *map(describe_links, links))
 
@@ -238,5 +238,5 @@ def why_slower(spread: LayoutUpdate, forecast: Forecast, best: Forecast) -> str:
         (spread.waiting_s, "of processes waiting for each other at messages"),
         (spread.overhead_s, "of the layout's own work"),
     ]
-    reasons = [f"{format_seconds(s)} {what}" for s, what in parts if s > WORTH_TELLING * spread.total_s]
+    reasons = [f"{format_seconds(s)} {what}" for s, what in parts if s > LEAST_SHARE * spread.total_s]
     return f"{ratio:.2f}x the time" + (f": {', '.join(reasons)} an update" if reasons else "")

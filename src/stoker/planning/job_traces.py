@@ -103,7 +103,7 @@ class TraceBook:
         """Shapes and dtypes of the samples that a trace of so many is made of."""
         if micro_batch not in self._shapes_of:
             train, shapes = self._prepared.data.train, list[str]()
-            fetched = train.fetch(train.alike(FETCHED, micro_batch), 0)
+            fetched = train.fetch(train.representative(FETCHED, micro_batch), 0)
             map_tensors(fetched, lambda tensor: shapes.append(_kind(tensor)))
             self._shapes_of[micro_batch] = shapes
         return self._shapes_of[micro_batch]
@@ -153,7 +153,7 @@ _distributions = functools.cache(packages_distributions)
 
 
 def _version(package: str) -> str | None:
-    """Of the installed package that the top-level module `package` belongs to; None for the user's own modules."""
+    """Version of the installed package of the top-level module `package`; None for the user's own modules."""
     file = getattr(sys.modules.get(package), "__file__", None) or ""
     if not {"site-packages", "dist-packages"} & set(Path(file).parts):
         return None

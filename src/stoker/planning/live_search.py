@@ -11,7 +11,7 @@ chosen = search.best
 
 What: candidates take turns of a few updates in rounds, so that a drift of the machine falls on all of them. The
 logarithm of a turn's median time, less that of the best plan in the same round, is taken as normal; with the noise
-known from measurements of equal plans as a prior, its mean has an interval. A candidate whose interval lies above the
+known from measurements of equal plans as a prior, its mean has an interval. A candidate whose interval is above the
 best is out. The search ends when no candidate left is expected to save, over the rest of the run, what its next turn
 may cost. Use when: plans are the same mathematics, so that a turn under a slow one costs its slowness and no more.
 Costs: two or three turns of each plan that is clearly slower. Does not combine with: updates of very different sizes.

@@ -174,7 +174,7 @@ class LayoutCandidates:
         self._lacking: dict[Layout, str | None] = {}
         self._hardware_each = functools.cache(functools.partial(_hardware_each, place))
         self._favourite: Plan | None = None
-        self._is_apart = planner.prepared.job.sync is not None
+        self._is_local_sgd = planner.prepared.job.sync is not None
 
     @functools.cached_property
     def rules(self) -> LayoutRules:
@@ -214,7 +214,7 @@ class LayoutCandidates:
                 calibrations=planner.calibrations(place),
                 held_bytes=resident_bytes() if place.device.kind == "cpu" else 0,
                 fetch_s=planner.fetch_s,
-                is_apart=self._is_apart,
+                is_local_sgd=self._is_local_sgd,
             )
         return self._forecasts[layout]
 
@@ -347,7 +347,7 @@ class LayoutCandidates:
         found.rejected.append(Rejection(device=self.place.name, plan=plan, reason=problem))
 
     def _is_slow(self, layout: Layout, found: _Found) -> str | None:
-        """Why a layout is not worth planning beside those found, by estimate; None if it may be."""
+        """Why a layout is not worth planning after those found, by estimate; None if it may be."""
         if not found.candidates or self.place.device.kind != "cuda" or self._lacks(layout) is not None:
             return None
         best = min(found.candidates, key=_seconds_per_sample)
@@ -498,7 +498,7 @@ class LayoutCandidates:
     def of_lockstep(self, chosen: Candidate) -> tuple[str, ...]:
         """A line on the cost of lockstep over these links, and what `Job(sync=…)` saves; none if it costs little."""
         layout = chosen.plan.layout
-        if not layout.is_replicated or self._is_apart:
+        if not layout.is_replicated or self._is_local_sgd:
             return ()
         step_s = self.forecasts(layout).spread(without_layout(chosen.plan)).compute_s
         links, gradient_bytes = self.links(layout.world_size, 1), self.parts(layout).trained_bytes

@@ -34,7 +34,7 @@ LONGER = 4.0
 """A plan is kept for runs of up to so many times the updates: in longer ones more plans would pay their trials."""
 
 SHORTER = 0.5
-"""A compiled or captured plan is kept for runs of this share of the updates or more: each run pays for it anew."""
+"""A compiled or captured plan is kept for runs of this share of the updates or more: each run pays for it again."""
 
 _UNDER_LOAD_S = 86400.0
 """Age to which a plan is kept that was chosen while other processes computed [s]."""
@@ -71,7 +71,7 @@ def kept_decision(
         )
         forecast = dataclasses.replace(forecast, total_s=total)
     chosen = dataclasses.replace(chosen, forecast=forecast)
-    line = f"planned on {kept.at[:10]}, and kept since nothing has changed; `stoker plan` plans anew"
+    line = f"planned on {kept.at[:10]}, and kept since nothing has changed; `stoker plan` plans again"
     if share:
         line = f"{line}. Others used {share:.0%} of the CPU then, so its times are uncertain"
     decision = dataclasses.replace(

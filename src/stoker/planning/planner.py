@@ -129,7 +129,7 @@ class Planner:
 
     @functools.cached_property
     def needs(self) -> Needs:
-        """What the job's updates need."""
+        """The needs of the job's updates."""
         return Needs(TraceBook(self.prepared, self.coupling))
 
     def profile(self, kind: str) -> Profile:
@@ -238,7 +238,7 @@ class Planner:
         return self._oom_aware[_where(place)]
 
     def cannot_compile(self, place: Place) -> str | None:
-        """What this machine lacks to compile plans; None if it lacks nothing, and for a place elsewhere."""
+        """The tool that this machine lacks to compile plans; None if it lacks nothing, and for a place elsewhere."""
         return compiler_missing(torch.device(place.device.torch_name)) if place.is_here else None
 
     def confirmed(self, place: Place, only: Plan | None = None) -> tuple[PlanSearch, str]:
@@ -455,10 +455,10 @@ _HOST_ROUNDS = 8
 def _host_now(device: str) -> dict[str, float]:
     """How long this host takes to start operations on a GPU, which decides small updates; takes half a second.
 
-    Empty where others have filled the GPU: what does not fit there is found, and told, by the trials.
+    Empty where others have filled the GPU: the trials find and report what does not fit there.
     """
     try:
-        # As other parts of planning: whoever calls it keeps its generators, and may have turned gradients off.
+        # As other parts of planning: the caller keeps its generators, and may have turned gradients off.
         with doing(f"timing the host of {device}"), generators_kept(), torch.enable_grad():
             return host_seconds(device=device, rounds=_HOST_ROUNDS)
     except RuntimeError as problem:

@@ -126,8 +126,8 @@ class Recommendation:
         cost = f"summing {format_bytes(self.sync_bytes)} over this link takes {format_seconds(self.sync_s)} an update"
         if not self.is_needed:
             return (
-                f"In lockstep {cost}, most of it hidden beside {format_seconds(self.step_s)} of arithmetic: sites "
-                "need not train apart."
+                f"In lockstep {cost}, most of it hidden by {format_seconds(self.step_s)} of arithmetic: sites "
+                "need no updates of their own."
             )
         factor = f"{fast} to {slow} times" if fast != slow else f"{fast} times"
         words = (
@@ -140,9 +140,9 @@ class Recommendation:
             )
         waiting = f"at most {100 * MOST_SHARE:g} % of the time"
         if self.is_in_background and (share := self.waiting_share) >= 0.005:
-            waiting = f"beside updates, but for {100 * share:.0f} % of the time"
+            waiting = f"during updates, but for {100 * share:.0f} % of the time"
         elif self.is_in_background:
-            waiting = "all beside updates"
+            waiting = "all during updates"
         words += (
             f"With sync={self.settings} an exchange takes {format_seconds(self.exchange_s)} after every "
             f"{self.interval} updates: {waiting}, and {self.fewer_bytes:,.0f} times fewer bytes. "

@@ -433,8 +433,7 @@ class Agent:
         """Refuse a lease whose work could stay unpaid, or whose bond could be held for long."""
         if lease["delegate"] != self.client.address.key:
             raise BadJob(
-                "nobody but the renter could co-sign beats, and unsigned ones are not paid: name the pool's "
-                "key as delegate"
+                "only the renter could co-sign beats, and unsigned ones are not paid: name the pool's key as delegate"
             )
         most = self.lending.most_bond
         if most is None:

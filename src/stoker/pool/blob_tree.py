@@ -132,7 +132,7 @@ def pack_bundles(bundles: Iterable[Bundle], target: Path) -> TreeIndex:
     """Write bundles, each below its own folder, as a tree into the file `target`.
 
     Raises:
-        BadJob: a file was changed meanwhile.
+        BadJob: a file was changed while it was read.
     """
     sources = [(f"{bundle.folder}/{file.path}", file) for bundle in bundles for file in bundle.files]
     with disk_errors(target, "what is sent", error=BadRun), target.open("wb") as out:
@@ -148,10 +148,10 @@ def pack_bundles(bundles: Iterable[Bundle], target: Path) -> TreeIndex:
 
 
 def pack_folder(root: Path, names: Iterable[str], target: Path, limits: TreeLimits) -> TreeIndex:
-    """Write the regular files `names` below `root`, which somebody else may write, as a tree into the file `target`.
+    """Write the regular files `names` below `root`, which another user may write, as a tree into the file `target`.
 
-    A file that is a link, lies behind one, is no regular file or is gone is left out. What is written is what was
-    hashed, whatever its writer does meanwhile.
+    Files that are links, are reached through one, are not regular or are gone are left out. What is written is what was
+    hashed, whatever its writer does at the same time.
 
     Raises:
         BadRun: there are more files or bytes than the limits allow, or the disk is full.
@@ -208,7 +208,7 @@ def require_harmless(index: TreeIndex, limits: TreeLimits) -> None:
         if any(_PART.fullmatch(part) is None or part in (".", "..") for part in parts) or len(parts) > _MOST_DEEP:
             raise BadRun(f"{entry.path[:200]!r} is no path below a folder")
         if any("/".join(parts[:depth]) in files for depth in range(1, len(parts))):
-            raise BadRun(f"{entry.path!r} lies behind a link, or below a file")
+            raise BadRun(f"{entry.path!r} is reached through a link, or below a file")
         if "\0" in entry.link or not _is_encodable(entry.path + entry.link):
             raise BadRun(f"{entry.path[:200]!r}: no file can have that name, or no link that target")
         if entry.link and not limits.has_links:
@@ -278,7 +278,7 @@ def read_member(path: Path, name: str, limits: TreeLimits) -> bytes | None:
 
 
 def plain_names(root: Path, most: int = 20_000) -> list[str]:
-    """Names of the regular files below a folder that somebody else may have written; links are not followed.
+    """Names of the regular files below a folder that another user may have written; links are not followed.
 
     Raises:
         BadRun: there are more than `most`, or it cannot be read.

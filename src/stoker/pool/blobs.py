@@ -1,7 +1,7 @@
 """Blobs: orders, checkpoints and results, each a file named by the SHA-256 of its content.
 
 A blob is hashed while it is written aside and renamed when the hash is right, so that a name never has other content.
-Who sent a blob is kept beside it: a hash is public once a lease names it, and knowing it gives nobody the content.
+Its sender is stored with it: a hash is public once a lease names it, and knowing it does not give the content.
 What no unsettled lease needs is deleted after an hour. Each key may store so much that no lease of its own names yet.
 """
 
@@ -74,7 +74,7 @@ class BlobStore:
         return set(self._senders.get(digest, ()))
 
     def note_sender(self, digest: str, sender: str) -> None:
-        """Keep in mind that a key has sent a blob which is here, to somebody who sent it on."""
+        """Record that a key has sent a blob which is here, to a peer that forwarded it."""
         if sender not in self._senders.get(digest, ()):
             self._senders.setdefault(digest, set()).add(sender)
             append_line(self.folder / "senders" / digest, sender, error=BadRun, is_durable=True)

@@ -237,7 +237,7 @@ class PoolClient:
     def get_blob(self, digest: str, target: Path, *, most_bytes: int | None = None) -> None:
         """Fetch a blob into a file, which is there whole or not at all.
 
-        What broke off goes on where it was, from whoever has the blob.
+        An interrupted transfer goes on where it was, from any peer that has the blob.
 
         Args:
             digest: its SHA-256.
@@ -418,7 +418,7 @@ class _Busy(Refused):
 
 
 class _OnItsWay(_Busy):
-    """The pool waits for the blob from whoever holds it."""
+    """The pool waits for the blob from a peer that holds it."""
 
     http_status = _TOO_EARLY
 

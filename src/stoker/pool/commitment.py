@@ -3,7 +3,7 @@
 What: a *block* is the stretch between two checkpoints that a run saves. Its *state* is all that the next update is
 computed from: weights, optimiser, average, generators, plain values, how far data were read, what evaluations decided,
 and the position. An agent that states `chain_head(before, state)` after each block cannot change later what it claims,
-and whoever has the two checkpoints can make the block again and compare (`replay_check.py`).
+and anyone with the two checkpoints can replay the block and compare (`replay_check.py`).
 Costs: the checkpoints are hashed as they are written anyway; a link is 200 bytes in the log.
 
 Times are no part of a state (`CheckpointManifest.state_digest`): they differ between two equal runs.
@@ -64,7 +64,7 @@ def keep_block(
     limits: TreeLimits,
     aside: Path,
 ) -> Block:
-    """Store a checkpoint of a run that somebody else writes, with the run's records, and return the block.
+    """Store a checkpoint of a run that another process writes, with the run's records, and return the block.
 
     Args:
         run: the run's directory.

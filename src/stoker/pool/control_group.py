@@ -93,7 +93,7 @@ class ControlGroup:
         return 0
 
     def kill(self) -> None:
-        """End every process of the group, those that they start meanwhile included."""
+        """End every process of the group, including those that they start during it."""
         until = time.monotonic() + _EMPTY_WITHIN_S
         while (members := self.members()) and time.monotonic() < until:
             for pid in members:

@@ -249,7 +249,7 @@ class ControlPlane:
             Refused: it is illegal.
             BadRun: the log cannot be written.
         """
-        # Shielded: whoever sent it may be gone before it is written, and state and log change together.
+        # Shielded: the sender may be gone before it is written, and state and log change together.
         return await asyncio.shield(asyncio.create_task(self._submit(draft)))
 
     async def _submit(self, draft: Draft) -> Event:
@@ -454,7 +454,7 @@ class ControlPlane:
             try:
                 looked_s, before_s = self._now(), looked_s
                 if looked_s - before_s > _AWAY_S:
-                    self.up_since_s = looked_s  # silence counts from here: nobody could be heard
+                    self.up_since_s = looked_s  # silence counts from here: no agent could be heard
                     _log.warning("this pool was away for %.0f s, or its clock jumped", looked_s - before_s)
                 bodies = due(
                     self.state, self._now(), key=self.key, up_since_s=self.up_since_s, present=self.verifiers()
@@ -474,7 +474,7 @@ class ControlPlane:
                     self._documents.clear()
                     for digest in await asyncio.to_thread(self.blobs.delete_unneeded, self._needed_blobs()):
                         self._named.pop(digest, None)
-            except Exception:  # noqa: BLE001 - else no lease would end any more; the fault is told
+            except Exception:  # noqa: BLE001 - else no lease would end any more; the fault is logged
                 _log.exception("a decision of the control plane failed")
             await asyncio.sleep(_TICK_S)
 
@@ -492,14 +492,14 @@ class ControlPlane:
         return {digest for name in self.state.unsettled for digest in self.state.leases[name].blobs}
 
     def present(self) -> dict[str, str]:
-        """Agents that asked for work lately, with their determinism class."""
+        """Agents that asked for work recently, with their determinism class."""
         now_s = time.monotonic()
         self._present = {key: at_s for key, at_s in self._present.items() if now_s - at_s < PRESENT_S}
         classes = {listed.agent: listed.offer.determinism_class for listed in self.state.offers.values()}
         return {key: classes.get(key, "") for key in self._present}
 
     def verifiers(self) -> dict[str, str]:
-        """Of the agents that are present those that replay blocks, with their determinism class.
+        """The present agents that replay blocks, with their determinism class.
 
         They have an offer; in an open pool they were also admitted, or passed a check themselves: keys cost nothing.
         """
@@ -532,7 +532,7 @@ class ControlPlane:
             if len(content) > MOST_BYTES:
                 break
         draft = read_draft(bytes(content))
-        if not draft.is_signed():  # before it counts against the key, which somebody else may have written there
+        if not draft.is_signed():  # before it counts against the key, which another client may have written there
             raise _Unsigned(f"the signature is not of the key {short(draft.actor)} over this event in this pool")
         self._by_key.take(draft.actor, f"the key {short(draft.actor)}")
         event = await self.submit(draft)
@@ -765,7 +765,7 @@ class ControlPlane:
         return _json({"sha256": digest})
 
     async def _charge_all(self, digest: str, key: str) -> None:
-        """Charge leases of a key for a blob that it sent, and nobody else's."""
+        """Charge leases of a key, and of no other, for a blob that it sent."""
         async with self._turn:
             for lease in self._own_leases_naming(digest, key):
                 await self._charge(lease, [digest])
@@ -788,7 +788,7 @@ class ControlPlane:
                 )
             raise _NotFound(f"there is no blob {digest[:12]}… here")
         if key != self.key.public and key not in self._readers(digest):
-            if request.method == "HEAD":  # whoever has the content sends it, and is then known to have it
+            if request.method == "HEAD":  # a key that has the content sends it, and is then known to have it
                 raise _NotFound(f"the blob {digest[:12]}… is not known to be this key's")
             raise _Forbidden(f"the blob {digest[:12]}… is for those who have part in a lease that names it")
         path.touch()

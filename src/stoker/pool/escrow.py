@@ -5,7 +5,7 @@ accounts equals all deposits after every event, and `require_conserved` says so 
 Accounts: a key (64 hexadecimal digits), `escrow/LEASE`, `bond/LEASE`, and `chain/ADDRESS` where a contract holds the
 money: those have what the contract paid an address through leases, less what it took from it.
 
-What a lease comes to is decided here alone (`settlement_of`, `refund_of`), whoever holds the money. The contract
+What a lease comes to is decided here alone (`settlement_of`, `refund_of`), wherever the money is held. The contract
 (`contract/escrow.vy`) carries it out within bounds of its own: `chain.py`.
 """
 
@@ -259,5 +259,5 @@ def credits_text(amount: int) -> str:
 
 
 def short(account: str) -> str:
-    """An account as people tell it apart: the first digits of a key."""
+    """An account in its short form: the first digits of a key."""
     return f"{account[:12]}…" if len(account) == 64 else account

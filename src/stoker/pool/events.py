@@ -1,6 +1,6 @@
 """Signed events: the only way in which a pool changes.
 
-Whoever acts signs a `Draft` (kind, body, time, nonce, its key, and the pool's key, so that it counts in one pool). The
+The actor signs a `Draft` (kind, body, time, nonce, its key, and the pool's key, so that it counts in one pool). The
 control plane adds the position in the log: `Event`, with the hash of the one before. What is signed and hashed is
 canonical JSON: keys sorted, no spaces, ASCII. Money is in whole micro-credits; 1 credit is 1 USD of internal credit.
 
@@ -96,7 +96,7 @@ def sha256(data: bytes) -> str:
 
 
 class Body:
-    """What an event says. Fields named below are checked for all bodies alike.
+    """What an event says. Fields named below are checked in the same way for all bodies.
 
     Raises:
         ValueError: a value that cannot be meant.

@@ -826,7 +826,7 @@ def _descendants(pid: int) -> set[int]:
 
 @functools.cache
 def _system_paths() -> dict[str, Path]:
-    """What every Python program needs of this machine beside /usr: the loader's files, and this interpreter."""
+    """What every Python program needs of this machine besides /usr: the loader's files, and this interpreter."""
     paths = [path for path in map(Path, _SYSTEM) if path.exists()]
     paths += [Path(prefix) for prefix in dict.fromkeys((sys.base_prefix, sys.prefix)) if not prefix.startswith("/usr")]
     paths += [Path(sys.executable).resolve().parents[1]]

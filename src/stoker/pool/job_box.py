@@ -1,4 +1,4 @@
-"""An order for a run on somebody else's machine, and the box in which that machine executes it.
+"""An order for a run on another owner's machine, and the box in which that machine executes it.
 
 What: `PoolOrder` is what a renter signs for: code, Stoker and data as a tree of blobs, the job file and its settings.
 `JobBox` is a folder of the agent with that tree, which a job may only read, and the run's directory, which it may
@@ -170,7 +170,7 @@ class JobBox:
 
     @classmethod
     def make(cls, folder: Path, order: PoolOrder, fetch: Callable[[str], Path], limits: TreeLimits) -> JobBox:
-        """Write what was sent; a folder that is there already is made anew.
+        """Write what was sent; an existing folder is replaced.
 
         Raises:
             BadRun: what was sent is too large, is not what its digests say, or leads out of the box.

@@ -1,7 +1,7 @@
 """Ed25519 keys: who acts in a pool.
 
 A key is a file of 64 hexadecimal digits that this user alone may read; its public half is the name of an account. A
-public key cannot be exchanged later: who loses the file loses the account, and nobody else holds a copy.
+public key cannot be exchanged later: who loses the file loses the account, and there is no other copy.
 
 Source: RFC 8032 (Ed25519), by the `cryptography` package.
 """

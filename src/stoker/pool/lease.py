@@ -141,7 +141,7 @@ class Challenge:
 
 @dataclass(frozen=True, kw_only=True)
 class Settlement:
-    """What a lease comes to [micro-credits]: the one decision that credits and contract carry out alike.
+    """What a lease comes to [micro-credits]: the one decision that both credits and contract carry out.
 
     Attributes:
         pay: out of the deposit to the agent; the renter has the rest.
@@ -165,7 +165,7 @@ class Lease:
         promised_s: notice that the offer promised [s].
         most_s: longest lease that the offer allows [s].
         beat_index, running_s, samples, chain: of the last beat.
-        unsigned: (index, running_s) of beats that nobody co-signed yet.
+        unsigned: (index, running_s) of beats that are not co-signed yet.
         paid_index, paid_s: last beat that was co-signed, and its seconds.
         reason: why it was closed: `finished`, `lost`, or what who closed it said.
         closed_by: key that closed it.
@@ -343,7 +343,7 @@ class Lease:
     def payable_s(self) -> int:
         """Co-signed seconds that are paid: of a lease that is checked, up to one block after its last commitment.
 
-        Work to which the agent has committed nothing could be checked by nobody. A block is as long as those before
+        Work without a commitment could not be checked. A block is as long as those before
         were on average, and `UNCOMMITTED_S` at least.
         """
         if not self.check_fraction:

@@ -2,7 +2,7 @@
 
 What: for each offer the expected hours (start, transfer over its measured link, the run on that device, checkpoints,
 and what losing the machine costs at the provider's own rate) and the expected money for them, replays included;
-ranked by money + hours × what an hour of waiting is worth. Beside it stands the sticker order, by price an hour.
+ranked by money + hours × what an hour of waiting is worth. The sticker order, by price an hour, is also shown.
 Use when: a job has a forecast for each kind of device that is offered.
 Costs: one pass over columns of numbers; 10,000 offers in tens of milliseconds (bench/pool/market.py).
 Does not see: queues behind an offer (an offer is free or it is not), and what other renters want.
@@ -112,7 +112,7 @@ class Match:
         risk: probability that the machine is lost at least once [0 to 1].
         checkpoint_every_s: best time between checkpoints there [s].
         sticker: place in the order of price an hour among offers that can be taken, from 1.
-        why: what sets it apart from the best.
+        why: how it differs from the best.
         problem: why it cannot be taken; "": it can.
     """
 
@@ -353,7 +353,7 @@ def rank_offers(
 def _problems(
     columns: Columns, needs: Needs, forecasts: Sequence[RunForecast | str]
 ) -> list[tuple[NDArray[np.bool_], str]]:
-    """What cannot be taken, and why, in the order in which reasons are told."""
+    """What cannot be taken, and why, in the order in which reasons are given."""
     problems: list[tuple[NDArray[np.bool_], str]] = [
         (columns.kind == number, found) for number, found in enumerate(forecasts) if isinstance(found, str)
     ]
@@ -430,7 +430,7 @@ def _transfer_s(num_bytes: float, bytes_per_s: Floats) -> Floats:
 
 
 def _why(match: Match, best: Match) -> str:
-    """What sets an offer apart from the best one, in the terms of the list of prices."""
+    """How an offer differs from the best one, in the terms of the list of prices."""
     price = credits_text(match.listed.offer.price_per_hour)
     whole = f"{credits_text(match.credits)} in {format_seconds(match.hours * 3600)}"
     if match is best:

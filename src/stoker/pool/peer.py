@@ -50,7 +50,7 @@ MOST_KEPT_BYTES = 64 * GIB
 """What a renter keeps for its leases at most [bytes]."""
 _LEAST_FREE_BYTES = GIB
 _EXPECTED_S = 600.0
-"""How long somebody who was announced is expected [s]."""
+"""How long an announced peer is expected [s]."""
 _NO_PATH_S = 60.0
 """How long is waited before a direct path is tried again that was not there [s]."""
 _MOST_ANNOUNCED, _MOST_SENDERS = 200, 16
@@ -113,7 +113,7 @@ class Peer:
         return self._is_ready.wait(timeout_s)
 
     def leave(self) -> None:
-        """Send to the pool what nobody has fetched from here yet, and end."""
+        """Send to the pool what has not been fetched from here yet, and end."""
         for digest in sorted(self._unfetched):
             size = format_bytes((self._folder / digest).stat().st_size)
             try:
@@ -160,7 +160,7 @@ class Peer:
         return False
 
     def route_to(self, digest: str) -> Transport | None:
-        """A direct way to a blob: this disk, or whoever the pool says holds it; None: there is none."""
+        """A direct way to a blob: this disk, or the peer that holds it by the pool; None: there is none."""
         path = self._folder / digest
         if path.is_file():
             path.touch()
@@ -261,7 +261,7 @@ class Peer:
         return any(who == key and time.monotonic() < until for (who, _), (_, _, until) in self._expected.items())
 
     async def _serve(self, key: str, head: Head, incoming: Incoming) -> tuple[Head, Body]:
-        """Answer the pool, or somebody whom it announced."""
+        """Answer the pool, or a peer that it announced."""
         if key == self._client.address.key:
             return await self._serve_pool(head), b""
         try:
@@ -297,7 +297,7 @@ class Peer:
         return {"ok": True}
 
     def _forward(self, path: Path) -> None:
-        """Send a blob to the pool, for somebody who does not reach this peer."""
+        """Send a blob to the pool, for a peer that does not reach this one."""
         try:
             self._client.put_blob(path, through_pool=True)
         except (StokerError, OSError) as problem:
@@ -368,7 +368,7 @@ class Peer:
             aside = aside_path(target)
             try:
                 with disk_errors(target, "a blob", needed_bytes=size, error=BadRun):
-                    shutil.copyfile(source, aside)  # the source is changed by whoever made it
+                    shutil.copyfile(source, aside)  # its owner may change the source
                     self._keep(aside, target, self._key.public)
             finally:
                 aside.unlink(missing_ok=True)

@@ -163,7 +163,7 @@ class PeerEndpoint:
         return [str(one) for one in self._endpoint.addr().direct_addresses()]
 
     def connection(self, key: str) -> iroh.Connection | None:
-        """A connection with a key, whoever dialled it; the newest one."""
+        """The newest connection with a key, from either side."""
         known = [one for one in self._connections.get(key, ()) if one.close_reason() is None]
         return known[-1] if known else None
 
@@ -246,7 +246,7 @@ class PeerEndpoint:
                 self._keep(key, connection)
             else:
                 connection.close(1, b"not expected")
-        except (iroh.IrohError, TimeoutError) as problem:  # whoever knocks
+        except (iroh.IrohError, TimeoutError) as problem:  # from any sender
             _log.debug("a connection came to nothing: %s", _words(problem))
 
     def _keep(self, key: str, connection: iroh.Connection) -> None:

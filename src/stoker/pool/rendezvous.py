@@ -1,7 +1,7 @@
-"""The control plane as the place where peers find each other: it sees their addresses, and tells those of one lease.
+"""The control plane as the place where peers find each other: it sees their addresses, and sends those of one lease.
 
 What: agents and renters keep a connection to a UDP port of the pool open (`peer_link.py`). Over it they say which large
-blobs they hold, ask who has one, and are told to expect somebody: nobody serves a key that was not announced by the
+blobs they hold, ask who has one, and learn which key to expect: a peer serves no key that was not announced by the
 pool. A second port shows whether a peer's NAT has one port for all destinations ("direct") or one for each
 ("symmetric"). Nothing of a blob passes here; where peers do not reach each other, its holder is asked to send it to the
 pool.
@@ -98,7 +98,7 @@ class PeerRendezvous:
         return sum(known[digest].num_bytes for digest in (lease.blobs & known.keys()) - but)
 
     async def ask_to_forward(self, key: str, digest: str) -> str:
-        """Ask who holds a blob that a key may read to send it to the pool; what comes of it, "" if nobody holds it.
+        """Ask who holds a blob that a key may read to send it to the pool; what comes of it, "" if no peer holds it.
 
         Raises:
             Refused: its renter does not pay for that, or it is over the pool's quota.

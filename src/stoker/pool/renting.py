@@ -11,7 +11,7 @@ The pool is `$STOKER_POOL`, or `--place-option pool=ADDRESS`. Further options: `
 `window=1h`, `value=1usd` (an hour of waiting), `key=NAME`, `isolation=gvisor` (no weaker one), `forwarding=1usd`
 (spent at most on large files that go through the pool, each lease), `p2p=no` (all of them do).
 
-Leases of one run are `JOB.0`, `JOB.1`, …, with the renter's key in the name, under which nobody else can open one:
+Leases of one run are `JOB.0`, `JOB.1`, …, with the renter's key in the name, which no other key can open:
 everything is found again from the job's name and the pool's log.
 """
 
@@ -530,7 +530,7 @@ class _PoolRun:
         Raises:
             PlaceFailed: there is none.
             BadJob: none is within what may be spent.
-            Refused: the deposit is not covered, or somebody else was faster.
+            Refused: the deposit is not covered, or another renter was faster.
         """
         terms = _terms_of(self.handle)
         target = LaunchTarget(text="pool", kind="pool", address=self.handle["address"], device=self.handle["device"])
@@ -771,7 +771,7 @@ def _checked_words(leases: list[dict[str, Any]]) -> str:
     if not drawn:
         return "trained to its end; nothing was replayed"
     if equal < drawn:
-        return f"trained to its end; of {drawn} blocks that were drawn nobody could replay {drawn - equal}"
+        return f"trained to its end; of {drawn} blocks that were drawn {drawn - equal} could not be replayed"
     return "trained to its end, and checked"
 
 
@@ -851,7 +851,7 @@ def _leases(client: PoolClient, job: str) -> list[dict[str, Any]]:
     """The leases of a run, in order.
 
     Raises:
-        PlaceFailed: one of them is somebody else's.
+        PlaceFailed: one of them has another owner.
     """
     assert client.key is not None
     found: list[dict[str, Any]] = []
@@ -890,7 +890,7 @@ def _client(terms: Terms) -> PoolClient:
 
 
 _peers: dict[tuple[str, str], Peer | None] = {}
-"""Of this process, by pool and key; None: the pool has no rendezvous."""
+"""Peers of this process, by pool and key; None: the pool has no rendezvous."""
 
 
 def _blobs(client: PoolClient, job: str, terms: Terms, tell: Callable[[str], None] = lambda _: None) -> BlobCache:

@@ -6,8 +6,8 @@ data under the run's schedule of plans, and the state at the end is compared wit
 - In one determinism class (device model, versions, threads, flags): bit for bit. A difference is a proof.
 - Across classes, by the relative difference of the update, |claimed - made| / |made - start| over all weights, with
   thresholds that were measured (`TOLERANCES`): in fp32 below 1e-3 for at most 40 updates; in bf16 only single updates,
-  since over several honest noise (4.7e-2) exceeds the smallest cheat (a skipped update of 40: 2.2e-2). What lies
-  outside of the table is not decided.
+  since over several honest noise (4.7e-2) exceeds the smallest cheat (a skipped update of 40: 2.2e-2). Cases
+  outside of the table are not decided.
 
 A cheat smaller than the tolerance stays unseen across classes; in one class there is no tolerance.
 

@@ -121,7 +121,7 @@ def _require_free_udp(host: str, port: int) -> None:
 
 
 def _certificate(folder: Path, key: Key) -> tuple[Path, Path]:
-    """Files of a certificate of the pool's key, made anew at each start, and of the key in the form TLS wants."""
+    """Files of a certificate of the pool's key, made at each start, and of the key in the form TLS wants."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"stoker pool {key.public[:16]}")])
     now = datetime.now(UTC)
     made = (

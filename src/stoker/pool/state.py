@@ -417,7 +417,7 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
     if _WITH_KEY.match(body.lease_id) and not body.lease_id.startswith(event.actor[:16]):
         raise Refused(f"lease names that begin with {body.lease_id[:17]} are for the key that begins so")
     if event.actor == listed.agent:
-        raise Refused("nobody rents from their own key: it would earn a record for nothing")
+        raise Refused("a key cannot rent from itself: it would earn a record for nothing")
     if body.rate_per_hour < offer.price_per_hour:
         raise Refused(
             f"lease {body.lease_id} pays {credits_text(body.rate_per_hour)} an hour, the offer asks "
@@ -491,7 +491,7 @@ def _contract_terms(state: State, event: Event, body: on.Opened, offer: Offer) -
     if terms is None:
         return None
     if terms.payee != offer.payee or not (terms.payer and terms.cosigner):
-        raise Refused(f"lease {body.lease_id} pays {terms.payee or 'nobody'}, the offer names {offer.payee}")
+        raise Refused(f"lease {body.lease_id} pays {terms.payee or 'no address'}, the offer names {offer.payee}")
     least_s = escrow.least_deadline_s(event.received_s - CLOCK_WINDOW_S, offer.max_s, body.window_s)
     if terms.deadline_s < least_s:
         raise Refused(
@@ -580,7 +580,7 @@ def _preempting(state: State, event: Event, body: on.Preempting) -> Change:
     lease = state.lease(body.lease_id)
     after = lease.after("preempting")
     if lease not in to_preempt(state, event.received_s):
-        raise Refused(f"nobody with a higher priority waits for the device of lease {lease.lease_id}")
+        raise Refused(f"no lease of a higher priority waits for the device of lease {lease.lease_id}")
     if body.by_s < event.received_s + lease.promised_s:
         raise Refused(f"lease {lease.lease_id} has a notice of {lease.promised_s:.0f} s")
     return Change(lease=replace(after, reclaim_by_s=body.by_s, reason=PREEMPTED))
@@ -632,7 +632,7 @@ def _ended(state: State, event: Event, lease: Lease, how: str | None) -> Change:
         records = ((lease.agent, record),)
     elif event.actor in (lease.agent, state.operator):  # not the renter, who may take back what waits
         declined = (lease.agent, lease.renter)
-        if declined not in state.declined:  # of one renter's leases that nobody can run the first says enough
+        if declined not in state.declined:  # of one renter's leases that cannot run the first says enough
             record = state.record_of(lease.agent)
             records = ((lease.agent, replace(record, declined=record.declined + 1)),)
     return Change(
@@ -648,7 +648,7 @@ def _ended(state: State, event: Event, lease: Lease, how: str | None) -> Change:
 
 
 def draw_message(pool: str, lease: Lease) -> bytes:
-    """What the pool signs to draw blocks: its signature is known to nobody before, and anyone can check it after."""
+    """What the pool signs to draw blocks: its signature is unknown before, and anyone can check it after."""
     return b"stoker pool draw 1\n" + canonical({"pool": pool, "lease_id": lease.lease_id, "ended_by": lease.ended_by})
 
 
@@ -709,7 +709,7 @@ def _verdict(state: State, event: Event, body: on.VerdictGiven) -> Change:
     if asked is None:
         raise Refused(f"{escrow.short(body.verifier)} has no open challenge for block {body.block} of {lease.lease_id}")
     held = state.held(lease.lease_id)[0]
-    is_late = not lease.is_in_time(asked, event.received_s)  # it is paid out of what nobody else is promised
+    is_late = not lease.is_in_time(asked, event.received_s)  # it is paid out of what is promised to no other
     fee = min(asked.fee, escrow.free_for_fees(lease, held, event.received_s) if is_late else held)
     given = replace(asked, equal=body.equal, evidence=body.evidence, fee=fee)
     challenges = tuple(given if one is asked else one for one in lease.challenges)

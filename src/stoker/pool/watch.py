@@ -111,7 +111,7 @@ def _closed(
 def _window_end(lease: Lease, up_since_s: float) -> float:
     """When the time to dispute is over [s since 1970].
 
-    After the pool was away, during which nobody could answer, as long after its start as a verifier has.
+    After the pool was away, when no verifier could answer, as long after its start as a verifier has.
     """
     if not lease.accepted_s:
         return lease.settles_s
@@ -121,7 +121,7 @@ def _window_end(lease: Lease, up_since_s: float) -> float:
 def _drawn(
     state: State, lease: Lease, blocks: list[int], now_s: float, ends_s: float, draw: str, present: Verifiers
 ) -> Generator[Body, None, bool]:
-    """Ask for blocks that nobody found equal yet, until `ends_s`; whether one of them may still get a verdict."""
+    """Ask for blocks that are not found equal yet, until `ends_s`; whether one of them may still get a verdict."""
     is_open = False
     for block in blocks:
         if not lease.equal(block):
@@ -149,8 +149,8 @@ def _asked(state: State, lease: Lease, block: int, now_s: float, draw: str, pres
         return
     asked = {one.verifier for one in of_block} | {lease.agent, lease.renter}
     free = sorted(agent for agent in present if agent not in asked and present.num_open[agent] < MOST_OPEN)
-    alike = [agent for agent in free if present[agent] == lease.determinism_class]
-    if verifiers := alike or free:
+    same_class = [agent for agent in free if present[agent] == lease.determinism_class]
+    if verifiers := same_class or free:
         verifier = random.Random(f"{draw}/{block}/{len(of_block)}").choice(verifiers)
         present.num_open[verifier] += 1
         free_fee = escrow.free_for_fees(lease, state.held(lease.lease_id)[0], now_s) - present.fees[lease.lease_id]
@@ -189,7 +189,7 @@ def _disputed(
         return
     for block in bad:
         if len(lease.unequal(block)) > len(lease.equal(block)):
-            yield on.Refunded(lease_id=name, reason=f"block {block} is unequal, and nobody else could replay it")
+            yield on.Refunded(lease_id=name, reason=f"block {block} is unequal, and no other verifier could replay it")
             return
     if bad or drawn or now_s >= ends_s:
         yield on.Final(lease_id=name)

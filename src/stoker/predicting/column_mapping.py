@@ -49,12 +49,12 @@ def resolve(
     Raises:
         BadJob: a column is missing, does not fit, or several would.
     """
-    if unknown := sorted(set(asked) - {one.name for one in inputs}):
+    if unknown := sorted(set(asked) - {spec.name for spec in inputs}):
         raise BadJob(f"The model has no input {unknown[0]!r}", remedy=nearest(unknown[0], [i.name for i in inputs]))
     path, fields = next(iter(sources.items()))
     resolved = {}
-    for one in inputs:
-        resolved[one.name] = asked.get(one.name) or _found(one, fields, keep, path, is_only=len(inputs) == 1)
+    for spec in inputs:
+        resolved[spec.name] = asked.get(spec.name) or _found(spec, fields, keep, path, is_only=len(inputs) == 1)
     for source, columns in sources.items():
         _check(source, {field.name: field for field in columns}, inputs, resolved, keep)
     for name in keep:
@@ -67,49 +67,49 @@ def resolve(
     return resolved
 
 
-def misfit(field: SourceColumn, one: Input, *, is_element: bool = False) -> str:
+def misfit(field: SourceColumn, spec: Input, *, is_element: bool = False) -> str:
     """Why a column cannot fill an input, or one element of it, by its type; empty if it can."""
     if field.type is None:
         return ""
     sizes, leaf = _list_sizes(field.type)
     is_struct = bool(pa.types.is_struct(leaf)) and leaf.get_field_index("bytes") >= 0  # {bytes, path}, as often stored
     is_image = field.is_image or (not sizes and (_is_binary(leaf) or _is_string(leaf) or is_struct))
-    if one.datatype == "BYTES":
+    if spec.datatype == "BYTES":
         return "" if _is_string(leaf) or _is_binary(leaf) else f"holds {field.type}, wanted strings"
     if field.is_text:
         return ""
     if is_image and not is_element:
-        return "" if one.image else f"holds {field.type}, and no image fits the shape"
+        return "" if spec.image else f"holds {field.type}, and no image fits the shape"
     if not (pa.types.is_integer(leaf) or pa.types.is_floating(leaf) or pa.types.is_boolean(leaf)):
         return f"holds {field.type}, wanted numbers"
     if is_element:
         return f"holds {field.type}, wanted one number" if sizes else ""
     if len(sizes) > 1:
-        fits = len(sizes) == len(one.shape) and all(
-            size is None or isinstance(wanted, str) or size == wanted
-            for size, wanted in zip(sizes, one.shape, strict=True)
+        fits = len(sizes) == len(spec.shape) and all(
+            size is None or isinstance(expected, str) or size == expected
+            for size, expected in zip(sizes, spec.shape, strict=True)
         )
         return "" if fits else f"has {len(sizes)} levels of lists that do not have this shape"
     known = 1 if not sizes else sizes[0]
-    if one.count is None or known is None:
-        return "" if sizes or one.count == 1 else "holds one number, wanted lists"
-    return "" if known == one.count else f"has {known} numbers a row, wanted {one.count}"
+    if spec.count is None or known is None:
+        return "" if sizes or spec.count == 1 else "holds one number, wanted lists"
+    return "" if known == spec.count else f"has {known} numbers a row, wanted {spec.count}"
 
 
 def _found(
-    one: Input, fields: Sequence[SourceColumn], keep: Sequence[str], path: str, *, is_only: bool
+    spec: Input, fields: Sequence[SourceColumn], keep: Sequence[str], path: str, *, is_only: bool
 ) -> tuple[str, ...]:
     by_name = {field.name: field for field in fields}
-    if one.name in by_name:
-        return (one.name,)
-    groups = {prefix: names for prefix, names in _numbered(fields).items() if len(names) == one.count}
-    for prefix in (one.name, f"{one.name}_", f"{one.name}."):
+    if spec.name in by_name:
+        return (spec.name,)
+    groups = {prefix: names for prefix, names in _numbered(fields).items() if len(names) == spec.count}
+    for prefix in (spec.name, f"{spec.name}_", f"{spec.name}."):
         if prefix in groups:
             return groups[prefix]
     candidates: list[tuple[str, ...]] = []
     if is_only:
         others = [field for field in fields if field.name not in keep]
-        candidates = [(field.name,) for field in others if _may_be_meant(field, one, is_alone=len(others) == 1)]
+        candidates = [(field.name,) for field in others if _may_be_meant(field, spec, is_alone=len(others) == 1)]
         # In the table's order: a model that was trained on a table took `p1, p10, p2` in that order.
         in_order = {names: tuple(name for name in by_name if name in names) for names in groups.values()}
         candidates += [names for names, ordered in in_order.items() if len(names) > 1 and names == ordered]
@@ -118,18 +118,18 @@ def _found(
     which = "no column" if not candidates else f"{len(candidates)} columns or groups of columns"
     shown = ", ".join(list(by_name)[:12]) + (f", … ({len(by_name)} in all)" if len(by_name) > 12 else "")
     raise BadJob(
-        f"{which} of {path} can be taken for the input {one} without guessing; it has: {shown}",
-        remedy=f"Say which: --map {one.name}=COLUMN, or --map {one.name}=FIRST,SECOND,… with one for each element.",
+        f"{which} of {path} can be taken for the input {spec} without guessing; it has: {shown}",
+        remedy=f"Say which: --map {spec.name}=COLUMN, or --map {spec.name}=FIRST,SECOND,… with one for each element.",
     )
 
 
-def _may_be_meant(field: SourceColumn, one: Input, *, is_alone: bool) -> bool:
+def _may_be_meant(field: SourceColumn, spec: Input, *, is_alone: bool) -> bool:
     """True if a column with another name could be the input."""
-    if field.type is None or (field.is_text and one.count != 1):
+    if field.type is None or (field.is_text and spec.count != 1):
         return is_alone
-    if _is_string(field.type) and not field.is_image and not field.is_text and one.datatype != "BYTES":
-        return is_alone and not misfit(field, one)
-    return not misfit(field, one)
+    if _is_string(field.type) and not field.is_image and not field.is_text and spec.datatype != "BYTES":
+        return is_alone and not misfit(field, spec)
+    return not misfit(field, spec)
 
 
 def _numbered(fields: Sequence[SourceColumn]) -> dict[str, tuple[str, ...]]:
@@ -151,13 +151,15 @@ def _check(
     for name in (*(name for names in columns.values() for name in names), *keep):
         if name not in fields:
             raise BadJob(f"{place} has no column {name!r}", remedy=nearest(name, fields))
-    for one in inputs:
-        names = columns[one.name]
-        if len(names) > 1 and len(names) != one.count:
-            raise BadJob(f"{len(names)} columns are given for the input {one}, which takes {one.count or 'any number'}")
+    for spec in inputs:
+        names = columns[spec.name]
+        if len(names) > 1 and len(names) != spec.count:
+            raise BadJob(
+                f"{len(names)} columns are given for the input {spec}, which takes {spec.count or 'any number'}"
+            )
         for name in names:
-            if problem := misfit(fields[name], one, is_element=len(names) > 1):
-                raise BadJob(f"The column {name!r} of {place} does not fit the input {one}: it {problem}")
+            if problem := misfit(fields[name], spec, is_element=len(names) > 1):
+                raise BadJob(f"The column {name!r} of {place} does not fit the input {spec}: it {problem}")
 
 
 def _spread(word: str) -> list[str]:

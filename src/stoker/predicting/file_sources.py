@@ -485,7 +485,7 @@ def find_sources(names: Sequence[str]) -> tuple[RowSource, ...]:
 
 
 def passed_over(names: Sequence[str], sources: Sequence[RowSource], out: Path) -> list[str]:
-    """What of the folders among `names` is not read, a sentence for each: of another kind, or below a folder of tables.
+    """The files in folders among `names` that are not read: of another kind, or below a folder of tables; sentences.
 
     Args:
         names: as for `find_sources`.

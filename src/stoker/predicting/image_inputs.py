@@ -31,7 +31,7 @@ class Pixels:
     std: tuple[float, ...] = (1.0,)
 
 
-def parse_pixels(text: str, one: Input) -> Pixels:
+def parse_pixels(text: str, spec: Input) -> Pixels:
     """Parse `--pixels`: `0..255`, `0..1`, or `MEAN/STD` of pixels from 0 to 1, with commas between channels.
 
     An input of UINT8 takes pixels unchanged and needs none; other integers that can hold 0..255 take only that.
@@ -41,29 +41,29 @@ def parse_pixels(text: str, one: Input) -> Pixels:
     """
     remedy = "Say what the model was trained on: --pixels 0..255, --pixels 0..1, or --pixels MEAN/STD of 0 to 1."
     if not text:
-        if one.datatype == "UINT8":
+        if spec.datatype == "UINT8":
             return Pixels(1.0)
-        raise BadJob(f"The input {one} does not tell what values pixels have", remedy=remedy)
-    is_float = one.datatype in ("FP16", "BF16", "FP32", "FP64")
-    if not is_float and (text != "0..255" or one.datatype in ("BOOL", "INT8")):
+        raise BadJob(f"The input {spec} does not tell what values pixels have", remedy=remedy)
+    is_float = spec.datatype in ("FP16", "BF16", "FP32", "FP64")
+    if not is_float and (text != "0..255" or spec.datatype in ("BOOL", "INT8")):
         raise BadJob(
-            f"The input {one} cannot hold the pixels of --pixels {text}",
+            f"The input {spec} cannot hold the pixels of --pixels {text}",
             remedy="Integers take the bytes themselves: leave --pixels out for UINT8, write 0..255 for longer ones.",
         )
-    if found := _RANGE.fullmatch(text):
-        return Pixels(1.0 if found[1] == "255" else 255.0)
+    if match := _RANGE.fullmatch(text):
+        return Pixels(1.0 if match[1] == "255" else 255.0)
     mean, slash, std = text.partition("/")
     try:
         pixels = Pixels(255.0, tuple(map(float, mean.split(","))), tuple(map(float, std.split(","))))
     except ValueError:
         raise BadJob(f"--pixels {text} is not understood", remedy=remedy) from None
-    channels = (1, one.image.channels if one.image else 1)
+    channels = (1, spec.image.channels if spec.image else 1)
     if not slash or 0 in pixels.std or not {len(pixels.mean), len(pixels.std)} <= set(channels):
-        raise BadJob(f"--pixels {text} does not fit the input {one}", remedy=remedy)
+        raise BadJob(f"--pixels {text} does not fit the input {spec}", remedy=remedy)
     return pixels
 
 
-def image_of(value: Any, one: Input, shape: ImageShape, settings: PixelSettings, folder: Path) -> NDArray[Any]:
+def image_of(value: Any, spec: Input, shape: ImageShape, settings: PixelSettings, folder: Path) -> NDArray[Any]:
     """An image's numbers; `value` is its bytes, its path (from `folder`), or both in a mapping.
 
     Raises:
@@ -79,11 +79,11 @@ def image_of(value: Any, one: Input, shape: ImageShape, settings: PixelSettings,
         pixels_CHW: NDArray[Any] = fitted(image, shape.channels, (height, width), settings.resize or "stretch")
     except BadImage as error:
         raise ValueError(f"cannot be taken: {error}") from None
-    scale = parse_pixels(settings.values, one)
+    scale = parse_pixels(settings.values, spec)
     if (scale.divisor, scale.mean, scale.std) != (1.0, (0.0,), (1.0,)):
         mean, std = (np.reshape(of_channels, (-1, 1, 1)) for of_channels in (scale.mean, scale.std))
         pixels_CHW = (pixels_CHW / scale.divisor - mean) / std
-    values: NDArray[Any] = pixels_CHW.astype(dtype_of(one.datatype))
+    values: NDArray[Any] = pixels_CHW.astype(dtype_of(spec.datatype))
     if not shape.has_channel_dim:
         return values.reshape(values.shape[1:])
     return np.ascontiguousarray(values.transpose(1, 2, 0)) if shape.channels_last else values

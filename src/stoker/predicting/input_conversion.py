@@ -37,8 +37,8 @@ class Filled:
         """The sizes of the varying dimensions, by name."""
         return {
             dim: size
-            for one in inputs
-            for dim, size in zip(one.shape, self.inputs[one.name][row].shape, strict=True)
+            for spec in inputs
+            for dim, size in zip(spec.shape, self.inputs[spec.name][row].shape, strict=True)
             if isinstance(dim, str)
         }
 
@@ -49,34 +49,34 @@ def fill(
     """The inputs of all rows."""
     bad = {row: ("", reason) for row, reason in rows.broken.items()}
     filled: dict[str, InputSamples] = {}
-    for one in inputs:
-        names = columns[one.name]
+    for spec in inputs:
+        names = columns[spec.name]
         values = [rows.columns[name] for name in names]
         if len(names) > 1:
-            samples = elements(values, names, one, allow_nan=allow_nan)
+            samples = elements(values, names, spec, allow_nan=allow_nan)
         elif (
-            (shape := one.image) is not None
-            and one.datatype != "BYTES"
+            (shape := spec.image) is not None
+            and spec.datatype != "BYTES"
             and not (isinstance(values[0], pa.Array) and _is_list(values[0].type))
         ):
             folder = Path() if rows.names is not None else Path(rows.source).parent
-            image = partial(image_of, one=one, shape=shape, settings=pixels, folder=folder)
-            plain = partial(of_value, one=one, allow_nan=allow_nan)
+            image = partial(image_of, spec=spec, shape=shape, settings=pixels, folder=folder)
+            plain = partial(of_value, spec=spec, allow_nan=allow_nan)
             objects = values[0].to_pylist() if isinstance(values[0], pa.Array) else values[0]
-            samples = collected(objects, one, partial(_either, image=image, plain=plain))
+            samples = collected(objects, spec, partial(_either, image=image, plain=plain))
         else:
-            samples = numbers(values[0], one, allow_nan=allow_nan)
-        filled[one.name] = samples
+            samples = numbers(values[0], spec, allow_nan=allow_nan)
+        filled[spec.name] = samples
         for row, reason in samples.bad.items():
             bad.setdefault(row, (", ".join(names) if len(names) == 1 else "", reason))
-    varying = [one for one in inputs if one.count is None]
+    varying = [spec for spec in inputs if spec.count is None]
     if len(varying) > 1:  # dimensions of one name must have one size in a row
         for row in set(range(rows.num_rows)) - set(bad):
             sizes: dict[str, int] = {}
-            for one in varying:
-                for dim, size in zip(one.shape, filled[one.name][row].shape, strict=True):
+            for spec in varying:
+                for dim, size in zip(spec.shape, filled[spec.name][row].shape, strict=True):
                     if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
-                        bad[row] = (one.name, f"has {size} {dim}, another input of the row has {sizes[dim]}")
+                        bad[row] = (spec.name, f"has {size} {dim}, another input of the row has {sizes[dim]}")
     return Filled(filled, bad)
 
 
@@ -98,16 +98,16 @@ class InputSamples:
         return values[row] if isinstance(values, list) else values[row, ...]
 
 
-def numbers(column: Column, one: Input, *, allow_nan: bool) -> InputSamples:
+def numbers(column: Column, spec: Input, *, allow_nan: bool) -> InputSamples:
     """A row's numbers from each value: a number, a list in row-major order, or nested lists of the input's shape."""
     if isinstance(column, pa.Array):
         flat = _flat(column)
         if flat is None:
-            return numbers(column.to_pylist(), one, allow_nan=allow_nan)
-        return _from_flat(flat, len(column), one, allow_nan=allow_nan)
+            return numbers(column.to_pylist(), spec, allow_nan=allow_nan)
+        return _from_flat(flat, len(column), spec, allow_nan=allow_nan)
     is_text = set(map(type, column)) - {type(None)} == {str}  # as in CSV; JSON may mix numbers and texts
-    if one.count == 1 and one.datatype != "BYTES" and is_text:  # converted all at once, else one by one
-        kind = dtype_of(one.datatype).kind
+    if spec.count == 1 and spec.datatype != "BYTES" and is_text:  # converted all at once, else one by one
+        kind = dtype_of(spec.datatype).kind
         bad = {row: "is empty" for row, text in enumerate(column) if text is None or not text.strip()}
         texts = ["0" if row in bad else text for row, text in enumerate(column)]
         try:
@@ -124,83 +124,83 @@ def numbers(column: Column, one: Input, *, allow_nan: bool) -> InputSamples:
         if values.dtype == object:
             return collected(
                 [None if row in bad else value for row, value in enumerate(values)],
-                one,
-                lambda value: of_value(value, one, allow_nan=allow_nan),
+                spec,
+                lambda value: of_value(value, spec, allow_nan=allow_nan),
             )
-        result, refused = cast(values, one.datatype, allow_nan=allow_nan)
+        result, refused = cast(values, spec.datatype, allow_nan=allow_nan)
         for row in np.flatnonzero(refused).tolist():
-            bad.setdefault(row, why_refused(values[row], one.datatype))
-        return InputSamples(result.reshape(len(values), *one.shape), bad)
-    return collected(column, one, lambda value: of_value(value, one, allow_nan=allow_nan))
+            bad.setdefault(row, why_refused(values[row], spec.datatype))
+        return InputSamples(result.reshape(len(values), *spec.shape), bad)
+    return collected(column, spec, lambda value: of_value(value, spec, allow_nan=allow_nan))
 
 
-def elements(columns: Sequence[Column], names: Sequence[str], one: Input, *, allow_nan: bool) -> InputSamples:
+def elements(columns: Sequence[Column], names: Sequence[str], spec: Input, *, allow_nan: bool) -> InputSamples:
     """A row's numbers from one column for each element."""
-    scalar = replace(one, shape=())
+    scalar = replace(spec, shape=())
     parts = [numbers(column, scalar, allow_nan=allow_nan) for column in columns]
     bad: dict[int, str] = {}
     for name, part in zip(names, parts, strict=True):
         for row, reason in part.bad.items():
             bad.setdefault(row, f"{name} {reason}")
     stacked = np.stack([np.asarray(part.values) for part in parts], axis=1)
-    return InputSamples(stacked.reshape(len(stacked), *one.shape), bad)
+    return InputSamples(stacked.reshape(len(stacked), *spec.shape), bad)
 
 
-def collected(values: Sequence[Any], one: Input, make: Callable[[Any], NDArray[Any]]) -> InputSamples:
+def collected(values: Sequence[Any], spec: Input, make: Callable[[Any], NDArray[Any]]) -> InputSamples:
     """Samples made one by one; `make` raises ValueError with the fault of a value."""
-    found: list[NDArray[Any]] = []
+    arrays: list[NDArray[Any]] = []
     bad: dict[int, str] = {}
-    blank = np.zeros(tuple(size if isinstance(size, int) else 0 for size in one.shape), dtype_of(one.datatype))
+    blank = np.zeros(tuple(size if isinstance(size, int) else 0 for size in spec.shape), dtype_of(spec.datatype))
     for row, value in enumerate(values):
         try:
-            found.append(make(value))
+            arrays.append(make(value))
         except ValueError as error:
             bad[row] = str(error)
-            found.append(blank)
-    return InputSamples(found if one.count is None or not found else np.stack(found), bad)
+            arrays.append(blank)
+    return InputSamples(arrays if spec.count is None or not arrays else np.stack(arrays), bad)
 
 
-def shaped(flat: NDArray[Any], one: Input) -> NDArray[Any]:
+def shaped(flat: NDArray[Any], spec: Input) -> NDArray[Any]:
     """Elements of one row, flat or of the input's number of dimensions, in the input's shape.
 
     Raises:
         ValueError: they are too few or too many.
     """
     if flat.ndim > 1:
-        if len(flat.shape) != len(one.shape):
-            raise ValueError(f"has {flat.ndim} levels of lists, wanted {len(one.shape)}")
+        if len(flat.shape) != len(spec.shape):
+            raise ValueError(f"has {flat.ndim} levels of lists, wanted {len(spec.shape)}")
         shape = flat.shape
     else:
-        rest = math.prod(known for known in one.shape if isinstance(known, int))
-        unknown = sum(isinstance(known, str) for known in one.shape)
+        rest = math.prod(known for known in spec.shape if isinstance(known, int))
+        unknown = sum(isinstance(known, str) for known in spec.shape)
         if unknown == 0 and flat.size != rest:
             raise ValueError(f"has {flat.size} numbers, wanted {rest}")
         if unknown > 1:
-            raise ValueError(f"is a flat list, wanted lists in lists of shape {list(one.shape)}")
+            raise ValueError(f"is a flat list, wanted lists in lists of shape {list(spec.shape)}")
         if unknown and (rest == 0 or flat.size % rest):
             raise ValueError(f"has {flat.size} numbers, wanted a multiple of {rest}")
-        shape = tuple(known if isinstance(known, int) else flat.size // rest for known in one.shape)
-    for size, wanted in zip(shape, one.shape, strict=True):
-        if isinstance(wanted, int) and size != wanted:
-            raise ValueError(f"has the shape {list(shape)}, wanted {list(one.shape)}")
-    for dim in one.dims:
-        size = shape[one.shape.index(dim.name)]
+        shape = tuple(known if isinstance(known, int) else flat.size // rest for known in spec.shape)
+    for size, expected in zip(shape, spec.shape, strict=True):
+        if isinstance(expected, int) and size != expected:
+            raise ValueError(f"has the shape {list(shape)}, wanted {list(spec.shape)}")
+    for dim in spec.dims:
+        size = shape[spec.shape.index(dim.name)]
         if size < dim.low or (dim.high is not None and size > dim.high):
             raise ValueError(f"has {size} {dim.name}, the model takes {dim.low} to {dim.high or 'any number'}")
     return flat.reshape(shape)
 
 
-def of_value(value: Any, one: Input, *, allow_nan: bool) -> NDArray[Any]:
+def of_value(value: Any, spec: Input, *, allow_nan: bool) -> NDArray[Any]:
     """The numbers, or strings, of one Python value."""
     if value is None:
         raise ValueError("is null")
-    if one.datatype == "BYTES":
+    if spec.datatype == "BYTES":
         values = value if isinstance(value, list) else [value]
         if not all(isinstance(text, str | bytes) for text in values):
             raise ValueError("holds something that is no string")
         strings = np.empty(len(values), object)
         strings[:] = [text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text for text in values]
-        return shaped(strings, one)
+        return shaped(strings, spec)
     if isinstance(value, str):
         try:  # a cell of CSV with several numbers: a JSON array
             value = parsed(value)
@@ -208,22 +208,22 @@ def of_value(value: Any, one: Input, *, allow_nan: bool) -> NDArray[Any]:
             shown = value if len(value) < 40 else f"{value[:39]}…"
             raise ValueError(f"is {shown!r}, which is no number and no JSON array") from None
     try:
-        found = np.asarray(value)
+        array = np.asarray(value)
     except ValueError:
         raise ValueError("has lists of several lengths in one list") from None
-    if found.dtype.kind not in "biuf":
+    if array.dtype.kind not in "biuf":
         is_empty = value == [] or (isinstance(value, list) and None in value)
         raise ValueError("is empty or null" if is_empty else "holds something that is no number")
-    result, refused = cast(found, one.datatype, allow_nan=allow_nan)
+    result, refused = cast(array, spec.datatype, allow_nan=allow_nan)
     if refused.any():
-        at = int(np.argmax(refused.reshape(-1)))
-        raise ValueError(_refusal(found.reshape(-1)[at], at, found.size, one))
-    return shaped(result, one)
+        index = int(np.argmax(refused.reshape(-1)))
+        raise ValueError(_refusal(array.reshape(-1)[index], index, array.size, spec))
+    return shaped(result, spec)
 
 
-def _refusal(value: Any, at: int, count: int, one: Input) -> str:
-    reason = why_refused(value, one.datatype)
-    return reason if count == 1 else f"element {at} {reason}"
+def _refusal(value: Any, index: int, count: int, spec: Input) -> str:
+    reason = why_refused(value, spec.datatype)
+    return reason if count == 1 else f"element {index} {reason}"
 
 
 def _number(text: str, *, is_whole: bool) -> float | int:
@@ -252,20 +252,22 @@ class _Flat:
 def _flat(column: pa.Array) -> _Flat | None:
     """A column of numbers or of lists of them; None if lists hold lists of several lengths, or no numbers."""
     rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
-    found = column.drop_null()
-    lengths = np.ones(len(found), np.int64)
-    if _is_list(found.type):
-        lengths = pc.list_value_length(found).to_numpy(zero_copy_only=False).astype(np.int64)
-        found = found.flatten()
+    present = column.drop_null()
+    lengths = np.ones(len(present), np.int64)
+    if _is_list(present.type):
+        lengths = pc.list_value_length(present).to_numpy(zero_copy_only=False).astype(np.int64)
+        present = present.flatten()
     inner: tuple[int, ...] = ()
-    while _is_list(found.type):
-        if not pa.types.is_fixed_size_list(found.type) or found.null_count or not found.type.list_size:
+    while _is_list(present.type):
+        if not pa.types.is_fixed_size_list(present.type) or present.null_count or not present.type.list_size:
             return None
-        inner, found = (*inner, found.type.list_size), found.flatten()
-    if not (pa.types.is_integer(found.type) or pa.types.is_floating(found.type) or pa.types.is_boolean(found.type)):
+        inner, present = (*inner, present.type.list_size), present.flatten()
+    if not (
+        pa.types.is_integer(present.type) or pa.types.is_floating(present.type) or pa.types.is_boolean(present.type)
+    ):
         return None
-    nulls = found.is_null().to_numpy(zero_copy_only=False) if found.null_count else None
-    values = (found.fill_null(0) if found.null_count else found).to_numpy(zero_copy_only=False)
+    nulls = present.is_null().to_numpy(zero_copy_only=False) if present.null_count else None
+    values = (present.fill_null(0) if present.null_count else present).to_numpy(zero_copy_only=False)
     return _Flat(values, lengths * math.prod(inner), rows, nulls, inner)
 
 
@@ -273,36 +275,36 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
-def _from_flat(flat: _Flat, num_rows: int, one: Input, *, allow_nan: bool) -> InputSamples:
+def _from_flat(flat: _Flat, num_rows: int, spec: Input, *, allow_nan: bool) -> InputSamples:
     bad = dict.fromkeys(sorted(set(range(num_rows)) - set(flat.rows.tolist())), "is null")
-    values, refused = cast(flat.values, one.datatype, allow_nan=allow_nan)
+    values, refused = cast(flat.values, spec.datatype, allow_nan=allow_nan)
     starts = np.concatenate([[0], np.cumsum(flat.lengths)])
-    for at in np.flatnonzero(refused if flat.nulls is None else refused | flat.nulls)[::-1]:
-        index = int(np.searchsorted(starts, at, side="right")) - 1
-        is_null = flat.nulls is not None and bool(flat.nulls[at])
-        element = int(at - starts[index])
+    for position in np.flatnonzero(refused if flat.nulls is None else refused | flat.nulls)[::-1]:
+        index = int(np.searchsorted(starts, position, side="right")) - 1
+        is_null = flat.nulls is not None and bool(flat.nulls[position])
+        element = int(position - starts[index])
         bad[int(flat.rows[index])] = (
             f"element {element} is null"
             if is_null
-            else _refusal(flat.values[at], element, int(flat.lengths[index]), one)
+            else _refusal(flat.values[position], element, int(flat.lengths[index]), spec)
         )
-    has_shape = one.count is not None and flat.inner in ((), one.shape[1:])
-    if not bad and has_shape and bool((flat.lengths == one.count).all()):
-        return InputSamples(values.reshape(num_rows, *one.shape))
+    has_shape = spec.count is not None and flat.inner in ((), spec.shape[1:])
+    if not bad and has_shape and bool((flat.lengths == spec.count).all()):
+        return InputSamples(values.reshape(num_rows, *spec.shape))
     pieces: list[Any] = [None] * num_rows
     for index, row in enumerate(flat.rows.tolist()):
         piece = values[starts[index] : starts[index + 1]]
         pieces[row] = piece.reshape(-1, *flat.inner) if flat.inner else piece
     found = collected(
-        [None if row in bad else piece for row, piece in enumerate(pieces)], one, lambda piece: _piece(piece, one)
+        [None if row in bad else piece for row, piece in enumerate(pieces)], spec, lambda piece: _piece(piece, spec)
     )
     return InputSamples(found.values, found.bad | bad)
 
 
-def _piece(piece: NDArray[Any] | None, one: Input) -> NDArray[Any]:
+def _piece(piece: NDArray[Any] | None, spec: Input) -> NDArray[Any]:
     if piece is None:
         raise ValueError("is null")
-    return shaped(piece, one)
+    return shaped(piece, spec)
 
 
 def cast(values: NDArray[Any], datatype: Datatype, *, allow_nan: bool) -> tuple[NDArray[Any], NDArray[np.bool_]]:

@@ -206,7 +206,9 @@ def schema_of(manifest: Manifest, kept: Sequence[SourceColumn]) -> pa.Schema:
         for size in reversed(sample_shape(spec, manifest)):
             kind = pa.list_(kind, size) if isinstance(size, int) else pa.list_(kind)
         fields.append(pa.field(spec.name, kind))
-    fields += [pa.field(column, pa.string()) for column in label_columns(manifest, [one.name for one in kept]).values()]
+    fields += [
+        pa.field(column, pa.string()) for column in label_columns(manifest, [spec.name for spec in kept]).values()
+    ]
     names = [field.name for field in fields]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise BadJob(

@@ -115,12 +115,12 @@ def _of_whole_requests(source: RowSource, manifest: Manifest, options: PredictOp
     return NumpySource(source.path, ranks=ranks)
 
 
-def _may_be_image(one: Input, fields: Mapping[str, SourceColumn], asked: RequestedSettings) -> bool:
+def _may_be_image(spec: Input, fields: Mapping[str, SourceColumn], asked: RequestedSettings) -> bool:
     """True if an input is read from one column that may have images or their paths."""
-    names = asked.columns[one.name]
+    names = asked.columns[spec.name]
     field = fields[names[0]]
     is_open = field.type is None or field.is_text
-    return one.datatype != "BYTES" and len(names) == 1 and (is_open or field.holds_images)
+    return spec.datatype != "BYTES" and len(names) == 1 and (is_open or field.holds_images)
 
 
 @dataclass(frozen=True)

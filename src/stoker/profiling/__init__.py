@@ -1,1 +1,1 @@
-"""What one step does: its facts, trials on the device, and what the device really reaches."""
+"""Profiles of one step: its trace, trials on the device, and the device's measured ceilings."""

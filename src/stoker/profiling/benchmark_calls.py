@@ -17,8 +17,8 @@ from torch._ops import OpOverload
 from stoker.units import MIB
 
 _MOST_SETS = 4
-_APART = 4
-"""Tensors of a fourth of the memory at most: one overlaps none of the two that were cut before it."""
+_LEAST_TENSORS = 4
+"""The memory holds so many tensors at least: one overlaps neither of the two that were cut before it."""
 _LONGEST_WARMING_S = 6e-3
 _KEPT_BYTES = 32 * MIB
 """Small enough that a CPU's allocator reuses the memory of freed results instead of returning it."""
@@ -74,7 +74,7 @@ class OperandPool:
 
     def _cut(self, memory: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
         numel = math.prod(shape)
-        if _APART * numel > memory.numel():
+        if _LEAST_TENSORS * numel > memory.numel():
             return torch.ones(shape, dtype=memory.dtype, device=self.device)
         # Rounded to whole cache lines, as allocators do.
         start = -(-self._next // 64) * 64

@@ -242,7 +242,7 @@ def _count_flops(call: OperationCall, rows: dict[tuple[str, str, str], _Row], ro
 
 
 def _busiest(call: OperationCall) -> OperationCall:
-    """Of a call and what it calls, the one with the most time of its own."""
+    """The call with the most time of its own, of `call` and all that it calls."""
     return max((call, *map(_busiest, call.children)), key=lambda each: (each.device_us, each.own_us))
 
 

@@ -16,7 +16,7 @@ _CEILINGS_S = 7.0
 _OPERATIONS_S = 50.0
 """Budget for the operation times of all devices together [s]: with the ceilings of one, a minute."""
 _LEAST_S = 5.0
-"""What each measurement of operations may take, however long those before it took [s]."""
+"""Least time limit of each measurement of operations, however long those before it took [s]."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,19 @@ def doctor(*, fresh: bool = False) -> Diagnosis:
 
     With `fresh`, measure cached devices again.
     """
-    found = survey()
+    diagnosis = survey()
     before = sample_cpu()
     ceilings_kept, operations_kept = ceilings_cache(cache_root()), operations_cache(cache_root())
     ceilings: dict[Device, Ceilings] = {}
-    operations: dict[Device, list[MicroBenchmark]] = {device: [] for device in found.usable}
-    for device in () if fresh else found.usable:
+    operations: dict[Device, list[MicroBenchmark]] = {device: [] for device in diagnosis.usable}
+    for device in () if fresh else diagnosis.usable:
         key = cache_key(device, torch.__version__)
         cached = ceilings_kept.read(key)
         benchmarks = [operations_kept.read(*operations_key(key, threads)) for threads in _threads(device)]
         if cached is not None and None not in benchmarks:
             ceilings[device] = cached
             operations[device] = [benchmark for benchmark in benchmarks if benchmark is not None]
-    missing = [device for device in found.usable if device not in ceilings]
+    missing = [device for device in diagnosis.usable if device not in ceilings]
     left, left_s = sum(len(_threads(device)) for device in missing), _OPERATIONS_S
     for device in missing:
         ceilings[device] = measure_ceilings(device, budget_s=_CEILINGS_S)
@@ -71,11 +71,11 @@ def doctor(*, fresh: bool = False) -> Diagnosis:
             for threads, benchmark in zip(_threads(device), operations[device], strict=True):
                 operations_kept.write(benchmark, *operations_key(key, threads))
     return Diagnosis(
-        found.devices,
-        tuple(ceilings[device] for device in found.usable),
+        diagnosis.devices,
+        tuple(ceilings[device] for device in diagnosis.usable),
         load,
-        tuple(found.problems),
-        tuple(benchmark for device in found.usable for benchmark in operations[device]),
+        tuple(diagnosis.problems),
+        tuple(benchmark for device in diagnosis.usable for benchmark in operations[device]),
     )
 
 

@@ -35,7 +35,7 @@ def entries(seed: int, first_row: int, rows: int, columns: int, device: torch.de
 
 
 def seeded_matrix(seed: int, rows: int, columns: int, device: torch.device) -> torch.Tensor:
-    """The whole matrix, made in parts that take little memory beside it."""
+    """The whole matrix, made in parts, whose temporaries take little memory."""
     whole = torch.empty(rows, columns, dtype=torch.float32, device=device)
     step = max(1, _CHUNK // columns)
     for first in range(0, rows, step):

@@ -30,7 +30,7 @@ SIZES: tuple[int, ...] = (4, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 2
 
 _SLICE_S, _MOST_CALLS, _LONGEST_S = 0.12, 40, 0.4
 """Time for each size [s], its largest number of calls, and the longest call [s] before a larger size is tried."""
-_BESIDE_BYTES = 1 << 24
+_OVERLAPPED_BYTES = 1 << 24
 _PATIENCE = timedelta(seconds=120)
 _ROUNDS = 5
 _MEETING_BYTES, _MEETINGS = 1 << 20, 10
@@ -202,7 +202,7 @@ def _mean(work: Callable[[], object]) -> float:
 
 def _overlap(device: torch.device) -> float:
     """Share of a message that overlaps with arithmetic [0 to 1]."""
-    message = torch.ones(_BESIDE_BYTES // 4, device=device)
+    message = torch.ones(_OVERLAPPED_BYTES // 4, device=device)
     size = 384 if device.type == "cpu" else 4096
     a, b = torch.ones(size, size, device=device), torch.ones(size, size, device=device)
     message_s = _agreed_median(lambda: dist.all_reduce(message, op=dist.ReduceOp.MAX), device)
@@ -237,9 +237,9 @@ def main(arguments: Sequence[str]) -> None:
     store = FileStore(str(Path(folder) / "store"), int(size))
     backend = "gloo" if device.type == "cpu" else "nccl"
     dist.init_process_group(backend, store=store, rank=int(rank), world_size=int(size), timeout=_PATIENCE)
-    found = measure(device)
+    links = measure(device)
     if int(rank) == 0:
-        (Path(folder) / "found.json").write_text(json.dumps(found), encoding="utf-8")
+        (Path(folder) / "found.json").write_text(json.dumps(links), encoding="utf-8")
     dist.destroy_process_group()
 
 

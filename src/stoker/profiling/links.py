@@ -56,11 +56,11 @@ def measure_links(
             remedy=f"Use --on {attached}xhere." if attached > 1 else "Use --on 2xcpu.",
         )
     started = time.perf_counter()
-    found = _measured(device.kind, count, threads)
+    links = _measured(device.kind, count, threads)
     costs = []
     for name in get_args(Collective):
-        if name in found["collectives"]:
-            points = tuple((int(size), float(seconds)) for size, seconds in found["collectives"][name])
+        if name in links["collectives"]:
+            points = tuple((int(size), float(seconds)) for size, seconds in links["collectives"][name])
             alpha_s, beta = line_through(points)
             costs.append(LinkCost(collective=name, alpha_s=alpha_s, beta_s_per_byte=beta, measured=points))
     return Links(
@@ -69,9 +69,9 @@ def measure_links(
         costs=tuple(costs),
         basis="measured here",
         spread=_SPREAD,
-        overlap=float(found["overlap"]),
-        slowdown={str(name): float(ratio) for name, ratio in found["slowdown"].items()},
-        waits=tuple((float(arithmetic_s), float(wait_s)) for arithmetic_s, wait_s in found["waits"]),
+        overlap=float(links["overlap"]),
+        slowdown={str(name): float(ratio) for name, ratio in links["slowdown"].items()},
+        waits=tuple((float(arithmetic_s), float(wait_s)) for arithmetic_s, wait_s in links["waits"]),
         took_s=time.perf_counter() - started,
         measured_at=now().isoformat(timespec="seconds"),
         torch_version=str(torch.__version__),

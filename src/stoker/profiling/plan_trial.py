@@ -80,7 +80,7 @@ def try_plan(
             raise DoesNotFit(f"{plan.in_words()} ran out of memory on {plan.device}: {problem}") from problem
     state = [tensor for values in step.optimizer.state.values() for tensor in values.values()]
     held = [*step.model.state_dict().values(), *(t for t in state if isinstance(t, torch.Tensor))]
-    has_own = step.average is not None and step.average.is_apart
+    has_own = step.average is not None and step.average.has_own_weights
     averages = list(step.average.weights.values()) if step.average is not None and has_own else []
     return Measurement(
         plan=plan,

@@ -10,8 +10,8 @@ from stoker.records.plan import Estimate, Share
 Bound = Literal[
     "data", "host launch", "memory bandwidth", "arithmetic", "copies", "checkpoints", "evaluation", "unknown"
 ]
-"""What a run waits for most: samples; the host, which starts operations; bytes across the device's memory; products;
-the batch's copy to the device; checkpoints; evaluations; or unknown."""
+"""The resource that a run waits for most: samples; the host, which starts operations; bytes across the device's memory;
+products; the batch's copy to the device; checkpoints; evaluations; or unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,7 +84,7 @@ def printable(text: str) -> str:
     """
     if text.isascii():
         return text
-    shown = _NOT_UTF8.sub(lambda found: f"\\x{ord(found[0]) - 0xDC00:02x}", text)
+    shown = _NOT_UTF8.sub(lambda match: f"\\x{ord(match[0]) - 0xDC00:02x}", text)
     return shown.encode(errors="backslashreplace").decode()
 
 

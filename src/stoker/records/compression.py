@@ -105,7 +105,7 @@ Importance = Literal["taylor", "magnitude"]
 
 @dataclass(frozen=True, kw_only=True)
 class KeptChannels:
-    """What is left of a parameter or buffer of that shape, along one of its dimensions: indices, ascending."""
+    """The kept part of a parameter or buffer of that shape, along one of its dimensions: indices, ascending."""
 
     tensor: str
     shape: tuple[int, ...]

@@ -51,7 +51,7 @@ class Finding:
     """One thing that was found.
 
     `id` names the sample (see `CleanList`), and is empty for what concerns a whole split, class or column, which
-    `where` names then. `beside` are the samples it was held against: its copies, its neighbours, or examples. `measure`
+    `where` names then. `beside` are the samples it was compared with: copies, neighbours, or examples. `measure`
     is how far out it is, in the unit that `detail` names; within a kind of fault, larger is worse.
     """
 

@@ -124,8 +124,8 @@ class Launch:
         return self.state.phase not in ENDED
 
 
-def _seconds_of(at: str) -> float | None:
+def _seconds_of(moment: str) -> float | None:
     try:
-        return datetime.fromisoformat(at).timestamp()
+        return datetime.fromisoformat(moment).timestamp()
     except (ValueError, OverflowError, OSError):
         return None

@@ -41,10 +41,10 @@ class Layout:
     `replicas` hold a whole copy each and take a part of every batch (data parallel); over `shards` a copy's parameters,
     gradients and optimiser state are split, and each takes a part of the batch too (fully sharded data parallel; with
     replicas it is hybrid). With `reshard`, gathered parameters are let go of after the forward pass and gathered again
-    for the backward pass. `tensor` processes split the matrices of each layer; with `sequence`, what lies between these
-    layers is split along the sequence. `stages` hold consecutive layers each, and micro-batches go through them in the
-    order of `schedule`. `added` are axes without a field here: those that share a batch come after `shards`, the others
-    last.
+    for the backward pass. `tensor` processes split the matrices of each layer; with `sequence`, activations between
+    these layers are split along the sequence. `stages` hold consecutive layers each, and micro-batches go through them
+    in the order of `schedule`. `added` are axes without a field here: those that share a batch come after `shards`, the
+    others last.
 
     What an axis costs, requires and does is in `stoker.layouts` and `stoker.stepping.layouts`, in files of its name.
     """
@@ -132,7 +132,7 @@ class Layout:
 
     def coordinate(self, rank: int, name: str) -> int:
         """Index of a process along the axis of that name [0 to its size - 1]."""
-        return next(at for at, axis in zip(self.coordinates(rank), self.mesh, strict=True) if axis.name == name)
+        return next(place for place, axis in zip(self.coordinates(rank), self.mesh, strict=True) if axis.name == name)
 
     def group(self, name: str) -> tuple[int, int]:
         """Number of processes in a group along an axis, and their distance in rank; `data`: of all that share a batch.
@@ -154,7 +154,11 @@ class Layout:
             return tuple(range(self.world_size))
 
         def cut(other: int) -> list[int]:
-            return [at for at, axis in zip(self.coordinates(other), self.mesh, strict=True) if axis.cuts_model]
+            return [
+                coordinate
+                for coordinate, axis in zip(self.coordinates(other), self.mesh, strict=True)
+                if axis.cuts_model
+            ]
 
         mine = cut(rank)
         return tuple(other for other in range(self.world_size) if cut(other) == mine)

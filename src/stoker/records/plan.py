@@ -12,7 +12,7 @@ from stoker.records.layout import ONE_PROCESS, Layout
 from stoker.records.profile import Coupling
 
 Basis = Literal["measured here", "calibrated", "roofline", "datasheet", "unknown"]
-"""What an estimate rests on, the surest first."""
+"""The basis of an estimate, the surest first."""
 
 LARGEST_GRADIENT_ERROR = 0.25
 """Relative error of a gradient against fp32 beyond which a reduced precision is not used [fraction].
@@ -36,14 +36,14 @@ Malloc = Literal["retained", "default", "mapped"]
 """Memory of a process on a CPU: kept once allocated, as the C library decides, or given back block by block."""
 
 Checkpointing = Literal["full", "selective"]
-"""What a checkpointed block computes again: everything, or all but products, convolutions and dropless attention."""
+"""The operations that a checkpointed block recomputes: all, or all but products, convolutions, dropless attention."""
 
 Loader = Literal["device", "memory", "inline", "workers"]
 """Where batches come from: gathered from arrays, on the device or in the host's memory; or items fetched in the
 training process, or by workers."""
 
 OptimizerStates = Literal["full", "bf16", "8bit"]
-"""What an optimiser's moments are kept in: the dtype of the weights, or fewer bits, which the job has to allow."""
+"""The form of an optimiser's moments: the dtype of the weights, or fewer bits, which the job has to allow."""
 
 STATES_BLOCK, LEAST_STATES = 256, 4096
 """Values that share a scale in 8-bit moments; and those of a parameter from which its moments are kept in fewer bits.
@@ -53,7 +53,7 @@ Source: T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXi
 """
 
 VALUES_AT_ONCE = {"cpu": 2**16, "cuda": 2**23}
-"""Values of a parameter whose moments of fewer bits are updated at once, so that what lies between stays small."""
+"""Values of a parameter whose moments of fewer bits are updated at once, so that temporaries stay small."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Estimate:
 
     def __post_init__(self) -> None:
         if not self.low <= self.value <= self.high:
-            raise ValueError(f"an estimate lies within its interval, got {self.low} <= {self.value} <= {self.high}")
+            raise ValueError(f"an estimate must be within its interval, got {self.low} <= {self.value} <= {self.high}")
 
     def scaled(self, factor: float, unit: str | None = None) -> Estimate:
         """The estimate of `factor` times the quantity."""
@@ -85,7 +85,7 @@ class Plan:
     that many (the last may be smaller). `layout` is over how many processes, and how; `device` is the first one's.
     `checkpointed_blocks` of the model's repeated blocks, the first ones, keep only their inputs and compute the rest
     again in the backward pass; where `checkpointing` is `selective` they keep what products, convolutions and attention
-    without dropout gave as well, and compute again only what lies between those. `loss_chunks` is in how many parts a
+    without dropout gave as well, and recompute only the operations between those. `loss_chunks` is in how many parts a
     micro-batch's tokens go through output layer and loss. `optimizer_states` is what the optimiser's moments are kept
     in; fewer bits have one implementation, `default`. `malloc` is how the host's memory is had: `retained` keeps what
     the system gave once, `mapped` asks for each large tensor and gives it back at once. `captured` repeats the
@@ -162,23 +162,23 @@ class Plan:
         workers = f"{self.num_workers} loader worker{'s' if self.num_workers > 1 else ''}"
         loader = workers if self.num_workers else f"{self.loader} loader"
         layout = self.memory_format.replace("_", "-")
-        words = [self.layout.in_words()] if self.layout.world_size > 1 else []
-        words += [self.precision, f"micro-batch {self.micro_batch}", layout, threads, loader]
+        parts = [self.layout.in_words()] if self.layout.world_size > 1 else []
+        parts += [self.precision, f"micro-batch {self.micro_batch}", layout, threads, loader]
         if self.optimizer_states == "full":
-            words.append(f"{self.optimizer_implementation} optimiser")
+            parts.append(f"{self.optimizer_implementation} optimiser")
         else:
-            words.append(f"{self.optimizer_states.replace('8bit', '8-bit')} optimiser states")
+            parts.append(f"{self.optimizer_states.replace('8bit', '8-bit')} optimiser states")
         if self.checkpointed_blocks:
-            words.append(self.checkpointing_in_words())
+            parts.append(self.checkpointing_in_words())
         if self.loss_chunks > 1:
-            words.append(f"loss in {self.loss_chunks} chunks")
+            parts.append(f"loss in {self.loss_chunks} chunks")
         if self.compile:
-            words.append("compiled")
+            parts.append("compiled")
         if self.captured:
-            words.append("captured")
+            parts.append("captured")
         if self.malloc != "default":
-            words.append(f"{self.malloc} memory")
-        return " · ".join(words)
+            parts.append(f"{self.malloc} memory")
+        return " · ".join(parts)
 
 
 def states_problem(plan: Plan, numerics: Collection[str]) -> str | None:
@@ -191,7 +191,7 @@ def states_problem(plan: Plan, numerics: Collection[str]) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What a plan will need. `total_s` is training, evaluation, checkpoints and failures together, after planning.
+    """The forecast of a plan. `total_s` is training, evaluation, checkpoints and failures together, after planning.
 
     `step_s` is the time of one update. `peak_bytes` is the resident memory of the whole process on a CPU, allocated
     memory on a GPU, where `reserved_bytes` is what the allocator then holds of the device; `probability_it_fits` is
@@ -219,19 +219,19 @@ class Forecast:
     """Relative error of the gradient against fp32 on real batches [fraction]; None where the plan is fp32, or where it
     was not measured."""
     compile_s: Estimate | None = None
-    """What compiling takes, once; part of `total_s` unless the plan was compiled when it was tried."""
+    """The time of compiling, once; part of `total_s` unless the plan was compiled when it was tried."""
     exposed_s: Estimate | None = None
-    """What of an update's messages between processes nothing hides [s], part of `step_s`; None for one process."""
+    """The exposed time of an update's messages between processes [s], part of `step_s`; None for one process."""
     hidden_s: Estimate | None = None
-    """What of them passes during arithmetic [s], and is no part of `step_s`."""
+    """The time of them that overlaps with arithmetic [s], no part of `step_s`."""
     communication_bytes: int | None = None
-    """What a process sends the others in an update [bytes]; None for one process. `peak_bytes` is that of one."""
+    """Bytes that a process sends the others in an update; None for one process. `peak_bytes` is that of one."""
     checkpoint_every_s: float | None = None
     """The time between checkpoints that `total_s` rests on [s]."""
     trials_s: float | None = None
-    """What trying plans in the run took beyond its updates at the settled rate [s], part of `total_s`."""
+    """The time of trying plans in the run beyond its updates at the settled rate [s], part of `total_s`."""
     lost_s: float | None = None
-    """What failures are expected to cost [s], part of `total_s`; None where that is too little to matter."""
+    """The expected cost of failures [s], part of `total_s`; None where that is too little to matter."""
 
     @property
     def seconds_per_sample(self) -> float:
@@ -271,7 +271,7 @@ class Candidate:
 
     `memory_bytes` is what the device has, `is_here` whether it is attached; `untried` is the forecast before trials
     confirmed the plan (None: it is `forecast`, or there was none); `price` is what an hour of it costs (None:
-    nothing, or nobody offers it); `why` says in a few words what speaks for it or against it.
+    nothing, or no one offers it); `why` gives in a few words the reason for or against it.
     """
 
     schema: ClassVar[int] = 2
@@ -319,7 +319,7 @@ class Decision:
     """The planner's answer: the chosen plan first, why, and what was rejected.
 
     `candidates` has one plan for each device, or for each layout over several, best first. `advice` is one sentence for
-    somebody who asks which device to take. `others_share` is what other processes used of the CPU meanwhile [0 to 1],
+    a user who asks which device to take. `others_share` is what other processes used of the CPU in trials [0 to 1],
     where that was enough to matter: plans were then tried with the threads that they left free. `is_settled` is False
     where a run begins under the plan and tries others on its own updates. `memory_limit_bytes` is what its user allowed
     (None: all that the device has), there or where the run goes on.

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from stoker.records.codec import JSON
 
 SourceFormat = Literal["parquet", "csv", "tsv", "jsonl", "npy", "npz", "images"]
-"""What rows are read from; `images` is an image file, or a folder of them."""
+"""The format of a source of rows; `images` is an image file, or a folder of them."""
 
 PredictionEventKind = Literal["started", "progress", "warned", "finished"]
 
@@ -96,7 +96,7 @@ class BadRow:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionSummary:
-    """What came of a job: rows answered and bad rows in all, and what the last command did of it.
+    """The result of a job: rows answered and bad rows in all, and what the last command did of it.
 
     `computed_rows` took `wall_s` in all and `compute_seconds` of the engines, added up. `padding_waste_ratio` is the
     share of what they computed that was padding.

@@ -69,8 +69,8 @@ class Profile:
 
     `parameters` counts scalars; `num_blocks` is how many equal blocks the model repeats (0: none), the most that can be
     checkpointed. `loss_chunks` is in how many parts the loss is worth computing where memory is short (1: it is not, or
-    cannot be). `data_bytes` is what the arrays take that batches are gathered from (None: there are none, or nobody
-    looked). `has_own_step`: the job makes its updates itself. `most_workers` is how many processes may fetch (None: any
+    cannot be). `data_bytes` is what the arrays take that batches are gathered from (None: there are none, or not
+    known). `has_own_step`: the job makes its updates itself. `most_workers` is how many processes may fetch (None: any
     number; a stream is read by one). `mean_batch` is how many samples an update has on average where their number
     differs, of which `batch` is then the most (None: it does not). `has_one_shape`: all whole batches are of one shape,
     as far as is known. `relative_cost` is the mean time of an update over the run, as a share of one of a whole batch
@@ -152,13 +152,14 @@ class ModelParts:
         """The same model with other modules as its blocks."""
         numbered = tuple(
             dataclasses.replace(
-                one, block=next((n for n, block in enumerate(blocks) if one.name.startswith(f"{block}.")), None)
+                parameter,
+                block=next((n for n, block in enumerate(blocks) if parameter.name.startswith(f"{block}.")), None),
             )
-            for one in self.parameters
+            for parameter in self.parameters
         )
         return dataclasses.replace(self, parameters=numbered, blocks=blocks, cuts=cuts)
 
     @property
     def trained_bytes(self) -> int:
         """Size of all trained parameters, whole [bytes]."""
-        return sum(one.num_bytes for one in self.parameters if one.is_trained)
+        return sum(parameter.num_bytes for parameter in self.parameters if parameter.is_trained)

@@ -116,7 +116,7 @@ def read_event(text: str | bytes) -> Event:
 
 
 def _misfit(name: str, value: JSON) -> str | None:
-    """What the field of an event should be, where it is not."""
+    """The expected type of an event's field that has another one; None where it is right."""
     if name in _COUNTS:
         return None if isinstance(value, int) and 0 <= value <= MOST else "a count"
     if name in _NUMBERS:
@@ -162,7 +162,7 @@ class StoredPiece:
     number: int = 0
 
     def key(self, name: str) -> str:
-        """What this block of the tensor `name` is called in its file."""
+        """The name of this block of the tensor `name` in its file."""
         return f"{name}#{self.number}" if self.number else name
 
 
@@ -177,7 +177,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointManifest:
-    """What a checkpoint holds; written last, so that a checkpoint without one does not exist.
+    """The contents of a checkpoint; written last, so that a checkpoint without one does not exist.
 
     Version 3 has a checksum; version 2 keeps an optimiser's state under the names of parameters, version 1 under their
     numbers.
@@ -192,9 +192,9 @@ class CheckpointManifest:
     skeleton: dict[str, JSON]
     """The optimiser's and the loop's state with tensors replaced by their names in the weight files."""
     layout: Layout = ONE_PROCESS
-    """Of the processes that wrote it."""
+    """The layout of the processes that wrote it."""
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
-    """Where each tensor lies that several processes wrote; of one process, `model.x` is in `model.safetensors`."""
+    """The location of each tensor that several processes wrote; one process writes `model.x` to `model.safetensors`."""
     checksum: str = ""
     """SHA-256 (hex) of everything above; "" in manifests of versions before 3."""
 
@@ -242,7 +242,7 @@ class CheckpointManifest:
 
 
 _NO_STATE = frozenset({"wall_s", "save_every_s", "save_s", "best"})
-"""What is kept with a state, and no part of it."""
+"""Entries that are kept with a state, and no part of it."""
 
 
 _SHA256 = re.compile("[0-9a-f]{64}")

@@ -55,7 +55,7 @@ class JobSpec:
         )
 
     def changes(self, before: JobSpec) -> tuple[str, ...]:
-        """What changed since `before`, one line each, for people: `parameter lr: 0.1 -> 0.2`, `function loss in a.py`.
+        """The changes since `before`, one line each, for people: `parameter lr: 0.1 -> 0.2`, `function loss in a.py`.
 
         Nothing where the digests are equal.
         """
@@ -99,7 +99,7 @@ class JobSpec:
 
 _ABSENT = "absent"
 _CONTENT = {
-    "entry_digest": "the text of the job file, or of a module beside it,",
+    "entry_digest": "the text of the job file, or of a module in its folder,",
     "data_fingerprint": "the content of the training data",
     "weights_digest": "the initial weights (the model, or the seed)",
 }

@@ -117,7 +117,7 @@ class LoadMeasurement:
     answered ones do where there is none. Requests that failed have no latency, and count as over every objective:
     `failures` says how many went wrong in which way. `held` says whether the objective is surely held, surely not, or
     neither, with 95 % confidence. `was_cut` says that measuring ended early because the objective
-    could no longer be held. `server_cpu_s` is the CPU time of the service meanwhile, where it is known.
+    could no longer be held. `server_cpu_s` is the service's CPU time during the measurement, where it is known.
     """
 
     schema: ClassVar[int] = 1
@@ -169,12 +169,12 @@ class SettingsTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class ServingLimit:
-    """What a model's service holds on this machine, and the settings that hold it.
+    """The rate that a model's service sustains on this machine, and the settings for it.
 
     `default` is the trial of the settings that a service has by default, `trials` has all in their order and
     `chosen` the best. `levels` are fresh measurements of the chosen settings at shares of the rate (0.5, 0.8 and 1).
-    `is_complete` says that the search ended by itself and not with its time, `others_cores` how many cores others kept
-    busy meanwhile, on average.
+    `is_complete` says that the search ended by itself and not with its time, `others_cores` how many cores other
+    programs kept busy, on average.
     """
 
     schema: ClassVar[int] = 1

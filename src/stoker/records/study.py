@@ -49,7 +49,7 @@ class Parameter:
         if not self.low < self.high:
             raise ValueError(f"{self.name}: the range from {self.low:g} to {self.high:g} is empty")
         if self.kind in ("log", "logint") and self.low <= 0:
-            raise ValueError(f"{self.name}: a logarithmic range lies above 0, got {self.low:g} to {self.high:g}")
+            raise ValueError(f"{self.name}: a logarithmic range must be above 0, got {self.low:g} to {self.high:g}")
         if self.kind in ("int", "logint") and not all(float(end).is_integer() for end in (self.low, self.high)):
             raise ValueError(f"{self.name}: wanted whole numbers, got {self.low:g} to {self.high:g}")
         self._require_step()
@@ -78,7 +78,7 @@ class Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class StudySettings:
-    """What a study is: what is tried, and by which rule; kept as `study.json` and the same whenever it goes on.
+    """The settings of a study: what is tried, and by which rule; kept as `study.json` and the same whenever it goes on.
 
     `fixed` are settings that every trial has. `first_samples` is where the first evaluation of a trial is, and
     `total_samples` where it ends [samples]. `storage` is a database's URL; empty where it is the study's own file.
@@ -140,7 +140,7 @@ class StudyTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTrial:
-    """What a configuration is expected to need; `problem` says why it could not be planned."""
+    """The forecast of a configuration; `problem` says why it could not be planned."""
 
     parameters: dict[str, JSON]
     total_s: Estimate | None = None
@@ -153,7 +153,7 @@ class PlannedTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyForecast:
-    """What a study will take, before its first trial.
+    """The forecast of a study before its first trial.
 
     `total_s`, `energy_kwh` and `cost_usd` have every trial trained to its end; `pruned_s` is what is left of the time
     if trials are pruned as `assumptions` say. `cost_usd` is what the device's model costs where it is rented out.

@@ -26,7 +26,7 @@ Phase = Literal["forward", "backward", "optimizer"]
 the optimiser, the average of weights)."""
 
 Category = Literal["parameter", "buffer", "gradient", "optimizer state", "average", "input", "activation", "temporary"]
-"""What a storage is for. An `activation` is made in a forward pass and outlives it; a `temporary` does not, or is made
+"""The use of a storage. An `activation` is made in a forward pass and outlives it; a `temporary` does not, or is made
 later and is neither a gradient nor state."""
 
 
@@ -110,7 +110,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Widened:
-    """What the whole model executes in place of an occurrence whose operation goes over tensors of many blocks."""
+    """The whole model's operation in place of an occurrence whose operation goes over tensors of many blocks."""
 
     occurrence: int
     operation: Operation
@@ -139,7 +139,7 @@ class Repetition:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSettings:
-    """What a trace depends on, besides the job.
+    """The settings of a trace, besides the job.
 
     `capability` is the compute capability of a CUDA target, such as `8.9`, and empty for a CPU: it decides which
     attention kernel runs. `parts` is 1, or 2 for an update of several micro-batches, whose second stands for all but
@@ -186,16 +186,16 @@ class Trace:
     is_fallback: bool = False
     took_s: float = 0.0
 
-    def where(self, one: Occurrence) -> str:
+    def where(self, occurrence: Occurrence) -> str:
         """Origin of an occurrence: the user's line, or the module if the line is Stoker's own."""
-        line = self.sources[one.source] if self.sources else ""
+        line = self.sources[occurrence.source] if self.sources else ""
         is_own = line.startswith("stoker/") and not line.startswith("stoker/zoo/")
-        return (self.modules[one.module] if self.modules else "") if is_own else line
+        return (self.modules[occurrence.module] if self.modules else "") if is_own else line
 
     @property
     def flops(self) -> int:
         """FLOPs of all occurrences."""
-        return sum(self.operations[one.operation].flops for one in self.occurrences)
+        return sum(self.operations[occurrence.operation].flops for occurrence in self.occurrences)
 
 
 class TraceItem(NamedTuple):
@@ -349,9 +349,9 @@ class _Relative:
 
     def of(self, item: TraceItem, block: int) -> tuple[object, ...]:
         if item.kind == "execution":
-            one = self.trace.occurrences[item.number]
-            name = renamed(self.trace.modules[one.module], self.module, block, 0)
-            return (one.operation, one.phase, one.part, one.source, name)
+            occurrence = self.trace.occurrences[item.number]
+            name = renamed(self.trace.modules[occurrence.module], self.module, block, 0)
+            return (occurrence.operation, occurrence.phase, occurrence.part, occurrence.source, name)
         if item.kind == "birth":
             storage, death = self.trace.storages[item.number], self.deaths.get(item.number)
             # What dies outside of the blocks does so at one occurrence, whichever block made it.
@@ -402,13 +402,13 @@ def _runs(trace: Trace, items: Sequence[TraceItem], repetition: Repetition) -> t
 
 
 def sweeps_of(
-    blocks: Sequence[int | None], traced: int, is_apart: Callable[[int], bool] = lambda _place: False
+    blocks: Sequence[int | None], traced: int, may_be_alone: Callable[[int], bool] = lambda _place: False
 ) -> tuple[int, ...]:
     """The sweep (from 0) that each of a sequence of runs belongs to; -1 for those of no block.
 
     A sweep goes through all blocks, from the first to the last or back. Where it turns around, one run is the end of a
-    sweep and the beginning of the next; it counts to the former. `is_apart` says of a run of the first or last block,
-    by its place, that it may stand alone.
+    sweep and the beginning of the next; it counts to the former. `may_be_alone` says for the place of a run of the
+    first or last block whether it need not be part of a sweep.
 
     Raises:
         NotPeriodic: the runs go through some of the blocks only.
@@ -429,7 +429,7 @@ def sweeps_of(
         if blocks[start : start + traced] in passes:
             sweeps[index : start + traced] = [number] * (start + traced - index)
             number, index = number + 1, start + traced
-        elif block in (0, traced - 1) and is_apart(index):
+        elif block in (0, traced - 1) and may_be_alone(index):
             index += 1
         else:
             raise NotPeriodic(f"runs of blocks {list(blocks[index : index + traced])} are not all {traced} in order")

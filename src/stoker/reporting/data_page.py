@@ -37,7 +37,7 @@ def render_data_page(
     """
     faults = sum(finding.gravity in {"corrupt", "fault"} for finding in check.findings)
     suspects = sum(finding.gravity == "suspect" for finding in check.findings)
-    splits = ", ".join(f"{one.num_samples:,} {one.name or 'in all'}" for one in check.splits)
+    splits = ", ".join(f"{split.num_samples:,} {split.name or 'in all'}" for split in check.splits)
     return pages.render(
         "data_check",
         layout=f"{layout}.html.j2",
@@ -74,27 +74,27 @@ def render_data_page(
 
 def _kinds(check: DataCheck) -> list[tuple[tuple[Gravity, Fault], list[Finding], int]]:
     """Each kind of finding, those of it to be shown (at even distances from the worst to the mildest), and how many."""
-    found = []
+    kinds = []
     for (gravity, fault), count in check.counts().items():
-        of_kind = [one for one in check.findings if (one.gravity, one.fault) == (gravity, fault)]
-        most = _MOST_CARDS if any(one.id for one in of_kind) else _MOST_ROWS
+        of_kind = [finding for finding in check.findings if (finding.gravity, finding.fault) == (gravity, fault)]
+        most = _MOST_CARDS if any(finding.id for finding in of_kind) else _MOST_ROWS
         step = max(1.0, len(of_kind) / most)
-        found.append(((gravity, fault), [of_kind[int(place * step)] for place in range(min(most, count))], count))
-    return found
+        kinds.append(((gravity, fault), [of_kind[int(place * step)] for place in range(min(most, count))], count))
+    return kinds
 
 
 def _column_rows(check: DataCheck) -> list[tuple[str, ...]]:
-    """What is known of each column, in the first split, which is the one that trains."""
+    """Statistics of each column, in the first split, which is the one that trains."""
     return [
         (
-            one.name,
-            one.kind,
-            f"{one.missing / max(1, one.num_rows):.2%}",
-            f"{'≥ ' if one.is_distinct_capped else ''}{one.distinct:,}",
-            "" if one.median is None else f"{one.median:g}",
-            " · ".join(one.examples),
+            column.name,
+            column.kind,
+            f"{column.missing / max(1, column.num_rows):.2%}",
+            f"{'≥ ' if column.is_distinct_capped else ''}{column.distinct:,}",
+            "" if column.median is None else f"{column.median:g}",
+            " · ".join(column.examples),
         )
-        for one in check.columns
+        for column in check.columns
     ]
 
 
@@ -124,7 +124,7 @@ FAULTS: dict[Fault, tuple[str, str]] = {
     "mixed-types": ("mixed types", "a value of another type than its column's, or a column of several"),
     "outlier": ("outlier", "a number far from the median of its column"),
     "out-of-vocabulary": ("out of vocabulary", "a category that training never has"),
-    "target-leak": ("target leak", "a column that tells the target"),
+    "target-leak": ("target leak", "a column that gives the target away"),
     "empty-text": ("empty text", "nothing to read"),
     "encoding": ("encoding", "text that was not decoded as it was encoded"),
 }

@@ -155,7 +155,7 @@ def waiting(what: str, console: Console) -> Iterator[None]:
 
 
 class _Clocked:
-    """What is being done, each time it is drawn."""
+    """The current activity, each time it is drawn."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -263,8 +263,8 @@ def choose_display(
     """
     if as_json:
         return JsonDisplay(stdout)
-    if console is None and (found := notebook_display()) is not None:
-        return found
+    if console is None and (notebook := notebook_display()) is not None:
+        return notebook
     console = Console(stderr=True) if console is None else console
     if subject == "study" or not console.is_terminal or console.is_dumb_terminal:
         return PlainDisplay(cast("TextIO", console.file), looks=True)
@@ -359,7 +359,7 @@ class NotebookDisplay(Display[Event]):
         self._show(_page(self._snapshot, self._lines))
 
     def close(self) -> None:
-        """What was shown last stays."""
+        """Nothing is left to do: the last output stays."""
 
 
 def notebook_display() -> NotebookDisplay | None:

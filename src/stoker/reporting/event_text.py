@@ -80,10 +80,10 @@ def _position(event: Event) -> str:
 def _planned(event: Event) -> str:
     plan, forecast = planned_plan(event), planned_forecast(event)
     took = finite(event, "took_s")
-    words = plan.in_words() if plan else text(event, "plan")
+    described = plan.in_words() if plan else text(event, "plan")
     if event.fields.get("is_settled") is False:
-        return f"begins at once under {words}; how long it takes is not known yet"
-    line = f"planned{f' in {format_seconds(took)}' if took is not None else ''}: {words}"
+        return f"begins at once under {described}; how long it takes is not known yet"
+    line = f"planned{f' in {format_seconds(took)}' if took is not None else ''}: {described}"
     if forecast is None:
         return line
     total = forecast.total_s
@@ -207,7 +207,7 @@ def _logged(event: Event) -> str:
     for kind in ("images", "texts"):
         entries = event.fields.get(kind)
         shown = entries if isinstance(entries, list) else ()
-        names += [str(one.get("name")) for one in shown if isinstance(one, Mapping)]
+        names += [str(entry.get("name")) for entry in shown if isinstance(entry, Mapping)]
     return f"logged up to {_position(event)} samples: {', '.join(dict.fromkeys(names)) or 'nothing'}"
 
 
@@ -242,21 +242,21 @@ _DESCRIPTIONS: dict[str, Callable[[Event], str]] = {
 }
 
 
-def advice(found: Bottleneck) -> str:
+def advice(bottleneck: Bottleneck) -> str:
     """The change that would help most, and by how much: `Evaluate half as often: …; saves about 12 % …`."""
-    return found.advice if found.gain is None else f"{found.advice} {format_gain(found.gain)}"
+    return bottleneck.advice if bottleneck.gain is None else f"{bottleneck.advice} {format_gain(bottleneck.gain)}"
 
 
-def verdict_lines(found: Bottleneck) -> list[str]:
+def verdict_lines(bottleneck: Bottleneck) -> list[str]:
     """The verdict for the terminal: the sentence with its utilisation, what would help, and what cannot be true."""
-    used = f" MFU {100 * found.mfu:.0f} % of the measured ceiling." if found.mfu is not None else ""
-    return [f"{found.sentence}{used}", advice(found), *found.problems]
+    used = f" MFU {100 * bottleneck.mfu:.0f} % of the measured ceiling." if bottleneck.mfu is not None else ""
+    return [f"{bottleneck.sentence}{used}", advice(bottleneck), *bottleneck.problems]
 
 
 def closing_lines(finished: Event) -> list[str]:
-    """What a `finished` event says of the verdict and of a profile, for the terminal."""
-    found, profile = finished.fields.get("bottleneck"), finished.fields.get("profile")
-    lines = verdict_lines(from_json(found, Bottleneck)) if isinstance(found, Mapping) else []
+    """The lines on the verdict and the profile of a `finished` event, for the terminal."""
+    bottleneck, profile = finished.fields.get("bottleneck"), finished.fields.get("profile")
+    lines = verdict_lines(from_json(bottleneck, Bottleneck)) if isinstance(bottleneck, Mapping) else []
     if isinstance(profile, Mapping) and isinstance(profile.get("files"), Mapping):
         lines += file_lines(profile["files"], str(profile.get("folder", "")))
     return lines
@@ -325,7 +325,7 @@ def _forecast_lines(fields: dict[str, Any]) -> list[str]:
     for name, what in (("energy_kwh", "energy"), ("cost_usd", "rent of such a device")):
         if (estimate := _estimate(fields[name])) is not None:
             lines.append(f"  {what}: about {format_count(float(f'{estimate.value:.2g}'))} {estimate.unit}")
-    lines += [f"  {_planned_trial(from_json(one, PlannedTrial))}" for one in fields["planned"]]
+    lines += [f"  {_planned_trial(from_json(trial, PlannedTrial))}" for trial in fields["planned"]]
     return lines + [f"  assumed: {line}" for line in fields["assumptions"]]
 
 
@@ -347,7 +347,7 @@ def exact_setting(value: JSON) -> str:
 
 
 def describe_prediction_event(event: PredictionEvent) -> str:
-    """What happened, in words."""
+    """A sentence on the event."""
     fields = event.fields
     match event.kind:
         case "started":

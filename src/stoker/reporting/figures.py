@@ -123,7 +123,7 @@ def as_chart(key: str, title: str, words: str, figure: Any, *, has_legend: bool 
 
 
 COLOURS = ("blue", "ember", "teal", "violet", "amber", "good", "bad", "grey")
-"""Of curves that share a figure, in this order."""
+"""Colours of curves that share a figure, in this order."""
 
 
 def plot_report(report: Report) -> Any:
@@ -152,13 +152,13 @@ def series(events: Sequence[Event], field: str, *, over: str = "samples") -> lis
 
 def evaluated(events: Sequence[Event]) -> dict[tuple[str, str], list[Point]]:
     """By (split, measure) all that was measured, over samples; what is measured by class is left out."""
-    found: dict[tuple[str, str], list[Point]] = {}
+    points: dict[tuple[str, str], list[Point]] = {}
     for event in of_kind(events, "evaluated"):
         samples = finite(event, "samples")
         for name, value in evaluation_metrics(event).items():
             if samples is not None and math.isfinite(value) and not is_of_class(name):
-                found.setdefault((text(event, "split", "valid"), name), []).append((samples, value))
-    return found
+                points.setdefault((text(event, "split", "valid"), name), []).append((samples, value))
+    return points
 
 
 def curves(report: Report) -> dict[str, list[Point]]:

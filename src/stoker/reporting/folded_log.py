@@ -1,6 +1,6 @@
 """A run's events, folded as they come: columns of progress, evaluations, what was logged, and what happened.
 
-A `resumed` event drops what lies beyond its position, as `reporting.history.live_history` does. Progress is kept twice:
+A `resumed` event drops everything after its position, as `reporting.history.live_history` does. Progress is kept twice:
 as columns for charts, and in at most `2 * _MOST_SEGMENTS` events that stand for their neighbours with the same sums, so
 that a report made of them shows the same times and rates.
 """
@@ -35,7 +35,7 @@ COLUMNS = (
     "data_s",
     "split_s",
 )
-"""Of progress: `data_s` is the time waited for data, `split_s` all of the time that the event stands for."""
+"""Columns of progress: `data_s` is the time waited for data, `split_s` all of the time that the event covers."""
 _SAMPLES, _RATE = COLUMNS.index("samples"), COLUMNS.index("samples_per_s")
 
 _MOST_SEGMENTS = 256
@@ -123,7 +123,7 @@ class Medium:
 
 
 class FoldedLog:
-    """What a run's events come to.
+    """A run's events, folded.
 
     Attributes:
         progress: a row of `COLUMNS` for each progress event.
@@ -172,22 +172,22 @@ class FoldedLog:
     def _latest(self) -> float:
         return float(self.progress.rows[-1, _SAMPLES]) if self.progress.length else -math.inf
 
-    def _take_progress(self, at: float, fields: Mapping[str, JSON], row: list[float]) -> None:
-        """Of a progress event what is kept besides its row; called for every line of a long log."""
-        self._append_segment(at, fields, row)
+    def _take_progress(self, wall_time: float, fields: Mapping[str, JSON], row: list[float]) -> None:
+        """Keep what a progress event has besides its row; called for every line of a long log."""
+        self._append_segment(wall_time, fields, row)
         if isinstance(rates := fields.get("lrs"), list):
             self.rates += [Table(2) for _ in range(len(self.rates), min(len(rates), _MOST_GROUPS))]
             for table, rate in zip(self.rates, rates, strict=False):
                 table.extend(np.array([[row[_SAMPLES], _number(rate)]]))
 
-    def _append_segment(self, at: float, fields: Mapping[str, JSON], row: list[float]) -> None:
+    def _append_segment(self, wall_time: float, fields: Mapping[str, JSON], row: list[float]) -> None:
         """Take a progress event into the last segment, or begin another."""
         last = self._history[-1] if self._history else None
         if not isinstance(last, _Segment) or last.count >= self._per_segment:
-            last = _Segment(fields, at, count=0)
+            last = _Segment(fields, wall_time, count=0)
             self._history.append(last)
             self._num_segments += 1
-        last.event, last.at = fields, at
+        last.event, last.at = fields, wall_time
         last.count += 1
         split = fields.get("split_s")
         if isinstance(split, dict) and len(split) < 32:
@@ -246,7 +246,7 @@ class FoldedLog:
             del self._history[_FIRST_KEPT : _FIRST_KEPT + _LAST_KEPT]
 
     def _go_back(self, position: float) -> None:
-        """Drop what lies beyond a position [samples], as a run does that goes on from there."""
+        """Drop everything after a position [samples], as a run does that resumes there."""
         split_s = COLUMNS.index("split_s")
         self.superseded_s += float(np.nansum(self.progress.drop_beyond(position)[:, split_s]))
         for points in self.evaluations.values():
@@ -254,9 +254,9 @@ class FoldedLog:
                 points.pop()
         for table in (*self.scalars.values(), *self.rates):
             table.drop_beyond(position)
-        self.best = [one for one in self.best if one[0] <= position]
-        self.images = [one for one in self.images if one.samples <= position]
-        self.texts = [one for one in self.texts if one.samples <= position]
+        self.best = [point for point in self.best if point[0] <= position]
+        self.images = [image for image in self.images if image.samples <= position]
+        self.texts = [text for text in self.texts if text.samples <= position]
 
     def _take_evaluation(self, event: Event, position: float) -> None:
         split, metrics = str(event.fields.get("split", "valid"))[:80], event.fields.get("metrics")
@@ -312,7 +312,7 @@ class FoldedLog:
 _NUMBERS = ("loss", "lr", "grad_norm", "samples_per_s", "resident_bytes", "allocated_bytes")
 
 
-def row_of(at: float, fields: Mapping[str, JSON]) -> list[float]:
+def row_of(wall_time: float, fields: Mapping[str, JSON]) -> list[float]:
     """A row of `COLUMNS`; NaN for what is missing or no number."""
     split = fields.get("split_s")
     data_s = split_s = 0.0
@@ -322,7 +322,12 @@ def row_of(at: float, fields: Mapping[str, JSON]) -> list[float]:
                 split_s += seconds
                 if phase == "data":
                     data_s = seconds
-    row = [_number(fields.get("samples")), _number(fields.get("updates")), _number(at), _number(fields.get("wall_s"))]
+    row = [
+        _number(fields.get("samples")),
+        _number(fields.get("updates")),
+        _number(wall_time),
+        _number(fields.get("wall_s")),
+    ]
     row += [_number(fields.get(name)) for name in _NUMBERS]
     return [*row, data_s, split_s]
 
@@ -330,8 +335,8 @@ def row_of(at: float, fields: Mapping[str, JSON]) -> list[float]:
 def _number(value: JSON) -> float:
     if type(value) is float:
         return value
-    found = as_number(value)
-    return math.nan if found is None else found
+    number = as_number(value)
+    return math.nan if number is None else number
 
 
 Column = list[float | None]

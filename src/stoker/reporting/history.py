@@ -95,8 +95,8 @@ def numbers(value: JSON) -> dict[str, float]:
     """The numeric members of a JSON object; empty if it is no object."""
     if not isinstance(value, Mapping):
         return {}
-    found = {str(name): as_number(item) for name, item in value.items()}
-    return {name: item for name, item in found.items() if item is not None}
+    result = {str(name): as_number(item) for name, item in value.items()}
+    return {name: item for name, item in result.items() if item is not None}
 
 
 def evaluation_metrics(event: Event) -> dict[str, float]:
@@ -142,7 +142,7 @@ def plans_in_force(report: Report) -> tuple[PlanStretch, ...]:
         return ()
     schedule = report.schedule
     if schedule is None or not schedule.switches:
-        starts = [(position, plan, False) for position, plan in _changes_told(report, report.decision.chosen.plan)]
+        starts = [(position, plan, False) for position, plan in _plan_changes(report, report.decision.chosen.plan)]
     else:
         starts = [(0.0, schedule.began, False)] if schedule.switches[0].update else []
         for switch in schedule.switches:
@@ -180,7 +180,7 @@ def since_settled(report: Report) -> tuple[Event, ...]:
     return tuple(found) if of_kind(found, "progress") else events
 
 
-def _changes_told(report: Report, planned: Plan) -> list[tuple[float, Plan]]:
+def _plan_changes(report: Report, planned: Plan) -> list[tuple[float, Plan]]:
     """From which sample on each plan held, by the events of a run that kept no schedule.
 
     A run that goes back to a checkpoint trains on from there under the plan in force, so a later change supersedes

@@ -12,18 +12,18 @@ def launch_words(launch: Launch, events: Iterable[Event]) -> str:
     """Place, wait, restarts and cost on one line: `ssh:box · waited 15.7 s · $1.50, forecast $2.00`."""
     queue_s, _ = launch_waits(launch, events)
     restarts = sum(state.phase in ("requeued", "preempted", "lost") for state in launch.states)
-    words = [launch.place]
+    parts = [launch.place]
     if queue_s is not None:
-        words.append(f"waited {format_seconds(queue_s)}")
+        parts.append(f"waited {format_seconds(queue_s)}")
     if restarts:
-        words.append(f"interrupted {restarts} {'time' if restarts == 1 else 'times'}")
+        parts.append(f"interrupted {restarts} {'time' if restarts == 1 else 'times'}")
     if launch.continued_here_at:
-        words.append("then here")
+        parts.append("then here")
     if launch.commit:
-        words.append(f"commit {launch.commit[:12]}{' with changes' if launch.has_changes else ''}")
+        parts.append(f"commit {launch.commit[:12]}{' with changes' if launch.has_changes else ''}")
     if cost := spent_words(launch, launch.spent):
-        words.append(cost)
-    return " · ".join(words)
+        parts.append(cost)
+    return " · ".join(parts)
 
 
 def launch_waits(launch: Launch, events: Iterable[Event]) -> tuple[float | None, float | None]:
@@ -33,7 +33,11 @@ def launch_waits(launch: Launch, events: Iterable[Event]) -> tuple[float | None,
         return None, None
     seen = [state.at_s for state in launch.states if state.phase in ("starting", "running")]
     moments = [event for event in events if event.at >= submitted_s]  # earlier ones are of an earlier launch
-    starts = [at for at in (*seen, *(event.at for event in moments[:1])) if at is not None and at >= submitted_s]
+    starts = [
+        moment
+        for moment in (*seen, *(event.at for event in moments[:1]))
+        if moment is not None and moment >= submitted_s
+    ]
     if not starts:
         return None, None
     start = min(starts)
@@ -42,7 +46,7 @@ def launch_waits(launch: Launch, events: Iterable[Event]) -> tuple[float | None,
 
 
 def spent_words(launch: Launch, spent: float | None) -> str:
-    """What a run elsewhere has cost, against its forecast and its limit; "" where nothing is charged or known.
+    """The cost of a run elsewhere, with its forecast and its limit; "" where nothing is charged or known.
 
     >>> launch = Launch(run="a", place="ssh:b", kind="ssh", handle={}, identity="", code_digest="",
     ...     environment_digest="", arguments=(), submitted_at="", price_per_h=2.0, max_cost=5.0, forecast_s=3600)
@@ -51,9 +55,9 @@ def spent_words(launch: Launch, spent: float | None) -> str:
     """
     if spent is None or not launch.price_per_h:
         return ""
-    words = [format_money(spent)]
+    parts = [format_money(spent)]
     if launch.forecast_s is not None:
-        words.append(f"forecast {format_money(launch.price_per_h * launch.forecast_s / 3600)}")
+        parts.append(f"forecast {format_money(launch.price_per_h * launch.forecast_s / 3600)}")
     if launch.max_cost is not None:
-        words.append(f"at most {format_money(launch.max_cost)}")
-    return ", ".join(words)
+        parts.append(f"at most {format_money(launch.max_cost)}")
+    return ", ".join(parts)

@@ -136,7 +136,7 @@ def render_with_scripts(
 
 @functools.cache
 def _policy(scripts: tuple[Markup, ...], more: str) -> str:
-    """What a page may do: run these scripts and no other, draw with styles in it, show images in it."""
+    """The content security policy of a page: it runs these scripts alone, and draws with its own styles and images."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
     return (
@@ -183,8 +183,8 @@ def compact_json(value: JSON, figures: int = 17) -> str:
                 return None
             return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.{figures}g}")
         if isinstance(value, list | tuple):
-            return [rounded(one) for one in value]
-        return {name: rounded(one) for name, one in value.items()} if isinstance(value, dict) else value
+            return [rounded(item) for item in value]
+        return {name: rounded(item) for name, item in value.items()} if isinstance(value, dict) else value
 
     return json.dumps(rounded(value), separators=(",", ":"))
 

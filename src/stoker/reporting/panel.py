@@ -54,7 +54,7 @@ _MOST_POINTS = 512
 
 @dataclass(frozen=True, kw_only=True)
 class RunSnapshot:
-    """What is known of a run after some events; times in seconds, `at` and `saved_at` since 1970, memory in bytes.
+    """The state of a run after some events; times in seconds, `at` and `saved_at` since 1970, memory in bytes.
 
     `num_train` is the number of samples in an epoch; `best` and `best_samples` are the metrics and the position of the
     best evaluation so far; `split_s` sums what this process spent; before training `at` is when the current stage began
@@ -215,7 +215,7 @@ def _unchanged(_: RunSnapshot, __: Event) -> dict[str, Any]:
 
 
 def _noted(_: RunSnapshot, event: Event) -> dict[str, Any]:
-    """Of a run elsewhere, notes tell its phase there."""
+    """The phase of a run elsewhere, from its notes."""
     phase = text(event, "phase")
     if phase not in _WAITING:
         return {}
@@ -319,8 +319,8 @@ def frame(now: RunSnapshot, clock_s: float) -> RenderableType:
     doing = activity.in_words()
     if now.phase == "planning":
         since = f" ({_whole_seconds(clock_s - now.at)})" if now.at else ""
-        words = now.waiting or doing or f"{'preparing the first batch' if now.plan else 'planning'}{since}"
-        body.append(Spinner("dots", text=Text(words), style=EMBER))
+        phase = now.waiting or doing or f"{'preparing the first batch' if now.plan else 'planning'}{since}"
+        body.append(Spinner("dots", text=Text(phase), style=EMBER))
     else:
         progress = Table.grid(padding=(0, 2, 0, 0), expand=True)
         progress.add_column(ratio=1)
@@ -358,7 +358,7 @@ def trying_words(now: RunSnapshot) -> str:
 
 
 def permanent_lines(event: Event) -> list[RenderableType]:
-    """What stays readable above the panel: the plan, the start, resumes, evaluations, warnings; else nothing."""
+    """Lines that stay above the panel: the plan, the start, resumes, evaluations, warnings; else nothing."""
     if event.kind == "planned":
         plan, forecast = planned_plan(event), planned_forecast(event)
         lines = [Text(plan.in_words() if plan else text(event, "plan"), style="bold")]
@@ -403,7 +403,7 @@ def _evaluation(event: Event) -> Text:
 
 
 def closing(now: RunSnapshot) -> RenderableType:
-    """What remains on the terminal when the run has ended or was stopped."""
+    """The lines that remain on the terminal when the run has ended or was stopped."""
     if now.phase == "stopped":
         where = f" at {format_samples(now.samples)} samples" if now.samples else ""
         lines = [Text.assemble(("■ ", "yellow"), f"stopped{where}: {now.reason}")]

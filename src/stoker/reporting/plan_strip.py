@@ -19,7 +19,7 @@ from stoker.reporting.summary import training_speed
 from stoker.reporting.wording import plan_in_difference
 
 WIDTH = 300.0
-"""Of a strip [pixels]."""
+"""Width of a strip [pixels]."""
 
 _TRIALS_WIDTH = 0.6
 """Least share of a strip for the samples in which plans were tried, which are few of the run's [0 to 1]."""
@@ -64,7 +64,7 @@ def plan_strip(report: Report) -> PlanStrip | None:
         return None
     total = max(float(samples_done(report)), stretches[-1].start, 1.0)
     ends = [*(stretch.start for stretch in stretches[1:]), total]
-    tried = max((end for one, end in zip(stretches, ends, strict=True) if one.is_trial), default=0.0)
+    tried = max((end for stretch, end in zip(stretches, ends, strict=True) if stretch.is_trial), default=0.0)
     split = WIDTH if tried >= total else WIDTH * max(_TRIALS_WIDTH, tried / total) if tried else 0.0
 
     def x(position: float) -> float:
@@ -72,7 +72,7 @@ def plan_strip(report: Report) -> PlanStrip | None:
             return split * position / tried if tried else 0.0
         return split + (WIDTH - split) * (position - tried) / (total - tried)
 
-    times, mostly = _update_times(report, stretches), max(stretches, key=lambda one: one.share).plan
+    times, mostly = _update_times(report, stretches), max(stretches, key=lambda stretch: stretch.share).plan
     settled = settled_switch(report)
     kept = stretches[-1].plan.in_words() if settled is None else settled.plan.in_words()
     remarks, reference = dict(_remarks(report, stretches)), times.get(kept)
@@ -103,11 +103,11 @@ def _update_times(report: Report, stretches: tuple[PlanStretch, ...]) -> dict[st
     inside: dict[str, list[Event]] = {}
     for event in of_kind(events, "progress"):
         position = number(event, "samples") or 0.0
-        under = [one for one in stretches if one.start <= before][-1:]
-        if under and not any(before < one.start < position for one in stretches):
+        under = [stretch for stretch in stretches if stretch.start <= before][-1:]
+        if under and not any(before < stretch.start < position for stretch in stretches):
             inside.setdefault(under[0].plan.in_words(), []).append(event)
         before = position
-    times = {words: training_speed([*started, *found])[0] for words, found in inside.items()}
+    times = {words: training_speed([*started, *medians])[0] for words, medians in inside.items()}
     for settled in of_kind(events, "settled"):
         for timed in settled.fields.get("timed") or ():
             times[from_json(timed["plan"], Plan).in_words()] = float(timed["update_s"])
@@ -118,7 +118,7 @@ def _remarks(report: Report, stretches: tuple[PlanStretch, ...]) -> Iterator[tup
     """(plan, why it stands here), the most important last: begun under, changed to, left out, settled on."""
     yield stretches[0].plan.in_words(), "begun under"
     switches = report.schedule.switches if report.schedule is not None else ()
-    for switch in sorted(switches, key=lambda one: ("trial", "changed", "left out", "settled").index(one.kind)):
+    for switch in sorted(switches, key=lambda stretch: ("trial", "changed", "left out", "settled").index(stretch.kind)):
         words = (switch.left_out or switch.plan).in_words()
         if switch.left_out is not None:
             yield words, f"left out: {switch.why.removeprefix(f'{words} is left out: ')}"

@@ -39,8 +39,10 @@ _IN_A_ROW = 3
 
 def shown_stretch(report: Report) -> MergedRanks | None:
     """The longest stretch of the run that several processes trained together; None if there is none."""
-    found = [one for one in map(merged, stretches(report.ranks)) if one is not None]
-    return max(found, key=lambda one: one.ranks[0].times.updates, default=None)
+    merged_stretches = [
+        merged_ranks for merged_ranks in map(merged, stretches(report.ranks)) if merged_ranks is not None
+    ]
+    return max(merged_stretches, key=lambda stretch: stretch.ranks[0].times.updates, default=None)
 
 
 def rank_lines(report: Report) -> list[str]:
@@ -49,20 +51,20 @@ def rank_lines(report: Report) -> list[str]:
     return [] if found is None else [found.sentence(), efficiency(found, report)]
 
 
-def efficiency(found: MergedRanks, report: Report) -> str:
+def efficiency(merged_ranks: MergedRanks, report: Report) -> str:
     """How much of their time processes do work of their own, and how many times one process's rate they reach."""
-    words = f"Processes do work of their own {100 * found.busy:.0f} % of the training time."
+    text = f"Processes do work of their own {100 * merged_ranks.busy:.0f} % of the training time."
     rate = next((row.measured for row in forecast_rows(report) if row.quantity == "throughput"), None)
     alone = _alone(report)
     if rate is None or alone is None or report.decision is None or not alone.forecast.samples_per_s.value:
-        return words
+        return text
     one, threads = alone.forecast.samples_per_s, alone.plan.threads
     times = rate / one.value
-    words += f" The {found.size} of them train {format_rate(rate)}, {times:.2f} times what is forecast for"
+    text += f" The {merged_ranks.size} of them train {format_rate(rate)}, {times:.2f} times what is forecast for"
     known = f"({format_rate(one.value)}, {one.basis})"
     if alone.plan.device == "cpu" and threads != report.decision.chosen.plan.threads:
-        return f"{words} one with {threads} threads {known}."
-    return f"{words} one {known}: a scaling efficiency of {100 * times / found.size:.0f} %."
+        return f"{text} one with {threads} threads {known}."
+    return f"{text} one {known}: a scaling efficiency of {100 * times / merged_ranks.size:.0f} %."
 
 
 def _alone(report: Report) -> Candidate | None:
@@ -70,17 +72,21 @@ def _alone(report: Report) -> Candidate | None:
     if report.decision is None:
         return None
     kind = _kind(report.decision.chosen)
-    ones = [one for one in report.decision.candidates if one.plan.layout.world_size == 1 and _kind(one) == kind]
-    return max(ones, key=lambda one: one.forecast.samples_per_s.value, default=None)
+    ones = [
+        candidate
+        for candidate in report.decision.candidates
+        if candidate.plan.layout.world_size == 1 and _kind(candidate) == kind
+    ]
+    return max(ones, key=lambda candidate: candidate.forecast.samples_per_s.value, default=None)
 
 
 def _kind(candidate: Candidate) -> str:
     return candidate.plan.device.split(":")[0]
 
 
-def mean_split(found: MergedRanks) -> list[BarSegment]:
+def mean_split(merged_ranks: MergedRanks) -> list[BarSegment]:
     """The parts of training, as the mean over processes; the legend of the pictures too."""
-    seconds = {part: fmean(one.parts_s.get(part, 0.0) for one in found.ranks) for part in LABELS}
+    seconds = {part: fmean(rank.parts_s.get(part, 0.0) for rank in merged_ranks.ranks) for part in LABELS}
     whole = sum(seconds.values()) or 1.0
     return [
         BarSegment(label, LANE_COLOURS[part], seconds[part], seconds[part] / whole)
@@ -89,13 +95,13 @@ def mean_split(found: MergedRanks) -> list[BarSegment]:
     ]
 
 
-def lane_pictures(found: MergedRanks) -> list[LanePicture]:
+def lane_pictures(merged_ranks: MergedRanks) -> list[LanePicture]:
     """A few updates in a row, and the one in which the others waited longest for the slowest."""
     drawn: list[LanePicture] = []
-    if row := _in_a_row(found.updates):
+    if row := _in_a_row(merged_ranks.updates):
         first, last = row[0].update + 1, row[-1].update + 1
         drawn.append(lane_picture(f"Updates {first} to {last}" if last > first else f"Update {first}", row))
-    longest = max(found.regular, key=lambda one: one.waiting_s, default=None)
+    longest = max(merged_ranks.regular, key=lambda update: update.waiting_s, default=None)
     if longest is not None and longest not in row:
         title = f"Update {longest.update + 1}, with the longest wait of those looked at: for rank {longest.slowest}"
         drawn.append(lane_picture(title, [longest]))
@@ -112,27 +118,27 @@ def _in_a_row(updates: Sequence[MergedUpdate]) -> Sequence[MergedUpdate]:
     return ()
 
 
-def shown_ranks(found: MergedRanks) -> Sequence[RankTotals]:
+def shown_ranks(merged_ranks: MergedRanks) -> Sequence[RankTotals]:
     """The rows of the table: each process, those that are slowest most often first where there are too many."""
-    if len(found.ranks) <= _MOST_ROWS:
-        return found.ranks
-    return sorted(found.ranks, key=lambda one: -one.slowest_in)[:_MOST_ROWS]
+    if len(merged_ranks.ranks) <= _MOST_ROWS:
+        return merged_ranks.ranks
+    return sorted(merged_ranks.ranks, key=lambda rank: -rank.slowest_in)[:_MOST_ROWS]
 
 
-def rank_notes(found: MergedRanks, report: Report) -> list[str]:
-    """What has to be known to read the section."""
-    first, last = found.ranks[0].times.first_update, found.ranks[0].times.updates
+def rank_notes(merged_ranks: MergedRanks, report: Report) -> list[str]:
+    """Notes that explain the section."""
+    first, last = merged_ranks.ranks[0].times.first_update, merged_ranks.ranks[0].times.updates
     met = stretches(report.ranks)
     lines = []
     if len(met) > 1:
         lines.append(
             f"Processes met {len(met)} times, since some were lost or came; shown is the longest stretch, "
-            f"{found.size} processes from update {first + 1} to {first + last}."
+            f"{merged_ranks.size} processes from update {first + 1} to {first + last}."
         )
     lines.append(
         f"Shares are of training time, evaluations and checkpoints left out; who was the slowest is counted over "
-        f"{len(found.regular):,} updates that all processes kept in full. Where passes communicate within, a lane "
-        "shows all of that after its own work."
+        f"{len(merged_ranks.regular):,} updates that all processes kept in full. Where passes communicate within, a "
+        "lane shows all of that after its own work."
     )
     plan = None if report.decision is None else report.decision.chosen.plan
     if plan is not None:
@@ -140,13 +146,13 @@ def rank_notes(found: MergedRanks, report: Report) -> list[str]:
         lines += [axis.report_note for axis in all_axes() if axis.name in names and axis.report_note]
     if plan is not None and plan.device != "cpu" and not plan.layout.is_replicated:
         lines.append("On a GPU, communication within passes counts as compute here; a profile separates them.")
-    if (doubt := max(one.times.uncertainty_s for one in found.ranks)) > 0:
+    if (doubt := max(rank.times.uncertainty_s for rank in merged_ranks.ranks)) > 0:
         lines.append(
             f"Clocks of different hosts agree to {format_seconds(doubt)} at the start: lanes may be shifted by that, "
             "waiting times do not depend on it."
         )
-    if len(found.ranks) > _MOST_ROWS:
-        lines.append(f"{len(found.ranks) - _MOST_ROWS} processes that were slowest less often are left out.")
+    if len(merged_ranks.ranks) > _MOST_ROWS:
+        lines.append(f"{len(merged_ranks.ranks) - _MOST_ROWS} processes that were slowest less often are left out.")
     return lines
 
 
@@ -168,7 +174,7 @@ class Lane:
 
     @property
     def parts(self) -> tuple[tuple[str, float], ...]:
-        """What it did, in order, and for how long."""
+        """The parts of its time in order [s]."""
         return (
             ("data", self.data_s),
             ("compute", self.compute_s),
@@ -249,7 +255,7 @@ class MergedRanks:
     @property
     def busy(self) -> float:
         """Mean share of the training time that processes spent on work of their own [0 to 1]."""
-        return fmean(one.busy for one in self.ranks)
+        return fmean(rank.busy for rank in self.ranks)
 
     @property
     def regular(self) -> tuple[MergedUpdate, ...]:
@@ -259,7 +265,7 @@ class MergedRanks:
     @property
     def slowest(self) -> RankTotals:
         """The process that the others waited for most often."""
-        return max(self.ranks, key=lambda one: one.slowest_in)
+        return max(self.ranks, key=lambda rank: rank.slowest_in)
 
     def sentence(self) -> str:
         """Whether a process holds the others up, which one, and what communication costs.
@@ -268,15 +274,15 @@ class MergedRanks:
         """
         if not self.updates:
             return f"{self.size} processes trained together; of no update all of them kept their times."
-        waiting, exposed = (fmean(one.fraction(part) for one in self.ranks) for part in ("waiting", "exposed"))
+        waiting, exposed = (fmean(update.fraction(part) for update in self.ranks) for part in ("waiting", "exposed"))
         talk = f"Communication that compute does not hide takes {100 * exposed:.0f} % of the training time."
         if waiting < _LITTLE:
             return f"No process holds the others up: they wait {100 * waiting:.1g} % of the time. {talk}"
         slowest = self.slowest
         share = f"in {100 * slowest.slowest_in:.0f} % of the updates"
         if slowest.slowest_in >= _OFTEN:
-            its = [one for one in self.regular if one.slowest == slowest.times.rank]
-            wait, whole = fmean(one.waiting_s for one in its), fmean(one.took_s for one in its)
+            its = [update for update in self.regular if update.slowest == slowest.times.rank]
+            wait, whole = fmean(update.waiting_s for update in its), fmean(update.took_s for update in its)
             held = f"the others wait {format_seconds(wait)} ({100 * wait / whole:.0f} %) for it"
             return f"Rank {slowest.times.rank} is the slowest {share}: {held}. {talk}"
         return (
@@ -286,50 +292,52 @@ class MergedRanks:
 
 
 def stretches(ranks: Sequence[RankTimes]) -> tuple[tuple[RankTimes, ...], ...]:
-    """What processes noted, by meeting, in the order in which they met; within each by rank."""
+    """The records of processes by rendezvous, in order; within each by rank."""
     meetings: dict[float, list[RankTimes]] = {}
-    for one in ranks:
-        meetings.setdefault(one.began_at, []).append(one)
-    return tuple(tuple(sorted(meetings[at], key=lambda one: one.rank)) for at in sorted(meetings))
+    for times in ranks:
+        meetings.setdefault(times.began_at, []).append(times)
+    return tuple(tuple(sorted(meetings[at], key=lambda times: times.rank)) for at in sorted(meetings))
 
 
 def merged(stretch: Sequence[RankTimes]) -> MergedRanks | None:
     """One stretch put together; None for a process that was alone, or where not all have left their times."""
     if len(stretch) < 2 or len(stretch) != stretch[0].size:
         return None
-    places = [{update: place for place, update in enumerate(one.sample.update)} for one in stretch]
+    places = [{update: place for place, update in enumerate(times.sample.update)} for times in stretch]
     common = [update for update in stretch[0].sample.update if all(update in place for place in places)]
     updates = tuple(_merged_update(update, stretch, [place[update] for place in places]) for update in common)
     counted = _regular(updates, stretch[0].first_update)
-    slowest = Counter(one.slowest for one in counted)
+    slowest = Counter(times.slowest for times in counted)
     return MergedRanks(
-        ranks=tuple(_rank_totals(one, updates, counted, slowest[one.rank] / max(1, len(counted))) for one in stretch),
+        ranks=tuple(
+            _rank_totals(times, updates, counted, slowest[times.rank] / max(1, len(counted))) for times in stretch
+        ),
         updates=updates,
     )
 
 
 def _regular(updates: tuple[MergedUpdate, ...], first: int) -> tuple[MergedUpdate, ...]:
-    return tuple(one for one in updates if one.update >= first + FIRST_IN_FULL) or updates
+    return tuple(update for update in updates if update.update >= first + FIRST_IN_FULL) or updates
 
 
 def _merged_update(update: int, stretch: Sequence[RankTimes], places: Sequence[int]) -> MergedUpdate:
-    share_clock = all(one.uncertainty_s == 0 for one in stretch)
-    blocked = [one.sample.blocked_s[place] for one, place in zip(stretch, places, strict=True)]
-    computed = [one.sample.began_s[p] + one.sample.compute_s[p] for one, p in zip(stretch, places, strict=True)]
+    share_clock = all(times.uncertainty_s == 0 for times in stretch)
+    blocked = [times.sample.blocked_s[place] for times, place in zip(stretch, places, strict=True)]
+    computed = [times.sample.began_s[p] + times.sample.compute_s[p] for times, p in zip(stretch, places, strict=True)]
     arrived = computed if share_clock else [-seconds for seconds in blocked]
     last = max(arrived)
-    waiting = [min(held, last - at) for held, at in zip(blocked, arrived, strict=True)]
+    waiting = [min(held, last - arrived_s) for held, arrived_s in zip(blocked, arrived, strict=True)]
     lanes = tuple(
         Lane(
-            rank=one.rank,
-            began_s=one.sample.began_s[place],
-            data_s=one.sample.data_s[place],
-            compute_s=one.sample.compute_s[place],
+            rank=times.rank,
+            began_s=times.sample.began_s[place],
+            data_s=times.sample.data_s[place],
+            compute_s=times.sample.compute_s[place],
             waiting_s=wait,
             exposed_s=held - wait,
-            optimiser_s=one.sample.optimiser_s[place],
+            optimiser_s=times.sample.optimiser_s[place],
         )
-        for one, place, held, wait in zip(stretch, places, blocked, waiting, strict=True)
+        for times, place, held, wait in zip(stretch, places, blocked, waiting, strict=True)
     )
     return MergedUpdate(update=update, lanes=lanes, slowest=stretch[arrived.index(last)].rank)
 
@@ -349,7 +357,7 @@ def _rank_totals(
 
 def _waited(rank: int, updates: Sequence[MergedUpdate]) -> tuple[float, float]:
     """How long one process waited for the slowest in these updates, and for communication [s]."""
-    own = [lane for one in updates for lane in one.lanes if lane.rank == rank]
+    own = [lane for update in updates for lane in update.lanes if lane.rank == rank]
     return sum(lane.waiting_s for lane in own), sum(lane.exposed_s for lane in own)
 
 
@@ -382,14 +390,14 @@ class LanePicture:
 
 def lane_picture(title: str, updates: Sequence[MergedUpdate]) -> LanePicture:
     """Updates that follow each other; of many processes a few."""
-    ranks = _chosen([lane.rank for lane in updates[0].lanes], {one.slowest for one in updates})
-    start = min(lane.start_s for one in updates for lane in one.lanes)
-    span = max(lane.start_s + lane.took_s for one in updates for lane in one.lanes) - start or 1e-9
+    ranks = _chosen([lane.rank for lane in updates[0].lanes], {update.slowest for update in updates})
+    start = min(lane.start_s for update in updates for lane in update.lanes)
+    span = max(lane.start_s + lane.took_s for update in updates for lane in update.lanes) - start or 1e-9
     scale = (_WIDTH - _LABEL - 10) / span
     texts = [
-        f"update {one.update + 1} takes {format_seconds(one.took_s)}, "
-        f"the others wait {format_seconds(one.waiting_s)} for rank {one.slowest}"
-        for one in updates
+        f"update {update.update + 1} takes {format_seconds(update.took_s)}, "
+        f"the others wait {format_seconds(update.waiting_s)} for rank {update.slowest}"
+        for update in updates
     ]
     return LanePicture(
         title=title,
@@ -399,8 +407,8 @@ def lane_picture(title: str, updates: Sequence[MergedUpdate]) -> LanePicture:
                 rank,
                 tuple(
                     drawn
-                    for one in updates
-                    for lane in one.lanes
+                    for update in updates
+                    for lane in update.lanes
                     if lane.rank == rank
                     for drawn in _drawn(lane, start, scale)
                 ),
@@ -423,11 +431,11 @@ def _chosen(ranks: Sequence[int], needed: set[int]) -> list[int]:
 
 def _drawn(lane: Lane, start_s: float, scale: float) -> Iterator[tuple[str, float, float, float]]:
     """The parts of one process in one update that can be seen, one after the other."""
-    at = lane.start_s - start_s
+    start = lane.start_s - start_s
     for part, seconds in lane.parts:
         if seconds * scale >= 0.2:
-            yield part, seconds, _LABEL + at * scale, max(0.6, seconds * scale - 0.5)
-        at += seconds
+            yield part, seconds, _LABEL + start * scale, max(0.6, seconds * scale - 0.5)
+        start += seconds
 
 
 def _ticks(span_s: float) -> list[float]:

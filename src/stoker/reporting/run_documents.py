@@ -1,4 +1,4 @@
-"""What the page of a run is sent, live and in a report: its state, its series, its confusion matrices.
+"""The documents of a run's page, live and in a report: its state, its series, its confusion matrices.
 
 Names and texts of records are bounded here; a page shows them as text.
 """
@@ -66,17 +66,17 @@ def event_document(kept: Kept) -> dict[str, JSON]:
 
 
 def run_document(row: Mapping[str, JSON], log: FoldedLog, decision: JSON) -> dict[str, JSON]:
-    """What a run's page begins with.
+    """The first document of a run's page.
 
     Args:
         row: what is known of it at a glance: status, state, total_samples, price_per_h, and more on the live page.
         log: its events.
         decision: the stored Decision as JSON, or as much of it as `forecast_of` and `price_of` read.
     """
-    kept = [one for one in log.kept if one.event.kind != "checkpointed"]
+    kept = [kept_event for kept_event in log.kept if kept_event.event.kind != "checkpointed"]
     shown = kept
     if len(kept) > _MOST_EVENTS:  # of very many the first, the last, and what is marked in charts
-        marked = [one for one in kept[40 : 40 - _MOST_EVENTS] if one.event.kind != "evaluated"]
+        marked = [kept_event for kept_event in kept[40 : 40 - _MOST_EVENTS] if kept_event.event.kind != "evaluated"]
         shown = [*kept[:40], *marked[-_MOST_EVENTS:], *kept[40 - _MOST_EVENTS :]]
     return {
         "row": row,
@@ -120,14 +120,14 @@ def _best(log: FoldedLog) -> JSON:
 
 def _plans(log: FoldedLog) -> list[dict[str, JSON]]:
     """The plans that were settled on or changed to: from which sample, in words."""
-    found: list[dict[str, JSON]] = []
+    plans: list[dict[str, JSON]] = []
     for kept in log.kept:
         event = kept.event
         plan = event.fields.get("new" if event.kind == "replanned" else "plan")
         if event.kind in ("planned", "settled", "replanned") and isinstance(plan, dict):
             with suppress(ValueError, TypeError):
                 words = from_json(plan, Plan).in_words()
-                found.append(
+                plans.append(
                     {
                         "samples": history.number(event, "samples") or 0.0,
                         "plan": short(words, 300),
@@ -135,7 +135,7 @@ def _plans(log: FoldedLog) -> list[dict[str, JSON]]:
                         "why": short(event.fields.get("why") or "", 300),
                     }
                 )
-    return found[-60:]
+    return plans[-60:]
 
 
 def _spans(log: FoldedLog) -> list[list[JSON]]:
@@ -159,8 +159,8 @@ def _spans(log: FoldedLog) -> list[list[JSON]]:
             spans.append([event.at - took_s, event.at, "evaluation"])
         heard_at = event.at
     if began is not None:
-        at = COLUMNS.index("at")
-        last = float(log.progress.rows[-1, at]) if log.progress.length else began
+        column = COLUMNS.index("at")
+        last = float(log.progress.rows[-1, column]) if log.progress.length else began
         spans.append([began, max(began, last), "training"])
     return spans[-500:]
 
@@ -203,8 +203,10 @@ def series_document(
     samples = rows[:, 0]
 
     def points(table: Table, px: int) -> dict[str, JSON]:
-        at = table.rows[:, 0] if over == "samples" or not len(samples) else np.interp(table.rows[:, 0], samples, x)
-        return downsampled(at, {"y": table.rows[:, 1]}, *between, px)
+        x_values = (
+            table.rows[:, 0] if over == "samples" or not len(samples) else np.interp(table.rows[:, 0], samples, x)
+        )
+        return downsampled(x_values, {"y": table.rows[:, 1]}, *between, px)
 
     document["rates"] = [points(table, px // 4) for table in log.rates]
     for name in scalars:
@@ -229,15 +231,15 @@ def confusion_document(examples: Sequence[ExampleSet]) -> list[dict[str, JSON]]:
 
     Classes go by their numbers where not every one has a name of its own.
     """
-    found: list[dict[str, JSON]] = []
-    for one in examples:
-        if one.confusion is not None:
-            counts = [list(line[:_MOST_CLASSES]) for line in one.confusion[:_MOST_CLASSES]]
-            is_named = len(one.classes) == len(one.confusion) == len(set(one.classes))
-            names = [short(one.classes[index] if is_named else index, 40) for index in range(len(counts))]
+    matrices: list[dict[str, JSON]] = []
+    for example in examples:
+        if example.confusion is not None:
+            counts = [list(line[:_MOST_CLASSES]) for line in example.confusion[:_MOST_CLASSES]]
+            is_named = len(example.classes) == len(example.confusion) == len(set(example.classes))
+            names = [short(example.classes[index] if is_named else index, 40) for index in range(len(counts))]
             words = _most_confused(counts, names)
-            found.append({"split": short(one.split, 40), "counts": counts, "classes": names, "words": words})
-    return found
+            matrices.append({"split": short(example.split, 40), "counts": counts, "classes": names, "words": words})
+    return matrices
 
 
 def _most_confused(counts: Sequence[Sequence[int]], names: Sequence[str]) -> str:
@@ -265,20 +267,20 @@ def _inner(document: JSON, *path: str | int) -> JSON:
 
 
 def forecast_of(decision: JSON) -> dict[str, JSON]:
-    """Of a stored Decision what rows and charts need, without reading all of it: estimates as [value, low, high]."""
+    """The part of a stored Decision that rows and charts need: estimates as [value, low, high]."""
     forecast = _inner(decision, "candidates", 0, "forecast")
-    found: dict[str, JSON] = {
+    document: dict[str, JSON] = {
         "device": _inner(decision, "device"),
         "is_settled": _inner(decision, "is_settled") is not False,
     }
     for name in ("total_s", "samples_per_s", "peak_bytes", "step_s", "cost_usd"):
         ends = [history.as_number(_inner(forecast, name, end)) for end in ("value", "low", "high")]
         if None not in ends:
-            found[name] = ends
-    return found
+            document[name] = ends
+    return document
 
 
 def price_of(decision: JSON) -> float | None:
-    """What an hour of the chosen plan's devices costs [USD]; None where that is not known."""
+    """The price of an hour of the chosen plan's devices [USD]; None where that is not known."""
     price = history.as_number(_inner(decision, "candidates", 0, "price", "usd_per_hour"))
     return price if price is not None and 0 < price < 1e9 else None

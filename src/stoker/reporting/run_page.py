@@ -53,7 +53,7 @@ def render_html(report: Report, examples: Sequence[ExampleSet] = ()) -> str:
 
 
 def _documents(report: Report, log: FoldedLog, confusion: JSON) -> str:
-    """What the page would be sent of the run as JSON: its state, its series over samples and time, confusion.
+    """The page's documents of the run as JSON: its state, its series over samples and time, confusion.
 
     Money is time by its price, which the page reckons itself.
     """
@@ -69,7 +69,7 @@ def _documents(report: Report, log: FoldedLog, confusion: JSON) -> str:
     if report.launch is not None and report.launch.price_per_h:
         price_per_h = report.launch.price_per_h
     state = run_document(_row(report, log, price_per_h), log, chosen)
-    marks = [one for one in state["events"] if one["kind"] != "evaluated"]  # all are told in the text
+    marks = [event for event in state["events"] if event["kind"] != "evaluated"]  # the text lists evaluations
     state |= {"events": marks, "images": [], "texts": _newest(state["texts"]), **_in_words(report)}
     scalars = state["scalars"][:_MOST_SCALARS]
     series = {
@@ -87,7 +87,7 @@ def _documents(report: Report, log: FoldedLog, confusion: JSON) -> str:
 
 
 def _row(report: Report, log: FoldedLog, price_per_h: float | None) -> dict[str, JSON]:
-    """What is known of the run at a glance, by the names of the live page's rows."""
+    """The summary of the run, by the names of the live page's rows."""
     run, wall_s, rows = report.run, summary.wall_seconds(report), log.progress.rows
     samples = history.samples_done(report)
     measured = {row.quantity: row.measured for row in summary.forecast_rows(report)}
@@ -115,7 +115,7 @@ def _row(report: Report, log: FoldedLog, price_per_h: float | None) -> dict[str,
 
 
 def _in_words(report: Report) -> dict[str, JSON]:
-    """What the head says below the result, and of the machine."""
+    """The head's text below the result, and on the machine."""
     events, run = history.live_history(report.events), report.run
     named = wording.headline_metric(run.metrics)
     split = named[0].split("/")[0] if named else ""
@@ -129,7 +129,7 @@ def _in_words(report: Report) -> dict[str, JSON]:
     ]
     machine = None
     if report.device is not None:
-        threads = f", {words}" if (words := _threads(report)) else ""
+        threads = f", {text}" if (text := _threads(report)) else ""
         size = report.decision.chosen.plan.layout.world_size if report.decision else 1
         machine = f"{f'{size} processes, ' if size > 1 else ''}{report.device.cores} cores{threads}"
     return {"notes": [note for note in notes if note], "machine": machine}

@@ -22,7 +22,7 @@ from stoker.reporting.plan_strip import WIDTH, plan_strip
 from stoker.units import format_bytes, format_seconds
 
 Values = Mapping[str, object]
-"""What a template is given, by name."""
+"""The values of a template, by name."""
 
 
 def run_sections(report: Report, examples: Sequence[ExampleSet] = (), *, profile_folder: str | None) -> Values:
@@ -56,7 +56,7 @@ def render_sections(report: Report, examples: Sequence[ExampleSet] = ()) -> str:
 
 
 def _by_class(report: Report, sets: Sequence[ExampleSet]) -> list[tuple[str, str, list[tuple[str, str, float]]]]:
-    """Of each metric that has a value for every class the last ones: title, words, and (class, value, length) of bars.
+    """The last values of each metric that has one per class: title, text, and (class, value, length) of bars.
 
     Classes go by their names where each has its own, else by their numbers.
     """
@@ -66,18 +66,18 @@ def _by_class(report: Report, sets: Sequence[ExampleSet]) -> list[tuple[str, str
         if wording.is_of_class(name) and math.isfinite(value):
             base, _, of_class = name.partition("[")
             values.setdefault(base, {})[of_class.rstrip("]")] = value
-    classes = next((one.classes for one in sets if one.classes), ())
-    found = []
+    classes = next((split_set.classes for split_set in sets if split_set.classes), ())
+    tables = []
     for base, numbered in values.items():
         is_named = len(set(classes)) == len(numbered) and set(numbered) == set(map(str, range(len(numbered))))
         of = {classes[int(number)] if is_named else number: value for number, value in numbered.items()}
         lowest, longest = min(of, key=of.__getitem__), max(map(abs, of.values())) or 1.0
         whole = 1.0 if wording.are_fractions(base, of.values()) else longest
         split = history.text(evaluations[-1], "split", "valid")
-        words = f"{split}, at the end; lowest {of[lowest]:.4g} for class {lowest}"
+        note = f"{split}, at the end; lowest {of[lowest]:.4g} for class {lowest}"
         bars = [(name, wording.format_metric(base, y), max(0.0, y / whole)) for name, y in of.items()]
-        found.append((f"{base.replace('_', ' ').capitalize()} by class", words, bars))
-    return found
+        tables.append((f"{base.replace('_', ' ').capitalize()} by class", note, bars))
+    return tables
 
 
 def _samples(sets: Sequence[ExampleSet]) -> Values:
@@ -110,7 +110,7 @@ def _short_name(example: Example) -> str:
 
 
 def _bottleneck(report: Report) -> Values:
-    """What holds the run back, and what `--profile` saw."""
+    """The run's bottleneck, and the results of `--profile`."""
     return {
         "bounds": _bound_shares(report.bottleneck) if report.bottleneck else (),
         "achieved_words": _achieved_words,
@@ -132,9 +132,9 @@ _LABELS = {
 }
 
 
-def _bound_shares(found: Bottleneck) -> list[BarSegment]:
-    """What the run waited for, as parts of a bar."""
-    whole = sum(share.value for share in found.shares)
+def _bound_shares(bottleneck: Bottleneck) -> list[BarSegment]:
+    """The resources that the run waited for, as parts of a bar."""
+    whole = sum(share.value for share in bottleneck.shares)
     return [
         BarSegment(
             _LABELS.get(share.what, share.what),
@@ -142,12 +142,12 @@ def _bound_shares(found: Bottleneck) -> list[BarSegment]:
             share.value,
             share.value / whole if whole else 0.0,
         )
-        for share in found.shares
+        for share in bottleneck.shares
     ]
 
 
 def _achieved_words(achieved: Achieved) -> str:
-    """What training reached of what the device reaches: `250 GFLOP/s of 430 GFLOP/s measured, 58 %`."""
+    """The rate of training and that of the device: `250 GFLOP/s of 430 GFLOP/s measured, 58 %`."""
     value = _in_unit(achieved.value, achieved.unit)
     if achieved.fraction is None:
         return f"{value}; the ceiling was not measured"
@@ -163,7 +163,7 @@ def _in_unit(value: float, unit: str) -> str:
 _MOST_KERNELS = 12
 
 
-def _kernel_rows(found: KernelTable) -> list[tuple[str, ...]]:
+def _kernel_rows(table: KernelTable) -> list[tuple[str, ...]]:
     """The top of a profile's table: operation, line, part, calls, time, share of the time, rate of arithmetic."""
     return [
         (
@@ -171,26 +171,26 @@ def _kernel_rows(found: KernelTable) -> list[tuple[str, ...]]:
             kernel.where,
             kernel.phase,
             f"{kernel.calls:,}",
-            format_seconds(found.seconds(kernel)),
-            f"{100 * found.seconds(kernel) / found.total_s if found.total_s else 0.0:.1f} %",
+            format_seconds(table.seconds(kernel)),
+            f"{100 * table.seconds(kernel) / table.total_s if table.total_s else 0.0:.1f} %",
             "" if kernel.flops_per_s is None else wording.format_flops(kernel.flops_per_s),
         )
-        for kernel in found.kernels[:_MOST_KERNELS]
+        for kernel in table.kernels[:_MOST_KERNELS]
     ]
 
 
 def _ranks(report: Report) -> Values:
-    found = rank_section.shown_stretch(report)
-    if found is None:
+    merged_ranks = rank_section.shown_stretch(report)
+    if merged_ranks is None:
         return {"ranks": None}
     return {
-        "ranks": found,
-        "efficiency": rank_section.efficiency(found, report),
-        "rank_parts": rank_section.mean_split(found),
-        "rank_pictures": rank_section.lane_pictures(found),
+        "ranks": merged_ranks,
+        "efficiency": rank_section.efficiency(merged_ranks, report),
+        "rank_parts": rank_section.mean_split(merged_ranks),
+        "rank_pictures": rank_section.lane_pictures(merged_ranks),
         "rank_columns": rank_section.COLUMNS,
-        "rank_rows": rank_section.shown_ranks(found),
-        "rank_notes": rank_section.rank_notes(found, report),
+        "rank_rows": rank_section.shown_ranks(merged_ranks),
+        "rank_notes": rank_section.rank_notes(merged_ranks, report),
         "lane_colours": rank_section.LANE_COLOURS,
     }
 
@@ -209,7 +209,7 @@ def _forecast(report: Report) -> Values:
     if settled is not None:
         after = f"after {wording.format_samples(settled.samples)} samples"
         note += f" The forecast was made when a plan was settled, {after}; update and throughput are since then."
-    if len([one for one in history.plans_in_force(report) if not one.is_trial]) > 1:
+    if len([segment for segment in history.plans_in_force(report) if not segment.is_trial]) > 1:
         began = "that the run settled on" if settled is not None else "that the run began with"
         note += f" The forecast is of the plan {began}; it went on under another."
     return {"forecasts": rows, "forecast_note": note, "is_wide": wording.is_wide, "strip_positions": strip_positions}
@@ -248,9 +248,9 @@ def _plans(report: Report) -> Values:
         "mostly": max(stretches, key=lambda stretch: stretch.share).plan,
         "others": [_candidate_row(candidate, chosen) for candidate in decision.candidates[1:]],
         "rejected": [
-            (wording.plan_in_difference(one.plan, chosen.plan), one.reason)
-            for one in decision.rejected
-            if one.plan.in_words() not in ran
+            (wording.plan_in_difference(rejection.plan, chosen.plan), rejection.reason)
+            for rejection in decision.rejected
+            if rejection.plan.in_words() not in ran
         ],
     }
 
@@ -299,7 +299,7 @@ _MOST_LINES = 60
 
 
 def _timeline(report: Report) -> Values:
-    """What happened, by the clock; checkpoints and progress are in the figures."""
+    """Events by the clock; checkpoints and progress are in the figures."""
     superseded = len(report.events) - len(history.live_history(report.events))
     notable = [event for event in report.events if event.kind not in _NOT_IN_TIMELINE]
     shown = notable if len(notable) <= _MOST_LINES else [*notable[:20], *notable[20 - _MOST_LINES :]]

@@ -14,22 +14,22 @@ from stoker.units import format_seconds
 
 def render_side_by_side(reports: Sequence[Report]) -> str:
     """An HTML page of about 5 MB, nearly all of it plotly.js, that needs nothing else."""
-    names = [one.run.name for one in reports]
+    names = [report.run.name for report in reports]
     drawn = [figures.curves(report) for report in reports]
     # What was measured once, such as the test at the end, is in the table above.
-    measures = list(dict.fromkeys(name for one in drawn for name, points in one.items() if len(points) > 1))
+    measures = list(dict.fromkeys(name for curves in drawn for name, points in curves.items() if len(points) > 1))
     by_samples = [_chart(measure, names, drawn, None) for measure in measures]
-    clocks = [_clock(one) for one in reports]
+    clocks = [_clock(report) for report in reports]
     by_time = [_chart(measure, names, drawn, clocks) for measure in measures]
     outcomes = [
         (
-            one.run.name,
-            one.run.status,
-            wording.format_samples(history.samples_done(one)),
-            format_seconds(one.run.wall_s),
-            wording.format_metrics(one.run.metrics),
+            report.run.name,
+            report.run.status,
+            wording.format_samples(history.samples_done(report)),
+            format_seconds(report.run.wall_s),
+            wording.format_metrics(report.run.metrics),
         )
-        for one in reports
+        for report in reports
     ]
     return figures.render_with_figures(
         "side_by_side",

@@ -62,13 +62,13 @@ def render_study(result: StudyResult) -> str:
 
 def _spent(result: StudyResult) -> list[tuple[str, str, str]]:
     states = ("finished", "handed on", "pruned", "failed")
-    counts = {state: sum(one.state == state for one in result.trials) for state in states}
+    counts = {state: sum(trial.state == state for trial in result.trials) for state in states}
     whole = (result.settings.members or len(result.trials)) * result.settings.total_samples
     share = f"{result.samples / whole:.0%} of training every trial to its end" if whole else ""
     return [
         ("trials", str(len(result.trials)), ", ".join(f"{count} {state}" for state, count in counts.items() if count)),
         ("samples trained", format_samples(result.samples), share),
-        ("training time", format_seconds(sum(one.wall_s for one in result.trials)), "of all trials together"),
+        ("training time", format_seconds(sum(trial.wall_s for trial in result.trials)), "of all trials together"),
     ]
 
 
@@ -91,7 +91,7 @@ def format_setting(value: JSON) -> str:
 
 
 def _expected(forecast: StudyForecast, result: StudyResult) -> list[tuple[str, str]]:
-    spent = format_seconds(sum(one.wall_s for one in result.trials))
+    spent = format_seconds(sum(trial.wall_s for trial in result.trials))
     rows = [
         (name, f"{format_quantity(estimate.value, estimate.unit)} ({format_interval(estimate)})")
         for name, estimate in estimates_of(forecast)
@@ -101,7 +101,7 @@ def _expected(forecast: StudyForecast, result: StudyResult) -> list[tuple[str, s
 
 
 def estimates_of(forecast: StudyForecast) -> list[tuple[str, Estimate | None]]:
-    """What a study was expected to take, by name."""
+    """The forecast of a study, by name."""
     at_once = f", {forecast.parallel} at once" if forecast.parallel > 1 else ""
     return [
         (f"every trial to its end{at_once}", forecast.total_s),
@@ -142,7 +142,7 @@ def best_so_far(result: StudyResult) -> list[tuple[float, float, float]]:
 
     Trials count in the order in which they ended, each with all that was spent on it.
     """
-    done = [one for one in result.trials if one.ended_at is not None]
+    done = [trial for trial in result.trials if trial.ended_at is not None]
     points: list[tuple[float, float, float]] = []
     samples, seconds, best = 0, 0.0, None
     for trial in sorted(done, key=lambda one: (one.ended_at or 0.0, one.number)):
@@ -165,10 +165,10 @@ def _best_so_far(result: StudyResult) -> Chart | None:
     trace.line.shape = "hv"
     figure.add_trace(trace)
     samples, seconds, value = points[-1]
-    words = (
+    caption = (
         f"{format_metric(name, value)} after {format_samples(samples)} samples, {format_seconds(seconds)} of training"
     )
-    return as_chart("study-best", f"Best {name.replace('_', ' ')} so far", words, figure)
+    return as_chart("study-best", f"Best {name.replace('_', ' ')} so far", caption, figure)
 
 
 def _curves(result: StudyResult) -> Chart | None:
@@ -176,12 +176,15 @@ def _curves(result: StudyResult) -> Chart | None:
 
     In a population a curve begins where its parent's ends, and the best is all that led to it.
     """
-    with_curve = [one for one in result.ranked if one.curve]
+    with_curve = [trial for trial in result.ranked if trial.curve]
     shown = with_curve[:_MOST_CURVES]
     if not shown:
         return None
-    figure, ends = _figure_of(result, "samples of one trial"), {one.number: one.curve[-1:] for one in result.trials}
-    best = set() if result.best is None else {one.number for one in result.lineage(result.best.number)}
+    figure, ends = (
+        _figure_of(result, "samples of one trial"),
+        {trial.number: trial.curve[-1:] for trial in result.trials},
+    )
+    best = set() if result.best is None else {trial.number for trial in result.lineage(result.best.number)}
     for trial in sorted(shown, key=lambda one: (one.number in best, one.state == "finished")):
         curve = (*(() if trial.parent is None else ends[trial.parent]), *trial.curve)
         points = [(float(samples), value) for samples, value in curve if math.isfinite(value)]
@@ -193,21 +196,21 @@ def _curves(result: StudyResult) -> Chart | None:
         trace = line_trace(thinned(points), name, colour, width=3.0 if is_best else 1.1)
         trace.opacity = 1.0 if is_best else 0.75 if trial.state in ("finished", "handed on") else 0.45
         figure.add_trace(trace)
-    pruned = sum(one.state == "pruned" for one in shown)
+    pruned = sum(trial.state == "pruned" for trial in shown)
     figure.update_layout(hovermode="closest")
     of = f" of {len(with_curve)}, the best" if len(shown) < len(with_curve) else ""
-    words = f"{len(shown)} trials{of}, {pruned} of them pruned"
-    return as_chart("study-curves", "All trials", words, figure, has_legend=False)
+    caption = f"{len(shown)} trials{of}, {pruned} of them pruned"
+    return as_chart("study-curves", "All trials", caption, figure, has_legend=False)
 
 
 def _coordinates(result: StudyResult) -> Chart | None:
     """A line for each trial through the values of its settings, each on its own axis, to the objective at the right."""
-    finished = [one for one in result.ranked if one.state == "finished" and one.value is not None]
+    finished = [trial for trial in result.ranked if trial.state == "finished" and trial.value is not None]
     if len(finished) < 2:
         return None
     axes = list(result.settings.space)
     figure = blank_figure("")
-    values = [one.value or 0.0 for one in finished]
+    values = [trial.value or 0.0 for trial in finished]
     low, high = min(values), max(values)
     for rank, trial in reversed(list(enumerate(finished))):
         heights = [_height(axis, trial.parameters.get(axis.name)) for axis in axes]
@@ -218,8 +221,8 @@ def _coordinates(result: StudyResult) -> Chart | None:
         trace.hoverinfo = "name"
         figure.add_trace(trace)
     _draw_axes(figure, axes, result, (low, high))
-    words = "the best fifth orange, the best thick"
-    return as_chart("study-coordinates", "Settings of finished trials", words, figure, has_legend=False)
+    caption = "the best fifth orange, the best thick"
+    return as_chart("study-coordinates", "Settings of finished trials", caption, figure, has_legend=False)
 
 
 def _draw_axes(figure: Any, axes: Sequence[Parameter], result: StudyResult, ends: tuple[float, float]) -> None:
@@ -285,13 +288,13 @@ def _importance(result: StudyResult) -> Chart | None:
     figure.update_layout(
         hovermode="closest", xaxis={"tickformat": ".0%"}, yaxis={"showgrid": False, "tickmode": "linear"}
     )
-    finished = sum(one.state == "finished" for one in result.trials)
-    words = f"of being among the best of {finished} finished trials (PED-ANOVA)"
-    return as_chart("study-importance", "What mattered", words, figure)
+    finished = sum(trial.state == "finished" for trial in result.trials)
+    caption = f"of being among the best of {finished} finished trials (PED-ANOVA)"
+    return as_chart("study-importance", "What mattered", caption, figure)
 
 
 def _figure_of(result: StudyResult, x_title: str) -> Any:
-    values = [y for one in result.trials for _, y in one.curve] + [one.value or 0.0 for one in result.trials]
+    values = [y for trial in result.trials for _, y in trial.curve] + [trial.value or 0.0 for trial in result.trials]
     is_in_per_cent = are_fractions(_bare(result), filter(math.isfinite, values))
     return blank_figure(x_title, y_format=".1%" if is_in_per_cent else "")
 

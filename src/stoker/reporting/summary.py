@@ -50,7 +50,7 @@ NOT_TRAINING = frozenset({"evaluation", "checkpoint", "profiling", "planning", "
 
 @dataclass(frozen=True)
 class TimeShare:
-    """What one phase took [s], and its fraction of the whole."""
+    """The time of a phase [s], and its fraction of the whole."""
 
     phase: str
     label: str
@@ -140,7 +140,7 @@ def forecast_rows(report: Report) -> tuple[ForecastRow, ...]:
 
 
 def summary_lines(report: Report) -> list[str]:
-    """What came of a run, in a few lines of plain text."""
+    """The result of a run, in a few lines of plain text."""
     events = live_history(report.events)
     named, best = headline_metric(report.run.metrics), best_words(events)
     result = f"{named[0]} {format_metric(*named)}" if named else report.run.status
@@ -166,8 +166,8 @@ def summary_lines(report: Report) -> list[str]:
     if report.run.status == "failed":
         lines.append(f"failed: {report.run.failure or 'no reason was recorded'}")
     if report.run.status != "finished" and (saved := of_kind(events, "checkpointed")):
-        at = format_samples(finite(saved[-1], "samples") or 0)
-        lines.append(f"the last checkpoint holds {at} samples; the same command continues from there")
+        samples = format_samples(finite(saved[-1], "samples") or 0)
+        lines.append(f"the last checkpoint holds {samples} samples; the same command continues from there")
     return lines
 
 

@@ -14,7 +14,7 @@ DATA_GUARANTEES = {
     "seekable": "the source's state is kept in each checkpoint; a resume goes on exactly where it was",
     "stream": "read by one reader; a resume replays what was read",
 }
-"""What each data class promises."""
+"""The promise of each data class."""
 
 LEVEL_MEANINGS = {
     "bit-equal": "a run resumed under its own plan is equal, bit for bit, to one never stopped",
@@ -22,11 +22,11 @@ LEVEL_MEANINGS = {
     "same law": "rounding or the model's own random draws may differ from another plan's; the law they follow does not",
     "none": "nothing is promised about another plan or a resume",
 }
-"""What each level of the exactness contract promises."""
+"""The promise of each level of the exactness contract."""
 
 
 def level_meaning(level: str) -> str:
-    """What a level promises, by the words it begins with; empty for an unknown one.
+    """The promise of a level, by the words it begins with; empty for an unknown one.
 
     >>> level_meaning("bit-equal on resume")
     'a run resumed under its own plan is equal, bit for bit, to one never stopped'
@@ -70,8 +70,8 @@ def format_metrics(metrics: Mapping[str, float]) -> str:
     """
     single = {name: value for name, value in metrics.items() if not is_of_class(name)}
     ordered = sorted(single.items(), key=lambda item: item[0].rsplit("/", 1)[-1] == "loss")
-    words = [f"{name} {format_metric(name, value)}" for name, value in ordered]
-    return " · ".join([*words, *_by_class(metrics)])
+    parts = [f"{name} {format_metric(name, value)}" for name, value in ordered]
+    return " · ".join([*parts, *_by_class(metrics)])
 
 
 def is_of_class(name: str) -> bool:
@@ -144,7 +144,7 @@ def is_wide(estimate: Estimate) -> bool:
 
 
 def format_spread(estimate: Estimate) -> str:
-    """How far apart the ends of an interval are.
+    """The ratio or distance of the ends of an interval.
 
     >>> format_spread(Estimate(value=60.0, low=4.0, high=1272.0, unit="s", basis="calibrated"))
     '1 : 318'
@@ -167,7 +167,7 @@ def format_flops(per_second: float) -> str:
 
 
 def format_gain(gain: Estimate) -> str:
-    """What a change would save, an estimate of a fraction.
+    """The saving of a change, an estimate of a fraction.
 
     >>> format_gain(Estimate(value=0.23, low=0.1, high=0.3, unit="of the training time", basis="roofline"))
     'Saves about 23 % of the training time (10 to 30 %, roofline).'
@@ -182,7 +182,7 @@ def format_samples(samples: float) -> str:
 
 
 def plan_differences(plan: Plan, other: Plan) -> tuple[tuple[str, str, str], ...]:
-    """What two plans settle differently: (setting, value in `plan`, value in `other`)."""
+    """The settings in which two plans differ: (setting, value in `plan`, value in `other`)."""
     names = [field.name for field in dataclasses.fields(Plan)]
     pairs = [(name, str(getattr(plan, name)), str(getattr(other, name))) for name in names]
     return tuple((name.replace("_", " "), mine, theirs) for name, mine, theirs in pairs if mine != theirs)
@@ -206,10 +206,10 @@ def plan_in_difference(plan: Plan, chosen: Plan) -> str:
     yes_or_no = {"compile": ("compiled", "not compiled"), "captured": ("captured", "not captured")}
     if plan.threads == 1:
         speaking["threads"] = "{} thread"
-    words = [
+    parts = [
         yes_or_no[name][mine == "False"]
         if name in yes_or_no
         else speaking.get(name, f"{name} {{}}").format(mine.replace("_", "-"))
         for name, mine in differences
     ]
-    return ", ".join(words) or "the same settings"
+    return ", ".join(parts) or "the same settings"

@@ -576,8 +576,8 @@ def _flat(data: Any, shape: tuple[int, ...], tensor: str) -> list[Any]:
     for dim, size in enumerate(shape):
         for part in level:
             if type(part) is not list or len(part) != size:
-                found = f"{len(part)} values" if isinstance(part, list) else "no list"
-                raise BadRequest(f"{tensor} has shape {list(shape)}; its data has {found} where dimension {dim} is")
+                kind = f"{len(part)} values" if isinstance(part, list) else "no list"
+                raise BadRequest(f"{tensor} has shape {list(shape)}; its data has {kind} where dimension {dim} is")
         level = list(chain.from_iterable(level))
     if len(level) != elements:
         raise BadRequest(f"{tensor} has shape {list(shape)}, of {elements} values; its data has {len(level)}")

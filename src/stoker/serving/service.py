@@ -98,7 +98,7 @@ class Service(Protocol):
         ...
 
     def statistics(self, model: str = "", version: str = "") -> list[JSON]:
-        """Of one version, of all versions of a model, or of all models, in the statistics extension's form."""
+        """Statistics of one version, all versions of a model, or all models, in the statistics extension's form."""
         ...
 
     def index(self, *, ready_only: bool = False) -> tuple[RepositoryEntry, ...]:

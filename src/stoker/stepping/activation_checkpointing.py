@@ -6,7 +6,7 @@ What: the first `count` of a model's repeated blocks go through `torch.utils.che
 are repeated, and buffers that a pass changes, such as running statistics, are changed once: same mathematics. Autocast
 keeps no casts of these blocks' weights.
 Under selective checkpointing they keep what products, convolutions and attention gave as well, which are most of a
-pass's time and a third to a half of its memory; only what lies between is computed again.
+pass's time and a third to a half of its memory; only the operations in between are recomputed.
 Use when: activations are most of the memory. Costs: a second forward pass of those blocks, about a third of a step;
 selective: their norms and functions, a twentieth to a tenth.
 Does not combine with: blocks that hide state in Python, whose inputs are changed in place later, or that begin to
@@ -38,7 +38,7 @@ from stoker.stepping.without_compiler import without_compiler
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
-_LEAST_ALIKE = 3
+_LEAST_OF_A_KIND = 3
 """Fewer blocks of a kind are not worth separate compilation: kernels cannot be fused across their borders."""
 
 
@@ -67,13 +67,13 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     return _equal_blocks(list(map(_blocks_of, model.modules())))
 
 
-def alike_blocks(model: nn.Module) -> list[nn.Module]:
+def separately_compiled_blocks(model: nn.Module) -> list[nn.Module]:
     """The repeated blocks, if there are on average three or more of each kind; else none.
 
     Blocks of one kind have one class and parameters of the same shapes: they share compiled code.
     """
     blocks = repeated_blocks(model)
-    return blocks if len(blocks) >= _LEAST_ALIKE * len({_signature(block) for block in blocks}) else []
+    return blocks if len(blocks) >= _LEAST_OF_A_KIND * len({_signature(block) for block in blocks}) else []
 
 
 def _equal_blocks(families: list[list[nn.Module]]) -> list[nn.Module]:

@@ -67,7 +67,7 @@ class GroupedBatchNorm:
             if rest:
                 raise ValueError(
                     f"batch norm got {inputs.shape[0]} rows for {self.micro_batch} samples; groups of samples cannot "
-                    "be told apart: use a micro-batch of one coupling group"
+                    "be separated: use a micro-batch of one coupling group"
                 )
             return torch.cat([forward(part) for part in inputs.split(self.group * rows_per_sample)])
 

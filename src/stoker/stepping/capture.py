@@ -197,7 +197,7 @@ class CapturedPass(BatchPass):
         if not error <= LARGEST_ERROR:
             raise RunFailed(
                 f"at update {update + 1} the captured pass is {error:.1e} from an ordinary one, relative to its "
-                "gradient or buffers: the model or the loss depends on something that has changed meanwhile",
+                "gradient or buffers: the model or the loss depends on something that has changed since the capture",
                 remedy="Go on from the last checkpoint: --fork RUN, under a plan whose captured is false.",
             )
 

@@ -38,7 +38,7 @@ _KERNELS: dict[type[torch.optim.Optimizer], Any] = {
 
 
 class CapturedUpdates:
-    """`LENGTH` updates of `optimizer` by `update`, on gradients of `captured`; built anew after a change."""
+    """`LENGTH` updates of `optimizer` by `update`, on gradients of `captured`; rebuilt after a change."""
 
     def __init__(self, captured: CapturedPass, update: FusedUpdate, optimizer: torch.optim.Optimizer) -> None:
         self.captured, self._update, self._optimizer = captured, update, optimizer

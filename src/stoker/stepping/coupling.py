@@ -343,7 +343,7 @@ def compare_groups(probe: CouplingProbe) -> Agreement:
         try:
             whole = probe.value_of(together, batch, 0, batch.size)
         except (RuntimeError, ValueError) as error:
-            return Agreement(math.nan, f"groups cannot be told apart in one micro-batch ({error})")
+            return Agreement(math.nan, f"groups cannot be separated in one micro-batch ({error})")
         parts = probe.value_of(separate, batch, 0, group) + probe.value_of(separate, batch, group, batch.size)
     largest = gap(whole, parts, whole)
     moved, state = _state_difference(together, separate)
@@ -537,7 +537,7 @@ def _calls(probe: CouplingProbe, model: nn.Module, halves: Halves, half: int) ->
 
 
 def _half(values: Any, halves: Halves, half: int) -> list[torch.Tensor]:
-    """Of every floating tensor whose first dimension is the batch (or a multiple): the rows of half 0 or 1."""
+    """The rows of half 0 or 1 of every floating tensor whose first dimension is the batch (or a multiple)."""
     rows: list[torch.Tensor] = []
     first, size = len(halves[0]), sum(map(len, halves))
 

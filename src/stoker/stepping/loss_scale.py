@@ -35,7 +35,7 @@ class LossScale:
     value: float = field(init=False)
     num_good: int = field(default=0, init=False)
     on_overflow: Callable[[int, float], object] | None = field(default=None, init=False)
-    """Is told the number of the update, from 0, and the scale at which its gradients overflowed."""
+    """Called with the number of the update, from 0, and the scale at which its gradients overflowed."""
 
     def __post_init__(self) -> None:
         self.value = 2.0 ** (_FIRST_EXPONENT - math.ceil(math.log2(self.samples)))

@@ -522,8 +522,8 @@ def _accuracy(output: torch.Tensor, target: torch.Tensor) -> Loss:
 def _top5_accuracy(output: torch.Tensor, target: torch.Tensor) -> Loss:
     _require_classes(output, target)
     valid = target != IGNORED_TARGET
-    found = (output.topk(5, dim=1).indices == target.unsqueeze(1)).any(1)
-    return Loss((found & valid).sum().float(), valid.sum())
+    hits = (output.topk(5, dim=1).indices == target.unsqueeze(1)).any(1)
+    return Loss((hits & valid).sum().float(), valid.sum())
 
 
 def _token_accuracy(output: torch.Tensor, target: torch.Tensor) -> Loss:

@@ -171,7 +171,7 @@ def _parts(parameter: torch.Tensor, state: dict[str, Any], key: int) -> Iterator
     width = own.numel() // rows
     dtype = torch.float64 if own.dtype == torch.float64 else torch.float32
     tensors = {name: local(value) for name, value in state.items() if name != "step"}
-    whole = all(one.is_contiguous() for one in (own, *tensors.values()))
+    whole = all(tensor.is_contiguous() for tensor in (own, *tensors.values()))
     at_once = max(1, VALUES_AT_ONCE.get(own.device.type, VALUES_AT_ONCE["cuda"]) // width) if whole else rows
     by_row = {name: value.reshape(rows, -1) for name, value in tensors.items()}
     weights_RC, gradient_RC = own.reshape(rows, width), gradient.reshape(rows, width)
@@ -244,12 +244,14 @@ def dynamic_map(*, is_signed: bool) -> tuple[float, ...]:
         for count in (2**decade if is_signed else 2 ** (decade + 1),)
         for number in range(count)
     ]
-    positive = [round(one, 12) for one in positive]
-    return (*(-one for one in reversed(positive)), 0.0, *positive, 1.0) if is_signed else (positive[0], *positive, 1.0)
+    positive = [round(value, 12) for value in positive]
+    return (
+        (*(-level for level in reversed(positive)), 0.0, *positive, 1.0) if is_signed else (positive[0], *positive, 1.0)
+    )
 
 
 _LOWER_BITS = 13
-"""Of an fp32 number, which the table of nearest entries leaves out."""
+"""Lower bits of an fp32 number, which the table of nearest entries leaves out."""
 
 
 @functools.lru_cache(maxsize=8)
@@ -424,12 +426,12 @@ def _refitted(parameter: torch.Tensor, kept: dict[str, Any], states: OptimizerSt
                 values_RC, scale = values_RC.reshape(-1, 1), _scale_by_value(scale, parameter).reshape(-1, 1)
             full = dequantized(values_RC, local(scale).to(values_RC.device), is_signed=is_signed)
             dtype = torch.bfloat16 if states == "bf16" else parameter.dtype
-            result[name] = _alike(kept[name], full.reshape(own.shape).to(dtype))
+            result[name] = _distributed_like(kept[name], full.reshape(own.shape).to(dtype))
         else:
             codes, of_blocks = quantized(
                 values_RC.to(torch.promote_types(values_RC.dtype, torch.float32)), is_signed=is_signed
             )
-            result[name] = _alike(kept[name], codes.reshape(own.shape))
+            result[name] = _distributed_like(kept[name], codes.reshape(own.shape))
             result[name + _SCALE] = _spread_as(of_blocks, parameter)
     return result
 
@@ -448,7 +450,7 @@ def _scale_by_value(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tenso
     return whole[_indices(rows, whole.device).long()][:, columns.long() // STATES_BLOCK]
 
 
-def _alike(like: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+def _distributed_like(like: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
     """A DTensor of this local part where `like` is one."""
     if not is_spread(like):
         return own

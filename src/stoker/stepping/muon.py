@@ -4,8 +4,8 @@ What: the momentum of each matrix is replaced by the nearest matrix whose singul
     Newton-Schulz steps, so that no direction of the update drowns in another.
 Use when: hidden matrices and convolutions do the learning. Embeddings, the output layer, gains and biases are left to
     another optimiser.
-Costs: one momentum per weight, and `steps` times three products of the matrix's size, once per update: little beside
-    large batches, much beside small ones.
+Costs: one momentum per weight, and `steps` times three products of the matrix's size, once per update: a small
+    share of the time with large batches, a large one with small batches.
 Does not combine with: the state of another optimiser; a plan's `foreach` and `fused` concern the rest alone.
 Source: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024),
     https://kellerjordan.github.io/posts/muon/; `match_rms_adamw`: Liu et al., "Muon is Scalable for LLM Training"

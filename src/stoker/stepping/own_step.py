@@ -126,7 +126,7 @@ def own_optimizers(job: Job, model: nn.Module) -> CombinedOptimizer:
         if any(id(p) not in own for group in part.param_groups for p in group["params"]):
             raise BadJob(
                 f"{type(part).__name__} steps parameters that are not the model's, which no checkpoint would hold",
-                remedy="Beside step=…, Job(optimizer=…) is given the model: take the parameters from it.",
+                remedy="With step=…, Job(optimizer=…) is called with the model: take the parameters from it.",
             )
     return CombinedOptimizer(given, parts)
 

@@ -120,7 +120,7 @@ def plain_changes(model: nn.Module, loss: object, before: PythonState) -> dict[s
 
 
 def own_values(kept: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Of values of `plain_changes` those in attributes of the model, which its copies do not share."""
+    """The values of `plain_changes` in attributes of the model, which its copies do not share."""
     return {holder: values for holder, values in kept.items() if not is_shared(holder)}
 
 

@@ -105,7 +105,7 @@ class ScheduleFreeAverage:
     `statistics` are running statistics at x, by name; the model's are used until they are set.
     """
 
-    is_apart = False
+    has_own_weights = False
     """It takes no memory of its own between updates."""
 
     def __init__(self, model: nn.Module, optimizer: ScheduleFreeOptimizer) -> None:

@@ -165,7 +165,7 @@ class Step:
         checkpoint(self.model, plan.checkpointed_blocks, self._conditions, checkpointing=plan.checkpointing)
         # A given dtype takes the place of the plan's precision.
         computed = plan if dtype is None else dataclasses.replace(plan, precision="fp32")
-        self._strategy = parallelize(computed, self.model, world, job, is_apart=job.sync is not None)
+        self._strategy = parallelize(computed, self.model, world, job, is_local_sgd=job.sync is not None)
         outer = self._outer = None if job.sync is None else OuterOptimizer(job.sync, job, coupling, self.model, world)
         self.optimizer = build_optimizer(job, self.model, plan)
         self._thawing = GradualUnfreezing(job, self.model, self.optimizer, is_alone=world is ALONE)
@@ -182,10 +182,10 @@ class Step:
             self._compile()
         self._python = python_state(self.model, self.objective.loss_object, with_tensors=False)
         self.loss_scale = LossScale(job.batch_size)
-        """Of losses, while the plan's precision is fp16."""
+        """The scale of losses, while the plan's precision is fp16."""
         self._compose()
         self.on_composed: Callable[[], object] = lambda: None
-        """Called when another plan has passes put together anew."""
+        """Called after another plan has rebuilt the passes."""
         self._saved: SavedWeights = ModelWeights(self.model)
         self.split: Callable[[], Split] = functools.partial(world.split, coupling)
         """This process's part of each batch."""
@@ -316,7 +316,7 @@ class Step:
         self.on_composed()
 
     def _compile(self) -> None:
-        self.compilation = compile_in_place(self.model, self.device, self._strategy.apart)
+        self.compilation = compile_in_place(self.model, self.device, self._strategy.hooked_blocks)
         self.objective.compile(self.compilation)
 
     def update(self, batch: Batch, update: int, progress: float) -> torch.Tensor:

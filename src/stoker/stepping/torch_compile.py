@@ -40,8 +40,8 @@ from stoker.activity import doing
 from stoker.errors import DoesNotFit
 from stoker.stepping.activation_checkpointing import (
     Checkpointed,
-    alike_blocks,
     selectively_checkpointed,
+    separately_compiled_blocks,
     without_cached_casts,
 )
 
@@ -81,10 +81,10 @@ class Compilation:
             holder.forward = holder.forward.uncompiled
 
 
-def compile_in_place(model: nn.Module, device: torch.device, apart: Sequence[nn.Module] = ()) -> Compilation:
+def compile_in_place(model: nn.Module, device: torch.device, hooked_blocks: Sequence[nn.Module] = ()) -> Compilation:
     """Compile `model` for `device` at its next call; the names of weights stay.
 
-    Modules in `apart` have hooks of a layout, which compiled code cannot contain: they are the regions.
+    `hooked_blocks` have hooks of a layout, which compiled code cannot contain: they are the regions.
 
     Raises:
         DoesNotFit: this machine lacks a compiler.
@@ -94,7 +94,7 @@ def compile_in_place(model: nn.Module, device: torch.device, apart: Sequence[nn.
             f"the plan is compiled, but {missing}",
             remedy="Install it (on Debian: `apt install g++`), or use a plan with compile false.",
         )
-    compilation = Compilation(tuple(apart or compiled_regions(model)))
+    compilation = Compilation(tuple(hooked_blocks or compiled_regions(model)))
     for region in compilation.regions:
         # Not `region.compile()`: it silently does nothing for a module of PyTorch's own class, such as nn.Sequential.
         if isinstance(region.forward, Checkpointed) and region.forward.is_selective:
@@ -119,7 +119,7 @@ def compiled_regions(model: nn.Module) -> list[nn.Module]:
     Blocks are chosen where the code of one serves at least three, and where they hold most of the model's layers: the
     code outside of them stays uncompiled.
     """
-    blocks = alike_blocks(model)
+    blocks = separately_compiled_blocks(model)
     inside = sum(_num_layers(block) for block in blocks)
     return blocks if 2 * inside > _num_layers(model) else [model]
 
@@ -175,7 +175,7 @@ class _Region:
         )
 
         try:
-            # Compiled code keeps no casts, and is compiled anew where that setting differs, as in checkpointed blocks.
+            # Compiled code keeps no casts, and is recompiled where that setting differs, as in checkpointed blocks.
             with without_cached_casts(), contextlib.nullcontext() if self._is_compiled else _first_call():
                 output = self._compiled(*args, **kwargs)
         except TorchDynamoException as problem:

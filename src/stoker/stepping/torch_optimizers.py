@@ -92,7 +92,7 @@ def _made(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if isinstance(job.optimizer, Optimizer):
         if isinstance(job.optimizer, (*_OURS, Muon)):
-            remedy = "Use stoker.AdamW or SGD, or hold its real and imaginary parts apart."
+            remedy = "Use stoker.AdamW or SGD, or use separate parameters for its real and imaginary parts."
             _require_real(type(job.optimizer).__name__, trainable, remedy)
         elif plan.optimizer_implementation == "fused":
             _require_real("a fused optimiser", trainable, 'Set optimizer_implementation of the plan to "foreach".')

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class ExponentialAverage:
     """A second set of weights that follows the model's, on the same devices; see `stoker.jobs.EMA`."""
 
-    is_apart = True
+    has_own_weights = True
     """It takes memory of its own."""
 
     def __init__(self, settings: EMA, model: nn.Module) -> None:
@@ -63,7 +63,7 @@ class EqualAverage:
     at the mean, by name; the model's are used until they are set.
     """
 
-    is_apart = True
+    has_own_weights = True
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

@@ -191,19 +191,21 @@ class CheckpointStore:
         """
         reasons: list[str] = []
         for name in reversed(self.names()):
-            found = self._inspect(name, with_digests=True)
-            if isinstance(found, CheckpointManifest):
+            checkpoint = self._inspect(name, with_digests=True)
+            if isinstance(checkpoint, CheckpointManifest):
                 self.problems += [f"{reason}; using {name}" for reason in reasons]
-                return self.directory / name, found
-            reasons.append(f"checkpoint {name}: {found}")
+                return self.directory / name, checkpoint
+            reasons.append(f"checkpoint {name}: {checkpoint}")
         if reasons:
             raise BadRun(f"No checkpoint in {self.directory} is usable: {'; '.join(reasons)}.", remedy=_REMEDY)
         return None
 
     def newest_position(self) -> Position:
         """The position of the newest checkpoint, whose files are not read; the start where there is none."""
-        found = (self._inspect(name, with_digests=False) for name in reversed(self.names()))
-        return next((one.position for one in found if isinstance(one, CheckpointManifest)), Position())
+        manifests = (self._inspect(name, with_digests=False) for name in reversed(self.names()))
+        return next(
+            (manifest.position for manifest in manifests if isinstance(manifest, CheckpointManifest)), Position()
+        )
 
     def named(self, name: str) -> tuple[Path, CheckpointManifest]:
         """A checkpoint that another process found whole; only sizes are looked at, not digests.
@@ -211,10 +213,10 @@ class CheckpointStore:
         Raises:
             BadRun: it is not whole here.
         """
-        found = self._inspect(name, with_digests=False)
-        if isinstance(found, CheckpointManifest):
-            return self.directory / name, found
-        raise BadRun(f"{self.directory / name} is not whole for every process: {found}.", remedy=_ONE_DIRECTORY)
+        checkpoint = self._inspect(name, with_digests=False)
+        if isinstance(checkpoint, CheckpointManifest):
+            return self.directory / name, checkpoint
+        raise BadRun(f"{self.directory / name} is not whole for every process: {checkpoint}.", remedy=_ONE_DIRECTORY)
 
     def best(self) -> tuple[Path, CheckpointManifest] | None:
         """The checkpoint marked best, checked as by `newest`; None if none was marked.
@@ -225,10 +227,10 @@ class CheckpointStore:
         name = self._best_name()
         if name is None:
             return None
-        found = self._inspect(name, with_digests=True)
-        if isinstance(found, CheckpointManifest):
-            return self.directory / name, found
-        raise BadRun(f"The best checkpoint, {self.directory / name}: {found}.", remedy=_REMEDY)
+        checkpoint = self._inspect(name, with_digests=True)
+        if isinstance(checkpoint, CheckpointManifest):
+            return self.directory / name, checkpoint
+        raise BadRun(f"The best checkpoint, {self.directory / name}: {checkpoint}.", remedy=_REMEDY)
 
     def names(self) -> tuple[str, ...]:
         """Names of the checkpoints that are there, whole or not, oldest first."""
@@ -238,10 +240,12 @@ class CheckpointStore:
 
     def _inspect(self, name: str, *, with_digests: bool) -> CheckpointManifest | str:
         """As `_inspect`, and it is a checkpoint of this run."""
-        found = _inspect(self.directory / name, with_digests=with_digests)
-        if isinstance(found, str) or self.spec_digest in (None, found.spec_digest):
-            return found
-        return f"{MANIFEST} is of another job ({found.spec_digest[:12]}…, this run is {(self.spec_digest or '')[:12]}…)"
+        manifest = _inspect(self.directory / name, with_digests=with_digests)
+        if isinstance(manifest, str) or self.spec_digest in (None, manifest.spec_digest):
+            return manifest
+        return (
+            f"{MANIFEST} is of another job ({manifest.spec_digest[:12]}…, this run is {(self.spec_digest or '')[:12]}…)"
+        )
 
     def _errors(self, draft: Draft) -> AbstractContextManager[None]:
         what = f"checkpoint {draft.target.name}"
@@ -308,9 +312,9 @@ def order_of_name(name: str) -> tuple[int, int] | None:
 
 def _order(name: str) -> tuple[int, int]:
     """The position [samples] a checkpoint's name says, and the how-manieth writing of it."""
-    found = _NAME.fullmatch(name)
-    assert found is not None, name
-    return int(found[1]), int(found[2] or 1)
+    match = _NAME.fullmatch(name)
+    assert match is not None, name
+    return int(match[1]), int(match[2] or 1)
 
 
 def manifest_from(text: bytes) -> CheckpointManifest:
@@ -347,9 +351,9 @@ def _sealed(directory: Path, entries: list[Path]) -> tuple[FileDigest, ...]:
 def _require_whole(draft: Draft, file: FileDigest) -> None:
     """Refuse a file that another process wrote, and that is not found here as it left it."""
     path = draft.aside / file.name
-    found = path.stat().st_size if path.exists() else None
-    if found != file.num_bytes:
-        here = "is not there" if found is None else f"has {found:,} of {file.num_bytes:,} bytes"
+    size = path.stat().st_size if path.exists() else None
+    if size != file.num_bytes:
+        here = "is not there" if size is None else f"has {size:,} of {file.num_bytes:,} bytes"
         raise RunFailed(
             f"Checkpoint {draft.target.name} is not whole: {file.name} {here} for the process that completes it.",
             remedy=f"{_ONE_DIRECTORY} The last checkpoint is intact.",

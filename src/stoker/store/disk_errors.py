@@ -1,4 +1,4 @@
-"""What the operating system says about a disk, in words a user can act on."""
+"""Disk errors of the operating system, as messages that a user can act on."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def disk_errors(
             problem.errno or 0, path, what, needed_bytes=needed_bytes, error=error, option=option
         ) from problem
     except Exception as problem:
-        found = _OS_ERROR_IN_TEXT.search(str(problem))
-        if found is None:
+        match = _OS_ERROR_IN_TEXT.search(str(problem))
+        if match is None:
             raise
-        raise explained(int(found[1]), path, what, needed_bytes=needed_bytes, error=error, option=option) from problem
+        raise explained(int(match[1]), path, what, needed_bytes=needed_bytes, error=error, option=option) from problem
 
 
 @contextmanager

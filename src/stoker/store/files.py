@@ -357,9 +357,9 @@ def _drop_torn_line(descriptor: int) -> int:
         return end
     while start > 0:
         start = max(0, start - _TAIL_BYTES)
-        found = _read_at(descriptor, start, _TAIL_BYTES).rfind(b"\n")
-        if found >= 0:
-            start += found + 1
+        newline = _read_at(descriptor, start, _TAIL_BYTES).rfind(b"\n")
+        if newline >= 0:
+            start += newline + 1
             break
     disk().truncate(descriptor, start)
     return start
@@ -408,9 +408,9 @@ def file_digests(
     if not missing:
         return fresh
     reading(sum(stamps[name][2] for name in missing))
-    found = {name: fresh.get(name) or sha256_file(folder / name) for name in stamps}
-    remember_digests(folder, found)
-    return found
+    digests = {name: fresh.get(name) or sha256_file(folder / name) for name in stamps}
+    remember_digests(folder, digests)
+    return digests
 
 
 def remember_digests(folder: Path, digests: Mapping[str, str]) -> None:
@@ -427,12 +427,12 @@ def remember_digests(folder: Path, digests: Mapping[str, str]) -> None:
 
 
 def _stamps(folder: Path, names: Iterable[str]) -> dict[str, Stamp]:
-    found: dict[str, Stamp] = {}
+    stamps: dict[str, Stamp] = {}
     for name in names:
         with suppress(FileNotFoundError):
             status = (folder / name).stat()
-            found[name] = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    return found
+            stamps[name] = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return stamps
 
 
 def _known(folder: Path) -> _Known:

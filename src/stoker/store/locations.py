@@ -79,7 +79,7 @@ def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def is_own(path: Path) -> bool:
-    """Whether a file was written by this user, or by root, and cannot be changed by everybody.
+    """Whether a file was written by this user, or by root, and cannot be changed by all users.
 
     Of what decides how a job is executed or what it learns: a cache may be shared, and what another user put there is
     not taken.
@@ -101,13 +101,13 @@ def is_on_network(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bo
         place = path.resolve()
     except OSError:
         return False
-    found, depth = "", -1
+    mount, depth = "", -1
     for line in lines:
         left, _, right = line.partition(" - ")
         point = Path(re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), left.split()[4]))
         if place.is_relative_to(point) and len(point.parts) >= depth:
-            found, depth = right.split()[0], len(point.parts)
-    return found.removeprefix("fuse.") in _NETWORK
+            mount, depth = right.split()[0], len(point.parts)
+    return mount.removeprefix("fuse.") in _NETWORK
 
 
 def _own_directory(path: Path) -> Path:

@@ -195,7 +195,7 @@ class RunLock:
 def is_locked(directory: Path) -> bool:
     """Whether a living process of this host signed the lock of `directory`; the lock itself is not touched."""
     holders = (_read_holder(directory / name) for name in (LOCK_FILE, HELD_FILE))
-    is_held = any(one is not None and one.host == platform.node() and not _is_dead(one) for one in holders)
+    is_held = any(holder is not None and holder.host == platform.node() and not _is_dead(holder) for holder in holders)
     return is_held or is_held_here(directory)
 
 
@@ -230,7 +230,7 @@ def _is_dead(holder: Holder | None) -> bool:
     """Whether a process of this host signed, and is gone.
 
     One with our own number is: `acquire` has refused what this process holds, so it is our predecessor in a container
-    that was started again. Containers are told apart by their host names.
+    that was started again. Host names distinguish containers.
     """
     if holder is None or holder.host != platform.node():
         return False

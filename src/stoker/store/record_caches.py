@@ -47,7 +47,7 @@ LONGEST_KEPT_S = 30 * 86400.0
 
 
 def ceilings_cache(root: Path) -> RecordCache[Ceilings]:
-    """What devices really reach, by device and versions."""
+    """Measured ceilings of devices, by device and versions."""
     return RecordCache(root, "ceilings", Ceilings, what="measured ceilings")
 
 
@@ -67,7 +67,7 @@ def operations_key(device_key: str, threads: int | None) -> tuple[str, ...]:
 
 
 def links_cache(root: Path) -> RecordCache[Links]:
-    """What processes on this machine reach between them, by device and versions, and `N processes`."""
+    """Measured links between processes on this machine, by device and versions, and `N processes`."""
     return RecordCache(root, "links", Links, what="measured links")
 
 
@@ -109,7 +109,7 @@ class RecordCache(Generic[R]):
     folder: str
     kind: type[R]
     what: str
-    """What a record is, for error messages."""
+    """The kind of record, for error messages."""
     encode: Callable[[R], str | bytes] = lambda record: dumps(record) + "\n"
     decode: Callable[[bytes], R] | None = None
     """From a file's bytes; without it, `records.loads`."""

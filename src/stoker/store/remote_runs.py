@@ -44,7 +44,7 @@ RECORDS = (
     "report.html",
     "run.json",
 )
-"""What is kept of a run besides its log and checkpoints, in the order of sending: with `run.json` it is a run."""
+"""The files of a run besides its log and checkpoints, in the order of sending: with `run.json` it is a run."""
 
 EVENTS = re.compile(r"events/(\d{15})\.jsonl")
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*){0,3}")
@@ -56,7 +56,7 @@ _BLOCK_BYTES = 1 << 24
 
 
 def _options(url: str) -> dict[str, Any]:
-    """What the file system of a URL is opened with.
+    """The options of the file system of a URL.
 
     botocore draws its pauses before repeats from Python's generator, which is the run's, in the mirror's thread. So it
     makes none: s3fs and the mirror repeat.
@@ -118,22 +118,22 @@ class RemoteRuns:
     def names(self) -> list[str]:
         """Names of the runs there, in order; folders of other names are left out."""
         self.fs.invalidate_cache()
-        found = (
+        listed = (
             str(entry["name"]).rstrip("/").rpartition("/")[2]
             for entry in self.fs.ls(self.root, detail=True)
             if entry["type"] == "directory"
         )
-        return sorted(name for name in found if _SAFE.fullmatch(name))
+        return sorted(name for name in listed if _SAFE.fullmatch(name))
 
     def files(self, name: str) -> dict[str, int]:
         """Sizes of the files of a run there [bytes], by their path in it; those of unsafe paths are left out."""
         self.fs.invalidate_cache()
         try:
-            found = self.fs.find(self.path(name), detail=True)
+            entries = self.fs.find(self.path(name), detail=True)
         except FileNotFoundError:
             return {}
         start = len(self.path(name)) + 1
-        files = {path[start:]: int(info.get("size") or 0) for path, info in found.items()}
+        files = {path[start:]: int(info.get("size") or 0) for path, info in entries.items()}
         return {path: size for path, size in files.items() if _SAFE.fullmatch(path)}
 
     def path(self, *parts: str) -> str:
@@ -376,12 +376,12 @@ def _newest(
     """
     problems: list[str] = []
     for checkpoint in reversed(remote.checkpoints(files)):
-        found = remote.usable(name, files, checkpoint, spec_digest)
-        if isinstance(found, CheckpointManifest):
+        usable = remote.usable(name, files, checkpoint, spec_digest)
+        if isinstance(usable, CheckpointManifest):
             for problem in problems:
                 tell(f"{problem}; using {checkpoint}")
-            return checkpoint, found
-        problems.append(f"checkpoint {checkpoint} in {remote.url}/{name} is passed over: {found}")
+            return checkpoint, usable
+        problems.append(f"checkpoint {checkpoint} in {remote.url}/{name} is passed over: {usable}")
     if problems:
         raise BadRun(
             f"No checkpoint in {remote.url}/{name} is usable: {'; '.join(problems)}.",

@@ -270,7 +270,7 @@ class RunDirectory:
         return self._read_if_there(_DEVICE, Device)
 
     def read_coupling(self) -> Coupling | None:
-        """What couples samples, None if there is none; raises as `read_run`."""
+        """The coupling of samples, None if there is none; raises as `read_run`."""
         return self._read_if_there(_COUPLING, Coupling)
 
     @property
@@ -310,7 +310,7 @@ class RunDirectory:
         return self.path / _PROFILE
 
     def read_bottleneck(self) -> Bottleneck | None:
-        """What bounded the run, None if that was not looked at; raises as `read_run`."""
+        """The run's bottleneck, None if it was not determined; raises as `read_run`."""
         return self._read_if_there(_BOTTLENECK, Bottleneck)
 
     def write_bottleneck(self, bottleneck: Bottleneck) -> None:
@@ -339,12 +339,12 @@ class RunDirectory:
         self._write(_LAUNCH, launch)
 
     def read_rank_times(self) -> tuple[RankTimes, ...]:
-        """What each process noted of its time, in the order in which they met and of ranks; raises as `read_run`."""
+        """Each process's times, in the order of rendezvous and of ranks; raises as `read_run`."""
         folder = self.path / _RANKS
         with read_errors(folder):
-            names = sorted(one.name for one in folder.glob("*.json")) if folder.exists() else []
-        found = (self._read(f"{_RANKS}/{name}", RankTimes) for name in names)
-        return tuple(sorted(found, key=lambda one: (one.began_at, one.rank)))
+            names = sorted(times_of_rank.name for times_of_rank in folder.glob("*.json")) if folder.exists() else []
+        times = (self._read(f"{_RANKS}/{name}", RankTimes) for name in names)
+        return tuple(sorted(times, key=lambda rank: (rank.began_at, rank.rank)))
 
     def write_rank_times(self, times: RankTimes) -> None:
         """Replace what one process noted, which is the only one to write this file; raises as `write_run`."""
@@ -400,8 +400,8 @@ class RunDirectory:
             except ValueError as problem:
                 num_damaged += 1
                 message = f"{_EVENTS}, line {number} cannot be read: {problem}"
-                at = events[-1].at if events else 0.0
-                events.append(Event(kind="warned", at=at, fields={"message": message}))
+                newest = events[-1].at if events else 0.0
+                events.append(Event(kind="warned", at=newest, fields={"message": message}))
         if lines and num_damaged == len(lines):
             raise BadRun(f"{self.events_path} cannot be read: {events[0].fields['message']}.")
         return tuple(events)

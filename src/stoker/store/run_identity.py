@@ -160,7 +160,7 @@ def require_same_spec(directory: RunDirectory, spec: JobSpec, earlier: JobSpec |
 
 
 def describe_changes(spec: JobSpec, before: JobSpec, most: int = _MOST_DIFFERENCES) -> list[str]:
-    """What changed in a job since `before`, one line each, at most so many; never nothing."""
+    """The changes in a job since `before`, one line each, at most so many; at least one line."""
     lines = spec.changes(before) or ("its digest only",)
     return [*lines[:most], *([f"and {len(lines) - most} more"] if len(lines) > most else [])]
 
@@ -171,7 +171,7 @@ def unfinished_before(root: Path, spec: JobSpec) -> list[tuple[RunDirectory, Job
     Without a file, those of a job that differs only in what its functions hold. Runs that cannot be read, and those
     without a checkpoint, are left out.
     """
-    found = []
+    runs = []
     for directory in list_runs(root):
         with suppress(BadRun):
             run = directory.read_headway()
@@ -180,8 +180,8 @@ def unfinished_before(root: Path, spec: JobSpec) -> list[tuple[RunDirectory, Job
             theirs = directory.read_spec()
             is_like = theirs.entry == spec.entry if spec.entry is not None else spec.is_same_but_for_closures(theirs)
             if is_like and theirs.digest() != spec.digest() and not is_locked(directory.path):
-                found.append((directory, theirs))
-    return found
+                runs.append((directory, theirs))
+    return runs
 
 
 def default_directory(root: Path, job_name: str, spec: JobSpec) -> Path:
@@ -213,8 +213,8 @@ def _family(base: Path) -> dict[int, RunDirectory]:
     """The directories `base`, `base-2`, `base-3`, … that exist, by number, in that order."""
     numbers = {1} if base.exists() else set[int]()
     if base.parent.is_dir():
-        found = (re.fullmatch(rf"{re.escape(base.name)}-([1-9]\d*)", entry.name) for entry in base.parent.iterdir())
-        numbers |= {int(match[1]) for match in found if match is not None and int(match[1]) > 1}
+        matches = (re.fullmatch(rf"{re.escape(base.name)}-([1-9]\d*)", entry.name) for entry in base.parent.iterdir())
+        numbers |= {int(match[1]) for match in matches if match is not None and int(match[1]) > 1}
     return {number: _member(base, number) for number in sorted(numbers)}
 
 

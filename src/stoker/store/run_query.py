@@ -80,7 +80,7 @@ def terms_of(words: str) -> tuple[Term, ...]:
 
 def values_of(run: Run, spec: JobSpec) -> dict[str, Value]:
     """Everything a run can be chosen by, by its full name."""
-    found: dict[str, Value] = {
+    values: dict[str, Value] = {
         "name": run.name,
         "job": spec.name,
         "status": run.status,
@@ -89,20 +89,20 @@ def values_of(run: Run, spec: JobSpec) -> dict[str, Value]:
         "updates": float(run.updates),
         "wall_s": run.wall_s,
     }
-    found.update(run.metrics)
+    values.update(run.metrics)
     for group in (spec.parameters, spec.settings):
         for name, value in leaves(dict(group)):
             if isinstance(value, bool):
-                found.setdefault(name, str(value).lower())
+                values.setdefault(name, str(value).lower())
             elif isinstance(value, str | int | float):
-                found.setdefault(name, value if isinstance(value, str) else float(value))
-    return found
+                values.setdefault(name, value if isinstance(value, str) else float(value))
+    return values
 
 
 def selected_ids(values: Mapping[str, Mapping[str, Value]], *, where: str = "", sort: str | None = None) -> list[str]:
     """As `selected`, of what runs can be chosen by, by their ids; raises likewise."""
-    ids, found = list(values), list(values.values())
-    return [ids[index] for index in _chosen(found, where=where, sort=sort)]
+    ids, columns = list(values), list(values.values())
+    return [ids[index] for index in _chosen(columns, where=where, sort=sort)]
 
 
 def selected(
@@ -150,9 +150,9 @@ def _has_order(value: Value | None) -> bool:
 
 
 def value_of(name: str, values: Mapping[str, Value]) -> Value | None:
-    """What a run has under a name, or under the only one that ends with it; None where it has nothing."""
-    found = list(_meanings(name, values).values())
-    return found[0] if len(set(map(str, found))) == 1 else None  # by their text, for NaN equals nothing
+    """The value of a run under a name, or under the only one that ends with it; None where there is none."""
+    meanings = list(_meanings(name, values).values())
+    return meanings[0] if len(set(map(str, meanings))) == 1 else None  # by their text, for NaN equals nothing
 
 
 def require_known(names: Sequence[str], runs: Sequence[Mapping[str, Value]]) -> None:
@@ -164,22 +164,22 @@ def require_known(names: Sequence[str], runs: Sequence[Mapping[str, Value]]) -> 
     """
     known = dict.fromkeys(name for values in runs for name in values)
     for name in names if runs else ():
-        meant = [found for values in runs if (found := _meanings(name, values))]
+        meant = [meanings for values in runs if (meanings := _meanings(name, values))]
         if not meant:
             near = difflib.get_close_matches(name, {*known, *(_last(full) for full in known)}, n=5)
             raise BadJob(
                 f"no run has {name!r}",
                 remedy=f"Like it: {', '.join(near)}." if near else "`stoker runs --json` shows what runs have.",
             )
-        measures = [measured for found in meant if (measured := {full for full in found if "/" in full})]
-        is_one = all(value_of(name, found) is not None for found in meant)
+        measures = [measured for meanings in meant if (measured := {full for full in meanings if "/" in full})]
+        is_one = all(value_of(name, meanings) is not None for meanings in meant)
         if not is_one or (measures and not set.intersection(*measures)):
-            several = ", ".join(dict.fromkeys(full for found in meant for full in found))
+            several = ", ".join(dict.fromkeys(full for meanings in meant for full in meanings))
             raise BadJob(f"{name!r} means several things", remedy=f"Write one of {several}.")
 
 
 def _meanings(name: str, values: Mapping[str, Value]) -> dict[str, Value]:
-    """What a name can mean in a run: what is called so, else all that ends with it."""
+    """The values that a name can mean in a run: the one of that name, else all whose names end with it."""
     if name in values:
         return {name: values[name]}
     return {full: value for full, value in values.items() if _last(full) == name}

@@ -1,4 +1,4 @@
-"""What every kind of place has to do: tests for a launcher, to be inherited by a class of a test file.
+"""The contract of every kind of place: tests for a launcher, to be inherited by a class of a test file.
 
 ```python
 class TestSsh(LauncherConformance):
@@ -80,7 +80,7 @@ class LauncherConformance:
             assert self.launcher.parse(target.text.partition(":")[2]) == target, word
 
     def test_bad_words_are_refused_with_the_form(self) -> None:
-        """What cannot be read is refused before anything is asked, and the remedy shows the form."""
+        """An unreadable word is refused before any request, and the remedy shows the form."""
         for word in self.bad_words:
             problem = self._problem_of(word)
             assert problem is not None, f"{word!r} was read"

@@ -273,7 +273,7 @@ class Call {
     }
     if (has_generator || !op_.hasTag(at::Tag::nondeterministic_seeded)) {
       compute();
-    } else {  // draws from the CPU's generator, which has to have this device's state meanwhile
+    } else {  // draws from the CPU's generator, which has to have this device's state for that time
       auto cpu = at::detail::getDefaultCPUGenerator();
       auto& own = inner_of(default_generator(device().index()));
       const auto before = cpu.get_state();

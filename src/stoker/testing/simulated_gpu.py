@@ -88,7 +88,7 @@ def is_simulated() -> bool:
 
 @functools.cache
 def _extension() -> Any:
-    """The extension, compiled once for each version of PyTorch and of its source; beside PyTorch's own of that kind."""
+    """The extension, compiled once for each version of PyTorch and of its source, in PyTorch's cache of extensions."""
     built_for = f"{torch.__version__} {sys.version}".encode()
     digest = hashlib.sha256(_SOURCE.read_bytes() + built_for).hexdigest()[:16]
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")

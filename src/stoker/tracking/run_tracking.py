@@ -270,7 +270,7 @@ class RunUpload:
             return {}
         except (OSError, ValueError) as problem:
             raise BadRun(
-                f"{self.state_path} cannot be read: {problem}", remedy="Delete it: all events are then sent anew."
+                f"{self.state_path} cannot be read: {problem}", remedy="Delete it: all events are then sent again."
             ) from problem
         return state if isinstance(state, dict) else {}
 

@@ -356,24 +356,24 @@ def newest_together(world: World, store: CheckpointStore) -> tuple[Path, Checkpo
     Raises:
         BadRun: none of the checkpoints is usable, or not every process sees it; raised in all of them.
     """
-    found, problem = None, None
+    newest, problem = None, None
     if world.is_first:
         try:
-            found = store.newest()
+            newest = store.newest()
         except StokerError as error:
             problem = error
-    name = gather_from_ranks(world, None if found is None else found[0].name)[0]
+    name = gather_from_ranks(world, None if newest is None else newest[0].name)[0]
     raise_on_all_ranks(world, problem)
     if name is None:
         return None
     try:
         if not world.is_first:
             becomes_visible(store.directory / name)
-            found = store.named(name)
+            newest = store.named(name)
     except StokerError as error:
         problem = error
     raise_on_all_ranks(world, problem)
-    return found
+    return newest
 
 
 def restore(step: Step, path: Path, manifest: CheckpointManifest) -> dict[str, JSON]:

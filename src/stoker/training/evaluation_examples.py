@@ -37,7 +37,7 @@ MOST_CLASSES = 64
 _IGNORED = -100
 _MOST_VALUES = 16
 _LARGEST_SIDE = 96
-"""Of a picture [pixels]; larger ones are thinned out."""
+"""Largest side of a picture [pixels]; larger ones are thinned out."""
 
 
 @dataclass

@@ -109,7 +109,7 @@ class RunLogger:
         if not (self._scalars or self._images or self._texts):
             return
         positions = [int(pair[0]) for pairs in self._scalars.values() for pair in pairs]
-        positions += [one["samples"] for one in (*self._images, *self._texts)]
+        positions += [logged["samples"] for logged in (*self._images, *self._texts)]
         fields: dict[str, JSON] = {"samples": max(positions)}
         kept = {"scalars": self._scalars, "images": self._images, "texts": self._texts}
         fields |= {name: values for name, values in kept.items() if values}

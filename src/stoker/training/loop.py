@@ -458,7 +458,7 @@ class Loop:
         kept = kept_at(self.extent, position) if keeps else None
         self._announce(self.checkpointer.save(self.step, position, self.progress(), best=is_best, kept=kept))
         if (is_best or keeps) and self.step.world.layout.world_size > 1:
-            # Else a process lost meanwhile would take the checkpoint with it, and survivors go on without one.
+            # Else a process lost during the write would take the checkpoint with it, and survivors would have none.
             self._announce(self.checkpointer.collect(wait=True))
         self.telemetry.lap("checkpoint")
 

@@ -149,7 +149,7 @@ def tree_of(step: Step) -> dict[str, Any]:
     names, saved = names_of(step), step.optimizer.state_dict()
     state: dict[Any, Any] = saved["state"]
     for number, parameter in enumerate(parameters_of(step.optimizer)):
-        _require_spread_alike(names[number], parameter, state.get(number, {}))
+        _require_same_placements(names[number], parameter, state.get(number, {}))
     return {
         "state": {names[key]: value for key, value in state.items() if isinstance(key, int)},
         "beside": {key: value for key, value in state.items() if not isinstance(key, int)},
@@ -160,7 +160,7 @@ def tree_of(step: Step) -> dict[str, Any]:
     }
 
 
-def _require_spread_alike(name: str | int, parameter: torch.Tensor, state: Any) -> None:
+def _require_same_placements(name: str | int, parameter: torch.Tensor, state: Any) -> None:
     """Refuse a part of a tensor without placements, as a user's optimiser may keep it."""
     if not is_spread(parameter) or not isinstance(state, dict):
         return
@@ -208,13 +208,13 @@ def renamed(skeleton: JSON, step: Step) -> JSON:
         raise ValueError(f"it is of {len(set(numbers))} parameters, the job's is of {len(names)}")
     state: list[tuple[Any, JSON]] = [(key, value) for key, value in kept["state"]["of"]]
     by_name = [[names[key], value] for key, value in state if isinstance(key, int)]
-    beside = [[key, value] for key, value in state if not isinstance(key, int)]
+    unnamed = [[key, value] for key, value in state if not isinstance(key, int)]
     for group in groups:
         group["params"] = {"is": "list", "of": [names[number] for number in group["params"]["of"]]}
     return _dict(
         {
             "state": {"is": "dict", "of": by_name},
-            "beside": {"is": "dict", "of": beside},
+            "beside": {"is": "dict", "of": unnamed},
             "groups": {"is": "list", "of": [_dict(group) for group in groups]},
             **{key: value for key, value in kept.items() if key not in _STANDARD},
         }

@@ -193,11 +193,11 @@ class PlanInForce:
         Raises:
             RunFailed: it cannot be stored.
         """
-        at = change.position or CheckpointStore(self.directory.checkpoints).newest_position()
+        position = change.position or CheckpointStore(self.directory.checkpoints).newest_position()
         self.switch(
             PlanSwitch(
-                update=at.updates,
-                samples=at.samples,
+                update=position.updates,
+                samples=position.samples,
                 plan=change.new,
                 why=change.why,
                 left_out=change.left_out,
@@ -223,14 +223,16 @@ class PlanInForce:
         asked = saving_every(interval, device_mtbf_h, self.decision)
         if asked == self.decision:
             return
-        at = CheckpointStore(self.directory.checkpoints).newest_position()
+        position = CheckpointStore(self.directory.checkpoints).newest_position()
         last = next(reversed(self.schedule.switches), None)
-        if last is not None and last.update > at.updates:
-            at = dataclasses.replace(at, updates=last.update, samples=last.samples)
+        if last is not None and last.update > position.updates:
+            position = dataclasses.replace(position, updates=last.update, samples=last.samples)
         why = "another time between checkpoints is asked for"
         began = PlanSwitch(update=0, samples=0, plan=self.plan, kind="changed", why=why)
         self.switch(
-            dataclasses.replace(last or began, update=at.updates, samples=at.samples, plan=asked.chosen.plan, why=why)
+            dataclasses.replace(
+                last or began, update=position.updates, samples=position.samples, plan=asked.chosen.plan, why=why
+            )
         )
 
     def fit_to_ranks(self, job: Job, count: int, device: Device, sinks: Sequence[Sink]) -> None:

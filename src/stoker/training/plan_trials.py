@@ -248,14 +248,14 @@ class PlanTrials:
         self._is_probed, step = True, self._step
         try:
             with self._nothing_changed():
-                found = find_coupling(step.job, self._prepared.data.train)
+                coupling = find_coupling(step.job, self._prepared.data.train)
         except StokerError as problem:
             self._telemetry.emit("warned", message=f"samples were not compared: {problem.message}")
             return
-        step.change_to(step.plan, found)
-        self._plans.learn(found)
-        if found.unsaved:
-            kept = " and ".join(found.unsaved)
+        step.change_to(step.plan, coupling)
+        self._plans.learn(coupling)
+        if coupling.unsaved:
+            kept = " and ".join(coupling.unsaved)
             message = f"checkpoints do not hold {kept}, from which the next pass goes on; keep it in a buffer"
             self._telemetry.emit("warned", message=message)
 
@@ -464,7 +464,7 @@ class PlanTrials:
             self._telemetry.emit("warned", message=f"the plan is not kept for the next start: {problem.message}")
 
     def _measurement(self, plan: Plan, times_s: list[float]) -> Measurement:
-        """What was measured of a plan."""
+        """The measurement of a plan."""
         step = self._step
         state = [t for values in step.optimizer.state.values() for t in values.values() if isinstance(t, torch.Tensor)]
         return Measurement(

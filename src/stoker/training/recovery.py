@@ -97,7 +97,7 @@ class Recovery:
         self._before.keep()
 
     def judge(self, error: Exception, batch: Batch, position: Position) -> Shortage | None:
-        """What to do after `error` in the update at `position`: repeat it in smaller pieces; None: it is skipped.
+        """The reaction to `error` in the update at `position`: repeat it in smaller pieces; None: it is skipped.
 
         Raises:
             Exception: `error` itself, which is neither.

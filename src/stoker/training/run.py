@@ -94,7 +94,7 @@ class RunProcess:
     _why: str = field(default="", init=False)
     """Why the last session ended before the run."""
     _notes: dict[str, JSON] = field(default_factory=dict, init=False)
-    """What the next generation has to know."""
+    """Notes for the next generation."""
     _clock: RankClock | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:

@@ -147,17 +147,17 @@ def _warn_on_error(telemetry: Telemetry, what: str) -> Iterator[None]:
 
 
 def _bottleneck(session: TrainingSession, done: records.Run) -> records.Bottleneck | None:
-    """What bounded the run, written into its directory; figures that contradict each other give warnings."""
+    """The run's bottleneck, written into its directory; figures that contradict each other give warnings."""
     directory, telemetry = session.directory, session.loop.telemetry
     with _warn_on_error(telemetry, "what held the run back"):
         report = dataclasses.replace(directory.read_report(), run=done, decision=session.trained_under)
-        found = bottleneck_of(session.prepared, report)
-        if found is None:
+        bottleneck = bottleneck_of(session.prepared, report)
+        if bottleneck is None:
             return None
-        directory.write_bottleneck(found)
-        for problem in found.problems:
+        directory.write_bottleneck(bottleneck)
+        for problem in bottleneck.problems:
             telemetry.emit("warned", message=problem)
-        return found
+        return bottleneck
     return None
 
 

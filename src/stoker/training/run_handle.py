@@ -116,7 +116,7 @@ class Run:
 
     @property
     def exit_code(self) -> int:
-        """What `stoker train` ends with: 0 finished, 75 its slice is over and the same command goes on, 130 stopped."""
+        """Exit code of `stoker train`: 0 finished, 75 its slice is over, and the command continues it; 130 stopped."""
         if self.status == "finished":
             return 0
         return SLICE_OVER_EXIT if self.stopped_by == SLICE_OVER else INTERRUPTED

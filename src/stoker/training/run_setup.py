@@ -114,8 +114,8 @@ def note_continuation_here(directory: RunDirectory) -> None:
     """
     launch = directory.read_launch()
     if launch is not None and not launch.continued_here_at:
-        at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        directory.write_launch(replace(launch, continued_here_at=at))
+        moment = datetime.now(UTC).isoformat(timespec="milliseconds")
+        directory.write_launch(replace(launch, continued_here_at=moment))
 
 
 def create_run(

@@ -261,8 +261,8 @@ def _repeat_if_missed(
 
 def slowest_s(job: Job, decision: Decision) -> float:
     """Forecast time of the slowest phase of the run [s]; see `slowest_phase_s`."""
-    updates_apart = 1 if job.sync is None else job.sync.interval(job.batch_size)
-    return slowest_phase_s(decision.chosen.forecast, updates_apart)
+    sync_interval = 1 if job.sync is None else job.sync.interval(job.batch_size)
+    return slowest_phase_s(decision.chosen.forecast, sync_interval)
 
 
 def _unsaved_s(store: CheckpointStore, age_s: float) -> float:
@@ -314,23 +314,23 @@ def _start_from(
     directory: RunDirectory, prepared: ResolvedJob, store: CheckpointStore, total_updates: int, world: World
 ) -> _Start | None:
     """The checkpoint to start from: this run's newest, or its parent's."""
-    found = newest_together(world, store)
-    if found is not None:
-        return _Start(*found, found[1].position, is_own=True)
+    newest = newest_together(world, store)
+    if newest is not None:
+        return _Start(*newest, newest[1].position, is_own=True)
     run = directory.read_run()
     if run.forked_from is None:
         return None
     parent = find_run(runs_root(), run.forked_from)
     theirs_store = CheckpointStore(parent.checkpoints, spec_digest=parent.read_run().spec_digest)
-    found = newest_together(world, theirs_store)
-    if found is None:
+    newest = newest_together(world, theirs_store)
+    if newest is None:
         raise BadRun(
             f"{parent.name} has no checkpoint to start from",
             remedy=f"If it is kept at a URL, give --fork {parent.name} --keep URL: its checkpoints are fetched.",
         )
     theirs = parent.read_spec()
     mine = prepared.spec_like(theirs)
-    position = found[1].position if _continues(theirs, mine) else Position()
+    position = newest[1].position if _continues(theirs, mine) else Position()
     if position.updates >= total_updates:
         raise BadRun(
             f"{parent.name} made {position.updates} updates; this job makes {total_updates}, so nothing is left to do",
@@ -340,7 +340,7 @@ def _start_from(
     for number, schedule in enumerate(schedules):
         if isinstance(schedule, dict):  # a fork may change the length of the run
             schedules[number] = {key: value for key, value in schedule.items() if key != "run"}
-    return _Start(*found, position, is_own=False, keeps_plateau=schedules[0] == schedules[1])
+    return _Start(*newest, position, is_own=False, keeps_plateau=schedules[0] == schedules[1])
 
 
 def _continues(theirs: JobSpec, mine: JobSpec) -> bool:
@@ -417,5 +417,5 @@ def _best_so_far(job: Job, progress: dict[str, JSON]) -> Best:
     else:
         name = bare_name(job.evaluation.select)
         lower_is_better = direction_of(measure_of(job, job.evaluation.select), list(job.metrics), None)
-    found: dict[str, JSON] = progress.get("best", {"value": None, "samples": 0})
-    return Best(name, found["value"], found["samples"], lower_is_better=bool(lower_is_better))
+    best: dict[str, JSON] = progress.get("best", {"value": None, "samples": 0})
+    return Best(name, best["value"], best["samples"], lower_is_better=bool(lower_is_better))

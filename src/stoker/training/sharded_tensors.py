@@ -244,7 +244,7 @@ class OnDisk:
 
     def _read_headers(self, manifest: CheckpointManifest) -> dict[str, StoredTensor]:
         """The tensors that a process alone wrote: whole, with shape and dtype from the headers of their files."""
-        found: dict[str, StoredTensor] = {}
+        headers: dict[str, StoredTensor] = {}
         for name in (file.name for file in manifest.files if file.name.endswith(".safetensors")):
             try:
                 file = self._open(name)
@@ -252,10 +252,10 @@ class OnDisk:
                     header = file.get_slice(key)
                     shape, dtype = tuple(header.get_shape()), _DTYPES.get(header.get_dtype(), header.get_dtype())
                     piece = StoredPiece(file=name, offsets=(0,) * len(shape), sizes=shape)
-                    found[key] = StoredTensor(shape=shape, dtype=dtype, pieces=(piece,))
+                    headers[key] = StoredTensor(shape=shape, dtype=dtype, pieces=(piece,))
             except (OSError, safetensors.SafetensorError) as error:
                 raise BadRun(f"{self._path / name} cannot be read: {error}") from error
-        return found
+        return headers
 
 
 TensorSource = InMemory | OnDisk

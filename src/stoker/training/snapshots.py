@@ -111,7 +111,7 @@ def put_back(step: Step, skeletons: dict[str, JSON], source: TensorSource, where
     except (KeyError, ValueError, RuntimeError) as error:
         raise BadRun(
             f"{where} does not fit this job's optimiser: {error}",
-            remedy="Was the optimiser changed? --new starts anew.",
+            remedy="Was the optimiser changed? --new starts a new run.",
         ) from error
     if step.average is not None:
         average = skeletons.get("average", skeletons["model"])
@@ -242,7 +242,7 @@ def restore_outer(step: Step, skeletons: dict[str, JSON], source: OnDisk) -> Non
     if OUTER not in skeletons:
         raise BadRun(
             "this checkpoint is of processes that trained in lockstep; sites cannot go on from it",
-            remedy="Leave out Job(sync=…), or start anew with --new.",
+            remedy="Leave out Job(sync=…), or start a new run with --new.",
         )
     state = rebuilt(skeletons[f"{prefix_in(step, skeletons)}{OUTER}"], whole_from(source))
     if _num_replicas(skeletons) != step.world.layout.replicas:
@@ -251,7 +251,7 @@ def restore_outer(step: Step, skeletons: dict[str, JSON], source: OnDisk) -> Non
         step.outer.load(state)
     except ValueError as error:
         raise BadRun(
-            f"this checkpoint does not fit the job's sync: {error}", remedy="Was sync changed? --new starts anew."
+            f"this checkpoint does not fit the job's sync: {error}", remedy="Was sync changed? --new starts a new run."
         ) from error
 
 

@@ -138,7 +138,7 @@ class WorkerListener:
 
 
 class _HeldOutput:
-    """What the processes print: shown as it comes, but for the error that the run ends with."""
+    """The output of the processes: shown as it comes, except for the error that the run ends with."""
 
     def __init__(self) -> None:
         self._error: list[str] = []
@@ -157,10 +157,10 @@ class _HeldOutput:
 
     def as_error(self, code: int) -> StokerError:
         """The error that they ended with, in its own words."""
-        words = [line.removeprefix("error: ") for line in self._error if not line.startswith("try: ")]
+        lines = [line.removeprefix("error: ") for line in self._error if not line.startswith("try: ")]
         remedy = next((line.removeprefix("try: ").strip() for line in self._error if line.startswith("try: ")), None)
         kind = next((one for one in (BadJob, DoesNotFit, NoDevice, BadRun) if one.exit_code == code), RunFailed)
-        return kind("\n".join(words) or f"a process ended with exit code {code}", remedy=remedy)
+        return kind("\n".join(lines) or f"a process ended with exit code {code}", remedy=remedy)
 
 
 def _print(line: str) -> None:

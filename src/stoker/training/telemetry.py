@@ -188,9 +188,9 @@ class Telemetry:
         self._evaluations_left = max(0, self._evaluations_left - 1)
 
     def replanned(self) -> None:
-        """Watch a GPU's memory anew: what an earlier plan took says nothing of the one in force now.
+        """Reset the peak of a GPU's memory: what an earlier plan took says nothing of the one in force now.
 
-        Not anew at each progress event: repeating a captured pass allocates nothing, and its peak would be forgotten.
+        Not at each progress event: repeating a captured pass allocates nothing, and its peak would be forgotten.
         """
         self._watching.close()
         if self._device.startswith("cuda"):

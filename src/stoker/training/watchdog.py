@@ -105,12 +105,12 @@ class WatchdogPatience:
         return cls(others_s=max(least_s, longest_s), answer_s=max(min(least_s, ANSWER_S), longest_s))
 
 
-def slowest_phase_s(forecast: Forecast, updates_apart: int = 1) -> float:
+def slowest_phase_s(forecast: Forecast, sync_interval: int = 1) -> float:
     """Forecast time of the slowest phase of a run [s]: an update with loading, an evaluation, a checkpoint's copy.
 
-    Replicas that exchange every `updates_apart` updates wait for each other that long.
+    Replicas that exchange every `sync_interval` updates wait for each other that long.
     """
-    return max(updates_apart * forecast.step_s.value, forecast.evaluate_s.value, forecast.checkpoint_s.value)
+    return max(sync_interval * forecast.step_s.value, forecast.evaluate_s.value, forecast.checkpoint_s.value)
 
 
 class Watchdog:
@@ -193,7 +193,7 @@ class Watchdog:
                     quiet_s, times = 0.0, 0
 
     def _signs_of_life(self) -> tuple[int, int]:
-        """What changes while the run moves: a stream that is read again up to where the run was makes no laps."""
+        """Counters that change while the run moves; a stream that is read again to the run's position makes no laps."""
         return self._laps.num_laps, place_reached()
 
     def _act(self, quiet_s: float, times: int) -> bool:
@@ -239,7 +239,7 @@ class Watchdog:
         theirs = self._workers.stacks()
         header = f"{datetime.now(UTC).isoformat(timespec='seconds')} {message}\n"
         if self._dumps is None:
-            return "nobody said where to write the stacks"
+            return "there is no directory to write the stacks to"
         path = self._dumps / "stacks.txt"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

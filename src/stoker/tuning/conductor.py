@@ -41,7 +41,7 @@ Tell = Callable[[StudyEvent], None]
 
 @dataclass(frozen=True, kw_only=True)
 class StudyWorker:
-    """What one process does for a study: where, which name it signs trials with, how many of the study, how long.
+    """One process's part in a study: where, under which name, how many trials, how long.
 
     `seconds` is the longest it works [s]; `parallel` is how many trials it runs at once.
     """
@@ -186,7 +186,7 @@ class Conductor:
             )
 
     def _verdict(self, number: int, ending: TrialResult) -> tuple[TrialState, float | None, str]:
-        """What a trial counts as: its state, its value if it is finished, and why if it is not."""
+        """The verdict on a trial: its state, its value if it is finished, and why if it is not."""
         if ending.kind == "finished":
             value = objective_of(self._settings.objective, ending.metrics)
             if math.isnan(value):
@@ -202,7 +202,7 @@ class Conductor:
         return TrialState.PRUNED, None, f"{ending.kind}: {ending.words}"
 
     def _origin(self, number: int) -> Origin | None:
-        """What a trial of a population begins with."""
+        """The origin of a trial of a population."""
         return None if self._population is None else self._population.origin(number, self._trials())
 
     def _asked(self, number: int, made: FrozenTrial | None = None) -> optuna.Trial:
@@ -216,7 +216,7 @@ class Conductor:
         return trial
 
     def _sampler(self, number: int) -> BaseSampler:
-        """What proposes trial `number`: a population's trials after the first have settings already."""
+        """The sampler of trial `number`: a population's trials after the first have settings already."""
         settings, origin = self._settings, self._origin(number)
         if origin is not None and origin.parameters is not None:
             return GridSampler((origin.parameters,))
@@ -265,7 +265,7 @@ class Conductor:
         return self._population.ends_at(number, min(heard, ending.samples))
 
     def _trials(self) -> list[StudyTrial]:
-        return [trial_of(one) for one in self._study.get_trials(deepcopy=False) if one.state in STATES]
+        return [trial_of(trial) for trial in self._study.get_trials(deepcopy=False) if trial.state in STATES]
 
     def _trial(self, number: int) -> StudyTrial:
         return trial_of(self._storage.get_trial(self._id(number)))
@@ -291,7 +291,7 @@ def objective_of(name: str, metrics: dict[str, float]) -> float:
     bare = name.removeprefix("valid/")
     if bare in metrics:
         return float(metrics[bare])
-    known = [f"valid/{one}" for one in metrics]
+    known = [f"valid/{metric}" for metric in metrics]
     raise BadJob(f"--objective {name}: the job measures no such thing. {nearest(name, known)}")
 
 

@@ -52,7 +52,7 @@ BELOW_EDGE = 4.0
 the edge late by as much, since running away takes updates."""
 
 LARGEST_SPREAD = 3.0
-"""Edges of seeds within this factor agree: the suggestion is farther below them than they are apart."""
+"""Edges of seeds within this factor agree: the suggestion is further below them than that."""
 
 _HALF_A_DECADE = 10**0.5
 
@@ -239,7 +239,7 @@ def edge_of(rates: Sequence[float], losses: Sequence[float]) -> float | None:
 def read_sweeps(
     rates: tuple[float, ...], sweeps: Sequence[Sweep], *, stated_lr: float, batch: int, took_s: float
 ) -> LrRange:
-    """What the sweeps show, taken together."""
+    """The result of all sweeps."""
     edges = [sweep.edge for sweep in sweeps if sweep.edge is not None]
     edge = statistics.geometric_mean(edges) if len(edges) == len(sweeps) else None
     spread = max(edges) / min(edges) if edge is not None else None
@@ -249,7 +249,7 @@ def read_sweeps(
         lr, why = edge / BELOW_EDGE, f"a quarter of {edge:.3g}, beyond which the loss runs away"
     else:
         # Of what is known, the most careful: a quarter of the lowest edge, and not more than what the job says.
-        lr = min([stated_lr, *(one / BELOW_EDGE for one in edges)])
+        lr = min([stated_lr, *(edge / BELOW_EDGE for edge in edges)])
         source = "what the job says" if lr == stated_lr else "a quarter of the lowest edge"
         why = f"no clear answer: {doubt}; use {lr:.3g}, {source}"
     high = min(edges, default=rates[-1])

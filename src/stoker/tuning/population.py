@@ -46,7 +46,7 @@ _REDRAWN_SHARE = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What a trial begins with: the trial it goes on from (None: nothing), where that ended, and its settings.
+    """The origin of a trial: the trial it continues (None: none), where that ended, and its settings.
 
     `parameters` are None where they are drawn at random.
     """
@@ -72,7 +72,7 @@ class Population:
     def is_ready(self, number: int, trials: Sequence[StudyTrial]) -> bool:
         """Whether trial `number` can begin: all of the interval before it have ended."""
         before = self._interval(number) - 1
-        return all(one.state != "running" for one in trials if self._interval(one.number) == before)
+        return all(trial.state != "running" for trial in trials if self._interval(trial.number) == before)
 
     def ends_at(self, number: int, samples: int) -> bool:
         """Whether a trial hands on at an evaluation after so many samples; in the last interval the run's end ends it.
@@ -87,7 +87,7 @@ class Population:
         return samples >= (nearest - 0.5) * settings.first_samples
 
     def origin(self, number: int, trials: Sequence[StudyTrial]) -> Origin:
-        """What trial `number` begins with.
+        """The origin of trial `number`.
 
         Raises:
             RunFailed: no member came to the end of the interval before.
@@ -95,8 +95,8 @@ class Population:
         interval, member = divmod(number, self.settings.members)
         if interval == 0:
             return Origin(member=member, interval=0)
-        before = [one for one in trials if self._interval(one.number) == interval - 1]
-        own = next(one for one in before if one.number % self.settings.members == member)
+        before = [trial for trial in trials if self._interval(trial.number) == interval - 1]
+        own = next(trial for trial in before if trial.number % self.settings.members == member)
         draws = random.Random(seed_of(self.settings.seed, number))
         parent = self._successor(own, before, draws)
         chosen = dict(parent.parameters) if parent is own else explored(parent.parameters, self.settings.space, draws)
@@ -111,10 +111,14 @@ class Population:
     def _successor(self, own: StudyTrial, before: Sequence[StudyTrial], draws: random.Random) -> StudyTrial:
         """The trial that a member goes on from: its own, or one of the best quarter if it is of the worst or gone."""
         sign = -1.0 if self.settings.higher_is_better else 1.0
-        ended = [one for one in before if one.state == "handed on" and one.curve and not math.isnan(one.curve[-1][1])]
-        ranked = sorted(ended, key=lambda one: (sign * one.curve[-1][1], one.number))  # the best first
+        ended = [
+            trial
+            for trial in before
+            if trial.state == "handed on" and trial.curve and not math.isnan(trial.curve[-1][1])
+        ]
+        ranked = sorted(ended, key=lambda trial: (sign * trial.curve[-1][1], trial.number))  # the best first
         if not ranked:
-            reasons = "; ".join(dict.fromkeys(one.reason for one in before if one.reason))
+            reasons = "; ".join(dict.fromkeys(trial.reason for trial in before if trial.reason))
             raise RunFailed(
                 f"no member came to the end of interval {self._interval(own.number) + 1}: {reasons}",
                 remedy="Narrow the space to settings that can be trained, and begin another study with --study NAME.",
@@ -131,7 +135,7 @@ class Population:
 
 def _reached(trial: StudyTrial, trials: Sequence[StudyTrial]) -> int:
     """Samples that a trial's state was trained on, by all it goes back to."""
-    by_number = {one.number: one for one in trials}
+    by_number = {trial.number: trial for trial in trials}
     samples = trial.samples
     while trial.parent is not None:
         trial = by_number[trial.parent]
@@ -142,8 +146,10 @@ def _reached(trial: StudyTrial, trials: Sequence[StudyTrial]) -> int:
 def explored(parameters: dict[str, JSON], space: Sequence[Parameter], draws: random.Random) -> dict[str, JSON]:
     """Settings near `parameters`: each one is changed a little, or now and then drawn again."""
     return {
-        one.name: drawn(one, draws) if draws.random() < _REDRAWN_SHARE else _changed(one, parameters[one.name], draws)
-        for one in space
+        parameter.name: drawn(parameter, draws)
+        if draws.random() < _REDRAWN_SHARE
+        else _changed(parameter, parameters[parameter.name], draws)
+        for parameter in space
     }
 
 
@@ -161,7 +167,7 @@ def _changed(parameter: Parameter, value: JSON, draws: random.Random) -> JSON:
 def _neighbour(parameter: Parameter, value: JSON, draws: random.Random) -> JSON:
     """The value before or after this one; of choices that are no numbers, any."""
     points = list(points_of(parameter))
-    if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in points):
+    if not all(isinstance(point, int | float) and not isinstance(point, bool) for point in points):
         return draws.choice(points)
     points.sort()
     place = min(range(len(points)), key=lambda index: abs(points[index] - value)) + draws.choice((-1, 1))
@@ -231,7 +237,7 @@ def require_forkable(prepared: ResolvedJob) -> None:
 
 
 def changed_by(one: ResolvedJob, other: ResolvedJob) -> str | None:
-    """What differs between two jobs that no run can change on its way; None if there is nothing."""
+    """The first difference between two jobs that no run can change on its way; None if there is none."""
     if _shapes(one) != _shapes(other):
         return "the model's weights"
     if one.data.fingerprint() != other.data.fingerprint():

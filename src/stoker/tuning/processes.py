@@ -87,7 +87,7 @@ _USABLE = 0.9
 """The share of memory that trials may have together; the rest is the system's, and what forecasts are off by."""
 
 _CONTEXT_BYTES = 600 * 2**20
-"""What a process takes of a GPU before it has a tensor: its context and its kernels; a judgement."""
+"""Memory of a GPU that a process takes before it has a tensor: its context and its kernels; a judgement."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _on_gpus(devices: Sequence[Device], peak_bytes: float | None, asked: int | N
         share = device.memory_bytes * _USABLE / count - _CONTEXT_BYTES if count > 1 else None
         slots.append(TrialSlot(on=device.torch_name, memory_bytes=share))
     limit = f"{asked} asked for" if asked is not None else f"{len(devices)} GPUs"
-    is_short = sum(max(1, one) for one in each) <= len(slots)
+    is_short = sum(max(1, count) for count in each) <= len(slots)
     return TrialPacking(tuple(slots), _reason(len(slots), limit, devices[0], peak_bytes, is_memory_short=is_short))
 
 
@@ -179,7 +179,7 @@ def _reason(count: int, limit: str, device: Device, peak_bytes: float | None, *,
 
 
 OUTPUT = "output.txt"
-"""What a trial prints, next to its run's directory: `trials/0007.output.txt`."""
+"""The output of a trial, next to its run's directory: `trials/0007.output.txt`."""
 
 _SAVING_S = 120.0
 """How long a trial that is asked to stop may take to save its state [s]."""
@@ -188,11 +188,11 @@ _ENDING_S = 30.0
 """How long a process may live on after its result [s], as one does whose threads do not end; then it is killed."""
 
 _LONGEST_WAIT_S = 3600.0
-"""Of one look at the children [s]: the system's own waiting takes no more than 24 days."""
+"""Longest wait for the children at a time [s]; the system's limit is 24 days."""
 
 
 class TrialSource(Protocol):
-    """What a runner of trials asks; see `Conductor`."""
+    """The source of a runner's trials; see `Conductor`."""
 
     @property
     def seconds_left(self) -> float | None:
@@ -325,7 +325,7 @@ class Processes:
 
 
 def in_a_process(function: Callable[..., Any], arguments: tuple[Any, ...], slot: TrialSlot) -> Any:
-    """What `function(*arguments)` gives in a process of its own, which has the CPUs of `slot`.
+    """The result of `function(*arguments)` in a process of its own, which has the CPUs of `slot`.
 
     Raises:
         StokerError: what it raised, in the same words.

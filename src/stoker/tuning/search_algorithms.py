@@ -46,7 +46,7 @@ def distributions(space: Space) -> dict[str, BaseDistribution]:
 
 
 def sampler_for(name: SamplerName, space: Space, seed: int, number: int, *, parallel: int = 1) -> samplers.BaseSampler:
-    """What proposes trial `number`.
+    """The sampler of trial `number`.
 
     Args:
         name: by which rule.
@@ -119,7 +119,7 @@ _WARM_UP = 4
 
 
 def pruner_for(name: PrunerName, rungs: Rungs) -> pruners.BasePruner:
-    """What gives trials up."""
+    """The rule that stops trials early."""
     with without_experimental_warnings():
         match name:
             case "none":

@@ -46,17 +46,17 @@ def parse_space(given: str | Path | Mapping[str, object] | Sequence[str]) -> Spa
         BadJob: a word is no parameter, a kind is unknown, a range is empty, or a name is there twice.
     """
     if isinstance(given, Mapping):
-        found = [_of_value(str(name), value) for name, value in given.items()]
+        parameters = [_of_value(str(name), value) for name, value in given.items()]
     else:
         words = [given] if isinstance(given, str | Path) else list(given)
-        found = [parameter for word in words for parameter in _of_word(str(word))]
-    names = [parameter.name for parameter in found]
+        parameters = [parameter for word in words for parameter in _of_word(str(word))]
+    names = [parameter.name for parameter in parameters]
     for name in names:
         if names.count(name) > 1:
             raise BadJob(f"the space has {name!r} twice", remedy="Give each parameter once.")
-    if not found:
+    if not parameters:
         raise BadJob("the space is empty: nothing is to be tried", remedy=_EXAMPLE)
-    return tuple(found)
+    return tuple(parameters)
 
 
 def describe_space(parameter: Parameter) -> str:
@@ -98,18 +98,18 @@ def grid(space: Space, seed: int) -> tuple[dict[str, JSON], ...]:
     points = [points_of(parameter) for parameter in space]
     if (count := math.prod(map(len, points))) > _MOST_GRID:
         raise BadJob(f"the grid has {count:,} points", remedy="Use --sampler random or tpe, or larger steps.")
-    found = [dict(zip((p.name for p in space), values, strict=True)) for values in itertools.product(*points)]
-    random.Random(seed).shuffle(found)
-    return tuple(found)
+    settings = [dict(zip((p.name for p in space), values, strict=True)) for values in itertools.product(*points)]
+    random.Random(seed).shuffle(settings)
+    return tuple(settings)
 
 
 def examples(space: Space, count: int, seed: int) -> tuple[dict[str, JSON], ...]:
     """At most `count` different configurations for a forecast: both ends, the middle, then random ones."""
     shares: Iterable[float] = (1.0, 0.0, 0.5)
-    found = [{parameter.name: _at(parameter, share) for parameter in space} for share in shares]
+    settings = [{parameter.name: _at(parameter, share) for parameter in space} for share in shares]
     draws = random.Random(seed)
-    found += [{parameter.name: drawn(parameter, draws) for parameter in space} for _ in range(max(0, count - 3))]
-    different = {json.dumps(one, sort_keys=True): one for one in found}
+    settings += [{parameter.name: drawn(parameter, draws) for parameter in space} for _ in range(max(0, count - 3))]
+    different = {json.dumps(setting, sort_keys=True): setting for setting in settings}
     return tuple(different.values())[:count]
 
 
@@ -131,14 +131,14 @@ def _of_word(text: str) -> list[Parameter]:
 def _read(path: Path) -> dict[str, object]:
     try:
         text = path.read_text(encoding="utf-8")
-        found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        content = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except FileNotFoundError:
         raise BadJob(f"there is no file {path} with a space", remedy=_EXAMPLE) from None
     except (OSError, ValueError) as problem:
         raise BadJob(f"{path} holds no space: {problem}", remedy=_EXAMPLE) from problem
-    if not isinstance(found, dict):
-        raise BadJob(f"{path} holds no space: wanted an object of names, got a {type(found).__name__}")
-    return found
+    if not isinstance(content, dict):
+        raise BadJob(f"{path} holds no space: wanted an object of names, got a {type(content).__name__}")
+    return content
 
 
 def _of_value(name: str, value: object) -> Parameter:
@@ -182,9 +182,9 @@ def _number(name: str, text: str) -> float:
 
 def _value(text: str) -> JSON:
     """A value of a choice: a number, true, false or none where it reads like one, else the text."""
-    words: dict[str, JSON] = {"true": True, "false": False, "none": None, "null": None}
-    if text.lower() in words:
-        return words[text.lower()]
+    constants: dict[str, JSON] = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in constants:
+        return constants[text.lower()]
     for kind in (int, float):
         try:
             return kind(text)

@@ -77,7 +77,7 @@ def open_storage(url: str, directory: Path) -> RDBStorage:
     """The storage at `url`, or the file in the study's directory if that is empty; it is made if it is not there.
 
     Raises:
-        BadJob: the URL cannot be read, or what speaks to such a database is not installed.
+        BadJob: the URL cannot be read, or the driver of such a database is not installed.
         BadRun: the database is damaged, of another version, or does not answer.
     """
     place = url or f"sqlite:///{(directory / FILE).absolute()}"
@@ -149,7 +149,7 @@ LEAST_FOR_IMPORTANCE = 6
 
 def read_trials(study: optuna.Study) -> tuple[StudyTrial, ...]:
     """All trials of a study, in order."""
-    return tuple(trial_of(one) for one in study.get_trials(deepcopy=False) if one.state in STATES)
+    return tuple(trial_of(trial) for trial in study.get_trials(deepcopy=False) if trial.state in STATES)
 
 
 def trial_of(frozen: FrozenTrial) -> StudyTrial:
@@ -181,11 +181,11 @@ def trial_of(frozen: FrozenTrial) -> StudyTrial:
 
 def best_of(trials: Sequence[StudyTrial], *, higher_is_better: bool) -> dict[str, JSON] | None:
     """The best finished trial's number and value; None before there is one."""
-    finished = [one for one in trials if one.state == "finished" and one.value is not None]
+    finished = [trial for trial in trials if trial.state == "finished" and trial.value is not None]
     if not finished:
         return None
     sign = -1.0 if higher_is_better else 1.0
-    best = min(finished, key=lambda one: (sign * (one.value or 0.0), one.number))
+    best = min(finished, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
     return {"trial": best.number, "value": best.value}
 
 
@@ -195,8 +195,8 @@ def importance(study: optuna.Study) -> dict[str, float]:
     Source: S. Watanabe, A. Bansal, F. Hutter, "PED-ANOVA", IJCAI 2023, as Optuna has it.
     """
     finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    if len(finished) < LEAST_FOR_IMPORTANCE or len({one.value for one in finished}) < 2:
+    if len(finished) < LEAST_FOR_IMPORTANCE or len({trial.value for trial in finished}) < 2:
         return {}
     with without_experimental_warnings():
-        found = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
-    return {name: float(share) for name, share in found.items() if math.isfinite(share)}
+        importances = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
+    return {name: float(share) for name, share in importances.items() if math.isfinite(share)}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FILE = "study.json"
 _FORECAST, _PAGE = "forecast.json", "study.html"
 _BEFORE = (LOCK_FILE, HELD_FILE, _FORECAST)
-"""What may be there before a study is, as a kill leaves it."""
+"""Files that may exist before a study does, as after a kill."""
 
 _REMEDY = "Restore it from a copy."
 
@@ -49,7 +49,7 @@ class StudyDirectory:
         return self.path / _PAGE
 
     def read_settings(self) -> StudySettings:
-        """What the study is.
+        """The settings of the study.
 
         Raises:
             BadRun: it is missing, damaged or of another version.
@@ -57,7 +57,7 @@ class StudyDirectory:
         return read_record(self.path / FILE, StudySettings, remedy=_REMEDY)
 
     def read_forecast(self) -> StudyForecast | None:
-        """What it was expected to take; None if that was not asked for; raises as `read_settings`."""
+        """The forecast of the study; None if it was not asked for; raises as `read_settings`."""
         path = self.path / _FORECAST
         return read_record(path, StudyForecast, remedy=_REMEDY) if path.exists() else None
 
@@ -69,7 +69,9 @@ class StudyDirectory:
         """
         if self.is_study:
             return
-        others = sorted(one.name for one in self.path.iterdir() if one.name not in _BEFORE and not is_aside(one))
+        others = sorted(
+            entry.name for entry in self.path.iterdir() if entry.name not in _BEFORE and not is_aside(entry)
+        )
         if others:
             raise BadRun(
                 f"{self.path} is no study: it holds {', '.join(others[:3])}.", remedy="Choose another --study NAME."
@@ -125,7 +127,7 @@ class Study:
 
     @property
     def forecast(self) -> StudyForecast | None:
-        """What it was expected to take."""
+        """The forecast of the study."""
         return self.result.forecast
 
     @property

@@ -11,7 +11,7 @@ from stoker.records import Estimate
 from stoker.records.study import PlannedTrial, PrunerName, StudyForecast
 
 REDUCTION = 3
-"""Of so many trials that reach a rung, one goes on to the next, which is so many times further."""
+"""One of so many trials that reach a rung goes on to the next, which is so many times further."""
 
 _RUNGS = 3
 
@@ -29,11 +29,11 @@ class Rungs:
     @property
     def places(self) -> tuple[int, ...]:
         """The rungs [samples], all before the end."""
-        found, place = [], self.first
+        forecasts, place = [], self.first
         while place < self.total:
-            found.append(place)
+            forecasts.append(place)
             place *= REDUCTION
-        return tuple(found)
+        return tuple(forecasts)
 
 
 def rungs_of(first_samples: int, total_samples: int) -> Rungs:
@@ -66,9 +66,9 @@ def forecast_study(
             CPU, of which each trial has cores of its own.
         intervals: of a population, whose members start again for each; `trials` are its members.
     """
-    times = [one.total_s for one in planned if one.total_s is not None]
-    energies = [one.energy_kwh for one in planned if one.energy_kwh is not None]
-    costs = [one.cost_usd for one in planned if one.cost_usd is not None]
+    times = [forecast.total_s for forecast in planned if forecast.total_s is not None]
+    energies = [forecast.energy_kwh for forecast in planned if forecast.energy_kwh is not None]
+    costs = [forecast.cost_usd for forecast in planned if forecast.cost_usd is not None]
     share = expected_share(pruner, rungs, trials)
     at_once = max(1, min(parallel, trials) if gpus is None else min(parallel, trials, gpus))
     total = _total(times, trials, at_once, start=START_S * max(1, intervals)) if times else None
@@ -99,9 +99,9 @@ def _total(each: Sequence[Estimate], trials: int, at_once: int, *, start: float 
     """The sum over trials like these; between all of them being the least and all the largest of what was planned."""
     count = math.ceil(trials / at_once)
     return Estimate(
-        value=count * (statistics.fmean(one.value for one in each) + start),
-        low=count * (min(one.low for one in each) + start),
-        high=count * (max(one.high for one in each) + start),
+        value=count * (statistics.fmean(estimate.value for estimate in each) + start),
+        low=count * (min(estimate.low for estimate in each) + start),
+        high=count * (max(estimate.high for estimate in each) + start),
         unit=each[0].unit,
         basis=each[0].basis,
     )
@@ -110,7 +110,7 @@ def _total(each: Sequence[Estimate], trials: int, at_once: int, *, start: float 
 def _assumptions(
     planned: Sequence[PlannedTrial], pruner: PrunerName, rungs: Rungs, share: float | None, *, shares_device: bool
 ) -> list[str]:
-    good = sum(one.total_s is not None for one in planned)
+    good = sum(forecast.total_s is not None for forecast in planned)
     lines = [f"all trials are like the {good} configurations that were planned: the ends of the space, then its middle"]
     if good < len(planned):
         lines.append(f"{len(planned) - good} could not be planned: such trials are pruned, or fail")

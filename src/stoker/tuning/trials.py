@@ -174,7 +174,7 @@ def _stop_run() -> None:
 
 
 def _missed(directory: RunDirectory, heard: int) -> tuple[list[TrialReading], int]:
-    """What a study may have missed of a run that was cut off, and where the run is saved [samples].
+    """The readings that a study may have missed of a run that was cut off, and where the run is saved [samples].
 
     Its last evaluation is reported again too: whether the answer was acted on is unknown. What comes after the newest
     checkpoint is left out, for it will be trained and evaluated again.
@@ -215,13 +215,13 @@ def _kept_ending(directory: RunDirectory) -> TrialResult:
 
 
 def _kind_of(error: StokerError) -> TrialResultKind:
-    """What an error of a run means for a study: no memory, numbers that are none, or a mistake."""
+    """The kind of a run's error for a study: out of memory, diverged, or failed."""
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)
-    if any(isinstance(one, DoesNotFit) or ran_out_of_memory(one) for one in chain):
+    if any(isinstance(error, DoesNotFit) or ran_out_of_memory(error) for error in chain):
         return "out of memory"
-    return "diverged" if any(isinstance(one, NotFinite) for one in chain) else "failed"
+    return "diverged" if any(isinstance(error, NotFinite) for error in chain) else "failed"
 
 
 def _wait_until_free(directory: RunDirectory) -> None:
@@ -245,7 +245,7 @@ def _wait_until_free(directory: RunDirectory) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSurvey:
-    """What is known of a study's jobs before any is trained.
+    """A survey of a study's jobs before any is trained.
 
     `objectives` maps every name of an objective to whether higher is better; `default` is what chooses a run's best
     checkpoint. `first_samples` and `total_samples` are where a trial is evaluated first, and where it ends. `digest` is
@@ -273,11 +273,11 @@ class SurveyJobs:
     plan: Plan | Path | None = None
     is_planned: bool = True
     population: tuple[Parameter, ...] = ()
-    """What a population changes in the middle of runs; empty for other samplers."""
+    """The parameters that a population changes in the middle of runs; empty for other samplers."""
     seed: int = 0
 
     def __call__(self, configurations: Sequence[dict[str, JSON]]) -> JobSurvey:
-        """What is known of the jobs: of all that are to be planned, else of the first one that can be made.
+        """A survey of the jobs: of all that are to be planned, else of the first one that can be made.
 
         Raises:
             BadJob: none of them can be made, there is nothing to choose by, or a population cannot train them.
@@ -302,11 +302,11 @@ class SurveyJobs:
         return _surveyed(self.source, planned, prepared)
 
     def _planned(
-        self, parameters: dict[str, JSON], job: Job, entry: Entry | None, found: list[ResolvedJob]
+        self, parameters: dict[str, JSON], job: Job, entry: Entry | None, jobs: list[ResolvedJob]
     ) -> PlannedTrial:
-        """What a configuration needs; its job made ready goes into `found`, whether it fits or not."""
+        """The forecast of a configuration; its resolved job goes into `jobs`, whether it fits or not."""
         prepared = resolve_job(dataclasses.replace(job, test=None), entry)
-        found.append(prepared)
+        jobs.append(prepared)
         if not self.is_planned:
             return PlannedTrial(parameters=parameters)
         device = resolve_place(self.on, attached_devices())
@@ -334,8 +334,8 @@ def _surveyed(source: JobSource, planned: Sequence[PlannedTrial], prepared: Sequ
     objectives = {name: is_higher for name, is_higher in directions.items() if is_higher is not None}
     chooses = next(iter(first.data.held_out))
     chosen = f"{chooses}/{metric_name(first.job.metrics[0])}" if first.job.metrics else ""
-    ends = [_ends(one) for one in prepared]
-    totals = [one.total_samples for one in planned if one.total_samples] or [end for _, end in ends if end]
+    ends = [_ends(job) for job in prepared]
+    totals = [trial.total_samples for trial in planned if trial.total_samples] or [end for _, end in ends if end]
     return JobSurvey(
         digest=source.digest(first.entry),
         text_digest=source.text_digest(first.entry),
@@ -350,16 +350,16 @@ def _surveyed(source: JobSource, planned: Sequence[PlannedTrial], prepared: Sequ
 
 
 def _directions(job: Job) -> dict[str, bool | None]:
-    """Of each measure that is one number, whether higher is better; None where it is not stated."""
-    found: dict[str, bool | None] = {}
+    """Whether higher is better, for each measure that is one number; None where it is not stated."""
+    directions: dict[str, bool | None] = {}
     for split in job.validation:
         if job.objective.loss is not None:
-            found[f"{split}/loss"] = False
+            directions[f"{split}/loss"] = False
         for metric in job.metrics:
             lower = says_lower_is_better(metric)
             if lower is None or gives_one_number(metric):
-                found[f"{split}/{metric_name(metric)}"] = None if lower is None else not lower
-    return found
+                directions[f"{split}/{metric_name(metric)}"] = None if lower is None else not lower
+    return directions
 
 
 def _ends(prepared: ResolvedJob) -> tuple[int, int]:

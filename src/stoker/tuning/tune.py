@@ -101,7 +101,7 @@ class TuneOptions:
 
     @property
     def rule(self) -> PrunerName:
-        """What gives trials up."""
+        """The rule that stops trials early."""
         return self.pruner or ("none" if self.sampler in ("pbt", "gp") else "asha")
 
     def _require_population(self) -> None:
@@ -148,7 +148,7 @@ def options_from(given: Mapping[str, Any]) -> TuneOptions:
 Sink = Callable[[StudyEvent], None]
 
 _INTERVALS = 5
-"""Of a population; runs seldom have fewer evaluations, and each interval begins with a start of a process."""
+"""Intervals of a population; runs seldom have fewer evaluations, and each interval starts a process."""
 
 
 def tune(
@@ -309,9 +309,9 @@ def _require_free(space: Space, source: JobSource) -> None:
     if source.function is None:
         return  # a job file is checked when it is loaded
     parameters = inspect.signature(source.function).parameters
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
-    for name in (*(one.name for one in space), *source.fixed):
+    for name in (*(parameter.name for parameter in space), *source.fixed):
         if name not in parameters:
             raise BadJob(f"{source.name}() has no setting {name!r}. {nearest(name, parameters)}")
 
@@ -359,7 +359,7 @@ def _surveyed(
 def _settings(
     directory: StudyDirectory, survey: JobSurvey, space: Space, asked: TuneOptions, source: JobSource
 ) -> StudySettings:
-    """What the study is; one that exists keeps what it began with.
+    """The settings of the study; one that exists keeps its own.
 
     Raises:
         BadJob: there is no such objective.

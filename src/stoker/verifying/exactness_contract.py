@@ -85,8 +85,8 @@ def _begins_under(prepared: ResolvedJob, device: Device, plan: Plan) -> Plan | N
     loading = {name: getattr(plan, name) for name in ("loader", "num_workers", "prefetch_batches", "threads")}
     began = replace(start[0].chosen.plan, **loading)
     built = ("checkpointed_blocks", "checkpointing", "loss_chunks", "optimizer_states")
-    is_built_alike = all(getattr(plan, name) == getattr(began, name) for name in built)
-    return began if is_built_alike and began.in_words() != plan.in_words() else None
+    is_same_build = all(getattr(plan, name) == getattr(began, name) for name in built)
+    return began if is_same_build and began.in_words() != plan.in_words() else None
 
 
 _SHARES = {"order": 0.1, "resume": 0.35, "equality": 0.55}

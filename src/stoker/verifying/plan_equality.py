@@ -366,7 +366,7 @@ def check_states(subject: Subject) -> Verdict | None:
     if not allowed:
         return None
     states = allowed[-1] if subject.plan.optimizer_states == "full" else subject.plan.optimizer_states
-    words = states.replace("8bit", "8-bit")
+    kind = states.replace("8bit", "8-bit")
     plain = replace(subject.plan, captured=False, optimizer_implementation="default")
     plans = (replace(plain, optimizer_states="full"), replace(plain, optimizer_states=states))
     steps = [Step(subject.job, plan, subject.coupling) for plan in plans]
@@ -383,7 +383,7 @@ def check_states(subject: Subject) -> Verdict | None:
     passed = error <= _LARGEST_CHANGE
     answer = f"{'Yes' if passed else 'No'}: the first {_COMPARED} updates differ by {error:.2%} of what they change."
     evidence = f"norm of the difference over the norm, from equal weights; limit {_LARGEST_CHANGE:.0%}"
-    question = f"Are {words} optimiser states close enough to full ones?"
+    question = f"Are {kind} optimiser states close enough to full ones?"
     return verdict(question, answer, evidence, "same law" if passed else None)
 
 

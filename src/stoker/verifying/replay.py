@@ -3,7 +3,7 @@
 What: the run's own loop, under the run's own schedule of plans, from the newest checkpoint of its directory (or from
 the beginning, where there is none) to update number `until`, where it saves. In one determinism class the checkpoint
 is equal, bit for bit, to the one that the run itself saved there: times are all that may differ.
-Use when: somebody else claims to have made these updates. Costs: the time of the stretch, and a start.
+Use when: another party claims to have made these updates. Costs: the time of the stretch, and a start.
 Does not do: several processes; runs whose length is given in seconds, since no other machine can know it.
 
 `python -m stoker.verifying.replay RUN_DIR JOB_FILE --until UPDATES [--each] [--set NAME=VALUE …]` prints one JSON
@@ -39,7 +39,7 @@ _EVERY_CORE = 1 << 20
 
 
 class NotTheRun(BadRun):
-    """What is claimed cannot have been made by the job, on whatever machine."""
+    """The claim cannot come from the job, on any machine."""
 
 
 def replay(
@@ -97,7 +97,7 @@ def replay(
 
 
 def _stopping_at(until: int, stop: StopRequest) -> Callable[[Update], None]:
-    """What sees every update, and asks to stop after the last one."""
+    """A watcher of updates, which asks to stop after the last one."""
 
     def look(update: Update) -> None:
         if update.updates >= until:

@@ -69,7 +69,7 @@ def restart(row: Row, *, is_fork: bool) -> str:
         raise BadRun("the run does not say which job file it was started from", remedy="Resume it from a shell.")
     if Path(started.job_file).resolve().is_relative_to(row.path.resolve()):
         raise BadRun(
-            f"its job file {started.job_file} lies in the run's own directory: it may have come with it from elsewhere",
+            f"its job file {started.job_file} is in the run's own directory: it may have come with it from elsewhere",
             remedy="Read it, then resume the run from a shell.",
         )
     if not Path(started.job_file).is_file() or not Path(started.folder).is_dir():

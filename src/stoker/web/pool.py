@@ -1,4 +1,4 @@
-"""A pool on the page of places: asked by a process of its own, while somebody looks at it.
+"""A pool on the page of places: queried by a process of its own, while the page is open.
 
 Whatever the pool sends is read and made small there (`stoker.pool.overview`); this process takes one line of bounded
 length, within a time limit, and is held up by nothing else.
@@ -20,9 +20,9 @@ _FRESH_S = 4.0
 _ANSWER_S = 20.0
 """After which a process that has not answered is ended [s]."""
 _IDLE_S = 60.0
-"""A process that nobody asks for so long is ended [s]."""
+"""A process without a request for so long is ended [s]."""
 _MOST_BYTES, _MOST_SAID = 8 * 2**20, 64 * 1024
-"""Of an answer, and of what a process that failed says [bytes]."""
+"""Most bytes of an answer, and of a failed process's message."""
 
 
 class Pool:

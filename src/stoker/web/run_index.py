@@ -48,7 +48,7 @@ _MOST_POINTS = 96
 _QUIET_S = 120.0
 """A run that holds its lock and has said nothing for so long, or for 20 of its usual pauses, is stalled [s]."""
 _ROW_S = 1.75
-"""After progress a run's row is made anew this often [s], at every second look; after any other event at once."""
+"""After progress a run's row is rebuilt this often [s], at every second look; after any other event at once."""
 
 _TO_BE_NOTED = -1
 """A time that no folder has, so that there is a scan."""
@@ -214,7 +214,7 @@ class RunIndex:
         )
 
     def _note(self, path: Path) -> None:
-        """Let `has_new_folders` look at a folder, or at a lock, which a run that goes on writes anew in its place.
+        """Let `has_new_folders` look at a folder, or at a lock, which a resumed run writes again in its place.
 
         Before it is looked at otherwise, so that what comes later is noticed.
         """
@@ -289,7 +289,7 @@ class RunIndex:
         return row
 
     def _take_in(self, row: Row, stamp: tuple[int, ...], *, is_new: bool) -> None:
-        """Read what changed of a run, and describe it anew."""
+        """Read what changed of a run, and rebuild its description."""
         before = row.document
         grew = _read_log(row, is_new=is_new) or row.has_grown
         row.has_grown = False
@@ -307,7 +307,7 @@ class RunIndex:
 
 
 def _named(row: Row) -> dict[str, JSON]:
-    """Of a row's document what identifies it: the study that the run is a trial of, and names."""
+    """What identifies a row: the study that the run is a trial of, and names."""
     where = row.name.rsplit("/trials/", 1)
     study = printable(where[0]) if len(where) > 1 else None
     return {"id": row.id, "name": short(row.name.rsplit("/", 1)[-1]), "study": study}
@@ -365,8 +365,8 @@ def _read_log(row: Row, *, is_new: bool) -> bool:
     try:
         status = os.fstat(descriptor)
         size, log, start = status.st_size, f"{status.st_dev}.{status.st_ino}", row.tail.end
-        is_anew = row.tail.log != log or size < start or size - start > 4 * _TAIL_BYTES
-        if is_anew:
+        is_replaced = row.tail.log != log or size < start or size - start > 4 * _TAIL_BYTES
+        if is_replaced:
             row.curve, row.split_s, row.last, row.latest = [], {}, {}, {}
             row.last_kind, row.last_at = "", None
             start = max(0, size - _TAIL_BYTES)
@@ -381,7 +381,7 @@ def _read_log(row: Row, *, is_new: bool) -> bool:
     for line in lines.splitlines():
         _take(row, line)
     # At once: streams read it while a thread scans.
-    row.tail = Tail(log, start + len(lines), b"") if is_anew else Tail(log, start, lines)
+    row.tail = Tail(log, start + len(lines), b"") if is_replaced else Tail(log, start, lines)
     return bool(lines) or is_new
 
 
@@ -568,7 +568,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def launch_of(root: Path, name: str) -> dict[str, JSON] | None:
-    """Of a run elsewhere: place, kind, phase with its reason, price [USD/h] and limit; None for a run here."""
+    """Place, kind, phase with its reason, price [USD/h] and limit of a run elsewhere; None for a run here."""
     launch = read_json(root, f"{name}/launch.json", 2**20)
     if launch.get("record") != "Launch":
         return None
@@ -646,7 +646,7 @@ def _state(row: Row, status: object, launch: JSON, now_s: float, *, is_heard: bo
 
 
 def holder_of(root: Path, name: str) -> tuple[int, str] | None:
-    """Process number and host of who signed a run's lock; None where nobody did."""
+    """Process number and host of the holder of a run's lock; None without a holder."""
     for file in (LOCK_FILE, HELD_FILE):
         held = read_json(root, f"{name}/{file}", 4096)
         pid, host = held.get("pid"), held.get("host")

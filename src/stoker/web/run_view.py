@@ -207,7 +207,7 @@ def compare_document(rows: Sequence[Row]) -> dict[str, JSON]:
         except StokerError as problem:
             specs.append(None)
             problems.append(f"{row.document.get('name')}: {short(problem.message, 300)}")
-    settings = [dict(leaves(_told(spec))) if spec else {} for spec in specs]
+    settings = [dict(leaves(_shown_settings(spec))) if spec else {} for spec in specs]
     plans: list[dict[str, str]] = []
     surroundings: list[dict[str, JSON]] = []
     for row in rows:
@@ -250,8 +250,8 @@ def _chosen(row: Row) -> Plan | None:
     return decision.chosen.plan if decision is not None else None
 
 
-def _told(spec: JobSpec) -> dict[str, JSON]:
-    """Of a spec what a reader compares: digests of code and data as short words."""
+def _shown_settings(spec: JobSpec) -> dict[str, JSON]:
+    """What a reader compares of a spec: digests of code and data in short form."""
     return {
         "job": spec.name,
         "parameters": dict(spec.parameters),
@@ -272,9 +272,9 @@ def _over_seeds(rows: Sequence[Row], specs: Sequence[JobSpec | None]) -> list[di
     groups: dict[str, list[Row]] = {}
     for row, spec in zip(rows, specs, strict=True):
         if spec is not None and row.document.get("status") == "finished":
-            told = _told(spec) | {"first weights": "", "functions": ""}
-            alike = [(name, value) for name, value in leaves(told) if name.rsplit(".", 1)[-1] != "seed"]
-            groups.setdefault(repr(alike), []).append(row)
+            shown = _shown_settings(spec) | {"first weights": "", "functions": ""}
+            same = [(name, value) for name, value in leaves(shown) if name.rsplit(".", 1)[-1] != "seed"]
+            groups.setdefault(repr(same), []).append(row)
     found = []
     for members in groups.values():
         metrics: dict[str, list[float]] = {}

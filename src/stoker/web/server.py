@@ -57,11 +57,11 @@ _SERVICES_S = 2.0
 _MOST_LOGS = 12
 """Logs that are kept folded; the one that was not asked for longest goes first."""
 _AT_ONCE_BYTES = 4 * 2**20
-"""Of a log that is read while a page waits; of a longer one a preview is shown meanwhile."""
+"""Most of a log that is read while a page waits [bytes]; a longer one is previewed first."""
 _PREVIEW_S = 0.5
 """For which a long log is left alone, so that its preview is drawn first [s]."""
 _STREAM_BYTES = 512 * 1024
-"""What a stream sends of a log; after more, as behind a page that slept for long, the page asks for the series anew."""
+"""What a stream sends of a log; after more, as behind a page that slept for long, the page fetches the series again."""
 _PING_S = 20.0
 _MOST_ROWS = 20_000
 
@@ -112,7 +112,7 @@ class Ui:
         self._watches: dict[str, _Watch] = {}
         self._rows_events: tuple[int, dict[tuple[int, str | None], bytes]] = -1, {}
         self._pages: dict[asyncio.Event, str | None] = {}
-        """Of each stream what wakes it, and the run that it follows."""
+        """The event that wakes each stream, and the run that it follows."""
         self._woken_at = 0.0
         self._alerts: list[tuple[int, Alert]] = []
         self._documents: dict[str, dict[str, JSON]] = {}
@@ -212,7 +212,7 @@ class Ui:
     def _look(self) -> None:
         """Look at runs that train and at logs that are followed: a few small reads, cheaper than a thread."""
         before, grown = self.index.version, set[str]()
-        with self._telling_failures():
+        with self._failures_logged():
             grown = self.index.look_at_live(self._watches)
             if self.index.version != before:
                 self._raise_alerts()
@@ -224,7 +224,7 @@ class Ui:
     async def _rescan(self) -> None:
         """Look at all folders, in a thread."""
         async with self._index_lock:
-            with self._telling_failures():
+            with self._failures_logged():
                 await asyncio.to_thread(self.index.scan)
                 self._scanned_at = time.monotonic()
                 self._raise_alerts()
@@ -232,7 +232,7 @@ class Ui:
         self._wake()  # logs that grew as well, which no row may tell
 
     @contextlib.contextmanager
-    def _telling_failures(self) -> Iterator[None]:
+    def _failures_logged(self) -> Iterator[None]:
         try:
             yield
         except Exception:  # noqa: BLE001 - a disk that fails now may answer at the next look; pages must not freeze
@@ -509,7 +509,7 @@ class Ui:
 
 
 def _new_lines(row: Row, tail: Tail, log: str, offset: int) -> tuple[bytes, int, str, bool]:
-    """A log from byte `offset` to the end of `tail` as events; that end, of which file, and whether to fetch anew."""
+    """A log from byte `offset` to the end of `tail` as events; that end, of which file, and whether to fetch again."""
     if not tail.log or (log and log != tail.log):
         return b"", 0, tail.log, bool(log)
     if offset > tail.end:  # what a page fetched was read later than `tail`, unless the log has been cut

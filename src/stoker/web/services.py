@@ -152,7 +152,7 @@ Gained = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def _gained(before: Series, after: Series, name: str, model: str, version: str) -> Gained:
-    """What a histogram counted between two pages; of a service that began anew, all of it."""
+    """What a histogram counted between two pages; of a service that was restarted, all of it."""
     found: Gained = {}
     for part in ("_bucket", "_count", "_sum"):
         old = before.get((name + part, model, version), {})

@@ -41,7 +41,7 @@ _STATISTICS_MOMENTUM = 0.4
 """Share of each batch in the running statistics: runs of a few hundred updates leave no time for PyTorch's 0.1."""
 
 _LOGIT_SCALE = 1 / 3
-"""Of the output layer's results: keeps the first updates from being sure of themselves. 1/192 learned too slowly here:
+"""Factor of the output layer's results: it keeps the first updates from overconfidence. 1/192 learned too slowly here:
 91.6 % of validation images after two epochs, where 1/3 had 92.4 %.
 """
 

@@ -21,7 +21,7 @@ def candidate(name: str) -> CompressionCandidate:
 
 
 def likeness_of(name: str, course: Examination, directory: Path) -> float:
-    """How alike the candidate's answers are to the original's."""
+    """The similarity of the candidate's answers to the original's."""
     made = candidate(name).make(BuildContext(course.source, course.material.calibration), directory)
     _, engine = course.load(candidate(name), made)
     original = course.engine_of(course.source.manifest, course.source.graph_path)

@@ -44,7 +44,7 @@ def test_its_own_graph_is_made_and_its_record_goes_along(
     (candidate,) = forms_of(network, [form], {})
     made = candidate.make(BuildContext(images, EvaluationRows(tiny_inputs("images", rows=2))), tmp_path)
     assert made.graph.read_text() == "small.onnx"
-    assert made.beside == (network.record,)
+    assert made.extra_files == (network.record,)
     assert made.num_bytes == len("small.onnx")
     assert candidate.name == "pruned 2×, plain"
     assert candidate.is_lossy

@@ -40,7 +40,7 @@ def test_folders_are_classes_and_files_samples(root: Path) -> None:
 
 
 def test_files_below_folders_of_folders_count_and_hidden_ones_do_not(root: Path) -> None:
-    """What is no image by its name is told."""
+    """What is no image by its name is reported."""
     (root / "dog" / "more").mkdir()
     (root / "dog" / "more" / "deep.PNG").write_bytes(png_of(99))
     (root / "dog" / ".thumb.png").write_bytes(png_of(98))
@@ -149,7 +149,7 @@ def test_no_folder_no_images_and_a_class_that_is_not_named_are_told(root: Path, 
 
 
 def test_a_clean_list_leaves_samples_out(root: Path) -> None:
-    """By their paths, also from a folder above; the number is told."""
+    """By their paths, also from a folder above; the number is reported."""
     dropped = tuple(Dropped(id=f"pets/cat/{at:04}.png", why="corrupt") for at in (0, 3))
     clean = CleanList(source=str(root.parent), made_at="2026-01-01T00:00:00Z", kept=46, dropped=dropped)
     source = stoker.data.image_folder(root, clean=clean)

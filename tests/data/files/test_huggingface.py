@@ -48,7 +48,7 @@ def test_a_dataset_goes_into_a_job_as_it_is() -> None:
 
 
 def test_an_empty_list_has_the_numbers_of_its_column() -> None:
-    """A text without tokens is no list of floats, which would make floats of all tokens padded beside it."""
+    """A text without tokens is no list of floats, which would make floats of all tokens of its batch."""
     tokens = datasets.Features({"ids": datasets.Sequence(datasets.Value("int32")), "y": datasets.Value("int64")})
     given = datasets.Dataset.from_dict({"ids": [[], [3, 4]], "y": [0, 1]}, features=tokens)
     source = stoker.data.huggingface(given)

@@ -97,7 +97,7 @@ def test_what_cannot_be_decoded_is_told_in_words(content: bytes, message: str) -
 
 
 def test_an_image_of_too_many_pixels_is_refused_whatever_becomes_of_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread may have put their filters back meanwhile: no row is good or bad by chance."""
+    """Another thread may have restored their filters in between: no row is good or bad by chance."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20)
     with warnings.catch_warnings(action="ignore"):
         monkeypatch.setattr(warnings, "simplefilter", lambda *_given: None)

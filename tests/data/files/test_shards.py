@@ -67,7 +67,7 @@ def test_a_compressed_shard_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_index_is_made_once_for_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And anew when the file changed, or the kept one is damaged."""
+    """And again when the file changed, or the kept one is damaged."""
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
     path, made = tmp_path / "a", []
 

@@ -42,7 +42,7 @@ def table(kind: str, root: Path, rows: list[dict[str, Any]] | None = None, **giv
 
 
 def folder_of(source: Table) -> Path:
-    """Where a source's table lies in the cache."""
+    """Where a source's table is in the cache."""
     return source.table._folder
 
 
@@ -185,7 +185,7 @@ def test_missing_values_are_counted_and_placed(tmp_path: Path) -> None:
 
 @every_format
 def test_missing_values_become_what_is_said(kind: str, tmp_path: Path) -> None:
-    """A mean of what is there, a number, a word, or the row is left out; and it is told."""
+    """A mean of what is there, a number, a word, or the row is left out; and it is reported."""
     rows = [
         {"a": 1.0, "b": None, "c": "x", "y": 0},
         {"a": None, "b": 2.0, "c": None, "y": 1},
@@ -362,7 +362,7 @@ def test_several_files_follow_each_other(tmp_path: Path) -> None:
 
 
 def test_a_table_is_read_once_and_anew_when_it_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By size and time; a copy that lacks a part is made anew; the fingerprint is of the content."""
+    """By size and time; a copy that lacks a part is made again; the fingerprint is of the content."""
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
     first = csv_text(tmp_path, "a,y\n1,2\n", target="y")
     assert len(first) == 1

@@ -165,7 +165,7 @@ def test_a_clean_list_leaves_samples_out(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_changes_when_a_shard_does(tmp_path: Path) -> None:
-    """By size and time, and by what is read of it; not when only the index is made anew."""
+    """By size and time, and by what is read of it; not when only the index is made again."""
     pattern = shard_files(tmp_path)
     first = stoker.data.webdataset(pattern, fields=["png", "cls"]).fingerprint
     assert stoker.data.webdataset(pattern, fields=["png", "cls"]).fingerprint == first

@@ -111,7 +111,7 @@ def answered(source: TextSource, part_rows: int) -> tuple[dict[int, list[Any]], 
 def test_a_csv_has_one_reading(end: str, lines: list[str], part_rows: int, is_ended: bool, tmp_path: Path) -> None:
     """The same rows under the same numbers, and the same faults in the same words, whatever ends its lines.
 
-    Training leaves those rows out if it is told to; else it says which is the first.
+    Training leaves those rows out if asked to; else it says which is the first.
     """
     path = tmp_path / "t.csv"
     path.write_bytes(end.join(["\ufeffa,b", *lines, *[""] * is_ended]).encode())
@@ -228,7 +228,7 @@ def test_a_row_that_is_left_out_far_into_a_file_moves_no_other(tmp_path: Path, m
 
 
 def test_a_shard_has_the_samples_for_the_check_that_it_has_in_training(tmp_path: Path) -> None:
-    """Under the same names, as a clean list needs: with `./` before them, beside folders and hidden files."""
+    """Under the same names, as a clean list needs: with `./` before them, among folders and hidden files."""
     inside = tmp_path / "inside"
     (inside / "more").mkdir(parents=True)
     for name in ("a", "more/b", "c.v2"):

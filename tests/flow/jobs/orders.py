@@ -62,7 +62,7 @@ class Seekable(Streamed):
 
 
 class Rows(torch.utils.data.Dataset):
-    """Samples to pack: each token is to be told whether the sum of its sample is odd."""
+    """Samples to pack: each token's label says whether the sum of its sample is odd."""
 
     def __len__(self) -> int:
         return NUM_SAMPLES

@@ -8,7 +8,7 @@ import stoker
 
 
 class Centred(nn.Module):
-    """A linear layer on columns less fixed medians, which are computed anew from the values."""
+    """A linear layer on columns less fixed medians, which are computed again from the values."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""A model with a user's own operation that PyTorch can run and differentiate, but whose shapes nobody has described.
+"""A model with a user's own operation that PyTorch can run and differentiate, but whose shapes are not registered.
 
-Without `register_fake` there is no telling what comes out but by running it.
+Without `register_fake` its output is known only by running it.
 """
 
 import torch

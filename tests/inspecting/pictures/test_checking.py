@@ -22,7 +22,7 @@ def _told(checked: Checked, fault: str) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def test_the_test_split_keeps_what_leaks(tmp_path: Path) -> None:
-    """Of a picture three times in training and twice in test, one in test is kept and the others are told."""
+    """Of a picture three times in training and twice in test, one in test is kept and the others are reported."""
     train, test = _noise(20), _noise(10, 1)
     train[[3, 5, 7]] = test[8] = test[2]
     checked = _set(tmp_path, x_train=train, x_test=test)
@@ -72,7 +72,7 @@ def test_every_copy_under_two_labels_is_told(tmp_path: Path) -> None:
 
 
 def test_of_a_cluster_that_looks_alike_one_is_left(tmp_path: Path) -> None:
-    """Three pictures that differ in a little noise: the first stays, the others are told with it beside them."""
+    """Three pictures that differ in a little noise: the first stays, the others are reported as its copies."""
     images = np.repeat(np.repeat(_noise(60)[:, :6, :6], 4, axis=1), 4, axis=2)
     for row in (20, 40):
         images[row] = np.clip(images[10].astype(int) + np.random.default_rng(row).integers(-4, 5, (24, 24)), 0, 255)
@@ -81,7 +81,7 @@ def test_of_a_cluster_that_looks_alike_one_is_left(tmp_path: Path) -> None:
 
 
 def test_what_all_pictures_share_makes_no_two_alike(tmp_path: Path) -> None:
-    """Pictures of one shape with details of their own correlate by 0.98 and more, and are not told; a copy is."""
+    """Pictures of one shape with details of their own correlate by 0.98 and more, and are not reported; a copy is."""
     shape = np.zeros((24, 24))
     shape[4:20, 6:18] = 180
     details = np.random.default_rng(0).normal(0, 12, (80, 6, 6)).repeat(4, axis=1).repeat(4, axis=2)

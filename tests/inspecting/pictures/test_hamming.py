@@ -28,7 +28,7 @@ crowds = st.builds(
 @pytest.mark.slow
 @given(crowds)
 def test_every_pair_that_is_close_is_found_once(hashes: np.ndarray) -> None:
-    """Pairs within the sure distance are all found; none is found twice, or is further apart than allowed."""
+    """Pairs within the sure distance are all found; none is found twice, or beyond the allowed distance."""
     pairs = close_pairs(hashes)
     found = list(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
     assert len(found) == len(set(found))
@@ -47,7 +47,7 @@ def test_most_pairs_a_little_further_apart_are_found() -> None:
 
 
 def test_a_crowd_is_bounded_and_counted(monkeypatch) -> None:
-    """Where too many hashes share a bucket, each is compared with part of them, and that is told."""
+    """Where too many hashes share a bucket, each is compared with part of them, and that is reported."""
     monkeypatch.setattr(near_duplicates, "_MOST_PARTNERS", 5)
     pairs = close_pairs(np.zeros(50, np.uint64))
     assert pairs.crowded == 44

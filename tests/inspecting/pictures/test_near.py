@@ -16,7 +16,7 @@ LEAST = CheckOptions().least_correlation
 
 @pytest.mark.parametrize("change", sorted(CHANGES))
 def test_a_copy_that_went_through_something_is_alike(change: str) -> None:
-    """Storing again, scaling, brightening, less contrast and noise leave pictures alike."""
+    """Storing again, scaling, brightening, less contrast and noise leave pictures similar."""
     assert min(correlation(picture, CHANGES[change](picture)) for picture in PICTURES) >= LEAST
 
 
@@ -37,6 +37,6 @@ def test_colours_count_and_blank_pictures_are_like_nothing() -> None:
 
 
 def test_size_does_not_count() -> None:
-    """A picture and one of it at three times the size are alike."""
+    """A picture and its copy at three times the size are similar."""
     picture = PICTURES[0]
     assert correlation(picture, picture.resize((192, 192), Image.Resampling.LANCZOS)) > LEAST

@@ -62,7 +62,7 @@ def test_what_cannot_be_read_says_why(content, fault: str, words: str) -> None:
 
 
 def test_a_bomb_is_not_decoded(monkeypatch) -> None:
-    """An image larger than Pillow allows is told, not loaded."""
+    """An image larger than Pillow allows is reported, not loaded."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(Unreadable, match="pixels") as caught:
         decode(_stored(PICTURE, "PNG"))

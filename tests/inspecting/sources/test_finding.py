@@ -24,7 +24,7 @@ def _names(found: FoundImages) -> list[tuple[str, str, str | None]]:
 
 
 def test_folders_are_classes_below_splits(tmp_path: Path) -> None:
-    """Labels are the folders under a split, names are paths; hidden files are passed over, others are told."""
+    """Labels are the folders under a split, names are paths; hidden files are passed over, others are reported."""
     for name in ("train/cat/a.png", "train/cat/deep/b.JPG", "val/dog/c.png", "train/.hidden/x.png", "val/notes.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"")
@@ -108,7 +108,7 @@ def test_a_label_of_lists_without_end_is_a_fault_of_its_sample(tmp_path: Path) -
 
 
 def test_numpy_files_pair_images_with_labels(tmp_path: Path) -> None:
-    """Keras's names are splits; arrays of another shape are told."""
+    """Keras's names are splits; arrays of another shape are reported."""
     np.savez(
         tmp_path / "set.npz",
         x_train=np.zeros((4, 5, 5)),

@@ -25,7 +25,7 @@ def test_the_split_is_told_by_a_whole_word(name: str, split: str) -> None:
 
 
 def test_folders_are_splits_only_if_all_are() -> None:
-    """A class called `test` beside other classes is a class."""
+    """A class called `test` among other classes is a class."""
     assert are_splits(["train", "val"])
     assert are_splits(["train"])
     assert not are_splits(["test", "cat", "dog"])

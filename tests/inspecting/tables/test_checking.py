@@ -24,7 +24,7 @@ def _told(checked: Checked, fault: str) -> list[str]:
 
 
 def test_a_sound_table_has_no_findings(tmp_path: Path) -> None:
-    """Nothing is made up; columns and classes are told all the same."""
+    """A clean table has no findings; columns and classes are still reported."""
     checked = _checked(tmp_path, {"t.csv": HEAD + "\n".join(ROWS)})
     assert checked.findings == ()
     assert [(one.name, one.kind) for one in checked.columns] == [
@@ -70,7 +70,7 @@ def test_rows_that_differ_in_a_long_number_alone_are_two(tmp_path: Path) -> None
 
 
 def test_long_tails_are_not_outliers(tmp_path: Path) -> None:
-    """Where many values are far out, none is told; where one is, it is."""
+    """Where many values are far out, none is reported; where one is, it is."""
     tail = [f"{10 ** (n % 9)},a,no" for n in range(300)]
     assert _told(_checked(tmp_path, {"t.csv": HEAD + "\n".join(tail)}), "outlier") == []
     (tmp_path / "set" / "t.csv").write_text(HEAD + "\n".join([*ROWS, "1e7,a,no"]))
@@ -90,7 +90,7 @@ def test_numbers_of_rows_are_not_outliers(tmp_path: Path) -> None:
 
 
 def test_an_option_that_names_no_column_is_refused(tmp_path: Path) -> None:
-    """A typing error is told with the nearest name."""
+    """A typing error is reported with the nearest name."""
     with pytest.raises(BadJob, match="no column 'labl'") as caught:
         _checked(tmp_path, {"t.csv": HEAD + "\n".join(ROWS)}, CheckOptions(target="labl"))
     assert "label" in (caught.value.remedy or "")
@@ -103,7 +103,7 @@ def test_columns_that_are_ignored_do_not_tell_rows_apart(tmp_path: Path) -> None
 
 
 def test_a_split_without_a_column_and_a_mixed_one(tmp_path: Path) -> None:
-    """What only training has is missing elsewhere; a column of two types is told once, not by row."""
+    """What only training has is missing elsewhere; a column of two types is reported once, not by row."""
     train = HEAD + "\n".join(f"{n if n % 3 else 'w' + str(n)},a,no" for n in range(60))
     checked = _checked(tmp_path, {"train.csv": train, "test.csv": "x,label\n1,no\n2,no\n"})
     assert _told(checked, "missing-column") == ["test/kind"]

@@ -88,7 +88,7 @@ def test_damage_in_parquet_is_found_by_its_checksums(tmp_path: Path) -> None:
 
 
 def test_texts_are_rows_with_their_paths_for_names(tmp_path: Path) -> None:
-    """Bytes that are no UTF-8 are kept so that they can be told."""
+    """Bytes that are no UTF-8 are kept so that they can be reported."""
     (tmp_path / "a.txt").write_bytes(b"\xe9t\xe9")
     (batch,) = TextTable(tmp_path, "", ("a.txt",), ("fr",)).batches()
     assert batch == RowBatch(0, {"text": ["\udce9t\udce9"], "label": ["fr"]}, 1, ids=("a.txt",))

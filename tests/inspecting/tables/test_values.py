@@ -19,7 +19,7 @@ def test_numbers_are_told_from_how_they_look_only_where_all_is_text() -> None:
 
 
 def test_equal_values_have_equal_keys() -> None:
-    """Lists and objects can be counted, NaN is missing, and long values are told by their digests."""
+    """Lists and objects can be counted, NaN is missing, and long values are compared by their digests."""
     assert key_of({"a": [1], "b": 2}) == key_of({"b": 2, "a": [1]})
     assert key_of(float("nan")) is None
     assert key_of("x" * 500) == key_of("x" * 500) != key_of("x" * 501)
@@ -43,7 +43,7 @@ def test_numbers_that_no_float_holds_are_not_equal_to_their_neighbours(is_typed:
     [("caf\udce9", "is not UTF-8"), ("caf\ufffd", "lost"), ("cafÃ©", "Latin-1"), ("a\x00b", "NUL"), ("café “so”", "")],
 )
 def test_broken_encodings_are_told(text: str, words: str) -> None:
-    """Undecoded bytes, replaced characters and text decoded twice are told from text that is merely not ASCII."""
+    """Undecoded bytes, replaced characters and text decoded twice are found; text that is merely not ASCII is not."""
     assert (words in encoding_fault(text)) if words else encoding_fault(text) == ""
 
 

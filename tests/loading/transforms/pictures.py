@@ -19,7 +19,7 @@ def draw_for(indices: Sequence[int] | np.ndarray, epoch: int = 0, seed: int = 0)
 
 
 def images(shape: tuple[int, ...], dtype: torch.dtype = torch.uint8, seed: int = 0) -> torch.Tensor:
-    """Images no two pixels of which are likely alike: bytes, or floating ones from 0 to 1."""
+    """Images no two pixels of which are likely equal: bytes, or floating ones from 0 to 1."""
     bytes_BCHW = torch.randint(1, 250, shape, generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
     return (bytes_BCHW.to(dtype) / 255) if dtype.is_floating_point else bytes_BCHW.to(dtype)
 

@@ -97,7 +97,7 @@ def test_a_quarter_turn_is_exact() -> None:
 
 
 def test_scaling_keeps_the_middle() -> None:
-    """Half the size: the image lies in the middle, with the fill around it."""
+    """Half the size: the image is in the middle, with the fill around it."""
     x_BCHW = torch.ones(1, 1, 8, 8)
     found = RandomScale((0.5, 0.5), fill=0.0)(x_BCHW, draw_for([0]))[0, 0]
     expected = torch.zeros(8, 8)

@@ -79,7 +79,7 @@ def test_colours_are_taken_out_of_some_images() -> None:
 
 @pytest.mark.parametrize("mean", [0.5, (0.1, 0.2, 0.3)])
 def test_standardised_images_are_what_they_should_be(mean) -> None:
-    """Bytes as 0 to 1 first; in training and in evaluation alike."""
+    """Bytes as 0 to 1 first; in training as in evaluation."""
     x_BCHW = images((3, 3, 4, 4))
     normalize = Normalize(mean, (0.5, 0.25, 2.0))
     expected = (x_BCHW / 255 - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor([0.5, 0.25, 2.0]).view(-1, 1, 1)

@@ -25,7 +25,7 @@ def test_draws_do_not_depend_on_how_a_batch_is_cut(indices: list[int], epoch: in
 
 @given(st.lists(st.integers(0, 10**6), min_size=2, max_size=20, unique=True), st.data())
 def test_draws_for_some_samples_do_not_depend_on_the_others(indices: list[int], data: st.DataObject) -> None:
-    """A branch's draws for a sample are the same whoever else takes that branch, and apart from other branches'."""
+    """A branch's draws for a sample do not depend on which others take that branch, nor on other branches' draws."""
     rows = np.array(data.draw(st.lists(st.sampled_from(range(len(indices))), min_size=1, unique=True)))
     together, alone = draw_for(indices).of(rows, 1), draw_for([indices[rows[0]]]).of(np.array([0]), 1)
     assert together.uniform()[0] == alone.uniform()[0]
@@ -51,7 +51,7 @@ def test_uniform_draws_are_uniform() -> None:
 
 
 def test_integers_are_equally_likely_and_reach_both_ends() -> None:
-    """Chi-squared of the counts of -2 to 2 lies within five deviations of its mean."""
+    """Chi-squared of the counts of -2 to 2 is within five deviations of its mean."""
     counts = torch.bincount(draw_for(range(50_000)).integers(-2, 2) + 2)
     assert len(counts) == 5
     chi_squared = float(((counts - 10_000) ** 2 / 10_000).sum())
@@ -59,7 +59,7 @@ def test_integers_are_equally_likely_and_reach_both_ends() -> None:
 
 
 def test_noise_has_mean_0_and_deviation_1_and_no_pattern() -> None:
-    """Over samples and places alike; neighbours do not go together."""
+    """Over samples and places; neighbours are independent."""
     noise = draw_for(range(400)).noise((250,)).double()
     assert abs(float(noise.mean())) < 5 / 100_000**0.5
     assert abs(float(noise.std()) - 1) < 0.01
@@ -77,7 +77,7 @@ def test_bits_on_the_device_are_mixed_as_on_the_host(keys: list[int]) -> None:
 
 
 def test_lasting_draws_are_a_samples_own() -> None:
-    """The same in every epoch and in any batch, and apart from those of the epoch."""
+    """The same in every epoch and in any batch, and independent of those of the epoch."""
     lasting = draw_for(range(50)).lasting().uniform()
     assert torch.equal(lasting, draw_for(range(50), epoch=7).lasting().uniform())
     assert torch.equal(lasting[10:20], draw_for(range(10, 20)).lasting().uniform())

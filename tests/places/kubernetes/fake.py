@@ -81,7 +81,7 @@ class FakeCluster:
         quota: most devices of all Jobs' pods; None: no limit.
         is_silent: the server accepts connections and answers with 504.
         requests: number of requests answered.
-        kubelets: who runs its pods, for exec; None: nobody.
+        kubelets: who runs its pods, for exec; None: none.
     """
 
     def __init__(self, *, version: str = "37", groups: tuple[str, ...] = GROUPS) -> None:

@@ -105,7 +105,7 @@ class Server:
 
 
 class Pod:
-    """A pod on a node: its process, and what it has been told."""
+    """A pod on a node: its process, and its orders."""
 
     def __init__(self, manifest: Object, server: Server, folder: Path) -> None:
         self.manifest, self._server, self.folder = manifest, server, folder

@@ -164,7 +164,7 @@ SETTINGS = st.builds(
 @settings(deadline=None, max_examples=150)
 @given(sequences(), SETTINGS)
 def test_blocks_never_overlap_and_reserved_covers_them(sequence: list[tuple[int, float]], chosen: AllocatorSettings):
-    """After each step: blocks are apart and large enough, what is allocated is their sum, and the capacity is kept."""
+    """After each step: blocks are disjoint and large enough, their sum is allocated, and the capacity is kept."""
     allocator, requests = CachingAllocator(chosen), {}
     for size, place in sequence:
         if size:

@@ -13,7 +13,7 @@ def expandable(capacity: int | None = None) -> CachingAllocator:
 
 
 def test_a_freed_block_grows_into_the_room_behind_it() -> None:
-    """16 MiB freed at the end serve 30 MiB with one granule more; fixed segments would need 30 beside the 20."""
+    """16 MiB freed at the end serve 30 MiB with one granule more; fixed segments would need 30 more than the 20."""
     allocator = expandable()
     allocator.free(allocator.malloc(16 * MIB))
     assert allocator.reserved == 20 * MIB

@@ -17,7 +17,7 @@ def test_the_best_fit_is_the_smallest_that_suffices_then_the_lowest() -> None:
 
 
 def test_a_block_joins_both_neighbours() -> None:
-    """What lies between two free blocks makes them one; a block one byte away stays apart."""
+    """What is between two free blocks makes them one; a block one byte away stays separate."""
     free = FreeBlocks()
     free.add(0, 10)
     free.add(20, 10)

@@ -84,7 +84,7 @@ def test_flash_attention_sums_the_queries_gradient_in_fp32() -> None:
 
 
 def test_an_embedding_sorts_only_many_indices() -> None:
-    """Up to 3072 indices need nothing; of more, runs of equal ones are summed apart."""
+    """Up to 3072 indices need nothing; of more, runs of equal ones are summed separately."""
     width, rows = 64, 1000
     few, many = (
         operation("embedding_dense_backward", [shaped(n, width), shaped(n, dtype="int64")], [shaped(rows, width)])

@@ -61,7 +61,7 @@ def test_the_peak_may_be_before_the_update() -> None:
 
 
 def test_at_the_capacity_it_says_whether_it_fits() -> None:
-    """40 MiB of activations beside 20 of parameters: 60 are needed, and 59 do not suffice."""
+    """40 MiB of activations and 20 of parameters: 60 are needed, and 59 do not suffice."""
     storages = [storage(20 * MIB, -1, None, "parameter"), storage(40 * MIB, 0, 1)]
     assert forecast_memory(trace_of(storages), AllocatorSettings(capacity=60 * MIB)).fits
     assert not forecast_memory(trace_of(storages), AllocatorSettings(capacity=59 * MIB)).fits

@@ -22,7 +22,7 @@ def test_mapped_needs_what_lives_and_what_libraries_take() -> None:
 
 
 def test_default_needs_more_than_mapped() -> None:
-    """Holes of the heap, and what lies between tensors."""
+    """Holes of the heap, and what is between tensors."""
     trace = trace_of(STORAGES, target="cpu")
     assert resident_peak(trace, "default", 200e6) > resident_peak(trace, "mapped", 200e6)
 

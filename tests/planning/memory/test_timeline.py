@@ -8,7 +8,7 @@ from tests.planning.memory.traces import NOTHING, operation, shaped, storage, tr
 
 
 def test_an_update_ends_as_it_began() -> None:
-    """What the update leaves over is freed after it, what it used up comes anew; so updates can follow each other."""
+    """What the update leaves over is freed after it, what it used up comes again; so updates can follow each other."""
     parameter, batch = storage(100, -1, None, "parameter"), storage(10, -1, 1, "input")
     loss, hidden = storage(4, 0, None), storage(50, 0, 1)
     timeline = timeline_of(trace_of([parameter, batch, loss, hidden]))
@@ -31,7 +31,7 @@ def test_the_optimisers_state_is_made_in_the_first_update() -> None:
 
 
 def test_hidden_memory_lives_between_the_births_and_deaths_of_its_operation() -> None:
-    """A convolution's copies are there beside its output, and beside the input that dies with it."""
+    """A convolution's copies are held together with its output, and with the input that is freed then."""
     shapes = [shaped(8, 64, 32, 32), shaped(128, 64, 3, 3)]
     convolution = operation("convolution", shapes, [shaped(8, 128, 32, 32)], stride=[1, 1])
     trace = trace_of([storage(10, -1, 0, "input"), storage(20, 0, 1)], operations=[convolution, NOTHING], target="cpu")

@@ -44,7 +44,7 @@ def trace_of(
 ) -> Trace:
     """A trace in which occurrence `i` executes `operations[i]`, births before deaths.
 
-    Occurrences are as many as `operations`, or as storages need; they are in the forward pass unless told otherwise.
+    Occurrences are as many as `operations`, or as storages need; they are in the forward pass unless said otherwise.
     """
     count = len(operations) if operations else 1 + max([0, *(max(s.born, s.died or 0) for s in storages)])
     operations = operations or [NOTHING] * count

@@ -38,7 +38,7 @@ def test_without_a_micro_benchmark_nothing_is_fitted() -> None:
 
 
 def test_the_rates_of_a_slower_device_are_found() -> None:
-    """Of a device at 0.6 of the arithmetic and 0.8 of the bandwidth both are found, apart from the measuring."""
+    """Of a device at 0.6 of the arithmetic and 0.8 of the bandwidth both are found, without the measurement's cost."""
     device = measured(gpu(), slowed([*PRODUCTS, *STREAMS], 0.6, 0.8))
     found = calibrate(sustained(device))
     assert found.scales("product", "fp32").flops == pytest.approx(0.6, rel=0.05)

@@ -57,7 +57,7 @@ def test_a_better_device_is_faster_at_everything() -> None:
 
 
 def test_measured_points_are_met_and_make_the_error_smaller() -> None:
-    """A device a third slower than its datasheet says is told so by forty points of it, within 5 %."""
+    """A device a third slower than its datasheet says is recognised by forty points of it, within 5 %."""
     shapes = [(128 * i, 256 * j, 512 * k) for i in (1, 3, 9, 27) for j in (1, 2, 4, 8, 16) for k in (1, 4)]
     plain = operation_times(gpu())
     timings = [timing(product(*one), 1.5 * plain.seconds(product(*one)) + 3e-5) for one in shapes]

@@ -9,7 +9,7 @@ from stoker.planning.model.cpu_times import KrigingPoint, fitted
 
 
 def plane(num: int, *, seed: int = 0) -> tuple[list[KrigingPoint], list[float]]:
-    """Points of two traits in a square of 6 e-folds, on a smooth surface that lies 0.5 higher for one of the traits."""
+    """Points of two traits in a square of 6 e-folds, on a smooth surface that is 0.5 higher for one of the traits."""
     random = np.random.default_rng(seed)
     points = [
         KrigingPoint((float(x), float(y)), ("ab"[i % 2],)) for i, (x, y) in enumerate(random.uniform(0, 6, (num, 2)))

@@ -20,7 +20,7 @@ def test_the_same_chip_under_a_lower_limit_is_slower() -> None:
 
 
 def test_without_a_known_limit_nothing_is_throttled() -> None:
-    """Where nobody knows the limit, the full clock is assumed."""
+    """Where the limit is unknown, the full clock is assumed."""
     assert PowerModel.of(gpu(power_w=None)).sustained_share(1e15, "fp32") == 1.0
 
 
@@ -41,7 +41,7 @@ def test_what_memory_a_chip_has_follows_from_its_capability() -> None:
 
 
 def test_flops_are_counted_by_the_dtype_of_products_as_often_as_they_run() -> None:
-    """Two dtypes apart, counts multiplied (also by a fraction), and what has no FLOPs is not there."""
+    """Two dtypes separately, counts multiplied (also by a fraction), and what has no FLOPs is not there."""
     parts = [(product(8, 4, 2, dtype="bf16"), 3), (product(8, 4, 2), 0.5), (product(2, 2, 2), 1), (addition(64), 9)]
     assert flops_by_dtype(parts) == {"bf16": 3 * 128, "fp32": 0.5 * 128 + 16}
     assert flops_by_dtype([]) == {}

@@ -44,7 +44,7 @@ def seconds(made, scales=Scales(), **changes) -> float:  # noqa: B008 - frozen
     ],
 )
 def test_what_bounds_an_operation(made, kind) -> None:
-    """Every operation has a kind; what nobody knows is bound by its bytes."""
+    """Every operation has a kind; an unknown one is bound by its bytes."""
     assert kind_of(made) == kind
 
 
@@ -107,7 +107,7 @@ def test_what_moves_nothing_takes_nothing() -> None:
 
 
 def test_operations_lie_near_those_like_them() -> None:
-    """A product of another layout lies apart, one of twice the rows one doubling away."""
+    """A product of another layout is at a distance, one of twice the rows one doubling away."""
     near = point_of(product(64, 64, 64, transpose_b=True), "product")
     assert np.linalg.norm(point_of(product(128, 64, 64, transpose_b=True), "product") - near) == pytest.approx(1.0)
     assert np.linalg.norm(point_of(product(64, 64, 64, transpose_b=False), "product") - near) == pytest.approx(2.0)
@@ -152,7 +152,7 @@ def test_a_convolution_on_tensor_cores_reads_each_pixel_once() -> None:
 
 
 def test_convolutions_in_fp32_on_hopper_have_no_winograd() -> None:
-    """They take their FLOPs at three quarters of the rate of products, longer than on a chip alike that has it."""
+    """They take their FLOPs at three quarters of the rate of products, longer than on an equal chip that has it."""
     hopper, other = (seconds(convolution(), compute_capability=one) for one in ("9.0", "8.9"))
     assert hopper > 1.5 * other
 

@@ -77,7 +77,7 @@ def test_the_second_micro_batch_stands_for_all_others(micro_batches: int) -> Non
 
 
 def test_all_that_was_timed_takes_as_many_times_as_long_as_the_machine_does_now() -> None:
-    """Operations and the host's part alike: at half the pace an update takes twice as long."""
+    """Operations as well as the host's part: at half the pace an update takes twice as long."""
     measured = hardware(forward=1e-3, backward=2e-3, optimizer=5e-3, update=0.1)
     slower = replace(measured, pace=Pace(factor=2.0, deviation=0.0))
     then, now = (

@@ -88,7 +88,7 @@ def _trace_step(model, hints=NO_HINTS, target="cuda"):
 
 @pytest.mark.parametrize("model", [_Masked, _Selected, _Routed, _Repeated])
 def test_sizes_that_depend_on_data_ask_for_a_hint_and_name_the_line(model):
-    """Nobody guesses how many rows a mask keeps: the error has the user's line and how to say it."""
+    """How many rows a mask keeps is not guessed: the error has the user's line and how to say it."""
     line = _line_of(model)
     with pytest.raises(BadJob, match=line) as caught:
         _trace_step(model)
@@ -136,7 +136,7 @@ class _Numpy(_Model):
 
 
 def test_what_cannot_be_traced_is_named_with_its_line():
-    """Leaving PyTorch in the middle of a step is told with the user's line and a way out."""
+    """Leaving PyTorch in the middle of a step is reported with the user's line and a way out."""
     with pytest.raises(BadJob, match=_line_of(_Numpy)) as caught:
         _trace(_Numpy)
     assert "numpy" in caught.value.remedy

@@ -50,7 +50,7 @@ def test_whole_step_runs_on_a_device_that_is_not_here(capability):
 
 
 def test_gradient_scaler_finds_a_device():
-    """Code for fp16 that asks whether there is CUDA is told yes."""
+    """Code for fp16 that asks whether there is CUDA gets yes."""
     with pretending(settings("cuda")):
         scaler = torch.amp.GradScaler("cuda")
         assert scaler.is_enabled()
@@ -115,7 +115,7 @@ def test_missing_private_parts_are_named(monkeypatch):
 
 
 def test_transformers_does_not_take_the_trace_for_an_export(monkeypatch):
-    """The library asks whether a tensor is fake, and builds another mask if it is: the answer is no, meanwhile."""
+    """The library asks whether a tensor is fake, and builds another mask if it is: while tracing the answer is no."""
     module = types.ModuleType("transformers.masking")
     module.is_fake_tensor = original = lambda _tensor: True
     monkeypatch.setitem(sys.modules, "transformers.masking", module)

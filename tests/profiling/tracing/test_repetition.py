@@ -149,7 +149,7 @@ def traced(job: stoker.Job, trace=trace_with_repetition, **settings) -> Trace:
     ],
 )
 def test_first_and_last_stay_of_those_that_are_executed_alike(num_blocks, checkpointed, kept, copies):
-    """Checkpointed blocks and the others are shortened apart; so few that nothing is gained are all kept."""
+    """Checkpointed blocks and the others are shortened separately; so few that nothing is gained are all kept."""
     assert _kept(num_blocks, checkpointed) == (kept, copies)
     assert len(kept) + sum(count for _, count in copies) == num_blocks
 
@@ -185,7 +185,7 @@ def test_blocks_that_differ_are_all_kept(blocks):
 
 
 def test_a_shared_weight_keeps_the_blocks():
-    """A parameter that two blocks share has one gradient from both: they are not alike."""
+    """A parameter that two blocks share has one gradient from both: they are not equal."""
     model = towers()
     model.blocks[3].layer.weight = model.blocks[4].layer.weight
     assert left_out_of(model) is None
@@ -218,7 +218,7 @@ def test_a_plan_that_checkpoints_other_blocks_keeps_all():
     ],
 )
 def test_models_that_do_not_repeat_are_traced_whole(kind):
-    """Equal blocks that are not used alike: the trace is the one without shortening."""
+    """Equal blocks in different uses: the trace is the one without shortening."""
     job = job_of(lambda: towers(kind=kind))
     trace = traced(job)
     assert trace.repetition is None
@@ -261,7 +261,7 @@ def test_what_is_wrong_with_a_model_is_told_of_the_whole():
 
 
 def test_the_8b_example_is_traced_without_its_weights():
-    """30 GiB of weights and as many gradients, and nobody has allocated them."""
+    """30 GiB of weights and as many gradients, without allocating them."""
     path = Path(__file__).parents[3] / "examples" / "llama8b.py"
     spec = importlib.util.spec_from_file_location("llama8b", path)
     module = importlib.util.module_from_spec(spec)

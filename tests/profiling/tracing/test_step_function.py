@@ -107,7 +107,7 @@ def test_step_written_for_the_cpu_is_traced_on_the_target():
 
 
 def test_modules_and_lines_are_the_users():
-    """Operations are told by the model's own names and the user's lines."""
+    """Operations are reported by the model's own names and the user's lines."""
     trace = trace_step(_closure()[0], BATCH, settings("cuda"))
     products = {
         (trace.modules[one.module], trace.sources[one.source].partition(":")[0])

@@ -208,12 +208,12 @@ def recording_of(num_operations: int, nodes: Sequence[int]) -> Recording:
 
 
 def test_operations_of_a_loop_are_shared_out_among_its_steps():
-    """The first step may do more; backward, the node that is running tells the step."""
+    """The first step may do more; backward, the node that is running gives the step."""
     recording = recording_of(14, [*range(14), 14, 13, 12, 11, 4, 3, 0, -1])
     assert labels_of(recording) == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, None, 5, 5, 4, 1, 0, 0, None]
 
 
 def test_a_loop_of_fewer_operations_than_steps_is_refused():
-    """There is no telling which operation belongs to which step."""
+    """It is unknown which operation belongs to which step."""
     with pytest.raises(NotPeriodic, match="5 operations are not 6 steps"):
         labels_of(recording_of(5, range(5)))

@@ -77,7 +77,7 @@ def test_two_parts_accumulate_into_gradients_that_are_there():
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
 def test_categories_of_what_lives_before_the_update(target):
-    """Parameters, optimiser state, averages and buffers are told apart, each once, with their bytes."""
+    """Parameters, optimiser state, averages and buffers are distinguished, each once, with their bytes."""
     trace = traced("cnn", target)
     model = JOBS["cnn"]().model()
     parameters = sum(p.numel() * 4 for p in model.parameters())
@@ -121,7 +121,7 @@ def test_events_are_births_and_deaths_in_order():
 
 
 def test_backward_operations_belong_to_the_module_and_line_of_their_forward_operation():
-    """A backward pass runs no module, but what it does is told as that of the module it is the backward pass of."""
+    """A backward pass runs no module, but what it does is reported as that of the module it is the backward pass of."""
     trace = traced("gpt", "cuda", precision="bf16")
     attention = {
         (trace.modules[one.module], trace.sources[one.source], one.phase)

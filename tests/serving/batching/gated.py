@@ -19,7 +19,7 @@ LONGEST_S = 30.0
 
 
 class Gated(FixedEngine):
-    """Computes a batch only when it is let; tells when it has begun one."""
+    """Computes a batch only when it is let; signals when it has begun one."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Who is let in, and what the others are told."""
+"""Who is let in, and what the others are reported."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_bytes_beyond_the_queue_are_refused() -> None:
 
 
 def test_what_could_never_wait_is_too_large() -> None:
-    """A request larger than the whole queue is told so, whatever waits; coming again would not help."""
+    """A request larger than the whole queue gets that reason, whatever waits; coming again would not help."""
     with pytest.raises(TooLarge, match=r"11 rows, and the queue holds 10"):
         _ask(_scheduler(max_queue_rows=10), rows=11)
     with pytest.raises(TooLarge, match=r"100 B, and the queue holds 99 B"):
@@ -138,7 +138,7 @@ def test_one_stall_of_a_short_answer_does_not_close_the_door_to_others() -> None
 
 
 def test_an_idle_instance_takes_what_it_can_finish_in_time() -> None:
-    """Whatever happened before, the margin refuses nobody while nothing is to be done."""
+    """Whatever happened before, the margin refuses no request while nothing is to be done."""
     scheduler = _scheduler()
     for _ in range(20):
         scheduler.margin.learn(1.0, 3.0)

@@ -87,7 +87,7 @@ REQUESTS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 20), st.integers
 
 @given(REQUESTS, st.integers(0, 5))
 def test_answers_are_those_of_each_part_alone(requests: list[tuple[int, int, int]], extra: int) -> None:
-    """Put together, padded, computed and taken apart: the same as each alone, shapes included."""
+    """Assembled, padded, computed and split: the same as each alone, shapes included."""
     engine, assembler = TokenEngine(), _assembler()
     parts = [_part(token_inputs(rows, length, first=first)) for rows, length, first in requests]
     sizes = (max(length for _, length, _ in requests) + extra,)

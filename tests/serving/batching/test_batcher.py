@@ -29,7 +29,7 @@ def test_an_idle_engine_answers_at_once() -> None:
 
 
 def test_batches_form_while_the_engine_is_busy_and_are_told_of() -> None:
-    """Five that came meanwhile go together, each gets its own answer, and records say so."""
+    """Five that came in the meantime go together, each gets its own answer, and records say so."""
     engine, seen = Gated(), []
 
     async def test(batcher: Batcher) -> list[Arrays]:
@@ -159,7 +159,7 @@ def test_a_request_of_more_rows_than_a_batch_is_split_and_joined() -> None:
 
 
 def test_a_split_request_with_a_bad_row_fails_once_and_leaves_nothing() -> None:
-    """Its other parts are not computed for nobody."""
+    """Its other parts are not computed in vain."""
     engine = Gated()
     inputs = row(rows=12)
     inputs["x"][0] = np.nan
@@ -178,7 +178,7 @@ def test_a_split_request_with_a_bad_row_fails_once_and_leaves_nothing() -> None:
 
 
 def test_draining_answers_what_was_accepted_and_accepts_no_more() -> None:
-    """The last request is answered before `drain` returns; the next is told that the model is not there."""
+    """The last request is answered before `drain` returns; the next gets the error that the model is not there."""
     engine = Gated()
 
     async def test(batcher: Batcher) -> None:
@@ -196,7 +196,7 @@ def test_draining_answers_what_was_accepted_and_accepts_no_more() -> None:
 
 
 def test_closing_refuses_what_still_waits() -> None:
-    """Nobody waits for ever."""
+    """No request waits for ever."""
     engine = Gated()
 
     async def test(batcher: Batcher) -> None:
@@ -253,7 +253,7 @@ def test_with_a_delay_requests_wait_for_each_other() -> None:
 
 
 def test_a_batch_of_several_lengths_is_padded_and_cut_back() -> None:
-    """Each gets states for its own tokens, and the record tells how much was padding."""
+    """Each gets states for its own tokens, and the record says how much was padding."""
     engine, seen = TokenEngine(), []
 
     async def test(batcher: Batcher) -> list[Arrays]:

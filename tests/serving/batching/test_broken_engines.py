@@ -21,7 +21,7 @@ IMPATIENT = HangLimits(least_s=0.3, times=1.0, every_s=0.01)
 
 
 def test_an_engine_that_dies_is_told_from_bad_requests() -> None:
-    """Bad requests alone do not break it; once it fails on its golden inputs, nobody is kept waiting for it."""
+    """Bad requests alone do not break it; once it fails on its golden inputs, no request waits for it."""
 
     class Mortal(FixedEngine):
         is_dead = False

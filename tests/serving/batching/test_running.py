@@ -88,7 +88,7 @@ def test_numbers_that_an_engine_does_not_take_fail_alone_however_many() -> None:
 
 @pytest.mark.parametrize("error", [ServiceError("gone"), RuntimeError("bad graph"), MemoryError()])
 def test_whatever_an_engine_raises_is_an_answer(error: Exception) -> None:
-    """Libraries raise what they like; whoever waits must be told."""
+    """Libraries raise what they like; those that wait must get the error."""
 
     class Raising:
         def run(self, inputs: Arrays) -> Arrays:

@@ -75,7 +75,7 @@ def test_nobody_waits_for_more_than_asked_at_the_same_time_lately() -> None:
 
 
 def test_a_delay_ends_in_time_for_a_deadline() -> None:
-    """Waiting for others makes nobody late."""
+    """Waiting for others makes no request late."""
     scheduler = _scheduler(max_delay_s=0.5, max_batch_rows=4)
     _after_company(scheduler, 2, now=0.0)
     scheduler.table.learn(4, 8, 0.1, 0.0)
@@ -94,7 +94,7 @@ def test_a_large_request_goes_in_parts_that_share_its_bytes() -> None:
 
 
 def test_what_waits_beyond_its_deadline_is_given_back_with_the_next_one() -> None:
-    """So that a timer can be set, and those who wait are told in time."""
+    """So that a timer can be set, and those who wait are reported in time."""
     scheduler = _scheduler()
     for deadline in (3.0, 1.0, 2.0):
         _ask(scheduler, deadline=deadline)

@@ -10,7 +10,7 @@ PATIENCE = HangLimits(least_s=5.0, times=10.0, every_s=1.0)
 
 
 def _looks(watch: HangWatch, runs: dict[int, EngineRun], start: int, end: int) -> dict[int, float]:
-    """What the last of several looks tells, one at each whole second."""
+    """The result of the last of several looks, one at each whole second."""
     found: dict[int, float] = {}
     for now in range(start, end):
         found = watch.look(runs, float(now))

@@ -312,7 +312,7 @@ def test_a_malformed_message_of_a_stream_is_refused_by_itself() -> None:
 
 
 def test_answers_of_a_stream_that_are_not_read_count() -> None:
-    """What has no room beside them is refused, the others come, and nothing stays counted."""
+    """What has no room with them is refused, the others come, and nothing stays counted."""
     num = 1_000_000  # more than flow control lets through unread
     lines: list[AccessEntry] = []
     held = InFlight(10 * num)  # a request and its answer have 4 * num each

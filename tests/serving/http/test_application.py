@@ -56,7 +56,7 @@ def test_an_inference_in_json() -> None:
 
 
 def test_an_inference_in_binary() -> None:
-    """The header tells where the JSON ends, both ways; the answer is an octet stream."""
+    """The header gives the end of the JSON, both ways; the answer is an octet stream."""
     tensor = {"name": "image", "shape": [1, 8, 8], "datatype": "FP32", "parameters": {"binary_data_size": 256}}
     text = orjson.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}})
     headers = {"Inference-Header-Content-Length": str(len(text))}
@@ -292,7 +292,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(pieces: tuple[bytes, ...]) 
 
 
 def test_a_client_that_goes_away_is_noted() -> None:
-    """Nobody reads the answer; the log has it."""
+    """The answer is not read; the log has it."""
     lines: list[AccessEntry] = []
     asked("POST", INFER, served(log=lines.append), pieces=(b"{",), goes_away=True)
     assert [(line.status, line.reason) for line in lines] == [(499, "cancelled")]
@@ -325,7 +325,7 @@ def test_answers_are_compressed_for_who_asks() -> None:
 
 
 def test_a_large_answer_is_compressed_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others are answered meanwhile, its bytes count, and it comes whole."""
+    """Others are answered in that time, its bytes count, and it comes whole."""
     threads, held, compress, in_flight = [], [], bodies.compress, InFlight()
 
     def watched(body: bytes, encoding: str) -> bytes:

@@ -153,7 +153,7 @@ def test_endless_headers_are_cut(where: Running, data: bytes) -> None:
 
 
 def test_headers_that_do_not_come_are_not_waited_for(where: Running) -> None:
-    """A client that says nothing is hung up on; one that began is told."""
+    """A client that says nothing is hung up on; one that began is reported."""
     with Client(where) as silent, Client(where) as slow:
         slow.send(LIVE[:20])
         status, _, body = slow.answer()
@@ -180,7 +180,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(where: Running) -> None:
 
 
 def test_a_giant_body_is_refused_and_its_client_can_read_so(where: Running) -> None:
-    """What is sent on meanwhile is thrown away, so that the answer is read; the next request is answered."""
+    """What is still sent is thrown away, so that the answer is read; the next request is answered."""
     giant = bytes(1_000_000)
     with Client(where) as client:
         client.send(infer(giant))
@@ -250,7 +250,7 @@ def test_a_client_that_goes_away_takes_its_request_along() -> None:
 
 
 def test_another_protocol_is_not_offered(where: Running) -> None:
-    """Who asks for an upgrade gets an answer in HTTP/1.1 and then no more; with a body it is told to ask without."""
+    """Who asks for an upgrade gets an answer in HTTP/1.1 and then no more; with a body it is refused."""
     upgrade = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAA\r\n"
     with Client(where) as client:
         client.send(LIVE.replace(b"\r\n\r\n", b"\r\n" + upgrade.encode() + b"\r\n"))
@@ -263,7 +263,7 @@ def test_another_protocol_is_not_offered(where: Running) -> None:
 
 
 def test_a_client_that_does_not_read_is_dropped(where: Running) -> None:
-    """Its answer does not stay in memory; others are answered meanwhile."""
+    """Its answer does not stay in memory; others are answered in that time."""
     big = infer(b"", headers="", length=90_000)
     with Client(where) as client:
         client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -72,13 +72,13 @@ def test_other_pages_are_not_there(path: str) -> None:
     ],
 )
 def test_extensions_that_are_not_had_are_known(path: str) -> None:
-    """A client that calls one is told that it is not supported, not that it mistyped."""
+    """A client that calls one learns that it is not supported, not that it mistyped."""
     with pytest.raises(Unsupported):
         find(path)
 
 
 def test_long_paths_are_found_and_not_remembered() -> None:
-    """Whoever asks for ever other long names does not fill the memory with them."""
+    """Requests for ever other long names do not fill the memory with them."""
     before = routes._known.cache_info().currsize
     assert find(f"/v2/models/{'m' * 300}/infer") == Route("infer", "m" * 300)
     assert routes._known.cache_info().currsize == before

@@ -1,4 +1,4 @@
-"""Histograms beside those of Prometheus' own library."""
+"""Histograms compared with those of Prometheus' own library."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_page_is_the_librarys() -> None:
 
 
 def test_tallies_are_forgotten_by_some_of_their_labels() -> None:
-    """All outcomes of one model go, the other stays; one that comes again begins anew."""
+    """All outcomes of one model go, the other stays; one that comes again begins over."""
     registry = CollectorRegistry()
     histogram = Histogram("waited_seconds", "How long.", ("model", "outcome"), BOUNDS, registry)
     for model in ("a", "b"):

@@ -136,7 +136,7 @@ def test_weights_in_an_unlisted_file_are_refused(engine: EngineName, tmp_path: P
 
 
 def test_openvino_reads_no_weights_behind_a_link(tmp_path: Path, secret: Path) -> None:
-    """`model.bin` beside `model.xml` is read though neither graph nor manifest names it."""
+    """`model.bin` next to `model.xml` is read though neither graph nor manifest names it."""
     artifact = artifact_with(tmp_path, "openvino", "model.xml", openvino_ir, linked("model.bin", secret))
     assert "model.bin is a link" in refusal(artifact)
 
@@ -206,7 +206,7 @@ def test_a_graph_without_such_weights_is_not_parsed_twice(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("graph", ["model.pb", "model.tflite", "model"])
 def test_a_graph_of_another_format_is_refused(graph: str, tmp_path: Path) -> None:
-    """OpenVINO would read these, with files beside them that nothing here knows."""
+    """OpenVINO would read these, with further files that nothing here knows."""
     artifact = artifact_with(tmp_path, "openvino", graph, written(graph))
     artifact.verify()
     with pytest.raises(BadArtifact, match=r"end in \.onnx or \.xml"):

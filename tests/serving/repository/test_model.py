@@ -151,7 +151,7 @@ def test_a_version_that_fails_leaves_the_old_one(tell) -> None:
 
 
 def test_at_the_start_the_newest_that_passes_serves(tell) -> None:
-    """A server that starts anew comes to where one that went on would be."""
+    """A server that starts over comes to where one that went on would be."""
 
     async def story(shop: Shop) -> None:
         shop.bad = {3}
@@ -162,7 +162,7 @@ def test_at_the_start_the_newest_that_passes_serves(tell) -> None:
 
 
 def test_what_has_not_changed_is_not_loaded_again(tell) -> None:
-    """A second look starts nothing; changed settings, or a version that was replaced, start it anew."""
+    """A second look starts nothing; changed settings, or a version that was replaced, start it again."""
 
     async def story(shop: Shop) -> None:
         await shop.model.refresh()

@@ -54,7 +54,7 @@ async def version_of(models: RepositoryService, model: str = "digits") -> str:
 
 
 def test_looking_around_finds_what_changed_once_it_rests(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A new version, a new model and one that is gone: each at the second glance that shows it, and told in a line."""
+    """A new version, a new model and one that is gone: each at the second look that shows it, and logged in a line."""
     caplog.set_level("INFO", logger="stoker.serving")
     tiny_artifact(tmp_path, name="digits")
 
@@ -153,7 +153,7 @@ def test_a_load_that_nobody_waits_for_goes_on(tmp_path: Path) -> None:
 
 
 class Breakable:
-    """An engine that works until it is told to fail, and then fails for good."""
+    """An engine that works until the test makes it fail, and then fails for good."""
 
     def __init__(self, engine: engines.Engine, state: dict[str, Any]) -> None:
         self._engine = engine
@@ -232,7 +232,7 @@ def test_a_broken_model_that_is_unloaded_is_not_loaded_again(tmp_path: Path, mon
 
 
 class Hanging:
-    """An engine that answers, until it is told to hang: then it does so until it is let go."""
+    """An engine that answers, until the test makes it hang: then it does so until it is let go."""
 
     def __init__(self, engine: engines.Engine, state: dict[str, Any]) -> None:
         self._engine = engine
@@ -350,7 +350,7 @@ def _raise(*_arguments: Any, **_how: Any) -> None:
 
 
 def test_watching_goes_on_after_trouble(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A directory that cannot be read is told once, and watched again when it is back."""
+    """A directory that cannot be read is reported once, and watched again when it is back."""
     place = tmp_path / "models"
     tiny_artifact(place, name="digits")
 
@@ -497,7 +497,7 @@ def test_a_panic_of_a_library_is_one_versions_problem(tmp_path: Path, monkeypatc
 def test_models_load_at_the_same_time_and_one_that_hangs_holds_up_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several are under way at once; the watch brings up others beside one that never ends."""
+    """Several are under way at once; the watch brings up others during one that never ends."""
     for name in ("digits", "slow"):
         tiny_artifact(tmp_path, name=name)
     load, together, let_go = engines.load, threading.Barrier(2), threading.Event()
@@ -584,7 +584,7 @@ def test_versions_with_large_files_are_loaded_one_at_a_time(tmp_path: Path, monk
 
 
 def test_a_largest_batch_that_fills_the_memory_is_refused(tmp_path: Path) -> None:
-    """The check would end the server, and with it the models beside."""
+    """The check would end the server, and with it the other models."""
     tiny_artifact(tmp_path, name="digits")
     (tmp_path / "digits" / "service.json").write_text('{"max_batch_rows": 65536}')
 

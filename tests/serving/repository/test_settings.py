@@ -71,7 +71,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: str) -> None:
 
 
 def test_a_setting_for_a_model_that_is_not_there_is_refused() -> None:
-    """It would change nothing, in silence; the nearest name is told. Settings for every model are always of one."""
+    """It would change nothing, in silence; the nearest name is reported. Settings for every model are always of one."""
     overrides = parse_overrides(["digts.max_batch_rows=4", "max_delay_s=0"])
     with pytest.raises(BadJob, match="no model 'digts'") as refused:
         require_models(overrides, ("digits", "words"))

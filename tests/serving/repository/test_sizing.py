@@ -1,4 +1,4 @@
-"""Instances and threads where nobody chose them."""
+"""Instances and threads where they were not chosen."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def test_half_precision_goes_in_binary_alone() -> None:
 
 
 def test_what_json_carries_passes() -> None:
-    """Binary data, classes (which are strings), outputs that nobody wants, and other datatypes."""
+    """Binary data, classes (which are strings), outputs that are not requested, and other datatypes."""
     classes = InferenceRequest(model="half", inputs={}, outputs=(RequestedOutput(name="y", classification=1),))
     other = InferenceRequest(model="half", inputs={}, outputs=(RequestedOutput(name="z"),))
     check_output_form(OutputForm(binary=True), ALL, HALF)

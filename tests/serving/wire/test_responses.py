@@ -33,7 +33,7 @@ def test_no_id_was_asked_with_none_is_answered() -> None:
 
 
 def test_forms_mix() -> None:
-    """What is wanted in binary lies behind the JSON, with its size; the rest is in it."""
+    """What is wanted in binary is behind the JSON, with its size; the rest is in it."""
     body, json_bytes = encode(RESPONSE, OutputForm(binary=False, outputs={"y": True}))
     assert json_bytes is not None
     first, second = orjson.loads(body[:json_bytes])["outputs"]

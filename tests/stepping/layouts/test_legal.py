@@ -59,7 +59,7 @@ def test_what_is_done_in_one_piece_is_not_spread(changed: dict[str, object], lay
 
 
 def test_closures_are_one_process_own() -> None:
-    """An optimiser that computes the loss anew is refused under several processes."""
+    """An optimiser that computes the loss again is refused under several processes."""
     closure = torch.optim.LBFGS(mlp().parameters())
     with pytest.raises(BadJob, match="LBFGS computes the loss again"):
         require_no_closure(closure, TWO)
@@ -67,7 +67,7 @@ def test_closures_are_one_process_own() -> None:
 
 
 def test_compiled_plans_are_for_replicas_and_shards() -> None:
-    """Of tensor groups and stages nobody has shown yet that a compiled model learns the same."""
+    """Of tensor groups and stages it is not shown yet that a compiled model learns the same."""
     job = make_job(mlp)
     for legal in (TWO, Layout(shards=2), Layout(replicas=2, shards=2)):
         require_legal(job, Plan(device="cpu", micro_batch=16, layout=legal, compile=True), SEPARABLE)

@@ -285,7 +285,7 @@ def _looked_at(world: World, layout: Layout) -> dict[str, Any]:
 
 
 def test_each_stage_holds_its_own_and_all_know_the_same() -> None:
-    """Weights are one stage's each; measures, loss and a loss that is not finite are told to all; draws differ."""
+    """Weights are one stage's each; measures, loss and a loss that is not finite reach all; draws differ."""
     expected = _looked_at(ALONE, Layout())
     first, last = on_ranks(STAGES, _looked_at, STAGES)
     assert not first["held"].keys() & last["held"].keys()

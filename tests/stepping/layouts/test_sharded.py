@@ -1,4 +1,4 @@
-"""Fully sharded data parallel beside training: evaluation, errors in the middle of a pass, and what is held where."""
+"""Fully sharded data parallel outside of training: evaluation, errors within a pass, and where state is held."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def _through_all(world: World, layout: Layout) -> dict[str, tuple[dict[str, torc
 
 @pytest.mark.parametrize("layout", [TWO, Layout(shards=2, reshard=False)], ids=["resharded", "gathered"])
 def test_blocks_that_some_ranks_skip_are_refused_by_name(layout: Layout) -> None:
-    """In all processes, before the optimiser's step; what all skip alike trains as in one process."""
+    """In all processes, before the optimiser's step; what all skip trains as in one process."""
     alone, _, _ = _passing_through(ALONE, EQUAL_SKIPS, Layout())
     for outcome in on_ranks(layout, _through_all, layout):
         weights, _, _ = outcome["equal"]

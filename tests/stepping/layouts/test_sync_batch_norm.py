@@ -115,6 +115,6 @@ def evaluated(world: World) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_evaluation_is_each_process_own() -> None:
-    """In evaluation mode running statistics are used, and nobody waits for anybody."""
+    """In evaluation mode running statistics are used, and no process waits."""
     for plain, synced in on_ranks(Layout(replicas=2), evaluated):
         assert torch.equal(plain, synced)

@@ -325,7 +325,7 @@ def _from_zero(world: World) -> str:
 
 
 def test_a_branch_that_begins_at_zero_is_compared_when_it_is_zero_no_more() -> None:
-    """At the first update the gradient of what is before the zero is alike in all processes, and says nothing."""
+    """At the first update the gradient of what is before the zero is equal in all processes, and says nothing."""
     for said in on_ranks(TENSOR, _from_zero):
         assert "different gradients" in said
 

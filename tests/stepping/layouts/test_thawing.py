@@ -41,7 +41,7 @@ def alone(name: str) -> Learned:
 
 @pytest.mark.parametrize("layout", [Layout(replicas=2), Layout(shards=2)], ids=["replicated", "sharded"])
 def test_two_processes_learn_what_one_does(layout: Layout) -> None:
-    """Gradients that were computed for what is frozen are dropped before they are clipped; batch norms wait alike."""
+    """Gradients that were computed for what is frozen are dropped before they are clipped; batch norms wait as well."""
     for each in on_ranks(layout, all_learned, layout):
         for name, one in each.items():
             assert largest_loss_difference(one, alone(name)) < 1e-9

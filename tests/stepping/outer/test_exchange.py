@@ -26,7 +26,7 @@ def test_a_message_holds_what_was_put_in(dtype: torch.dtype, count: int, statist
 
 
 def test_done_is_told_since_the_last_time() -> None:
-    """What was told before is not told again."""
+    """What was reported before is not repeated."""
     before, now = SiteProgress(16, 1.0, torch.tensor(3.0).double()), SiteProgress(48, 2.5, torch.tensor(9.0).double())
     assert now.since(before).tolist() == [32.0, 6.0, 1.5]
 

@@ -81,7 +81,7 @@ def test_sites_are_equal_bit_for_bit_and_so_is_a_second_run(sites: dict[str, tup
 
 
 def test_what_goes_over_the_link_is_counted(sites: dict[str, tuple[Learned, Learned]]) -> None:
-    """A byte a parameter, four for each 1,024 and a note; an exchange tells loss and samples of all sites."""
+    """A byte a parameter, four for each 1,024 and a note; an exchange carries loss and samples of all sites."""
     one, other = sites["whole"]
     count = sum(p.numel() for p in gpt().parameters())
     message = 8 * (3 + len(SIGNALS)) + count + 4 * math.ceil(count / 1024)
@@ -102,7 +102,7 @@ def test_what_goes_over_the_link_is_counted(sites: dict[str, tuple[Learned, Lear
 
 
 def resumed(world: World, sync: DiLoCo) -> tuple[Learned, Learned]:
-    """Unbroken, and stopped after every third update: saved, made anew and loaded."""
+    """Unbroken, and stopped after every third update: saved, made again and loaded."""
     whole = learned(world, [(sync, torch.float64)])[0]
     step = make_step(world, gpt_job(sync))
     for begin in range(0, UPDATES, 3):
@@ -190,7 +190,7 @@ def spoilt(world: World) -> None:
 
 
 def test_what_is_not_finite_ends_all_sites() -> None:
-    """Nobody takes it over, and the error names the site."""
+    """No other site replaces it, and the error names the site."""
     with pytest.raises(RankFailed, match=r"RunFailed: what site 1 learned up to update 3 is not finite"):
         on_ranks(TWO_SITES, spoilt)
 
@@ -228,7 +228,7 @@ def signalled_twice(world: World) -> list[int]:
 
 
 def test_a_resumed_run_does_not_hear_what_was_told_before() -> None:
-    """Messages that are sent again hold no signals: nobody has asked the resumed run to stop."""
+    """Messages that are sent again hold no signals: the resumed run was not asked to stop."""
     assert on_ranks(TWO_SITES, signalled_twice) == [[8], [8]]
 
 
@@ -312,7 +312,7 @@ def test_speeds_are_told_with_an_exchange() -> None:
 
 
 def test_coupled_samples_have_to_fit_on_a_site() -> None:
-    """A batch of one group cannot be taken apart: what is learned would depend on the number of sites."""
+    """A batch of one group cannot be divided: what is learned would depend on the number of sites."""
     job = make_job(gpt, data=gpt_job(None).data, loss="token_cross_entropy", sync=LocalSGD(every=updates(4)))
     world = World(TWO_SITES)
     with pytest.raises(BadJob, match="a batch of 1 groups of 16 coupled samples cannot be shared by 2 sites"):

@@ -1,4 +1,4 @@
-"""A supervisor in a thread of the test, and what it tells."""
+"""A supervisor in a thread of the test, and what it reports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONGEST_S = 60.0
 
 @dataclass
 class Told:
-    """What a supervisor told, in order; `lines` are events of members, `shown` what workers printed."""
+    """What a supervisor reported, in order; `lines` are events of members, `shown` what workers printed."""
 
     folder: Path
     supervisor: Supervisor | None = None
@@ -43,7 +43,7 @@ class Told:
         return [fields for one, fields in self.news if one == kind]
 
     def updates(self, generation: int) -> list[int]:
-        """Updates told by a generation's rank 0."""
+        """Updates reported by a generation's rank 0."""
         return [one["update"] for one in self.lines if one["kind"] == "update" and one["generation"] == generation]
 
     def wait(self, is_so: Callable[[], object]) -> None:
@@ -69,7 +69,7 @@ class Told:
 
 @contextmanager
 def apart(folder: Path, *arguments: object, workers: int) -> Iterator[tuple[Forked, TextIO]]:
-    """A supervisor in the main thread of a process of its own, which leads a process group, and what it tells.
+    """A supervisor in the main thread of a process of its own, which leads a process group, and what it reports.
 
     It has made updates when the block begins, and is ended with its group after it.
     """

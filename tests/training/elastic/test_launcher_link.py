@@ -72,7 +72,7 @@ def test_the_usual_environment_is_understood() -> None:
 
 @pytest.mark.parametrize("missing", USUAL)
 def test_part_of_the_environment_is_no_launcher(missing: str) -> None:
-    """Some variable left over in a shell makes nobody a member."""
+    """Some variable left over in a shell makes no process a member."""
     assert LauncherPlacement.from_environment({name: value for name, value in USUAL.items() if name != missing}) is None
 
 
@@ -115,7 +115,7 @@ def test_the_first_of_those_that_came_says_who_did_not() -> None:
 
 
 def test_a_store_that_nobody_serves_is_named_once_on_each_machine() -> None:
-    """Nobody can be asked who else is there, so the first process of a machine speaks."""
+    """There is no service that lists the members, so the first process of a machine speaks."""
     port = free_port()
     with pytest.raises(RunFailed, match=re.escape(f"rank 1 of 4 got no answer from 127.0.0.1:{port} in ")):
         at(port, 1, 4, patience_s=0.5).meet()

@@ -8,7 +8,7 @@ from stoker.training.elastic.membership import Membership, MembershipState, TooF
 
 
 def everybody(workers: int, least: int = 1, usable=lambda number: number) -> Membership:
-    """A roster in its first generation."""
+    """A membership in its first generation."""
     roster = Membership(workers, least, usable)
     for worker in range(workers):
         roster.came(worker)
@@ -17,7 +17,7 @@ def everybody(workers: int, least: int = 1, usable=lambda number: number) -> Mem
 
 
 def test_the_first_generation_waits_for_all() -> None:
-    """Nobody begins while another one still starts."""
+    """No member begins while another one still starts."""
     roster = Membership(2, 1, lambda number: number)
     roster.came(1)
     assert roster.form() is None
@@ -71,7 +71,7 @@ def test_if_nobody_has_the_weights_all_are_waited_for() -> None:
 
 
 def test_a_spare_has_no_weights() -> None:
-    """Whoever sat out a generation comes after those that trained in it."""
+    """A member that sat out a generation comes after those that trained in it."""
     roster = everybody(3, usable=lambda number: min(number, 2))
     assert roster.those(MembershipState.WAITING) == [2]
     roster.died(0, returns=False)
@@ -103,7 +103,7 @@ def test_a_worker_that_starts_again_has_no_rank() -> None:
 
 @given(st.integers(1, 5), st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=40))
 def test_whatever_happens_generations_are_of_waiting_workers(workers: int, happenings: list[tuple[int, bool]]) -> None:
-    """Numbers rise by one, nobody is in a generation twice, and those with weights were in the one before."""
+    """Numbers rise by one, no member is in a generation twice, and those with weights were in the one before."""
     roster = everybody(workers)
     for worker, dies in happenings:
         state = roster.states[worker % workers]

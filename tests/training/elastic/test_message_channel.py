@@ -20,7 +20,7 @@ def test_messages_arrive_whole_and_in_order() -> None:
 
 
 def test_what_was_sent_before_the_end_is_heard() -> None:
-    """The last words of a process that died are not lost, and nobody can answer them."""
+    """The last messages of a process that died are not lost, and have no answer."""
     mine, theirs = map(MessageChannel, socket.socketpair())
     theirs.send("finished")
     theirs.close()

@@ -52,7 +52,7 @@ def test_a_difference_is_told_on_rank_0_alone() -> None:
 
 
 def test_a_rank_that_says_nothing_is_named() -> None:
-    """Nobody waits for it without end, and one rank says so."""
+    """No rank waits for it without end, and one rank says so."""
     store = HashStore()
     store.set("1/facts/1", json.dumps(JOB))
     with pytest.raises(RunFailed, match=r"^rank 2 of 3 did not say in 0.02 s"):
@@ -62,7 +62,7 @@ def test_a_rank_that_says_nothing_is_named() -> None:
 
 
 def test_a_generation_that_breaks_meanwhile_is_no_disagreement() -> None:
-    """Where one is known to be lost, nobody waits, and it is told as the loss that it is."""
+    """Where one is known to be lost, no rank waits, and it is reported as the loss that it is."""
     store = AuthenticatedStore(HashStore(), b"0" * 32, lambda: True)
     with pytest.raises(DistStoreError, match="another process was lost"):
         require_same(store, Rendezvous(number=1, rank=0, size=2, name="1"), JOB)

@@ -25,7 +25,7 @@ def script(folder: Path, text: str) -> Path:
 
 
 def met(told: Told, generation: int) -> dict[str, Any] | None:
-    """What was told of a generation, if it was formed, and its members have begun."""
+    """What was reported of a generation, if it was formed, and its members have begun."""
     has_begun = any(one["kind"] == "update" and one["generation"] == generation for one in told.lines)
     return next((one for one in told.of("met") if one["generation"] == generation and has_begun), None)
 
@@ -223,7 +223,7 @@ LOSES = """
 
 
 def test_members_that_lose_each_other_without_end_fail(tmp_path: Path) -> None:
-    """Where nobody is ever missing, meeting again does not help, and the reason is told."""
+    """Where no process is ever missing, meeting again does not help, and the reason is reported."""
     with supervised(tmp_path, script=script(tmp_path, LOSES), workers=2) as told:
         told.wait(told.over)
     assert isinstance(told.problem, RunFailed)
@@ -254,7 +254,7 @@ STUBBORN = """
 
 
 def test_a_second_interrupt_ends_workers_at_once(tmp_path: Path) -> None:
-    """Whoever does not heed the first is killed by the second."""
+    """A worker that ignores the first is killed by the second."""
     with supervised(tmp_path, script=script(tmp_path, STUBBORN), workers=1) as told:
         told.wait(lambda: met(told, 1))
         assert told.supervisor is not None
@@ -267,7 +267,7 @@ def test_a_second_interrupt_ends_workers_at_once(tmp_path: Path) -> None:
 
 
 def test_workers_die_with_their_supervisor(tmp_path: Path) -> None:
-    """A killed supervisor leaves nobody behind who trains on."""
+    """A killed supervisor leaves no worker behind that trains on."""
     with apart(tmp_path, *LONG, workers=2) as (process, _):
         process.kill()
         process.wait()

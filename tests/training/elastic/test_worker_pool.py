@@ -6,7 +6,7 @@ from stoker.training.elastic.worker_pool import OutputRelay, WorkerOutput
 
 
 def test_lines_come_whole_whatever_the_pieces() -> None:
-    """A line is told when it is complete; what has no end of line, at the end."""
+    """A line is reported when it is complete; what has no end of line, at the end."""
     mine, theirs = os.pipe()
     printed = WorkerOutput(mine)
     os.write(theirs, "ein Wört".encode()[:-3])

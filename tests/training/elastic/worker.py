@@ -1,7 +1,7 @@
 """A worker of the tests: meets, sends an event for each of its updates, and does as its arguments say.
 
 Updates are in lockstep through files, as they would be by exchanging gradients: who sees that another one is gone has
-lost its generation. What it learns is how many updates were made, which newcomers are told by veterans.
+lost its generation. What it learns is how many updates were made, which newcomers learn from veterans.
 """
 
 from __future__ import annotations

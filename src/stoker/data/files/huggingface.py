@@ -173,27 +173,27 @@ def huggingface(
         BadJob: the library or a column is missing, or the dataset is a stream.
     """
     form = image_form(size, channels, resize, mean, std)
-    found = dataset
+    loaded = dataset
     if isinstance(dataset, str | Path):
         with needs("datasets", "huggingface"):
             import datasets
         folder = Path(dataset).expanduser()
         is_saved = (folder / "dataset_info.json").is_file() or (folder / "dataset_dict.json").is_file()
-        found = datasets.load_from_disk(str(folder)) if is_saved else datasets.load_dataset(str(dataset))
-    if isinstance(found, Mapping):
+        loaded = datasets.load_from_disk(str(folder)) if is_saved else datasets.load_dataset(str(dataset))
+    if isinstance(loaded, Mapping):
         return {
             name: huggingface(
                 part, columns, target=target, size=size, channels=channels, resize=resize, mean=mean, std=std
             )
-            for name, part in found.items()
+            for name, part in loaded.items()
         }
-    if not is_huggingface(found):
-        what = "a stream of theirs" if hasattr(found, "take") and not hasattr(found, "__len__") else "no such dataset"
+    if not is_huggingface(loaded):
+        what = "a stream of theirs" if hasattr(loaded, "take") and not hasattr(loaded, "__len__") else "no such dataset"
         raise BadJob(
-            f"stoker.data.huggingface takes a datasets.Dataset; a {type(found).__name__} is {what}",
+            f"stoker.data.huggingface takes a datasets.Dataset; a {type(loaded).__name__} is {what}",
             remedy="Load it without streaming=True, or give a stream to Job(data=…) itself.",
         )
-    return HuggingFace(found, None if columns is None else tuple(columns), target, form)
+    return HuggingFace(loaded, None if columns is None else tuple(columns), target, form)
 
 
 def as_source(data: Any) -> Any:

@@ -341,8 +341,8 @@ def _labelled(path: Path, root: Path) -> Iterator[tuple[str, str]]:
         for row, record in enumerate(table.records(content)):
             name, label = [*record.fields, "", ""][:2]
             if record.fault or not (name and label and is_utf8(label)):
-                words = record.fault.words if record.fault else f"wants a file and its class, and has {record.fields}"
-                raise BadJob(f"{path}: row {row} {words}", remedy="Give a file and its class in each row.")
+                reason = record.fault.words if record.fault else f"wants a file and its class, and has {record.fields}"
+                raise BadJob(f"{path}: row {row} {reason}", remedy="Give a file and its class in each row.")
             if name in seen:
                 raise BadJob(f"{path}: row {row}: {name!r} has a label already", remedy="Leave one of them out.")
             seen.add(name)

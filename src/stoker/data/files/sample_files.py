@@ -101,16 +101,16 @@ def expanded(pattern: str) -> Iterator[str]:
 
 def _num_choices(inside: str) -> float:
     """Number of names that one pair of braces stands for; NaN if too large for a float."""
-    found = _RANGE.fullmatch(inside)
-    return inside.count(",") + 1 if found is None else abs(float(found[1]) - float(found[2])) + 1
+    match = _RANGE.fullmatch(inside)
+    return inside.count(",") + 1 if match is None else abs(float(match[1]) - float(match[2])) + 1
 
 
 def _choices(inside: str) -> list[str]:
-    found = _RANGE.fullmatch(inside)
-    if found is None:
+    match = _RANGE.fullmatch(inside)
+    if match is None:
         return inside.split(",")
-    first, last = int(found[1]), int(found[2])
-    width = len(found[1]) if found[1].startswith("0") else 0
+    first, last = int(match[1]), int(match[2])
+    width = len(match[1]) if match[1].startswith("0") else 0
     step = 1 if first <= last else -1
     return [str(number).zfill(width) for number in range(first, last + step, step)]
 

@@ -381,8 +381,8 @@ def _plain(values: pa.Array) -> pa.Array:
 def numerals_of(texts: pa.Array) -> pa.Array:
     """Text [B] without surrounding space, null if it is a word for a missing number."""
     texts = pc.utf8_trim_whitespace(texts)
-    words = pa.array(["", *NOT_A_NUMBER], texts.type)
-    is_word = pc.fill_null(pc.is_in(texts, value_set=words), fill_value=False)
+    spellings = pa.array(["", *NOT_A_NUMBER], texts.type)
+    is_word = pc.fill_null(pc.is_in(texts, value_set=spellings), fill_value=False)
     return pc.if_else(is_word, pa.scalar(None, texts.type), texts)
 
 

@@ -22,7 +22,7 @@ from stoker.store.files import Appended, disk, file_digests, sha256_file, sync_f
 
 _RECORD = "table.json"
 _VERSION = 3
-"""Of the files below; a table of another version is read again."""
+"""Version of the files below; a table of another version is read again."""
 
 FEATURES, CATEGORIES, TARGET, ROWS = "features.f32", "categories.i64", "target.bin", "rows.i64"
 

@@ -265,7 +265,7 @@ def _table(path: Paths, spec: TableSpec, clean: Clean, like: Table | None) -> Ta
 def _found_in(like: Table, given: TableSpec) -> TableSpec:
     """The spec of a table like another; raises BadJob if `given` names columns of its own."""
     if given != dataclasses.replace(table_spec(given.format), delimiter=given.delimiter):
-        raise BadJob("like=… takes all columns from the other table", remedy="Leave out what is said besides it.")
+        raise BadJob("like=… takes all columns from the other table", remedy="Leave out the other arguments.")
     record = like.table.record
     return dataclasses.replace(
         like.spec,

@@ -263,8 +263,8 @@ def features_of(content: bytes) -> Mapping[str, Any]:
         example = _example_type().FromString(content)
     except DecodeError as error:
         raise ValueError(f"it is no tf.train.Example: {error}") from error
-    found: Mapping[str, Any] = example.features.feature
-    return found
+    features: Mapping[str, Any] = example.features.feature
+    return features
 
 
 def encoded(features: Mapping[str, list[int] | list[float] | list[bytes]]) -> bytes:

@@ -123,7 +123,7 @@ class BaseImage:
 
 
 def visible(layers: Iterable[Sequence[str]]) -> Iterable[str]:
-    """Paths that are left of layers, the lowest first: a layer may hide what lies in those below it.
+    """Paths that are left of layers, the lowest first: a layer may hide files of those below it.
 
     >>> list(visible([["bin/python3.11", "opt/x"], ["bin/.wh.python3.11", "opt/.wh..wh..opq", "opt/y"]]))
     ['opt/y']
@@ -278,12 +278,14 @@ def _fits(part: Any, architecture: str) -> bool:
 
 def _python_in(names: list[str], path_variable: str, path: Path) -> tuple[str, str]:
     """The Python that `PATH` finds first: its path and version."""
-    found = {match[0]: match for name in names if (match := _PYTHON.match(name))}
+    versions = {match[0]: match for name in names if (match := _PYTHON.match(name))}
     folders = [folder.strip("/") for folder in path_variable.split(":") if folder]
-    recent = [match for match in found.values() if int(match["version"].partition(".")[2]) >= 11]
+    recent = [match for match in versions.values() if int(match["version"].partition(".")[2]) >= 11]
     if not recent:
         older = (
-            f"only Python {', '.join(sorted({match['version'] for match in found.values()}))}" if found else "no Python"
+            f"only Python {', '.join(sorted({match['version'] for match in versions.values()}))}"
+            if versions
+            else "no Python"
         )
         raise BadJob(
             f"--base {path} has {older}, and Stoker needs Python 3.11 or newer",

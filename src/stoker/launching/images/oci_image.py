@@ -149,7 +149,7 @@ class ImageRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions:
-    """What is put into an image beside the job.
+    """The contents of an image in addition to the job.
 
     Attributes:
         base: an OCI archive or layout that has Python; None: this machine's Python and libraries.
@@ -256,17 +256,17 @@ def require_no_secrets(files: Iterable[TreeFile], root: Path) -> None:
     Raises:
         BadJob: there are some; they are named.
     """
-    found = []
+    secrets = []
     for file in files:
         source = (root / file.path).resolve()
         names = (file.path, (source.relative_to(root) if source.is_relative_to(root) else source).as_posix())
         with file.open() if not file.link else io.BytesIO() as content:
             if any(map(is_secret, names)) or b"PRIVATE KEY-----" in content.read(1024):
-                found.append(file.path)
-    if found:
-        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+                secrets.append(file.path)
+    if secrets:
+        more = f" and {len(secrets) - 5} more" if len(secrets) > 5 else ""
         raise BadJob(
-            f"{', '.join(found[:5])}{more} looks like a secret, and whoever has the image could read it",
+            f"{', '.join(secrets[:5])}{more} looks like a secret, and anyone with the image could read it",
             remedy="Leave it out, and give it when the image runs: `podman run --env-file`, or a Secret in Kubernetes.",
         )
 
@@ -284,7 +284,7 @@ _TOOLS = frozenset({"pytest", "hypothesis", "pytest-xdist", "ruff", "mypy", "imp
 """Of Stoker's optional requirements those that no job needs by itself."""
 
 _Contents = list[tuple[str, list[TreeFile]]]
-"""What layers hold: a name for people, and files by their path in the image."""
+"""Contents of layers: a name for people, and files by their path in the image."""
 
 
 def _environment(packages: Mapping[str, str], notes: list[str]) -> _Contents:
@@ -381,7 +381,7 @@ def _package_files(name: str) -> list[TreeFile]:
 
 
 def _system_files() -> list[TreeFile]:
-    """What programs expect of a system: users, names of services, certificates, a folder for temporary files."""
+    """Files that programs expect of a system: users, names of services, certificates, a folder for temporary files."""
     texts = {
         "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
         "etc/group": "root:x:0:\nnogroup:x:65534:\n",

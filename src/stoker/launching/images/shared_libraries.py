@@ -29,7 +29,7 @@ _FROM_DRIVER = ("libcuda.so", "libnvidia-", "libnvcuvid.so")
 
 @dataclass(frozen=True)
 class DynamicSection:
-    """What an ELF file asks of the loader: libraries, folders to look in, and the loader itself ("" in libraries)."""
+    """Requests of an ELF file to the loader: libraries, folders to look in, and the loader itself ("" in libraries)."""
 
     needed: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class SystemLibraries:
 
     @classmethod
     def needed_by(cls, files: Sequence[TreeFile]) -> SystemLibraries:
-        """What programs and libraries among `files` need of this machine.
+        """The files of this machine that programs and libraries among `files` need.
 
         All are put into the folder of the C library, where the loader looks without a cache.
         """
@@ -53,12 +53,12 @@ class SystemLibraries:
         shell = shutil.which("sh")
         waiting = [file.content for file in files if isinstance(file.content, Path) and _may_be_elf(file)]
         waiting += [Path(shell)] if shell else []
-        found: dict[str, Path] = {}
+        needed: dict[str, Path] = {}
         loaders: set[str] = set()
         missing: set[str] = set()
         folders = loader_folders()
-        wanted = [(name, ()) for name in _ALWAYS if _find(name, (), folders) is not None]
-        while waiting or wanted:
+        queue = [(name, ()) for name in _ALWAYS if _find(name, (), folders) is not None]
+        while waiting or queue:
             if waiting:
                 path = waiting.pop()
                 section = read_dynamic(path)
@@ -67,19 +67,19 @@ class SystemLibraries:
                     folder.replace("$ORIGIN", origin).replace("${ORIGIN}", origin) for folder in section.folders
                 )
                 loaders |= {section.loader} - {""}
-                wanted += [(name, paths) for name in section.needed]  # type: ignore[misc]
+                queue += [(name, paths) for name in section.needed]  # type: ignore[misc]
                 continue
-            name, paths = wanted.pop()
-            if name in found or name in own or name in missing or any(name == Path(one).name for one in loaders):
+            name, paths = queue.pop()
+            if name in needed or name in own or name in missing or any(name == Path(loader).name for loader in loaders):
                 continue
             library = _find(name, paths, folders)
             if library is None:
                 missing.add(name)
             else:
-                found[name] = library
+                needed[name] = library
                 waiting.append(library)
-        home = found["libc.so.6"].parent.as_posix().lstrip("/") if "libc.so.6" in found else "usr/lib"
-        libraries = [_copy(f"{home}/{name}", path) for name, path in sorted(found.items())]
+        home = needed["libc.so.6"].parent.as_posix().lstrip("/") if "libc.so.6" in needed else "usr/lib"
+        libraries = [_copy(f"{home}/{name}", path) for name, path in sorted(needed.items())]
         programs = [_copy(loader.lstrip("/"), Path(loader)) for loader in sorted(loaders)]
         programs += [_copy("bin/sh", Path(shell))] if shell else []
         return cls(
@@ -123,12 +123,26 @@ def read_dynamic(path: Path) -> DynamicSection:
                 file.seek(position)
                 return file.read(min(length, _MOST_BYTES))
 
-            loader = next((at(one[2], one[5]).rstrip(b"\0").decode() for one in segments if one[0] == _INTERPRETER), "")
-            dynamic = next((at(one[2], one[5]) for one in segments if one[0] == _DYNAMIC), b"")
+            loader = next(
+                (
+                    at(segment[2], segment[5]).rstrip(b"\0").decode()
+                    for segment in segments
+                    if segment[0] == _INTERPRETER
+                ),
+                "",
+            )
+            dynamic = next((at(segment[2], segment[5]) for segment in segments if segment[0] == _DYNAMIC), b"")
             entries = [struct.unpack_from("<qQ", dynamic, place) for place in range(0, len(dynamic) - 15, 16)]
             address = next((value for tag, value in entries if tag == _STRINGS), None)
-            loaded = [one for one in segments if one[0] == _LOAD]
-            home = next((one for one in loaded if address is not None and one[3] <= address < one[3] + one[5]), None)
+            loaded = [segment for segment in segments if segment[0] == _LOAD]
+            home = next(
+                (
+                    segment
+                    for segment in loaded
+                    if address is not None and segment[3] <= address < segment[3] + segment[5]
+                ),
+                None,
+            )
             if address is None or home is None:
                 return DynamicSection(loader=loader)
             strings = home[2] + address - home[3]

@@ -265,7 +265,7 @@ class ClusterApi:
         return headers
 
     def _refusal(self, status: int | None, body: str | bytes) -> PlaceFailed:
-        """What the server's answer means, in its own words."""
+        """The error of the server's answer, in its own words."""
         try:
             about = json.loads(body)
             message, reason = str(about["message"]), str(about.get("reason", ""))
@@ -322,7 +322,7 @@ class ClusterApi:
     def stream(
         self, pod: str, command: list[str], *, stdin: Iterable[bytes] = (), timeout_s: float = 60.0, container: str = ""
     ) -> Iterator[tuple[int, bytes]]:
-        """What a command in a pod prints, as it comes: (1, output), (2, error), at last (3, its exit code as text).
+        """The output of a command in a pod, as it comes: (1, output), (2, error), at last (3, its exit code as text).
 
         Raises as `execute`.
         """

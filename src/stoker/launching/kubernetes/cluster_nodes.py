@@ -107,7 +107,7 @@ class Nodes:
 
     def free_for(self, target: LaunchTarget) -> dict[str, int | None]:
         """Nodes with room for a pod of the target's shape, by device; None where what runs is not visible."""
-        found: dict[str, int | None] = {}
+        free: dict[str, int | None] = {}
         for node in _matching(self.nodes, target.device):
             device = "cpu" if target.device == "cpu" else node.device or "cpu"
             if device == "cpu":
@@ -116,9 +116,9 @@ class Nodes:
                 continue
             else:
                 has_room = None if node.num_used is None else node.num_devices - node.num_used >= target.devices_each
-            known = found.setdefault(device, 0)
-            found[device] = None if has_room is None or known is None else known + has_room
-        return found
+            known = free.setdefault(device, 0)
+            free[device] = None if has_room is None or known is None else known + has_room
+        return free
 
 
 def survey(api: ClusterApi) -> Nodes:
@@ -179,12 +179,12 @@ def entry_of(value: str) -> CatalogueEntry | None:
     >>> entry_of("NVIDIA-H100-80GB-HBM3").name, entry_of("nvidia-tesla-t4").name, entry_of("nvidia-a100-80gb").name
     ('h100', 't4', 'a100-80')
     """
-    wanted = normalized_name(value)
+    name = normalized_name(value)
     for entry in catalogue().entries:
-        if wanted in map(normalized_name, entry.driver_names):
+        if name in map(normalized_name, entry.driver_names):
             return entry
-    found = catalogue().find(value)
-    return found[0] if len(found) == 1 else None
+    known = catalogue().find(value)
+    return known[0] if len(known) == 1 else None
 
 
 def _matching(nodes: Sequence[Node], device: str) -> list[Node]:
@@ -213,14 +213,14 @@ def wanted_pool(nodes: Nodes | None, target: LaunchTarget) -> NodePool:
         return NodePool(cpus=target.devices_each)
     if nodes is None or not nodes.are_visible:
         return _pool_unseen(target)
-    found = _matching(nodes.nodes, target.device)
-    if not found:
+    matching = _matching(nodes.nodes, target.device)
+    if not matching:
         raise PlaceFailed(f"no node of the cluster has {target.device or 'room'}; there are: {nodes.in_words()}")
-    if not found[0].resource:
+    if not matching[0].resource:
         return NodePool(cpus=target.devices_each)
-    large = [node for node in found if node.num_devices >= target.devices_each]
+    large = [node for node in matching if node.num_devices >= target.devices_each]
     if not large:
-        most = max(node.num_devices for node in found)
+        most = max(node.num_devices for node in matching)
         raise PlaceFailed(
             f"no node has {target.devices_each} {target.device or 'GPUs'}, the largest has {most}",
             remedy=f"Ask for several nodes: 2x{most}x{target.device or 'gpu'}.",

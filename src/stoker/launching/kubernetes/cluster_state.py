@@ -36,8 +36,8 @@ def condition(thing: Object, kind: str) -> dict[str, Any] | None:
     """A condition of an object that is true; None if there is none."""
     for entry in thing.get("status", {}).get("conditions") or []:
         if entry.get("type") == kind and entry.get("status") == "True":
-            found: dict[str, Any] = entry
-            return found
+            match: dict[str, Any] = entry
+            return match
     return None
 
 
@@ -100,8 +100,8 @@ def _terminated(pod: Object) -> dict[str, Any] | None:
     """How a pod's container ended; None if it did not, or never started."""
     for status in pod.get("status", {}).get("containerStatuses") or []:
         if (ended := status.get("state", {}).get("terminated")) is not None:
-            found: dict[str, Any] = ended
-            return found
+            terminated: dict[str, Any] = ended
+            return terminated
     return None
 
 
@@ -132,7 +132,7 @@ def _at_its_end(state: LaunchState, pods: Sequence[Object]) -> LaunchState:
 
 
 def _said(message: str) -> dict[str, Any]:
-    """What the container left as its last state; nothing if it left something else."""
+    """The last state that the container left; empty if it left something else."""
     try:
         said = json.loads(message)
     except ValueError:
@@ -156,7 +156,7 @@ def _suspended(owner: Object, workload: Object | None, position: str, restarts: 
     name = f"{owner['kind']} {owner['metadata']['name']}: suspended"
     if workload is None:
         return seen_now(
-            "queued", "it is suspended: what it needs is being sent, or somebody suspended it", name, restarts=restarts
+            "queued", "it is suspended: what it needs is being sent, or a user suspended it", name, restarts=restarts
         )
     evicted = condition(workload, "Evicted")
     if evicted is not None and condition(workload, "QuotaReserved") is None:

@@ -6,7 +6,7 @@ takes them all.
 Use when: the user's kubeconfig reaches a namespace. Needs there: an image with Python of at least 3.11, and a claim or
 a StorageClass. With Kueue: `--place-option queue=NAME`.
 Costs: for a start five to eight requests; for a look at the state two.
-Does not do: make images (see `stoker image`); or tell GPUs apart that nodes' labels do not name.
+Does not do: make images (see `stoker image`); or distinguish GPUs that nodes' labels do not name.
 """
 
 from __future__ import annotations
@@ -86,16 +86,16 @@ class KubernetesLauncher(Launcher):
         if importlib.util.find_spec("kubernetes") is not None:
             known, _ = contexts()
         context = max((name for name in known if rest.startswith(f"{name}/")), key=len, default="")
-        words = rest[len(context) + 1 if context else 0 :].split("/")
-        match = SHAPE.fullmatch(words[-1]) if len(words) > 1 else None
-        shape = words.pop() if match is not None and (match[1] or _is_device(match[3])) else ""
-        namespace = words.pop()
-        if (words and context) or not _NAMESPACE.fullmatch(namespace):
+        parts = rest[len(context) + 1 if context else 0 :].split("/")
+        match = SHAPE.fullmatch(parts[-1]) if len(parts) > 1 else None
+        shape = parts.pop() if match is not None and (match[1] or _is_device(match[3])) else ""
+        namespace = parts.pop()
+        if (parts and context) or not _NAMESPACE.fullmatch(namespace):
             raise NoDevice(
-                f"--on k8s:{text} cannot be read: {'/'.join([*words, namespace])!r} is no namespace.",
+                f"--on k8s:{text} cannot be read: {'/'.join([*parts, namespace])!r} is no namespace.",
                 remedy=f"The form is {_SYNTAX}, as in k8s:team/2x4xa100.",
             )
-        context = context or "/".join(words)
+        context = context or "/".join(parts)
         if context and known and context not in known:
             raise NoDevice(
                 f"--on k8s:{text}: the kubeconfig has no context {context!r}.",
@@ -297,7 +297,7 @@ class KubernetesLauncher(Launcher):
 
 
 def _needed(settings: ClusterOptions, target: LaunchTarget) -> list[tuple[str, str, str]]:
-    """What a run needs to be allowed, as (verb, resource, group)."""
+    """Permissions that a run needs, as (verb, resource, group)."""
     group = {"job": JOB, "jobset": JOBSET, "trainjob": TRAINJOB}[settings.kind].partition("/")[0]
     needed = [(verb, f"{settings.kind}s", group) for verb in ("create", "get", "patch", "delete")]
     needed += [("create", resource, "") for resource in ("configmaps", "secrets", "pods", "pods/exec")]
@@ -411,7 +411,7 @@ def _handle(submission: Submission, settings: ClusterOptions, objects: RunObject
 
 
 def _reference(stored: Object) -> Object:
-    """What makes another object belong to this one."""
+    """The owner reference that makes another object belong to this one."""
     about = stored["metadata"]
     return {"apiVersion": stored["apiVersion"], "kind": stored["kind"], "name": about["name"], "uid": about["uid"]}
 

@@ -41,7 +41,7 @@ _OPTIONS = ("name", "claim", "prometheus", "cpus", "memory", "account", "pull-se
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """What is served, and how.
+    """A service's models and settings.
 
     Attributes:
         name: of all objects.

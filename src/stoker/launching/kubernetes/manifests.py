@@ -65,7 +65,7 @@ _GRACE_MORE_S = 30
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """What `--place-option NAME=VALUE` may say of a cluster.
+    """Options of a cluster: `--place-option NAME=VALUE`.
 
     Attributes:
         claim: an existing PersistentVolumeClaim for code, runs and environments; "": one is made for the run.
@@ -136,7 +136,7 @@ class NodePool:
 
 @dataclass(frozen=True)
 class Cluster:
-    """What manifests depend on: the server's version, and what is installed."""
+    """Facts on which manifests depend: the server's version, and installed extensions."""
 
     version: tuple[int, int]
     groups: frozenset[str] = frozenset()

@@ -29,12 +29,12 @@ def read(path: Path, offset: int, most: int) -> None:
 
 def listing(folder: Path) -> None:
     """Print the regular files below a folder as a JSON object: path to size and time of change."""
-    found = {}
+    entries = {}
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
             status = path.stat()
-            found[path.relative_to(folder).as_posix()] = [status.st_size, int(status.st_mtime)]
-    print(json.dumps(found))  # noqa: T201  # the answer
+            entries[path.relative_to(folder).as_posix()] = [status.st_size, int(status.st_mtime)]
+    print(json.dumps(entries))  # noqa: T201  # the answer
 
 
 def pack(folder: Path, num_bytes: int) -> None:
@@ -44,7 +44,7 @@ def pack(folder: Path, num_bytes: int) -> None:
         for path in paths:
             try:
                 archive.add(folder / path, arcname=path, recursive=False)
-            except FileNotFoundError:  # removed meanwhile: the next call brings what replaced it
+            except FileNotFoundError:  # removed since it was listed: the next call brings what replaced it
                 continue
 
 
@@ -54,27 +54,27 @@ def link(folder: Path, data: str, num_bytes: int) -> None:
     Name and SHA-256 of each file come as a JSON object of `num_bytes` bytes on standard input. What was linked before
     is looked at again: it may have been changed.
     """
-    wanted = json.loads(sys.stdin.buffer.read(num_bytes))
-    places = [Path(data), Path(data) / wanted["name"]] if data else []
+    order = json.loads(sys.stdin.buffer.read(num_bytes))
+    places = [Path(data), Path(data) / order["name"]] if data else []
     if folder.is_symlink():
         places.insert(0, folder.readlink())
         folder.unlink()
     elif folder.is_dir():
         print(1)  # noqa: T201  # the answer
         return
-    found = next((place for place in places if _holds(place, wanted)), None)
-    if found is not None:
+    target = next((place for place in places if _holds(place, order)), None)
+    if target is not None:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.symlink_to(found)
-    print(int(found is not None))  # noqa: T201  # the answer
+        folder.symlink_to(target)
+    print(int(target is not None))  # noqa: T201  # the answer
 
 
-def _holds(place: Path, wanted: dict[str, Any]) -> bool:
+def _holds(place: Path, order: dict[str, Any]) -> bool:
     """Whether a folder has these files, and no more of them unless it is one file that was asked for."""
-    files = wanted["files"]
+    files = order["files"]
     if any(not (place / path).is_file() or _sha256(place / path) != digest for path, digest in files.items()):
         return False
-    if list(files) == [wanted["name"]]:
+    if list(files) == [order["name"]]:
         return True
     return _num_files(place) == len(files)
 

@@ -34,7 +34,7 @@ _MOST_MESSAGE = 4000
 
 
 class CannotStart(Exception):
-    """What is said before the container ends with `code`."""
+    """An error that is printed before the container ends with `code`."""
 
     def __init__(self, code: int, why: str) -> None:
         super().__init__(why)
@@ -153,7 +153,7 @@ def hold(lock: Path, patience_s: float) -> None:
                 raise CannotStart(STILL_HELD, f"an earlier pod still holds {lock} after {patience_s:g} s") from None
             time.sleep(0.2)
         except OSError as error:  # a volume without locks
-            print(f"{lock}: {error}: nothing keeps two pods apart on this volume", file=sys.stderr)  # noqa: T201
+            print(f"{lock}: {error}: nothing stops two pods from using this volume at once", file=sys.stderr)  # noqa: T201
             return
 
 

@@ -48,7 +48,7 @@ class RunVolume:
     def running_pod(self, host: int = 0) -> str:
         """The name of the run's own pod of a host, if it runs; else "".
 
-        One that is being ended does not count: that of a node that died stays like this, beside the pod that goes on.
+        A terminating pod does not count: one of a dead node stays in that state while the pod that replaced it runs.
         """
         for pod in self._api.objects("Pod", f"{selector(self._name)},app.kubernetes.io/component=training"):
             annotations = pod["metadata"].get("annotations") or {}
@@ -74,12 +74,12 @@ class RunVolume:
         Of data it may also be in the folder `data` of the container.
         """
         pod, folder = self._visit(), f"{MOUNT}/{bundle.folder}"
-        words, stdin = ["has", folder], tuple[bytes, ...]()
+        command, stdin = ["has", folder], tuple[bytes, ...]()
         if bundle.kind == "data":
             files = {file.path: file.digest for file in bundle.files}
             stdin = (json.dumps({"name": bundle.name, "files": files}).encode(),)
-            words = ["link", folder, data, str(len(stdin[0]))]
-        if self._run(pod, *words, stdin=stdin, timeout_s=_HASH_TIMEOUT_S).stdout.strip() == b"1":
+            command = ["link", folder, data, str(len(stdin[0]))]
+        if self._run(pod, *command, stdin=stdin, timeout_s=_HASH_TIMEOUT_S).stdout.strip() == b"1":
             return False
         self._run(pod, "unpack", folder, stdin=_tar_stream(bundle), timeout_s=600.0)
         return True
@@ -89,20 +89,20 @@ class RunVolume:
         pod = self.running_pod() or self._visit()
         listed = self._run(pod, "list", f"{MOUNT}/{folder}").stdout
         try:
-            wanted = files_to_copy(json.loads(listed), into)
+            paths = files_to_copy(json.loads(listed), into)
         except (ValueError, TypeError, AttributeError) as error:
             raise PlaceFailed(
                 f"Pod {pod} lists no files: {listed[:60]!r}",
                 remedy="Does the image's python3 print something of its own?",
             ) from error
-        if not wanted:
+        if not paths:
             return
-        names = json.dumps(sorted(wanted)).encode()
+        names = json.dumps(sorted(paths)).encode()
         command = [*_PROGRAM, "pack", f"{MOUNT}/{folder}", str(len(names))]
         stream = _Stream(self._api.stream(pod, command, stdin=[names], container=CONTAINER))
         is_cut = False
         try:
-            extract_tar(cast("IO[bytes]", stream), into, wanted)
+            extract_tar(cast("IO[bytes]", stream), into, paths)
         except tarfile.ReadError:
             is_cut = True
         stream.end()
@@ -137,12 +137,12 @@ class RunVolume:
         """Raise PlaceFailed if the volume is gone: a pod that wants it would wait for it for ever."""
         claim = self._pod["claim"]
         try:
-            found = self._api.find("PersistentVolumeClaim", claim)
+            volume_claim = self._api.find("PersistentVolumeClaim", claim)
         except PlaceUnreachable:
             raise
         except PlaceFailed:  # this login may not look: then the pod shows it
             return
-        if found is None:
+        if volume_claim is None:
             raise PlaceFailed(
                 f"The claim {claim}, which held the run's directory, is not there any more.",
                 remedy="What was fetched before is here; --new starts another run.",

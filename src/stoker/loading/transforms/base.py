@@ -1,4 +1,4 @@
-"""What transforms share: `Draw`, their keyed random numbers, and conversions between stored images and numbers.
+"""Shared parts of transforms: `Draw`, their keyed random numbers, and conversions between stored images and numbers.
 
 Also transforms of some samples only, and the transforms that remain in evaluation.
 """

@@ -1,7 +1,7 @@
 """The bottleneck of a run: from where its time went, what its updates do and what the device reaches, to one sentence.
 
 The part with the most training time is the bottleneck; planning is not counted. The inside of an update is not measured
-while training: it is forecast per operation and scaled to the measured update. If the two are too far apart, the
+while training: it is forecast per operation and scaled to the measured update. If the two differ too much, the
 verdict is "unknown".
 
 An operation counts as arithmetic if its FLOPs take longer at the device's rate than its bytes at its bandwidth
@@ -159,7 +159,7 @@ def _evidence(
         forecast = f"{format_seconds(bounds.total_s)} ({bounds.basis})"
         lines.append(f"an update takes {format_seconds(measured_s)}; its {num} operations were forecast at {forecast}")
         if bounds.is_profiled:
-            lines.append("arithmetic and memory are told apart by the profile of this run")
+            lines.append("the profile of this run separates arithmetic from memory")
         if bounds.from_system_s > 0.05 * bounds.total_s:
             lines.append(
                 f"{100 * bounds.from_system_s / bounds.total_s:.0f} % of an update goes to memory had from the system "
@@ -284,7 +284,7 @@ def as_profiled(bounds: UpdateBounds, table: KernelTable) -> UpdateBounds:
 
 
 def _roof(operation: Operation, hardware: Hardware, ceilings: Ceilings | None, precision: str) -> Bound:
-    """What bounds an operation."""
+    """The bound of an operation."""
     if not operation.flops:
         return "memory bandwidth"
     (dtype,) = _in_their_dtype(flops_by_dtype([(operation, 1.0)]), precision)
@@ -311,11 +311,11 @@ def _named(shares: Sequence[Share], what: str) -> float:
     return sum(share.value for share in shares if share.what == what)
 
 
-WORTH_TELLING = 0.02
+LEAST_SHARE = 0.02
 """Least share of the training time that a change must save to be advised [fraction]."""
 _FOR_LEARNING_OTHERWISE = 2.0
 """A change of what is learned is advised only if it saves this many times as much as the best other change."""
-_WORKERS_BESIDE_A_GPU = 4
+_WORKERS_FOR_A_GPU = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,7 +363,7 @@ class RunTimes:
 
 def best_remedy(known: Sequence[Remedy], whole_s: float) -> Remedy | None:
     """The change to advise for a run of `whole_s` of training time [s]; None if none saves enough."""
-    worth = sorted((r for r in known if r.saved_s > WORTH_TELLING * whole_s), key=lambda remedy: -remedy.saved_s)
+    worth = sorted((r for r in known if r.saved_s > LEAST_SHARE * whole_s), key=lambda remedy: -remedy.saved_s)
     if not worth or whole_s <= 0:
         return None
     harmless = [remedy for remedy in worth if not remedy.changes_job]
@@ -420,7 +420,7 @@ def _of_data(update_s: float, data_s: float, plan: Plan, device: Device) -> Iter
                 basis="roofline",
             )
     if plan.loader == "inline":
-        workers = device.cores if device.kind == "cpu" else _WORKERS_BESIDE_A_GPU
+        workers = device.cores if device.kind == "cpu" else _WORKERS_FOR_A_GPU
         overlapped_s = max(update_s, data_s / workers)
         if device.kind == "cpu":
             overlapped_s = max(overlapped_s, (update_s * plan.threads + data_s) / max(1, device.cores))

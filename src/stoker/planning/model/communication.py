@@ -57,7 +57,7 @@ def message_times(
 ) -> tuple[MessageTime, ...]:
     """The time of messages in an update, and the part of it that is not hidden.
 
-    Messages beside the same blocks, as gathers and sums of shards in a backward pass, share their links and the
+    Messages that overlap with the same blocks, as gathers and sums of shards in a backward pass, share links and the
     arithmetic that hides them: the earlier kind takes of it first.
 
     Args:

@@ -4,8 +4,8 @@ Inductor writes a chain of operations that go over the same elements, or the sam
 operations, casts, norms, softmaxes, losses and reductions. Its time is that of the bytes that enter or leave the chain;
 what is made and used within it never crosses memory. Matrix products, convolutions and fused attention end a chain.
 
-A trace has no graph, so that what a chain reads is told by shapes: an input of the shape and dtype of an earlier result
-of the chain comes from there. A result that outlives the chain is written.
+A trace has no graph, so that what a chain reads is inferred from shapes: an input of the shape and dtype of an earlier
+result of the chain comes from there. A result that outlives the chain is written.
 
 On a CPU only elementwise operations are joined, and a chain takes as long as the longest of its operations: loops over
 rows are not kept in registers there.

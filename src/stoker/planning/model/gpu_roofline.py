@@ -141,7 +141,7 @@ def point_of(operation: Operation, kind: Kind) -> Floats:
     else:
         batch, rows, columns, depth = gpu_kernels.product_sizes(operation) or (1, 1, 1, 1)
         # Transposed operands, and rows of a length that four does not divide (they cannot be loaded 16 bytes at a
-        # time), have kernels of their own: the factor of four keeps their measurements apart.
+        # time), have kernels of their own: the factor of four separates their measurements.
         layout = (operation.attribute("transpose_a"), operation.attribute("transpose_b"), depth % 4)
         sizes = (batch, rows, columns, depth, *(4.0 if differs else 1.0 for differs in layout))
     return np.log2(np.maximum(np.asarray(sizes, dtype=np.float64), 1.0)).astype(np.float64)

@@ -114,7 +114,7 @@ class LayoutForecasts(TracedForecasts):
         calibrations: forecasts and measurements of earlier runs on this device.
         held_bytes: memory of a process before it trains [bytes].
         fetch_s: time in which one process fetches a sample that is not in memory [s].
-        is_apart: processes make updates of their own and exchange weights after an interval (`Job(sync=…)`); exchanges
+        is_local_sgd: processes make their own updates and exchange weights after an interval (`Job(sync=…)`); exchanges
             are not in the forecast of an update.
     """
 
@@ -131,10 +131,10 @@ class LayoutForecasts(TracedForecasts):
         calibrations: Sequence[Calibration] = (),
         held_bytes: int = 0,
         fetch_s: float = 0.0,
-        is_apart: bool = False,
+        is_local_sgd: bool = False,
     ) -> None:
-        self.layout, self.parts, self._is_apart = layout, parts, is_apart
-        self._axes = () if is_apart else axes_of(layout)
+        self.layout, self.parts, self._is_local_sgd = layout, parts, is_local_sgd
+        self._axes = () if is_local_sgd else axes_of(layout)
         self._whole: Traces = lambda settings: traces(full_states(settings))
         self._links_of = links_of
         # Of processes that do the same work one trace is enough.
@@ -182,7 +182,7 @@ class LayoutForecasts(TracedForecasts):
         )
 
     def state(self, plan: Plan, rank: int = 0) -> RankState:
-        """What a process keeps from update to update."""
+        """The state that a process keeps from update to update."""
         settings = self._settings(plan)
         if (settings, rank) not in self._states:
             moments = self._moments(settings)
@@ -239,7 +239,7 @@ class LayoutForecasts(TracedForecasts):
             return self._saved[kind]
         layout, settings = self.layout, self._settings(plan)
         whole = self._whole_needs.kept(settings)
-        if self._is_apart:
+        if self._is_local_sgd:
             saved: float = whole + 3 * self.parts.trained_bytes
         else:
             moments = self._moments(settings)
@@ -272,7 +272,7 @@ class LayoutForecasts(TracedForecasts):
     def traffic(self, plan: Plan) -> tuple[Traffic, ...]:
         """Messages between processes in an update."""
         passes = self._micro_batches(plan)
-        if self._is_apart:
+        if self._is_local_sgd:
             return ()
         update = DividedUpdate(
             layout=self.layout,

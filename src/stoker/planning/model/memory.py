@@ -59,7 +59,7 @@ class MemoryForecast:
 
     @functools.cached_property
     def shares(self) -> tuple[Share, ...]:
-        """See above; of most forecasts nobody asks for them."""
+        """See above; computed at the first access, which most forecasts never see."""
         return self.split()
 
     @property
@@ -147,7 +147,7 @@ _CAPACITY_STEPS = 5
 def least_capacities(is_enough: Callable[[int], bool], allocated: int, reserved: int) -> Iterator[tuple[int, int]]:
     """Ever closer bounds of the least memory with which the allocator serves a GPU's updates [bytes].
 
-    The last are 1/32 of what it can give back apart. Near its capacity the caching allocator frees cached segments
+    The last differ by 1/32 of what it can give back. Near its capacity the caching allocator frees cached segments
     before it fails.
 
     Args:
@@ -186,9 +186,9 @@ def kept_by_blocks(trace: Trace, *, is_compiled: bool = False) -> int:
 
     Compiled ones keep the results of products at least: others may be computed again within a kernel.
 
-    Told from a trace on a GPU in which all are checkpointed: before its backward pass a block makes again what it would
-    have kept. That are the storages of its part of the backward pass that are made in the order of its forward pass,
-    without the last, and live when the first other one is made.
+    Derived from a trace on a GPU in which all are checkpointed: before its backward pass a block recomputes what it
+    would have kept. Those are the storages of its part of the backward pass that are made in the order of its forward
+    pass, without the last, and live when the first other one is made.
     """
     made: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for index, storage in enumerate(trace.storages):
@@ -460,9 +460,9 @@ _WORSE_UNSEEN = 1.5
 """Factor on the prior's deviation for a device model that was never measured."""
 
 _OF_COMPILED = 0.15
-"""More of it for compiled plans on a GPU: what their kernels keep is told by chains of operations. A judgement, no such
-peak was measured yet: torchtitan's Llama-3-8B on 8 H100 reserved 77 GiB, with every second product kept; with every
-second block kept, which is less, 55 are forecast."""
+"""More of it for compiled plans on a GPU: what their kernels keep is inferred from chains of operations. A judgement:
+no such peak was measured yet. Torchtitan's Llama-3-8B on 8 H100 reserved 77 GiB with every second product kept; with
+every second block kept, which is less, 55 are forecast."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ class PlanLimits:
             words.append(f"takes {format_seconds(total_s)}, the deadline is {format_seconds(self.deadline_s)}")
         if self.max_cost_usd is not None and not candidate.is_here:
             if cost is None:
-                words.append("nobody in the price list offers it")
+                words.append("the price list has no offer of it")
             elif cost.value > self.max_cost_usd:
                 words.append(f"costs {format_money(cost.value)}, the limit is {format_money(self.max_cost_usd)}")
         return tuple(words)
@@ -184,7 +184,7 @@ def choose(
 
 
 def advice(chosen: Candidate, rentable: Sequence[Candidate]) -> str:
-    """One sentence for somebody with a model and a laptop: is it enough here, or what to rent, and what that changes.
+    """One sentence for a user with a model and a laptop: is it enough here, or what to rent, and what that changes.
 
     Args:
         chosen: the best plan for what is here.

@@ -19,13 +19,13 @@ STEP = "low_bit_adam"
 """The name of the operation in the place of the fused step."""
 
 _STORED_BYTES = {"bf16": 2.0, "8bit": 1 + 4 / STATES_BLOCK}
-"""Of a value of a moment, with its share of a scale."""
+"""Bytes of a value of a moment, with its share of a scale."""
 _FULL_ITEMS = 7
 """Numbers that a fused step reads (a weight, its gradient, its moments) and writes (all but the gradient)."""
 _TRAFFIC_BYTES = {"bf16": (152, 120), "8bit": (116, 92)}
-"""What the plain operations of an update read and write for a weight, one after the other: counted."""
+"""Bytes that the plain operations of an update read and write for a weight, one after the other: counted."""
 _BETWEEN_BYTES = 32
-"""Of a weight, at most: both moments and up to six other numbers."""
+"""Bytes for a weight, at most: both moments and up to six other numbers."""
 
 
 def full_states(settings: TraceSettings) -> TraceSettings:
@@ -60,7 +60,7 @@ def with_states(trace: Trace, states: OptimizerStates) -> Trace:
 
 
 def between_bytes(operation: Operation, target: str) -> int:
-    """What lies between the plain operations of an update [bytes]: of its largest piece of a parameter."""
+    """Temporaries between the plain operations of an update [bytes], for its largest piece of a parameter."""
     largest = max((one.numel for one in operation.inputs), default=0)
     return _BETWEEN_BYTES * min(largest, VALUES_AT_ONCE[target])
 

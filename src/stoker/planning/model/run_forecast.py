@@ -93,7 +93,7 @@ class Needs:
         def traced(settings: TraceSettings) -> Trace:
             return with_states(traces(full_states(settings)), settings.optimizer_states)
 
-        # Those of a layout are made anew when they are asked for again: large models have too many to keep all.
+        # Those of a layout are recomputed when they are needed again: large models have too many to keep all.
         self.trace = functools.lru_cache(maxsize=_MOST_KEPT)(traced)
         self._timeline = functools.lru_cache(maxsize=_MOST_KEPT)(self._made_timeline)
         self._peaks: dict[_Update, MemoryForecast] = {}
@@ -398,7 +398,7 @@ class TracedForecasts:
 
     @property
     def _kinds(self) -> Sequence[Needs]:
-        """What each kind of process needs."""
+        """The needs of each kind of process."""
         return (self._needs,)
 
     def _processes(self, plan: Plan) -> Sequence[tuple[Needs, int]]:
@@ -615,7 +615,7 @@ def complete_breakdown(breakdown: Breakdown, forecast: Forecast, *, is_cpu: bool
     if is_cpu:
         memory = Share(what="the process besides", value=0.0, where="PyTorch itself, code, data in memory")
     else:
-        memory = Share(what="beside the update", value=0.0, where="data kept on the device")
+        memory = Share(what="outside the update", value=0.0, where="data kept on the device")
     is_measured = forecast.step_s.basis == "measured here"
     where = "measured: Python, waiting, other processes" if is_measured else "fetching samples"
     time = Share(what="between traced operations", value=0.0, where=where)

@@ -27,7 +27,7 @@ def reserve_s(*, save_s: float, updates_s: float, evaluate_s: float = 0.0, uploa
     Args:
         save_s: the longest save so far, from the copy to the durable file [s]; twice it, since disks vary.
         updates_s: updates until training can stop again [s]; twice it, since machines are shared.
-        evaluate_s: an evaluation that is due meanwhile [s].
+        evaluate_s: an evaluation that is due before then [s].
         upload_s: sending a checkpoint to where it is kept [s].
     """
     return 2 * save_s + 2 * updates_s + 1.25 * evaluate_s + upload_s + LEAVING_S

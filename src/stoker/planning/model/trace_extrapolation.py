@@ -122,7 +122,7 @@ class _Line:
                 raise NotDerivable("one of the two traces is of the whole model, the other is not")
             return None
         if dataclasses.replace(one, widened=(), grown=()) != dataclasses.replace(other, widened=(), grown=()):
-            raise NotDerivable("the two traces do not repeat alike")
+            raise NotDerivable("the two traces do not repeat in the same way")
         widened = [
             Widened(occurrence=a.occurrence, operation=self.operation(a.operation, b.operation))
             for a, b in _zipped(one.widened, other.widened)
@@ -171,7 +171,7 @@ def _require_same_sequence(small: Trace, large: Trace) -> None:
 
 def _zipped(one: tuple[T, ...], other: tuple[T, ...]) -> zip[tuple[T, T]]:
     if len(one) != len(other):
-        raise NotDerivable("the two traces do not repeat alike")
+        raise NotDerivable("the two traces do not repeat in the same way")
     return zip(one, other, strict=True)
 
 

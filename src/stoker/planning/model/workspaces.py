@@ -23,7 +23,7 @@ CUDA, read from PyTorch's source, and compared with peaks on an H100 (`bench/for
   the input, and after it that of the weights, are computed on copies in channels-last, the latter summed in fp32; in
   channels-last there are these sums alone. Measured on an H100 (PyTorch 2.11, a ResNet-9 in bf16 and tf32): peak of
   allocated memory exact to 2 MiB of 9 and 15 GiB, of reserved memory to 0.3 %. In fp32 outside of tensor cores, which
-  no trace tells from tf32, one convolution took 4.4 GiB more, and the allocator held 3 % more.
+  a trace cannot distinguish from tf32, one convolution took 4.4 GiB more, and the allocator held 3 % more.
 - The context and the loaded kernels are outside of the allocator.
 
 Shapes: x [B, C, pixels…], y [B, O, pixels…], w [O, C / groups, kernel…].
@@ -274,7 +274,7 @@ def _size(tensor: TensorShape) -> int:
 
 
 def _cuda_convolution_backward(operation: Operation) -> tuple[int, ...]:
-    """Of the gradient of the input, and of that of the weight."""
+    """Workspaces of the input's gradient and of the weight's [bytes]."""
     grad_BCHW, x_BCHW, weight, *_ = operation.inputs
     sums, mask = weight.numel * 4, operation.attribute("output_mask")
     is_plain = weight.dtype == "fp32" and operation.attribute("groups", 1) != 1
@@ -312,7 +312,7 @@ _RESIDENT_THREADS = {
     "9.0": 132 * 2048,
     "10.0": 148 * 2048,
 }
-"""Of the usual board of a compute capability: multiprocessors × threads that reside on each."""
+"""Resident threads of the usual board of a compute capability: multiprocessors × threads on each."""
 _USUAL_RESIDENT_THREADS = 108 * 2048
 _SUMMING_THREADS, _WARP, _VECTOR = 512, 32, 4
 _LEAST_VALUES, _MOST_VALUES = 16, 256

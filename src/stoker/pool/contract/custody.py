@@ -2,7 +2,7 @@
 
 The log decides (`escrow.settlement_of`, `refund_of`), the contract holds and bounds. A lease of a pool whose rules
 name a contract is taken once its deposit is there, and accepted once its bond is; each co-signed beat has a voucher;
-what a lease came to is signed as a verdict, which anybody may bring to the contract. `keep_up` does so, and brings the
+what a lease came to is signed as a verdict, which anyone may bring to the contract. `keep_up` does so, and brings the
 roots.
 """
 
@@ -75,7 +75,7 @@ class ChainSettings:
 
 
 class Custody:
-    """A pool's money in a contract, for the control plane, renters and agents alike.
+    """A pool's money in a contract, for the control plane, renters and agents.
 
     Args:
         contract: with the key of who acts.
@@ -197,7 +197,7 @@ class Custody:
         found = self.contract.voucher_signer(self.terms(lease).lease, seconds, bytes.fromhex(body.voucher))
         if found != lease.contract.cosigner:
             raise Refused(
-                f"the voucher of {seconds} s for lease {lease.lease_id} is signed by {found or 'nobody'}, "
+                f"the voucher of {seconds} s for lease {lease.lease_id} is signed by {found or 'no key'}, "
                 f"and not by {lease.contract.cosigner}"
             )
 
@@ -216,11 +216,11 @@ class Custody:
         A lease whose deposit is there from an earlier try is opened with it.
 
         Raises:
-            Refused: the deposit is not covered, or somebody else was faster.
+            Refused: the deposit is not covered, or another renter was faster.
         """
         assert client.key is not None
         earliest_s = least_deadline_s(self.contract.now_s(), offer.max_s, body.window_s)
-        deadline_s = math.ceil(earliest_s / _SPARE_S + 1) * _SPARE_S  # alike in a second try soon after
+        deadline_s = math.ceil(earliest_s / _SPARE_S + 1) * _SPARE_S  # equal in a second try soon after
         contract = on.ContractTerms(
             payer=self.address, payee=offer.payee, cosigner=self.contract.arbiter, deadline_s=deadline_s
         )

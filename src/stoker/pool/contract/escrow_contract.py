@@ -35,7 +35,7 @@ IN_PROCESS = "memory"
 LeaseOnChain = Literal["none", "funded", "running", "settled"]
 _STATES: tuple[LeaseOnChain, ...] = ("none", "funded", "running", "settled")
 _RECEIPT_S = 180.0
-_NOBODY = "0x" + "0" * 40
+_ZERO_ADDRESS = "0x" + "0" * 40
 _TERMS = "(address,address,address,bytes32,uint256,uint256,uint256,uint256)"
 _DOMAIN_TYPE = [
     {"name": "name", "type": "string"},
@@ -114,7 +114,7 @@ class Sent:
 
 
 def lease_name(pool: str, renter: str, lease_id: str) -> bytes:
-    """A lease's name on the chain, 32 bytes: nobody else can open the pool's lease with this deposit.
+    """A lease's name on the chain, 32 bytes: no other renter can open the pool's lease with this deposit.
 
     Args:
         pool: the control plane's public key.
@@ -191,7 +191,7 @@ class EscrowContract:
                 )
             self.arbiter = str(self._contract.functions.arbiter().call()).lower()
             token = str(self._contract.functions.token().call()).lower()
-        self.token = "" if token == _NOBODY else token
+        self.token = "" if token == _ZERO_ADDRESS else token
 
     @classmethod
     def deployed(cls, web3: Web3, signer: Signer, *, token: str = "") -> EscrowContract:
@@ -207,7 +207,7 @@ class EscrowContract:
             PlaceUnreachable: the chain does not answer.
         """
         factory = web3.eth.contract(abi=compiled()["abi"], bytecode=compiled()["bytecode"])
-        arguments = [Web3.to_checksum_address(one) for one in (signer.address, token or _NOBODY)]
+        arguments = [Web3.to_checksum_address(one) for one in (signer.address, token or _ZERO_ADDRESS)]
         with _sentences("the new contract"):
             transaction = factory.constructor(*arguments).build_transaction(_sender(web3, signer))
             receipt = web3.eth.wait_for_transaction_receipt(
@@ -249,7 +249,7 @@ class EscrowContract:
         """Terms of all leases of a renter, or of an agent, in their order.
 
         Args:
-            renter: its address; None: anybody's.
+            renter: its address; None: any renter's.
             agent: likewise.
             since: first block to look at; nodes bound how many they search.
         """
@@ -385,7 +385,7 @@ class EscrowContract:
             return self._signer().sign(typed)
 
     def voucher_signer(self, lease: bytes, running_s: int, voucher: bytes) -> str:
-        """Who signed a voucher; "": nobody."""
+        """The address that signed a voucher; "": none."""
         from eth_account import Account  # noqa: PLC0415
         from eth_account.messages import encode_typed_data  # noqa: PLC0415
 

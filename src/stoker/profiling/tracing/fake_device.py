@@ -377,22 +377,28 @@ def _modes() -> tuple[type[FakeTensorMode], type[FakeTensorMode]]:
                     super()._prep_args_for_hash(result, (arg,), *about)
 
         def _get_output_tensor_from_cache_entry(self, state: Any, entry: Any, key: Any, func: Any, args: Any) -> Any:
-            found = entry.metadata
-            if found is None or entry.inplace_idx is not None or found.is_conj or found.is_neg or in_kernel is None:
+            metadata = entry.metadata
+            if (
+                metadata is None
+                or entry.inplace_idx is not None
+                or metadata.is_conj
+                or metadata.is_neg
+                or in_kernel is None
+            ):
                 return super()._get_output_tensor_from_cache_entry(state, entry, key, func, args)
             with in_kernel(self):
                 made = torch.empty_strided(
-                    found.shape,
-                    found.stride,
-                    dtype=found.dtype,
-                    layout=found.layout,
+                    metadata.shape,
+                    metadata.stride,
+                    dtype=metadata.dtype,
+                    layout=metadata.layout,
                     device=_META,
-                    requires_grad=found.requires_grad,
+                    requires_grad=metadata.requires_grad,
                 )
                 if entry.view_idx is not None:
                     storage = args[entry.view_idx].untyped_storage()
-                    made.set_(storage, found.storage_offset, found.shape, found.stride)
-            return FakeTensor(self, made, found.device)
+                    made.set_(storage, metadata.storage_offset, metadata.shape, metadata.stride)
+            return FakeTensor(self, made, metadata.device)
 
     class QuickCuda(Quick):
         """Fake tensors that never start the driver, nor ask for a stream."""

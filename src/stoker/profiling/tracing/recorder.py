@@ -47,9 +47,9 @@ def _require_one_dtype(func: Any, args: tuple[Any, ...]) -> None:
     is_attention = name.startswith("_scaled_dot_product") and not name.endswith("_backward")
     if not (is_attention or name in _OF_ONE_DTYPE):
         return
-    operands = [one for one in args[:3] if isinstance(one, torch.Tensor) and one.is_floating_point()]
-    if len({one.dtype for one in operands}) > 1:
-        dtypes = ", ".join(str(one.dtype).removeprefix("torch.") for one in operands)
+    operands = [arg for arg in args[:3] if isinstance(arg, torch.Tensor) and arg.is_floating_point()]
+    if len({operand.dtype for operand in operands}) > 1:
+        dtypes = ", ".join(str(operand.dtype).removeprefix("torch.") for operand in operands)
         raise RuntimeError(f"expected the operands of {name} to have the same dtype, but got {dtypes}")
 
 

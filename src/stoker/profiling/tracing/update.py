@@ -71,7 +71,7 @@ def trace_update(
     """
     size = settings.micro_batch * settings.parts
     indices = np.arange(size, dtype=np.int64) % len(data.train)
-    fetched = data.train.fetch(data.train.alike(FETCHED, settings.micro_batch), 0)
+    fetched = data.train.fetch(data.train.representative(FETCHED, settings.micro_batch), 0)
     job = with_all_unfrozen(replace(job, batch=size, init=None))  # values are not used; the end takes most memory
     with tracing_session(settings, hints=None) as traced:
         step = _fake_step(job, coupling, traced, shortening)
@@ -156,7 +156,7 @@ def with_masters(trace: Trace) -> Trace:
     A gradient is summed over processes, and then is fp32, before it is kept.
     """
     kept = {"parameter", "gradient", "optimizer state", "average"}
-    is_optimizer = [one.phase == "optimizer" for one in trace.occurrences]
+    is_optimizer = [occurrence.phase == "optimizer" for occurrence in trace.occurrences]
 
     def is_fp32(storage: Storage) -> bool:
         """Whether a storage of bf16 is fp32 then: state, and what the optimiser makes."""
@@ -165,9 +165,9 @@ def with_masters(trace: Trace) -> Trace:
 
     def widened(operation: Operation) -> Operation:
         def wide(shapes: tuple[TensorShape, ...]) -> tuple[TensorShape, ...]:
-            return tuple(replace(one, dtype="fp32") if one.dtype == "bf16" else one for one in shapes)
+            return tuple(replace(shape, dtype="fp32") if shape.dtype == "bf16" else shape for shape in shapes)
 
-        factor = 2 if any(one.dtype == "bf16" for one in (*operation.inputs, *operation.outputs)) else 1
+        factor = 2 if any(tensor.dtype == "bf16" for tensor in (*operation.inputs, *operation.outputs)) else 1
         return replace(
             operation,
             inputs=wide(operation.inputs),
@@ -179,14 +179,16 @@ def with_masters(trace: Trace) -> Trace:
     operations = list(trace.operations)
     places: dict[int, int] = {}
     occurrences = []
-    for one in trace.occurrences:
-        if one.phase == "optimizer":
-            if one.operation not in places:
-                operations.append(widened(trace.operations[one.operation]))
-                places[one.operation] = len(operations) - 1
-            one = replace(one, operation=places[one.operation])  # noqa: PLW2901 - the same occurrence
-        occurrences.append(one)
-    storages = tuple(replace(one, num_bytes=2 * one.num_bytes) if is_fp32(one) else one for one in trace.storages)
+    for occurrence in trace.occurrences:
+        if occurrence.phase == "optimizer":
+            if occurrence.operation not in places:
+                operations.append(widened(trace.operations[occurrence.operation]))
+                places[occurrence.operation] = len(operations) - 1
+            occurrence = replace(occurrence, operation=places[occurrence.operation])  # noqa: PLW2901 - the same occurrence
+        occurrences.append(occurrence)
+    storages = tuple(
+        replace(storage, num_bytes=2 * storage.num_bytes) if is_fp32(storage) else storage for storage in trace.storages
+    )
     repetition = trace.repetition
     if repetition is not None:
         repetition = replace(
@@ -261,6 +263,6 @@ def _hold(step: Step, raw: Content, traced: TracingSession) -> None:
     for optimised, values in step.optimizer.state.items():
         for value in tensors_in(values.values()):
             hold(value, "optimizer state", owners.get(optimised, ""))
-    if step.average is not None and step.average.is_apart:
+    if step.average is not None and step.average.has_own_weights:
         for name, weight in step.average.weights.items():
             hold(weight, "average", name.rpartition(".")[0])

@@ -70,7 +70,7 @@ export const sparkline = (points, { width = 120, height = 28, isLive = false, la
     svg("path", { d: `M${path}` }), svg("circle", { cx: x, cy: y, r: 2.2 }));
 };
 
-/* A drawing made anew for the width that it gets, so that its texts keep their size; below `least` pixels it scrolls. */
+/* A drawing that is redrawn for the width it gets, so that its texts keep their size; below `least` pixels it scrolls. */
 export const fitted = (label, least, make) => {
   const host = h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": label });
   let drawn = 0;

@@ -110,7 +110,7 @@ export const open = async (main, source) => {
   const last = (values) => { for (let index = values.length - 1; index >= 0; index -= 1) if (values[index] !== null) return values[index]; return null; };
   const extremes = (values) => { let low = Infinity, high = -Infinity; for (const value of values) if (value !== null) { low = Math.min(low, value); high = Math.max(high, value); } return [low, high]; };
 
-  /* A ring round the best evaluation, which is told by its position in samples. */
+  /* A ring round the best evaluation, which its position in samples identifies. */
   const bestOf = (measure, points, write) => {
     const value = state.best?.metrics[measure];
     if (typeof value !== "number" || measure === "loss") return [];

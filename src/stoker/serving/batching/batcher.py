@@ -311,7 +311,7 @@ class Batcher:
         """
         self._next_look = None
         stints = {worker.index: worker.at for worker in self._workers if not worker.hangs}
-        runs = {index: EngineRun(at[0], at[1].expected_s) for index, at in stints.items() if at is not None}
+        runs = {index: EngineRun(stint[0], stint[1].expected_s) for index, stint in stints.items() if stint is not None}
         for index, seconds in self._watch.look(runs, self._clock()).items():
             worker, run = self._workers[index], runs[index]
             problem = f"it has been at one run for {format_seconds(seconds)}, and hangs"
@@ -339,13 +339,13 @@ class Batcher:
                 self._fail(asked, Failed(f"the model's engine died before this request was computed: {worker.problem}"))
         self._on_broken()
 
-    def _set_alarm(self, at: float) -> None:
+    def _set_alarm(self, due: float) -> None:
         """Check for passed deadlines at this point in time."""
         assert self._loop is not None
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm_at = at
-        self._alarm = self._loop.call_later(max(0.0, at - self._clock()), self._ring)
+        self._alarm_at = due
+        self._alarm = self._loop.call_later(max(0.0, due - self._clock()), self._ring)
 
     def _ring(self) -> None:
         self._alarm, self._alarm_at = None, math.inf

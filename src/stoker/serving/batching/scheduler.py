@@ -204,7 +204,7 @@ _MOST_TOPS = 6
 
 @dataclass(frozen=True, slots=True)
 class BatchComposition:
-    """What to take with the head: up to `rows` in all, from `shelves` in this order.
+    """The rows to take with the head: up to `rows` in all, from `shelves` in this order.
 
     `seconds` is the predicted time of the batch, `value` that of its rows in the best batches of their own sizes; the
     difference is the loss.

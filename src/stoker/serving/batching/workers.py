@@ -1,7 +1,7 @@
 """Engine workers: one thread per engine that takes batches, assembles inputs, runs the engine and splits its outputs.
 
 What: a batch that fails is halved and run again, until the failing request is alone (`attempts`); requests with NaN or
-infinities, which need no run to be found, are set apart at once. An engine that neither answers nor raises counts as
+infinities, which are found without a run, are rejected at once. An engine that neither answers nor raises counts as
 hanging once it was seen at the same run for long enough (`HangWatch`).
 Use when: anything is computed.
 Costs: for the watch one check per second while there is work, of a microsecond per instance.
@@ -267,7 +267,7 @@ MOST_LOOKS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class HangLimits:
-    """An instance hangs once a run takes `times` its expected time, and `least_s`; checks are `every_s` apart."""
+    """An instance hangs once a run takes `times` its expected time, and `least_s`; it is checked every `every_s`."""
 
     least_s: float = 30.0
     times: float = 100.0

@@ -211,8 +211,8 @@ def _typed(contents: Any, datatype: Datatype, shape: tuple[int, ...], tensor: st
     elements = count(shape)
     values = getattr(contents, field)
     if len(values) != elements or any(name != field for name in filled):
-        found = ", ".join(f"{len(getattr(contents, name))} in {name}" for name in filled) or "none"
-        raise BadRequest(f"{tensor} is {datatype} {list(shape)}, {elements} values in {field}; found {found}")
+        filled_fields = ", ".join(f"{len(getattr(contents, name))} in {name}" for name in filled) or "none"
+        raise BadRequest(f"{tensor} is {datatype} {list(shape)}, {elements} values in {field}; found {filled_fields}")
     array = np.empty(elements, dtype_of(datatype))
     try:
         for start in range(0, elements, _AT_ONCE):  # in between other threads run

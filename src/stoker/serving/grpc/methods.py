@@ -32,7 +32,7 @@ from stoker.serving.service import AccessEntry, ServerContext
 
 
 def _health(edge: ServerContext, asked: Message) -> Message:
-    """Of the server, if no service or the protocol's is named, else of the model of that name."""
+    """The health of the server if no service or the protocol's is named, else of the model of that name."""
     if asked.service in {"", INFERENCE.full_name}:
         is_ready = edge.service.is_ready()
     else:

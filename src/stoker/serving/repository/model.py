@@ -49,7 +49,7 @@ class ServedVersion:
         self,
         name: str,
         loaded: Loaded,
-        wanted: ServiceSettings,
+        settings: ServiceSettings,
         *,
         metrics: VersionMetrics,
         on_broken: Callable[[], None] = lambda: None,
@@ -59,7 +59,7 @@ class ServedVersion:
         self.artifact = loaded.artifact
         self.version = str(loaded.artifact.version)
         self.manifest: Manifest = replace(loaded.artifact.manifest, name=name)
-        self.wanted_settings = wanted
+        self.wanted_settings = settings
         self.settings: ServiceSettings = loaded.settings
         given = loaded.settings.allow_nan
         floats = [array for array in loaded.golden.inputs.values() if datatype_of(array.dtype) in FLOATS]
@@ -95,7 +95,7 @@ class ServedVersion:
 
     @property
     def problem(self) -> str:
-        """What is wrong with that engine; empty if none is broken."""
+        """The problem of that engine; empty if none is broken."""
         return self.batcher.problem
 
     def statistics(self) -> JSON:

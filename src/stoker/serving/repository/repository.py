@@ -418,7 +418,7 @@ class RepositoryService:
         return triton_config(served.manifest, served.settings, tuple(sorted(entry.served)))
 
     def statistics(self, model: str = "", version: str = "") -> list[JSON]:
-        """Of one version, of all versions of a model, or of all models."""
+        """Statistics of one version, all versions of a model, or all models."""
         if not model:
             return [served.statistics() for served in self._all_served()]
         entry = self._repository.model(model)

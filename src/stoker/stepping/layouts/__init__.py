@@ -26,10 +26,10 @@ def data_execution(layout: Layout) -> LayoutExecution:
     return execution(next((axis.name for axis in axes_of(layout) if axis.name in sharing), "replicas"))
 
 
-def parallelize(plan: Plan, model: nn.Module, world: World, job: Job, *, is_apart: bool = False) -> Strategy:
+def parallelize(plan: Plan, model: nn.Module, world: World, job: Job, *, is_local_sgd: bool = False) -> Strategy:
     """The job's model, which is on its device, parallelized as the plan's layout says; `require_legal` allows it.
 
-    With `is_apart` replicas update on their own.
+    With `is_local_sgd` replicas make their own updates.
 
     Raises:
         BadJob: the layout does not go with the job.
@@ -38,7 +38,7 @@ def parallelize(plan: Plan, model: nn.Module, world: World, job: Job, *, is_apar
     if layout != world.layout:
         planned, here = (each.in_words() or "one process" for each in (layout, world.layout))
         raise BadJob(f"the plan is for {planned}, but {here} are here")
-    if is_apart:
+    if is_local_sgd:
         return IndependentReplicas(model)
     if layout.world_size == 1:
         return SingleProcess(model)

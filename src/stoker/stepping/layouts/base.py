@@ -39,7 +39,7 @@ class Strategy(abc.ABC):
     """
 
     model: Callable[..., Any]
-    apart: Sequence[nn.Module] = ()
+    hooked_blocks: Sequence[nn.Module] = ()
     """Modules within the model that the layout has given hooks, which compiled code cannot contain."""
 
     @abc.abstractmethod

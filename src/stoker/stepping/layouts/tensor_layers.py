@@ -63,12 +63,12 @@ class DividedModel:
         """Whole parameters whose gradients are parts of a sum."""
         return [p for name, p in self.named() if name in self.partial_names]
 
-    def alike(self) -> list[nn.Parameter]:
+    def replicated(self) -> list[nn.Parameter]:
         """Whole parameters whose gradients are equal in every process."""
-        return [p for _, p in self.named_alike()]
+        return [p for _, p in self.named_replicated()]
 
-    def named_alike(self) -> list[tuple[str, nn.Parameter]]:
-        """As `alike`, with names."""
+    def named_replicated(self) -> list[tuple[str, nn.Parameter]]:
+        """As `replicated`, with names."""
         whole: list[tuple[str, nn.Parameter]] = []
         for name, parameter in self.named():
             axes = parameter.device_mesh.mesh_dim_names if isinstance(parameter, DTensor) else None

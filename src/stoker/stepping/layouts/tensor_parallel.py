@@ -125,7 +125,7 @@ class TensorParallel(Strategy):
                 continue
             if gradient.placements != parameter.placements:
                 parameter.grad = gradient.redistribute(placements=parameter.placements)
-        equal = _gradients(self._divided.alike())
+        equal = _gradients(self._divided.replicated())
         if equal:  # where the sequence is divided too, a model may have none
             torch._foreach_mul_(equal, 1 / size)
         before = [gradient.clone() for gradient in equal] if self._is_check_due() else None
@@ -162,7 +162,7 @@ class TensorParallel(Strategy):
         difference, largest, of_all = values.split([num, num, len(gradients)])
         wrong = (difference > self._largest_difference * largest).nonzero()
         if len(wrong):
-            names = [name for name, p in self._divided.named_alike() if p.grad is not None]
+            names = [name for name, p in self._divided.named_replicated() if p.grad is not None]
             raise BadJob(
                 f"the processes of a tensor group compute different gradients of {names[int(wrong[0])]!r} (update "
                 f"{self._num_updates} in this session), of which each has a part of the work",

@@ -186,7 +186,7 @@ def _patterns(model: nn.Module) -> Mapping[str, Rule] | TensorPlanProblem:
     given = dict(_hugging_face(model))
     if not given:
         return TensorPlanProblem(
-            f"nobody has said how the layers of {type(model).__name__} are divided among processes", _HOW
+            f"it is not known how to divide the layers of {type(model).__name__} among processes", _HOW
         )
     if unknown := sorted({style for style in given.values() if style not in _HUGGING_FACE}):
         return TensorPlanProblem(f"the plan that {type(model).__name__} carries has {unknown[0]!r}, unknown here", _HOW)

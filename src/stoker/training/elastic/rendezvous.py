@@ -80,7 +80,7 @@ def require_same(
         BadJob: they differ; raised on rank 0.
         RunFailed: a rank did not send its facts in time; likewise.
         WorkerRetired: either, on the other ranks.
-        RuntimeError: the generation broke meanwhile.
+        RuntimeError: the generation ended before the rendezvous did.
     """
     sent = [f"{meeting.name}/facts/{rank}" for rank in range(meeting.size)]
     received = [f"{meeting.name}/facts-heard/{rank}" for rank in range(meeting.size)]

@@ -336,7 +336,7 @@ class Supervisor:
             self._end(
                 RunFailed.exit_code,
                 RunFailed(
-                    f"the processes lost each other {self._num_causeless} times in a row though nobody was missing; "
+                    f"the processes lost each other {self._num_causeless} times in a row though none was missing; "
                     f"the last time: {end.why}",
                     remedy="The reason given is where to look; in one process (`--on here`) it may be plainer.",
                 ),

@@ -145,8 +145,8 @@ class SupervisedWorker(ElasticWorker):
         worker: number of this worker.
         channel: to the supervisor.
         host, port: address of the store.
-        orphaned: called in a thread when the supervisor is gone; None: end the process at once, since whoever continues
-            the run writes into the same directory.
+        orphaned: called in a thread when the supervisor is gone; None: end the process at once, since the process that
+            continues the run writes into the same directory.
     """
 
     can_reform = True
@@ -415,7 +415,7 @@ class LaunchedWorker(ElasticWorker):
             raise WorkerRetired(RunFailed.exit_code)
         missing = [rank for rank in range(place.size) if rank not in came]
         # This process may serve the store: the others have to learn of the outcome before it ends.
-        self._open.set(f"{name}/outcome", "somebody is missing")
+        self._open.set(f"{name}/outcome", "a rank is missing")
         wait_for(self._open, [f"{name}/left/{rank}" for rank in came if rank != place.rank], _FAREWELL_S)
         raise RunFailed(
             f"{len(came)} of {place.size} processes met at {place.host}:{place.port} in "
@@ -475,7 +475,7 @@ def _sockets() -> dict[str, int]:
     """Sockets of this process: their unique names, each with a descriptor."""
     sockets = {}
     for path in _DESCRIPTORS.iterdir():
-        with suppress(OSError):  # closed meanwhile
+        with suppress(OSError):  # closed since it was listed
             name = str(path.readlink())
             if name.startswith("socket:"):
                 sockets[name] = int(path.name)

@@ -17,7 +17,7 @@ const PAGES = [
 const INNER = [["/run/", "/", () => import("./run_live.js")], ["/study/", "/studies", () => import("./studies.js")],
   ["/plan/", "/plans", () => import("./plans.js")], ["/data/", "/data", () => import("./data_checks.js")]];
 
-/* Pages of what no stream tells of: asked for again whenever they are opened. */
+/* Pages that no stream updates: fetched again whenever they are opened. */
 const LISTS = ["/studies", "/plans", "/data"];
 
 /* What all pages know: rows of runs by id, and where the stream of rows goes on. */

@@ -33,7 +33,7 @@ export const open = async (main, _, query) => {
     const bounds = range ? { from: range[0] - (range[1] - range[0]), to: range[1] + (range[1] - range[0]) } : {};
     const mine = ++asked, of = over === "cost" ? ids.filter((id) => known.rows.get(id)?.price_per_h) : ids;
     const parts = await Promise.all(of.map((id) => get("series", { run: id, over, px: range ? 1500 : 500, ...bounds }).catch(() => null)));
-    if (isClosed || mine !== asked) return; // another axis or range was asked for meanwhile
+    if (isClosed || mine !== asked) return; // another axis or range was chosen since
     found = new Map(of.map((id, index) => [id, parts[index]]));
     if (!range) axis.whole = [0, Math.max(1e-9, ...parts.map((part) => part?.progress.x[part.progress.x.length - 1] ?? 0))];
     draw();

@@ -71,7 +71,7 @@ const heard = (one) => {
   if (!LIVE.includes(one.state)) return one.closed_s ? h("span", { class: "note" }, "ended ", h("time", { "data-at": one.closed_s })) : "";
   return one.heard_s ? h("time", { "data-at": one.heard_s, class: "heard" }) : h("span", { class: "note" }, "not accepted yet");
 };
-/* How long ago, written anew every second without making anything else anew. */
+/* How long ago, rewritten every second without rebuilding anything else. */
 const tick = (host, now) => {
   for (const one of host.querySelectorAll("time[data-at]")) {
     const text = format.ago(+one.dataset.at, now);

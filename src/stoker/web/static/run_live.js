@@ -1,4 +1,4 @@
-/* A run's page while the server tells what happens: where it comes from, and what may be done with the run. */
+/* A run's page while the server streams events: their source, and what may be done with the run. */
 
 import { get, getText, post } from "./api.js";
 import { follow, go, href, known, link, notify } from "./app.js";
