@@ -394,7 +394,7 @@ def _offers_for(
 
     from stoker.pool.events import CREDIT
     from stoker.pool.forecasting import leases_before, rank_for_job
-    from stoker.pool.matching import ISOLATIONS, Needs, listed_offers
+    from stoker.pool.matching import ISOLATIONS, Needs, listed_offers, worth_probing
     from stoker.records import to_json
 
     if wanted["isolation"] not in ISOLATIONS:
@@ -411,10 +411,15 @@ def _offers_for(
         job, entry = load_job(job_file, settings)
         leases = leases_before(client, entry)
         ranking = rank_for_job(job, entry, offers, records, needs=needs, now_s=time.time(), leases=leases)
+    close = worth_probing(ranking, needs.value_per_hour)
+    probes = [one.listed.offer.offer_id for one in close if one.forecast and one.forecast.basis != "history"]
     if as_json:
-        print_document(to_json(ranking))
+        print_document({**to_json(ranking), "probes": probes})
     else:
         _render_ranking(ranking, Console())
+        for offer_id in probes:
+            text = f"a minute there may change the order: stoker train {job_file} --on pool:{offer_id} --time-limit 60s"
+            Console().print(Text(text), style="dim", soft_wrap=True)
     if ranking.best is None:
         raise typer.Exit(DoesNotFit.exit_code)
 
