@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable
+from stoker.pool import control_plane
 from stoker.pool import events as on
 from stoker.pool.blobs import BlobLimits, BlobStore, NoRoom
 from stoker.pool.client import PoolAddress, PoolClient
@@ -617,3 +618,28 @@ def test_a_customers_ipv6_network_is_one_sender() -> None:
         buckets.take(network, network)
     with pytest.raises(Refused, match="2001:db8::/64"):
         buckets.take(networks[2], networks[2])
+
+
+def test_one_address_does_not_hold_all_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that wait for news are open for a minute: of more than some the next one is refused at once."""
+    monkeypatch.setattr(control_plane, "MOST_AT_ONCE", 2)
+    with in_thread(tmp_path) as (plane, operator):
+        waiting = [threading.Thread(target=operator.work, kwargs={"wait_s": 3.0}) for _ in range(2)]
+        for thread in waiting:
+            thread.start()
+        until(lambda: sum(plane._at_once.values()) == 2)
+        with pytest.raises(Refused, match="has 2 requests open"):
+            operator.state("pool")
+        for thread in waiting:
+            thread.join(30)
+        until(lambda: not plane._at_once)
+        assert operator.state("pool")
+
+
+def test_keys_that_do_not_replay_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an open pool anybody makes up keys and asks for work once."""
+    with in_thread(tmp_path, is_open=True) as (plane, operator):
+        PoolClient(operator.address, Key.made()).work(replays=False)
+        until(lambda: plane._not_replaying)
+        monkeypatch.setattr(control_plane, "PRESENT_S", 0.0)
+        until(lambda: not plane._not_replaying)

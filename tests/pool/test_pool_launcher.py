@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -603,10 +604,12 @@ def test_terms_that_cannot_be_meant_are_refused(options, why) -> None:
         Terms.of(options)
 
 
-@pytest.mark.parametrize("changes", [{"run": "../x"}, {"code": "/etc"}, {"job_file": "../../x"}])
+@pytest.mark.parametrize(
+    "changes", [{"run": "../x"}, {"code": "/etc"}, {"job_file": "../../x"}, {"block_s": math.nan}, {"block_s": -1.0}]
+)
 def test_an_order_leads_nowhere_out_of_its_box(changes) -> None:
     """A renter's order cannot name a folder of the owner."""
     fields = {"run": "x", "tree": "0" * 64, "code": "code/1", "stoker": "stoker/1", "job_file": "job.py"}
-    with pytest.raises(ValueError, match=r"name|leads out"):
+    with pytest.raises(ValueError, match=r"name|leads out|wanted more than 0"):
         PoolOrder(**fields | changes)
     assert "code/1" in dumps(PoolOrder(**fields))

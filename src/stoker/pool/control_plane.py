@@ -16,7 +16,7 @@ import ipaddress
 import logging
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -63,6 +63,8 @@ _AWAY_S = 15.0
 _MOST_JUMP_S = 3600.0
 _LIST_COST = 10.0
 """What a list counts as, in requests."""
+MOST_AT_ONCE = 2000
+"""Requests of one address that are being answered, or wait for news: each agent has one."""
 _MOST_LISTED = 1000
 """Leases of one answer: the newest ones."""
 _NOT_LISTED = ("commitments", "challenges", "unsigned")
@@ -205,6 +207,7 @@ class ControlPlane:
         self._concerned: dict[str, set[str]] = defaultdict(set)
         for lease in self.state.leases.values():
             self._note(lease)
+        self._at_once = Counter[str]()
         self._present: dict[str, float] = {}
         self._not_replaying: set[str] = set()
         self.rendezvous: PeerRendezvous | None = None
@@ -546,6 +549,7 @@ class ControlPlane:
         """Agents that asked for work lately, with their determinism class."""
         now_s = time.monotonic()
         self._present = {key: at_s for key, at_s in self._present.items() if now_s - at_s < PRESENT_S}
+        self._not_replaying &= self._present.keys()  # keys cost nothing
         classes = {listed.agent: listed.offer.determinism_class for listed in self.state.offers.values()}
         return {key: classes.get(key, "") for key in self._present}
 
@@ -570,8 +574,18 @@ class ControlPlane:
         self, answer: Callable[[Request], Awaitable[Response]], cost: float = 1.0
     ) -> Callable[[Request], Awaitable[Response]]:
         async def route(request: Request) -> Response:
-            self.count_address("" if request.client is None else request.client.host, cost)
-            return await answer(request)
+            host = "" if request.client is None else request.client.host
+            self.count_address(host, cost)
+            network = network_of_host(host)
+            if self._at_once[network] >= MOST_AT_ONCE:
+                raise _TooMany(f"the address {network} has {MOST_AT_ONCE} requests open", remedy="Wait for answers.")
+            self._at_once[network] += 1
+            try:
+                return await answer(request)
+            finally:
+                self._at_once[network] -= 1
+                if not self._at_once[network]:
+                    del self._at_once[network]
 
         return route
 
@@ -813,7 +827,7 @@ class ControlPlane:
         if not (is_agent or self.is_payer(key)):
             raise _Forbidden("blobs are sent by keys that have credits, and by agents whose lease runs")
         size = request.headers.get("content-length", "")
-        if not size.isdigit():
+        if not (size.isdecimal() and len(size) < 20):  # `isdigit` is true of "²"
             raise Refused("a blob comes with its Content-Length")
         self.require_forwardable(digest, int(size), key)
         await self.blobs.write(digest, request.stream(), int(size), key, lambda name: self._is_named_by(name, key))
