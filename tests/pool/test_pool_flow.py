@@ -315,6 +315,7 @@ def test_a_job_that_fails_is_not_carried_from_agent_to_agent(market):
 def test_a_job_moves_to_a_better_offer_and_ends_with_the_same_state(market, tmp_path, monkeypatch):
     """A much cheaper agent comes while it runs: two leases, all blocks replayed, and the state of a run that stayed."""
     monkeypatch.setattr(renting.Needs, "setup_s", 1.0)
+    monkeypatch.setattr(renting, "LOOK_S", 0.5)
     with nothing_said(market.lenders):
         market.lend("dear", 2.0)
         handle = LAUNCHER.start(market.submission("updates=6000", value="10usd"), lambda text: None)

@@ -94,6 +94,7 @@ def pool(tmp_path, monkeypatch) -> Pool:
     monkeypatch.setattr(renting, "_client", lambda terms: made)
     monkeypatch.setattr(renting, "_blobs", lambda client, job, *_: BlobCache(made, tmp_path / "cache"))
     monkeypatch.setattr(renting, "_own_class", lambda: "")
+    monkeypatch.setattr(renting, "LOOK_S", 0.0)
     made.offer("cheap", 100_000)
     made.offer("dear", 900_000)
     return made
@@ -484,6 +485,18 @@ def test_a_run_moves_to_a_much_cheaper_offer_from_its_last_block(pool, tmp_path)
     opened = pool.of(on.Opened)[-1]
     assert opened.offer_id == "cheap"
     assert lease["commitments"][-1]["blob"] in opened.inputs
+
+
+def test_better_offers_are_looked_for_now_and_then(pool, tmp_path, monkeypatch) -> None:
+    """A list of all offers may be megabytes, and the state is asked for every few seconds."""
+    monkeypatch.setattr(renting, "LOOK_S", 300.0)
+    monkeypatch.setattr(renting, "_looked_s", {})
+    handle, _ = going_well(pool, tmp_path)
+    asked, state = [], pool.state
+    pool.state = lambda what, **more: (asked.append(what), state(what, **more))[1]
+    for _ in range(3):
+        assert LAUNCHER.state(handle).phase == "running"
+    assert asked == ["offers"]
 
 
 def test_a_run_moves_a_few_times_at_most(pool, tmp_path) -> None:

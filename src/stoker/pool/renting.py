@@ -78,6 +78,8 @@ _FORECASTS, _IDENTITY = "forecasts", "identity"
 _MOST_LEASES = 100
 MOST_MOVES = 3
 """Times that a run moves to a better offer, over all of its starts: each is a bet on what an offer says of itself."""
+LOOK_S = 300.0
+"""Time between two looks for a better offer, since a pool may have thousands [s]."""
 _MOVED = "moved: "
 """How the reason of a lease begins that its renter closed for a better offer."""
 _REST_S, _MOST_REST_S = 60.0, 6 * 3600.0
@@ -463,6 +465,9 @@ class _PoolRun:
         is_spent = num_moves >= MOST_MOVES or len(leases) >= _MOST_LEASES or self._left_s(leases) < ACCEPT_S
         if is_bound or is_over or is_spent or len(blocks) < 3:
             return None
+        if time.monotonic() - _looked_s.get(self.handle["job"], -math.inf) < LOOK_S:
+            return None
+        _looked_s[self.handle["job"]] = time.monotonic()
         listed, records = listed_offers(
             [  # the one that it runs on is taken
                 {**one, "is_free": one["is_free"] or one["offer"]["offer_id"] == last["offer_id"]}
@@ -476,7 +481,7 @@ class _PoolRun:
             return None
         try:
             total = _total_updates(self.blobs.fetch(str(blocks[-1]["blob"])))
-        except (ValueError, TypeError, LookupError, ArithmeticError, BadRun):
+        except (ValueError, TypeError, LookupError, ArithmeticError, StokerError):
             return None  # nothing to go by; whether the block is right, replays say
         runs = earlier_runs(leases, str(last["forecast"].get("job", "")))
         setups = [run.setup_s for each in runs.values() for run in each if run.setup_s is not None]
@@ -496,7 +501,9 @@ class _PoolRun:
             return None
         stay, go = found
         with suppress(BadJob, Refused):  # it would not be paid for there; or it has just ended here
-            self._affordable([go], self._left_s(leases), 1.0 if terms.verify else 0.0, terms)
+            _, paid_s = self._affordable([go], self._left_s(leases), 1.0 if terms.verify else 0.0, terms)
+            if paid_s < go.metered_hours * 3600:
+                return None
             name = go.listed.offer.offer_id
             why = (
                 f"{_MOVED}the rest is expected to cost {credits_text(go.credits)} in {format_seconds(go.hours * 3600)} "
@@ -982,6 +989,8 @@ def _client(terms: Terms) -> PoolClient:
     return PoolClient(PoolAddress.parse(terms.pool or None), own_key(terms.key))
 
 
+_looked_s: dict[str, float] = {}
+"""When this process looked for a better offer last [s], by job."""
 _peers: dict[tuple[str, str], Peer | None] = {}
 """Of this process, by pool and key; None: the pool has no rendezvous."""
 
