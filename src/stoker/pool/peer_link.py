@@ -258,16 +258,17 @@ class PeerEndpoint:
         assert self._endpoint is not None
         greeting = set[asyncio.Task[None]]()
         while (incoming := await self._endpoint.accept_next()) is not None:
-            if len(greeting) >= _MOST_HANDSHAKES:
-                await incoming.ignore()  # QUIC tries again
-            elif self._greets is not None and not await incoming.remote_addr_validated():
-                await incoming.retry()  # a datagram may say that it comes from anywhere
-            elif self._greets is not None and not self._greets(str(await incoming.remote_addr())):
-                await incoming.refuse()
-            else:
-                task = self._spawn(self._welcome(incoming))
-                greeting.add(task)
-                task.add_done_callback(greeting.discard)
+            with contextlib.suppress(iroh.IrohError):  # it is gone; the others are waited for
+                if len(greeting) >= _MOST_HANDSHAKES:
+                    await incoming.ignore()  # QUIC tries again
+                elif self._greets is not None and not await incoming.remote_addr_validated():
+                    await incoming.retry()  # a datagram may say that it comes from anywhere
+                elif self._greets is not None and not self._greets(str(await incoming.remote_addr())):
+                    await incoming.refuse()
+                else:
+                    task = self._spawn(self._welcome(incoming))
+                    greeting.add(task)
+                    task.add_done_callback(greeting.discard)
 
     async def _welcome(self, incoming: iroh.Incoming) -> None:
         try:
