@@ -263,7 +263,7 @@ class PeerEndpoint:
                     await incoming.ignore()  # QUIC tries again
                 elif self._greets is not None and not await incoming.remote_addr_validated():
                     await incoming.retry()  # a datagram may say that it comes from anywhere
-                elif self._greets is not None and not self._greets(str(await incoming.remote_addr())):
+                elif self._greets is not None and not self._greets(getattr(await incoming.remote_addr(), "addr", "")):
                     await incoming.refuse()
                 else:
                     task = self._spawn(self._welcome(incoming))
