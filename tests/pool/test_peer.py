@@ -523,11 +523,11 @@ def test_a_network_begins_few_connections_a_second(tmp_path: Path, monkeypatch: 
 
         with pytest.raises(PlaceUnreachable, match="no direct path"):
             asyncio.run(knock())
-        assert "127.0.0.1" in plane._by_address._left, "it counts against the address itself, as requests do"
-        monkeypatch.setattr(pool_rendezvous, "CONNECTION_COST", 1.0)
-        before = plane._by_address._left["127.0.0.1"]
+        monkeypatch.setattr(pool_rendezvous, "CONNECTION_COST", 7.0)
+        counted: list[tuple[str, float]] = []
+        monkeypatch.setattr(plane, "count_address", lambda host, cost=1.0: counted.append((host, cost)))
         asyncio.run(knock())
-        assert plane._by_address._left["127.0.0.1"] != before
+        assert ("127.0.0.1", 7.0) in counted
 
 
 def test_who_is_refused_says_so(tmp_path: Path) -> None:
