@@ -12,6 +12,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -293,7 +294,8 @@ class PoolClient:
                     raise PlaceFailed(f"the blob {digest[:12]}… came with the hash {found[:12]}…")
                 aside.replace(target)
         finally:
-            aside.unlink(missing_ok=True)
+            with suppress(OSError):  # such as where it could not be made
+                aside.unlink()
 
     def _receive(self, transport: Transport, digest: str, file: IO[bytes], most_bytes: int | None) -> None:
         """Write the rest of a blob to a file, which has its beginning."""
