@@ -382,8 +382,9 @@ def joined_peer(
     try:
         from stoker.pool.peer import Peer  # noqa: PLC0415 - iroh, which few need
     except (ImportError, OSError) as problem:  # without it, or with a binary that this system cannot load
-        is_missing = isinstance(problem, ModuleNotFoundError)
-        why = f"{problem.name} is not installed here" if is_missing else f"iroh cannot be loaded here ({problem})"
+        why = f"iroh cannot be loaded here ({problem})"
+        if isinstance(problem, ModuleNotFoundError):
+            why = f"{problem.name} is not installed here"
         tell(
             f"large files go through the pool ({pool.get('forwarding')}), since {why}: pip install 'stoker[p2p]' lets "
             "them go directly"

@@ -493,7 +493,7 @@ class ControlPlane:
                     self.state, self._now(), key=self.key, up_since_s=self.up_since_s, present=self.verifiers()
                 )
                 for body in bodies:
-                    if isinstance(body, on.Cosigned) and self.custody is not None:
+                    if isinstance(body, on.Cosigned):
                         self._begin_cosigning(body)
                         continue
                     if isinstance(body, on.Final) and body.lease_id in self._cosigning:
