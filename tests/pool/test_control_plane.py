@@ -508,7 +508,7 @@ def test_a_signer_that_hangs_delays_nothing_but_its_own_lease(tmp_path: Path) ->
     hangs = threading.Event()
 
     def cosigned(lease: Lease, body: on.Cosigned) -> on.Cosigned:
-        assert lease.lease_id != "stuck" or hangs.wait(30)
+        assert lease.lease_id != "a-first-one" or hangs.wait(30)
         return body
 
     signer = SimpleNamespace(
@@ -522,7 +522,7 @@ def test_a_signer_that_hangs_delays_nothing_but_its_own_lease(tmp_path: Path) ->
     with in_thread(tmp_path, custody=signer) as (plane, operator):
         agent, renter = joined(operator), joined(operator)
         order, result = renter.put_blob(b"what to run"), b"results"
-        for name in ("stuck", "other"):
+        for name in ("a-first-one", "other"):
             agent.post(on.Offered(offer=offer(name, time.time())))
             renter.post(opened(name, offer_id=name, order=order, delegate=plane.key.public, window_s=0))
             agent.post(on.Accepted(lease_id=name))
@@ -531,11 +531,11 @@ def test_a_signer_that_hangs_delays_nothing_but_its_own_lease(tmp_path: Path) ->
         try:
             until(lambda: renter.lease("other")["state"] == "final")
             assert renter.lease("other")["paid_s"] == 1
-            assert renter.lease("stuck")["state"] == "closed"
+            assert renter.lease("a-first-one")["state"] == "closed"
         finally:
             hangs.set()
-        until(lambda: renter.lease("stuck")["state"] == "final")
-        assert renter.lease("stuck")["paid_s"] == 1
+        until(lambda: renter.lease("a-first-one")["state"] == "final")
+        assert renter.lease("a-first-one")["paid_s"] == 1
 
 
 def test_a_beat_that_its_signer_signs_wrongly_does_not_hold_the_lease_for_ever(tmp_path: Path) -> None:
