@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable
-from stoker.pool import control_plane
+from stoker.pool import blobs, control_plane
 from stoker.pool import events as on
 from stoker.pool.blobs import BlobLimits, BlobStore, NoRoom
 from stoker.pool.client import PoolAddress, PoolClient
@@ -643,3 +643,18 @@ def test_keys_that_do_not_replay_are_forgotten(tmp_path: Path, monkeypatch: pyte
         until(lambda: plane._not_replaying)
         monkeypatch.setattr(control_plane, "PRESENT_S", 0.0)
         until(lambda: not plane._not_replaying)
+
+
+def test_a_blob_that_stalls_gives_its_room_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who announces much and sends nothing keeps nobody else's blobs from the disk."""
+    monkeypatch.setattr(blobs, "STALLED_S", 0.05)
+    store = BlobStore(tmp_path, BlobLimits(most_unnamed_bytes=100, least_free_bytes=0))
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield b"x"
+        await asyncio.Event().wait()
+
+    with pytest.raises(Refused, match="nothing came of the blob"):
+        asyncio.run(asyncio.wait_for(store.write(sha256(b"xy"), stalled(), 100, "a", lambda _: False), 20))
+    assert store._on_their_way.total() == 0
+    assert not store.path(sha256(b"xy")).exists()
