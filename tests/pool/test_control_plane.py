@@ -658,3 +658,16 @@ def test_a_blob_that_stalls_gives_its_room_back(tmp_path: Path, monkeypatch: pyt
         asyncio.run(asyncio.wait_for(store.write(sha256(b"xy"), stalled(), 100, "a", lambda _: False), 20))
     assert store._on_their_way.total() == 0
     assert not store.path(sha256(b"xy")).exists()
+
+
+def test_keys_without_credits_keep_nobody_from_an_offer(tmp_path: Path) -> None:
+    """In an open pool anybody makes up keys that wait, and those without a device come before those who have one."""
+    with in_thread(tmp_path, is_open=True) as (plane, operator):
+        agent, renter, stranger = joined(operator), joined(operator), PoolClient(operator.address, Key.made())
+        for name in ("one", "two"):
+            agent.post(on.Offered(offer=offer(name, time.time())))
+        renter.post(opened("first", offer_id="one", order=renter.put_blob(b"x"), delegate=plane.key.public))
+        with pytest.raises(Refused, match="without credits keeps no place"):
+            stranger.post(on.Waiting(request_id="r", until_s=time.time() + 300))
+        renter.post(opened("second", offer_id="two", order=renter.put_blob(b"x"), delegate=plane.key.public))
+        joined(operator).post(on.Waiting(request_id="r", until_s=time.time() + 300))

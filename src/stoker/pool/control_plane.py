@@ -420,11 +420,13 @@ class ControlPlane:
         path.touch()  # it is not deleted before the lease names it
 
     def _require_deposit(self, draft: Draft) -> None:
-        """Refuse a lease that would hold an offer for nothing, or whose order takes more room than a lease has.
+        """Refuse a lease, or a place, that would hold an offer for nothing; or an order that takes too much room.
 
         Here and not in `state`, which has to read what earlier control planes took.
         """
         body = draft.read_body()
+        if isinstance(body, on.Waiting) and not self.is_payer(draft.actor):
+            raise Refused("a key without credits keeps no place: those who wait come before others who pay")
         if not isinstance(body, on.Opened) or (listed := self.state.offers.get(body.offer_id)) is None:
             return
         least = least_deposit(listed.offer.min_s, body.rate_per_hour)
