@@ -602,6 +602,8 @@ def test_a_number_that_no_float_holds_is_refused(tmp_path: Path) -> None:
     """In a signed event, by its name: it is neither taken nor an error of the pool's."""
     with in_thread(tmp_path, is_open=True) as (plane, operator):
         key = Key.made()
+        with pytest.raises(Refused, match="lapses within 30 d"):
+            PoolClient(operator.address, key).post(on.Offered(offer=offer(now_s=1e15)))
         draft = draft_of(on.Offered(offer=offer(now_s=time.time())), key, plane.key.public)
         for value in (10**400, -1, 2**60):
             body = {"offer": {**draft.body["offer"], "device": {"kind": "cpu", "count": value}}}

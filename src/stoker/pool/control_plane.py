@@ -43,7 +43,7 @@ from stoker.pool.log import EventLog
 from stoker.pool.state import Change, decide
 from stoker.pool.watch import PRESENT_S, due
 from stoker.records.codec import to_json
-from stoker.units import format_bytes
+from stoker.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from stoker.pool.contract.custody import Custody
@@ -65,6 +65,8 @@ _LIST_COST = 10.0
 """What a list counts as, in requests."""
 MOST_AT_ONCE = 2000
 """Requests of one address that are being answered, or wait for news: each agent has one."""
+MOST_OFFER_S = 30 * 24 * 3600.0
+"""Time for which an offer stands unless it is made again: those of agents that are gone are forgotten [s]."""
 _MOST_LISTED = 1000
 """Leases of one answer: the newest ones."""
 _NOT_LISTED = ("commitments", "challenges", "unsigned")
@@ -420,13 +422,17 @@ class ControlPlane:
         path.touch()  # it is not deleted before the lease names it
 
     def _require_deposit(self, draft: Draft) -> None:
-        """Refuse a lease, or a place, that would hold an offer for nothing; or an order that takes too much room.
+        """Refuse a lease or a place that would hold an offer for nothing, and what would take room for ever.
 
         Here and not in `state`, which has to read what earlier control planes took.
         """
         body = draft.read_body()
         if isinstance(body, on.Waiting) and not self.is_payer(draft.actor):
             raise Refused("a key without credits keeps no place: those who wait come before others who pay")
+        if isinstance(body, on.Offered) and body.offer.expires_s > self._now() + MOST_OFFER_S:
+            raise Refused(
+                f"an offer lapses within {format_seconds(MOST_OFFER_S)}", remedy="Make it again before it does."
+            )
         if not isinstance(body, on.Opened) or (listed := self.state.offers.get(body.offer_id)) is None:
             return
         least = least_deposit(listed.offer.min_s, body.rate_per_hour)
