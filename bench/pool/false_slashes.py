@@ -24,7 +24,6 @@ import importlib
 import itertools
 import json
 import os
-import platform
 import random
 import sys
 import tempfile
@@ -35,14 +34,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import stoker.verifying.replay
-from bench.pool.local_pool import RESULTS, LocalPool, job_submission, local_pool, until
+from bench.pool.local_pool import LocalPool, job_submission, local_pool, until
+from bench.pool.result_file import write_result
 from stoker.errors import PlaceFailed
 from stoker.pool.agent import blocks_of
 from stoker.pool.blob_tree import TreeLimits, read_index, read_member
@@ -327,13 +326,7 @@ def main() -> None:
     if counts["equal"] + counts["unequal"] < given.checks:
         sys.exit("the same command goes on")
     updates = sorted(two.update - one.update for run in runs for one, two in itertools.pairwise(run.blocks))
-    document = {
-        "what": __doc__,
-        "command": "python -m bench.pool.false_slashes " + " ".join(sys.argv[1:]),
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
+    values = {
         "torch": torch.__version__,
         "bar": {"unequal": 0, "checks": 10_000},
         "verdicts": dict(counts),
@@ -353,10 +346,7 @@ def main() -> None:
         "updates_of_a_block": {"least": updates[0], "median": updates[len(updates) // 2], "most": updates[-1]},
         "not_equal": kept["not_equal"][:50],
     }
-    print(json.dumps({name: value for name, value in document.items() if name != "what"}, indent=1))
-    result = RESULTS / f"pool_false_slashes_{document['date']}.json"
-    result.write_text(json.dumps(document, indent=1) + "\n")
-    print(result)
+    write_result("false_slashes", __doc__, values)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import platform
 import random
 import statistics
 import sys
@@ -26,11 +24,11 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.pool.local_pool import JOB, RESULTS, ROOT, LocalPool, job_submission, local_pool, until
+from bench.pool.local_pool import JOB, ROOT, LocalPool, job_submission, local_pool, until
+from bench.pool.result_file import write_result
 from stoker.jobs import load_job
 from stoker.pool.forecasting import job_forecasts
 from stoker.pool.pool_launcher import LAUNCHER
@@ -149,14 +147,7 @@ def main() -> None:
     errors = {step: [row[step]["error"] for row in rows] for step in BARS}
     sticker = [row["probe"]["raw_s"] / row["cold"]["ran_s"] - 1 for row in rows]
     mape = {step: statistics.mean(map(abs, each)) for step, each in errors.items()}
-    document = {
-        "what": __doc__,
-        "command": "python -m bench.pool.forecast_cost " + " ".join(sys.argv[1:]),
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "load_at_the_end": os.getloadavg(),
-        "python": platform.python_version(),
+    values = {
         "bars": BARS,
         "mape": mape,
         "is_held": {step: mape[step] <= bar for step, bar in BARS.items()},
@@ -172,10 +163,7 @@ def main() -> None:
         "mape_without_a_probe": statistics.mean(map(abs, sticker)),
         "rows": rows,
     }
-    print(json.dumps({name: value for name, value in document.items() if name not in ("what", "rows")}, indent=1))
-    path = RESULTS / f"pool_forecast_cost_{document['date']}.json"
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    print(path)
+    write_result("forecast_cost", __doc__, values)
 
 
 if __name__ == "__main__":

@@ -19,18 +19,17 @@ import hashlib
 import itertools
 import json
 import os
-import platform
 import random
 import signal
 import statistics
 import threading
 import time
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.pool.local_pool import RESULTS, LocalPool, job_submission, local_pool, until
+from bench.pool.local_pool import LocalPool, job_submission, local_pool, until
+from bench.pool.result_file import write_result
 from stoker.errors import StokerError
 from stoker.pool.blob_tree import TreeLimits, unpack
 from stoker.pool.events import Refused
@@ -322,13 +321,7 @@ def main() -> None:
                 kept["weights"]["plane"] = weights_of(pool, "plane", given)
         path.write_text(json.dumps(kept))
         return
-    document = {
-        "what": __doc__,
-        "command": "python -m bench.pool.kills --folder F --phase providers; … plane; … judge",
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
+    values = {
         "block": BLOCK,
         "beat_s": 2.0,
         "share_of_a_core_each": given.cores,
@@ -336,10 +329,7 @@ def main() -> None:
         **judge(kept, given, given.folder),
         **kept,
     }
-    print(json.dumps({name: value for name, value in document.items() if name not in ("what", "rows")}, indent=1))
-    result = RESULTS / f"pool_kills_{document['date']}.json"
-    result.write_text(json.dumps(document, indent=1) + "\n")
-    print(result)
+    write_result("kills", __doc__, values, arguments="--folder F --phase providers; … plane; … judge")
 
 
 if __name__ == "__main__":

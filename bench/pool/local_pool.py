@@ -29,7 +29,6 @@ from stoker.pool.keys import own_key, read_key
 from stoker.pool.pool_launcher import LAUNCHER
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "bench" / "results"
 JOB = "bench/pool/small_jobs.py"
 
 

@@ -15,16 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
-import sys
 import time
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.pool.local_pool import RESULTS, LocalPool, job_submission, local_pool, until
+from bench.pool.local_pool import LocalPool, job_submission, local_pool, until
+from bench.pool.result_file import write_result
 from stoker.pool.blob_tree import TreeLimits
 from stoker.pool.isolation import Bubblewrap, Host, IsolatedProcess, Limits
 from stoker.pool.job_box import JobBox, read_order
@@ -171,14 +169,7 @@ def main() -> None:
         )
         for each in found.values():
             each["agent_cpu_share_at_60_s"] = small["agent_cpu_share"] + per_byte * each["checkpoint_bytes"] / 60
-    document = {
-        "what": __doc__,
-        "command": "python -m bench.pool.overhead " + " ".join(sys.argv[1:]),
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "load": os.getloadavg(),
-        "python": platform.python_version(),
+    values = {
         "took_s": time.time() - began,
         "bar": 0.01,
         "beat_s": 10.0,
@@ -186,10 +177,7 @@ def main() -> None:
         "cases": found,
         "rows": rows,
     }
-    print(json.dumps({name: value for name, value in document.items() if name not in ("what", "rows")}, indent=1))
-    path = given.out or RESULTS / f"pool_overhead_{document['date']}.json"
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    print(path)
+    write_result("overhead", __doc__, values, path=given.out)
 
 
 if __name__ == "__main__":

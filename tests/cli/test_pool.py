@@ -1,22 +1,28 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any, Self
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
 from stoker.cli.main import app
+from stoker.errors import NoDevice
 from stoker.pool import events as on
 from stoker.pool.agent import Lending
 from stoker.pool.client import PoolClient
 from stoker.pool.events import CREDIT, Measured, OfferedDevice
 from stoker.pool.isolation import Bubblewrap
 from stoker.pool.keys import Key, own_key
+from stoker.pool.matching import RunForecast
 from tests.pool.book import offer, opened
-from tests.pool.server import in_thread
+from tests.pool.server import in_thread, until
 
 JOB = str(Path(__file__).parents[2] / "examples" / "digits.py")
 
@@ -166,3 +172,90 @@ def test_an_offers_limits_are_those_that_are_asked_for(home: Path, monkeypatch: 
     (lending,) = lent
     assert lending.limits.time_s == lending.max_s == 3 * 86_400
     assert (lending.most_bond, lending.longest_window_s) == (2 * CREDIT, 6 * 3600)
+
+
+def owner_words(operator: PoolClient, home: Path, *more: str) -> list[str]:
+    """`stoker pool offer` of a small CPU, which is measured first."""
+    small = ("--memory", "64MiB", "--cores", "1", "--disk", "16MiB", "--device", "cpu", "--name", "box", "--no-replay")
+    return [
+        "offer",
+        "--price",
+        "1usd/h",
+        "--pool",
+        str(operator.address),
+        "--folder",
+        str(home / "agent"),
+        *small,
+        *more,
+    ]
+
+
+@pytest.mark.slow
+def test_a_device_is_measured_offered_found_and_taken_back(home: Path) -> None:
+    """The commands one after the other: admit, measure and offer, look, and end; what was shown is what is offered."""
+    if problem := Bubblewrap().trial():
+        pytest.skip(problem)
+    with in_thread(home / "pool") as (_, operator):
+        address = str(operator.address)
+        key, control = own_key("owner").public, str(home / "pool")
+        assert said("wallet", "--pool", address, "--grant", f"{key}=0", "--folder", control).exit_code == 0
+        words = owner_words(operator, home, "--key", "owner", "--isolation", "bubblewrap")
+        command = [sys.executable, "-m", "stoker", "pool", *words]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                [listed] = until(lambda: operator.state("offers") or process.poll() is not None, 120)
+                process.send_signal(signal.SIGINT)
+                told = process.communicate(timeout=60)[1]
+            finally:
+                process.kill()
+        measured = listed["offer"]["measured"]
+        assert listed["agent"] == key
+        assert f"{measured['fp32_flop_per_s'] / 1e9:,.1f} GFLOP/s in fp32" in told
+        assert measured["cores"] == 1
+        assert listed["offer"]["device"]["memory_bytes"] == 64 << 20
+        assert process.returncode == 0, told
+        assert operator.state("offers") == [], "it was not withdrawn"
+        kinds = [event.kind for event in operator.events()]
+        assert kinds == ["founded", "deposited", "offered", "withdrawn"]
+
+
+def test_a_device_that_does_not_pass_is_not_offered(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner reads what was wrong, and the log of the pool nothing."""
+
+    class Lying:
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def __call__(self, question: dict[str, Any]) -> dict[str, Any]:
+            return {"root": "0" * 64} if question["ask"] != "rows" else {"rows": "", "first": "", "salted": ""}
+
+    monkeypatch.setattr("stoker.pool.isolation.best_isolation", lambda name, devices: Bubblewrap())
+    monkeypatch.setattr("stoker.pool.hardware_proof.LocalDevice", Lying)
+    with in_thread(home / "pool", is_open=True) as (plane, operator):
+        answer = said(*owner_words(operator, home))
+        assert answer.exit_code == NoDevice.exit_code
+        assert "did not pass its own measurement" in answer.output
+        assert plane.state.seq == 1
+
+
+@pytest.mark.slow
+def test_close_forecasts_name_what_to_try(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a minute's lease could change the order, the commands are there; after it they are not."""
+    kinds = {"here": 1.0, "there": 1.02}
+    bases = ["datasheet", "history"]
+    monkeypatch.setattr(
+        "stoker.pool.forecasting.job_forecasts",
+        lambda *_: lambda word: RunForecast(run_s=3600.0 * kinds.get(word, 1.0), spread=0.3, basis=bases[0]),
+    )
+    with in_thread(home / "pool") as (_, operator):
+        for name in kinds:
+            agent_of(operator, name, 1.0, OfferedDevice(kind=name), Measured())
+        words = ("offers", "--pool", str(operator.address), "--for", JOB)
+        shown = said(*words)
+        for name in kinds:
+            assert f"stoker train {JOB} --on pool:{name} --time-limit 60s" in shown.output
+        assert json.loads(said(*words, "--json").stdout)["probes"] == ["here", "there"]
+        bases.pop(0)
+        assert "may change the order" not in said(*words).output

@@ -9,18 +9,21 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable
+from stoker.pool import blobs, control_plane
 from stoker.pool import events as on
 from stoker.pool.blobs import BlobLimits, BlobStore, NoRoom
 from stoker.pool.client import PoolAddress, PoolClient
-from stoker.pool.control_plane import ControlPlane, Rates, steady_clock
+from stoker.pool.control_plane import ControlPlane, Rates, _Buckets, network_of_host, steady_clock
 from stoker.pool.escrow import pay_for
 from stoker.pool.events import CREDIT, Refused, canonical, draft_of, sha256
 from stoker.pool.keys import Key, own_key, read_key
+from stoker.pool.lease import Lease
 from stoker.pool.log import audit
 from stoker.pool.state import Record
 from stoker.records.codec import to_json
@@ -498,3 +501,175 @@ def test_no_lease_is_final_before_its_seconds_are_agreed_to(tmp_path: Path, monk
         monkeypatch.setattr(plane, "_own", own)
         until(lambda: operator.lease("job")["state"] == "final")
         assert operator.lease("job")["paid_s"] == 2
+
+
+def test_a_signer_that_hangs_delays_nothing_but_its_own_lease(tmp_path: Path) -> None:
+    """Other leases are closed, settled and signed meanwhile; its own is settled once its last seconds are agreed to."""
+    hangs = threading.Event()
+
+    def cosigned(lease: Lease, body: on.Cosigned) -> on.Cosigned:
+        assert lease.lease_id != "a-first-one" or hangs.wait(30)
+        return body
+
+    signer = SimpleNamespace(
+        checked_kinds=frozenset(),
+        require_rules=lambda _: None,
+        cosigned=cosigned,
+        keep_up=lambda *_: None,
+        is_over=threading.Event(),
+        verdicts={},
+    )
+    with in_thread(tmp_path, custody=signer) as (plane, operator):
+        agent, renter = joined(operator), joined(operator)
+        order, result = renter.put_blob(b"what to run"), b"results"
+        for name in ("a-first-one", "other"):
+            agent.post(on.Offered(offer=offer(name, time.time())))
+            renter.post(opened(name, offer_id=name, order=order, delegate=plane.key.public, window_s=0))
+            agent.post(on.Accepted(lease_id=name))
+            agent.post(on.Beat(lease_id=name, index=0, running_s=1))
+            agent.post(on.Finished(lease_id=name, result=agent.put_blob(result)))
+        try:
+            until(lambda: renter.lease("other")["state"] == "final")
+            assert renter.lease("other")["paid_s"] == 1
+            assert renter.lease("a-first-one")["state"] == "closed"
+        finally:
+            hangs.set()
+        until(lambda: renter.lease("a-first-one")["state"] == "final")
+        assert renter.lease("a-first-one")["paid_s"] == 1
+
+
+def test_a_beat_that_its_signer_signs_wrongly_does_not_hold_the_lease_for_ever(tmp_path: Path) -> None:
+    """What the log refuses is not asked for again, and the lease is settled without those seconds."""
+    asked: list[int] = []
+
+    def cosigned(_: Lease, body: on.Cosigned) -> on.Cosigned:
+        asked.append(body.index)
+        return replace(body, voucher="0" * 130)  # the pool's money is in no contract: refused
+
+    signer = SimpleNamespace(
+        checked_kinds=frozenset(),
+        require_rules=lambda _: None,
+        cosigned=cosigned,
+        keep_up=lambda *_: None,
+        is_over=threading.Event(),
+        verdicts={},
+    )
+    with in_thread(tmp_path, custody=signer) as (plane, operator):
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        renter.post(opened(order=renter.put_blob(b"x"), delegate=plane.key.public, window_s=0))
+        agent.post(on.Accepted(lease_id="job"))
+        agent.post(on.Beat(lease_id="job", index=0, running_s=1))
+        agent.post(on.Finished(lease_id="job", result=agent.put_blob(b"results")))
+        until(lambda: renter.lease("job")["state"] == "final")
+        assert renter.lease("job")["paid_s"] == 0
+        assert asked == [0]
+
+
+def test_money_is_not_moved_into_a_contract_later(tmp_path: Path) -> None:
+    """A pool that keeps its money in its log says so, rather than go on as if nothing had been asked for."""
+    key = own_key("control", tmp_path)
+    ControlPlane(tmp_path, key, on.Founded(name="p")).log.close()
+    asked = on.Founded(name="p", contract="eip155:1:0x" + "1" * 40)
+    for _ in range(2):  # the log is free again
+        with pytest.raises(BadRun, match="in its own log") as told:
+            ControlPlane(tmp_path, key, asked)
+        assert "--money-in-contract" in str(told.value.remedy)
+    ControlPlane(tmp_path, key, on.Founded(name="another name")).log.close()
+
+
+def test_a_disk_that_is_full_is_not_a_pool_that_is_away(tmp_path: Path) -> None:
+    """Where a blob cannot be written that is said, and it is not asked for again and again."""
+    with in_thread(tmp_path / "pool") as (_, operator):
+        digest = joined(operator).put_blob(b"content")
+        (tmp_path / "file").write_bytes(b"")
+        with pytest.raises(BadRun, match="not a directory"):
+            operator.get_blob(digest, tmp_path / "file" / "target")
+
+
+@pytest.mark.parametrize("answer", [{}, [], {"seq": "x", "hash": 1, "signature": 2}, {"seq": 1e999}])
+def test_an_answer_of_another_form_is_a_sentence(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    """Something else listens at the pool's port, or the pool is of another version."""
+    client = PoolClient(f"http://127.0.0.1:9#{'a' * 64}", Key.made())
+    monkeypatch.setattr(client, "_json", lambda *_, **__: answer)
+    with pytest.raises(PlaceFailed, match="no receipt"):
+        client.post(on.Accepted(lease_id="job"))
+    with pytest.raises(PlaceFailed, match="no log"):
+        client.events()
+
+
+def test_a_number_that_no_float_holds_is_refused(tmp_path: Path) -> None:
+    """In a signed event, by its name: it is neither taken nor an error of the pool's."""
+    with in_thread(tmp_path, is_open=True) as (plane, operator):
+        key = Key.made()
+        with pytest.raises(Refused, match="lapses within 30 d"):
+            PoolClient(operator.address, key).post(on.Offered(offer=offer(now_s=1e15)))
+        draft = draft_of(on.Offered(offer=offer(now_s=time.time())), key, plane.key.public)
+        for value in (10**400, -1, 2**60):
+            body = {"offer": {**draft.body["offer"], "device": {"kind": "cpu", "count": value}}}
+            unsigned = replace(draft, body=body, signature="")
+            signed = replace(unsigned, signature=key.sign(unsigned.message()))
+            status, document = raw(operator, canonical(to_json(signed)))
+            assert (status, "count" in document["error"]) == (409, True)
+
+
+def test_a_customers_ipv6_network_is_one_sender() -> None:
+    """It has 2^64 addresses; a rate for each would be none."""
+    buckets, networks = _Buckets(1.0, 2.0), [network_of_host(f"[2001:db8::{number}]") for number in range(3)]
+    for network in networks[:2]:
+        buckets.take(network, network)
+    with pytest.raises(Refused, match="2001:db8::/64"):
+        buckets.take(networks[2], networks[2])
+
+
+def test_one_address_does_not_hold_all_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that wait for news are open for a minute: of more than some the next one is refused at once."""
+    monkeypatch.setattr(control_plane, "MOST_AT_ONCE", 2)
+    with in_thread(tmp_path) as (plane, operator):
+        waiting = [threading.Thread(target=operator.work, kwargs={"wait_s": 3.0}) for _ in range(2)]
+        for thread in waiting:
+            thread.start()
+        until(lambda: sum(plane._at_once.values()) == 2)
+        with pytest.raises(Refused, match="has 2 requests open"):
+            operator.state("pool")
+        for thread in waiting:
+            thread.join(30)
+        until(lambda: not plane._at_once)
+        assert operator.state("pool")
+
+
+def test_keys_that_do_not_replay_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an open pool anybody makes up keys and asks for work once."""
+    with in_thread(tmp_path, is_open=True) as (plane, operator):
+        PoolClient(operator.address, Key.made()).work(replays=False)
+        until(lambda: plane._not_replaying)
+        monkeypatch.setattr(control_plane, "PRESENT_S", 0.0)
+        until(lambda: not plane._not_replaying)
+
+
+def test_a_blob_that_stalls_gives_its_room_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who announces much and sends nothing keeps nobody else's blobs from the disk."""
+    monkeypatch.setattr(blobs, "STALLED_S", 0.05)
+    store = BlobStore(tmp_path, BlobLimits(most_unnamed_bytes=100, least_free_bytes=0))
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield b"x"
+        await asyncio.Event().wait()
+
+    with pytest.raises(Refused, match="nothing came of the blob"):
+        asyncio.run(asyncio.wait_for(store.write(sha256(b"xy"), stalled(), 100, "a", lambda _: False), 20))
+    assert store._on_their_way.total() == 0
+    assert not store.path(sha256(b"xy")).exists()
+
+
+def test_keys_without_credits_keep_nobody_from_an_offer(tmp_path: Path) -> None:
+    """In an open pool anybody makes up keys that wait, and those without a device come before those who have one."""
+    with in_thread(tmp_path, is_open=True) as (plane, operator):
+        agent, renter, stranger = joined(operator), joined(operator), PoolClient(operator.address, Key.made())
+        for name in ("one", "two"):
+            agent.post(on.Offered(offer=offer(name, time.time())))
+        renter.post(opened("first", offer_id="one", order=renter.put_blob(b"x"), delegate=plane.key.public))
+        with pytest.raises(Refused, match="without credits keeps no place"):
+            stranger.post(on.Waiting(request_id="r", until_s=time.time() + 300))
+        renter.post(opened("second", offer_id="two", order=renter.put_blob(b"x"), delegate=plane.key.public))
+        joined(operator).post(on.Waiting(request_id="r", until_s=time.time() + 300))

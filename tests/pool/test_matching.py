@@ -17,6 +17,7 @@ from stoker.pool.matching import (
     Needs,
     RunForecast,
     after_runs,
+    best_move,
     calibrated,
     earlier_ratios,
     earlier_runs,
@@ -41,6 +42,12 @@ def listed(name: str, kind: str, price: float, **more: Any) -> ListedOffer:
         name, device=OfferedDevice(kind=kind), price_per_hour=round(price * CREDIT), isolation="podman", min_s=0
     )
     return ListedOffer(offer=replace(made, **more), agent=name, offered_s=0.0)
+
+
+def box(name: str, price: float, *, cores: int = 2, flop_per_s: float = 1e9, **more: Any) -> ListedOffer:
+    """An offer of cores, by an agent of the same name."""
+    measured = Measured(cores=cores, fp32_flop_per_s=flop_per_s)
+    return listed(name, "cpu", price, **{"measured": measured, "determinism_class": "same", **more})
 
 
 def forecasts(**hours: float) -> Any:
@@ -222,6 +229,38 @@ def test_a_job_moves_only_for_a_tenth() -> None:
     assert worth_moving(stay, go, move_credits=0, value_per_hour=0, move_s=0.0)
     assert not worth_moving(stay, go, move_credits=CREDIT, value_per_hour=0, move_s=0.0)
     assert not worth_moving(stay, go, move_credits=0, value_per_hour=CREDIT, move_s=HOUR_S)
+
+
+def moved(here: ListedOffer, others: list[ListedOffer], pace: float = 1.0, runs: Any = None, **more: Any) -> str:
+    """Where a job of 10,000 updates goes on that made 100 at `pace` [updates/s]; "": it stays."""
+    blocks = [{"update": 10 * n, "at_s": 10 * n / pace, "running_s": 10 * n / pace} for n in range(1, 11)]
+    lease = {"commitments": blocks, "running_s": 100 / pace} | more
+    needs = replace(BARE, value_per_hour=CREDIT, setup_s=60.0)
+    found = best_move(here, others, {}, lease=lease, total_updates=10_000, needs=needs, runs=runs or {}, now_s=0.0)
+    return "" if found is None else found[1].listed.offer.offer_id
+
+
+def test_a_job_moves_to_where_its_rest_costs_a_tenth_less() -> None:
+    """Cheaper by the hour, or faster by what it did there or was measured at; never to another determinism class."""
+    here = box("here", 1.0)
+    assert moved(here, [box("dear", 2.0), box("same", 1.0), box("a-little", 0.9)]) == ""
+    assert moved(here, [box("cheap", 0.4), box("cheaper", 0.3)]) == "cheaper"
+    assert moved(here, [box("other", 0.1, determinism_class="other")]) == ""
+    assert moved(here, [box("small", 0.1, cores=1)]) == ""
+    assert moved(here, [box("fast", 1.0, flop_per_s=3e9)]) == "fast"
+    ran = {"known": [EarlierRun(updates_per_s=4.0, over_s=100.0, setup_s=60.0)]}
+    assert moved(here, [box("known", 1.0)], runs=ran) == "known"
+    assert moved(here, [box("known", 1.0)], pace=4.0, runs=ran) == ""
+
+
+def test_a_move_that_costs_more_than_it_saves_is_not_made() -> None:
+    """Near the end, with much to make again, or where too little is known of the pace here."""
+    here, cheap = box("here", 1.0), [box("cheap", 0.4)]
+    assert moved(here, cheap) == "cheap"
+    assert moved(here, cheap, pace=500.0) == ""
+    assert moved(here, cheap, running_s=5000.0) == ""
+    few = [{"update": 10 * n, "at_s": 10.0 * n, "running_s": 10 * n} for n in (1, 2)]
+    assert moved(here, cheap, commitments=few, running_s=20) == ""
 
 
 def test_offers_as_the_control_plane_shows_them() -> None:

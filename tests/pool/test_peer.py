@@ -7,8 +7,8 @@ import importlib
 import importlib.metadata
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,14 @@ from stoker.pool import client as pool_client
 from stoker.pool import events as on
 from stoker.pool import peer as pool_peer
 from stoker.pool import peer_link
+from stoker.pool import rendezvous as pool_rendezvous
 from stoker.pool.client import PoolClient, joined_peer
 from stoker.pool.control_plane import ControlPlane
 from stoker.pool.events import CREDIT, Refused, canonical, sha256
 from stoker.pool.keys import Key, own_key
 from stoker.pool.log import audit
 from stoker.pool.peer import Peer
-from stoker.pool.peer_link import Incoming, PeerEndpoint
+from stoker.pool.peer_link import Incoming, NotAdmitted, PeerEndpoint
 from stoker.pool.rendezvous import PeerRendezvous
 from stoker.pool.transport import PoolAnswer
 from stoker.units import GIB
@@ -145,7 +146,7 @@ def test_a_peer_serves_those_whom_the_pool_announced(tmp_path: Path) -> None:
         address = pool.plane.rendezvous._endpoint.address_of(pool.renter.key.public)
 
         async def knock() -> None:
-            stranger = PeerEndpoint(Key.made(), no_path, lambda _: False)
+            stranger = PeerEndpoint(Key.made(), no_path, lambda *_: "not expected")
             await stranger.bind("127.0.0.1:0")
             assert pool.renter.key is not None
             try:
@@ -445,3 +446,108 @@ def test_a_lease_of_others_does_not_stop_a_blob(tmp_path: Path, monkeypatch: pyt
         assert (tmp_path / "got").read_bytes() == TREE
         assert until(lambda: pool.operator.lease("job")["forwarded_credits"])
         assert pool.operator.lease("willing")["forwarded"] == []
+
+
+async def asked(plane: ControlPlane, key: Key, stack: AsyncExitStack, flood_bytes: int = 0) -> dict[str, Any]:
+    """What the rendezvous answers to a key that says hello, and stays connected; first it sends something else."""
+    assert plane.rendezvous is not None
+    endpoint = PeerEndpoint(key, no_path, lambda *_: "")
+    stack.push_async_callback(endpoint.close)
+    await endpoint.bind("127.0.0.1:0")
+    connection = await endpoint.meet(plane.key.public, [f"127.0.0.1:{plane.rendezvous.port}"])
+    if flood_bytes:
+        stream = await connection.open_uni()
+        with suppress(peer_link.iroh.IrohError):
+            await stream.write_all(bytes(flood_bytes))
+        await asyncio.wait_for(connection.closed(), 20)
+    return (await endpoint.request(connection, {"op": "hello"}))[0]
+
+
+def test_keys_that_anybody_makes_up_have_few_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an open pool, from one network and in all; each reads why, and a key with credits has a place all the same."""
+    monkeypatch.setattr(pool_rendezvous, "MOST_STRANGERS", 3)
+    monkeypatch.setattr(pool_rendezvous, "MOST_OF_NETWORK", 2)
+    with in_thread(tmp_path, bulk_bytes=1000, is_open=True) as (plane, operator):
+        rich = Key.made()
+        operator.post(on.Deposited(account=rich.public, amount=1))
+
+        async def many() -> None:
+            async with AsyncExitStack() as stack:
+                async with AsyncExitStack() as first:
+                    assert "seen" in await asked(plane, Key.made(), first)
+                    assert "seen" in await asked(plane, Key.made(), stack)
+                    with pytest.raises(NotAdmitted, match=r"2 keys without credits .* from 127\.0\.0\.1"):
+                        await asked(plane, Key.made(), stack)
+                    assert "seen" in await asked(plane, rich, stack)
+                await until_async(lambda: len(plane.rendezvous._strangers) == 1)  # type: ignore[union-attr]
+                assert "seen" in await asked(plane, Key.made(), stack)
+                monkeypatch.setattr(pool_rendezvous, "MOST_OF_NETWORK", 9)
+                assert "seen" in await asked(plane, Key.made(), stack)
+                with pytest.raises(NotAdmitted, match="3 keys without credits or a lease are connected: try again"):
+                    await asked(plane, Key.made(), stack)
+
+        asyncio.run(many())
+        until(lambda: not plane.rendezvous._strangers)  # type: ignore[union-attr]
+
+
+async def until_async(is_there: Callable[[], bool]) -> None:
+    """Wait for a condition, in a loop."""
+    await asyncio.to_thread(until, is_there)
+
+
+def test_a_key_that_nobody_knows_sends_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it sends is kept in memory until somebody reads it, which nobody does: its connection is ended."""
+    monkeypatch.setattr(pool_rendezvous, "_LOOK_S", 0.05)
+    monkeypatch.setattr(pool_rendezvous, "MOST_STRANGE_BYTES", 100_000)
+    with in_thread(tmp_path, bulk_bytes=1000, is_open=True) as (plane, _):
+
+        async def flood() -> None:
+            async with AsyncExitStack() as stack:
+                with pytest.raises(NotAdmitted, match="more than 100,000 bytes"):
+                    await asked(plane, Key.made(), stack, flood_bytes=500_000)
+                assert "seen" in await asked(plane, Key.made(), stack)
+
+        asyncio.run(flood())
+
+
+def test_a_network_begins_few_connections_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They count against the rate of its address, before the handshake that costs most."""
+    with in_thread(tmp_path, bulk_bytes=1000) as (plane, operator):
+        monkeypatch.setattr(pool_rendezvous, "CONNECTION_COST", 1e9)
+        member = Key.made()
+        operator.post(on.Deposited(account=member.public, amount=0))
+
+        async def knock() -> None:
+            async with AsyncExitStack() as stack:
+                await asked(plane, member, stack)
+
+        with pytest.raises(PlaceUnreachable, match="no direct path"):
+            asyncio.run(knock())
+        monkeypatch.setattr(pool_rendezvous, "CONNECTION_COST", 7.0)
+        counted: list[tuple[str, float]] = []
+        monkeypatch.setattr(plane, "count_address", lambda host, cost=1.0: counted.append((host, cost)))
+        asyncio.run(knock())
+        assert ("127.0.0.1", 7.0) in counted
+
+
+def test_who_is_refused_says_so(tmp_path: Path) -> None:
+    """A member whose key the pool no longer takes reads the pool's reason, and sends large files through the pool."""
+    with in_thread(tmp_path, bulk_bytes=1000) as (_, operator):
+        said: list[str] = []
+        client = PoolClient(operator.address, Key.made())
+        peer = Peer(client, tmp_path / "x", tell=said.append)
+        assert "is not admitted to this pool" in until(lambda: said)[0]
+        assert not peer.wait_ready(0)
+        peer.close()
+
+
+def test_a_blob_that_is_gone_stops_neither_the_others_nor_the_end(tmp_path: Path) -> None:
+    """At its end a renter's peer sends what no agent has fetched; the user may have emptied the cache."""
+    with pool_of(tmp_path) as pool:
+        tree, peer = pool.open(), pool.renter.peer
+        assert peer is not None
+        gone = pool.renter.put_blob(pool.file("gone", b"g" * 2000))
+        (tmp_path / "renter" / gone).unlink()
+        peer.leave()
+        assert pool.is_in_pool(tree)
+        assert pool.renter.peer is None

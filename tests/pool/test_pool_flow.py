@@ -309,3 +309,29 @@ def test_a_job_that_fails_is_not_carried_from_agent_to_agent(market):
         assert market.follow(handle)[-1] == "failed"
         assert "lr-is-wrong" in LAUNCHER.state(handle).why
         assert len(market.leases()) == 1
+
+
+@pytest.mark.slow
+def test_a_job_moves_to_a_better_offer_and_ends_with_the_same_state(market, tmp_path, monkeypatch):
+    """A much cheaper agent comes while it runs: two leases, and the state of a run that stayed, bit for bit."""
+    monkeypatch.setattr(renting.Needs, "setup_s", 1.0)
+    monkeypatch.setattr(renting, "LOOK_S", 0.5)
+    with nothing_said(market.lenders):
+        market.lend("dear", 2.0)
+        submission = market.submission("updates=8000", value="0.01usd", verify="none")
+        handle = LAUNCHER.start(submission, lambda text: None)
+        until(lambda: len(market.leases()[0]["commitments"]) >= 3)
+        market.lend("cheap", 0.1)
+        assert market.follow(handle)[-1] == "finished"
+        one, two = market.leases()
+        assert (one["offer_id"], two["offer_id"]) == ("dear", "cheap")
+        assert one["reason"].startswith("moved: the rest is expected to cost")
+        assert two["commitments"][0]["update"] > one["commitments"][-1]["update"]
+        LAUNCHER.fetch(handle, tmp_path / "home")
+        state = b"\0" * 32
+        from tests.pool.counting import link
+
+        for update in range(8000):
+            state = link(state, update)
+        assert (tmp_path / "home" / "model.safetensors").read_bytes() == state
+        market.require_right()

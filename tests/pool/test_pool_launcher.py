@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -93,6 +94,7 @@ def pool(tmp_path, monkeypatch) -> Pool:
     monkeypatch.setattr(renting, "_client", lambda terms: made)
     monkeypatch.setattr(renting, "_blobs", lambda client, job, *_: BlobCache(made, tmp_path / "cache"))
     monkeypatch.setattr(renting, "_own_class", lambda: "")
+    monkeypatch.setattr(renting, "LOOK_S", 0.0)
     made.offer("cheap", 100_000)
     made.offer("dear", 900_000)
     return made
@@ -451,6 +453,116 @@ def test_the_time_and_the_deadline_bound_what_is_spent(pool) -> None:
     assert LAUNCHER.state(handle).phase == "failed"
 
 
+def going_well(pool: Pool, tmp_path, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A handle, and its lease at the offer `dear`, which has made 30 of 1,000 updates in half a minute."""
+    pool.offers.pop("cheap")
+    handle, lease = started(pool, **changes)
+    commit(pool, lease, tmp_path, 10, 20, 30, total=1000)
+    for number, block in enumerate(lease["commitments"], 1):
+        block |= {"at_s": 10.0 * number, "running_s": 10 * number}
+    lease |= {"running_s": 31, "accepted_s": 0.0, "heard_s": 31.0, "forecast": {"job": ""}, "rate_per_hour": 900_000}
+    return handle, lease
+
+
+def test_a_run_moves_to_a_much_cheaper_offer_from_its_last_block(pool, tmp_path) -> None:
+    """It says so in the lease that it leaves and in its state, and does not move for little, or where it must not."""
+    handle, lease = going_well(pool, tmp_path)
+    pool.offer("same", 890_000)
+    pool.offer("other-class", 1_000, determinism_class="another")
+    assert LAUNCHER.state(handle).phase == "running"
+    pool.offer("cheap", 100_000)
+    bound = {**handle, "address": "dear"}
+    unwilling = {**handle, "options": {**handle["options"], "move": "no"}}
+    poor = {**handle, "max_credits": 300}
+    over = {**handle, "until_s": 1.0}
+    for stays in (bound, unwilling, poor, over):
+        assert LAUNCHER.state(stays).phase == "running"
+    state = LAUNCHER.state(handle)
+    assert (state.phase, state.restarts) == ("requeued", 1)
+    assert "at cheap, " in state.why
+    assert "goes on from update 30" in state.why
+    assert lease["reason"].startswith("moved: the rest is expected to cost 0.0")
+    opened = pool.of(on.Opened)[-1]
+    assert opened.offer_id == "cheap"
+    assert lease["commitments"][-1]["blob"] in opened.inputs
+
+
+def test_better_offers_are_looked_for_now_and_then(pool, tmp_path, monkeypatch) -> None:
+    """A list of all offers may be megabytes, and the state is asked for every few seconds."""
+    monkeypatch.setattr(renting, "LOOK_S", 300.0)
+    monkeypatch.setattr(renting, "_looked_s", {})
+    handle, _ = going_well(pool, tmp_path)
+    asked, state = [], pool.state
+    pool.state = lambda what, **more: (asked.append(what), state(what, **more))[1]
+    for _ in range(3):
+        assert LAUNCHER.state(handle).phase == "running"
+    assert asked == ["offers"]
+
+
+def test_a_run_moves_a_few_times_at_most(pool, tmp_path) -> None:
+    """What an offer says of itself may be wrong, each time anew."""
+    handle, lease = going_well(pool, tmp_path)
+    for number in range(renting.MOST_MOVES):
+        pool.leases[f"{handle['job']}.{number}"] = {**lease, "state": "closed", "reason": "moved: it is cheaper there"}
+    pool.leases[f"{handle['job']}.{renting.MOST_MOVES}"] = lease
+    pool.offer("cheap", 100_000)
+    assert LAUNCHER.state(handle).phase == "running"
+    pool.leases[f"{handle['job']}.0"]["reason"] = "lost"
+    assert LAUNCHER.state(handle).phase == "requeued"
+
+
+def test_a_better_offer_that_is_gone_by_then(pool, tmp_path) -> None:
+    """The lease is closed by then: the run goes on at the best of what is left, after its rest."""
+    handle, lease = going_well(pool, tmp_path)
+    pool.offer("cheap", 100_000)
+    post = pool.post
+
+    def taken(body: on.Body, **more: Any) -> None:
+        if isinstance(body, on.Opened) and body.offer_id == "cheap":
+            raise on.Refused("the offer 'cheap' is taken")
+        post(body, **more)
+
+    pool.post = taken
+    assert LAUNCHER.state(handle).phase == "queued"
+    pool.offers.pop("cheap")
+    lease["closed_s"] = time.time() - 61
+    assert LAUNCHER.state(handle).phase == "requeued"
+    assert pool.of(on.Opened)[-1].offer_id == "dear"
+
+
+def test_a_fraction_of_a_second_pays_for_no_further_lease(pool) -> None:
+    """A forecast has fractions, leases are paid for whole seconds: what is left over opens nothing."""
+    handle, lease = started(pool, time_limit_s=60.5)
+    lease |= {"state": "closed", "reason": "the deposit is used up", "running_s": 60, "closed_by": lease["delegate"]}
+    state = LAUNCHER.state(handle)
+    assert state.phase == "failed"
+    assert "are over" in state.why
+    assert len(pool.leases) == 1
+
+
+PLAN = '{"candidates": [{"forecast": {"total_updates": 20}}]}'
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[" * 5000 + "]" * 5000, PLAN.replace("20", "1e999"), PLAN + " " * (65 << 20)],
+    ids=["deep", "inf", "big"],
+)
+def test_a_plan_that_an_agent_made_up_is_a_sentence(pool, tmp_path, content) -> None:
+    """Deep, infinite or huge: the run goes on elsewhere, and its renter follows on."""
+    handle, lease = started(pool)
+    commit(pool, lease, tmp_path, 10, 20)
+    run = tmp_path / f"run-{lease['lease_id']}-20"
+    (run / "plan.json").write_text(content)
+    pack_folder(run, plain_names(run), tmp_path / "tree", TreeLimits(num_bytes=1 << 30))
+    lease["commitments"][-1]["blob"] = pool.put_blob(tmp_path / "tree")
+    judged(lease, True, True)
+    lease |= {"state": "closed", "reason": "finished", "result": lease["commitments"][-1]["blob"]}
+    state = LAUNCHER.state(handle)
+    assert state.phase == "requeued"
+    assert "cannot be read" in state.why
+
+
 def test_a_length_in_seconds_is_not_checked(pool) -> None:
     """Where each machine makes another number of updates, no replay says whether the run is whole."""
     job = SimpleNamespace(until=SimpleNamespace(unit="seconds"))
@@ -510,10 +622,12 @@ def test_terms_that_cannot_be_meant_are_refused(options, why) -> None:
         Terms.of(options)
 
 
-@pytest.mark.parametrize("changes", [{"run": "../x"}, {"code": "/etc"}, {"job_file": "../../x"}])
+@pytest.mark.parametrize(
+    "changes", [{"run": "../x"}, {"code": "/etc"}, {"job_file": "../../x"}, {"block_s": math.nan}, {"block_s": -1.0}]
+)
 def test_an_order_leads_nowhere_out_of_its_box(changes) -> None:
     """A renter's order cannot name a folder of the owner."""
     fields = {"run": "x", "tree": "0" * 64, "code": "code/1", "stoker": "stoker/1", "job_file": "job.py"}
-    with pytest.raises(ValueError, match=r"name|leads out"):
+    with pytest.raises(ValueError, match=r"name|leads out|wanted more than 0"):
         PoolOrder(**fields | changes)
     assert "code/1" in dumps(PoolOrder(**fields))

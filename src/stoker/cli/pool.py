@@ -375,10 +375,15 @@ def _offers_for(
         job, entry = load_job(job_file, settings)
         leases = pool.leases_before(client, entry)
         ranking = pool.rank_for_job(job, entry, offers, records, needs=needs, now_s=time.time(), leases=leases)
+    close = pool.worth_probing(ranking, needs.value_per_hour)
+    probes = [one.listed.offer.offer_id for one in close if one.forecast and one.forecast.basis != "history"]
     if as_json:
-        print_document(to_json(ranking))
+        print_document({**to_json(ranking), "probes": probes})
     else:
         _render_ranking(ranking, Console())
+        for offer_id in probes:
+            text = f"a minute there may change the order: stoker train {job_file} --on pool:{offer_id} --time-limit 60s"
+            Console().print(Text(text), style="dim", soft_wrap=True)
     if ranking.best is None:
         raise typer.Exit(DoesNotFit.exit_code)
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from stoker.pool.matching import Needs as Needs
     from stoker.pool.matching import Ranking as Ranking
     from stoker.pool.matching import listed_offers as listed_offers
+    from stoker.pool.matching import worth_probing as worth_probing
     from stoker.pool.overview import event_words as event_words
     from stoker.pool.serve import pool_folder as pool_folder
     from stoker.pool.serve import serve_pool as serve_pool

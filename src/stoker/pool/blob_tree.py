@@ -260,15 +260,19 @@ def unpack(path: Path, into: Path, limits: TreeLimits) -> TreeIndex:
     return index
 
 
-def read_member(path: Path, name: str, limits: TreeLimits) -> bytes | None:
+def read_member(path: Path, name: str, limits: TreeLimits, most_bytes: int = 64 << 20) -> bytes | None:
     """The content of one file of the tree in the file `path`; None if it has no such file.
 
     Raises:
-        BadRun: the tree is not what its index says.
+        BadRun: the tree is not what its index says, or the file has more than `most_bytes`, which are held in memory.
     """
     entry = next((one for one in read_index(path, limits).entries if one.path == name and not one.link), None)
     if entry is None:
         return None
+    if entry.num_bytes > most_bytes:
+        raise BadRun(
+            f"{name!r} has {format_bytes(entry.num_bytes)}, and at most {format_bytes(most_bytes)} of it are read"
+        )
     with path.open("rb") as file:
         file.seek(entry.offset)
         content = file.read(entry.num_bytes)

@@ -7,6 +7,7 @@ What no unsettled lease needs is deleted after an hour. Each key may store so mu
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import shutil
@@ -20,11 +21,13 @@ from stoker.errors import BadRun
 from stoker.pool.events import Refused
 from stoker.store.disk_errors import disk_errors
 from stoker.store.files import Appended, append_line, aside_path, make_directories, remove_leftovers, sync_file
-from stoker.units import GIB, format_bytes
+from stoker.units import GIB, format_bytes, format_seconds
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 KEPT_S = 3600.0
 """Time for which a blob is kept that no lease needs [s]."""
+STALLED_S = 120.0
+"""Silence in the middle of a blob after which it counts as broken off [s]."""
 
 
 class NoRoom(Refused):
@@ -129,7 +132,7 @@ class BlobStore:
         with disk_errors(target, "a blob", needed_bytes=size, error=BadRun, option="--folder DIR"):
             file = Appended(aside)
             try:
-                async for part in parts:
+                async for part in _in_time(parts, digest):
                     written += len(part)
                     if written > size:
                         raise Refused(f"the blob {digest[:12]}… is longer than the {size} bytes that were announced")
@@ -168,3 +171,22 @@ class BlobStore:
                 except FileNotFoundError:
                     continue
         return gone
+
+
+async def _in_time(parts: AsyncIterator[bytes], digest: str) -> AsyncIterator[bytes]:
+    """The parts of a blob as they come: the room for its announced size is kept for no sender that sends nothing.
+
+    Raises:
+        Refused: the next one does not come.
+    """
+    while True:
+        try:
+            async with asyncio.timeout(STALLED_S):
+                part = await anext(parts, None)
+        except TimeoutError as problem:
+            raise Refused(
+                f"nothing came of the blob {digest[:12]}… for {format_seconds(STALLED_S)}", remedy="Send it again."
+            ) from problem
+        if part is None:
+            return
+        yield part

@@ -12,18 +12,20 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable, StokerError
+from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.pool.events import Body, Event, Founded, Refused, canonical, draft_of, read_event
 from stoker.pool.keys import Key, is_signed
 from stoker.pool.transport import HttpsTransport, PoolAnswer, Transport
 from stoker.records.codec import JSON, from_json, parsed, to_json
 from stoker.serving.security import is_own_host
 from stoker.store import cache_root
+from stoker.store.disk_errors import disk_errors
 from stoker.store.files import aside_path
 from stoker.units import format_bytes
 
@@ -157,7 +159,10 @@ class PoolClient:
                     raise
                 time.sleep(_RETRY_S)
                 draft = draft_of(body, key, self.address.key, nonce=draft.nonce)  # its clock may be stale by now
-        receipt = Receipt(seq=int(answer["seq"]), hash=str(answer["hash"]), signature=str(answer["signature"]))
+        try:
+            receipt = Receipt(seq=int(answer["seq"]), hash=str(answer["hash"]), signature=str(answer["signature"]))
+        except (TypeError, ValueError, LookupError, OverflowError) as problem:
+            raise PlaceFailed(f"{self.address.url} answers what is no receipt: {problem!r}") from problem
         if not is_signed(
             self.address.key, receipt_message(self.address.key, receipt.seq, receipt.hash), receipt.signature
         ):
@@ -167,7 +172,10 @@ class PoolClient:
     def events(self, after: int = 0, *, wait_s: float = 0.0) -> list[Event]:
         """Events after number `after`, at most a thousand; waits up to `wait_s` for the first one."""
         answer = self._json("GET", f"/v1/events?{urlencode({'after': after, 'wait_s': wait_s})}", wait_s=wait_s)
-        return [read_event(document) for document in answer["events"]]
+        try:
+            return [read_event(document) for document in answer["events"]]
+        except (TypeError, ValueError, LookupError) as problem:
+            raise PlaceFailed(f"{self.address.url} answers what is no log: {problem}") from problem
 
     def state(self, what: str, **only: str) -> JSON:
         """`offers`, `leases`, `balances`, `records` or `pool`, as the control plane has them now.
@@ -247,12 +255,13 @@ class PoolClient:
         Raises:
             Refused: the pool does not have it, or this key may not read it.
             PlaceFailed: what came has another hash, or is larger.
+            BadRun: the disk is full, or the file cannot be written.
         """
         aside = aside_path(target)
         until, breaks, is_direct = time.monotonic() + _FORWARDED_S, 0, True
         came_s = time.monotonic()
         try:
-            with aside.open("xb") as file:
+            with disk_errors(target, "a blob", error=BadRun), aside.open("xb") as file:
                 while True:
                     direct = self.peer.route_to(digest) if self.peer is not None and is_direct else None
                     had_bytes = file.tell()
@@ -280,14 +289,13 @@ class PoolClient:
                         is_direct = has_come or direct is None
                 file.flush()
                 os.fsync(file.fileno())
-            with aside.open("rb") as file:
+            with disk_errors(target, "a blob", error=BadRun), aside.open("rb") as file:
                 if (found := hashlib.file_digest(file, "sha256").hexdigest()) != digest:
                     raise PlaceFailed(f"the blob {digest[:12]}… came with the hash {found[:12]}…")
-            aside.replace(target)
-        except OSError as problem:
-            raise PlaceUnreachable(f"the blob {digest[:12]}… broke off: {problem}") from problem
+                aside.replace(target)
         finally:
-            aside.unlink(missing_ok=True)
+            with suppress(OSError):  # such as where it could not be made
+                aside.unlink()
 
     def _receive(self, transport: Transport, digest: str, file: IO[bytes], most_bytes: int | None) -> None:
         """Write the rest of a blob to a file, which has its beginning."""
@@ -373,10 +381,13 @@ def joined_peer(
         return None
     try:
         from stoker.pool.peer import Peer  # noqa: PLC0415 - iroh, which few need
-    except ModuleNotFoundError as problem:
+    except (ImportError, OSError) as problem:  # without it, or with a binary that this system cannot load
+        why = f"iroh cannot be loaded here ({problem})"
+        if isinstance(problem, ModuleNotFoundError):
+            why = f"{problem.name} is not installed here"
         tell(
-            f"large files go through the pool ({pool.get('forwarding')}), since {problem.name} is not installed here: "
-            "pip install 'stoker[p2p]' lets them go directly"
+            f"large files go through the pool ({pool.get('forwarding')}), since {why}: pip install 'stoker[p2p]' lets "
+            "them go directly"
         )
         return None
     assert client.key is not None

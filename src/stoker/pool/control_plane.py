@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import ipaddress
 import logging
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -42,7 +43,7 @@ from stoker.pool.log import EventLog
 from stoker.pool.state import Change, decide
 from stoker.pool.watch import PRESENT_S, due
 from stoker.records.codec import to_json
-from stoker.units import format_bytes
+from stoker.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from stoker.pool.contract.custody import Custody
@@ -54,12 +55,18 @@ _CLEAN_S = 300.0
 _CHAIN_S = 15.0
 _MOST_LOOKED_UP = 8
 """Events that are held against the chain at a time."""
+_MOST_SIGNED = 8
+"""Beats that a signer elsewhere is asked about at a time."""
 _MOST_WAIT_S = 60.0
 _AWAY_S = 15.0
 """Time between two looks after which this process itself was away, such as on a machine that slept [s]."""
 _MOST_JUMP_S = 3600.0
 _LIST_COST = 10.0
 """What a list counts as, in requests."""
+MOST_AT_ONCE = 2000
+"""Requests of one address that are being answered, or wait for news: each agent has one."""
+MOST_OFFER_S = 30 * 24 * 3600.0
+"""Time for which an offer stands unless it is made again: those of agents that are gone are forgotten [s]."""
 _MOST_LISTED = 1000
 """Leases of one answer: the newest ones."""
 _NOT_LISTED = ("commitments", "challenges", "unsigned")
@@ -113,6 +120,7 @@ class _Buckets:
     rate: float
     most: float
     _left: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _cleaned_s: float = 0.0
 
     def take(self, name: str, what: str, cost: float = 1.0) -> None:
         now_s = time.monotonic()
@@ -121,8 +129,24 @@ class _Buckets:
         if left < cost:
             raise _TooMany(f"{what} sends more than {self.rate:g} requests a second", remedy="Wait a second.")
         self._left[name] = (left - cost, now_s)
-        if len(self._left) > 20_000:  # full ones are as good as new ones
+        if len(self._left) > 20_000 and now_s - self._cleaned_s > 1.0:  # full ones are as good as new ones
+            self._cleaned_s = now_s
             self._left = {name: kept for name, kept in self._left.items() if now_s - kept[1] < self.most / self.rate}
+
+
+def network_of_host(host: str) -> str:
+    """What counts as one sender: an IPv4 address, or the /64 of an IPv6 one, all of which one customer has.
+
+    >>> network_of_host("192.0.2.1"), network_of_host("[2001:db8::1:2]"), network_of_host("::ffff:192.0.2.1")
+    ('192.0.2.1', '2001:db8::/64', '192.0.2.1')
+    """
+    try:
+        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return host
+    if address.version == 4:
+        return str(address)
+    return str(address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False))
 
 
 def steady_clock(
@@ -154,14 +178,14 @@ class ControlPlane:
     Args:
         folder: of the log and the blobs.
         key: the pool's.
-        rules: of the pool, if it is founded now; later ones are ignored.
+        rules: of the pool, if it is founded now; later ones are ignored, but for a contract that was to have its money.
         rates: of requests.
         blob_limits: sizes.
         now: the clock [s since 1970].
         custody: the contract that has the pool's roots and, if its rules say so, its money.
 
     Raises:
-        BadRun: the log is damaged, in use, or of another pool.
+        BadRun: the log is damaged, in use, or of another pool, or its money is elsewhere than was asked for.
     """
 
     def __init__(
@@ -185,6 +209,7 @@ class ControlPlane:
         self._concerned: dict[str, set[str]] = defaultdict(set)
         for lease in self.state.leases.values():
             self._note(lease)
+        self._at_once = Counter[str]()
         self._present: dict[str, float] = {}
         self._not_replaying: set[str] = set()
         self.rendezvous: PeerRendezvous | None = None
@@ -192,6 +217,9 @@ class ControlPlane:
         self._turn = asyncio.Lock()
         # Threads of their own: where a node does not answer, the log is written all the same.
         self._chain_threads = ThreadPoolExecutor(_MOST_LOOKED_UP, thread_name_prefix="chain")
+        self._signer_threads = ThreadPoolExecutor(_MOST_SIGNED, thread_name_prefix="signer")
+        self._cosigning: dict[str, asyncio.Task[None]] = {}
+        self._refused_beats: dict[str, int] = {}
         self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)
         self._documents: dict[str, tuple[object, dict[str, Any]]] = {}
         rates = rates or Rates()
@@ -210,12 +238,18 @@ class ControlPlane:
             )
         assert self.state.rules is not None
         try:
-            self._require_custody(self.state.rules)
+            self._require_custody(self.state.rules, rules)
         except BaseException:
             self.log.close()
             raise
 
-    def _require_custody(self, rules: on.Founded) -> None:
+    def _require_custody(self, rules: on.Founded, asked: on.Founded | None) -> None:
+        if asked is not None and asked.contract and not rules.contract:
+            raise BadRun(
+                f"the money of this pool is in its own log, and cannot be moved into the contract {asked.contract}",
+                remedy="Leave out --money-in-contract, so that the contract gets the roots alone; or found another "
+                "pool: --folder DIR.",
+            )
         if self.custody is not None:
             self.custody.require_rules(rules)
         elif rules.contract:
@@ -388,11 +422,17 @@ class ControlPlane:
         path.touch()  # it is not deleted before the lease names it
 
     def _require_deposit(self, draft: Draft) -> None:
-        """Refuse a lease that would hold an offer for nothing, or whose order takes more room than a lease has.
+        """Refuse a lease or a place that would hold an offer for nothing, and what would take room for ever.
 
         Here and not in `state`, which has to read what earlier control planes took.
         """
         body = draft.read_body()
+        if isinstance(body, on.Waiting) and not self.is_payer(draft.actor):
+            raise Refused("a key without credits keeps no place: those who wait come before others who pay")
+        if isinstance(body, on.Offered) and body.offer.expires_s > self._now() + MOST_OFFER_S:
+            raise Refused(
+                f"an offer lapses within {format_seconds(MOST_OFFER_S)}", remedy="Make it again before it does."
+            )
         if not isinstance(body, on.Opened) or (listed := self.state.offers.get(body.offer_id)) is None:
             return
         least = least_deposit(listed.offer.min_s, body.rate_per_hour)
@@ -439,11 +479,12 @@ class ControlPlane:
                 self.custody.is_over.set()
             if self.rendezvous is not None:
                 await self.rendezvous.close()
-            for task in tasks:
+            for task in [*tasks, *self._cosigning.values()]:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-            self._chain_threads.shutdown(wait=False, cancel_futures=True)
+            for threads in (self._chain_threads, self._signer_threads):
+                threads.shutdown(wait=False, cancel_futures=True)
             async with self._turn:  # what is being written is written first
                 self.log.close()
 
@@ -459,15 +500,15 @@ class ControlPlane:
                 bodies = due(
                     self.state, self._now(), key=self.key, up_since_s=self.up_since_s, present=self.verifiers()
                 )
-                unsigned = set[str]()
                 for body in bodies:
-                    if isinstance(body, on.Final) and body.lease_id in unsigned:
+                    if isinstance(body, on.Cosigned):
+                        self._begin_cosigning(body)
+                        continue
+                    if isinstance(body, on.Final) and body.lease_id in self._cosigning:
                         continue  # its last seconds are agreed to first, once the signer is there again
                     try:
                         await self.submit(await asyncio.to_thread(self._own, body))
                     except StokerError as problem:  # a full disk, or it became illegal in between: tried again
-                        if isinstance(body, on.Cosigned) and not isinstance(problem, Refused):
-                            unsigned.add(body.lease_id)
                         _log.warning("%s", first_line(problem))
                 if time.monotonic() - cleaned_s > _CLEAN_S:
                     cleaned_s = time.monotonic()
@@ -477,6 +518,27 @@ class ControlPlane:
             except Exception:  # noqa: BLE001 - else no lease would end any more; the fault is logged
                 _log.exception("a decision of the control plane failed")
             await asyncio.sleep(_TICK_S)
+
+    def _begin_cosigning(self, body: on.Cosigned) -> None:
+        """Let a beat be co-signed beside all else: a signer elsewhere may take minutes, or not answer at all."""
+        if body.lease_id not in self._cosigning and self._refused_beats.get(body.lease_id) != body.index:
+            self._cosigning[body.lease_id] = asyncio.create_task(self._cosign(body))
+
+    async def _cosign(self, body: on.Cosigned) -> None:
+        try:
+            draft = await asyncio.get_running_loop().run_in_executor(self._signer_threads, self._own, body)
+            await self.submit(draft)
+        except Refused as problem:  # what it signed is not taken: such as by another key than the lease's
+            self._refused_beats = {
+                name: index for name, index in self._refused_beats.items() if name in self.state.unsettled
+            } | {body.lease_id: body.index}
+            _log.warning("%s", first_line(problem))
+        except StokerError as problem:
+            _log.warning("%s", first_line(problem))
+        except Exception:  # noqa: BLE001 - as in `_watch`
+            _log.exception("a beat of lease %s was not co-signed", body.lease_id)
+        finally:
+            del self._cosigning[body.lease_id]
 
     async def _keep_up(self, custody: Custody) -> None:
         """Bring roots and verdicts to the contract, again and again."""
@@ -495,6 +557,7 @@ class ControlPlane:
         """Agents that asked for work recently, with their determinism class."""
         now_s = time.monotonic()
         self._present = {key: at_s for key, at_s in self._present.items() if now_s - at_s < PRESENT_S}
+        self._not_replaying &= self._present.keys()  # keys cost nothing
         classes = {listed.agent: listed.offer.determinism_class for listed in self.state.offers.values()}
         return {key: classes.get(key, "") for key in self._present}
 
@@ -520,8 +583,17 @@ class ControlPlane:
     ) -> Callable[[Request], Awaitable[Response]]:
         async def route(request: Request) -> Response:
             host = "" if request.client is None else request.client.host
-            self._by_address.take(host, f"the address {host}", cost)
-            return await answer(request)
+            self.count_address(host, cost)
+            network = network_of_host(host)
+            if self._at_once[network] >= MOST_AT_ONCE:
+                raise _TooMany(f"the address {network} has {MOST_AT_ONCE} requests open", remedy="Wait for answers.")
+            self._at_once[network] += 1
+            try:
+                return await answer(request)
+            finally:
+                self._at_once[network] -= 1
+                if not self._at_once[network]:
+                    del self._at_once[network]
 
         return route
 
@@ -704,6 +776,15 @@ class ControlPlane:
         """
         self._by_key.take(key, f"the key {short(key)}")
 
+    def count_address(self, host: str, cost: float = 1.0) -> None:
+        """Count a request that comes from a host against its network's rate.
+
+        Raises:
+            Refused: it sends too many.
+        """
+        network = network_of_host(host)
+        self._by_address.take(network, f"the address {network}", cost)
+
     async def _until(self, name: str, is_there: Callable[[], bool], wait_s: float) -> None:
         """Wait until something is there, `wait_s` at most; looked at again when `name` is woken."""
         news = asyncio.Event()
@@ -754,7 +835,7 @@ class ControlPlane:
         if not (is_agent or self.is_payer(key)):
             raise _Forbidden("blobs are sent by keys that have credits, and by agents whose lease runs")
         size = request.headers.get("content-length", "")
-        if not size.isdigit():
+        if not (size.isdecimal() and len(size) < 20):  # `isdigit` is true of "²"
             raise Refused("a blob comes with its Content-Length")
         self.require_forwardable(digest, int(size), key)
         await self.blobs.write(digest, request.stream(), int(size), key, lambda name: self._is_named_by(name, key))

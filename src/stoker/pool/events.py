@@ -140,7 +140,7 @@ class Body:
         if name in self._money and not 0 <= value <= _MOST_MONEY:
             raise ValueError(f"{name} {value}: wanted 0 to {_MOST_MONEY} micro-credits")
         is_plain = name not in self._money and isinstance(value, int | float)
-        if is_plain and not (math.isfinite(value) and 0 <= value <= 2**53):
+        if is_plain and not 0 <= value <= 2**53:  # neither is NaN
             raise ValueError(f"{name} {value}: wanted 0 or more")
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
+import math
 import os
 import re
 import sys
@@ -90,6 +91,8 @@ class PoolOrder:
         for name in self.variables:
             if _VARIABLE.fullmatch(name) is None:
                 raise ValueError(f"variables: {name[:100]!r} is no name of an environment variable")
+        if not 0 < self.block_s < math.inf:
+            raise ValueError(f"block_s {self.block_s}: wanted more than 0")
         texts = (self.code, self.stoker, self.job_file, self.device, *self.arguments, *self.variables.values())
         for text in texts:
             if "\0" in text or text != text.encode(errors="replace").decode():

@@ -569,8 +569,88 @@ def after_runs(forecast: RunForecast, runs: Sequence[EarlierRun], num_updates: i
     )
 
 
+MOVE_SAVES = 0.1
+"""Share of what the rest of a job costs that a move has to save, money and hours together, less the move itself."""
+_MOVED_SPREAD = 0.2
+"""Standard deviation of the logarithm of the error of a pace at an offer where the job has not run."""
+_RECENT_BLOCKS = 5
+
+
+def rest_of_run(lease: Mapping[str, Any], total_updates: int) -> RunForecast | None:
+    """What is left of a job after its last block, at the pace of its last blocks there; None: it cannot be said.
+
+    Args:
+        lease: that runs, with its blocks.
+        total_updates: of the whole run.
+    """
+    blocks = lease["commitments"][-_RECENT_BLOCKS - 1 :]
+    left = total_updates - blocks[-1]["update"] if blocks else 0
+    if len(blocks) < 3 or left <= 0 or blocks[-1]["at_s"] <= blocks[0]["at_s"]:
+        return None
+    pace = (blocks[-1]["update"] - blocks[0]["update"]) / (blocks[-1]["at_s"] - blocks[0]["at_s"])
+    return RunForecast(run_s=left / pace, spread=PROBE_SPREAD, basis="history", setup_s=0.0)
+
+
+def best_move(
+    here: ListedOffer,
+    others: Sequence[ListedOffer],
+    records: Mapping[str, Record],
+    *,
+    lease: Mapping[str, Any],
+    total_updates: int,
+    needs: Needs,
+    runs: Mapping[str, Sequence[EarlierRun]],
+    now_s: float,
+) -> tuple[Match, Match] | None:
+    """The rest of a job where it is, and at the offer that it should move to; None: it stays.
+
+    Only offers of the same determinism class, with as many cores, are looked at: the weights are then those of a run
+    that stayed. Elsewhere the job is as fast as here, unless it has run there, or both devices were measured.
+
+    Args:
+        here: the offer that it runs on, at the price of its lease.
+        others: that are free.
+        records: of agents.
+        lease: that runs, with its blocks; what it ran since the last one would be made again.
+        total_updates: of the whole run.
+        needs: of the job; the set-up is that of a move.
+        runs: of the job, by offer.
+        now_s: the clock [s since 1970].
+    """
+    rest = rest_of_run(lease, total_updates)
+    same = [
+        one
+        for one in others
+        if one.offer.determinism_class == here.offer.determinism_class
+        and one.offer.device == here.offer.device
+        and one.offer.measured.cores >= here.offer.measured.cores
+    ]
+    if rest is None or not same:
+        return None
+    if (stay := rank_offers(Columns.of([here], records, now_s), needs, lambda _: rest).best) is None:
+        return None
+    last = lease["commitments"][-1]
+    lost_s = max(0.0, lease["running_s"] - last["running_s"])
+    fresh = replace(rest, spread=_MOVED_SPREAD, setup_s=None, reference_flop_per_s=here.offer.measured.fp32_flop_per_s)
+
+    def forecast_of(word: str) -> RunForecast:
+        offer_id = word.partition("@")[2]
+        return after_runs(fresh, runs[offer_id], total_updates - last["update"]) if offer_id in runs else fresh
+
+    go = rank_offers(Columns.of(same, records, now_s, runs), needs, forecast_of).best
+    if go is None or not worth_moving(
+        stay,
+        go,
+        move_credits=round(here.offer.price_per_hour * lost_s / 3600),
+        value_per_hour=needs.value_per_hour,
+        move_s=lost_s,
+    ):
+        return None
+    return stay, go
+
+
 def worth_moving(stay: Match, go: Match, *, move_credits: int, value_per_hour: int, move_s: float) -> bool:
-    """Whether a job that runs at `stay` (of which the rest is forecast) should move to `go`: it saves a tenth at least.
+    """Whether a job that runs at `stay`, of which the rest is forecast, should move to `go`: it saves `MOVE_SAVES`.
 
     Args:
         stay: the rest of the job where it is.
@@ -579,7 +659,7 @@ def worth_moving(stay: Match, go: Match, *, move_credits: int, value_per_hour: i
         value_per_hour: what an hour is worth [micro-credits].
         move_s: time that the move takes beyond what `go` counts [s].
     """
-    return go.score + move_credits + value_per_hour * move_s / 3600 < 0.9 * stay.score
+    return go.score + move_credits + value_per_hour * move_s / 3600 < (1 - MOVE_SAVES) * stay.score
 
 
 def listed_offers(documents: Sequence[Mapping[str, Any]]) -> tuple[list[ListedOffer], dict[str, Record]]:

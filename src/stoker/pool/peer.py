@@ -33,7 +33,7 @@ from stoker.errors import BadRun, PlaceFailed, PlaceUnreachable, StokerError, fi
 from stoker.pool.client import PoolClient
 from stoker.pool.escrow import short
 from stoker.pool.events import Refused, canonical
-from stoker.pool.peer_link import DIAL_S, PART_BYTES, STALLED_S, Body, Head, Incoming, PeerEndpoint
+from stoker.pool.peer_link import DIAL_S, PART_BYTES, STALLED_S, Body, Head, Incoming, NotAdmitted, PeerEndpoint
 from stoker.pool.transport import PoolAnswer, Transport
 from stoker.store.disk_errors import disk_errors
 from stoker.store.files import append_line, aside_path, is_aside, make_directories, sync_file
@@ -95,7 +95,7 @@ class Peer:
         self._on_its_way = 0
         self._loop = asyncio.new_event_loop()
         self._is_ready = threading.Event()
-        self._endpoint = PeerEndpoint(self._key, self._serve, self._is_expected)
+        self._endpoint = PeerEndpoint(self._key, self._serve, self._admits)
         self._attending: asyncio.Task[None] | None = None
         with disk_errors(folder, "blobs of the pool", error=BadRun):
             make_directories(folder / "senders")
@@ -115,12 +115,15 @@ class Peer:
     def leave(self) -> None:
         """Send to the pool what has not been fetched from here yet, and end."""
         for digest in sorted(self._unfetched):
-            size = format_bytes((self._folder / digest).stat().st_size)
+            size = f"the blob {digest[:12]}…"
             try:
+                size = format_bytes((self._folder / digest).stat().st_size)
                 self._tell(f"sending {size} to the pool, which no agent has fetched yet")
                 self._client.put_blob(self._folder / digest, through_pool=True)
             except (StokerError, OSError) as problem:
-                self._tell(f"{size} that no agent has fetched yet stay here until `stoker attach`: {problem}")
+                self._tell(
+                    f"{size}, which no agent has fetched yet, is not in the pool until `stoker attach`: {problem}"
+                )
         self.close()
 
     def close(self) -> None:
@@ -200,12 +203,16 @@ class Peer:
     async def _attend(self) -> None:
         """Keep the connection to the rendezvous; made again when it broke."""
         await self._endpoint.bind()
-        again_s = _AGAIN_S
+        again_s, said = _AGAIN_S, ""
         while True:
             try:
                 await self._join()
                 again_s = _AGAIN_S
                 await self._endpoint.gone(self._client.address.key)
+            except NotAdmitted as problem:
+                if problem.message != said:
+                    said = problem.message
+                    self._tell(f"large files go through the pool, whose rendezvous says: {said}")
             except Exception as problem:  # noqa: BLE001 - whatever it is, the pool is asked again, and without it all goes on
                 _log.debug("the rendezvous is not reached: %s", problem)
             self._is_ready.clear()
@@ -257,8 +264,9 @@ class Peer:
 
     # -------------------------------------------------------------------------------------------------- what others ask
 
-    def _is_expected(self, key: str) -> bool:
-        return any(who == key and time.monotonic() < until for (who, _), (_, _, until) in self._expected.items())
+    def _admits(self, key: str, _: str) -> str:
+        now, grants = time.monotonic(), self._expected.items()
+        return "" if any(who == key and now < until for (who, _), (*_, until) in grants) else "not expected"
 
     async def _serve(self, key: str, head: Head, incoming: Incoming) -> tuple[Head, Body]:
         """Answer the pool, or a peer that it announced."""

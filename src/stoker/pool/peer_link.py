@@ -20,6 +20,7 @@ import contextlib
 import ctypes
 import importlib.metadata
 import logging
+import re
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -47,6 +48,8 @@ _MOST_STREAMS = 32
 _MOST_CONNECTIONS = 4
 """With one key; the oldest go."""
 _MOST_HANDSHAKES = 256
+_REFUSED = 1
+"""Code of a connection that is closed with the reason why."""
 _DIALS_AT_S = (0.0, 0.4, 1.2)
 _PATCHED = "1.2.0"
 
@@ -76,6 +79,10 @@ Body = bytes | AsyncIterator[bytes]
 Head = dict[str, Any]
 Serve = Callable[[str, Head, "Incoming"], Awaitable[tuple[Head, Body]]]
 """Answers a request of a key: its head and its body in, those of the answer out."""
+
+
+class NotAdmitted(PlaceUnreachable):
+    """The other side ended the connection, and says why."""
 
 
 class Incoming:
@@ -108,19 +115,27 @@ class PeerEndpoint:
     Args:
         key: its name.
         serve: answers requests of others.
-        admits: whether a key that connects is listened to.
+        admits: why a key that connects from an address (`host:port`) is not listened to; "": it is.
         left: called with a key whose last connection has ended.
+        greets: whether an address that proved to be its own may shake hands, which costs much more than to refuse it;
+            None: anyone may, and addresses prove nothing, which saves a round trip.
     """
 
     def __init__(
-        self, key: Key, serve: Serve, admits: Callable[[str], bool], left: Callable[[str], None] = lambda _: None
+        self,
+        key: Key,
+        serve: Serve,
+        admits: Callable[[str, str], str],
+        left: Callable[[str], None] = lambda _: None,
+        greets: Callable[[str], bool] | None = None,
     ) -> None:
         self.key = key
-        self._serve, self._admits, self._left = serve, admits, left
+        self._serve, self._admits, self._left, self._greets = serve, admits, left, greets
         self._endpoint: iroh.Endpoint | None = None
         self._connections: dict[str, list[iroh.Connection]] = defaultdict(list)
-        self._arrived: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self._arrived = asyncio.Event()
         self._meeting: Counter[str] = Counter()
+        self._refusals: dict[str, str] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def bind(self, address: str = "0.0.0.0:0") -> int:
@@ -167,11 +182,16 @@ class PeerEndpoint:
         known = [one for one in self._connections.get(key, ()) if one.close_reason() is None]
         return known[-1] if known else None
 
-    def drop(self, key: str) -> None:
-        """End the connections with a key."""
+    @property
+    def num_keys(self) -> int:
+        """Keys that are connected."""
+        return len(self._connections)
+
+    def drop(self, key: str, why: str = "") -> None:
+        """End the connections with a key; `why`: as a refusal."""
         for one in self._connections.pop(key, []):
             with contextlib.suppress(iroh.IrohError):
-                one.close(0, b"over")
+                one.close(_REFUSED if why else 0, why.encode()[:500])
 
     async def meet(self, key: str, addresses: list[str], timeout_s: float = DIAL_S) -> iroh.Connection:
         """A connection with a key that dials as well, or listens; an earlier one if it is still there.
@@ -180,21 +200,26 @@ class PeerEndpoint:
 
         Raises:
             PlaceUnreachable: there is no direct path.
+            NotAdmitted: there is, and the other side does not want it.
         """
         if (known := self.connection(key)) is not None:
             return known
         self._meeting[key] += 1
+        self._refusals.pop(key, None)
         dials = [self._spawn(self._dial(key, addresses, after_s, timeout_s)) for after_s in _DIALS_AT_S]
         try:
             return await self.arrival(key, timeout_s)
         except TimeoutError:
             for dial in dials:
                 dial.cancel()
+            if why := self._refusals.get(key):
+                raise NotAdmitted(why) from None
             where = ", ".join(addresses) or "no address"
             raise PlaceUnreachable(f"no direct path to {key[:12]}… at {where} within {timeout_s:g} s") from None
         finally:
             self._meeting[key] -= 1
             self._meeting += Counter()  # those at zero go
+            self._refusals.pop(key, None)
 
     async def arrival(self, key: str, timeout_s: float) -> iroh.Connection:
         """A connection with a key, waited for.
@@ -204,8 +229,7 @@ class PeerEndpoint:
         """
         async with asyncio.timeout(timeout_s):
             while (connection := self.connection(key)) is None:
-                self._arrived[key].clear()
-                await self._arrived[key].wait()
+                await self._arrived.wait()  # of any key: the next one has an event of its own
         return connection
 
     async def gone(self, key: str) -> None:
@@ -213,10 +237,14 @@ class PeerEndpoint:
         while (connection := self.connection(key)) is not None:
             await connection.closed()
 
+    def received_bytes(self, key: str) -> int:
+        """What a key has sent over the connections that it has now [bytes]."""
+        return sum(one.stats().udp_rx_bytes for one in self._connections.get(key, ()))
+
     async def _dial(self, key: str, addresses: list[str], after_s: float, timeout_s: float) -> None:
         assert self._endpoint is not None
         await asyncio.sleep(after_s)
-        if self.connection(key) is not None:
+        if self.connection(key) is not None or key in self._refusals:
             return
         try:
             async with asyncio.timeout(timeout_s):
@@ -230,22 +258,28 @@ class PeerEndpoint:
         assert self._endpoint is not None
         greeting = set[asyncio.Task[None]]()
         while (incoming := await self._endpoint.accept_next()) is not None:
-            if len(greeting) >= _MOST_HANDSHAKES:
-                await incoming.ignore()  # QUIC tries again
-                continue
-            task = self._spawn(self._welcome(incoming))
-            greeting.add(task)
-            task.add_done_callback(greeting.discard)
+            with contextlib.suppress(iroh.IrohError):  # it is gone; the others are waited for
+                if len(greeting) >= _MOST_HANDSHAKES:
+                    await incoming.ignore()  # QUIC tries again
+                elif self._greets is not None and not await incoming.remote_addr_validated():
+                    await incoming.retry()  # a datagram may say that it comes from anywhere
+                elif self._greets is not None and not self._greets(getattr(await incoming.remote_addr(), "addr", "")):
+                    await incoming.refuse()
+                else:
+                    task = self._spawn(self._welcome(incoming))
+                    greeting.add(task)
+                    task.add_done_callback(greeting.discard)
 
     async def _welcome(self, incoming: iroh.Incoming) -> None:
         try:
             async with asyncio.timeout(_HANDSHAKE_S):
                 connection = await (await incoming.accept()).connect()
             key = str(connection.remote_id())
-            if self._meeting[key] or self._admits(key):
-                self._keep(key, connection)
+            address = str(connection.paths()[0].remote_addr) if connection.paths() else ""
+            if not self._meeting[key] and (why := self._admits(key, address)):
+                connection.close(_REFUSED, why.encode()[:500])
             else:
-                connection.close(1, b"not expected")
+                self._keep(key, connection)
         except (iroh.IrohError, TimeoutError) as problem:  # from any sender
             _log.debug("a connection came to nothing: %s", _words(problem))
 
@@ -253,7 +287,10 @@ class PeerEndpoint:
         self._connections[key].append(connection)
         if len(self._connections[key]) > _MOST_CONNECTIONS:
             self._connections[key].pop(0).close(0, b"there are newer ones")
-        self._arrived[key].set()
+        connection.set_max_concurrent_bi_streams(_MOST_STREAMS)
+        connection.set_max_concurrent_uni_streams(0)
+        self._arrived.set()
+        self._arrived = asyncio.Event()
         self._spawn(self._listen(key, connection))
 
     async def _listen(self, key: str, connection: iroh.Connection) -> None:
@@ -264,12 +301,13 @@ class PeerEndpoint:
                 stream = await connection.accept_bi()
                 self._spawn(self._answer(key, stream)).add_done_callback(lambda _: limit.release())
         except iroh.IrohError:
+            if self._meeting[key] and (why := _refusal(connection)):
+                self._refusals[key] = why
             known = self._connections.get(key, [])
             if connection in known:
                 known.remove(connection)
             if not known:
                 self._connections.pop(key, None)
-                self._arrived.pop(key, None)
                 self._left(key)
 
     async def _answer(self, key: str, stream: iroh.BiStream) -> None:
@@ -295,6 +333,7 @@ class PeerEndpoint:
 
         Raises:
             PlaceUnreachable: it broke off.
+            NotAdmitted: the other side ended it, and says why.
         """
         sending: asyncio.Task[None] | None = None
         try:
@@ -307,6 +346,8 @@ class PeerEndpoint:
                     await sending
             return await asyncio.wait_for(answer, timeout_s), Incoming(stream.recv())
         except (iroh.IrohError, TimeoutError) as problem:
+            if why := _refusal(connection):
+                raise NotAdmitted(why) from problem
             raise PlaceUnreachable(f"a direct transfer broke off: {_words(problem)}") from problem
         finally:
             if sending is not None and not sending.cancel() and not sending.cancelled():
@@ -351,6 +392,12 @@ async def _read_head(stream: iroh.RecvStream) -> Head:
     if not isinstance(head, dict):
         raise PlaceFailed("a head that is no object")
     return head
+
+
+def _refusal(connection: iroh.Connection) -> str:
+    """Why the other side refused a connection; "": it did not."""
+    match = re.fullmatch(rf"closed by peer: (.*) \(code {_REFUSED}\)", connection.close_reason() or "", re.DOTALL)
+    return "".join(filter(str.isprintable, match[1])) if match else ""
 
 
 def _words(problem: BaseException) -> str:

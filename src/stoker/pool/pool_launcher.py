@@ -52,6 +52,7 @@ class PoolLauncher(Launcher):
         "value",
         "forwarding",
         "p2p",
+        "move",
     )
     limits_time = True
 

@@ -6,27 +6,28 @@ pool. A second port shows whether a peer's NAT has one port for all destinations
 ("symmetric"). Nothing of a blob passes here; where peers do not reach each other, its holder is asked to send it to the
 pool.
 Costs: a connection a peer, a few bytes a second. Everything here is in memory: peers say it again when they come back.
+Bounds: keys cost nothing, so in an open pool those that have neither credits, nor a lease, nor the operator's admission
+share few places, few of them from one network, and send little; a network begins few connections a second.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 import re
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stoker.errors import StokerError
+from stoker.pool.control_plane import ControlPlane, network_of_host
 from stoker.pool.escrow import short
 from stoker.pool.events import Refused
 from stoker.pool.keys import Key
 from stoker.pool.lease import LIVE, Lease
 from stoker.pool.peer_link import Body, Head, Incoming, PeerEndpoint
-
-if TYPE_CHECKING:
-    from stoker.pool.control_plane import ControlPlane
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +36,13 @@ _MOST_HELD = 4000
 _MOST_PEERS, _MOST_SENDERS = 8, 16
 _MOST_LOCAL = 4
 _TELL_S, _MIRROR_S = 5.0, 1.0
+MOST_CONNECTED, MOST_STRANGERS, MOST_OF_NETWORK = 20_000, 512, 32
+"""Keys that are connected, those of them that nobody knows, and of these from one network."""
+MOST_STRANGE_BYTES = 4 << 20
+"""What one that nobody knows sends over its connections at most, looked at each `_LOOK_S` [bytes]."""
+_LOOK_S = 1.0
+CONNECTION_COST = 10.0
+"""What beginning a connection counts as, in requests of an address."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -56,10 +64,12 @@ class PeerRendezvous:
     def __init__(self, plane: ControlPlane, host: str, port: int) -> None:
         self.port = port
         self._plane, self._host = plane, f"[{host}]" if ":" in host else host
-        self._endpoint = PeerEndpoint(plane.key, self._serve, self._admits, self._left)
+        self._endpoint = PeerEndpoint(plane.key, self._serve, self._admits, self._left, self._greets)
         self._mirror_key = Key.made()
-        self._mirror = PeerEndpoint(self._mirror_key, self._serve, self._admits)
+        self._mirror = PeerEndpoint(self._mirror_key, self._serve, self._admits_to_mirror, greets=self._greets)
         self._mirror_port = 0
+        self._looking: asyncio.Task[None] | None = None
+        self._strangers: dict[str, str] = {}
         self._held: dict[str, dict[str, _Held]] = {}
         self._local: dict[str, list[str]] = {}
         self._network: dict[str, str] = {}
@@ -73,9 +83,12 @@ class PeerRendezvous:
         next_port = self.port + 1 if self.port else 0
         self.port = await self._endpoint.bind(f"{self._host}:{self.port}")
         self._mirror_port = await self._mirror.bind(f"{self._host}:{next_port}")
+        self._looking = asyncio.create_task(self._look_at_strangers())
 
     async def close(self) -> None:
         """End all connections."""
+        if self._looking is not None:
+            self._looking.cancel()
         await self._mirror.close()
         await self._endpoint.close()
 
@@ -112,21 +125,63 @@ class PeerRendezvous:
 
     # --------------------------------------------------------------------------------------------------------- requests
 
-    def _admits(self, key: str) -> bool:
+    def _greets(self, address: str) -> bool:
+        try:
+            self._plane.count_address(_host_of(address), CONNECTION_COST)
+        except Refused:
+            return False
+        return True
+
+    def _admits(self, key: str, address: str) -> str:
+        """Why a key is not listened to; "": it is."""
         state = self._plane.state
         assert state.rules is not None
-        return state.rules.is_open or key in state.members
+        if not state.rules.is_open and key not in state.members:
+            return f"the key {short(key)} is not admitted to this pool"
+        if self._endpoint.num_keys >= MOST_CONNECTED:
+            return f"{MOST_CONNECTED:,} keys are connected, and no more are taken"
+        if self._is_known(key):
+            return ""
+        self._strangers = {other: host for other, host in self._strangers.items() if not self._is_known(other)}
+        network = network_of_host(_host_of(address))
+        if len(self._strangers.keys() | {key}) > MOST_STRANGERS:
+            return f"{MOST_STRANGERS} keys without credits or a lease are connected: try again, or get credits first"
+        if sum(host == network for other, host in self._strangers.items() if other != key) >= MOST_OF_NETWORK:
+            return f"{MOST_OF_NETWORK} keys without credits or a lease are connected from {network}: no more are taken"
+        self._strangers[key] = network
+        return ""
+
+    def _admits_to_mirror(self, key: str, _: str) -> str:
+        return "" if self._endpoint.connection(key) is not None else "the first port is to be asked before this one"
+
+    def _is_known(self, key: str) -> bool:
+        """Whether somebody answers for a key: the operator, money, or a lease."""
+        plane = self._plane
+        return key in plane.state.members or plane.is_payer(key) or bool(plane.leases_of(key)) or plane.rents(key)
+
+    async def _look_at_strangers(self) -> None:
+        """End connections over which more came than one that asks where others are has to say."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for key in list(self._strangers):
+                if self._endpoint.received_bytes(key) > MOST_STRANGE_BYTES and not self._is_known(key):
+                    self._endpoint.drop(
+                        key, f"more than {MOST_STRANGE_BYTES:,} bytes of a key without credits or a lease"
+                    )
 
     def _left(self, key: str) -> None:
         """A peer is gone; what it holds is still its."""
         self._network.pop(key, None)
         self._local.pop(key, None)
+        self._strangers.pop(key, None)
+        self._mirror.drop(key)
         if not self._plane.rents(key):
             self._held.pop(key, None)
 
     async def _serve(self, key: str, head: Head, _: Incoming) -> tuple[Head, Body]:
         try:
             self._plane.count_request(key)
+            self._plane.count_address(_host_of(self._endpoint.address_of(key)))
             match head.get("op"):
                 case "hello":
                     return self._hello(key, head), b""
@@ -217,7 +272,7 @@ class PeerRendezvous:
     def _addresses(self, key: str, other: str) -> list[str]:
         """Where `other` may reach a key: where it is seen, and in its own network if both are behind one address."""
         mine, theirs = self._endpoint.address_of(key), self._endpoint.address_of(other)
-        is_near = mine.rpartition(":")[0] == theirs.rpartition(":")[0]
+        is_near = _host_of(mine) == _host_of(theirs)
         return list(dict.fromkeys([mine, *(self._local.get(key, ()) if is_near else ())]))
 
     async def _tell(self, key: str, head: Head) -> bool:
@@ -229,6 +284,11 @@ class PeerRendezvous:
             _log.debug("%s does not answer: %s", short(key), problem.message)
             return False
         return answer.get("ok") is True
+
+
+def _host_of(address: str) -> str:
+    """The host in `host:port`."""
+    return address.rpartition(":")[0]
 
 
 def _digest(head: Head) -> str:

@@ -9,7 +9,8 @@ Does not do: several devices, secrets, images, jobs whose length is in seconds.
 
 The pool is `$STOKER_POOL`, or `--place-option pool=ADDRESS`. Further options: `verify=5%`, `bond=1usd`, `block=60s`,
 `window=1h`, `value=1usd` (an hour of waiting), `key=NAME`, `isolation=gvisor` (no weaker one), `forwarding=1usd`
-(spent at most on large files that go through the pool, each lease), `p2p=no` (all of them do).
+(spent at most on large files that go through the pool, each lease), `p2p=no` (all of them do), `move=no` (a run that
+goes well stays where it is).
 
 Leases of one run are `JOB.0`, `JOB.1`, …, with the renter's key in the name, which no other key can open:
 everything is found again from the job's name and the pool's log.
@@ -40,11 +41,11 @@ from stoker.pool.agent import determinism_class
 from stoker.pool.blob_tree import TreeLimits, read_index, read_member, same_files, unpack
 from stoker.pool.client import PoolAddress, PoolClient, joined_peer
 from stoker.pool.commitment import chain_head
-from stoker.pool.escrow import least_deposit, pay_for, required_deposit
+from stoker.pool.escrow import credits_text, least_deposit, pay_for, required_deposit
 from stoker.pool.events import Isolation, Refused
 from stoker.pool.job_box import MOST_ORDER_BYTES, PoolOrder, order_of, read_order, value_of
 from stoker.pool.keys import own_key
-from stoker.pool.lease import MOST_COMMITMENTS, SAVES_NOTHING, UNCOMMITTED_S
+from stoker.pool.lease import ACCEPT_S, MOST_COMMITMENTS, SAVES_NOTHING, UNCOMMITTED_S
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import (
     ISOLATIONS,
@@ -52,13 +53,14 @@ from stoker.pool.matching import (
     Match,
     Needs,
     RunForecast,
+    best_move,
     earlier_runs,
     forecast_word,
     listed_offers,
     rank_offers,
 )
 from stoker.pool.state import ListedOffer
-from stoker.records.codec import dumps
+from stoker.records.codec import dumps, parsed
 from stoker.records.launch import LaunchPhase, LaunchState
 from stoker.store import cache_root
 from stoker.store.checkpoint_store import MANIFEST, manifest_from
@@ -70,10 +72,16 @@ if TYPE_CHECKING:
     from stoker.records import CheckpointManifest
 
 _MOST_HOME_BYTES = 1 << 40
-_LOG = "events.jsonl"
+_LOG, _MOST_LOG_BYTES = "events.jsonl", 1 << 30
 _FORECASTS, _IDENTITY = "forecasts", "identity"
 """Options that `with_forecasts` adds."""
 _MOST_LEASES = 100
+MOST_MOVES = 3
+"""Times that a run moves to a better offer, over all of its starts: each is a bet on what an offer says of itself."""
+LOOK_S = 300.0
+"""Time between two looks for a better offer, since a pool may have thousands [s]."""
+_MOVED = "moved: "
+"""How the reason of a lease begins that its renter closed for a better offer."""
 _REST_S, _MOST_REST_S = 60.0, 6 * 3600.0
 """An offer rests so long after a lease that came to nothing, twice as long after each further one [s]."""
 _LOST_S = 1800.0
@@ -98,6 +106,7 @@ class Terms:
         deadline_s: the longest that the run may take, moves included [s]; None: no limit.
         most_forwarding: spent at most on large files that go through the pool, each lease [micro-credits].
         is_p2p: whether large files go directly where they can.
+        may_move: whether a run that goes well moves to a better offer.
         forecasts: of the run by kind of device, or why it cannot run there, where they were made.
         identity: of the job, by which later forecasts learn from this run.
     """
@@ -113,6 +122,7 @@ class Terms:
     deadline_s: float | None = None
     most_forwarding: int = 0
     is_p2p: bool = True
+    may_move: bool = True
     forecasts: Mapping[str, RunForecast | str] = field(default_factory=dict)
     identity: str = ""
 
@@ -147,6 +157,7 @@ class Terms:
             deadline_s=parse_duration(options["deadline"]) if "deadline" in options else None,
             most_forwarding=round(parse_money(options["forwarding"]) * 1e6) if "forwarding" in options else 0,
             is_p2p=options.get("p2p", "yes") != "no",
+            may_move=options.get("move", "yes") != "no",
             forecasts=_forecasts_in(options.get(_FORECASTS, "{}")),
             identity=options.get(_IDENTITY, ""),
         )
@@ -384,11 +395,8 @@ class _PoolRun:
         last, restarts = leases[-1], len(leases) - 1 - int(self.handle["first"])
         state, reason = str(last["state"]), str(last["reason"])
         poisoned = _poisoned(leases, self.order)
-        if state in ("funded", "running", "suspect", "reclaiming"):
-            if self._resumes_from(last) in poisoned:
-                return self._restart(last, leases, restarts)
-            phase, why = _LIVE_WORDS[state]
-            return LaunchState(phase=phase, why=why, evidence=_lease_words(last), restarts=restarts, at=_now())
+        if state in _LIVE_WORDS:
+            return self._live(last, leases, restarts, poisoned)
         if self._resumes_from(last) in poisoned:
             return self._next(leases, restarts, "an earlier block was wrong")
         if any(one["equal"] is False for one in last["challenges"]) and not _is_judged(last):
@@ -433,13 +441,86 @@ class _PoolRun:
             return LaunchState(phase="failed", why=reason, evidence=_lease_words(last), restarts=restarts, at=_now())
         return self._next(leases, restarts, reason or "the agent did not accept")
 
+    def _live(
+        self, last: dict[str, Any], leases: list[dict[str, Any]], restarts: int, poisoned: AbstractSet[str]
+    ) -> LaunchState:
+        if self._resumes_from(last) in poisoned:
+            return self._restart(last, leases, restarts)
+        if last["state"] == "running" and (moved := self._moved(last, leases, restarts)) is not None:
+            return moved
+        phase, why = _LIVE_WORDS[str(last["state"])]
+        return LaunchState(phase=phase, why=why, evidence=_lease_words(last), restarts=restarts, at=_now())
+
     def _restart(self, last: dict[str, Any], leases: list[dict[str, Any]], restarts: int) -> LaunchState:
 
         self.client.post(on.Closed(lease_id=str(last["lease_id"]), reason="restarted: it went on from a wrong block"))
         return self._next(_leases(self.client, self.handle["job"]), restarts, "an earlier block was wrong")
 
-    def _next(self, leases: list[dict[str, Any]], restarts: int, why: str) -> LaunchState:
-        """Open the next lease."""
+    def _moved(self, last: dict[str, Any], leases: list[dict[str, Any]], restarts: int) -> LaunchState | None:
+        """Move a run that goes well to another offer, where its rest costs so much less; None: it stays."""
+        terms, blocks = _terms_of(self.handle), last["commitments"]
+        num_moves = sum(str(one["reason"]).startswith(_MOVED) for one in leases)
+        is_bound = not terms.may_move or self.handle["address"] not in ("", "best")
+        is_over = bool(self.handle["until_s"]) and time.time() > self.handle["until_s"]
+        is_spent = num_moves >= MOST_MOVES or len(leases) >= _MOST_LEASES or self._left_s(leases) < ACCEPT_S
+        if is_bound or is_over or is_spent or len(blocks) < 3:
+            return None
+        if time.monotonic() - _looked_s.get(self.handle["job"], -math.inf) < LOOK_S:
+            return None
+        _looked_s[self.handle["job"]] = time.monotonic()
+        listed, records = listed_offers(
+            [  # the one that it runs on is taken
+                {**one, "is_free": one["is_free"] or one["offer"]["offer_id"] == last["offer_id"]}
+                for one in self.client.state("offers")
+            ]
+        )
+        avoided = _wrong_agents(leases) | _resting(leases[:-1], time.time()) | _lately_lost(leases)
+        here = next((one for one in listed if one.offer.offer_id == last["offer_id"]), None)
+        others = [one for one in listed if one is not here and not {one.agent, one.offer.offer_id} & avoided]
+        if here is None or not others:
+            return None
+        try:
+            total = _total_updates(self.blobs.fetch(str(blocks[-1]["blob"])))
+        except (ValueError, TypeError, LookupError, ArithmeticError, StokerError):
+            return None  # nothing to go by; whether the block is right, replays say
+        runs = earlier_runs(leases, str(last["forecast"].get("job", "")))
+        setups = [run.setup_s for each in runs.values() for run in each if run.setup_s is not None]
+        fetch_s = max(0.0, float(last["heard_s"]) - float(last["accepted_s"]) - float(last["running_s"]))
+        needs = replace(_needs(terms), setup_s=max([*setups, Needs.setup_s]) + fetch_s)
+        found = best_move(
+            replace(here, offer=replace(here.offer, price_per_hour=int(last["rate_per_hour"]))),
+            others,
+            records,
+            lease=last,
+            total_updates=total,
+            needs=needs,
+            runs=runs,
+            now_s=time.time(),
+        )
+        if found is None:
+            return None
+        stay, go = found
+        with suppress(BadJob, Refused):  # it would not be paid for there; or it has just ended here
+            _, paid_s = self._affordable([go], self._left_s(leases), 1.0 if terms.verify else 0.0, terms)
+            if paid_s < go.metered_hours * 3600:
+                return None
+            name = go.listed.offer.offer_id
+            why = (
+                f"{_MOVED}the rest is expected to cost {credits_text(go.credits)} in {format_seconds(go.hours * 3600)} "
+                f"at {name}, {credits_text(stay.credits)} in {format_seconds(stay.hours * 3600)} at "
+                f"{last['offer_id']}"
+            )
+            self.client.post(on.Closed(lease_id=str(last["lease_id"]), reason=why), patience_s=20.0)
+            return self._next(_leases(self.client, self.handle["job"]), restarts, why, preferred=name)
+        return None
+
+    def _left_s(self, leases: list[dict[str, Any]]) -> float:
+        """Time of the run that no lease has used [s]."""
+        mine = leases[int(self.handle["first"]) :]
+        return float(self.handle["limit_s"]) - sum(int(lease["running_s"]) for lease in mine if not lease["outcome"])
+
+    def _next(self, leases: list[dict[str, Any]], restarts: int, why: str, preferred: str = "") -> LaunchState:
+        """Open the next lease; at the offer `preferred`, if it is still free."""
         if len(leases) >= _MOST_LEASES:
             return LaunchState(
                 phase="failed", why=f"{len(leases)} leases ended without a result; the last: {why}", at=_now()
@@ -453,9 +534,8 @@ class _PoolRun:
                 "cannot be checked: evaluate on fewer samples, or give --verify none",
                 at=_now(),
             )
-        used_s = sum(int(lease["running_s"]) for lease in mine if not lease["outcome"])
-        left_s = float(self.handle["limit_s"]) - used_s
-        if left_s <= 0:
+        left_s = self._left_s(leases)
+        if left_s < 1:  # leases are paid for whole seconds: what is left of a fraction pays for none
             limit = format_seconds(float(self.handle["limit_s"]))
             return LaunchState(phase="failed", why=f"the {limit} of the run are over: {why}", at=_now())
         if self.handle["until_s"] and time.time() > self.handle["until_s"]:
@@ -465,14 +545,9 @@ class _PoolRun:
         avoided |= {
             str(lease["agent"]) for lease in mine if lease["result"] and self._resumes_from(lease) not in poisoned
         }  # these were no results
-        lost = {
-            str(lease["agent"])
-            for lease in leases
-            if lease["reason"] == "lost" and time.time() - float(lease["closed_s"]) < _LOST_S
-        }
         order = self.continued(self.order(leases[0]), leases)
         try:
-            lease_id = self.open(order, len(leases), avoided, left_s, lost)
+            lease_id = self.open(order, len(leases), avoided, left_s, _lately_lost(leases), preferred)
         except BadJob as problem:
             return LaunchState(phase="failed", why=f"{why}; {problem.message}", restarts=restarts, at=_now())
         except (PlaceFailed, Refused) as problem:
@@ -522,8 +597,9 @@ class _PoolRun:
         avoided: AbstractSet[str],
         limit_s: float,
         lost: AbstractSet[str] = frozenset(),
+        preferred: str = "",
     ) -> str:
-        """Open lease number `number` with the best free offer; its name.
+        """Open lease number `number` with the offer `preferred`, or the best free one; its name.
 
         An offer of an agent in `lost` is taken only if there is no other.
 
@@ -535,7 +611,8 @@ class _PoolRun:
         terms = _terms_of(self.handle)
         target = LaunchTarget(text="pool", kind="pool", address=self.handle["address"], device=self.handle["device"])
         offers = _ranked_offers(self.client, target, terms, run_s=limit_s, avoided=avoided)
-        offers.sort(key=lambda one: one.listed.agent in lost)  # stable: otherwise as they were ranked
+        # Stable: otherwise as they were ranked.
+        offers.sort(key=lambda one: (one.listed.agent in lost, one.listed.offer.offer_id != preferred))
         if not offers:
             raise PlaceFailed(
                 "the pool has no free offer but those that failed, or are tried again later",
@@ -627,7 +704,7 @@ class _PoolRun:
                 head = chain_head(str(previous), manifest.position.updates, manifest.state_digest())
                 if commitments and head == commitments[-1]["state"]:
                     return self._shortage(lease, manifest)
-        except (ValueError, TypeError, LookupError, BadRun) as problem:
+        except (ValueError, TypeError, LookupError, ArithmeticError, BadRun) as problem:
             return f"the results of {lease['lease_id']} cannot be read: {problem}"
         return f"the results of {lease['lease_id']} are not what it committed to"
 
@@ -640,8 +717,7 @@ class _PoolRun:
         equal = [int(one["block"]) for one in lease["challenges"] if one["equal"] is True]
         blobs = [str(one["blob"]) for one in lease["commitments"]] or [self.order(lease).resume]
         blob = self.blobs.fetch(blobs[max((block for block in equal if block < len(blobs)), default=-1)])
-        plan = json.loads(read_member(blob, "plan.json", TreeLimits(num_bytes=_MOST_HOME_BYTES)) or b"{}")
-        total, updates = int(plan["candidates"][0]["forecast"]["total_updates"]), manifest.position.updates
+        total, updates = _total_updates(blob), manifest.position.updates
         course = _member(manifest.skeleton.get("progress"), "course")
         if updates >= total or _member(course, "verdict") is not None:
             return ""
@@ -670,7 +746,7 @@ class _PoolRun:
         for other in path.parent.iterdir():  # checkpoints of earlier calls; orders are small, and read each time
             if other != path and other.stat().st_size > _MOST_KEPT_BYTES:
                 other.unlink(missing_ok=True)
-        return read_member(path, _LOG, limits) or b""
+        return read_member(path, _LOG, limits, _MOST_LOG_BYTES) or b""
 
     def fetch(self, into: Path) -> None:
         """Write the newest state into `into`; each file is checked, and replaced at once."""
@@ -711,6 +787,16 @@ def _lease_words(lease: Mapping[str, Any]) -> str:
             f", {format_bytes(lease['forwarded_bytes'])} through it for {lease['forwarded_credits'] / 1e6:g} credits"
         )
     return words
+
+
+def _total_updates(blob: Path) -> int:
+    """Updates of the whole run, by the plan in a block.
+
+    Raises:
+        BadRun, ValueError, TypeError, LookupError, ArithmeticError: it has no such plan.
+    """
+    plan: Any = parsed(read_member(blob, "plan.json", TreeLimits(num_bytes=_MOST_HOME_BYTES)) or b"{}")
+    return int(plan["candidates"][0]["forecast"]["total_updates"])
 
 
 def _member(packed: Any, name: str) -> Any:
@@ -809,15 +895,29 @@ def _ranked_offers(
         return []
     usable.sort(key=lambda one: (one.offer.price_per_hour, one.offer.offer_id))
     flat = RunForecast(run_s=run_s, reference_flop_per_s=usable[0].offer.measured.fp32_flop_per_s)
-    needs = Needs(
+    columns = Columns.of(usable, records, time.time(), terms.known_offers)
+    ranking = rank_offers(columns, _needs(terms), lambda word: terms.forecasts.get(word, flat), most=len(usable))
+    return list(ranking.matches)
+
+
+def _needs(terms: Terms) -> Needs:
+    """What a run needs wherever it is."""
+    return Needs(
         value_per_hour=terms.value_per_hour,
         least_isolation=terms.isolation,
         verify_fraction=terms.verify,
         checkpoint_blocked_s=0.1,
     )
-    columns = Columns.of(usable, records, time.time(), terms.known_offers)
-    ranking = rank_offers(columns, needs, lambda word: terms.forecasts.get(word, flat), most=len(usable))
-    return list(ranking.matches)
+
+
+def _lately_lost(leases: list[dict[str, Any]]) -> set[str]:
+    """Agents that were lost so lately that others are asked before them."""
+    now_s = time.time()
+    return {
+        str(lease["agent"])
+        for lease in leases
+        if lease["reason"] == "lost" and now_s - float(lease["closed_s"]) < _LOST_S
+    }
 
 
 def _resting(leases: list[dict[str, Any]], now_s: float) -> set[str]:
@@ -889,6 +989,8 @@ def _client(terms: Terms) -> PoolClient:
     return PoolClient(PoolAddress.parse(terms.pool or None), own_key(terms.key))
 
 
+_looked_s: dict[str, float] = {}
+"""When this process looked for a better offer last [s], by job."""
 _peers: dict[tuple[str, str], Peer | None] = {}
 """Peers of this process, by pool and key; None: the pool has no rendezvous."""
 
