@@ -246,7 +246,7 @@ class PeerEndpoint:
                 self._keep(key, connection)
             else:
                 connection.close(1, b"not expected")
-        except (iroh.IrohError, TimeoutError) as problem:  # from any sender
+        except (iroh.IrohError, TimeoutError) as problem:  # whoever knocks
             _log.debug("a connection came to nothing: %s", _words(problem))
 
     def _keep(self, key: str, connection: iroh.Connection) -> None:
