@@ -330,7 +330,7 @@ def test_a_process_that_is_gone_trains_nothing(tmp_path: Path) -> None:
 
 
 def test_between_two_progress_events_only_the_log_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a run that trains one file is looked at; its row is made again every few seconds, or with any other event."""
+    """Of a run that trains one file is looked at; its row is made anew every few seconds, or with any other event."""
     progress = next(event for event in story.young_run() if event.kind == "progress")
     path = write_run(tmp_path, "run", as_log([progress]), status="unfinished")
     sign(path, os.getpid())

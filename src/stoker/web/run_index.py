@@ -365,8 +365,8 @@ def _read_log(row: Row, *, is_new: bool) -> bool:
     try:
         status = os.fstat(descriptor)
         size, log, start = status.st_size, f"{status.st_dev}.{status.st_ino}", row.tail.end
-        is_replaced = row.tail.log != log or size < start or size - start > 4 * _TAIL_BYTES
-        if is_replaced:
+        is_anew = row.tail.log != log or size < start or size - start > 4 * _TAIL_BYTES
+        if is_anew:
             row.curve, row.split_s, row.last, row.latest = [], {}, {}, {}
             row.last_kind, row.last_at = "", None
             start = max(0, size - _TAIL_BYTES)
@@ -381,7 +381,7 @@ def _read_log(row: Row, *, is_new: bool) -> bool:
     for line in lines.splitlines():
         _take(row, line)
     # At once: streams read it while a thread scans.
-    row.tail = Tail(log, start + len(lines), b"") if is_replaced else Tail(log, start, lines)
+    row.tail = Tail(log, start + len(lines), b"") if is_anew else Tail(log, start, lines)
     return bool(lines) or is_new
 
 

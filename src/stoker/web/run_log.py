@@ -30,7 +30,7 @@ class RunLog(FoldedLog):
     Attributes:
         offset: the byte after the last whole line that was taken in.
         size: bytes of the file when it was last looked at; what is between is still to be read.
-        identity: device and inode of the file; another one means that the log was replaced, and is read again.
+        identity: device and inode of the file; another one means that the log was replaced, and is read anew.
     """
 
     def __init__(self, root: Path, name: str) -> None:

@@ -112,7 +112,7 @@ class Ui:
         self._watches: dict[str, _Watch] = {}
         self._rows_events: tuple[int, dict[tuple[int, str | None], bytes]] = -1, {}
         self._pages: dict[asyncio.Event, str | None] = {}
-        """The event that wakes each stream, and the run that it follows."""
+        """Of each stream what wakes it, and the run that it follows."""
         self._woken_at = 0.0
         self._alerts: list[tuple[int, Alert]] = []
         self._documents: dict[str, dict[str, JSON]] = {}
@@ -212,7 +212,7 @@ class Ui:
     def _look(self) -> None:
         """Look at runs that train and at logs that are followed: a few small reads, cheaper than a thread."""
         before, grown = self.index.version, set[str]()
-        with self._failures_logged():
+        with self._telling_failures():
             grown = self.index.look_at_live(self._watches)
             if self.index.version != before:
                 self._raise_alerts()
@@ -224,7 +224,7 @@ class Ui:
     async def _rescan(self) -> None:
         """Look at all folders, in a thread."""
         async with self._index_lock:
-            with self._failures_logged():
+            with self._telling_failures():
                 await asyncio.to_thread(self.index.scan)
                 self._scanned_at = time.monotonic()
                 self._raise_alerts()
@@ -232,7 +232,7 @@ class Ui:
         self._wake()  # logs that grew as well, which no row may tell
 
     @contextlib.contextmanager
-    def _failures_logged(self) -> Iterator[None]:
+    def _telling_failures(self) -> Iterator[None]:
         try:
             yield
         except Exception:  # noqa: BLE001 - a disk that fails now may answer at the next look; pages must not freeze
