@@ -419,6 +419,55 @@ def test_events_that_come_while_documents_are_fetched_are_shown_once(browser: An
         server.kill()
 
 
+def test_a_folder_that_vanishes_is_said_on_an_open_page(browser: Any, tmp_path: Path) -> None:
+    """Not that nothing was ever trained there; when it is back, so are its runs."""
+    write_run(tmp_path / "runs", "run", as_log(story.young_run()))
+    server = Server(tmp_path / "runs")
+    try:
+        page = opened(browser, server)
+        page.locator(".body .row").wait_for()
+        (tmp_path / "runs").rename(tmp_path / "away")
+        page.get_by_text("cannot be listed").wait_for()
+        assert not page.get_by_text("No runs yet").is_visible()
+        (tmp_path / "away").rename(tmp_path / "runs")
+        page.locator(".body .row").wait_for()
+        assert page.get_by_text("cannot be listed").count() == 0
+    finally:
+        server.kill()
+
+
+def test_the_time_to_go_does_not_depend_on_clocks(browser: Any, tmp_path: Path) -> None:
+    """The machine that trains may have another time than this one, or its clock be set while it trains."""
+    events = [dataclasses.replace(one, at=one.at - 86_400) for one in story.young_run()]
+    path = write_run(tmp_path, "run", as_log(events), status="unfinished")
+    sign(path, os.getpid())
+    server = Server(tmp_path)
+    try:
+        page = opened(browser, server, "/run/run")
+
+        def value(label: str) -> str:
+            return str(page.locator(".tile", has=page.get_by_text(label, exact=True)).locator(".value").inner_text())
+
+        assert re.fullmatch(r"[1-9]\d* min( \d+ s)?|[1-9][\d.]* s", value("time")), value("time")
+        assert not value("time to go").startswith("0"), value("time to go")
+        in_table = opened(browser, server).locator(".body .c-eta").inner_text()
+        assert not in_table.startswith("0"), in_table
+    finally:
+        server.kill()
+
+
+def test_a_run_that_was_killed_says_where_it_goes_on(browser: Any, tmp_path: Path) -> None:
+    """Nothing in its log tells of its end."""
+    write_run(tmp_path, "run", as_log(story.young_run()), status="unfinished")
+    server = Server(tmp_path)
+    try:
+        page = opened(browser, server, "/run/run")
+        assert "Its process is gone" in page.locator("aside.notice").inner_text()
+        assert page.get_by_text("What happened").count() == 0
+    finally:
+        server.kill()
+
+
 def test_the_axis_changes_while_events_come(browser: Any, tmp_path: Path) -> None:
     """An event that comes before the columns of the other axis are there is in them."""
     events = [one for one in story.whole_run() if one.kind in ("planned", "started", "progress")][:40]

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -29,7 +30,7 @@ from stoker.web.run_index import RunIndex, remaining_s
 from stoker.web.run_log import RunLog
 from stoker.web.services import Service, parse_metrics, quantile
 from tests.reporting import story
-from tests.web.browser import ask, asked, streamed, ui_of
+from tests.web.browser import TOKEN, ask, asked, streamed, ui_of
 
 
 @pytest.fixture(scope="module")
@@ -679,6 +680,27 @@ def test_documents_are_of_the_log_up_to_their_offset(tmp_path: Path, monkeypatch
         document = made.result(10)
     sizes = dict(zip(np.cumsum([len(as_log([one])) for one in events]).tolist(), range(1, 21), strict=True))
     assert len(document["progress"]["x"]) == sizes[document["offset"]]
+
+
+def test_ctrl_c_ends_the_page_in_silence(tmp_path: Path) -> None:
+    """Its streams, which pages keep open, end before the server gives up on them and says so."""
+    command = [sys.executable, "-m", "stoker", "ui", str(tmp_path), "--port", "0", "--token", TOKEN]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline().rpartition(":")[2].partition("/")[0])
+        with socket.create_connection(("127.0.0.1", port)) as page:
+            page.sendall(
+                f"GET /api/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+            )
+            received = b""
+            while b"retry: 1000" not in received:
+                received += page.recv(4096)
+            process.send_signal(signal.SIGINT)
+            while page.recv(4096):
+                pass
+        _, said = process.communicate(timeout=20)
+    assert "Traceback" not in said
+    assert "ERROR" not in said
 
 
 def test_a_page_that_opens_is_not_kept_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

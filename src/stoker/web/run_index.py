@@ -203,13 +203,13 @@ class RunIndex:
                 if row.is_live or row.document["status"] == "finished":
                     del self._folders[os.fspath(row.path)], self._folders[f"{row.path}/{LOCK_FILE}"]
                 yield
+        self.problems, self.studies, self.plans, self.checks = found.problems, found.studies, found.plans, found.checks
         for gone in self.rows.keys() - seen:
             del self.rows[gone]
             self._live.discard(gone)
             self._by_version.pop(gone, None)
             self.removed[gone] = self.version + 1  # first: pages that follow look at any time
             self.version += 1
-        self.problems, self.studies, self.plans, self.checks = found.problems, found.studies, found.plans, found.checks
 
     def look_at_live(self, followed: Iterable[str] = ()) -> set[str]:
         """Look at the runs that train and at those whose ids are given; the ids of those whose logs have grown.

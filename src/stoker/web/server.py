@@ -527,6 +527,7 @@ class Ui:
                 "version": at,
                 "rows": [row.document for row in rows if only is None or row.id == only.id],
                 "removed": [name for name in removed if only is None or name == only.id],
+                "problems": self.index.problems,
             }
             is_news = document["rows"] or document["removed"] or version < 0
             made[key] = _event("rows", document) if is_news else b""

@@ -255,7 +255,7 @@ export const open = async (main, source) => {
     replace(plan, current && h("p", { class: "choices" }, current.plan.split(" · ").map((word) => h("span", {}, word))), now.trying && h("p", { class: "note" }, `trying plans: ${now.trying}`));
   };
   const showTiles = () => {
-    const now = row(), passed = now.state === "running" && now.at ? Math.max(0, Date.now() / 1000 - now.at) : 0;
+    const now = row(), passed = now.state === "running" && now.received_s ? performance.now() / 1000 - now.received_s : 0;
     const list = [];
     const total = forecast().total_s;
     if (now.status === "unfinished" && now.eta_s) {
