@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -335,7 +335,7 @@ def test_a_process_that_is_gone_trains_nothing(tmp_path: Path) -> None:
 
 
 def test_between_two_progress_events_only_the_log_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a run that trains one file is looked at; its row is made anew every few seconds, or with any other event."""
+    """Which is open as long as its run trains; its row is made anew every few seconds, or with any other event."""
     progress = next(event for event in story.young_run() if event.kind == "progress")
     path = write_run(tmp_path, "run", as_log([progress]), status="unfinished")
     sign(path, os.getpid())
@@ -343,8 +343,14 @@ def test_between_two_progress_events_only_the_log_is_looked_at(tmp_path: Path, m
     index = RunIndex([tmp_path], clock=lambda: now)
     index.scan()
     index.look_at_live()
-    row, original = index.rows["run"], os.lstat
-    monkeypatch.setattr(os, "lstat", lambda path, **options: seen.append(Path(path).name) or original(path, **options))
+    row = index.rows["run"]
+
+    def noted(original: Callable[..., Any], path: Any, *more: Any, **options: Any) -> Any:
+        seen.append(Path(path).name)
+        return original(path, *more, **options)
+
+    for name in ("lstat", "open"):
+        monkeypatch.setattr(os, name, functools.partial(noted, getattr(os, name)))
 
     def append(**fields: Any) -> set[str]:
         event = dataclasses.replace(progress, **fields)
@@ -355,7 +361,7 @@ def test_between_two_progress_events_only_the_log_is_looked_at(tmp_path: Path, m
 
     assert not index.look_at_live()
     assert append(fields={**progress.fields, "samples": 999_424}) == {"run"}
-    assert seen == ["events.jsonl"]
+    assert seen == []
     assert b"999424" in row.tail.lines
     (path / run_index.ANNOTATIONS).write_text('{"tags": ["new"]}')
     assert not index.look_at_live()
@@ -366,6 +372,27 @@ def test_between_two_progress_events_only_the_log_is_looked_at(tmp_path: Path, m
     (path / "run.json").write_bytes((path / "run.json").read_bytes().replace(b'"unfinished"', b'"finished"'))
     assert append(kind="finished", fields={})
     assert row.document["state"] == "finished"
+    assert row.open_log is None
+
+
+def test_a_log_that_is_replaced_or_cut_while_its_run_trains_is_read_anew(tmp_path: Path) -> None:
+    """Though it was kept open: what is shown is what is there under its name."""
+    events = [event for event in story.young_run() if event.kind == "progress"]
+    path = write_run(tmp_path, "run", as_log(events), status="unfinished")
+    sign(path, os.getpid())
+    now = 1000.0
+    index = RunIndex([tmp_path], clock=lambda: now)
+    index.scan()
+    row, log = index.rows["run"], path / "events.jsonl"
+    assert row.open_log is not None
+    for number, content in enumerate((as_log(events[:5]), as_log(events[:3]))):
+        if number == 0:
+            log.rename(path / "old")
+        log.write_bytes(content)  # the second in place
+        now += 2
+        assert index.look_at_live() == {"run"}
+        assert row.tail.end == len(content)
+        assert row.last["samples"] == events[5 - 2 * number - 1].fields["samples"]
 
 
 def test_folders_tell_where_a_run_may_have_begun(tmp_path: Path) -> None:
