@@ -644,7 +644,7 @@ def test_runs_that_train_do_not_wait_for_a_look_at_all_folders(tmp_path: Path, m
     def scanning(self: RunIndex) -> Iterator[None]:
         steps = original(self)
         next(steps)
-        while not is_sent.is_set():  # as of thousands of runs
+        while not is_sent.wait(0.01):  # as of thousands of runs
             yield
         yield from steps
 
