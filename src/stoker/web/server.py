@@ -350,6 +350,8 @@ class Ui:
     async def _row(self, request: Request) -> Row:
         """The run that a request names: only what the index found can be named, if need be just now."""
         run = request.query_params.get("run", "")
+        if run not in self.index.rows and self._scan is not None:
+            await asyncio.shield(self._scan)  # as when the page's server has just been started
         if run not in self.index.rows:
             await self._rescan()
         if run not in self.index.rows:
