@@ -315,6 +315,10 @@ def main() -> None:
     document: dict[str, Any] = {"command": "python -m bench.web.measure", "cores": os.cpu_count()}
     if options.out is not None and options.out.exists():
         document = json.loads(options.out.read_text())
+    git = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    document["commit"] = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    cpu = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
+    document["machine"] = cpu[1] if cpu else "unknown"
     with sync_playwright() as started:
         arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)

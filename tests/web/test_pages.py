@@ -346,6 +346,152 @@ def test_events_arrive_once_across_a_killed_server_and_a_sleeping_page(browser: 
         server.kill()
 
 
+class Held:
+    """Answers of a document, each kept back as it was until `release`."""
+
+    def __init__(self, page: Any, pattern: str) -> None:
+        self._page, self._pattern = page, pattern
+        self.answers = list[tuple[Any, Any]]()
+        page.route(pattern, lambda route: self.answers.append((route, route.fetch())))
+
+    def wait(self) -> None:
+        """Until the server has answered."""
+        ends = time.monotonic() + 30
+        while not self.answers:
+            assert time.monotonic() < ends, self._pattern
+            self._page.wait_for_timeout(25)
+
+    def release(self) -> None:
+        """Hand over what is kept, and keep nothing more."""
+        self._page.unroute(self._pattern)
+        for route, answer in self.answers:
+            route.fulfill(response=answer)
+
+
+def test_events_that_come_while_documents_are_fetched_are_shown_once(browser: Any, tmp_path: Path) -> None:
+    """A document may lack an event that has come meanwhile, or have one that comes yet; both on a slow line."""
+    story_events = [one for one in story.whole_run() if one.kind in ("planned", "started", "progress", "evaluated")]
+    events, rest = story_events[:12], iter(story_events[12:])
+    path = write_run(tmp_path, "run", as_log(events), status="unfinished")
+    sign(path, os.getpid())
+    server = Server(tmp_path)
+    added = list[Event]()
+
+    def append(number: int, *others: Event) -> None:
+        added.extend([*(next(rest) for _ in range(number)), *others])
+        with (path / "events.jsonl").open("ab") as log:
+            log.write(as_log(added[-number - len(others) :]))
+
+    def is_shown() -> None:
+        size = (path / "events.jsonl").stat().st_size
+        until(page, f"document.querySelector('main').dataset.offset === '{size}'")
+
+    try:
+        page = opened(browser, server)
+        state = Held(page, "**/api/run?*")
+        page.goto(f"{server.address}/run/run", wait_until="commit")
+        state.wait()
+        append(8)  # the series will have them, the state not, and the stream brings them
+        state.release()
+        page.locator(".plot.live canvas").first.wait_for()
+        is_shown()
+        state, series = Held(page, "**/api/run?*"), Held(page, "**/api/series?*")
+        append(1, Event(kind="logged", at=added[-1].at, fields={"scalars": {"gate": [[1.0, 0.5]]}}))
+        state.wait()  # a new scalar lets the page fetch all of it
+        append(12)
+        is_shown()
+        state.release()
+        series.wait()
+        append(12)
+        is_shown()
+        series.release()
+        page.get_by_text("Gate").or_(page.get_by_text("gate")).first.wait_for()
+        until(page, "document.querySelector('main').dataset.drawn > 20")
+        page.wait_for_timeout(300)  # whatever is drawn late
+        every = [*events, *added]
+        drawn = page.evaluate("document.querySelector('.plot.live').chart.data[0]")
+        positions = {one.fields["samples"] for one in every if one.kind in ("progress", "evaluated")}
+        assert drawn == sorted(positions)
+        texts = page.locator(".log .evaluated span").all_text_contents()
+        assert len(texts) == len([one for one in every if one.kind == "evaluated"])
+        assert page.problems == []
+    finally:
+        server.kill()
+
+
+def test_a_folder_that_vanishes_is_said_on_an_open_page(browser: Any, tmp_path: Path) -> None:
+    """Not that nothing was ever trained there; when it is back, so are its runs."""
+    write_run(tmp_path / "runs", "run", as_log(story.young_run()))
+    server = Server(tmp_path / "runs")
+    try:
+        page = opened(browser, server)
+        page.locator(".body .row").wait_for()
+        (tmp_path / "runs").rename(tmp_path / "away")
+        page.get_by_text("cannot be listed").wait_for()
+        assert not page.get_by_text("No runs yet").is_visible()
+        (tmp_path / "away").rename(tmp_path / "runs")
+        page.locator(".body .row").wait_for()
+        assert page.get_by_text("cannot be listed").count() == 0
+    finally:
+        server.kill()
+
+
+def test_the_time_to_go_does_not_depend_on_clocks(browser: Any, tmp_path: Path) -> None:
+    """The machine that trains may have another time than this one, or its clock be set while it trains."""
+    events = [dataclasses.replace(one, at=one.at - 86_400) for one in story.young_run()]
+    path = write_run(tmp_path, "run", as_log(events), status="unfinished")
+    sign(path, os.getpid())
+    server = Server(tmp_path)
+    try:
+        page = opened(browser, server, "/run/run")
+
+        def value(label: str) -> str:
+            return str(page.locator(".tile", has=page.get_by_text(label, exact=True)).locator(".value").inner_text())
+
+        assert re.fullmatch(r"[1-9]\d* min( \d+ s)?|[1-9][\d.]* s", value("time")), value("time")
+        assert not value("time to go").startswith("0"), value("time to go")
+        in_table = opened(browser, server).locator(".body .c-eta").inner_text()
+        assert not in_table.startswith("0"), in_table
+    finally:
+        server.kill()
+
+
+def test_a_run_that_was_killed_says_where_it_goes_on(browser: Any, tmp_path: Path) -> None:
+    """Nothing in its log tells of its end."""
+    write_run(tmp_path, "run", as_log(story.young_run()), status="unfinished")
+    server = Server(tmp_path)
+    try:
+        page = opened(browser, server, "/run/run")
+        assert "Its process is gone" in page.locator("aside.notice").inner_text()
+        assert page.get_by_text("What happened").count() == 0
+    finally:
+        server.kill()
+
+
+def test_the_axis_changes_while_events_come(browser: Any, tmp_path: Path) -> None:
+    """An event that comes before the columns of the other axis are there is in them."""
+    events = [one for one in story.whole_run() if one.kind in ("planned", "started", "progress")][:40]
+    path = write_run(tmp_path, "run", as_log(events[:20]), status="unfinished")
+    sign(path, os.getpid())
+    server = Server(tmp_path)
+    try:
+        page = opened(browser, server, "/run/run")
+        series = Held(page, "**/api/series?*")
+        page.get_by_role("button", name="time", exact=True).click()
+        series.wait()
+        with (path / "events.jsonl").open("ab") as log:
+            log.write(as_log(events[20:]))
+        size = (path / "events.jsonl").stat().st_size
+        until(page, f"document.querySelector('main').dataset.offset === '{size}'")
+        series.release()
+        until(page, "document.querySelector('main').dataset.drawn === '38'")
+        drawn = page.evaluate("document.querySelector('.plot.live').chart.data[0]")
+        assert drawn == [one.fields["wall_s"] for one in events if one.kind == "progress"]
+        assert page.problems == []
+    finally:
+        server.kill()
+
+
 def test_no_script_of_a_hostile_run_is_run(browser: Any, tmp_path: Path) -> None:
     """Names, labels, texts and files that hold scripts are shown as what they are."""
     outside = tmp_path / "outside"

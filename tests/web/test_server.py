@@ -7,25 +7,30 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import numpy as np
 import pytest
 
 from bench.web.planted import as_log, hostile, long_log, show, sign, write_pictures, write_run
 from stoker.records import Event, Launch, LaunchState, dumps
 from stoker.reporting.pages import compact_json
-from stoker.web import run_index, server
+from stoker.web import run_index, run_view, server
 from stoker.web.alerts import alerts_of
 from stoker.web.run_index import RunIndex, remaining_s
+from stoker.web.run_log import RunLog
 from stoker.web.services import Service, parse_metrics, quantile
 from tests.reporting import story
-from tests.web.browser import ask, asked, streamed, ui_of
+from tests.web.browser import TOKEN, ask, asked, streamed, ui_of
 
 
 @pytest.fixture(scope="module")
@@ -330,7 +335,7 @@ def test_a_process_that_is_gone_trains_nothing(tmp_path: Path) -> None:
 
 
 def test_between_two_progress_events_only_the_log_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a run that trains one file is looked at; its row is made anew every few seconds, or with any other event."""
+    """Which is open as long as its run trains; its row is made anew every few seconds, or with any other event."""
     progress = next(event for event in story.young_run() if event.kind == "progress")
     path = write_run(tmp_path, "run", as_log([progress]), status="unfinished")
     sign(path, os.getpid())
@@ -338,8 +343,14 @@ def test_between_two_progress_events_only_the_log_is_looked_at(tmp_path: Path, m
     index = RunIndex([tmp_path], clock=lambda: now)
     index.scan()
     index.look_at_live()
-    row, original = index.rows["run"], os.lstat
-    monkeypatch.setattr(os, "lstat", lambda path, **options: seen.append(Path(path).name) or original(path, **options))
+    row = index.rows["run"]
+
+    def noted(original: Callable[..., Any], path: Any, *more: Any, **options: Any) -> Any:
+        seen.append(Path(path).name)
+        return original(path, *more, **options)
+
+    for name in ("lstat", "open"):
+        monkeypatch.setattr(os, name, functools.partial(noted, getattr(os, name)))
 
     def append(**fields: Any) -> set[str]:
         event = dataclasses.replace(progress, **fields)
@@ -350,7 +361,7 @@ def test_between_two_progress_events_only_the_log_is_looked_at(tmp_path: Path, m
 
     assert not index.look_at_live()
     assert append(fields={**progress.fields, "samples": 999_424}) == {"run"}
-    assert seen == ["events.jsonl"]
+    assert seen == []
     assert b"999424" in row.tail.lines
     (path / run_index.ANNOTATIONS).write_text('{"tags": ["new"]}')
     assert not index.look_at_live()
@@ -361,6 +372,27 @@ def test_between_two_progress_events_only_the_log_is_looked_at(tmp_path: Path, m
     (path / "run.json").write_bytes((path / "run.json").read_bytes().replace(b'"unfinished"', b'"finished"'))
     assert append(kind="finished", fields={})
     assert row.document["state"] == "finished"
+    assert row.open_log is None
+
+
+def test_a_log_that_is_replaced_or_cut_while_its_run_trains_is_read_anew(tmp_path: Path) -> None:
+    """Though it was kept open: what is shown is what is there under its name."""
+    events = [event for event in story.whole_run() if event.kind == "progress"][:8]
+    path = write_run(tmp_path, "run", as_log(events), status="unfinished")
+    sign(path, os.getpid())
+    now = 1000.0
+    index = RunIndex([tmp_path], clock=lambda: now)
+    index.scan()
+    row, log = index.rows["run"], path / "events.jsonl"
+    assert row.open_log is not None
+    for number, content in enumerate((as_log(events[:5]), as_log(events[:3]))):
+        if number == 0:
+            log.rename(path / "old")
+        log.write_bytes(content)  # the second in place
+        now += 2
+        assert index.look_at_live() == {"run"}
+        assert row.tail.end == len(content)
+        assert row.last["samples"] == events[5 - 2 * number - 1].fields["samples"]
 
 
 def test_folders_tell_where_a_run_may_have_begun(tmp_path: Path) -> None:
@@ -575,16 +607,17 @@ def test_a_look_that_fails_ends_neither_the_looks_nor_a_stream_in_silence(
     write_run(tmp_path, "run", as_log(story.young_run()))
     ui = ui_of(tmp_path)
     scans, is_going_on = list[int](), threading.Event()
-    original = RunIndex.scan
+    original = RunIndex.scanning
 
-    def scan(self: RunIndex) -> bool:
+    def scanning(self: RunIndex) -> Iterator[None]:
         scans.append(1)
         if len(scans) == 1:
             raise OSError(116, "Stale file handle")
         is_going_on.set()
         return original(self)
 
-    monkeypatch.setattr(RunIndex, "scan", scan)
+    monkeypatch.setattr(RunIndex, "scanning", scanning)
+    monkeypatch.setattr(server, "_SCAN_S", 0.01)
     monkeypatch.setattr(server, "_LIVE_S", 0.01)
     monkeypatch.setattr(server, "_IDLE_S", 0.01)
     monkeypatch.setattr(ui.index, "changed_since", lambda _: 1 / 0)
@@ -598,6 +631,103 @@ def test_a_look_that_fails_ends_neither_the_looks_nor_a_stream_in_silence(
 
     asyncio.run(asyncio.wait_for(work(), 20))
     assert not ui._pages
+
+
+def test_runs_that_train_do_not_wait_for_a_look_at_all_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that takes, what they write is sent, and other documents answer as before."""
+    show(tmp_path)
+    path = write_run(tmp_path, "run", as_log(story.young_run()), status="unfinished")
+    sign(path, os.getpid())
+    ui, is_sent = ui_of(tmp_path), threading.Event()
+    original = RunIndex.scanning
+
+    def scanning(self: RunIndex) -> Iterator[None]:
+        steps = original(self)
+        next(steps)
+        while not is_sent.wait(0.01):  # as of thousands of runs
+            yield
+        yield from steps
+
+    monkeypatch.setattr(RunIndex, "scanning", scanning)
+    monkeypatch.setattr(server, "_SCAN_PART_S", 0.0)
+    monkeypatch.setattr(server, "_LIVE_S", 0.01)
+
+    async def work() -> None:
+        size, application = (path / "events.jsonl").stat().st_size, ui.application()
+
+        async def write() -> None:
+            while ui._scan is None:  # noqa: ASYNC110 - it is set by a task that nothing tells of
+                await asyncio.sleep(0)
+            with (path / "events.jsonl").open("ab") as log:
+                log.write(as_log([story.young_run()[-1]]))
+
+        following = streamed(ui, "run", size, lambda found: any(kind == "event" for kind, *_ in found))
+        found, _ = await asyncio.gather(following, write())
+        assert [kind for kind, *_ in found if kind == "event"] == ["event"]
+        assert ui._scan is not None
+        assert not ui._scan.done()
+        assert set(ui.index.studies) == {"digits-search"}
+        assert set(ui.index.checks) == {"images-check"}
+        is_sent.set()
+        await ui._scan
+        assert (await asked(application, "/api/study?study=digits-search")).status == 200
+
+    asyncio.run(asyncio.wait_for(work(), 20))
+
+
+def test_documents_are_of_the_log_up_to_their_offset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though another page's request reads on in another thread: else an event would be lost, or shown twice."""
+    events = [one for one in story.whole_run() if one.kind == "progress"][:20]
+    path = write_run(tmp_path, "run", as_log(events[:10]), status="unfinished")
+    ui = ui_of(tmp_path)
+    row, log = ui.index.rows["run"], RunLog(tmp_path, "run")
+    log.read()
+    with (path / "events.jsonl").open("ab") as file:
+        file.write(as_log(events[10:]))
+    original, is_midway, may_go_on = RunLog._take, threading.Event(), threading.Event()
+
+    def take(self: RunLog, content: bytes) -> None:
+        original(self, content)
+        is_midway.set()
+        assert may_go_on.wait(10)
+
+    monkeypatch.setattr(RunLog, "_take", take)
+
+    def read() -> None:
+        with log.lock:
+            log.read()
+
+    with ThreadPoolExecutor(2) as threads:
+        reading = threads.submit(read)
+        assert is_midway.wait(10)
+        asked_for = {"over": "samples", "px": 100, "scalars": (), "preview": None}
+        made = threads.submit(run_view.series_document, row, log, **asked_for)
+        threading.Timer(0.1, may_go_on.set).start()
+        reading.result(10)
+        document = made.result(10)
+    sizes = dict(zip(np.cumsum([len(as_log([one])) for one in events]).tolist(), range(1, 21), strict=True))
+    assert len(document["progress"]["x"]) == sizes[document["offset"]]
+
+
+def test_ctrl_c_ends_the_page_in_silence(tmp_path: Path) -> None:
+    """Its streams, which pages keep open, end before the server gives up on them and says so."""
+    command = [sys.executable, "-m", "stoker", "ui", str(tmp_path), "--port", "0", "--token", TOKEN]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline().rpartition(":")[2].partition("/")[0])
+        with socket.create_connection(("127.0.0.1", port)) as page:
+            page.sendall(
+                f"GET /api/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+            )
+            received = b""
+            while b"retry: 1000" not in received:
+                received += page.recv(4096)
+            process.send_signal(signal.SIGINT)
+            while page.recv(4096):
+                pass
+        _, said = process.communicate(timeout=20)
+    assert "Traceback" not in said
+    assert "ERROR" not in said
 
 
 def test_a_page_that_opens_is_not_kept_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

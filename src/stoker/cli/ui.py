@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +15,7 @@ import typer
 from stoker import api
 from stoker.cli.pool import KeyName, PoolWord
 from stoker.cli.terminal import Debug, reported
-from stoker.errors import ServiceError
+from stoker.errors import BadJob, ServiceError
 from stoker.units import parse_money
 
 DEFAULT_PORT = 8420
@@ -54,6 +54,18 @@ def ui(
                 f"the page needs {problem.name}, which is not installed here", remedy="pip install 'stoker[ui]'"
             ) from problem
         address = pool or os.environ.get("STOKER_POOL", "")
+        if address:
+            with suppress(ModuleNotFoundError):  # the page of places says what to install; the others do without
+                from stoker.pool.client import PoolAddress  # noqa: PLC0415 - an extra
+
+                PoolAddress.parse(address)
+        for folder in folders or ():
+            if not folder.is_dir():
+                if os.path.lexists(folder):
+                    raise BadJob(f"{folder} is no folder of runs", remedy="Give a folder of runs, or a run's own.")
+                print(
+                    f"stoker ui: there is no folder {folder} yet; its runs are shown once it is there.", file=sys.stderr
+                )
         command = [sys.executable, "-m", "stoker.pool.overview", "--pool", address, "--key", key]
         serve_ui(
             folders or (),
@@ -74,8 +86,9 @@ def local_page(is_enabled: bool, run_dir: Path | None) -> Iterator[None]:
     if not is_enabled:
         yield
         return
-    folder = api.runs_root() if run_dir is None else run_dir.parent
-    page = subprocess.Popen([sys.executable, "-m", "stoker", "ui", str(folder), "--port", "0"], stdout=sys.stderr)
+    folder = api.runs_root() if run_dir is None else run_dir.parent  # which may not be there yet
+    environment = {**os.environ, "STOKER_RUNS": str(folder)}
+    page = subprocess.Popen([sys.executable, "-m", "stoker", "ui", "--port", "0"], stdout=sys.stderr, env=environment)
     try:
         yield
     finally:

@@ -50,6 +50,8 @@ _QUIET_S = 120.0
 _ROW_S = 1.75
 """After progress a run's row is rebuilt this often [s], at every second look; after any other event at once."""
 
+_MOST_OPEN_LOGS = 64
+
 _TO_BE_NOTED = -1
 """A time that no folder has, so that there is a scan."""
 
@@ -68,6 +70,16 @@ class Tail(NamedTuple):
     def end(self) -> int:
         """The byte after them: what comes next is read from there."""
         return self.start + len(self.lines)
+
+
+class _OpenLog:
+    """A log that is read from again and again: open for as long as this is kept."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
 
 
 @dataclass
@@ -93,6 +105,8 @@ class Row:
     has_grown: bool = False
     """Whether its log has grown since."""
     tail: Tail = field(default_factory=Tail)
+    open_log: _OpenLog | None = None
+    """While it trains: opening a log, name by name, costs more than reading from it."""
     curve: list[tuple[float, float, float]] = field(default_factory=list)
     """(samples, wall_s, loss to 4 digits) of progress events from all over the run."""
     split_s: dict[str, float] = field(default_factory=dict)
@@ -128,6 +142,16 @@ def read_json(root: Path, name: str, most_bytes: int = MOST_RECORD_BYTES) -> dic
     return value if isinstance(value, dict) else {}
 
 
+@dataclass
+class _Found:
+    """What a look at the folders found besides runs: see `RunIndex`."""
+
+    problems: list[str] = field(default_factory=list)
+    studies: dict[str, tuple[Path, str]] = field(default_factory=dict)
+    plans: dict[str, tuple[Path, str]] = field(default_factory=dict)
+    checks: dict[str, tuple[Path, str]] = field(default_factory=dict)
+
+
 class RunIndex:
     """All runs in `roots`.
 
@@ -155,29 +179,37 @@ class RunIndex:
 
     def scan(self) -> bool:
         """Look at all folders; whether anything changed."""
-        before, seen = self.version, set[str]()
-        self.problems.clear()
-        for kinds in (self.studies, self.plans, self.checks):
-            kinds.clear()
+        before = self.version
+        for _ in self.scanning():
+            pass
+        return self.version != before
+
+    def scanning(self) -> Iterator[None]:
+        """Look at all folders, one run a step.
+
+        Between two steps runs that train may be looked at; what is not a run stays as it was until the last step.
+        """
+        seen, found = set[str](), _Found()
         self._folders = {}
         for number, root in enumerate(self.roots):
             prefix = f"{number}~" if len(self.roots) > 1 else ""
             is_run = any((root / file).is_file() for file in _MAKE_A_RUN)
             folder = root.absolute().parent if is_run else root
-            found = self._found_in(folder, root.absolute().name, prefix) if is_run else self._found(root, prefix)
-            for name, stamp in found:
+            names = self._found_in(folder, root.absolute().name, prefix, found)
+            for name, stamp in names if is_run else self._found(root, prefix, found):
                 run = printable(prefix + name)  # of names that are not UTF-8 too
                 seen.add(run)
                 row = self._look(run, folder, name, stamp)
                 if row.is_live or row.document["status"] == "finished":
                     del self._folders[os.fspath(row.path)], self._folders[f"{row.path}/{LOCK_FILE}"]
+                yield
+        self.problems, self.studies, self.plans, self.checks = found.problems, found.studies, found.plans, found.checks
         for gone in self.rows.keys() - seen:
             del self.rows[gone]
             self._live.discard(gone)
             self._by_version.pop(gone, None)
             self.removed[gone] = self.version + 1  # first: pages that follow look at any time
             self.version += 1
-        return self.version != before
 
     def look_at_live(self, followed: Iterable[str] = ()) -> set[str]:
         """Look at the runs that train and at those whose ids are given; the ids of those whose logs have grown.
@@ -189,8 +221,9 @@ class RunIndex:
             before = row.tail.log, row.tail.end
             is_due = row.last_kind != "progress" or self._clock() - row.looked_at >= _ROW_S
             with suppress(OSError):
-                if not is_due and os.lstat(f"{row.path}/{EVENTS}").st_size != row.tail.end:
+                if not is_due:
                     row.has_grown |= _read_log(row, is_new=False)
+                    row.open_log = row.open_log if row.is_live else None
                     is_due = row.last_kind != "progress"
                 if is_due:
                     row.looked_at, was_live = self._clock(), row.is_live
@@ -220,22 +253,22 @@ class RunIndex:
         """
         self._folders[os.fspath(path)] = _changed_ns(path)
 
-    def _found(self, root: Path, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    def _found(self, root: Path, prefix: str, found: _Found) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and stamps of the runs in a folder and in its studies; studies, plans and checks are noted."""
         self._note(root)
         try:
             entries = sorted(os.scandir(root), key=lambda entry: entry.name)
         except OSError as problem:
-            self.problems.append(f"{short(root)} cannot be listed: {problem.strerror}.")
+            found.problems.append(f"{short(root)} cannot be listed: {problem.strerror}.")
             return
         for entry in entries[:_MOST_RUNS]:
             with suppress(OSError):
                 if entry.is_dir(follow_symlinks=False):
-                    yield from self._found_in(root, entry.name, prefix)
+                    yield from self._found_in(root, entry.name, prefix, found)
                 elif entry.name.endswith(".json") and entry.is_file(follow_symlinks=False):
-                    self.plans[printable(prefix + entry.name)] = (root, entry.name)
+                    found.plans[printable(prefix + entry.name)] = (root, entry.name)
 
-    def _found_in(self, root: Path, name: str, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    def _found_in(self, root: Path, name: str, prefix: str, found: _Found) -> Iterator[tuple[str, tuple[int, ...]]]:
         self._note(root / name)
         self._note(root / name / LOCK_FILE)
         try:
@@ -244,9 +277,9 @@ class RunIndex:
         except OSError:
             pass
         if _is_file(root / name / "check.json"):
-            self.checks[printable(prefix + name)] = (root, name)
+            found.checks[printable(prefix + name)] = (root, name)
         if _is_file(root / name / "study.json"):
-            self.studies[printable(prefix + name)] = (root, name)
+            found.studies[printable(prefix + name)] = (root, name)
             self._note(root / name / "trials")
             with suppress(OSError):
                 for entry in sorted(os.scandir(root / name / "trials"), key=lambda one: one.name)[:_MOST_RUNS]:
@@ -286,11 +319,15 @@ class RunIndex:
             self._by_version[run] = row
             self.version += 1
         (self._live.add if row.is_live else self._live.discard)(run)
+        if not row.is_live or len(self._live) > _MOST_OPEN_LOGS:
+            row.open_log = None
         return row
 
     def _take_in(self, row: Row, stamp: tuple[int, ...], *, is_new: bool) -> None:
         """Read what changed of a run, and rebuild its description."""
         before = row.document
+        if not row.tail.log.endswith(f".{stamp[_LOG_STAMP]}"):  # another file is there now, or none
+            row.open_log = None
         grew = _read_log(row, is_new=is_new) or row.has_grown
         row.has_grown = False
         is_heard = grew and not is_new
@@ -359,24 +396,24 @@ def _changed_ns(path: str | Path) -> int:
 def _read_log(row: Row, *, is_new: bool) -> bool:
     """Take in what the log gained; whether it did. Of a log seen for the first time, its end and some lines."""
     try:
-        descriptor = open_below(row.root, f"{row.name}/{EVENTS}")
+        row.open_log = row.open_log or _OpenLog(open_below(row.root, f"{row.name}/{EVENTS}"))
     except OSError:
         return is_new
-    try:
-        status = os.fstat(descriptor)
-        size, log, start = status.st_size, f"{status.st_dev}.{status.st_ino}", row.tail.end
-        is_anew = row.tail.log != log or size < start or size - start > 4 * _TAIL_BYTES
-        if is_anew:
-            row.curve, row.split_s, row.last, row.latest = [], {}, {}, {}
-            row.last_kind, row.last_at = "", None
-            start = max(0, size - _TAIL_BYTES)
-            for offset in _sampled_offsets(size):
-                _, *whole = os.pread(descriptor, 2048, offset).split(b"\n")
-                _take(row, whole[0] if len(whole) > 1 else b"")
-            start += os.pread(descriptor, _TAIL_BYTES, start).find(b"\n") + 1 if start else 0
-        content = os.pread(descriptor, size - start, start)
-    finally:
-        os.close(descriptor)
+    descriptor = row.open_log.descriptor
+    status = os.fstat(descriptor)
+    size, log, start = status.st_size, f"{status.st_dev}.{status.st_ino}", row.tail.end
+    if log == row.tail.log and size == start:
+        return is_new
+    is_anew = row.tail.log != log or size < start or size - start > 4 * _TAIL_BYTES
+    if is_anew:
+        row.curve, row.split_s, row.last, row.latest = [], {}, {}, {}
+        row.last_kind, row.last_at = "", None
+        start = max(0, size - _TAIL_BYTES)
+        for offset in _sampled_offsets(size):
+            _, *whole = os.pread(descriptor, 2048, offset).split(b"\n")
+            _take(row, whole[0] if len(whole) > 1 else b"")
+        start += os.pread(descriptor, _TAIL_BYTES, start).find(b"\n") + 1 if start else 0
+    content = os.pread(descriptor, size - start, start)
     lines = content[: content.rfind(b"\n") + 1]
     for line in lines.splitlines():
         _take(row, line)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -31,10 +32,12 @@ class RunLog(FoldedLog):
         offset: the byte after the last whole line that was taken in.
         size: bytes of the file when it was last looked at; what is between is still to be read.
         identity: device and inode of the file; another one means that the log was replaced, and is read anew.
+        lock: held while it is read, or a document is made of it, which then is of the log up to `offset`.
     """
 
     def __init__(self, root: Path, name: str) -> None:
         self._root, self._name = root, f"{name}/{EVENTS}"
+        self.lock = threading.Lock()
         self.identity: tuple[int, int] | None = None
         self._forget()
 

@@ -47,15 +47,17 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def run_document(row: Row, log: RunLog) -> dict[str, JSON]:
     """What a run's page begins with; the stream goes on from `offset`."""
     decision = read_json(row.root, f"{row.name}/plan.json")
-    read = {**_read_so_far(log), "num_damaged": log.num_damaged}
-    return run_documents.run_document(row.document, log, decision) | read
+    with log.lock:
+        read = {**_read_so_far(log), "num_damaged": log.num_damaged}
+        return run_documents.run_document(row.document, log, decision) | read
 
 
 def series_document(row: Row, log: RunLog, *, preview: Table | None, **asked: Any) -> dict[str, JSON]:
     """The run's series, as `run_documents.series_document` is asked for them, and how much of the log they are of."""
     price = row.document.get("price_per_h")
-    found = run_documents.series_document(log, price_per_h=price, preview=preview, **asked)
-    read = _read_so_far(log)
+    with log.lock:
+        found = run_documents.series_document(log, price_per_h=price, preview=preview, **asked)
+        read = _read_so_far(log)
     return found | read | {"is_whole": read["is_whole"] and preview is None}
 
 
@@ -129,6 +131,8 @@ def report_of(row: Row, log: RunLog) -> Report:
         files = sorted(one.name for one in folder.iterdir())[:4096] if not folder.is_symlink() else []
         found = (record(row, f"ranks/{file}", RankTimes) for file in files if file.endswith(".json"))
         ranks = [one for one in found if one is not None]
+    with log.lock:
+        events = log.events()
     return Report(
         run=run,
         spec=spec,
@@ -136,7 +140,7 @@ def report_of(row: Row, log: RunLog) -> Report:
         device=record(row, "device.json", Device),
         environment=record(row, "environment.json", Environment),
         coupling=record(row, "coupling.json", Coupling),
-        events=log.events(),
+        events=events,
         bottleneck=record(row, "bottleneck.json", Bottleneck),
         kernels=record(row, "profile/kernels.json", KernelTable),
         ranks=tuple(sorted(ranks, key=lambda one: (one.began_at, one.rank))),

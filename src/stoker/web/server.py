@@ -53,6 +53,8 @@ from stoker.web.services import Service, ask_all
 _LIVE_S, _SCAN_S, _IDLE_S, _WHOLE_SCAN_S = 0.9, 5.0, 15.0, 60.0
 """Pauses between two looks: at the logs of runs that train, and at the folders that may have new runs; at either while
 no page is open; and at everything [s]."""
+_SCAN_PART_S = 0.05
+"""For which folders are looked at before the logs that grow may be [s]."""
 _SERVICES_S = 2.0
 _MOST_LOGS = 12
 """Logs that are kept folded; the one that was not asked for longest goes first."""
@@ -108,11 +110,12 @@ class Ui:
         self.options = options
         self.index = RunIndex(options.roots)
         self.epoch = f"{int(time.time() * 1000):x}"
-        self._logs: dict[str, tuple[RunLog, threading.Lock]] = {}
+        self._logs: dict[str, RunLog] = {}
         self._watches: dict[str, _Watch] = {}
         self._rows_events: tuple[int, dict[tuple[int, str | None], bytes]] = -1, {}
         self._pages: dict[asyncio.Event, str | None] = {}
         """Of each stream what wakes it, and the run that it follows."""
+        self._is_ending = False
         self._woken_at = 0.0
         self._alerts: list[tuple[int, Alert]] = []
         self._documents: dict[str, dict[str, JSON]] = {}
@@ -121,6 +124,7 @@ class Ui:
         self._is_due = asyncio.Event()
         self._scanned_at = -math.inf
         self._is_scanned = asyncio.Event()
+        self._scan: asyncio.Task[None] | None = None
         self._index_lock = asyncio.Lock()
         self._services_asked = 0.0
         self._reading: dict[str, asyncio.Task[None]] = {}
@@ -186,8 +190,9 @@ class Ui:
         try:
             yield
         finally:
-            for one in (task, *self._reading.values()):
-                one.cancel()
+            for one in (task, self._scan, *self._reading.values()):
+                if one is not None:
+                    one.cancel()
             if self.options.pool is not None:
                 await self.options.pool.close()
             with contextlib.suppress(asyncio.CancelledError):
@@ -200,8 +205,8 @@ class Ui:
             now, is_watched = time.monotonic(), bool(self._pages or self.options.webhooks)
             if now - folders_at >= (_SCAN_S if is_watched else _IDLE_S):
                 folders_at = now
-                if now - self._scanned_at >= _WHOLE_SCAN_S or self.index.has_new_folders():
-                    await self._rescan()
+                if self._scan is None and (now - self._scanned_at >= _WHOLE_SCAN_S or self.index.has_new_folders()):
+                    self._scan = asyncio.create_task(self._scan_all())
             async with self._index_lock:
                 self._look()
             timer = asyncio.get_running_loop().call_later(_LIVE_S if is_watched else _IDLE_S, self._is_due.set)
@@ -222,14 +227,31 @@ class Ui:
             self._wake(grown)
 
     async def _rescan(self) -> None:
-        """Look at all folders, in a thread."""
-        async with self._index_lock:
+        """Look at all folders, from now on."""
+        if self._scan is not None:
+            await asyncio.shield(self._scan)  # which may have passed what is asked for
+        self._scan = self._scan or asyncio.create_task(self._scan_all())
+        await asyncio.shield(self._scan)
+
+    async def _scan_all(self) -> None:
+        """Look at all folders, in a thread; between two parts of it others look at the runs that train."""
+
+        def part() -> bool:
+            ends = time.monotonic() + _SCAN_PART_S
+            return all(time.monotonic() < ends for _ in steps)
+
+        try:
             with self._telling_failures():
-                await asyncio.to_thread(self.index.scan)
+                steps, is_through = self.index.scanning(), False
+                while not is_through:
+                    async with self._index_lock:
+                        is_through = await asyncio.to_thread(part)
+                    self._wake()  # for logs that grew as well, which no row may tell
                 self._scanned_at = time.monotonic()
                 self._raise_alerts()
+        finally:
+            self._scan = None
         self._is_scanned.set()
-        self._wake()  # logs that grew as well, which no row may tell
 
     @contextlib.contextmanager
     def _telling_failures(self) -> Iterator[None]:
@@ -245,6 +267,11 @@ class Ui:
         for news, run in self._pages.items():
             if runs is None or run in runs:
                 news.set()
+
+    def end_streams(self) -> None:
+        """Let all streams end, which else would go on for as long as pages are open."""
+        self._is_ending = True
+        self._wake()
 
     def _raise_alerts(self) -> None:
         at = self.index.version
@@ -323,6 +350,8 @@ class Ui:
     async def _row(self, request: Request) -> Row:
         """The run that a request names: only what the index found can be named, if need be just now."""
         run = request.query_params.get("run", "")
+        if run not in self.index.rows and self._scan is not None:
+            await asyncio.shield(self._scan)  # as when the page's server has just been started
         if run not in self.index.rows:
             await self._rescan()
         if run not in self.index.rows:
@@ -331,14 +360,12 @@ class Ui:
 
     async def _log(self, row: Row) -> tuple[RunLog, bool]:
         """The run's log, read to its end if that is short work; whether it was."""
-        known = self._logs.pop(row.id, None) or (RunLog(row.root, row.name), threading.Lock())
-        self._logs[row.id] = known
+        self._logs[row.id] = log = self._logs.pop(row.id, None) or RunLog(row.root, row.name)
         while len(self._logs) > _MOST_LOGS:
             del self._logs[next(iter(self._logs))]
-        log, lock = known
 
         def read(most: int) -> None:
-            with lock, contextlib.suppress(OSError):
+            with log.lock, contextlib.suppress(OSError):
                 log.read(most)
 
         if row.id not in self._reading:
@@ -364,7 +391,7 @@ class Ui:
 
     async def _run(self, row: Row, _: Request) -> Any:
         log, _is_whole = await self._log(row)
-        return run_view.run_document(row, log)
+        return await asyncio.to_thread(run_view.run_document, row, log)
 
     async def _series(self, row: Row, request: Request) -> Any:
         log, is_whole = await self._log(row)
@@ -458,7 +485,7 @@ class Ui:
         seen: tuple[str, int, int] | None = None
         try:
             yield b"retry: 1000\n\n"
-            while True:
+            while not self._is_ending:
                 news.clear()  # before the look: what comes while a slow page is sent to is seen at once
                 pieces, version = self._news_of_rows(row, version)
                 pieces += [_event("alert", alert.document()) for number, alert in self._alerts if number > alerted]
@@ -502,6 +529,7 @@ class Ui:
                 "version": at,
                 "rows": [row.document for row in rows if only is None or row.id == only.id],
                 "removed": [name for name in removed if only is None or name == only.id],
+                "problems": self.index.problems,
             }
             is_news = document["rows"] or document["removed"] or version < 0
             made[key] = _event("rows", document) if is_news else b""

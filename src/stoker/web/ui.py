@@ -65,8 +65,9 @@ def serve_ui(  # noqa: PLR0913 - what the command takes
         budget_usd=budget_usd,
         pool=pool,
     )
+    page = Ui(options)
     config = uvicorn.Config(
-        Ui(options).application(),
+        page.application(),
         log_level="error",
         access_log=False,
         server_header=False,
@@ -78,4 +79,4 @@ def serve_ui(  # noqa: PLR0913 - what the command takes
         h11_max_incomplete_event_size=16 * 1024,
     )
     address = f"http://{HOST}:{options.port}/?token={secret}"
-    AnnouncedServer(config, lambda: announce(address)).run(sockets=[listener])
+    AnnouncedServer(config, lambda: announce(address), page.end_streams).run(sockets=[listener])

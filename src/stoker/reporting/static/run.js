@@ -23,61 +23,97 @@ const axisLabel = { samples: format.shortCount, wall_s: (value) => format.second
 window.addEventListener("beforeprint", () => { for (const details of document.querySelectorAll("details:not([open])")) { details.open = true; details.classList.add("folded"); } });
 window.addEventListener("afterprint", () => { for (const details of document.querySelectorAll("details.folded")) { details.open = false; details.classList.remove("folded"); } });
 
+/* A document of a run that trains says of how much of the log it is (`offset`), and events go on coming while it is on
+   its way. Those are kept here until it is there, so that it gets the ones that it lacks, and no other twice. */
+class Arrivals {
+  constructor() { this.events = []; this.numAwaited = 0; }
+
+  add(event) { if (this.numAwaited) this.events.push(event); }
+
+  /* What is asked for, and the events that came meanwhile. */
+  async during(asked) {
+    this.numAwaited += 1;
+    try { return [await asked, this.events]; } finally { if (!(this.numAwaited -= 1)) this.events = []; }
+  }
+}
+
 /* The columns of one run over one axis: all of it for the width of a chart, and more of what is zoomed into. */
 class Series {
-  constructor(source, over) { this.source = source; this.over = over; this.base = null; this.detail = null; this.asked = 0; }
+  constructor(source, over, arrivals) { this.source = source; this.over = over; this.arrivals = arrivals; this.base = null; this.detail = null; this.asked = 0; this.isThinning = false; }
 
-  async load(scalars) {
+  async load(scalars, price) {
     this.scalars = scalars;
-    this.base = await this.source.series({ over: this.over, px: PX, scalar: scalars });
+    const [found, missed] = await this.arrivals.during(this.source.series({ over: this.over, px: PX, scalar: scalars }));
+    this.base = found;
     this.detail = null;
-    return this.base;
+    for (const event of missed) this.append(event, price);
   }
 
-  async zoom(range) {
+  async zoom(range, price) {
     if (!range) { this.detail = null; return true; }
     const [a, b] = range, width = b - a, mine = ++this.asked;
     if (this.detail && this.detail.from <= a && this.detail.to >= b && this.detail.to - this.detail.from < 8 * width) return false;
-    const found = await this.source.series({ over: this.over, px: 3 * PX, from: a - width, to: b + width, scalar: this.scalars });
+    const [found, missed] = await this.arrivals.during(this.source.series({ over: this.over, px: 3 * PX, from: a - width, to: b + width, scalar: this.scalars }));
     if (mine !== this.asked) return false;
     this.detail = { ...found, from: a - width, to: b + width };
+    for (const event of missed) this.append(event, price);
     return true;
   }
 
   get shown() { return this.detail ?? this.base; }
 
-  /* A progress event that happened now. */
+  /* Whether there are many more points than pixels by now. */
+  get isDense() { return this.base !== null && (this.base.progress.x.length > 5 * PX || Object.values(this.base.scalars).some(({ x }) => x.length > 6 * PX)); }
+
+  /* An event that happened now: progress, an evaluation, or values of the job's own. */
   append(event, price) {
-    const x = this.over === "samples" ? event.samples : this.over === "wall_s" ? event.wall_s : (event.wall_s / 3600) * (price ?? 0);
     for (const part of [this.base, this.detail]) {
-      if (!part || (part === this.detail && x > part.to)) continue;
-      const columns = part.progress;
-      if (columns.x.length && x < columns.x[columns.x.length - 1]) continue;
-      const before = columns.x.length;
-      columns.x.push(x);
-      for (const name of ["loss", "lr", "grad_norm", "samples_per_s", "resident_bytes", "allocated_bytes"]) {
-        if (typeof event[name] === "number") columns[name] ??= new Array(before).fill(null);
-      }
-      const split = event.split_s ?? {}, whole = Object.values(split).reduce((sum, one) => sum + one, 0);
-      for (const [name, values] of Object.entries(columns)) {
-        if (name === "x") continue;
-        values.push(name === "waiting" ? (whole ? (split.data ?? 0) / whole : null) : typeof event[name] === "number" ? event[name] : null);
-      }
-      for (const [group, rate] of (event.lrs ?? []).entries()) {
-        const line = (part.rates[group] ??= { x: [], y: [] });
-        line.x.push(x); line.y.push(rate);
+      if (!part || event.offset <= part.offset) continue;
+      part.offset = event.offset;
+      const { x } = part.progress, newest = x[x.length - 1] ?? 0;
+      if (event.kind === "progress") this.appendProgress(part, event, price);
+      else if (event.kind === "evaluated" && part.evaluations) {
+        for (const [name, value] of Object.entries(event.metrics)) (part.evaluations[`${event.split} ${name}`] ??= []).push([newest, value]);
+      } else if (event.kind === "logged") {
+        for (const [name, points] of Object.entries(event.scalars ?? {})) {
+          const found = part.scalars[name];
+          for (const [samples, y] of found ? points : []) {
+            const at = this.over === "samples" ? samples : newest;
+            if (at <= (part.to ?? Infinity) && !(at < found.x[found.x.length - 1])) { found.x.push(at); found.y.push(y); }
+          }
+        }
       }
     }
-    return this.base.progress.x.length > 5 * PX;
+  }
+
+  appendProgress(part, event, price) {
+    const x = this.over === "samples" ? event.samples : this.over === "wall_s" ? event.wall_s : (event.wall_s / 3600) * (price ?? 0);
+    const columns = part.progress, before = columns.x.length;
+    if (x > (part.to ?? Infinity) || x < columns.x[before - 1]) return;
+    columns.x.push(x);
+    for (const name of ["loss", "lr", "grad_norm", "samples_per_s", "resident_bytes", "allocated_bytes"]) {
+      if (typeof event[name] === "number") columns[name] ??= new Array(before).fill(null);
+    }
+    const split = event.split_s ?? {}, whole = Object.values(split).reduce((sum, one) => sum + one, 0);
+    for (const [name, values] of Object.entries(columns)) {
+      if (name === "x") continue;
+      values.push(name === "waiting" ? (whole ? (split.data ?? 0) / whole : null) : typeof event[name] === "number" ? event[name] : null);
+    }
+    for (const [group, rate] of (event.lrs ?? []).entries()) {
+      const line = (part.rates[group] ??= { x: [], y: [] });
+      line.x.push(x); line.y.push(rate);
+    }
   }
 }
 
 export const open = async (main, source) => {
   const { page } = source;
   let state = await source.state();
-  let offset = state.offset, log = state.log, over = "samples", isClosed = false;
-  const axis = new Axis((range) => { clearTimeout(zooming); zooming = setTimeout(async () => { if (await series.zoom(range)) draw(); }, 60); pictures(); });
-  let zooming = null, series = new Series(source, over), evaluations = {}, drawing = null;
+  let offset = state.offset, log = state.log, over = "samples", isClosed = false;  // where the stream of events is
+  const price = () => row().price_per_h;
+  const axis = new Axis((range) => { clearTimeout(zooming); zooming = setTimeout(async () => { if (await series.zoom(range, price())) draw(); }, 60); pictures(); });
+  const arrivals = new Arrivals();
+  let zooming = null, series = new Series(source, over, arrivals), drawing = null;
   const charts = new Map();
   const row = () => source.row() ?? state.row;
   const head = h("div", { class: "run-head" }), tiles = h("div", { class: "tiles live" }), plan = h("div"), notice = h("div");
@@ -124,7 +160,7 @@ export const open = async (main, source) => {
     drawing = null;
     if (isClosed || !series.shown) return;
     const { progress, scalars } = series.shown, all = series.base.progress;
-    const points = over === "samples" ? state.evaluations : evaluations;
+    const points = over === "samples" ? state.evaluations : series.base.evaluations ?? {};
     const end = Math.max(all.x[all.x.length - 1] ?? 0, ...Object.values(points).map((values) => values[values.length - 1]?.[0] ?? 0));
     const expected = over === "samples" && row().status === "unfinished" ? row().total_samples : over === "wall_s" && row().status === "unfinished" ? forecast().total_s?.[2] ?? 0 : 0;
     axis.whole = [all.x.length && over !== "samples" ? Math.min(0, all.x[0]) : 0, Math.max(end, Math.min(expected, end * 3), 1e-9)];
@@ -190,10 +226,8 @@ export const open = async (main, source) => {
   const soon = () => { drawing ??= setTimeout(draw, 20); };
 
   const loadSeries = async () => {
-    const base = await series.load(state.scalars.slice(0, 60));
-    if (series.over === over) { evaluations = base.evaluations ?? {}; }
+    await series.load(state.scalars.slice(0, 60), price());
     draw();
-    return base;
   };
 
   /* ----------------------------------------------------------------------------------------------------- the head */
@@ -208,10 +242,11 @@ export const open = async (main, source) => {
           h("div", { class: "progress wide", title: format.percent(now.samples / (now.total_samples || 1), 1) }, h("i", { class: now.state, style: { width: `${(100 * Math.min(1, now.samples / (now.total_samples || 1))).toFixed(2)}%` } })),
           h("p", { class: "note" }, `${format.count(now.samples)} of ${format.count(now.total_samples)} samples`), (state.notes ?? []).map((note) => h("p", { class: "note" }, note))), tiles));
     showTiles();
-    const stopped = now.status === "unfinished" && !["running", "planning", "stalled"].includes(now.state) && [...state.events].reverse().find((event) => event.kind === "stopped");
+    const last = state.events.findLast((event) => ["started", "stopped", "finished"].includes(event.kind));
+    const isAway = now.status === "unfinished" && (!page || now.state === "stopped");
     const saved = state.saved && h("p", {}, `The last checkpoint holds ${format.count(state.saved)} samples; the same command continues from there.`);
     replace(notice, now.status === "failed" && h("aside", { class: "notice failed" }, h("h2", {}, `Training failed at ${format.count(now.samples)} samples`), h("pre", {}, now.failure || "no reason was recorded"), saved),
-      (stopped || (!page && now.status === "unfinished")) && h("aside", { class: "notice" }, h("h2", {}, `${format.count(now.samples)} of ${format.count(now.total_samples)} samples are done`), stopped && h("p", {}, stopped.text), saved),
+      isAway && h("aside", { class: "notice" }, h("h2", {}, `${format.count(now.samples)} of ${format.count(now.total_samples)} samples are done`), last?.kind === "stopped" ? h("p", {}, last.text) : page && h("p", {}, "Its process is gone and has not said why: it was killed, or its machine went down."), saved),
       now.has_nan && h("aside", { class: "notice failed" }, h("h2", {}, "The loss is not a number")),
       now.state === "stalled" && h("aside", { class: "notice" }, h("h2", {}, "Nothing was heard for a while"), h("p", {}, "Its process holds the run and writes nothing; a hang is broken off by its own watchdog.")),
       now.problem && h("aside", { class: "notice failed" }, h("h2", {}, "This run cannot be read"), h("pre", {}, now.problem)),
@@ -220,7 +255,7 @@ export const open = async (main, source) => {
     replace(plan, current && h("p", { class: "choices" }, current.plan.split(" · ").map((word) => h("span", {}, word))), now.trying && h("p", { class: "note" }, `trying plans: ${now.trying}`));
   };
   const showTiles = () => {
-    const now = row(), passed = now.state === "running" && now.at ? Math.max(0, Date.now() / 1000 - now.at) : 0;
+    const now = row(), passed = now.state === "running" && now.received_s ? performance.now() / 1000 - now.received_s : 0;
     const list = [];
     const total = forecast().total_s;
     if (now.status === "unfinished" && now.eta_s) {
@@ -261,7 +296,7 @@ export const open = async (main, source) => {
       h("p", { class: "ends" }, h("span", {}, format.clock(low)), h("span", {}, format.seconds(high - low)), h("span", {}, now ? "now" : format.clock(high))),
       h("ul", { class: "keys inline" }, [["planning", "amber"], ["training", "ember"], ["evaluation", "teal"], ["plan settled, finished", "good"], ["another plan", "violet"], ["stopped", "bad"]].map(([text, name]) => h("li", {}, h("i", { class: "swatch", style: { background: `var(--${name})` } }), text)))));
   };
-  const showEvents = () => replace(events, [...state.events].reverse().slice(0, 80).map((event) => h("li", { class: event.kind }, h("time", { title: format.clock(event.at) }, format.clock(event.at).slice(11)), h("span", {}, event.text))));
+  const showEvents = () => replace(events, [...state.events].reverse().slice(0, 200).map((event) => h("li", { class: event.kind }, h("time", { title: format.clock(event.at) }, format.clock(event.at).slice(11)), h("span", {}, event.text))));
 
   /* --------------------------------------------------------------------------------------------- pictures and texts */
   let shownAt = null;
@@ -298,6 +333,7 @@ export const open = async (main, source) => {
     try {
       const content = await page.sections();
       if (isClosed) return;
+      content.querySelector(".timeline")?.closest("section").remove();  // what happened stands below, and goes on there
       for (const part of content.querySelectorAll(".scroll")) { part.tabIndex = 0; part.setAttribute("role", "region"); part.setAttribute("aria-label", part.closest("section")?.querySelector("h2")?.textContent ?? "table"); }
       const isOpen = [...sections.querySelectorAll("details")].map((one) => one.open);
       sections.replaceChildren(content);
@@ -310,53 +346,60 @@ export const open = async (main, source) => {
   };
   let sectionsAt = 0, again = null, sectionsDue = null;
   const refetch = () => { clearTimeout(again); again = setTimeout(async () => {
-    state = await source.state().catch(() => state);
+    try {
+      const [found, missed] = await arrivals.during(source.state());
+      state = found;
+      for (const event of missed) note(event);
+      await series.load(state.scalars.slice(0, 60), price());
+    } catch (error) {
+      if (!isClosed && !error.status) refetch();  // the server is away
+      return;
+    }
     if (isClosed) return;
-    offset = state.offset; log = state.log;
-    showHead(); showTimeline(); showEvents(); pictures();
-    series.detail = null;
-    await loadSeries();
+    showHead(); showTimeline(); showEvents(); pictures(); draw();
     await showSections();
   }, 250); };
   const sectionsSoon = () => { clearTimeout(sectionsDue); sectionsDue = setTimeout(showSections, Math.max(1500, sectionsAt + 15000 - Date.now())); };
+  const thin = async () => {
+    series.isThinning = true;
+    try { await series.load(state.scalars.slice(0, 60), price()); } catch { /* the next event asks again */ } finally { series.isThinning = false; }
+    soon();
+  };
 
-  const take = (event) => {
-    if (event.offset <= offset) return;  // it is in what was fetched
-    offset = event.offset;
-    main.dataset.offset = String(offset);
+  /* What an event adds to the state, unless that has it. */
+  const note = (event) => {
+    if (event.offset <= state.offset) return;
+    state.offset = event.offset;
     if (event.kind === "progress") {
-      const span = state.spans[state.spans.length - 1];
-      if (span && span[2] === "training") span[1] = Math.max(span[1], event.at);
-      if (series.append(event, row().price_per_h)) { series.load(state.scalars.slice(0, 60)).then(soon); }
-      soon();
+      const span = state.spans.findLast((one) => one[2] === "training");
+      if (span) span[1] = Math.max(span[1], event.at);
       return;
     }
-    if (event.kind !== "logged" && event.kind !== "checkpointed") { state.events.push(event); if (state.events.length > 400) state.events.splice(40, 1); showEvents(); }
-    if (event.kind === "evaluated") {
-      for (const [name, value] of Object.entries(event.metrics)) {
-        const points = (state.evaluations[`${event.split} ${name}`] ??= []);
-        while (points.length && points[points.length - 1][0] >= event.samples) points.pop();
-        points.push([event.samples, value]);
-        if (over !== "samples") { const x = series.base.progress.x; (evaluations[`${event.split} ${name}`] ??= []).push([x[x.length - 1] ?? 0, value]); }
-      }
-      if (event.is_best) state.best = { samples: event.samples, metrics: event.metrics };
-      state.spans.push([event.at - (event.took_s ?? 0), event.at, "evaluation"]);
-      soon();
-    } else if (event.kind === "logged") {
-      if (event.has_media || Object.keys(event.scalars ?? {}).some((name) => !state.scalars.includes(name))) refetch();
-      else {
-        for (const [name, points] of Object.entries(event.scalars ?? {})) for (const part of [series.base, series.detail]) {
-          const found = part?.scalars[name];
-          if (!found || over !== "samples") continue;
-          for (const [x, y] of points) if (!found.x.length || x >= found.x[found.x.length - 1]) { found.x.push(x); found.y.push(y); }
-          if (found.x.length > 6 * PX && part === series.base) series.load(state.scalars.slice(0, 60)).then(soon);
-        }
-        soon();
-      }
-    } else if (["resumed", "settled", "replanned", "finished", "stopped", "started", "planned"].includes(event.kind)) {
-      refetch();
-      if (event.kind === "finished") setTimeout(showConfusion, 2500);
+    if (event.kind !== "logged" && event.kind !== "checkpointed") { state.events.push(event); if (state.events.length > 400) state.events.splice(40, 1); }
+    if (event.kind !== "evaluated") return;
+    for (const [name, value] of Object.entries(event.metrics)) {
+      const points = (state.evaluations[`${event.split} ${name}`] ??= []);
+      while (points.length && points[points.length - 1][0] >= event.samples) points.pop();
+      points.push([event.samples, value]);
     }
+    if (event.is_best) state.best = { samples: event.samples, metrics: event.metrics };
+    state.spans.push([event.at - (event.took_s ?? 0), event.at, "evaluation"]);
+  };
+
+  const take = (event) => {
+    if (event.offset <= offset) return;
+    offset = event.offset;
+    main.dataset.offset = String(offset);
+    arrivals.add(event);
+    note(event);
+    series.append(event, price());
+    if (series.isDense && !series.isThinning) thin();
+    soon();
+    if (event.kind === "progress") return;
+    if (event.kind !== "logged" && event.kind !== "checkpointed") showEvents();
+    if (event.kind === "logged" && (event.has_media || Object.keys(event.scalars ?? {}).some((name) => !state.scalars.includes(name)))) refetch();
+    if (["resumed", "settled", "replanned", "finished", "stopped", "started", "planned"].includes(event.kind)) refetch();
+    if (event.kind === "finished") setTimeout(showConfusion, 2500);
     if (["settled", "replanned", "recovered", "finished", "stopped"].includes(event.kind)) sectionsSoon();
     showTimeline();
   };
@@ -365,7 +408,7 @@ export const open = async (main, source) => {
   const chooseAxis = async (name) => {
     over = name;
     axis.range = null;
-    series = new Series(source, over);
+    series = new Series(source, over, arrivals);
     replace(axisChoice, h("span", { class: "note" }, "over"), AXES.filter(([one]) => one !== "cost" || row().price_per_h).map(([one, text]) => h("button", { class: "chip", "aria-pressed": String(one === over), onclick: () => chooseAxis(one) }, text)),
       h("span", { class: "note hint" }, "drag: zoom · shift-drag: pan · double click: all · keys: arrows + − 0"));
     await loadSeries();
@@ -383,7 +426,7 @@ export const open = async (main, source) => {
     row: showHead,
     removed: () => replace(notice, h("aside", { class: "notice failed" }, h("h2", {}, "This run's directory is gone"), h("p", {}, "It was moved or removed; what is shown is what was known."))),
     event: take,
-    refetch: (found) => { log = found.log; refetch(); },
+    refetch: (found) => { log = found.log; offset = found.offset; refetch(); },
   });
   showSections().then(showConfusion).catch(() => {});
   const ticking = setInterval(() => { if (page && row().state === "running") showTiles(); }, 1000);

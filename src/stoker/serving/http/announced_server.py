@@ -13,11 +13,13 @@ from stoker.errors import BadRun
 
 
 class AnnouncedServer(uvicorn.Server):
-    """A server that calls `announce` when it answers."""
+    """A server that calls `announce` when it answers, and `leave` when it is to exit, before it waits for answers."""
 
-    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, announce: Callable[[], None], leave: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__(config)
-        self._announce = announce
+        self._announce, self._leave = announce, leave
         self._exits = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -33,6 +35,7 @@ class AnnouncedServer(uvicorn.Server):
         await self.on_tick(0)
         if not self.should_exit:
             await self._exits.wait()
+        self._leave()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal to exit."""

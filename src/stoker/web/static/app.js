@@ -23,14 +23,20 @@ const LISTS = ["/studies", "/plans", "/data"];
 /* What all pages know: rows of runs by id, and where the stream of rows goes on. */
 export const known = { rows: new Map(), since: "", info: null, listeners: new Set() };
 
+/* Since when a row is known by this page's own clock [s]: clocks of machines differ and jump. */
+const received = (rows) => { for (const row of rows) row.received_s = performance.now() / 1000; };
+
 export const loadRuns = async () => {
   const found = await get("runs");
+  received(found.rows);
   known.info = found;
   known.rows = new Map(found.rows.map((row) => [row.id, row]));
   known.since = `${found.epoch}.${found.version}`;
 };
 
-export const takeRows = ({ epoch, version, rows, removed }, only) => {
+export const takeRows = ({ epoch, version, rows, removed, problems }, only) => {
+  if (known.info) known.info.problems = problems;
+  received(rows);
   for (const row of rows) known.rows.set(row.id, row);
   for (const id of removed) known.rows.delete(id);
   if (only === undefined) known.since = `${epoch}.${version}`;

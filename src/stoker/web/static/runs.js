@@ -11,7 +11,7 @@ const LIVE = ["running", "planning", "stalled"];
 const eta = (row) => {
   if (!row.eta_s) return "";
   const [value, low, high, basis] = row.eta_s;
-  const passed = LIVE.includes(row.state) && row.at ? Math.max(0, Math.min(value, Date.now() / 1000 - row.at)) : 0;
+  const passed = LIVE.includes(row.state) ? Math.min(value, performance.now() / 1000 - row.received_s) : 0;
   return h("span", { title: `in 8 cases of 10 ${format.seconds(Math.max(0, low - passed))} to ${format.seconds(Math.max(0, high - passed))}, by ${basis}` },
     row.state === "running" ? [format.seconds(value - passed), h("span", { class: "interval" }, format.interval(value - passed, Math.max(0, low - passed), Math.max(0, high - passed)))] : h("span", { class: "note" }, `${format.seconds(value)} left`));
 };
@@ -30,7 +30,7 @@ export const progress = (row) => {
 const COLUMNS = [
   { key: "state", title: "state", width: "96px", of: (row) => STATES.indexOf(row.state), cell: pill },
   { key: "name", title: "run", width: "minmax(170px, 2.4fr)", of: (row) => row.name, cell: (row) => h("div", { class: "who" }, link(href("run", row.id), row.name, { title: row.name }),
-    h("span", { class: "note" }, [row.job, row.forked_from && `from ${row.forked_from}`].filter(Boolean).join(" · "), row.tags.map((tag) => h("span", { class: "tag" }, tag)))) },
+    h("span", { class: "note" }, [row.job, row.forked_from && `from ${row.forked_from}`].filter(Boolean).join(" · "), h("span", { class: "where" }, row.launch?.place ?? row.device ?? ""), row.tags.map((tag) => h("span", { class: "tag" }, tag)))) },
   { key: "curve", title: "loss", width: "128px", cell: (row) => sparkline(row.curve ?? [], { isLive: LIVE.includes(row.state) }) },
   { key: "metric", title: "metric", width: "minmax(110px, 1fr)", isNumber: true, of: (row) => format.metricOf(row)?.[1] ?? null, cell: (row) => { const found = format.metricOf(row); return found ? h("div", { class: "who" }, h("b", {}, format.metric(...found)), h("span", { class: "note" }, found[0])) : row.problem ? h("span", { class: "note bad", title: row.problem }, row.problem) : ""; } },
   { key: "progress", title: "done", width: "112px", of: (row) => (row.total_samples ? row.samples / row.total_samples : 0), cell: progress },
@@ -114,8 +114,8 @@ export const open = async (main, _, query) => {
       for (const row of rows) for (const name of groupsOf(row)) groups.set(name, [...(groups.get(name) ?? []), row]);
       shown = [...groups].sort((a, b) => b[1].length - a[1].length).flatMap(([name, members]) => [{ group: name, n: members.length }, ...members]);
     }
-    say.textContent = problem || (known.info.problems ?? []).join(" ");
-    say.classList.toggle("bad", Boolean(problem));
+    say.textContent = problem || known.info.problems.join(" ");
+    say.classList.toggle("bad", Boolean(say.textContent));
     replace(head, h("div", { role: "columnheader" }, h("span", { class: "hidden" }, "choose")), COLUMNS.map((one) => h("div", { role: "columnheader", class: `c-${one.key}${one.isNumber ? " number" : ""}`, "aria-sort": by === one.key ? (sign > 0 ? "ascending" : "descending") : null },
       one.of ? h("button", { class: "plain", onclick: () => { settings.sort = by === one.key ? (sign > 0 ? `-${one.key}` : one.key) : one.key === "name" || one.key === "state" ? one.key : `-${one.key}`; update(); } }, one.title, by === one.key ? (sign > 0 ? " ↑" : " ↓") : "") : one.title)));
     body.style.setProperty("height", `${shown.length * height()}px`);
@@ -131,7 +131,7 @@ export const open = async (main, _, query) => {
   const elements = new Map();
   const nothing = () => {
     view.hidden = !known.rows.size;
-    blank.hidden = Boolean(known.rows.size);
+    blank.hidden = Boolean(known.rows.size || known.info.problems.length);
     none.hidden = !known.rows.size || Boolean(shown.length);
   };
   const rowOf = (row, index) => {
