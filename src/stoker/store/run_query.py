@@ -8,6 +8,7 @@ of a metric is enough where it means one thing.
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import operator
 import re
@@ -39,9 +40,8 @@ class Term:
     operator: str
     wanted: str
 
-    def holds(self, values: Mapping[str, Value]) -> bool:
-        """Whether it holds of a run that has these values; of one that lacks the name only `!=` does."""
-        value = value_of(self.name, values)
+    def holds(self, value: Value | None) -> bool:
+        """Whether it holds of a run that has this value under the name; of one that lacks it only `!=` does."""
         if value is None:
             return self.operator == "!="
         if self.operator == "~":
@@ -124,17 +124,20 @@ def _chosen(
 ) -> list[int]:
     """Which of the runs, in order; see `selected`."""
     terms, by = terms_of(where), (sort or "").removeprefix("-")
+    columns = {
+        name: [value_of(name, named) for named in values] for name in {by, *(term.name for term in terms)} if name
+    }
     for term in terms:
-        is_number = any(isinstance(value_of(term.name, named), float) for named in values)
+        is_number = any(isinstance(value, float) for value in columns[term.name])
         if term.operator in _COMPARE and is_number and _number(term.wanted) is None:
             raise BadJob(
                 f"{term.name} is a number, and {term.wanted!r} is none", remedy=f"Write {term.name}{term.operator}0.1."
             )
     require_known([*(term.name for term in terms), *names, *((by,) if by else ())], values)
-    kept = [index for index, of in enumerate(values) if all(term.holds(of) for term in terms)]
+    kept = [index for index in range(len(values)) if all(term.holds(columns[term.name][index]) for term in terms)]
     if not by:
         return kept
-    keys = {index: value_of(by, values[index]) for index in kept}
+    keys = columns[by]
     known = [index for index in kept if _has_order(keys[index])]
     is_number = all(isinstance(keys[index], float) for index in known)
     known.sort(
@@ -162,10 +165,10 @@ def require_known(names: Sequence[str], runs: Sequence[Mapping[str, Value]]) -> 
         BadJob: one means nothing in any of them, and the near ones are named; or several things in one, such as the
             accuracy on two splits, or in one run what it does not mean in another.
     """
-    known = dict.fromkeys(name for values in runs for name in values)
     for name in names if runs else ():
         meant = [meanings for values in runs if (meanings := _meanings(name, values))]
         if not meant:
+            known = dict.fromkeys(name for values in runs for name in values)
             near = difflib.get_close_matches(name, {*known, *(_last(full) for full in known)}, n=5)
             raise BadJob(
                 f"no run has {name!r}",
@@ -185,6 +188,7 @@ def _meanings(name: str, values: Mapping[str, Value]) -> dict[str, Value]:
     return {full: value for full, value in values.items() if _last(full) == name}
 
 
+@functools.lru_cache(maxsize=4096)
 def _last(full: str) -> str:
     """The last part of a path or of a metric."""
     return re.split(r"[./]", full)[-1]
