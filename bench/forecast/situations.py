@@ -6,7 +6,7 @@
 Each situation is a job of a published shape and a place, with the settings that a plan there needs: a layout, a
 precision, compiled passes, activation checkpointing, the micro-batch. They were named before any forecast was mended,
 by what published runs use; a plan outside of them needs a published source. Nothing runs: data are one sample, repeated
-by strides. One situation is not here: a mixture of experts.
+by strides.
 """
 
 from __future__ import annotations
@@ -100,6 +100,22 @@ def _gpt(**sizes: int) -> Callable[[], nn.Module]:
     return lambda: stoker.zoo.GPT(tied=True, **sizes)
 
 
+class _Mixtral(nn.Module):
+    """tokens_BT to logits_BTV through transformers' mixture of experts, in its default shape: 8x7B."""
+
+    def __init__(self, **changes: int) -> None:
+        super().__init__()
+        import transformers  # noqa: PLC0415 - needed by this situation alone
+
+        transformers.logging.set_verbosity_error()
+        self.inner = transformers.MixtralForCausalLM(transformers.MixtralConfig(use_cache=False, **changes))
+
+    def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        """Logits of every token."""
+        logits_BTV: torch.Tensor = self.inner(input_ids=tokens_BT).logits
+        return logits_BTV
+
+
 _70B = {"layers": 80, "width": 8192, "heads": 64, "hidden": 28_672}
 SITUATIONS: dict[int, Situation] = {
     1: Situation(
@@ -179,6 +195,14 @@ SITUATIONS: dict[int, Situation] = {
         length=224,
         published="timm: 488 ms",
         accepts=expert(checkpointed=False),
+    ),
+    10: Situation(
+        on="4x8xh100",
+        model=_Mixtral,
+        batch=64,
+        length=4096,
+        vocab=32_000,
+        accepts=expert(shards=(4, 32), checkpointed=True),
     ),
     11: Situation(
         on="8xh100",

@@ -26,6 +26,7 @@ from torch.distributed.tensor import Shard
 
 from stoker.errors import BadJob
 from stoker.jobs import Loss
+from stoker.layouts.shards import shard_dim
 from stoker.loading.batches import Pass
 from stoker.loading.fields import Content, map_tensors
 from stoker.records import Precision
@@ -47,6 +48,11 @@ Along = Callable[[nn.Parameter], Shard | None]
 """Which dimension of a parameter is sharded; None is its first."""
 
 
+def along_even_dimension(shards: int) -> Along:
+    """The dimension along which `shards` processes divide a parameter, as `shard_dim` says."""
+    return lambda parameter: Shard(dim) if (dim := shard_dim(parameter.shape, shards)) else None
+
+
 class Sharded(Strategy):
     """See `stoker.stepping.layouts.base.Strategy`; the parameters of `model` become DTensors, in place.
 
@@ -54,7 +60,7 @@ class Sharded(Strategy):
         model: on its device; its matrices may be DTensors already, over the tensor dimension of the same mesh.
         world: over whose replicas and shards it is spread.
         precision: in bf16 fp32 parameters are gathered, and computed with, in bf16.
-        along: the dimension of a parameter to shard, where that is not its first.
+        along: the dimension of a parameter to shard; by default its first, if that has enough rows.
 
     Raises:
         BadJob: parameters that are gathered together have several dtypes.
@@ -350,6 +356,7 @@ def _fully_sharded(
         if not parameter.is_contiguous():  # channels-last weights; convolutions still take inputs of that format
             parameter.data = parameter.data.contiguous()
     layout = world.layout
+    along = along or along_even_dimension(layout.shards)
     mesh = world.mesh["shards"] if layout.replicas == 1 else world.mesh["replicas", "shards"]
     settings: dict[str, Any] = {"mesh": mesh, "ignored_params": left, "shard_placement_fn": along}
     for block in blocks:
