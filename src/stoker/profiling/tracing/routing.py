@@ -1,9 +1,9 @@
 """Values of small integer tensors in a trace, under the assumption that a router spreads tokens evenly.
 
 What: a mixture of experts sends each token to the experts with the highest scores, and the sizes of what follows depend
-on them. In a trace scores have no values. Here choices among E (`topk`, `argmax`, `sort`) get balanced ones: choice j of
-k of row n is (n + j * (E // k)) mod E, so that each expert gets N * k / E of N rows. What is computed from known values
-alone is computed for real, and answers questions about sizes: masks, counts, `nonzero`, `.tolist()`.
+on them. In a trace scores have no values. Choices among E (`topk`, `argmax`, `sort`) get balanced ones: choice j of k
+of row n is (n + j * (E // k)) mod E, so that each expert gets N * k / E of N * k rows. What is computed from known
+values alone is computed for real, and answers questions about sizes: masks, counts, `nonzero`, `.tolist()`.
 Use when: always; a model without choices has none. Costs: the real integers, of at most _MOST_ROUTED elements a tensor.
 Not checked: that routing is balanced. Memory and arithmetic hardly depend on it, since experts together see N * k rows
 however these are spread, unless each has a limited capacity; on several devices the fullest one decides.
@@ -22,11 +22,15 @@ from stoker.profiling.tracing.operations import is_mutation, tensors_in, written
 
 _MOST, _MOST_ROUTED = 2**20, 2**24
 """Elements of a tensor up to which its values are known; of what depends on routing, and of all else."""
-_FACTORIES = {"arange": None, "zeros": 0, "ones": 1, "full": None, "scalar_tensor": None} | {
-    f"{kind}{like}": value
-    for kind, value in (("empty", 0), ("zeros", 0), ("ones", 1))
-    for like in ("", "_like", "_strided")
-} | {f"new_{kind}": value for kind, value in (("empty", 0), ("zeros", 0), ("ones", 1))}
+_FACTORIES = (
+    {"arange": None, "zeros": 0, "ones": 1, "full": None, "scalar_tensor": None}
+    | {
+        f"{kind}{like}": value
+        for kind, value in (("empty", 0), ("zeros", 0), ("ones", 1))
+        for like in ("", "_like", "_strided")
+    }
+    | {f"new_{kind}": value for kind, value in (("empty", 0), ("zeros", 0), ("ones", 1))}
+)
 """Operations that make tensors from sizes; the value they fill them with, None where that is an argument."""
 GROUPED = frozenset({"_grouped_mm", "grouped_mm_fallback"})
 """Products of experts with as many rows each as were sent to it, whose time depends on the most."""
@@ -52,10 +56,9 @@ class Routing:
         name = func.overloadpacket.__name__
         if not outputs or storage_key(outputs[0].untyped_storage()) in self._values:  # a view
             return
-        if name in _CHOICES and len(outputs) > _CHOICES[name]:
-            if not self._knows_all(args):
-                self._learn(outputs[_CHOICES[name]], _balanced(name, func, args, kwargs, outputs), is_routed=True)
-                return
+        if name in _CHOICES and len(outputs) > _CHOICES[name] and not self._knows_all(args):
+            self._learn(outputs[_CHOICES[name]], _balanced(name, func, args, kwargs, outputs), is_routed=True)
+            return
         inputs = [*tensors_in((args, kwargs.values()))]
         if name in _FACTORIES:
             if not outputs[0].is_floating_point() and outputs[0].numel() <= _MOST:
@@ -81,36 +84,38 @@ class Routing:
     def sized(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The fake result of an operation whose size depends on values; None if these are unknown."""
         name = func.overloadpacket.__name__
-        decides = args[1] if name == "index" else args[1:2] if name == "masked_select" else args
-        asked = [tensor for tensor in tensors_in(decides) if tensor.dtype in (torch.bool, torch.uint8)]
-        if name != "index" and name != "masked_select":
-            asked = [*tensors_in(decides)]
-        if not asked or not self._knows_all(asked):
+        if name == "index":
+            asked = [one for one in args[1] if one is not None and one.dtype in (torch.bool, torch.uint8)]
+        else:
+            asked = [args[1]] if name == "masked_select" else [*tensors_in((args, kwargs.values()))]
+        if not self._knows_all(asked):
             return None
-        self.is_assumed |= self._is_routed(asked)
-        if name == "index":  # each mask becomes the indices of its rows
+        is_routed = self._is_routed(asked)
+        self.is_assumed |= is_routed
+        if name == "index":  # each mask becomes the indices of its elements
             indices: list[Any] = []
             for index in args[1]:
-                if index is None or index.dtype not in (torch.bool, torch.uint8):
+                is_mask = any(index is mask for mask in asked)
+                if not is_mask:
                     indices.append(index)
                     continue
                 with unwatched():
                     places = self._value(index).nonzero(as_tuple=True)
-                indices += [self._made(place, index.device) for place in places]
+                indices += [self._made(place, index.device, is_routed=is_routed) for place in places]
             return func(args[0], indices, *args[2:], **kwargs)
         if name == "masked_select":
             with unwatched():
-                count = int(self._value(args[1]).broadcast_to(torch.broadcast_shapes(args[0].shape, args[1].shape)).sum())
+                shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+                count = int(self._value(args[1]).broadcast_to(shape).sum())
             return args[0].new_empty(count)
         with unwatched():
             real = func(*_mapped(args, self._value), **_mapped(kwargs, self._value))
-        device = asked[0].device
-        results = tuple(self._made(one, device) for one in tensors_in([real]))
+        results = tuple(self._made(one, asked[0].device, is_routed=is_routed) for one in tensors_in([real]))
         return results[0] if isinstance(real, torch.Tensor) else results
 
-    def _made(self, real: torch.Tensor, device: torch.device) -> torch.Tensor:
+    def _made(self, real: torch.Tensor, device: torch.device, *, is_routed: bool) -> torch.Tensor:
         fake = torch.empty(real.shape, dtype=real.dtype, device=device)
-        self._learn(fake, real, is_routed=self.is_assumed)
+        self._learn(fake, real, is_routed=is_routed)
         return fake
 
     def _note_written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -199,7 +204,7 @@ def _balanced(
     source, chosen = args[0], outputs[_CHOICES[name]]
     dim = given.get("dim")
     with unwatched():
-        if dim is None:  # of all elements
+        if dim is None or not source.dim():  # of all elements
             return torch.zeros(chosen.shape, dtype=torch.int64)
         num = max(1, source.shape[dim])
         shape = list(chosen.shape)
