@@ -21,16 +21,12 @@ from stoker.profiling.tracing.fake_device import is_fake, storage_key, unwatched
 from stoker.profiling.tracing.operations import is_mutation, tensors_in, written_arguments
 
 _MOST, _MOST_ROUTED = 2**20, 2**24
-"""Elements of a tensor up to which its values are known; of what depends on routing, and of all else."""
-_FACTORIES = (
-    {"arange": None, "zeros": 0, "ones": 1, "full": None, "scalar_tensor": None}
-    | {
-        f"{kind}{like}": value
-        for kind, value in (("empty", 0), ("zeros", 0), ("ones", 1))
-        for like in ("", "_like", "_strided")
-    }
-    | {f"new_{kind}": value for kind, value in (("empty", 0), ("zeros", 0), ("ones", 1))}
-)
+"""Elements of a tensor up to which its values are known: of what does not depend on routing, and of what does."""
+_FACTORIES: dict[str, int | None] = {
+    **dict.fromkeys(("arange", "full", "scalar_tensor")),
+    **dict.fromkeys(("empty", "empty_like", "empty_strided", "new_empty", "zeros", "zeros_like", "new_zeros"), 0),
+    **dict.fromkeys(("ones", "ones_like", "new_ones"), 1),
+}
 """Operations that make tensors from sizes; the value they fill them with, None where that is an argument."""
 GROUPED = frozenset({"_grouped_mm", "grouped_mm_fallback"})
 """Products of experts with as many rows each as were sent to it, whose time depends on the most."""
@@ -79,7 +75,8 @@ class Routing:
             return None
         self.is_assumed |= self._is_routed([tensor])
         with unwatched():
-            return self._value(tensor).item()
+            value: bool | int | float | complex = self._value(tensor).item()
+        return value
 
     def sized(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The fake result of an operation whose size depends on values; None if these are unknown."""
