@@ -210,4 +210,5 @@ def _balanced(
         count = shape.pop(dim) if shape else 1
         rows = torch.arange(max(1, torch.Size(shape).numel())).view(*shape, 1)
         indices = (rows + torch.arange(count) * max(1, num // max(1, count))) % num
-        return indices.movedim(-1, dim).reshape(chosen.shape)
+        placed: torch.Tensor = indices.movedim(-1, dim).reshape(chosen.shape)
+        return placed
