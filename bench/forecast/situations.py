@@ -50,11 +50,12 @@ class Situation:
     published: str = ""
 
 
-def expert(
+def expert(  # noqa: PLR0913 - each is a setting of its own
     *,
     precision: str = "bf16",
     micro_batch: tuple[int, int] = (1, 10**9),
     shards: tuple[int, int] | None = None,
+    experts: tuple[int, int] = (1, 1),
     checkpointed: bool | None = None,
     is_compiled: bool = False,
     has_images: bool = False,
@@ -75,6 +76,8 @@ def expert(
             yield f"micro-batch {plan.micro_batch}, not {micro_batch[0]} to {micro_batch[1]}"
         if shards is not None and not shards[0] <= plan.layout.shards <= shards[1]:
             yield f"{plan.layout.in_words()}, not {shards[0]} to {shards[1]} shards"
+        if not experts[0] <= plan.layout.experts <= experts[1]:
+            yield f"experts over {plan.layout.experts} processes, not {experts[0]} to {experts[1]}"
         if shards is not None and plan.layout.stages > 1:
             yield f"{plan.layout.stages} stages"
         is_known = checkpointed is True and plan.micro_batch <= most_kept
@@ -202,7 +205,7 @@ SITUATIONS: dict[int, Situation] = {
         batch=64,
         length=4096,
         vocab=32_000,
-        accepts=expert(shards=(4, 32), checkpointed=True),
+        accepts=expert(shards=(4, 8), experts=(4, 8), checkpointed=True),
     ),
     11: Situation(
         on="8xh100",

@@ -160,7 +160,7 @@ class Shards(LayoutAxis):
         """
         root, *blocks = sharding_groups(parts, layout)
         if is_on_cpu:
-            copies = _GLOO_TWICE if layout.reshard and parts.blocks else _GLOO_ONCE
+            copies = gloo_copies(parts, layout)
             return round(copies * (gathered_share + 1) / 2 * (root + sum(blocks)))  # half of them are of gradients
         largest = max(blocks, default=0)
         gathered = root + (2 * largest if layout.reshard else sum(blocks))
@@ -171,6 +171,11 @@ class Shards(LayoutAxis):
 
 
 AXIS = Shards()
+
+
+def gloo_copies(parts: ModelParts, layout: Layout) -> float:
+    """Peak memory of gloo's copies, in multiples of all gathered bytes."""
+    return _GLOO_TWICE if layout.reshard and parts.blocks else _GLOO_ONCE
 
 
 def shard_dim(shape: Sequence[int], shards: int) -> int:
