@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import stoker
+from bench.forecast.models import ExpertList, FromTransformers
 from stoker.zoo import GPT, MLP, ResNet9
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
@@ -265,6 +266,12 @@ def _waves(length: int) -> Callable[[int], Tensors]:
     return lambda n: (torch.randn(n, 1, length), torch.randint(0, 10, (n,)))
 
 
+def _stacked_experts() -> nn.Module:
+    sizes = {"hidden_size": 224, "intermediate_size": 448, "num_hidden_layers": 3, "num_attention_heads": 4}
+    more = {"num_key_value_heads": 2, "num_local_experts": 4}
+    return FromTransformers("MixtralForCausalLM", "MixtralConfig", **sizes, **more)
+
+
 CASES = (
     Case("mlp", lambda: MLP(784, (1000, 1000, 10)), _vectors(784), 512),
     Case("mlp small", lambda: MLP(64, (128, 128, 10)), _vectors(64), 64, threads=1),
@@ -296,5 +303,7 @@ CASES = (
     Case("u-net", lambda: UNet(24), _pictures(64), 8, loss=per_pixel_loss),
     Case("audio", audio, _waves(8000), 16),
     Case("mixture of experts", lambda: MixtureOfExperts(192, 4, 3), _vectors(64), 200),
+    Case("experts in a list", lambda: ExpertList(3, 224, 4), windows(96, 2000), 10, loss=next_token_loss),
+    Case("stacked experts", _stacked_experts, windows(96, 2000), 10, loss=next_token_loss),
 )
 """Widths, lengths and batches are chosen off the micro-benchmark's own shapes."""

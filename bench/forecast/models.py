@@ -113,7 +113,6 @@ class FromTransformers(nn.Module):
         import transformers  # noqa: PLC0415 - needed by its cases alone
 
         transformers.logging.set_verbosity_error()
-        _without_grouped_products()
         chosen = getattr(transformers, config)(vocab_size=VOCAB, **settings)
         self.inner = getattr(transformers, architecture)(chosen)
         self.is_encoder_decoder = bool(chosen.is_encoder_decoder)
@@ -126,13 +125,6 @@ class FromTransformers(nn.Module):
             more["decoder_input_ids"] = tokens_BT
         logits_BTV: torch.Tensor = self.inner(input_ids=tokens_BT, **more).logits
         return logits_BTV
-
-
-def _without_grouped_products() -> None:
-    """Let experts use the implementation of transformers: on fakes, PyTorch 2.13's own takes bf16 alone."""
-    from transformers.integrations import moe  # noqa: PLC0415 - needed by its cases alone
-
-    moe._can_use_grouped_mm = lambda *_: False  # noqa: SLF001 - there is no setting for it
 
 
 class SwitchLayer(nn.Module):
@@ -174,6 +166,48 @@ class Switch(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(VOCAB, width)
         self.layers = nn.ModuleList(SwitchLayer(width, 4, experts, 2 * width) for _ in range(layers))
+        self.head = nn.Linear(width, VOCAB)
+
+    def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        """Logits of every token."""
+        x_BTD = self.tokens(tokens_BT)
+        for layer in self.layers:
+            x_BTD = layer(x_BTD)
+        logits_BTV: torch.Tensor = self.head(x_BTD)
+        return logits_BTV
+
+
+class ListLayer(nn.Module):
+    """Attention, then the two best of several experts for each token, one expert after the other."""
+
+    def __init__(self, width: int, heads: int, experts: int, hidden: int) -> None:
+        super().__init__()
+        self.attention = nn.TransformerEncoderLayer(width, heads, width, 0.0, batch_first=True, norm_first=True)
+        self.norm, self.router = nn.LayerNorm(width), nn.Linear(width, experts)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)) for _ in range(experts)
+        )
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        """The layer's output, of the same shape."""
+        x_BTD = self.attention(x_BTD)
+        x_ND = self.norm(x_BTD).flatten(0, 1)
+        weights_NK, chosen_NK = torch.softmax(self.router(x_ND), -1).topk(2, -1)
+        out_ND = torch.zeros_like(x_ND)
+        for number, expert in enumerate(self.experts):
+            row_M, place_M = torch.where(chosen_NK == number)
+            if len(row_M):
+                out_ND.index_add_(0, row_M, expert(x_ND[row_M]) * weights_NK[row_M, place_M, None])
+        return x_BTD + out_ND.view_as(x_BTD)
+
+
+class ExpertList(nn.Module):
+    """tokens_BT to logits_BTV through layers of experts in a list."""
+
+    def __init__(self, layers: int, width: int, experts: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCAB, width)
+        self.layers = nn.ModuleList(ListLayer(width, 4, experts, 2 * width) for _ in range(layers))
         self.head = nn.Linear(width, VOCAB)
 
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
@@ -263,17 +297,21 @@ CASES: tuple[Case, ...] = (
         num_layers=4,
         num_heads=4,
     ),
-    _transformers(
-        "Mixtral",
-        "MoE",
-        "MixtralForCausalLM",
-        "MixtralConfig",
-        128,
-        8,
-        num_local_experts=4,
-        experts_implementation="grouped_mm",
-        **_LLAMA,
+    *(
+        _transformers(
+            name,
+            "MoE",
+            "MixtralForCausalLM",
+            "MixtralConfig",
+            128,
+            8,
+            num_local_experts=4,
+            experts_implementation=implementation,
+            **_LLAMA,
+        )
+        for name, implementation in (("Mixtral", "grouped_mm"), ("Mixtral in a loop", "eager"))
     ),
+    Case("experts in a list", "MoE", partial(ExpertList, 4, 256, 4), tokens(128), 16),
     Case("Switch", "MoE", partial(Switch, 4, 192, 4), tokens(128), 16),
     Case("LSTM", "LSTM", partial(LSTMTagger, VOCAB, 256), tokens(64), 32),
     Case("U-Net", "U-Net", partial(UNet, 48), pixels(32), 4),

@@ -6,7 +6,7 @@
 Each situation is a job of a published shape and a place, with the settings that a plan there needs: a layout, a
 precision, compiled passes, activation checkpointing, the micro-batch. They were named before any forecast was mended,
 by what published runs use; a plan outside of them needs a published source. Nothing runs: data are one sample, repeated
-by strides. One situation is not here: a mixture of experts.
+by strides.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ class Situation:
     published: str = ""
 
 
-def expert(
+def expert(  # noqa: PLR0913 - each is a setting of its own
     *,
     precision: str = "bf16",
     micro_batch: tuple[int, int] = (1, 10**9),
     shards: tuple[int, int] | None = None,
+    experts: tuple[int, int] = (1, 1),
     checkpointed: bool | None = None,
     is_compiled: bool = False,
     has_images: bool = False,
@@ -75,6 +76,8 @@ def expert(
             yield f"micro-batch {plan.micro_batch}, not {micro_batch[0]} to {micro_batch[1]}"
         if shards is not None and not shards[0] <= plan.layout.shards <= shards[1]:
             yield f"{plan.layout.in_words()}, not {shards[0]} to {shards[1]} shards"
+        if not experts[0] <= plan.layout.experts <= experts[1]:
+            yield f"experts over {plan.layout.experts} processes, not {experts[0]} to {experts[1]}"
         if shards is not None and plan.layout.stages > 1:
             yield f"{plan.layout.stages} stages"
         is_known = checkpointed is True and plan.micro_batch <= most_kept
@@ -98,6 +101,22 @@ def _llama(context: int, **changes: int) -> Callable[[], nn.Module]:
 
 def _gpt(**sizes: int) -> Callable[[], nn.Module]:
     return lambda: stoker.zoo.GPT(tied=True, **sizes)
+
+
+class _Mixtral(nn.Module):
+    """tokens_BT to logits_BTV through transformers' mixture of experts, in its default shape: 8x7B."""
+
+    def __init__(self, **changes: int) -> None:
+        super().__init__()
+        import transformers  # noqa: PLC0415 - needed by this situation alone
+
+        transformers.logging.set_verbosity_error()
+        self.inner = transformers.MixtralForCausalLM(transformers.MixtralConfig(use_cache=False, **changes))
+
+    def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        """Logits of every token."""
+        logits_BTV: torch.Tensor = self.inner(input_ids=tokens_BT).logits
+        return logits_BTV
 
 
 _70B = {"layers": 80, "width": 8192, "heads": 64, "hidden": 28_672}
@@ -179,6 +198,14 @@ SITUATIONS: dict[int, Situation] = {
         length=224,
         published="timm: 488 ms",
         accepts=expert(checkpointed=False),
+    ),
+    10: Situation(
+        on="4x8xh100",
+        model=_Mixtral,
+        batch=64,
+        length=4096,
+        vocab=32_000,
+        accepts=expert(shards=(4, 8), experts=(4, 8), checkpointed=True),
     ),
     11: Situation(
         on="8xh100",

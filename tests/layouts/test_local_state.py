@@ -33,6 +33,17 @@ def test_the_last_shards_of_a_short_tensor_hold_less_or_nothing(rank: int, rows:
     assert local_bytes(one, layout, rank) == 4 * 8 * expected
 
 
+@pytest.mark.parametrize(
+    ("shape", "shards", "held"),
+    [((8, 6, 64), 32, 8 * 6 * 2), ((8, 6, 64), 8, 6 * 64), ((3, 5), 4, 5), ((3, 8), 4, 3 * 2), ((2,), 4, 1)],
+)
+def test_fewer_rows_than_shards_are_divided_along_another_dimension(
+    shape: tuple[int, ...], shards: int, held: int
+) -> None:
+    """As stacked experts: of eight over 32 processes, 24 would hold nothing; where no other divides, rows it is."""
+    assert local_bytes(parameter("stacked", *shape), Layout(shards=shards), 0) == 4 * held
+
+
 def test_replicas_hold_all_of_it_and_shards_a_part_padded() -> None:
     """Parameters as they are stored, gradients and moments as they are used."""
     assert rank_state(PARTS, Layout(replicas=2), 1, MOMENTS).total == 4 * WHOLE + 6 * 4

@@ -302,7 +302,25 @@ def qwen3_layouts_job() -> stoker.Job:
     return language(model=make, data=with_next(job), loss="token_cross_entropy", clip_norm=1.0)
 
 
-LAYOUTS_JOBS = {"gpt2": gpt2_layouts_job, "qwen3": qwen3_layouts_job}
+MIXTRAL = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "num_local_experts": 4,
+}
+
+
+def mixtral_layouts_job() -> stoker.Job:
+    """Mixtral, whose experts are called in a loop, which takes float64; labels are the next tokens."""
+    job, shape = language(), {**MIXTRAL, "num_hidden_layers": 2, "experts_implementation": "eager"}
+    make = lambda: transformers.MixtralForCausalLM(transformers.MixtralConfig(**shape))  # noqa: E731 - a setting
+    return language(model=make, data=with_next(job), loss="token_cross_entropy", clip_norm=1.0)
+
+
+LAYOUTS_JOBS = {"gpt2": gpt2_layouts_job, "qwen3": qwen3_layouts_job, "mixtral": mixtral_layouts_job}
 
 
 def learned_in_double(world: World, layout: Layout, names: list[str], fault: float = 0.0) -> dict[str, Learned]:
@@ -348,6 +366,8 @@ def differences(layout: Layout, names: list[str], fault: float = 0.0) -> dict[st
         (Layout(shards=2), ["gpt2", "qwen3"]),
         (Layout(tensor=2), ["qwen3"]),
         (Layout(shards=2, tensor=2), ["qwen3"]),
+        (Layout(experts=2), ["mixtral"]),
+        (Layout(shards=2, experts=2), ["mixtral"]),
     ],
     ids=str,
 )
@@ -367,16 +387,7 @@ def test_a_fault_of_a_tenth_of_a_millionth_is_seen() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_mixture_of_experts_is_traced_for_a_gpu_that_is_not_here(precision: str) -> None:
     """Its grouped products are not part of autocast, so they stay in fp32, which PyTorch's fakes of them refuse."""
-    sizes = {
-        "vocab_size": VOCAB,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "num_local_experts": 4,
-    }
-    job = language(model=lambda: transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes)))
+    job = language(model=lambda: transformers.MixtralForCausalLM(transformers.MixtralConfig(**MIXTRAL)))
     where = dataclasses.replace(settings("cuda"), precision=precision)
     trace = trace_update(job, datasets_of(job), SEPARABLE, where)
     grouped = [one for one in trace.operations if one.name == "_grouped_mm"]

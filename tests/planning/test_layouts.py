@@ -35,6 +35,7 @@ def test_layouts_of_two_lie_along_one_axis() -> None:
         Layout(shards=2, reshard=False),
         Layout(tensor=2),
         Layout(tensor=2, sequence=True),
+        Layout(experts=2),
         Layout(stages=2),
     }
     assert list(layouts_of(1)) == [Layout()]

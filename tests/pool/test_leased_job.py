@@ -24,7 +24,7 @@ from tests.pool import counting
 from tests.pool.fake_pool import FakePool
 from tests.pool.server import until
 
-ORDER = PoolOrder(run="count", tree="0" * 64, code="code/1", stoker="stoker/1", job_file="job.py", block_s=0.0)
+ORDER = PoolOrder(run="count", tree="0" * 64, code="code/1", stoker="stoker/1", job_file="job.py", block_s=0.001)
 LIMITS = Limits(memory_bytes=1 << 30, cores=1, disk_bytes=1 << 20)
 
 

@@ -124,6 +124,9 @@ class Shards(LayoutAxis):
         """As `LayoutAxis.local_shape`: rows, as `torch.chunk` cuts them; the last shards may have fewer, or none."""
         if not shape:
             return shape
+        dim = shard_dim(shape, layout.shards) if layout.tensor == 1 else 0
+        if dim:
+            return *shape[:dim], shape[dim] // layout.shards, *shape[dim + 1 :]
         rows = -(-shape[0] // layout.shards)
         if rank is not None:
             rows = min(rows, max(0, shape[0] - layout.coordinate(rank, "shards") * rows))
@@ -157,15 +160,33 @@ class Shards(LayoutAxis):
         """
         root, *blocks = sharding_groups(parts, layout)
         if is_on_cpu:
-            copies = _GLOO_TWICE if layout.reshard and parts.blocks else _GLOO_ONCE
+            copies = gloo_copies(parts, layout)
             return round(copies * (gathered_share + 1) / 2 * (root + sum(blocks)))  # half of them are of gradients
         largest = max(blocks, default=0)
         gathered = root + (2 * largest if layout.reshard else sum(blocks))
         largest_sum = max(sharding_groups(parts, layout, of_gradients=True))
-        return round(gathered_share * gathered + (gathered_share + 1) * largest_sum)
+        # Along another dimension than the first, a parameter is put together again, and its gradient taken apart.
+        cut = [one.num_bytes for one in parts.parameters if layout.tensor == 1 and shard_dim(one.shape, layout.shards)]
+        return round(gathered_share * (gathered + max(cut, default=0)) + (gathered_share + 1) * largest_sum)
 
 
 AXIS = Shards()
+
+
+def gloo_copies(parts: ModelParts, layout: Layout) -> float:
+    """Peak memory of gloo's copies, in multiples of all gathered bytes."""
+    return _GLOO_TWICE if layout.reshard and parts.blocks else _GLOO_ONCE
+
+
+def shard_dim(shape: Sequence[int], shards: int) -> int:
+    """The dimension of a parameter that is sharded, outside of tensor groups.
+
+    It is the first, unless that has fewer rows than there are shards, as stacked experts may, and another one divides:
+    otherwise some processes would hold rows and others nothing.
+    """
+    if len(shape) < 2 or shape[0] >= shards:
+        return 0
+    return next((dim for dim, size in enumerate(shape) if dim and size % shards == 0), 0)
 
 
 def sharding_groups(parts: ModelParts, layout: Layout, *, of_gradients: bool = False) -> tuple[int, ...]:

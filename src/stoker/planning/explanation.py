@@ -191,10 +191,13 @@ def _setting_text(setting: str, value: object) -> str:
 
 
 def describe_stand_in(forecasts: TracedForecasts, plan: Plan) -> tuple[str, ...]:
-    """That a CPU was traced in the device's place, and why; nothing if the device was."""
-    if not forecasts.is_fallback(plan):
-        return ()
-    return (f"traced on a CPU in its place, which runs other kernels: {fake_device.why_not_cuda()}",)
+    """What was traced in place of the job: a CPU for the device, and why; experts that get equally many tokens."""
+    lines = list[str]()
+    if forecasts.is_fallback(plan):
+        lines.append(f"traced on a CPU in its place, which runs other kernels: {fake_device.why_not_cuda()}")
+    if forecasts.is_balanced(plan):
+        lines.append("experts are assumed to get equally many tokens each")
+    return tuple(lines)
 
 
 def describe_messages(spread: LayoutUpdate, links: Sequence[Links]) -> tuple[str, ...]:

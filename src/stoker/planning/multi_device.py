@@ -246,6 +246,8 @@ class LayoutCandidates:
         """
         found, products = _Found([], [], []), list[Layout]()
         for layout in layouts_of(self.place.count):
+            if layout.experts > 1 and not self._has_experts:
+                continue
             if len(layout.divided) > 1:
                 products.append(layout)
             else:
@@ -278,9 +280,15 @@ class LayoutCandidates:
         reasons = "; ".join(dict.fromkeys(f"{r.plan.layout.in_words()}: {r.reason}" for r in rejected[:4]))
         raise BadJob(f"{self.place.count} devices cannot share this job. {reasons}", remedy="Use one device.")
 
+    @functools.cached_property
+    def _has_experts(self) -> bool:
+        """Whether layouts of experts are tried, or their problem is told; not with models that have none."""
+        return any(name.rpartition(".")[2] == "experts" for name, _ in self.planner.prepared.model.named_modules())
+
     def _add_like(self, favourite: Plan, layout: Layout, found: _Found) -> bool:
         """Add `favourite` under another layout of the same parts of a batch, if it fits there for sure."""
         forecasts = self.forecasts(layout)
+        favourite = dataclasses.replace(favourite, compile=favourite.compile and compiles(layout))
         if not forecasts.fits(favourite, SURE_ENOUGH):
             return False
         found.candidates.append(
@@ -300,7 +308,7 @@ class LayoutCandidates:
         if self.place.device.kind != "cuda":
             return list(layouts)
         if found.candidates:  # what fits along one axis is only made faster by a product that shares the batch
-            layouts = [one for one in layouts if one.replicas * one.shards == one.world_size]
+            layouts = [one for one in layouts if one.data_size == one.world_size]
         estimates: dict[Layout, float] = {}
         for layout in layouts:
             illegal = self.rules.problem_with(layout)

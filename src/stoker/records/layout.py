@@ -34,6 +34,9 @@ class MeshAxis:
     cuts_model: bool = False
 
 
+_EXPERTS = MeshAxis(name="experts", size=1, shares_batch=True, divides_tensors=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """A mesh of processes: `stages` x `replicas` x `shards` x `tensor`, the last one the closest together.
@@ -43,8 +46,9 @@ class Layout:
     replicas it is hybrid). With `reshard`, gathered parameters are let go of after the forward pass and gathered again
     for the backward pass. `tensor` processes split the matrices of each layer; with `sequence`, activations between
     these layers are split along the sequence. `stages` hold consecutive layers each, and micro-batches go through them
-    in the order of `schedule`. `added` are axes without a field here: those that share a batch come after `shards`, the
-    others last.
+    in the order of `schedule`. `experts` hold different experts of a mixture each, shards of all else, and take parts
+    of the batch; if there are several, they are a dimension of the mesh after `shards`. `added` are axes without a
+    field here: those that share a batch come after these, the others last.
 
     What an axis costs, requires and does is in `stoker.layouts` and `stoker.stepping.layouts`, in files of its name.
     """
@@ -57,6 +61,7 @@ class Layout:
     reshard: bool = True
     sequence: bool = False
     schedule: Schedule = "1f1b"
+    experts: int = field(default=1, metadata=OMIT_DEFAULT)
     added: tuple[MeshAxis, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
@@ -74,6 +79,7 @@ class Layout:
             MeshAxis(name="stages", size=self.stages, cuts_model=True),
             MeshAxis(name="replicas", size=self.replicas, shares_batch=True),
             MeshAxis(name="shards", size=self.shards, shares_batch=True, divides_tensors=True),
+            *([] if self.experts == 1 else [replace(_EXPERTS, size=self.experts)]),
             *(axis for axis in self.added if axis.shares_batch),
             MeshAxis(name="tensor", size=self.tensor, divides_tensors=True),
             *(axis for axis in self.added if not axis.shares_batch),
@@ -106,7 +112,7 @@ class Layout:
 
     def gathered_in(self, precision: Precision) -> Literal["bf16"] | None:
         """The dtype in which shards gather fp32 parameters, and compute, in a precision; None: as they are stored."""
-        return "bf16" if precision == "bf16" and self.shards > 1 else None
+        return "bf16" if precision == "bf16" and self.shards * self.experts > 1 else None
 
     @property
     def divides_tensors(self) -> bool:
@@ -191,6 +197,8 @@ class Layout:
         data, rest = divmod(world_size, self.world_size // self.data_size)
         if rest or data < 1:
             return None
+        if self.experts > 1:
+            return None if data % self.experts else replace(self, shards=data // self.experts)
         sharing = [axis.name for axis in self.divided if axis.shares_batch and axis.name != "replicas"]
         if not sharing:
             return replace(self, replicas=data)
@@ -232,6 +240,7 @@ class Layout:
         of_fields = {
             "stages": f"{self.stages} stages ({self.schedule})",
             "shards": f"{self.shards} shards" + ("" if self.reshard else " kept gathered"),
+            "experts": f"{self.experts}-way experts",
             "tensor": f"{self.tensor}-way tensor" + (" with sequence" if self.sequence else ""),
         }
         return " × ".join(of_fields.get(axis.name, f"{axis.size} {axis.name}") for axis in self.divided)

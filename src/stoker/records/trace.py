@@ -171,7 +171,8 @@ class Trace:
     `occurrences` in order of execution; `events` is the exact order of allocations and frees: `i + 1` for the birth of
     storage `i`, `-(i + 1)` for its death, those that live before the update first. `modules` are dotted names
     (`''` for none), `sources` the user's lines, as `train_me.py:42`. `is_fallback` says that the target could not be
-    pretended, and a CPU was traced in its place.
+    pretended, and a CPU was traced in its place; `is_balanced` that sizes, or the time of grouped products, rest on the
+    assumption that a router spreads tokens evenly over its experts.
     """
 
     schema: ClassVar[int] = 1
@@ -184,6 +185,7 @@ class Trace:
     sources: tuple[str, ...]
     repetition: Repetition | None = None
     is_fallback: bool = False
+    is_balanced: bool = field(default=False, metadata=OMIT_DEFAULT)
     took_s: float = 0.0
 
     def where(self, occurrence: Occurrence) -> str:

@@ -210,6 +210,7 @@ def packed_trace(trace: Trace) -> bytes:
         "sources": trace.sources,
         "repetition": None if trace.repetition is None else _repetition_to_json(trace.repetition, shapes),
         "is_fallback": trace.is_fallback,
+        "is_balanced": trace.is_balanced,
         "took_s": trace.took_s,
         "shapes": shapes.table,
     }
@@ -252,6 +253,7 @@ def _trace(content: JSON) -> Trace:
         sources=tuple(content["sources"]),
         repetition=_repetition(content["repetition"], shapes),
         is_fallback=content["is_fallback"],
+        is_balanced=content.get("is_balanced", False),
         took_s=content["took_s"],
     )
 

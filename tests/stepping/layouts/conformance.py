@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +16,7 @@ from stoker.stepping.step import Step
 from stoker.stepping.world import World
 from stoker.zoo import GPT, Llama
 from tests.stepping.driving import SEPARABLE, grouped
+from tests.stepping.experts import mixture
 from tests.stepping.layouts.odd import odd_job
 from tests.stepping.models import cnn, images, make_job, texts
 
@@ -79,7 +81,21 @@ def few_bits_job(width: int = 64) -> Job:
     )
 
 
+def experts_job(kind: str = "grouped") -> Job:
+    """Four routed experts in each of two layers; the last batch of an epoch has 7 samples of 16."""
+    return make_job(
+        functools.partial(mixture, kind),
+        data=texts(55, masked=0.3),
+        loss="token_cross_entropy",
+        optimizer=AdamW(lr=1e-3),
+        clip_norm=1.0,
+        batch=16,
+        average=0.9,
+    )
+
+
 JOBS = {
+    "experts": (experts_job, SEPARABLE),
     "few bits": (few_bits_job, SEPARABLE),
     "gpt": (gpt_job, SEPARABLE),
     "momentum": (momentum_job, SEPARABLE),

@@ -47,6 +47,7 @@ CASES: dict[str, tuple[str, torch.dtype | None, dict[str, Any]]] = {
     "8-bit states": ("few bits", torch.float64, {"micro_batch": 3, "optimizer_states": "8bit"}),
     "bf16 states": ("few bits", torch.float64, {"micro_batch": 3, "optimizer_states": "bf16"}),
     "8-bit states in fp32": ("few bits", torch.float32, {"micro_batch": 8, "optimizer_states": "8bit"}),
+    "experts": ("experts", torch.float64, {"micro_batch": 3}),
     "odd": ("odd", torch.float64, {"micro_batch": 3}),
     "odd, fused": ("odd", torch.float64, {"micro_batch": 3, "optimizer_implementation": "fused"}),
 }

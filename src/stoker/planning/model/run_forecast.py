@@ -360,6 +360,10 @@ class TracedForecasts:
         """True if a CPU was traced instead, because this PyTorch cannot pretend to have the device."""
         return self._needs.trace(self._settings(plan)).is_fallback
 
+    def is_balanced(self, plan: Plan) -> bool:
+        """True if the forecast rests on the assumption that a router spreads tokens evenly over its experts."""
+        return self._needs.trace(self._settings(plan)).is_balanced
+
     def breakdown(self, plan: Plan) -> Breakdown:
         """Parts of an update's memory and time; `peak_at` is the phase and the user's line of the peak."""
         settings = self._settings(plan)

@@ -30,6 +30,7 @@ from stoker.profiling.tracing.operations import (
     tensors_in,
     written_arguments,
 )
+from stoker.profiling.tracing.routing import Routing
 from stoker.profiling.tracing.storages import Life, Recording, Storages, TensorUse
 from stoker.profiling.tracing.target_kernels import completed, stand_in
 from stoker.records import Occurrence, Phase
@@ -64,6 +65,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.device, self.answers, self.lines = device, answers, lines
         self.storages = Storages(device)
+        self.routing = Routing()
         self.modules: list[str] = [""]
         self._place_of_name: dict[str, int] = {"": 0}
         self._module_places: dict[int, int] = {}
@@ -139,6 +141,7 @@ class Recorder(TorchDispatchMode):
         is_in_place, func = executed is not func, executed
         out = self._run(func, args, kwargs)
         self._additions.note(func, out)
+        self.routing.note(func, args, kwargs, out)
         if func.namespace != "prim":
             self._note(func, args, kwargs, out)
         return aten.alias(out) if is_in_place else out
@@ -149,10 +152,16 @@ class Recorder(TorchDispatchMode):
             _require_one_dtype(func, args)
             return instead(*args, **kwargs) if instead is not None else completed(func, args, func(*args, **kwargs))
         except DataDependentOutputException:
+            name = func.overloadpacket.__name__
+            if name == "_local_scalar_dense" and (known := self.routing.scalar(args[0])) is not None:
+                return known
             line = self.lines.name_here()
             life = self.storages.life_of(args[0]) if args else None
             return self.answers.value(func, args, line, is_all=life is not None and life.is_all)
         except DynamicOutputShapeException:
+            known = self.routing.sized(func, args, kwargs)
+            if known is not None:
+                return known
             return self.answers.result(func, args, kwargs, self.lines.name_here())
         except Exception:
             self.last_failure = str(func), self.lines.name_here()

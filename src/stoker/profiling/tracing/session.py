@@ -28,6 +28,7 @@ from stoker.profiling.tracing.fake_device import MixedDevices, pretending
 from stoker.profiling.tracing.fakes import NO_HINTS, FakeAnswers, Fakes, Hints
 from stoker.profiling.tracing.operations import SourceLines, is_users_code, tensors_in
 from stoker.profiling.tracing.recorder import Recorder
+from stoker.profiling.tracing.routing import GROUPED
 from stoker.profiling.tracing.storages import Recording
 from stoker.profiling.tracing.target_kernels import attention_of, recurrence_of_cudnn, single_kernels_of_cuda
 from stoker.records import Category, Phase, Storage, Trace, TraceSettings
@@ -181,6 +182,7 @@ def _trace(recording: Recording, session: TracingSession, took_s: float) -> Trac
         modules=tuple(session.recorder.modules),
         sources=tuple(session.recorder.lines.names),
         is_fallback=session.is_fallback,
+        is_balanced=session.recorder.routing.is_assumed or any(one.name in GROUPED for one in recording.operations),
         took_s=took_s,
     )
 

@@ -26,11 +26,13 @@ from torch.distributed.tensor import Shard
 
 from stoker.errors import BadJob
 from stoker.jobs import Loss
+from stoker.layouts.shards import shard_dim
 from stoker.loading.batches import Pass
 from stoker.loading.fields import Content, map_tensors
 from stoker.records import Precision
 from stoker.stepping.activation_checkpointing import repeated_blocks
 from stoker.stepping.bf16_weights import Bf16Weights
+from stoker.stepping.distributed_tensors import local
 from stoker.stepping.layouts.base import (
     LossOf,
     MeasuresOf,
@@ -47,6 +49,11 @@ Along = Callable[[nn.Parameter], Shard | None]
 """Which dimension of a parameter is sharded; None is its first."""
 
 
+def along_even_dimension(shards: int) -> Along:
+    """The dimension along which `shards` processes divide this process's part of a parameter, as `shard_dim` says."""
+    return lambda parameter: Shard(dim) if (dim := shard_dim(local(parameter).shape, shards)) else None
+
+
 class Sharded(Strategy):
     """See `stoker.stepping.layouts.base.Strategy`; the parameters of `model` become DTensors, in place.
 
@@ -54,14 +61,22 @@ class Sharded(Strategy):
         model: on its device; its matrices may be DTensors already, over the tensor dimension of the same mesh.
         world: over whose replicas and shards it is spread.
         precision: in bf16 fp32 parameters are gathered, and computed with, in bf16.
-        along: the dimension of a parameter to shard, where that is not its first.
+        along: the dimension of a parameter to shard; by default its first, if that has enough rows.
+        experts: modules whose parameters are divided over the mesh's dimension of experts already, and are sharded over
+            the others alone.
 
     Raises:
         BadJob: parameters that are gathered together have several dtypes.
     """
 
     def __init__(
-        self, model: nn.Module, world: World, *, precision: Precision = "fp32", along: Along | None = None
+        self,
+        model: nn.Module,
+        world: World,
+        *,
+        precision: Precision = "fp32",
+        along: Along | None = None,
+        experts: Sequence[nn.Module] = (),
     ) -> None:
         self.model = model
         self._world = world
@@ -69,7 +84,7 @@ class Sharded(Strategy):
         self._scalars = [p for p in model.parameters() if p.dim() == 0]  # FSDP2 divides by rows, and takes no scalars
         self._root = WholePass(model)
         self.hooked_blocks = blocks = separate_blocks(model)
-        self._parts = _fully_sharded(self._root, blocks, world, set(self._scalars), along)
+        self._parts = _fully_sharded(self._root, blocks, world, set(self._scalars), along, experts)
         self._gather_for(precision)
         self._order = _BlockOrder(model, blocks, world)
         self._gathers_once = not world.layout.reshard
@@ -170,6 +185,8 @@ class Sharded(Strategy):
             for parameter, count in zip(self._trained.values(), total.tolist(), strict=False):
                 if count == 0:
                     parameter.grad = None
+                elif parameter.grad is None:  # of experts in no shards, which other processes have
+                    parameter.grad = torch.zeros_like(parameter)
 
     def _watch_use(self) -> None:
         """Record in `_used` the parameters that get a gradient, by hooks set in the next pass, once gathered."""
@@ -342,22 +359,43 @@ def separate_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _fully_sharded(
-    root: nn.Module, blocks: Sequence[nn.Module], world: World, left: set[nn.Parameter], along: Along | None
+    root: nn.Module,
+    blocks: Sequence[nn.Module],
+    world: World,
+    left: set[nn.Parameter],
+    along: Along | None,
+    experts: Sequence[nn.Module],
 ) -> list[Any]:
-    """Shard each block, and the rest with the root, in place; the modules that gather parameters, blocks first."""
+    """Shard experts, each block, and the rest with the root, in place; the modules that gather, the root last."""
     assert world.mesh is not None
     for parameter in root.parameters():
         if not parameter.is_contiguous():  # channels-last weights; convolutions still take inputs of that format
             parameter.data = parameter.data.contiguous()
     layout = world.layout
     mesh = world.mesh["shards"] if layout.replicas == 1 else world.mesh["replicas", "shards"]
+    parts: list[Any] = []
+    if experts:
+        sharing = tuple(axis.name for axis in layout.mesh if axis.shares_batch)
+        mesh = world.mesh[sharing]._flatten("data")  # noqa: SLF001 - shards and experts in one, as `join` has made it
+        if layout.shards > 1:
+            parts = [*experts]
+        else:
+            left = left | {parameter for module in experts for parameter in module.parameters()}
+    for part in parts:
+        fully_shard(
+            part,
+            mesh=world.mesh["shards"],
+            reshard_after_forward=layout.reshard,
+            shard_placement_fn=along_even_dimension(layout.shards),
+        )
+    along = along or along_even_dimension(mesh.size(-1))
     settings: dict[str, Any] = {"mesh": mesh, "ignored_params": left, "shard_placement_fn": along}
     for block in blocks:
         block.register_forward_hook(_without_views)
         fully_shard(block, reshard_after_forward=layout.reshard, **settings)
     # The root's own parameters are needed again as soon as the backward pass begins.
     fully_shard(root, reshard_after_forward=False, **settings)
-    parts: list[Any] = [*blocks, root]
+    parts += [*blocks, root]
     for part in parts:
         _require_one_dtype(part)
         part.set_gradient_divide_factor(1.0)

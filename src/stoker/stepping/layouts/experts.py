@@ -1,0 +1,185 @@
+"""Expert parallel: processes that share a batch hold different experts of a mixture, and send tokens to each other.
+
+What: of E experts each of `experts` processes holds E / experts, whole or in shards. A router's choices decide where a
+token goes: an all-to-all sends each token to the processes of its experts, another one brings the results back, which
+are weighted and added up where the token came from. Gradients of experts are summed over the processes that hold the
+same ones; all other parameters are sharded over all processes (`stepping/layouts/sharded.py`).
+Use when: experts are most of the parameters, so that gathering all of them for each pass takes longer than sending
+tokens. Costs: four all-to-alls of tokens x choices a layer in an update, six where it is recomputed, which nothing
+hides, so the group should be joined by the fastest links; the fullest expert decides how long all wait.
+Does not combine with: replicas, tensor parallel, stages, Muon, compiled plans; experts that are not stacked.
+Source: D. Lepikhin et al., "GShard", arXiv:2006.16668, section 3; S. Rajbhandari et al., arXiv:2201.05596, section 4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from stoker.jobs import Job
+from stoker.records import Layout, Plan
+from stoker.records.profile import ModelParts
+from stoker.stepping.layouts.base import LayoutExecution, Strategy
+from stoker.stepping.world import World
+
+_ARGUMENTS = ("hidden_states", "top_k_index", "top_k_weights")
+"""What a module of stacked experts takes, as those of transformers do: tokens [N, D], chosen experts [N, K], weights
+[N, K]. It returns the weighted sums of the experts' outputs [N, D]."""
+
+
+class ExpertExecution(LayoutExecution):
+    """See `stoker.stepping.layouts.base.LayoutExecution`."""
+
+    def parallelize(self, plan: Plan, model: nn.Module, world: World, job: Job) -> Strategy:
+        """As `LayoutExecution.parallelize`; shards are within it."""
+        from stoker.stepping.layouts.sharded import Sharded  # noqa: PLC0415 - FSDP2 takes long to import
+
+        assert world.mesh is not None
+        experts = list(expert_modules(model).values())
+        for module in experts:
+            _divide(module, world.mesh["experts"])
+        return Sharded(model, world, precision=plan.precision, experts=experts)
+
+    def model_problem(self, model: nn.Module, layout: Layout) -> str | None:
+        """As `LayoutExecution.model_problem`."""
+        size, found = layout.experts, expert_modules(model)
+        if not found:
+            return (
+                f"{type(model).__name__} has no stacked experts: modules with a number `num_experts`, parameters with "
+                f"so many rows each, and forward({', '.join(_ARGUMENTS)}), as those of transformers. Experts in a list "
+                "are called one by one by the model's own code"
+            )
+        for name, module in found.items():
+            if module.num_experts % size:
+                return f"{name} has {module.num_experts} experts, which {size} processes do not divide"
+        parameters = [parameter for module in found.values() for parameter in module.parameters()]
+        owners = sum(
+            any(own is one for one in parameters)
+            for module in model.modules()
+            for own in module.parameters(recurse=False)
+        )
+        return (
+            None if owners == len(parameters) else f"{type(model).__name__} uses parameters of experts elsewhere, too"
+        )
+
+    def divided_parts(self, parts: ModelParts, model: nn.Module, layout: Layout) -> ModelParts:
+        """As `LayoutExecution.divided_parts`: experts by their number."""
+        names = {f"{name}.{own}" for name, module in expert_modules(model).items() for own in module.state_dict()}
+        return dataclasses.replace(
+            parts,
+            parameters=tuple(
+                dataclasses.replace(one, division=0) if one.name in names else one for one in parts.parameters
+            ),
+        )
+
+
+EXECUTION = ExpertExecution()
+
+
+def expert_modules(model: nn.Module) -> dict[str, Any]:
+    """The modules of stacked experts of a model, by name."""
+    return {name: module for name, module in model.named_modules() if _is_stacked(module)}
+
+
+def _is_stacked(module: Any) -> bool:
+    num = getattr(module, "num_experts", None)
+    parameters = list(module.parameters())
+    if not isinstance(num, int) or not parameters or any(not p.dim() or p.shape[0] != num for p in parameters):
+        return False
+    own = list(module.parameters(recurse=False))
+    return len(own) == len(parameters) and tuple(inspect.signature(module.forward).parameters) == _ARGUMENTS
+
+
+def _divide(module: Any, mesh: Any) -> None:
+    """Keep this process's experts of a module, as parts of DTensors, and exchange tokens around its forward pass."""
+    from torch.distributed.tensor import DTensor, Shard  # noqa: PLC0415 - slow to import
+
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        part = parameter.detach().chunk(mesh.size())[mesh.get_local_rank()].clone()
+        spread = DTensor.from_local(part, mesh, [Shard(0)], run_check=False)
+        setattr(module, name, nn.Parameter(spread, requires_grad=parameter.requires_grad))
+    module.num_experts //= mesh.size()
+    module.forward = functools.wraps(module.forward)(
+        functools.partial(_exchanging, module, module.forward, mesh.get_group())
+    )
+
+
+def _exchanging(
+    module: Any,
+    forward: Callable[..., torch.Tensor],
+    group: dist.ProcessGroup,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+) -> torch.Tensor:
+    """What all experts together give these tokens [N, D]; S are this process's pairs of token and expert, R those here.
+
+    Each process makes the same messages, whether tokens of its own or of others go to its experts or not.
+    """
+    (num, choices), here, size = top_k_index.shape, module.num_experts, group.size()
+    expert_S, order_S = top_k_index.flatten().sort(stable=True)
+    sent_PE = expert_S.bincount(minlength=size * here).view(size, here)
+    received_PE = torch.empty_like(sent_PE)
+    dist.all_to_all_single(received_PE, sent_PE, group=group)
+    sends, receives = torch.stack([sent_PE.sum(1), received_PE.sum(1)]).tolist()
+    x_RD = _sent(hidden_states[order_S // choices], sends, receives, group)
+    expert_R = torch.arange(here, device=x_RD.device).repeat(size).repeat_interleave(received_PE.flatten())
+    weight_R1 = torch.ones(len(x_RD), 1, dtype=top_k_weights.dtype, device=x_RD.device)
+    with _local_parameters(module, x_RD.dtype):
+        y_RD = forward(x_RD, expert_R.unsqueeze(1), weight_R1)
+    y_RD = y_RD + x_RD[:0].sum()  # zero: gradients are sent back even if no expert here was chosen
+    y_SD = _sent(y_RD, receives, sends, group)
+    y_NKD = torch.empty_like(y_SD).index_copy(0, order_S, y_SD).view(num, choices, -1)
+    out_ND: torch.Tensor = (y_NKD * top_k_weights.unsqueeze(-1)).sum(1).to(hidden_states.dtype)
+    return out_ND
+
+
+@contextlib.contextmanager
+def _local_parameters(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Within the block, the module's parameters are plain tensors: this process's experts, in the tokens' dtype."""
+    held = dict(module._parameters)  # noqa: SLF001 - a plain tensor cannot be set in place of a parameter otherwise
+    spread: dict[str, Any] = {name: parameter for name, parameter in held.items() if parameter is not None}
+    module._parameters.update({name: each.to_local().to(dtype) for name, each in spread.items()})  # noqa: SLF001
+    try:
+        yield
+    finally:
+        module._parameters.update(held)  # noqa: SLF001
+
+
+def _sent(rows: torch.Tensor, sends: list[int], receives: list[int], group: dist.ProcessGroup) -> torch.Tensor:
+    """The rows received from the processes of a group, of which `sends` go to each in their order."""
+    received: torch.Tensor = _Exchange.apply(rows, sends, receives, group)  # type: ignore[no-untyped-call]
+    return received
+
+
+class _Exchange(torch.autograd.Function):
+    """Rows sent to the processes of a group, `sends` to each in their order, and `receives` from each."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, sends: list[int], receives: list[int], group: dist.ProcessGroup
+    ) -> torch.Tensor:
+        """The rows received, by process."""
+        ctx.sends, ctx.receives, ctx.group = sends, receives, group
+        return _all_to_all(rows, sends, receives, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        """The gradients of the rows, from where they were sent."""
+        return _all_to_all(gradient, ctx.receives, ctx.sends, ctx.group), None, None, None
+
+
+def _all_to_all(rows: torch.Tensor, sends: list[int], receives: list[int], group: dist.ProcessGroup) -> torch.Tensor:
+    received = rows.new_empty(sum(receives), *rows.shape[1:])
+    dist.all_to_all_single(received, rows.contiguous(), receives, sends, group=group)  # gloo needs contiguous rows
+    return received
