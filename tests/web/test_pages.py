@@ -363,9 +363,9 @@ class Held:
 
     def release(self) -> None:
         """Hand over what is kept, and keep nothing more."""
-        self._page.unroute(self._pattern)
-        for route, answer in self.answers:
+        for route, answer in self.answers:  # also those that come meanwhile
             route.fulfill(response=answer)
+        self._page.unroute(self._pattern)
 
 
 def test_events_that_come_while_documents_are_fetched_are_shown_once(browser: Any, tmp_path: Path) -> None:
