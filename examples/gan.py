@@ -32,14 +32,14 @@ def step(
     made = generator(torch.randn(len(real), NOISE, device=real.device, dtype=real.dtype))
 
     of_real, of_made = discriminator(real), discriminator(made.detach())
-    told_apart = F.softplus(-of_real).mean() + F.softplus(of_made).mean()
-    told_apart.backward()
+    discriminator_loss = F.softplus(-of_real).mean() + F.softplus(of_made).mean()
+    discriminator_loss.backward()
     optimizers["discriminator"].step()
 
     fooled = F.softplus(-discriminator(made)).mean()
     fooled.backward()
     optimizers["generator"].step()
-    return {"loss": fooled, "discriminator": told_apart}
+    return {"loss": fooled, "discriminator": discriminator_loss}
 
 
 def job(epochs: float = 200, batch: int = 64) -> stoker.Job:

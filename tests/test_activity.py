@@ -13,7 +13,7 @@ from stoker.reporting.panel import RunSnapshot, frame
 
 
 def test_only_what_takes_more_than_a_second_is_shown() -> None:
-    """With all it is in, the step, and the time since the outermost began; afterwards nothing."""
+    """With the activities around it, its step, and the time since the outermost began; afterwards nothing."""
     with doing("planning") as planning, doing("tracing", of=4) as tracing:
         tracing.step = 2
         assert activity.in_words(lambda: planning.began_s + 0.9) is None

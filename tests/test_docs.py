@@ -111,7 +111,7 @@ def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parse(words: list[str]) -> None:
-    """Parse as the command line does, without running anything; raises what a user would be reported."""
+    """Parse as the command line does, without running anything; raises the error that a user would see."""
     name, command, rest = _command(words)
     if "--help" not in rest:
         command.make_context(name, list(rest))
@@ -290,7 +290,7 @@ def test_every_option_is_told() -> None:
 
 
 def test_glossary_terms_are_used() -> None:
-    """Each term of the glossary stands in another page; terms are sorted, and reported once."""
+    """Each term of the glossary stands in another page; terms are sorted, and explained once."""
     glossary = DOCS / "glossary.md"
     terms = re.findall(r"^\| \*\*(.+?)\*\* \|", glossary.read_text(encoding="utf-8"), re.MULTILINE)
     others = "\n".join(page.read_text(encoding="utf-8") for page in PAGES if page != glossary).lower()

@@ -1,4 +1,4 @@
-"""Which slices count, how they are tried again, and what a contender is reported."""
+"""Which slices count, how they are tried again, and what is reported to a contender."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ FIELDS = {
 
 
 def test_events_tell_the_story_in_order_with_every_documented_field() -> None:
-    """planned, started, then training with its evaluations and checkpoints, the test, and the end; so has the log."""
+    """planned, started, training with its evaluations and checkpoints, the test, the end; the log has the same."""
     assert FIELDS.keys() >= {"planned", "started", "progress", "evaluated", "checkpointed", "finished"}
     heard = Heard()
     run = stoker.train(blobs_job(), plan=PLAN, sink=heard)

@@ -70,7 +70,11 @@ def test_layouts_of_experts_have_shards_or_none() -> None:
     assert "16 processes that exchange tokens" in (layout_problem(Layout(experts=16), traits) or "")
 
 
-@pytest.mark.parametrize(("layout", "count", "after"), [(TWO, 4, Layout(experts=2, shards=2)), (TWO, 3, None)])
-def test_another_number_of_processes_keeps_the_experts_divided(layout: Layout, count: int, after: Layout) -> None:
-    """More of them are shards; three processes cannot hold halves."""
+@pytest.mark.parametrize(
+    ("layout", "count", "after"), [(TWO, 4, Layout(experts=2, shards=2)), (TWO, 3, Layout(shards=3))]
+)
+def test_another_number_of_processes_divides_experts_as_far_as_it_can(
+    layout: Layout, count: int, after: Layout
+) -> None:
+    """More of them are shards; three processes cannot hold halves, and are shards alone."""
     assert layout.resized(count) == after

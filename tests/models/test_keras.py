@@ -95,7 +95,7 @@ def test_what_is_trained_is_a_parameter_and_what_is_kept_a_buffer() -> None:
 
 
 def test_dropout_is_on_in_training_and_off_in_evaluation() -> None:
-    """Keras has to be reported at every call."""
+    """Keras needs the mode at every call."""
     model = build_model(job_of(lambda: network(dropout=0.5)))
     images = job_of().data[0]
     assert not torch.equal(model(images), model(images))

@@ -161,7 +161,7 @@ def test_answers_that_nobody_reads_are_counted(server: Attacked) -> None:
 
 
 def test_connections_have_a_cap(server: Attacked) -> None:
-    """Of one address as well; those over it are reported, and those within it are answered."""
+    """Of one address as well; those over it are refused with the reason, and those within it are answered."""
     with contextlib.ExitStack() as clients:
         mine = [clients.enter_context(server.connect()) for _ in range(160)]
         time.sleep(0.2)

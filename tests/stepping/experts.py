@@ -10,7 +10,10 @@ from tests.stepping.models import VOCAB
 
 
 class StackedExperts(nn.Module):
-    """Experts of stacked matrices [E, …], by the signature of transformers'; `way` of products: grouped or batched."""
+    """Experts of stacked matrices [E, …], by the signature of transformers'.
+
+    `way` of products: grouped, batched, or in a loop over the experts that were chosen.
+    """
 
     def __init__(self, experts: int, width: int, hidden: int, way: str = "grouped") -> None:
         super().__init__()
@@ -22,6 +25,13 @@ class StackedExperts(nn.Module):
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """The sum of the chosen experts' outputs for each token, with their weights: [N, D]."""
+        if self.way == "looped":
+            out_ND = torch.zeros_like(hidden_states)
+            for expert in top_k_index.unique().tolist():
+                row_M, place_M = torch.where(top_k_index == expert)
+                y_MD = F.gelu(hidden_states[row_M] @ self.up_EDF[expert]) @ self.down_EFD[expert]
+                out_ND = out_ND.index_add(0, row_M, y_MD * top_k_weights[row_M, place_M, None])
+            return out_ND
         (num, choices), width = top_k_index.shape, hidden_states.shape[1]
         expert_S, order_S = top_k_index.flatten().sort(stable=True)
         x_SD = hidden_states[order_S // choices]
@@ -84,10 +94,19 @@ class Layer(nn.Module):
 def mixture(
     kind: str = "grouped", *, layers: int = 2, num: int = 4, width: int = 8, hidden: int = 16, is_even: bool = False
 ) -> nn.Module:
-    """A language model of routed experts: `grouped`, `batched`, or in a `list`."""
+    """A language model of routed experts: `grouped`, `batched`, in a `list`, or `looped`.
+
+    The last chooses the first two experts alone, and trains nothing before the experts of its first layer.
+    """
 
     def experts() -> nn.Module:
         return ListedExperts(num, width, hidden) if kind == "list" else StackedExperts(num, width, hidden, kind)
 
     blocks = [Layer(experts(), num, width, is_even=is_even) for _ in range(layers)]
-    return nn.Sequential(nn.Embedding(VOCAB, width), *blocks, nn.Linear(width, VOCAB))
+    embedding = nn.Embedding(VOCAB, width)
+    if kind == "looped":
+        for frozen in (embedding, blocks[0].norm, blocks[0].router):
+            frozen.requires_grad_(False)
+        for block in blocks:
+            block.router.bias.data[2:] = -100.0
+    return nn.Sequential(embedding, *blocks, nn.Linear(width, VOCAB))

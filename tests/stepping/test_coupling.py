@@ -461,7 +461,7 @@ def test_batch_norm_with_a_loss_that_does_not_add_up_goes_whole() -> None:
 
 
 def test_model_that_does_not_repeat_itself_is_coupled() -> None:
-    """Of a model whose loss changes from call to call nothing can be reported."""
+    """Of a model whose loss changes from call to call nothing can be known."""
     coupling = probed(make_job(models.Moody))
     assert coupling.kind == "whole_group"
     assert "generators of its own" in coupling.causes[0]

@@ -180,7 +180,7 @@ def likeness(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def test_a_loss_that_calls_the_model_itself_is_evaluated_as_if_nobody_looked_on() -> None:
-    """Without an output there are no examples, and the reason is reported; once it cost the run its end."""
+    """Without an output there are no examples, and the reason is reported; the run ends as usual."""
     data = (INPUTS, INPUTS.flip(0), TARGETS)
     step = step_of(tiny_job(model=TwoTowers, data=data, loss=likeness, metrics=[]))
     samples = as_samples(data, what="valid")

@@ -263,7 +263,7 @@ def _memory_bytes() -> int:
 
 
 def _measured_bytes(claimed: int, kind: str) -> int:
-    """Memory to measure [bytes]: what a job could have of a GPU, at most 2 GiB of a CPU's, which takes a minute."""
+    """Memory to measure [bytes]: 90 % of a GPU's; at most 2 GiB of a CPU's, whose product takes a minute."""
     return int(0.9 * claimed) if kind == "cuda" else min(claimed // 2, 2 << 30)
 
 

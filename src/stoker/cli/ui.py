@@ -87,7 +87,7 @@ def local_page(is_enabled: bool, run_dir: Path | None) -> Iterator[None]:
         yield
         return
     folder = api.runs_root() if run_dir is None else run_dir.parent  # which may not be there yet
-    environment = {**os.environ, "STOKER_RUNS": str(folder)}
+    environment = {**os.environ, "STOKER_RUNS": str(folder), "STOKER_POOL": ""}
     page = subprocess.Popen([sys.executable, "-m", "stoker", "ui", "--port", "0"], stdout=sys.stderr, env=environment)
     try:
         yield

@@ -722,7 +722,7 @@ def start_in_background(directory: Path, ranks: HostRanks, secrets: Mapping[str,
         for number, descriptor in ((0, null), (1, log), (2, log)):
             os.dup2(descriptor, number)
         code = HostSupervisor(directory, ranks, secrets).run()
-    except BaseException as error:  # noqa: BLE001 - the last message of a process without a parent
+    except BaseException as error:  # noqa: BLE001 - the last message of a process that no one waits for
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
     finally:
         os._exit(code)

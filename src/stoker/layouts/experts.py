@@ -37,6 +37,8 @@ class Experts(LayoutAxis):
             return f"experts are divided with shards alone, not with other axes, as in {layout.in_words()}"
         if job.tensor_devices is not None and size > job.tensor_devices:
             return f"{size} processes that exchange tokens are more than the {job.tensor_devices} devices of a node"
+        if job.has_penalty:
+            return "experts do not go with Objective(penalty=…), which would add up parts of different meshes"
         if job.matrix_optimizer is not None:
             return f"{job.matrix_optimizer} needs whole matrices, and processes hold parts of them"
         return None

@@ -181,10 +181,10 @@ def gloo_copies(parts: ModelParts, layout: Layout) -> float:
 def shard_dim(shape: Sequence[int], shards: int) -> int:
     """The dimension of a parameter that is sharded, outside of tensor groups.
 
-    It is the first, unless that has fewer rows than there are shards, as stacked experts may, and another one divides:
-    otherwise some processes would hold rows and others nothing.
+    It is the first, unless that has fewer rows than there are shards, as stacked matrices of experts may, and another
+    one divides: otherwise some processes would hold rows and others nothing. Matrices are always cut into rows.
     """
-    if len(shape) < 2 or shape[0] >= shards:
+    if len(shape) < 3 or shape[0] >= shards:
         return 0
     return next((dim for dim, size in enumerate(shape) if dim and size % shards == 0), 0)
 

@@ -282,8 +282,11 @@ class LayoutCandidates:
 
     @functools.cached_property
     def _has_experts(self) -> bool:
-        """Whether layouts of experts are tried, or their problem is told; not with models that have none."""
-        return any(name.rpartition(".")[2] == "experts" for name, _ in self.planner.prepared.model.named_modules())
+        """Whether layouts of experts are tried, or reported as impossible; not for models without experts."""
+        return any(
+            name.rpartition(".")[2] == "experts" or isinstance(getattr(module, "num_experts", None), int)
+            for name, module in self.planner.prepared.model.named_modules()
+        )
 
     def _add_like(self, favourite: Plan, layout: Layout, found: _Found) -> bool:
         """Add `favourite` under another layout of the same parts of a batch, if it fits there for sure."""

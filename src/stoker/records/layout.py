@@ -198,7 +198,8 @@ class Layout:
         if rest or data < 1:
             return None
         if self.experts > 1:
-            return None if data % self.experts else replace(self, shards=data // self.experts)
+            experts = math.gcd(self.experts, data)
+            return replace(self, experts=experts, shards=data // experts)
         sharing = [axis.name for axis in self.divided if axis.shares_batch and axis.name != "replicas"]
         if not sharing:
             return replace(self, replicas=data)

@@ -79,7 +79,7 @@ def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def is_own(path: Path) -> bool:
-    """Whether a file was written by this user, or by root, and cannot be changed by all users.
+    """Whether a file was written by this user, or by root, and no other user can change it.
 
     Of what decides how a job is executed or what it learns: a cache may be shared, and what another user put there is
     not taken.

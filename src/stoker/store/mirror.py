@@ -4,7 +4,7 @@ What: a thread sends what is new after each checkpoint: first the checkpoint's f
 kill between parts leaves the one before; then records that changed, and the piece of the log that was added; then it
 deletes what the run itself does not keep any more. Use when: the machine may go away (`--keep URL`).
 Costs: the network, and a thread that mostly waits; figures in docs/training.md. Training never waits for it but at the
-end, for a bounded time. An error is reported once, and retried with growing pauses for as long as the run lasts.
+end, for a bounded time. An error is reported once, and sending is retried with growing pauses as long as the run lasts.
 Does not do: two machines that train one run at once; each would delete what the other keeps.
 """
 
@@ -125,7 +125,7 @@ class Mirror:
             )
 
     def _work(self) -> None:
-        """Send what is new, in a loop; an error is reported once, and retried after a pause."""
+        """Send what is new, in a loop; an error is reported once, and sending retried after a pause."""
         pause_s, failures = _LOG_EVERY_S, 0
         jitter = random.Random()  # the global generator is the run's: this thread may not draw from it
         while True:
@@ -226,7 +226,7 @@ class Mirror:
             self._remove([file for file in self._there if EVENTS.fullmatch(file) and file not in known])
 
     def _send_checkpoint(self, store: CheckpointStore, name: str) -> None:
-        """Send a checkpoint that is not complete there; one that is removed here during that is left out."""
+        """Send a checkpoint that is not complete there; one that is removed here meanwhile is left out."""
         if name in self._whole:
             return
         started, folder = time.monotonic(), f"checkpoints/{name}"

@@ -342,7 +342,7 @@ class RunDirectory:
         """Each process's times, in the order of rendezvous and of ranks; raises as `read_run`."""
         folder = self.path / _RANKS
         with read_errors(folder):
-            names = sorted(times_of_rank.name for times_of_rank in folder.glob("*.json")) if folder.exists() else []
+            names = sorted(file.name for file in folder.glob("*.json")) if folder.exists() else []
         times = (self._read(f"{_RANKS}/{name}", RankTimes) for name in names)
         return tuple(sorted(times, key=lambda rank: (rank.began_at, rank.rank)))
 

@@ -203,9 +203,10 @@ class RunIndex:
                 if row.is_live or row.document["status"] == "finished":
                     del self._folders[os.fspath(row.path)], self._folders[f"{row.path}/{LOCK_FILE}"]
                 yield
+        self.version += found.problems != self.problems
         self.problems, self.studies, self.plans, self.checks = found.problems, found.studies, found.plans, found.checks
         for gone in self.rows.keys() - seen:
-            del self.rows[gone]
+            self.rows.pop(gone).open_log = None  # which a page may still hold
             self._live.discard(gone)
             self._by_version.pop(gone, None)
             self.removed[gone] = self.version + 1  # first: pages that follow look at any time
@@ -223,7 +224,7 @@ class RunIndex:
             with suppress(OSError):
                 if not is_due:
                     row.has_grown |= _read_log(row, is_new=False)
-                    row.open_log = row.open_log if row.is_live else None
+                    row.open_log = row.open_log if row.is_live and len(self._live) <= _MOST_OPEN_LOGS else None
                     is_due = row.last_kind != "progress"
                 if is_due:
                     row.looked_at, was_live = self._clock(), row.is_live

@@ -259,7 +259,9 @@ class Ui:
             yield
         except Exception:  # noqa: BLE001 - a disk that fails now may answer at the next look; pages must not freeze
             _log.exception("the folders of runs could not be looked at")
-            self.index.problems.append("The folders could not be looked at; the server's log says why.")
+            text = "The folders could not be looked at; the server's log says why."
+            if text not in self.index.problems:  # until a look succeeds
+                self.index.problems.append(text)
 
     def _wake(self, runs: Container[str | None] | None = None) -> None:
         """Let all streams see what is new, or those that follow one of some runs."""

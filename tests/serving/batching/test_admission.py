@@ -1,4 +1,4 @@
-"""Who is let in, and what the others are reported."""
+"""Who is let in, and the reason the others get."""
 
 from __future__ import annotations
 

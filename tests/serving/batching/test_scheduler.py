@@ -94,7 +94,7 @@ def test_a_large_request_goes_in_parts_that_share_its_bytes() -> None:
 
 
 def test_what_waits_beyond_its_deadline_is_given_back_with_the_next_one() -> None:
-    """So that a timer can be set, and those who wait are reported in time."""
+    """So that a timer can be set, and those who wait get their error in time."""
     scheduler = _scheduler()
     for deadline in (3.0, 1.0, 2.0):
         _ask(scheduler, deadline=deadline)

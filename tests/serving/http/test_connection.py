@@ -153,7 +153,7 @@ def test_endless_headers_are_cut(where: Running, data: bytes) -> None:
 
 
 def test_headers_that_do_not_come_are_not_waited_for(where: Running) -> None:
-    """A client that says nothing is hung up on; one that began is reported."""
+    """A client that says nothing is hung up on; one that began gets an error."""
     with Client(where) as silent, Client(where) as slow:
         slow.send(LIVE[:20])
         status, _, body = slow.answer()

@@ -33,6 +33,7 @@ UPDATES = 6
 CASES: dict[str, tuple[str, torch.dtype | None, dict[str, Any]]] = {
     "grouped": ("grouped", torch.float64, {"micro_batch": 3}),
     "batched, checkpointed": ("batched", torch.float64, {"micro_batch": 8, "checkpointed_blocks": 2}),
+    "none chosen": ("looped", torch.float64, {"micro_batch": 8}),
     "fused": ("grouped", torch.float64, {"micro_batch": 8, "optimizer_implementation": "fused"}),
     "fp32": ("grouped", torch.float32, {"micro_batch": 3}),
     "bf16": ("batched", None, {"micro_batch": 8, "precision": "bf16"}),

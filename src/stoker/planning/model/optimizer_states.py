@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from stoker.layouts.shards import shard_dim
 from stoker.layouts.trace_division import resized
 from stoker.records import Layout, Operation, OptimizerStates, Precision, Storage, Trace, TraceSettings
 from stoker.records.plan import LEAST_STATES, STATES_BLOCK, VALUES_AT_ONCE
@@ -72,6 +73,9 @@ def block_problem(parts: ModelParts, layout: Layout) -> str | None:
     columns: since any may be fused, all are held to that.
     """
     for one in parts.parameters:
+        rows = one.shape[0] // (layout.experts if one.division == 0 else 1) if one.shape else 0
+        if layout.tensor == 1 and one.is_trained and shard_dim((rows, *one.shape[1:]), layout.shards):
+            return f"8bit optimizer_states need whole rows, and {layout.shards} shards divide those of {one.name}"
         width = math.prod(one.shape[1:])
         if layout.tensor == 1 or not one.is_trained or len(one.shape) < 2 or width * one.shape[0] < LEAST_STATES:
             continue

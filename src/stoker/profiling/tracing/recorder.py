@@ -141,7 +141,7 @@ class Recorder(TorchDispatchMode):
         is_in_place, func = executed is not func, executed
         out = self._run(func, args, kwargs)
         self._additions.note(func, out)
-        self.routing.note(func, args, kwargs, out)
+        self.routing.note(func, args, kwargs, out, is_in_module=bool(self._stack) or is_in_backward())
         if func.namespace != "prim":
             self._note(func, args, kwargs, out)
         return aten.alias(out) if is_in_place else out

@@ -43,8 +43,8 @@ class Routing:
         self._routed: set[int] = set()
         self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
-    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Follow an operation, whose fake results are `out`."""
+    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *, is_in_module: bool) -> None:
+        """Follow an operation, whose fake results are `out`; routers are in modules, not in a user's loss."""
         if is_mutation(func):
             self._note_written(func, args, kwargs)
             return
@@ -53,7 +53,9 @@ class Routing:
         if not outputs or storage_key(outputs[0].untyped_storage()) in self._values:  # a view
             return
         if name in _CHOICES and len(outputs) > _CHOICES[name] and not self._knows_all(args):
-            self._learn(outputs[_CHOICES[name]], _balanced(name, func, args, kwargs, outputs), is_routed=True)
+            chosen = outputs[_CHOICES[name]]
+            if is_in_module and chosen.numel() <= _MOST_ROUTED:
+                self._learn(chosen, _balanced(name, func, args, kwargs, outputs), is_routed=True)
             return
         inputs = [*tensors_in((args, kwargs.values()))]
         if name in _FACTORIES:
@@ -64,7 +66,7 @@ class Routing:
                 else:
                     with unwatched():
                         self._learn(outputs[0], torch.full(outputs[0].shape, value, dtype=outputs[0].dtype))
-        elif inputs and self._knows_all(inputs) and torch.Tag.nondeterministic_seeded not in func.tags:
+        elif _is_computable(func) and self._knows_all(inputs):
             most = _MOST_ROUTED if self._is_routed(inputs) else _MOST
             if max(output.numel() for output in outputs) <= most:
                 self._compute(func, args, kwargs, outputs)
@@ -121,7 +123,7 @@ class Routing:
         if not any(key in self._values for key in keys):
             return
         inputs = [*tensors_in((args, kwargs.values()))]
-        if self._knows_all(inputs) and torch.Tag.nondeterministic_seeded not in func.tags:
+        if _is_computable(func) and self._knows_all(inputs):
             if self._is_routed(inputs):
                 self._routed.update(keys)
             with unwatched():
@@ -182,6 +184,11 @@ class Routing:
             constant = getattr(value, "constant", None)
             return torch.empty(value.shape, dtype=value.dtype) if constant is None else constant
         return known.view(value.dtype).as_strided(value.size(), value.stride(), value.storage_offset())
+
+
+def _is_computable(func: Any) -> bool:
+    """Whether an operation of known values is computed for real: those of PyTorch without random numbers."""
+    return func.namespace == "aten" and torch.Tag.nondeterministic_seeded not in func.tags
 
 
 def _mapped(values: Any, change: Callable[[Any], Any]) -> Any:

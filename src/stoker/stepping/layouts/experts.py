@@ -136,7 +136,8 @@ def _exchanging(
     weight_R1 = torch.ones(len(x_RD), 1, dtype=top_k_weights.dtype, device=x_RD.device)
     with _local_parameters(module, x_RD.dtype):
         y_RD = forward(x_RD, expert_R.unsqueeze(1), weight_R1)
-    y_RD = y_RD + x_RD[:0].sum()  # zero: gradients are sent back even if no expert here was chosen
+        # Plus zero: even if no expert here was chosen, gradients are sent back, and experts have some to sum.
+        y_RD = y_RD + sum((one[:0].sum() for one in module.parameters(recurse=False)), x_RD[:0].sum())
     y_SD = _sent(y_RD, receives, sends, group)
     y_NKD = torch.empty_like(y_SD).index_copy(0, order_S, y_SD).view(num, choices, -1)
     out_ND: torch.Tensor = (y_NKD * top_k_weights.unsqueeze(-1)).sum(1).to(hidden_states.dtype)
