@@ -18,7 +18,7 @@ from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable
 from stoker.pool import blobs, control_plane
 from stoker.pool import events as on
 from stoker.pool.blobs import BlobLimits, BlobStore, NoRoom
-from stoker.pool.client import PoolAddress, PoolClient
+from stoker.pool.client import DiskFailed, PoolAddress, PoolClient
 from stoker.pool.control_plane import ControlPlane, Rates, _Buckets, network_of_host, steady_clock
 from stoker.pool.escrow import pay_for
 from stoker.pool.events import CREDIT, Refused, canonical, draft_of, sha256
@@ -583,7 +583,7 @@ def test_a_disk_that_is_full_is_not_a_pool_that_is_away(tmp_path: Path) -> None:
     with in_thread(tmp_path / "pool") as (_, operator):
         digest = joined(operator).put_blob(b"content")
         (tmp_path / "file").write_bytes(b"")
-        with pytest.raises(BadRun, match="not a directory"):
+        with pytest.raises(DiskFailed, match="not a directory"):
             operator.get_blob(digest, tmp_path / "file" / "target")
 
 

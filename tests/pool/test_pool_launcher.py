@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import BadJob, PlaceFailed
+from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import Bundle, TreeFile
 from stoker.launching.launcher import Submission
 from stoker.pool import events as on
 from stoker.pool import renting
 from stoker.pool.blob_tree import TreeLimits, pack_folder, plain_names
+from stoker.pool.client import DiskFailed
 from stoker.pool.commitment import chain_head
 from stoker.pool.isolation import Host, Limits
 from stoker.pool.job_box import JobBox, PoolOrder, read_order
@@ -335,6 +336,23 @@ def test_results_count_once_their_blocks_were_replayed(pool, tmp_path) -> None:
     assert (tmp_path / "home" / "events.jsonl").read_bytes() == LAUNCHER.events(handle, 0)
     assert LAUNCHER.events(handle, 15) == LAUNCHER.events(handle, 0)[15:]
     assert not list((tmp_path / "home").glob(".writing*"))
+
+
+def test_a_full_disk_of_the_renter_opens_no_further_lease(pool, tmp_path) -> None:
+    """Results that cannot be written here are no wrong results: they are fetched again, and nothing is paid twice."""
+    handle, lease = started(pool)
+    commit(pool, lease, tmp_path, 10, 20)
+    judged(lease, True, True)
+    lease |= {"state": "closed", "reason": "finished", "result": lease["commitments"][1]["blob"]}
+    real, full = pool.get_blob, DiskFailed("Cannot write a blob: the disk is full.")
+    pool.get_blob = lambda *_, **__: (_ for _ in ()).throw(full)
+    state = LAUNCHER.state(handle)
+    assert (state.phase, len(pool.leases)) == ("unknown", 1)
+    assert "the disk is full" in state.evidence
+    with pytest.raises(PlaceUnreachable, match="the disk is full"):
+        LAUNCHER.events(handle, 0)
+    pool.get_blob = real
+    assert LAUNCHER.state(handle).phase == "finished"
 
 
 def test_of_an_agent_that_was_wrong_only_replayed_blocks_count(pool, tmp_path) -> None:

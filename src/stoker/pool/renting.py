@@ -39,7 +39,7 @@ from stoker.launching.launcher import Handle, LaunchTarget, Offer, Probe, Reques
 from stoker.pool import events as on
 from stoker.pool.agent import determinism_class
 from stoker.pool.blob_tree import TreeLimits, read_index, read_member, same_files, unpack
-from stoker.pool.client import PoolAddress, PoolClient, joined_peer
+from stoker.pool.client import DiskFailed, PoolAddress, PoolClient, joined_peer
 from stoker.pool.commitment import chain_head
 from stoker.pool.escrow import credits_text, least_deposit, pay_for, required_deposit
 from stoker.pool.events import Isolation, Refused
@@ -352,13 +352,18 @@ def state(handle: Handle) -> LaunchState:
             return _PoolRun(client, handle, _blobs(client, handle["job"], _terms_of(handle))).state()
     except PlaceUnreachable as problem:
         return LaunchState(phase="unknown", why="the pool does not answer", evidence=problem.message, at=_now())
+    except DiskFailed as problem:  # no lease is opened for a full disk of the renter's
+        return LaunchState(phase="unknown", why="this machine's disk fails", evidence=problem.message, at=_now())
 
 
 def events(handle: Handle, offset: int) -> bytes:
     """The run's log up to the last block that was committed, from `offset` on."""
     client = _client(_terms_of(handle))
-    with _patient():
-        content = _PoolRun(client, handle, _blobs(client, handle["job"], _terms_of(handle))).log()
+    try:
+        with _patient():
+            content = _PoolRun(client, handle, _blobs(client, handle["job"], _terms_of(handle))).log()
+    except DiskFailed as problem:  # asked again: who follows a run also opens its next lease
+        raise PlaceUnreachable(problem.message, remedy=problem.remedy) from problem
     return content[offset : offset + (1 << 20)]
 
 
