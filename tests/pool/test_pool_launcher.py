@@ -471,11 +471,11 @@ def test_the_time_and_the_deadline_bound_what_is_spent(pool) -> None:
     assert LAUNCHER.state(handle).phase == "failed"
 
 
-def going_well(pool: Pool, tmp_path, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def going_well(pool: Pool, tmp_path, total: int = 1000, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """A handle, and its lease at the offer `dear`, which has made 30 of 1,000 updates in half a minute."""
     pool.offers.pop("cheap")
     handle, lease = started(pool, **changes)
-    commit(pool, lease, tmp_path, 10, 20, 30, total=1000)
+    commit(pool, lease, tmp_path, 10, 20, 30, total=total)
     for number, block in enumerate(lease["commitments"], 1):
         block |= {"at_s": 10.0 * number, "running_s": 10 * number}
     lease |= {"running_s": 31, "accepted_s": 0.0, "heard_s": 31.0, "forecast": {"job": ""}, "rate_per_hour": 900_000}
@@ -503,6 +503,19 @@ def test_a_run_moves_to_a_much_cheaper_offer_from_its_last_block(pool, tmp_path)
     opened = pool.of(on.Opened)[-1]
     assert opened.offer_id == "cheap"
     assert lease["commitments"][-1]["blob"] in opened.inputs
+
+
+@pytest.mark.parametrize("what", ["plan", "offer", "refused"])
+def test_what_agents_say_ends_no_run_that_goes_well(pool, tmp_path, what) -> None:
+    """A number that no float holds, an offer of another form, a list that is refused: the run stays where it is."""
+    handle, lease = going_well(pool, tmp_path, total=10**400 if what == "plan" else 1000)
+    pool.offer("cheap", 100_000)
+    if what == "offer":
+        pool.offers["new"] = {"is_free": True, "agent": "new", "offer": {"offer_id": "new"}}
+    if what == "refused":
+        pool.state = lambda *_, **__: (_ for _ in ()).throw(on.Refused("not shown"))
+    assert LAUNCHER.state(handle).phase == "running"
+    assert lease["state"] == "running"
 
 
 def test_better_offers_are_looked_for_now_and_then(pool, tmp_path, monkeypatch) -> None:

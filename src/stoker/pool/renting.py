@@ -473,35 +473,10 @@ class _PoolRun:
         if time.monotonic() - _looked_s.get(self.handle["job"], -math.inf) < LOOK_S:
             return None
         _looked_s[self.handle["job"]] = time.monotonic()
-        listed, records = listed_offers(
-            [  # the one that it runs on is taken
-                {**one, "is_free": one["is_free"] or one["offer"]["offer_id"] == last["offer_id"]}
-                for one in self.client.state("offers")
-            ]
-        )
-        avoided = _wrong_agents(leases) | _resting(leases[:-1], time.time()) | _lately_lost(leases)
-        here = next((one for one in listed if one.offer.offer_id == last["offer_id"]), None)
-        others = [one for one in listed if one is not here and not {one.agent, one.offer.offer_id} & avoided]
-        if here is None or not others:
-            return None
         try:
-            total = _total_updates(self.blobs.fetch(str(blocks[-1]["blob"])))
-        except (ValueError, TypeError, LookupError, ArithmeticError, StokerError):
-            return None  # nothing to go by; whether the block is right, replays say
-        runs = earlier_runs(leases, str(last["forecast"].get("job", "")))
-        setups = [run.setup_s for each in runs.values() for run in each if run.setup_s is not None]
-        fetch_s = max(0.0, float(last["heard_s"]) - float(last["accepted_s"]) - float(last["running_s"]))
-        needs = replace(_needs(terms), setup_s=max([*setups, Needs.setup_s]) + fetch_s)
-        found = best_move(
-            replace(here, offer=replace(here.offer, price_per_hour=int(last["rate_per_hour"]))),
-            others,
-            records,
-            lease=last,
-            total_updates=total,
-            needs=needs,
-            runs=runs,
-            now_s=time.time(),
-        )
+            found = self._better_offer(last, leases, terms)
+        except (StokerError, ValueError, ArithmeticError, LookupError, TypeError):
+            return None  # whatever agents say of themselves and of the run, it goes on where it is
         if found is None:
             return None
         stay, go = found
@@ -518,6 +493,41 @@ class _PoolRun:
             self.client.post(on.Closed(lease_id=str(last["lease_id"]), reason=why), patience_s=20.0)
             return self._next(_leases(self.client, self.handle["job"]), restarts, why, preferred=name)
         return None
+
+    def _better_offer(
+        self, last: dict[str, Any], leases: list[dict[str, Any]], terms: Terms
+    ) -> tuple[Match, Match] | None:
+        """The rest of a run where it is, and at the offer that it should move to; None: it stays.
+
+        Raises:
+            StokerError, ValueError, ArithmeticError, LookupError, TypeError: what there is cannot be read.
+        """
+        listed, records = listed_offers(
+            [  # the one that it runs on is taken
+                {**one, "is_free": one["is_free"] or one["offer"]["offer_id"] == last["offer_id"]}
+                for one in self.client.state("offers")
+            ]
+        )
+        avoided = _wrong_agents(leases) | _resting(leases[:-1], time.time()) | _lately_lost(leases)
+        here = next((one for one in listed if one.offer.offer_id == last["offer_id"]), None)
+        others = [one for one in listed if one is not here and not {one.agent, one.offer.offer_id} & avoided]
+        if here is None or not others:
+            return None
+        total = _total_updates(self.blobs.fetch(str(last["commitments"][-1]["blob"])))
+        runs = earlier_runs(leases, str(last["forecast"].get("job", "")))
+        setups = [run.setup_s for each in runs.values() for run in each if run.setup_s is not None]
+        fetch_s = max(0.0, float(last["heard_s"]) - float(last["accepted_s"]) - float(last["running_s"]))
+        needs = replace(_needs(terms), setup_s=max([*setups, Needs.setup_s]) + fetch_s)
+        return best_move(
+            replace(here, offer=replace(here.offer, price_per_hour=int(last["rate_per_hour"]))),
+            others,
+            records,
+            lease=last,
+            total_updates=total,
+            needs=needs,
+            runs=runs,
+            now_s=time.time(),
+        )
 
     def _left_s(self, leases: list[dict[str, Any]]) -> float:
         """Time of the run that no lease has used [s]."""
@@ -801,7 +811,10 @@ def _total_updates(blob: Path) -> int:
         BadRun, ValueError, TypeError, LookupError, ArithmeticError: it has no such plan.
     """
     plan: Any = parsed(read_member(blob, "plan.json", TreeLimits(num_bytes=_MOST_HOME_BYTES)) or b"{}")
-    return int(plan["candidates"][0]["forecast"]["total_updates"])
+    total = int(plan["candidates"][0]["forecast"]["total_updates"])
+    if total > 1 << 53:  # else no float holds it
+        raise BadRun(f"its plan has {len(str(total))} digits of updates")
+    return total
 
 
 def _member(packed: Any, name: str) -> Any:
