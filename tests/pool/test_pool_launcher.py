@@ -59,6 +59,7 @@ class Pool(FakePool):
         super().__init__(folder)
         self.address = SimpleNamespace(key=KEY, url="http://pool", __str__=lambda: f"http://pool#{KEY}")
         self.offers: dict[str, dict[str, Any]] = {}
+        self.balance, self.num_waiting, self.contract = 10**9, 0, ""
 
     def offer(self, name: str, price: int, **changes: Any) -> None:
         """A free offer."""
@@ -79,13 +80,22 @@ class Pool(FakePool):
 
     def state(self, what: str) -> Any:
         self._answer()
-        return list(self.offers.values()) if what == "offers" else super().state(what)
+        more = {
+            "offers": list(self.offers.values()),
+            "pool": {"rules": to_json(self.rules()), "num_waiting": self.num_waiting},
+            "balances": {"balances": {self.key.public: self.balance}},
+        }
+        return more[what] if what in more else super().state(what)
+
+    def rules(self) -> on.Founded:
+        return replace(super().rules(), contract=self.contract)
 
     def post(self, body: on.Body, **more: Any) -> None:
         super().post(body, **more)
         if isinstance(body, on.Opened):
             lease = self.add_lease(body.lease_id, body.order)
             lease |= {"agent": body.offer_id, "offer_id": body.offer_id, "check_fraction": body.verify_fraction}
+            lease |= {"escrow": body.deposit, "rate_per_hour": body.rate_per_hour}
 
 
 @pytest.fixture
@@ -305,11 +315,12 @@ def test_what_earlier_leases_paid_for_replays_counts(pool, tmp_path) -> None:
     lease |= {"state": "closed", "reason": "lost", "running_s": 900, "paid_s": 900, "rate_per_hour": 100_000}
     lease["challenges"] = [{"block": 0, "equal": True, "fee": 20_000}]
     LAUNCHER.state(handle)
-    assert pool.of(on.Opened)[1].deposit == pytest.approx(105_000, abs=1000)
-    pool.leases.pop(f"{handle['job']}.1")
-    lease |= {"state": "final", "outcome": "slashed"}
-    LAUNCHER.state(handle)
-    assert pool.of(on.Opened)[2].deposit == pytest.approx(130_000, abs=1000)
+    assert pool.of(on.Opened)[1].deposit == pytest.approx(100_000, abs=1000), "as much as it was paid may be replayed"
+    for outcome, left in (("", 105_000), ("slashed", 130_000)):
+        pool.leases.pop(f"{handle['job']}.1")
+        lease |= {"state": "final", "outcome": outcome}
+        LAUNCHER.state(handle)
+        assert pool.of(on.Opened)[-1].deposit == pytest.approx(left, abs=1000)
 
 
 def test_a_strangers_lease_is_not_taken_for_ones_own(pool) -> None:
@@ -505,6 +516,26 @@ def test_a_run_moves_to_a_much_cheaper_offer_from_its_last_block(pool, tmp_path)
     assert lease["commitments"][-1]["blob"] in opened.inputs
 
 
+@pytest.mark.parametrize("what", ["balance", "replays", "contract", "waiting"])
+def test_a_lease_is_not_closed_for_one_that_could_not_be_opened(pool, tmp_path, what) -> None:
+    """Too little money once the replays of this lease are paid, a deposit that stays in a contract, others who wait."""
+    handle, lease = going_well(pool, tmp_path)
+    pool.offer("cheap", 100_000)
+    if what == "balance":
+        pool.balance, lease["escrow"] = 100_000, 0
+    elif what == "replays":
+        handle = {**handle, "max_credits": 200_000}
+    elif what == "contract":
+        pool.contract = f"eip155:1:0x{'0' * 40}"
+    else:
+        pool.num_waiting = 1
+    assert LAUNCHER.state(handle).phase == "running"
+    assert lease["state"] == "running"
+    pool.balance, pool.contract, pool.num_waiting = 300_000, "", 0
+    assert LAUNCHER.state({**handle, "max_credits": 400_000}).phase == "requeued"
+    assert pool.of(on.Opened)[-1].offer_id == "cheap"
+
+
 @pytest.mark.parametrize("what", ["plan", "offer", "refused"])
 def test_what_agents_say_ends_no_run_that_goes_well(pool, tmp_path, what) -> None:
     """A number that no float holds, an offer of another form, a list that is refused: the run stays where it is."""
@@ -552,10 +583,10 @@ def test_a_better_offer_that_is_gone_by_then(pool, tmp_path) -> None:
         if isinstance(body, on.Opened) and body.offer_id == "cheap":
             raise on.Refused("the offer 'cheap' is taken")
         post(body, **more)
+        lease["closed_s"] = time.time()
 
     pool.post = taken
     assert LAUNCHER.state(handle).phase == "queued"
-    pool.offers.pop("cheap")
     lease["closed_s"] = time.time() - 61
     assert LAUNCHER.state(handle).phase == "requeued"
     assert pool.of(on.Opened)[-1].offer_id == "dear"

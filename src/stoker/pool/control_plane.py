@@ -630,6 +630,7 @@ class ControlPlane:
                         "now_s": now_s,
                         "up_since_s": self.up_since_s,
                         "deposited": state.accounts.deposited,
+                        "num_waiting": sum(now_s < one.request.until_s for one in state.waiting.values()),
                         "rendezvous": None if self.rendezvous is None else self.rendezvous.document(),
                         "forwarding": forwarding_text(self._rules),
                     }
