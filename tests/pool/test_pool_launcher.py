@@ -504,7 +504,8 @@ def test_a_run_moves_to_a_much_cheaper_offer_from_its_last_block(pool, tmp_path)
     unwilling = {**handle, "options": {**handle["options"], "move": "no"}}
     poor = {**handle, "max_credits": 300}
     over = {**handle, "until_s": 1.0}
-    for stays in (bound, unwilling, poor, over):
+    late = {**handle, "until_s": time.time() + 960}  # 970 s are left here, and the move takes more
+    for stays in (bound, unwilling, poor, over, late):
         assert LAUNCHER.state(stays).phase == "running"
     state = LAUNCHER.state(handle)
     assert (state.phase, state.restarts) == ("requeued", 1)

@@ -545,7 +545,11 @@ class _PoolRun:
         runs = earlier_runs(leases, str(last["forecast"].get("job", "")))
         setups = [run.setup_s for each in runs.values() for run in each if run.setup_s is not None]
         fetch_s = max(0.0, float(last["heard_s"]) - float(last["accepted_s"]) - float(last["running_s"]))
-        needs = replace(_needs(terms), setup_s=max([*setups, Needs.setup_s]) + fetch_s)
+        needs = replace(
+            _needs(terms),
+            setup_s=max([*setups, Needs.setup_s]) + fetch_s,
+            deadline_s=self.handle["until_s"] - time.time() if self.handle["until_s"] else None,
+        )
         return best_move(
             replace(here, offer=replace(here.offer, price_per_hour=int(last["rate_per_hour"]))),
             others,
