@@ -482,11 +482,13 @@ def test_the_time_and_the_deadline_bound_what_is_spent(pool) -> None:
     assert LAUNCHER.state(handle).phase == "failed"
 
 
-def going_well(pool: Pool, tmp_path, total: int = 1000, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def going_well(
+    pool: Pool, tmp_path, total: int = 1000, verdict: str | None = None, **changes: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """A handle, and its lease at the offer `dear`, which has made 30 of 1,000 updates in half a minute."""
     pool.offers.pop("cheap")
     handle, lease = started(pool, **changes)
-    commit(pool, lease, tmp_path, 10, 20, 30, total=total)
+    commit(pool, lease, tmp_path, 10, 20, 30, total=total, verdict=verdict)
     for number, block in enumerate(lease["commitments"], 1):
         block |= {"at_s": 10.0 * number, "running_s": 10 * number}
     lease |= {"running_s": 31, "accepted_s": 0.0, "heard_s": 31.0, "forecast": {"job": ""}, "rate_per_hour": 900_000}
@@ -515,6 +517,13 @@ def test_a_run_moves_to_a_much_cheaper_offer_from_its_last_block(pool, tmp_path)
     opened = pool.of(on.Opened)[-1]
     assert opened.offer_id == "cheap"
     assert lease["commitments"][-1]["blob"] in opened.inputs
+
+
+def test_a_run_whose_results_are_on_their_way_stays(pool, tmp_path) -> None:
+    """One that ended early by its own rule has updates left, and makes none of them."""
+    handle, _ = going_well(pool, tmp_path, verdict="the loss does not fall any more")
+    pool.offer("cheap", 100_000)
+    assert LAUNCHER.state(handle).phase == "running"
 
 
 @pytest.mark.parametrize("what", ["balance", "replays", "contract", "waiting"])

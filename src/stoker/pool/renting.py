@@ -541,7 +541,12 @@ class _PoolRun:
         others = [one for one in listed if one is not here and not {one.agent, one.offer.offer_id} & avoided]
         if here is None or not others:
             return None
-        total = _total_updates(self.blobs.fetch(str(last["commitments"][-1]["blob"])))
+        blob = self.blobs.fetch(str(last["commitments"][-1]["blob"]))
+        limits = TreeLimits(num_bytes=_MOST_HOME_BYTES)
+        names = [one.path for one in read_index(blob, limits).entries if one.path.endswith(f"/{MANIFEST}")]
+        if any(_ended_early(manifest_from(read_member(blob, name, limits) or b"")) for name in names):
+            return None  # its results are on their way
+        total = _total_updates(blob)
         runs = earlier_runs(leases, str(last["forecast"].get("job", "")))
         setups = [run.setup_s for each in runs.values() for run in each if run.setup_s is not None]
         fetch_s = max(0.0, float(last["heard_s"]) - float(last["accepted_s"]) - float(last["running_s"]))
@@ -794,8 +799,7 @@ class _PoolRun:
         blobs = [str(one["blob"]) for one in lease["commitments"]] or [self.order(lease).resume]
         blob = self.blobs.fetch(blobs[max((block for block in equal if block < len(blobs)), default=-1)])
         total, updates = _total_updates(blob), manifest.position.updates
-        course = _member(manifest.skeleton.get("progress"), "course")
-        if updates >= total or _member(course, "verdict") is not None:
+        if updates >= total or _ended_early(manifest):
             return ""
         return f"{lease['lease_id']} ended at update {updates:,} of {total:,}"
 
@@ -881,6 +885,11 @@ def _total_updates(blob: Path) -> int:
 def _member(packed: Any, name: str) -> Any:
     """What a dictionary has under a name, as a checkpoint's manifest keeps it; None: nothing."""
     return dict(packed["of"]).get(name) if packed is not None else None
+
+
+def _ended_early(manifest: CheckpointManifest) -> bool:
+    """Whether a run ended at a checkpoint by its own rule."""
+    return _member(_member(manifest.skeleton.get("progress"), "course"), "verdict") is not None
 
 
 def _most_spent(lease: Mapping[str, Any]) -> int:
