@@ -70,12 +70,15 @@ def test_a_job_from_offer_to_pay(tmp_path: Path) -> None:
         agent.get_blob(order, tmp_path / "order")
         assert (tmp_path / "order").read_bytes() == b"what to run"
         assert agent.work() == {"leases": [], "challenges": [], "live": ["job"], "leaving": {}}
+        assert renter.key is not None
+        assert plane.rents(renter.key.public)
         agent.post(on.Beat(lease_id="job", index=0, running_s=2))
         until(lambda: renter.lease("job")["paid_s"] == 2)
         (tmp_path / "results").write_bytes(b"weights" * 100_000)
         result = agent.put_blob(tmp_path / "results")
         agent.post(on.Finished(lease_id="job", result=result))
         until(lambda: renter.lease("job")["state"] == "final")
+        assert not plane.rents(renter.key.public)
         renter.get_blob(result, tmp_path / "home")
         assert (tmp_path / "home").read_bytes() == b"weights" * 100_000
         pay = pay_for(2, CREDIT // 2)

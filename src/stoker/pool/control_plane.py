@@ -207,6 +207,7 @@ class ControlPlane:
         self.up_since_s = now()
         self._named: dict[str, set[str]] = defaultdict(set)
         self._concerned: dict[str, set[str]] = defaultdict(set)
+        self._rented: dict[str, set[str]] = defaultdict(set)
         for lease in self.state.leases.values():
             self._note(lease)
         self._at_once = Counter[str]()
@@ -458,11 +459,11 @@ class ControlPlane:
         for digest in lease.blobs:
             self._named[digest].add(lease.lease_id)
         concerned = {lease.agent, *(asked.verifier for asked in lease.challenges)}
-        for key in concerned:
+        for names in (self._rented[lease.renter], *(self._concerned[key] for key in concerned)):
             if lease.state == "final":
-                self._concerned[key].discard(lease.lease_id)
+                names.discard(lease.lease_id)
             else:
-                self._concerned[key].add(lease.lease_id)
+                names.add(lease.lease_id)
         return concerned
 
     @contextlib.asynccontextmanager
@@ -762,7 +763,7 @@ class ControlPlane:
 
     def rents(self, key: str) -> bool:
         """Whether a key has an unsettled lease as its renter."""
-        return any(self.state.leases[name].renter == key for name in self.state.unsettled)
+        return bool(self._rented.get(key))
 
     def is_payer(self, key: str) -> bool:
         """Whether a key can pay for leases: keys alone cost nothing."""
