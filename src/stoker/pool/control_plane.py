@@ -53,6 +53,8 @@ _log = logging.getLogger(__name__)
 _TICK_S = 1.0
 _CLEAN_S = 300.0
 _CHAIN_S = 15.0
+_REFUSED_S = 60.0
+"""So long after what a signer signed was refused it is asked for that beat again [s]."""
 _MOST_LOOKED_UP = 8
 """Events that are held against the chain at a time."""
 _MOST_SIGNED = 8
@@ -220,7 +222,7 @@ class ControlPlane:
         self._chain_threads = ThreadPoolExecutor(_MOST_LOOKED_UP, thread_name_prefix="chain")
         self._signer_threads = ThreadPoolExecutor(_MOST_SIGNED, thread_name_prefix="signer")
         self._cosigning: dict[str, asyncio.Task[None]] = {}
-        self._refused_beats: dict[str, int] = {}
+        self._refused_beats: dict[str, tuple[int, float]] = {}
         self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)
         self._documents: dict[str, tuple[object, dict[str, Any]]] = {}
         rates = rates or Rates()
@@ -522,7 +524,9 @@ class ControlPlane:
 
     def _begin_cosigning(self, body: on.Cosigned) -> None:
         """Let a beat be co-signed beside all else: a signer elsewhere may take minutes, or not answer at all."""
-        if body.lease_id not in self._cosigning and self._refused_beats.get(body.lease_id) != body.index:
+        index, refused_s = self._refused_beats.get(body.lease_id, (-1, 0.0))
+        is_refused = index == body.index and time.monotonic() - refused_s < _REFUSED_S
+        if body.lease_id not in self._cosigning and not is_refused:
             self._cosigning[body.lease_id] = asyncio.create_task(self._cosign(body))
 
     async def _cosign(self, body: on.Cosigned) -> None:
@@ -531,8 +535,8 @@ class ControlPlane:
             await self.submit(draft)
         except Refused as problem:  # what it signed is not taken: such as by another key than the lease's
             self._refused_beats = {
-                name: index for name, index in self._refused_beats.items() if name in self.state.unsettled
-            } | {body.lease_id: body.index}
+                name: refused for name, refused in self._refused_beats.items() if name in self.state.unsettled
+            } | {body.lease_id: (body.index, time.monotonic())}
             _log.warning("%s", first_line(problem))
         except StokerError as problem:
             _log.warning("%s", first_line(problem))
