@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -504,6 +505,34 @@ def test_a_stranger_is_taken_without_a_look_at_all_others(tmp_path: Path, monkey
         assert not rendezvous._admits("3", "192.0.2.3:1")
         assert sorted(rendezvous._strangers) == ["1", "2", "3"]
         assert "are connected" in rendezvous._admits("4", "192.0.2.4:1")
+
+
+def test_a_connection_that_ends_as_it_is_taken_gives_its_place_back() -> None:
+    """Else strangers who hang up in that moment would leave no place for others."""
+    left = list[str]()
+
+    class Gone(peer_link.iroh.IrohError):
+        def __init__(self) -> None:
+            pass
+
+        def __str__(self) -> str:
+            return "the connection is gone"
+
+    async def ended() -> None:
+        raise Gone
+
+    def closed(_: int) -> None:
+        raise Gone
+
+    async def keep() -> None:
+        endpoint = PeerEndpoint(Key.made(), no_path, lambda *_: "", left.append)
+        connection: Any = SimpleNamespace(set_max_concurrent_bi_streams=closed, accept_bi=ended)
+        with pytest.raises(peer_link.iroh.IrohError):
+            endpoint._keep("a", connection)
+        await until_async(lambda: left)
+        assert not endpoint.num_keys
+
+    asyncio.run(keep())
 
 
 async def until_async(is_there: Callable[[], bool]) -> None:
