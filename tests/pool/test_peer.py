@@ -26,7 +26,7 @@ from stoker.pool import peer as pool_peer
 from stoker.pool import peer_link
 from stoker.pool import rendezvous as pool_rendezvous
 from stoker.pool.client import PoolClient, joined_peer
-from stoker.pool.control_plane import ControlPlane
+from stoker.pool.control_plane import ControlPlane, _Buckets
 from stoker.pool.events import CREDIT, Refused, canonical, sha256
 from stoker.pool.keys import Key, own_key
 from stoker.pool.log import audit
@@ -569,20 +569,35 @@ def test_a_network_begins_few_connections_a_second(tmp_path: Path, monkeypatch: 
         with pytest.raises(PlaceUnreachable, match="no direct path"):
             asyncio.run(knock())
         monkeypatch.setattr(pool_rendezvous, "CONNECTION_COST", 7.0)
-        counted: list[tuple[str, float]] = []
-        monkeypatch.setattr(plane, "count_address", lambda host, cost=1.0: counted.append((host, cost)))
+        counted: list[tuple[str, float, str]] = []
+        monkeypatch.setattr(
+            plane, "count_address", lambda host, cost=1.0, *, way="HTTP": counted.append((host, cost, way))
+        )
         asyncio.run(knock())
-        assert ("127.0.0.1", 7.0) in counted
+        assert ("127.0.0.1", 7.0, "UDP") in counted
 
 
-def test_who_is_refused_says_so(tmp_path: Path) -> None:
+def test_connections_leave_the_requests_of_their_network_alone(tmp_path: Path) -> None:
+    """Peers that knock again and again do not keep a neighbour behind the same NAT from the pool."""
+    with in_thread(tmp_path, bulk_bytes=1000) as (plane, operator):
+        plane._by_address = _Buckets(5.0, 100.0)
+        with pytest.raises(Refused, match="requests a second"):
+            for _ in range(100):
+                plane.count_address("127.0.0.1", 10.0, way="UDP")
+        assert operator.state("pool")["rendezvous"]
+
+
+def test_who_is_refused_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member whose key the pool no longer takes reads the pool's reason, and sends large files through the pool."""
+    pauses, sleep = list[float](), asyncio.sleep
+    monkeypatch.setattr(asyncio, "sleep", lambda s, *more: (pauses.append(s), sleep(s, *more))[1])
     with in_thread(tmp_path, bulk_bytes=1000) as (_, operator):
         said: list[str] = []
         client = PoolClient(operator.address, Key.made())
         peer = Peer(client, tmp_path / "x", tell=said.append)
         assert "is not admitted to this pool" in until(lambda: said)[0]
         assert not peer.wait_ready(0)
+        until(lambda: any(60 <= pause_s <= 180 for pause_s in pauses))
         peer.close()
 
 

@@ -782,14 +782,14 @@ class ControlPlane:
         """
         self._by_key.take(key, f"the key {short(key)}")
 
-    def count_address(self, host: str, cost: float = 1.0) -> None:
-        """Count a request that comes from a host against its network's rate.
+    def count_address(self, host: str, cost: float = 1.0, *, way: str = "HTTP") -> None:
+        """Count a request that comes from a host against its network's rate, one for each way (`HTTP`, `UDP`).
 
         Raises:
             Refused: it sends too many.
         """
         network = network_of_host(host)
-        self._by_address.take(network, f"the address {network}", cost)
+        self._by_address.take(f"{way} {network}", f"the address {network}", cost)
 
     async def _until(self, name: str, is_there: Callable[[], bool], wait_s: float) -> None:
         """Wait until something is there, `wait_s` at most; looked at again when `name` is woken."""

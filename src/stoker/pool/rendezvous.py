@@ -127,7 +127,7 @@ class PeerRendezvous:
 
     def _greets(self, address: str) -> bool:
         try:
-            self._plane.count_address(_host_of(address), CONNECTION_COST)
+            self._plane.count_address(_host_of(address), CONNECTION_COST, way="UDP")
         except Refused:
             return False
         return True
@@ -188,7 +188,7 @@ class PeerRendezvous:
     async def _serve(self, key: str, head: Head, _: Incoming) -> tuple[Head, Body]:
         try:
             self._plane.count_request(key)
-            self._plane.count_address(_host_of(self._endpoint.address_of(key)))
+            self._plane.count_address(_host_of(self._endpoint.address_of(key)), way="UDP")
             match head.get("op"):
                 case "hello":
                     return self._hello(key, head), b""
