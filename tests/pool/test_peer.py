@@ -611,3 +611,15 @@ def test_a_blob_that_is_gone_stops_neither_the_others_nor_the_end(tmp_path: Path
         peer.leave()
         assert pool.is_in_pool(tree)
         assert pool.renter.peer is None
+
+
+def test_what_the_next_agent_fetches_is_left_at_the_pool(tmp_path: Path) -> None:
+    """The first agent has fetched the code: for the one that the run moved to it is there all the same."""
+    with pool_of(tmp_path) as pool:
+        tree, peer = pool.open(), pool.renter.peer
+        assert peer is not None
+        pool.agent.get_blob(tree, tmp_path / "fetched")
+        until(lambda: not peer._unfetched)
+        peer.note_unfetched(tree, "", "0" * 64)
+        peer.leave()
+        assert pool.is_in_pool(tree)

@@ -509,8 +509,11 @@ def test_a_run_moves_to_a_much_cheaper_offer_from_its_last_block(pool, tmp_path)
     late = {**handle, "until_s": time.time() + 960}  # 970 s are left here, and the move takes more
     for stays in (bound, unwilling, poor, over, late):
         assert LAUNCHER.state(stays).phase == "running"
+    unfetched: list[str] = []
+    pool.peer = SimpleNamespace(note_unfetched=lambda *digests: unfetched.extend(digests))
     state = LAUNCHER.state(handle)
     assert (state.phase, state.restarts) == ("requeued", 1)
+    assert unfetched == list(pool.of(on.Opened)[-1].inputs), "a renter that leaves now takes them with it"
     assert "at cheap, " in state.why
     assert "goes on from update 30" in state.why
     assert lease["reason"].startswith("moved: the rest is expected to cost 0.0")

@@ -164,6 +164,10 @@ class Peer:
             self._tell(f"the blob {digest[:12]}… goes through the pool: {first_line(problem)}")
         return False
 
+    def note_unfetched(self, *digests: str) -> None:
+        """Blobs that the next agent will fetch, whoever has fetched them before, as far as they are kept here."""
+        self._unfetched |= {digest for digest in digests if digest and (self._folder / digest).is_file()}
+
     def route_to(self, digest: str) -> Transport | None:
         """A direct way to a blob: this disk, or the peer that holds it by the pool; None: there is none."""
         path = self._folder / digest

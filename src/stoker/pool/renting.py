@@ -726,6 +726,8 @@ class _PoolRun:
             inputs=tuple(filter(None, (order.tree, order.resume))),
             most_forwarding=terms.most_forwarding,
         )
+        if self.client.peer is not None:
+            self.client.peer.note_unfetched(order.tree, order.resume)
         if rules.contract:
             from stoker.pool.contract.custody import Custody  # noqa: PLC0415 - an extra of its own
 
