@@ -642,7 +642,8 @@ def best_move(
     if go is None or not worth_moving(
         stay,
         go,
-        move_credits=round(here.offer.price_per_hour * lost_s / 3600),
+        # What went through the pool for this lease goes there again.
+        move_credits=round(here.offer.price_per_hour * lost_s / 3600) + int(lease.get("forwarded_credits", 0)),
         value_per_hour=needs.value_per_hour,
         move_s=lost_s,
     ):
