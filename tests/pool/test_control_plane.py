@@ -506,6 +506,40 @@ def test_no_lease_is_final_before_its_seconds_are_agreed_to(tmp_path: Path, monk
         assert operator.lease("job")["paid_s"] == 2
 
 
+def test_no_lease_is_disputed_before_its_seconds_are_agreed_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a dispute nothing is co-signed any more, and an agent that is cleared would not be paid for its last beats."""
+    found, looked = control_plane.due, list[on.Body]()
+
+    def due(state: Any, *more: Any, **named: Any) -> list[on.Body]:
+        is_closed = "job" in state.leases and state.leases["job"].state == "closed"
+        disputed = [on.Disputed(lease_id="job", reason="a replay was unequal")] if is_closed else []
+        looked.extend(disputed)
+        return [*found(state, *more, **named), *disputed]
+
+    monkeypatch.setattr(control_plane, "due", due)
+    with in_thread(tmp_path) as (plane, operator):
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        renter.post(opened(order=renter.put_blob(b"what to run"), delegate=plane.key.public, window_s=3600))
+        agent.post(on.Accepted(lease_id="job"))
+        own, is_there = plane._own, threading.Event()
+
+        def slow(body: on.Body) -> Any:
+            assert not isinstance(body, on.Cosigned) or is_there.wait(30)
+            return own(body)
+
+        monkeypatch.setattr(plane, "_own", slow)
+        agent.post(on.Beat(lease_id="job", index=0, running_s=2))
+        until(lambda: plane._cosigning)
+        agent.post(on.Finished(lease_id="job", result=agent.put_blob(b"results")))
+        until(lambda: len(looked) >= 2)
+        is_there.set()
+        until(lambda: operator.lease("job")["state"] != "closed")
+        assert operator.lease("job")["paid_s"] == 2
+
+
 def test_a_signer_that_hangs_delays_nothing_but_its_own_lease(tmp_path: Path) -> None:
     """Other leases are closed, settled and signed meanwhile; its own is settled once its last seconds are agreed to."""
     hangs = threading.Event()

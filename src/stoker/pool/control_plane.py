@@ -507,7 +507,7 @@ class ControlPlane:
                     if isinstance(body, on.Cosigned):
                         self._begin_cosigning(body)
                         continue
-                    if isinstance(body, on.Final) and body.lease_id in self._cosigning:
+                    if isinstance(body, on.Final | on.Disputed) and body.lease_id in self._cosigning:
                         continue  # its last seconds are agreed to first, once the signer is there again
                     try:
                         await self.submit(await asyncio.to_thread(self._own, body))
