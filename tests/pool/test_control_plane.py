@@ -506,9 +506,7 @@ def test_no_lease_is_final_before_its_seconds_are_agreed_to(tmp_path: Path, monk
         assert operator.lease("job")["paid_s"] == 2
 
 
-def test_no_lease_is_disputed_before_its_seconds_are_agreed_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_lease_is_disputed_before_its_seconds_are_agreed_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a dispute nothing is co-signed any more, and an agent that is cleared would not be paid for its last beats."""
     found, looked = control_plane.due, list[on.Body]()
 

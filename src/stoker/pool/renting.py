@@ -895,7 +895,7 @@ def _ended_early(manifest: CheckpointManifest) -> bool:
 
 
 def _most_spent(lease: Mapping[str, Any]) -> int:
-    """What a lease costs its renter at most, as it is [micro-credits]: before it is final, replays may still be paid."""
+    """What a lease costs its renter at most [micro-credits]: before it is final, replays may still be paid."""
     fees = sum(int(asked["fee"]) for asked in lease["challenges"])
     spent = fees + int(lease.get("forwarded_credits", 0))
     if lease["outcome"]:
