@@ -19,6 +19,7 @@ class FakePool:
     def __init__(self, folder: Path, key: str = "a" * 64) -> None:
         self.folder, self.key, self.is_away = folder, SimpleNamespace(public=key), False
         self.address = SimpleNamespace(key="f" * 64)
+        self.peer: Any = None
         self.posted: list[on.Body] = []
         self.leases: dict[str, dict[str, Any]] = {}
         self.refusals: list[str] = []

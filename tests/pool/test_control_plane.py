@@ -18,7 +18,7 @@ from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable
 from stoker.pool import blobs, control_plane
 from stoker.pool import events as on
 from stoker.pool.blobs import BlobLimits, BlobStore, NoRoom
-from stoker.pool.client import PoolAddress, PoolClient
+from stoker.pool.client import DiskFailed, PoolAddress, PoolClient
 from stoker.pool.control_plane import ControlPlane, Rates, _Buckets, network_of_host, steady_clock
 from stoker.pool.escrow import pay_for
 from stoker.pool.events import CREDIT, Refused, canonical, draft_of, sha256
@@ -70,12 +70,15 @@ def test_a_job_from_offer_to_pay(tmp_path: Path) -> None:
         agent.get_blob(order, tmp_path / "order")
         assert (tmp_path / "order").read_bytes() == b"what to run"
         assert agent.work() == {"leases": [], "challenges": [], "live": ["job"], "leaving": {}}
+        assert renter.key is not None
+        assert plane.rents(renter.key.public)
         agent.post(on.Beat(lease_id="job", index=0, running_s=2))
         until(lambda: renter.lease("job")["paid_s"] == 2)
         (tmp_path / "results").write_bytes(b"weights" * 100_000)
         result = agent.put_blob(tmp_path / "results")
         agent.post(on.Finished(lease_id="job", result=result))
         until(lambda: renter.lease("job")["state"] == "final")
+        assert not plane.rents(renter.key.public)
         renter.get_blob(result, tmp_path / "home")
         assert (tmp_path / "home").read_bytes() == b"weights" * 100_000
         pay = pay_for(2, CREDIT // 2)
@@ -503,6 +506,38 @@ def test_no_lease_is_final_before_its_seconds_are_agreed_to(tmp_path: Path, monk
         assert operator.lease("job")["paid_s"] == 2
 
 
+def test_no_lease_is_disputed_before_its_seconds_are_agreed_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a dispute nothing is co-signed any more, and an agent that is cleared would not be paid for its last beats."""
+    found, looked = control_plane.due, list[on.Body]()
+
+    def due(state: Any, *more: Any, **named: Any) -> list[on.Body]:
+        is_closed = "job" in state.leases and state.leases["job"].state == "closed"
+        disputed = [on.Disputed(lease_id="job", reason="a replay was unequal")] if is_closed else []
+        looked.extend(disputed)
+        return [*found(state, *more, **named), *disputed]
+
+    monkeypatch.setattr(control_plane, "due", due)
+    with in_thread(tmp_path) as (plane, operator):
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        renter.post(opened(order=renter.put_blob(b"what to run"), delegate=plane.key.public, window_s=3600))
+        agent.post(on.Accepted(lease_id="job"))
+        own, is_there = plane._own, threading.Event()
+
+        def slow(body: on.Body) -> Any:
+            assert not isinstance(body, on.Cosigned) or is_there.wait(30)
+            return own(body)
+
+        monkeypatch.setattr(plane, "_own", slow)
+        agent.post(on.Beat(lease_id="job", index=0, running_s=2))
+        until(lambda: plane._cosigning)
+        agent.post(on.Finished(lease_id="job", result=agent.put_blob(b"results")))
+        until(lambda: len(looked) >= 2)
+        is_there.set()
+        until(lambda: operator.lease("job")["state"] != "closed")
+        assert operator.lease("job")["paid_s"] == 2
+
+
 def test_a_signer_that_hangs_delays_nothing_but_its_own_lease(tmp_path: Path) -> None:
     """Other leases are closed, settled and signed meanwhile; its own is settled once its last seconds are agreed to."""
     hangs = threading.Event()
@@ -539,7 +574,7 @@ def test_a_signer_that_hangs_delays_nothing_but_its_own_lease(tmp_path: Path) ->
 
 
 def test_a_beat_that_its_signer_signs_wrongly_does_not_hold_the_lease_for_ever(tmp_path: Path) -> None:
-    """What the log refuses is not asked for again, and the lease is settled without those seconds."""
+    """What the log refuses is not asked for again at once, and the lease is settled without those seconds."""
     asked: list[int] = []
 
     def cosigned(_: Lease, body: on.Cosigned) -> on.Cosigned:
@@ -566,6 +601,30 @@ def test_a_beat_that_its_signer_signs_wrongly_does_not_hold_the_lease_for_ever(t
         assert asked == [0]
 
 
+def test_a_beat_that_its_signer_signs_rightly_later_is_paid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last beat of a lease has none after it: a signer that was wrong for a while is asked again."""
+    monkeypatch.setattr(control_plane, "_REFUSED_S", 0.0, raising=False)
+    vouchers = ["0" * 130]
+
+    signer = SimpleNamespace(
+        checked_kinds=frozenset(),
+        require_rules=lambda _: None,
+        cosigned=lambda _, body: replace(body, voucher=vouchers.pop() if vouchers else ""),
+        keep_up=lambda *_: None,
+        is_over=threading.Event(),
+        verdicts={},
+    )
+    with in_thread(tmp_path, custody=signer) as (plane, operator):
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        renter.post(opened(order=renter.put_blob(b"x"), delegate=plane.key.public, window_s=3600))
+        agent.post(on.Accepted(lease_id="job"))
+        agent.post(on.Beat(lease_id="job", index=0, running_s=1))
+        until(lambda: not vouchers)
+        agent.post(on.Finished(lease_id="job", result=agent.put_blob(b"results")))
+        until(lambda: renter.lease("job")["paid_s"] == 1)
+
+
 def test_money_is_not_moved_into_a_contract_later(tmp_path: Path) -> None:
     """A pool that keeps its money in its log says so, rather than go on as if nothing had been asked for."""
     key = own_key("control", tmp_path)
@@ -583,7 +642,7 @@ def test_a_disk_that_is_full_is_not_a_pool_that_is_away(tmp_path: Path) -> None:
     with in_thread(tmp_path / "pool") as (_, operator):
         digest = joined(operator).put_blob(b"content")
         (tmp_path / "file").write_bytes(b"")
-        with pytest.raises(BadRun, match="not a directory"):
+        with pytest.raises(DiskFailed, match="not a directory"):
             operator.get_blob(digest, tmp_path / "file" / "target")
 
 

@@ -14,9 +14,10 @@ from stoker.errors import PlaceFailed, PlaceUnreachable
 from stoker.launching.at_place import HostState
 from stoker.pool import events as on
 from stoker.pool import leased_job
-from stoker.pool.client import _Busy
+from stoker.pool.client import PoolClient, _Busy
 from stoker.pool.isolation import HOST_FULL, Host, Limits
 from stoker.pool.job_box import JobBox, PoolOrder
+from stoker.pool.keys import Key
 from stoker.pool.leased_job import BlobCache, LeasedJob
 from stoker.records.codec import dumps
 from stoker.store import CheckpointStore
@@ -272,6 +273,27 @@ def test_a_pool_that_is_away_while_code_is_fetched_fails_no_run(
     job.begin(ORDER)
     until(lambda: job._is_prepared)
     assert "fetched again" in tries[0]
+
+
+def test_an_agents_disk_that_is_full_while_code_is_fetched_fails_no_run(pool: SlowPool, tmp_path: Path) -> None:
+    """The renter goes on elsewhere: that is no failure of the job."""
+
+    class Fetching(Given):
+        @classmethod
+        def make(cls, folder: Path, order: PoolOrder, *more: Any) -> Given:
+            raise AssertionError(more[0]("0" * 64))
+
+    class FetchingJob(LeasedJob):
+        box_type = Fetching
+
+    client = PoolClient(f"http://127.0.0.1:9#{'f' * 64}", Key.made())
+    (tmp_path / "file").write_bytes(b"")
+    pool.get_blob = lambda digest, *_, **__: client.get_blob(digest, tmp_path / "file" / "x")  # type: ignore[method-assign]
+    host = Host(isolation=Nowhere(), limits=LIMITS)  # type: ignore[arg-type]
+    job = FetchingJob("job.0", "0" * 64, tmp_path / "lease", pool, host=host)  # type: ignore[arg-type]
+    job.begin(ORDER)
+    until(lambda: job.tick() or job.is_over)
+    assert pool.leases["job.0"]["reason"].startswith("refused: Cannot write a blob")
 
 
 @pytest.mark.parametrize("trouble", ["no room to start", "its disk is full"])

@@ -259,6 +259,7 @@ def test_a_move_that_costs_more_than_it_saves_is_not_made() -> None:
     assert moved(here, cheap) == "cheap"
     assert moved(here, cheap, pace=500.0) == ""
     assert moved(here, cheap, running_s=5000.0) == ""
+    assert moved(here, cheap, forwarded_credits=2 * CREDIT) == "", "sending it all again costs more than it saves"
     few = [{"update": 10 * n, "at_s": 10.0 * n, "running_s": 10 * n} for n in (1, 2)]
     assert moved(here, cheap, commitments=few, running_s=20) == ""
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from stoker.pool import peer as pool_peer
 from stoker.pool import peer_link
 from stoker.pool import rendezvous as pool_rendezvous
 from stoker.pool.client import PoolClient, joined_peer
-from stoker.pool.control_plane import ControlPlane
+from stoker.pool.control_plane import ControlPlane, _Buckets
 from stoker.pool.events import CREDIT, Refused, canonical, sha256
 from stoker.pool.keys import Key, own_key
 from stoker.pool.log import audit
@@ -490,6 +491,50 @@ def test_keys_that_anybody_makes_up_have_few_places(tmp_path: Path, monkeypatch:
         until(lambda: not plane.rendezvous._strangers)  # type: ignore[union-attr]
 
 
+def test_a_stranger_is_taken_without_a_look_at_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may knock often: whether others are known by now matters only where there is no place."""
+    with in_thread(tmp_path, bulk_bytes=1000, is_open=True) as (plane, _):
+        rendezvous, looked = plane.rendezvous, list[str]()
+        assert rendezvous is not None
+        monkeypatch.setattr(plane, "rents", lambda key: looked.append(key) or False)
+        for number in range(3):
+            assert not rendezvous._admits(f"{number}", f"192.0.2.{number}:1")
+        assert looked == ["0", "1", "2"]
+        monkeypatch.setattr(pool_rendezvous, "MOST_STRANGERS", 3)
+        monkeypatch.setattr(plane, "rents", lambda key: key == "0")
+        assert not rendezvous._admits("3", "192.0.2.3:1")
+        assert sorted(rendezvous._strangers) == ["1", "2", "3"]
+        assert "are connected" in rendezvous._admits("4", "192.0.2.4:1")
+
+
+def test_a_connection_that_ends_as_it_is_taken_gives_its_place_back() -> None:
+    """Else strangers who hang up in that moment would leave no place for others."""
+    left = list[str]()
+
+    class Gone(peer_link.iroh.IrohError):
+        def __init__(self) -> None:
+            pass
+
+        def __str__(self) -> str:
+            return "the connection is gone"
+
+    async def ended() -> None:
+        raise Gone
+
+    def closed(_: int) -> None:
+        raise Gone
+
+    async def keep() -> None:
+        endpoint = PeerEndpoint(Key.made(), no_path, lambda *_: "", left.append)
+        connection: Any = SimpleNamespace(set_max_concurrent_bi_streams=closed, accept_bi=ended)
+        with pytest.raises(peer_link.iroh.IrohError):
+            endpoint._keep("a", connection)
+        await until_async(lambda: left)
+        assert not endpoint.num_keys
+
+    asyncio.run(keep())
+
+
 async def until_async(is_there: Callable[[], bool]) -> None:
     """Wait for a condition, in a loop."""
     await asyncio.to_thread(until, is_there)
@@ -524,20 +569,36 @@ def test_a_network_begins_few_connections_a_second(tmp_path: Path, monkeypatch: 
         with pytest.raises(PlaceUnreachable, match="no direct path"):
             asyncio.run(knock())
         monkeypatch.setattr(pool_rendezvous, "CONNECTION_COST", 7.0)
-        counted: list[tuple[str, float]] = []
-        monkeypatch.setattr(plane, "count_address", lambda host, cost=1.0: counted.append((host, cost)))
+        counted: list[tuple[str, float, str]] = []
+        monkeypatch.setattr(
+            plane, "count_address", lambda host, cost=1.0, *, way="HTTP": counted.append((host, cost, way))
+        )
         asyncio.run(knock())
-        assert ("127.0.0.1", 7.0) in counted
+        assert ("127.0.0.1", 7.0, "UDP") in counted
 
 
-def test_who_is_refused_says_so(tmp_path: Path) -> None:
+def test_connections_leave_the_requests_of_their_network_alone(tmp_path: Path) -> None:
+    """Peers that knock again and again do not keep a neighbour behind the same NAT from the pool."""
+    with in_thread(tmp_path, bulk_bytes=1000) as (plane, operator):
+        plane._by_address = _Buckets(5.0, 100.0)
+        for _ in range(10):
+            plane.count_address("127.0.0.1", 9.9, way="UDP")
+        with pytest.raises(Refused, match="requests a second"):
+            plane.count_address("127.0.0.1", 99.0, way="UDP")
+        assert operator.state("pool")["rendezvous"]
+
+
+def test_who_is_refused_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member whose key the pool no longer takes reads the pool's reason, and sends large files through the pool."""
+    pauses, sleep = list[float](), asyncio.sleep
+    monkeypatch.setattr(asyncio, "sleep", lambda s, *more: (pauses.append(s), sleep(s, *more))[1])
     with in_thread(tmp_path, bulk_bytes=1000) as (_, operator):
         said: list[str] = []
         client = PoolClient(operator.address, Key.made())
         peer = Peer(client, tmp_path / "x", tell=said.append)
         assert "is not admitted to this pool" in until(lambda: said)[0]
         assert not peer.wait_ready(0)
+        until(lambda: any(60 <= pause_s <= 180 for pause_s in pauses))
         peer.close()
 
 
@@ -551,3 +612,15 @@ def test_a_blob_that_is_gone_stops_neither_the_others_nor_the_end(tmp_path: Path
         peer.leave()
         assert pool.is_in_pool(tree)
         assert pool.renter.peer is None
+
+
+def test_what_the_next_agent_fetches_is_left_at_the_pool(tmp_path: Path) -> None:
+    """The first agent has fetched the code: for the one that the run moved to it is there all the same."""
+    with pool_of(tmp_path) as pool:
+        tree, peer = pool.open(), pool.renter.peer
+        assert peer is not None
+        pool.agent.get_blob(tree, tmp_path / "fetched")
+        until(lambda: not peer._unfetched)
+        peer.note_unfetched(tree, "", "0" * 64)
+        peer.leave()
+        assert pool.is_in_pool(tree)

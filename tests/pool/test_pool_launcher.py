@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import BadJob, PlaceFailed
+from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import Bundle, TreeFile
 from stoker.launching.launcher import Submission
 from stoker.pool import events as on
 from stoker.pool import renting
 from stoker.pool.blob_tree import TreeLimits, pack_folder, plain_names
+from stoker.pool.client import DiskFailed
 from stoker.pool.commitment import chain_head
 from stoker.pool.isolation import Host, Limits
 from stoker.pool.job_box import JobBox, PoolOrder, read_order
@@ -58,6 +59,7 @@ class Pool(FakePool):
         super().__init__(folder)
         self.address = SimpleNamespace(key=KEY, url="http://pool", __str__=lambda: f"http://pool#{KEY}")
         self.offers: dict[str, dict[str, Any]] = {}
+        self.balance, self.num_waiting, self.contract = 10**9, 0, ""
 
     def offer(self, name: str, price: int, **changes: Any) -> None:
         """A free offer."""
@@ -78,13 +80,22 @@ class Pool(FakePool):
 
     def state(self, what: str) -> Any:
         self._answer()
-        return list(self.offers.values()) if what == "offers" else super().state(what)
+        more = {
+            "offers": list(self.offers.values()),
+            "pool": {"rules": to_json(self.rules()), "num_waiting": self.num_waiting},
+            "balances": {"balances": {self.key.public: self.balance}},
+        }
+        return more[what] if what in more else super().state(what)
+
+    def rules(self) -> on.Founded:
+        return replace(super().rules(), contract=self.contract)
 
     def post(self, body: on.Body, **more: Any) -> None:
         super().post(body, **more)
         if isinstance(body, on.Opened):
             lease = self.add_lease(body.lease_id, body.order)
             lease |= {"agent": body.offer_id, "offer_id": body.offer_id, "check_fraction": body.verify_fraction}
+            lease |= {"escrow": body.deposit, "rate_per_hour": body.rate_per_hour}
 
 
 @pytest.fixture
@@ -304,11 +315,12 @@ def test_what_earlier_leases_paid_for_replays_counts(pool, tmp_path) -> None:
     lease |= {"state": "closed", "reason": "lost", "running_s": 900, "paid_s": 900, "rate_per_hour": 100_000}
     lease["challenges"] = [{"block": 0, "equal": True, "fee": 20_000}]
     LAUNCHER.state(handle)
-    assert pool.of(on.Opened)[1].deposit == pytest.approx(105_000, abs=1000)
-    pool.leases.pop(f"{handle['job']}.1")
-    lease |= {"state": "final", "outcome": "slashed"}
-    LAUNCHER.state(handle)
-    assert pool.of(on.Opened)[2].deposit == pytest.approx(130_000, abs=1000)
+    assert pool.of(on.Opened)[1].deposit == pytest.approx(100_000, abs=1000), "as much as it was paid may be replayed"
+    for outcome, left in (("", 105_000), ("slashed", 130_000)):
+        pool.leases.pop(f"{handle['job']}.1")
+        lease |= {"state": "final", "outcome": outcome}
+        LAUNCHER.state(handle)
+        assert pool.of(on.Opened)[-1].deposit == pytest.approx(left, abs=1000)
 
 
 def test_a_strangers_lease_is_not_taken_for_ones_own(pool) -> None:
@@ -335,6 +347,23 @@ def test_results_count_once_their_blocks_were_replayed(pool, tmp_path) -> None:
     assert (tmp_path / "home" / "events.jsonl").read_bytes() == LAUNCHER.events(handle, 0)
     assert LAUNCHER.events(handle, 15) == LAUNCHER.events(handle, 0)[15:]
     assert not list((tmp_path / "home").glob(".writing*"))
+
+
+def test_a_full_disk_of_the_renter_opens_no_further_lease(pool, tmp_path) -> None:
+    """Results that cannot be written here are no wrong results: they are fetched again, and nothing is paid twice."""
+    handle, lease = started(pool)
+    commit(pool, lease, tmp_path, 10, 20)
+    judged(lease, True, True)
+    lease |= {"state": "closed", "reason": "finished", "result": lease["commitments"][1]["blob"]}
+    real, full = pool.get_blob, DiskFailed("Cannot write a blob: the disk is full.")
+    pool.get_blob = lambda *_, **__: (_ for _ in ()).throw(full)
+    state = LAUNCHER.state(handle)
+    assert (state.phase, len(pool.leases)) == ("unknown", 1)
+    assert "the disk is full" in state.evidence
+    with pytest.raises(PlaceUnreachable, match="the disk is full"):
+        LAUNCHER.events(handle, 0)
+    pool.get_blob = real
+    assert LAUNCHER.state(handle).phase == "finished"
 
 
 def test_of_an_agent_that_was_wrong_only_replayed_blocks_count(pool, tmp_path) -> None:
@@ -453,11 +482,13 @@ def test_the_time_and_the_deadline_bound_what_is_spent(pool) -> None:
     assert LAUNCHER.state(handle).phase == "failed"
 
 
-def going_well(pool: Pool, tmp_path, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def going_well(
+    pool: Pool, tmp_path, total: int = 1000, verdict: str | None = None, **changes: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """A handle, and its lease at the offer `dear`, which has made 30 of 1,000 updates in half a minute."""
     pool.offers.pop("cheap")
     handle, lease = started(pool, **changes)
-    commit(pool, lease, tmp_path, 10, 20, 30, total=1000)
+    commit(pool, lease, tmp_path, 10, 20, 30, total=total, verdict=verdict)
     for number, block in enumerate(lease["commitments"], 1):
         block |= {"at_s": 10.0 * number, "running_s": 10 * number}
     lease |= {"running_s": 31, "accepted_s": 0.0, "heard_s": 31.0, "forecast": {"job": ""}, "rate_per_hour": 900_000}
@@ -475,16 +506,60 @@ def test_a_run_moves_to_a_much_cheaper_offer_from_its_last_block(pool, tmp_path)
     unwilling = {**handle, "options": {**handle["options"], "move": "no"}}
     poor = {**handle, "max_credits": 300}
     over = {**handle, "until_s": 1.0}
-    for stays in (bound, unwilling, poor, over):
+    late = {**handle, "until_s": time.time() + 960}  # 970 s are left here, and the move takes more
+    for stays in (bound, unwilling, poor, over, late):
         assert LAUNCHER.state(stays).phase == "running"
+    unfetched: list[str] = []
+    pool.peer = SimpleNamespace(note_unfetched=lambda *digests: unfetched.extend(digests))
     state = LAUNCHER.state(handle)
     assert (state.phase, state.restarts) == ("requeued", 1)
+    assert unfetched == list(pool.of(on.Opened)[-1].inputs), "a renter that leaves now takes them with it"
     assert "at cheap, " in state.why
     assert "goes on from update 30" in state.why
     assert lease["reason"].startswith("moved: the rest is expected to cost 0.0")
     opened = pool.of(on.Opened)[-1]
     assert opened.offer_id == "cheap"
     assert lease["commitments"][-1]["blob"] in opened.inputs
+
+
+def test_a_run_whose_results_are_on_their_way_stays(pool, tmp_path) -> None:
+    """One that ended early by its own rule has updates left, and makes none of them."""
+    handle, _ = going_well(pool, tmp_path, verdict="the loss does not fall any more")
+    pool.offer("cheap", 100_000)
+    assert LAUNCHER.state(handle).phase == "running"
+
+
+@pytest.mark.parametrize("what", ["balance", "replays", "contract", "waiting"])
+def test_a_lease_is_not_closed_for_one_that_could_not_be_opened(pool, tmp_path, what) -> None:
+    """Too little money once the replays of this lease are paid, a deposit that stays in a contract, others who wait."""
+    handle, lease = going_well(pool, tmp_path)
+    pool.offer("cheap", 100_000)
+    if what == "balance":
+        pool.balance, lease["escrow"] = 100_000, 0
+    elif what == "replays":
+        handle = {**handle, "max_credits": 200_000}
+    elif what == "contract":
+        pool.contract = f"eip155:1:0x{'0' * 40}"
+    else:
+        pool.num_waiting = 1
+    assert LAUNCHER.state(handle).phase == "running"
+    assert lease["state"] == "running"
+    pool.balance, pool.contract, pool.num_waiting = 300_000, "", 0
+    assert LAUNCHER.state({**handle, "max_credits": 400_000}).phase == "requeued"
+    assert pool.of(on.Opened)[-1].offer_id == "cheap"
+
+
+@pytest.mark.parametrize("what", ["plan", "offer", "refused"])
+def test_what_agents_say_ends_no_run_that_goes_well(pool, tmp_path, what) -> None:
+    """A number that no float holds, an offer of another form, a list that is refused: the run stays where it is."""
+    handle, lease = going_well(pool, tmp_path, total=10**400 if what == "plan" else 1000)
+    pool.offer("cheap", 100_000)
+    if what == "offer":
+        pool.offers["new"] = {"is_free": True, "agent": "new", "offer": {"offer_id": "new"}}
+    if what == "refused":
+        pool.state = lambda *_, **__: (_ for _ in ()).throw(on.Refused("not shown"))
+    assert LAUNCHER.state(handle).phase == "running"
+    assert lease["state"] == "running"
 
 
 def test_better_offers_are_looked_for_now_and_then(pool, tmp_path, monkeypatch) -> None:
@@ -521,10 +596,10 @@ def test_a_better_offer_that_is_gone_by_then(pool, tmp_path) -> None:
         if isinstance(body, on.Opened) and body.offer_id == "cheap":
             raise on.Refused("the offer 'cheap' is taken")
         post(body, **more)
+        lease["closed_s"] = time.time()
 
     pool.post = taken
     assert LAUNCHER.state(handle).phase == "queued"
-    pool.offers.pop("cheap")
     lease["closed_s"] = time.time() - 61
     assert LAUNCHER.state(handle).phase == "requeued"
     assert pool.of(on.Opened)[-1].offer_id == "dear"

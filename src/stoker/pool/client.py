@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable, StokerError
+from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.pool.events import Body, Event, Founded, Refused, canonical, draft_of, read_event
 from stoker.pool.keys import Key, is_signed
 from stoker.pool.transport import HttpsTransport, PoolAnswer, Transport
@@ -42,6 +42,10 @@ _FORWARDED_S = 600.0
 _AWAY_S = 180.0
 """How long is waited for a line that went away in the middle of a blob [s]."""
 _JOINED_S = 5.0
+
+
+class DiskFailed(PlaceFailed):
+    """A blob cannot be written to the disk of this machine, which says nothing about the blob."""
 
 
 @dataclass(frozen=True)
@@ -255,13 +259,13 @@ class PoolClient:
         Raises:
             Refused: the pool does not have it, or this key may not read it.
             PlaceFailed: what came has another hash, or is larger.
-            BadRun: the disk is full, or the file cannot be written.
+            DiskFailed: the disk is full, or the file cannot be written.
         """
         aside = aside_path(target)
         until, breaks, is_direct = time.monotonic() + _FORWARDED_S, 0, True
         came_s = time.monotonic()
         try:
-            with disk_errors(target, "a blob", error=BadRun), aside.open("xb") as file:
+            with disk_errors(target, "a blob", error=DiskFailed), aside.open("xb") as file:
                 while True:
                     direct = self.peer.route_to(digest) if self.peer is not None and is_direct else None
                     had_bytes = file.tell()
@@ -289,7 +293,7 @@ class PoolClient:
                         is_direct = has_come or direct is None
                 file.flush()
                 os.fsync(file.fileno())
-            with disk_errors(target, "a blob", error=BadRun), aside.open("rb") as file:
+            with disk_errors(target, "a blob", error=DiskFailed), aside.open("rb") as file:
                 if (found := hashlib.file_digest(file, "sha256").hexdigest()) != digest:
                     raise PlaceFailed(f"the blob {digest[:12]}… came with the hash {found[:12]}…")
                 aside.replace(target)

@@ -53,6 +53,8 @@ _log = logging.getLogger(__name__)
 _TICK_S = 1.0
 _CLEAN_S = 300.0
 _CHAIN_S = 15.0
+_REFUSED_S = 60.0
+"""So long after what a signer signed was refused it is asked for that beat again [s]."""
 _MOST_LOOKED_UP = 8
 """Events that are held against the chain at a time."""
 _MOST_SIGNED = 8
@@ -207,6 +209,7 @@ class ControlPlane:
         self.up_since_s = now()
         self._named: dict[str, set[str]] = defaultdict(set)
         self._concerned: dict[str, set[str]] = defaultdict(set)
+        self._rented: dict[str, set[str]] = defaultdict(set)
         for lease in self.state.leases.values():
             self._note(lease)
         self._at_once = Counter[str]()
@@ -219,7 +222,7 @@ class ControlPlane:
         self._chain_threads = ThreadPoolExecutor(_MOST_LOOKED_UP, thread_name_prefix="chain")
         self._signer_threads = ThreadPoolExecutor(_MOST_SIGNED, thread_name_prefix="signer")
         self._cosigning: dict[str, asyncio.Task[None]] = {}
-        self._refused_beats: dict[str, int] = {}
+        self._refused_beats: dict[str, tuple[int, float]] = {}
         self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)
         self._documents: dict[str, tuple[object, dict[str, Any]]] = {}
         rates = rates or Rates()
@@ -458,11 +461,11 @@ class ControlPlane:
         for digest in lease.blobs:
             self._named[digest].add(lease.lease_id)
         concerned = {lease.agent, *(asked.verifier for asked in lease.challenges)}
-        for key in concerned:
+        for names in (self._rented[lease.renter], *(self._concerned[key] for key in concerned)):
             if lease.state == "final":
-                self._concerned[key].discard(lease.lease_id)
+                names.discard(lease.lease_id)
             else:
-                self._concerned[key].add(lease.lease_id)
+                names.add(lease.lease_id)
         return concerned
 
     @contextlib.asynccontextmanager
@@ -504,7 +507,7 @@ class ControlPlane:
                     if isinstance(body, on.Cosigned):
                         self._begin_cosigning(body)
                         continue
-                    if isinstance(body, on.Final) and body.lease_id in self._cosigning:
+                    if isinstance(body, on.Final | on.Disputed) and body.lease_id in self._cosigning:
                         continue  # its last seconds are agreed to first, once the signer is there again
                     try:
                         await self.submit(await asyncio.to_thread(self._own, body))
@@ -521,7 +524,9 @@ class ControlPlane:
 
     def _begin_cosigning(self, body: on.Cosigned) -> None:
         """Let a beat be co-signed beside all else: a signer elsewhere may take minutes, or not answer at all."""
-        if body.lease_id not in self._cosigning and self._refused_beats.get(body.lease_id) != body.index:
+        index, refused_s = self._refused_beats.get(body.lease_id, (-1, 0.0))
+        is_refused = index == body.index and time.monotonic() - refused_s < _REFUSED_S
+        if body.lease_id not in self._cosigning and not is_refused:
             self._cosigning[body.lease_id] = asyncio.create_task(self._cosign(body))
 
     async def _cosign(self, body: on.Cosigned) -> None:
@@ -530,8 +535,8 @@ class ControlPlane:
             await self.submit(draft)
         except Refused as problem:  # what it signed is not taken: such as by another key than the lease's
             self._refused_beats = {
-                name: index for name, index in self._refused_beats.items() if name in self.state.unsettled
-            } | {body.lease_id: body.index}
+                name: refused for name, refused in self._refused_beats.items() if name in self.state.unsettled
+            } | {body.lease_id: (body.index, time.monotonic())}
             _log.warning("%s", first_line(problem))
         except StokerError as problem:
             _log.warning("%s", first_line(problem))
@@ -630,6 +635,7 @@ class ControlPlane:
                         "now_s": now_s,
                         "up_since_s": self.up_since_s,
                         "deposited": state.accounts.deposited,
+                        "num_waiting": sum(now_s < one.request.until_s for one in state.waiting.values()),
                         "rendezvous": None if self.rendezvous is None else self.rendezvous.document(),
                         "forwarding": forwarding_text(self._rules),
                     }
@@ -761,7 +767,7 @@ class ControlPlane:
 
     def rents(self, key: str) -> bool:
         """Whether a key has an unsettled lease as its renter."""
-        return any(self.state.leases[name].renter == key for name in self.state.unsettled)
+        return bool(self._rented.get(key))
 
     def is_payer(self, key: str) -> bool:
         """Whether a key can pay for leases: keys alone cost nothing."""
@@ -776,14 +782,14 @@ class ControlPlane:
         """
         self._by_key.take(key, f"the key {short(key)}")
 
-    def count_address(self, host: str, cost: float = 1.0) -> None:
-        """Count a request that comes from a host against its network's rate.
+    def count_address(self, host: str, cost: float = 1.0, *, way: str = "HTTP") -> None:
+        """Count a request that comes from a host against its network's rate, one for each way (`HTTP`, `UDP`).
 
         Raises:
             Refused: it sends too many.
         """
         network = network_of_host(host)
-        self._by_address.take(network, f"the address {network}", cost)
+        self._by_address.take(f"{way} {network}", f"the address {network}", cost)
 
     async def _until(self, name: str, is_there: Callable[[], bool], wait_s: float) -> None:
         """Wait until something is there, `wait_s` at most; looked at again when `name` is woken."""

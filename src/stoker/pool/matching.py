@@ -627,7 +627,8 @@ def best_move(
     ]
     if rest is None or not same:
         return None
-    if (stay := rank_offers(Columns.of([here], records, now_s), needs, lambda _: rest).best) is None:
+    anyhow = replace(needs, deadline_s=None)  # one that is missed here may be met elsewhere
+    if (stay := rank_offers(Columns.of([here], records, now_s), anyhow, lambda _: rest).best) is None:
         return None
     last = lease["commitments"][-1]
     lost_s = max(0.0, lease["running_s"] - last["running_s"])
@@ -641,7 +642,8 @@ def best_move(
     if go is None or not worth_moving(
         stay,
         go,
-        move_credits=round(here.offer.price_per_hour * lost_s / 3600),
+        # What went through the pool for this lease goes there again.
+        move_credits=round(here.offer.price_per_hour * lost_s / 3600) + int(lease.get("forwarded_credits", 0)),
         value_per_hour=needs.value_per_hour,
         move_s=lost_s,
     ):

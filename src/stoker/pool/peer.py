@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import random
 import re
 import shutil
 import socket
@@ -55,7 +56,8 @@ _NO_PATH_S = 60.0
 """How long is waited before a direct path is tried again that was not there [s]."""
 _MOST_ANNOUNCED, _MOST_SENDERS = 200, 16
 """Blobs of one message, and of one blob who sent it, the last ones."""
-_AGAIN_S, _MOST_AGAIN_S = 0.5, 10.0
+_AGAIN_S, _MOST_AGAIN_S, _REFUSED_S = 0.5, 10.0, 120.0
+"""Pauses before the rendezvous is asked again: the first, the longest, and about that of one that it refused [s]."""
 _ASK_S = 10.0
 _TAKEN_S = 600.0
 """How long a renter has to put a blob on its disk, once it has come [s]."""
@@ -162,6 +164,10 @@ class Peer:
             self._tell(f"the blob {digest[:12]}… goes through the pool: {first_line(problem)}")
         return False
 
+    def note_unfetched(self, *digests: str) -> None:
+        """Blobs that the next agent will fetch, whoever has fetched them before, as far as they are kept here."""
+        self._unfetched |= {digest for digest in digests if digest and (self._folder / digest).is_file()}
+
     def route_to(self, digest: str) -> Transport | None:
         """A direct way to a blob: this disk, or the peer that holds it by the pool; None: there is none."""
         path = self._folder / digest
@@ -205,18 +211,20 @@ class Peer:
         await self._endpoint.bind()
         again_s, said = _AGAIN_S, ""
         while True:
+            pause_s = None
             try:
                 await self._join()
                 again_s = _AGAIN_S
                 await self._endpoint.gone(self._client.address.key)
             except NotAdmitted as problem:
+                pause_s = _REFUSED_S * random.uniform(0.5, 1.5)  # others behind its NAT have the same rate
                 if problem.message != said:
                     said = problem.message
                     self._tell(f"large files go through the pool, whose rendezvous says: {said}")
             except Exception as problem:  # noqa: BLE001 - whatever it is, the pool is asked again, and without it all goes on
                 _log.debug("the rendezvous is not reached: %s", problem)
             self._is_ready.clear()
-            await asyncio.sleep(again_s)
+            await asyncio.sleep(again_s if pause_s is None else pause_s)
             again_s = min(_MOST_AGAIN_S, 2 * again_s)
 
     async def _join(self) -> None:

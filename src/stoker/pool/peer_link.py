@@ -287,11 +287,11 @@ class PeerEndpoint:
         self._connections[key].append(connection)
         if len(self._connections[key]) > _MOST_CONNECTIONS:
             self._connections[key].pop(0).close(0, b"there are newer ones")
+        self._spawn(self._listen(key, connection))  # first: it gives the place back, also where the rest fails
         connection.set_max_concurrent_bi_streams(_MOST_STREAMS)
         connection.set_max_concurrent_uni_streams(0)
         self._arrived.set()
         self._arrived = asyncio.Event()
-        self._spawn(self._listen(key, connection))
 
     async def _listen(self, key: str, connection: iroh.Connection) -> None:
         limit = asyncio.Semaphore(_MOST_STREAMS)

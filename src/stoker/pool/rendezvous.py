@@ -127,7 +127,7 @@ class PeerRendezvous:
 
     def _greets(self, address: str) -> bool:
         try:
-            self._plane.count_address(_host_of(address), CONNECTION_COST)
+            self._plane.count_address(_host_of(address), CONNECTION_COST, way="UDP")
         except Refused:
             return False
         return True
@@ -142,13 +142,20 @@ class PeerRendezvous:
             return f"{MOST_CONNECTED:,} keys are connected, and no more are taken"
         if self._is_known(key):
             return ""
-        self._strangers = {other: host for other, host in self._strangers.items() if not self._is_known(other)}
         network = network_of_host(_host_of(address))
+        if self._no_place(key, network):  # some may be known by now
+            self._strangers = {other: host for other, host in self._strangers.items() if not self._is_known(other)}
+        if why := self._no_place(key, network):
+            return why
+        self._strangers[key] = network
+        return ""
+
+    def _no_place(self, key: str, network: str) -> str:
+        """Why there is no place for one more that nobody knows; "": there is."""
         if len(self._strangers.keys() | {key}) > MOST_STRANGERS:
             return f"{MOST_STRANGERS} keys without credits or a lease are connected: try again, or get credits first"
         if sum(host == network for other, host in self._strangers.items() if other != key) >= MOST_OF_NETWORK:
             return f"{MOST_OF_NETWORK} keys without credits or a lease are connected from {network}: no more are taken"
-        self._strangers[key] = network
         return ""
 
     def _admits_to_mirror(self, key: str, _: str) -> str:
@@ -181,7 +188,7 @@ class PeerRendezvous:
     async def _serve(self, key: str, head: Head, _: Incoming) -> tuple[Head, Body]:
         try:
             self._plane.count_request(key)
-            self._plane.count_address(_host_of(self._endpoint.address_of(key)))
+            self._plane.count_address(_host_of(self._endpoint.address_of(key)), way="UDP")
             match head.get("op"):
                 case "hello":
                     return self._hello(key, head), b""

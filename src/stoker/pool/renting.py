@@ -39,7 +39,7 @@ from stoker.launching.launcher import Handle, LaunchTarget, Offer, Probe, Reques
 from stoker.pool import events as on
 from stoker.pool.agent import determinism_class
 from stoker.pool.blob_tree import TreeLimits, read_index, read_member, same_files, unpack
-from stoker.pool.client import PoolAddress, PoolClient, joined_peer
+from stoker.pool.client import DiskFailed, PoolAddress, PoolClient, is_passing, joined_peer
 from stoker.pool.commitment import chain_head
 from stoker.pool.escrow import credits_text, least_deposit, pay_for, required_deposit
 from stoker.pool.events import Isolation, Refused
@@ -82,6 +82,10 @@ LOOK_S = 300.0
 """Time between two looks for a better offer, since a pool may have thousands [s]."""
 _MOVED = "moved: "
 """How the reason of a lease begins that its renter closed for a better offer."""
+_SPARE_S = 300
+"""What a lease may still cost while it is closed, as running time [s]."""
+_MOST_ASKED = 8
+"""Offers that are asked for one lease at most."""
 _REST_S, _MOST_REST_S = 60.0, 6 * 3600.0
 """An offer rests so long after a lease that came to nothing, twice as long after each further one [s]."""
 _LOST_S = 1800.0
@@ -352,13 +356,18 @@ def state(handle: Handle) -> LaunchState:
             return _PoolRun(client, handle, _blobs(client, handle["job"], _terms_of(handle))).state()
     except PlaceUnreachable as problem:
         return LaunchState(phase="unknown", why="the pool does not answer", evidence=problem.message, at=_now())
+    except DiskFailed as problem:  # no lease is opened for a full disk of the renter's
+        return LaunchState(phase="unknown", why="this machine's disk fails", evidence=problem.message, at=_now())
 
 
 def events(handle: Handle, offset: int) -> bytes:
     """The run's log up to the last block that was committed, from `offset` on."""
     client = _client(_terms_of(handle))
-    with _patient():
-        content = _PoolRun(client, handle, _blobs(client, handle["job"], _terms_of(handle))).log()
+    try:
+        with _patient():
+            content = _PoolRun(client, handle, _blobs(client, handle["job"], _terms_of(handle))).log()
+    except DiskFailed as problem:  # asked again: who follows a run also opens its next lease
+        raise PlaceUnreachable(problem.message, remedy=problem.remedy) from problem
     return content[offset : offset + (1 << 20)]
 
 
@@ -468,6 +477,59 @@ class _PoolRun:
         if time.monotonic() - _looked_s.get(self.handle["job"], -math.inf) < LOOK_S:
             return None
         _looked_s[self.handle["job"]] = time.monotonic()
+        try:
+            found = self._better_offer(last, leases, terms)
+            if found is None or not self._can_move(found[1], last, self._left_s(leases), terms):
+                return None
+        except (StokerError, ValueError, ArithmeticError, LookupError, TypeError):
+            return None  # whatever agents say of themselves and of the run, it goes on where it is
+        stay, go = found
+        with suppress(Refused):  # it has just ended here
+            name = go.listed.offer.offer_id
+            why = (
+                f"{_MOVED}the rest is expected to cost {credits_text(go.credits)} in {format_seconds(go.hours * 3600)} "
+                f"at {name}, {credits_text(stay.credits)} in {format_seconds(stay.hours * 3600)} at "
+                f"{last['offer_id']}"
+            )
+            self.client.post(on.Closed(lease_id=str(last["lease_id"]), reason=why), patience_s=20.0)
+            return self._next(_leases(self.client, self.handle["job"]), restarts, why, preferred=name)
+        return None
+
+    def _can_move(self, go: Match, last: dict[str, Any], left_s: float, terms: Terms) -> bool:
+        """Whether the lease at the better offer can be paid for as soon as this one is closed, with a little to spare.
+
+        Not where money is in a contract, which keeps the old deposit until the time to dispute is over; nor while
+        others wait, who may come first.
+
+        Raises:
+            BadJob: --max-cost does not suffice.
+        """
+        pool = self.client.state("pool")
+        if pool["rules"]["contract"] or int(pool.get("num_waiting", 0)):
+            return False
+        rate, checked = int(last["rate_per_hour"]), 1.0 if terms.verify else 0.0
+        spare = required_deposit(pay_for(_SPARE_S, rate), float(last["check_fraction"]))
+        _, paid_s = self._affordable([go], left_s, checked, terms, spare)
+        if paid_s < go.metered_hours * 3600:
+            return False
+        offer = go.listed.offer
+        stays = required_deposit(pay_for(int(last["running_s"]), rate), float(last["check_fraction"])) + spare
+        deposit = max(
+            required_deposit(pay_for(math.floor(paid_s), offer.price_per_hour), checked),
+            least_deposit(offer.min_s, offer.price_per_hour),
+        )
+        assert self.client.key is not None
+        has = int(self.client.state("balances")["balances"].get(self.client.key.public, 0))
+        return has + max(0, int(last["escrow"]) - stays) >= deposit
+
+    def _better_offer(
+        self, last: dict[str, Any], leases: list[dict[str, Any]], terms: Terms
+    ) -> tuple[Match, Match] | None:
+        """The rest of a run where it is, and at the offer that it should move to; None: it stays.
+
+        Raises:
+            StokerError, ValueError, ArithmeticError, LookupError, TypeError: what there is cannot be read.
+        """
         listed, records = listed_offers(
             [  # the one that it runs on is taken
                 {**one, "is_free": one["is_free"] or one["offer"]["offer_id"] == last["offer_id"]}
@@ -479,15 +541,21 @@ class _PoolRun:
         others = [one for one in listed if one is not here and not {one.agent, one.offer.offer_id} & avoided]
         if here is None or not others:
             return None
-        try:
-            total = _total_updates(self.blobs.fetch(str(blocks[-1]["blob"])))
-        except (ValueError, TypeError, LookupError, ArithmeticError, StokerError):
-            return None  # nothing to go by; whether the block is right, replays say
+        blob = self.blobs.fetch(str(last["commitments"][-1]["blob"]))
+        limits = TreeLimits(num_bytes=_MOST_HOME_BYTES)
+        names = [one.path for one in read_index(blob, limits).entries if one.path.endswith(f"/{MANIFEST}")]
+        if any(_ended_early(manifest_from(read_member(blob, name, limits) or b"")) for name in names):
+            return None  # its results are on their way
+        total = _total_updates(blob)
         runs = earlier_runs(leases, str(last["forecast"].get("job", "")))
         setups = [run.setup_s for each in runs.values() for run in each if run.setup_s is not None]
         fetch_s = max(0.0, float(last["heard_s"]) - float(last["accepted_s"]) - float(last["running_s"]))
-        needs = replace(_needs(terms), setup_s=max([*setups, Needs.setup_s]) + fetch_s)
-        found = best_move(
+        needs = replace(
+            _needs(terms),
+            setup_s=max([*setups, Needs.setup_s]) + fetch_s,
+            deadline_s=self.handle["until_s"] - time.time() if self.handle["until_s"] else None,
+        )
+        return best_move(
             replace(here, offer=replace(here.offer, price_per_hour=int(last["rate_per_hour"]))),
             others,
             records,
@@ -497,22 +565,6 @@ class _PoolRun:
             runs=runs,
             now_s=time.time(),
         )
-        if found is None:
-            return None
-        stay, go = found
-        with suppress(BadJob, Refused):  # it would not be paid for there; or it has just ended here
-            _, paid_s = self._affordable([go], self._left_s(leases), 1.0 if terms.verify else 0.0, terms)
-            if paid_s < go.metered_hours * 3600:
-                return None
-            name = go.listed.offer.offer_id
-            why = (
-                f"{_MOVED}the rest is expected to cost {credits_text(go.credits)} in {format_seconds(go.hours * 3600)} "
-                f"at {name}, {credits_text(stay.credits)} in {format_seconds(stay.hours * 3600)} at "
-                f"{last['offer_id']}"
-            )
-            self.client.post(on.Closed(lease_id=str(last["lease_id"]), reason=why), patience_s=20.0)
-            return self._next(_leases(self.client, self.handle["job"]), restarts, why, preferred=name)
-        return None
 
     def _left_s(self, leases: list[dict[str, Any]]) -> float:
         """Time of the run that no lease has used [s]."""
@@ -619,7 +671,34 @@ class _PoolRun:
                 remedy="`stoker pool offers` lists what there is.",
             )
         checked = 1.0 if terms.verify else 0.0  # a provider without a record is checked whole
-        match, limit_s = self._affordable(offers, limit_s, checked, terms)
+        match, paid_s = self._affordable(offers, limit_s, checked, terms)
+        if (rules := self.client.rules()).contract:
+            return self._open_at(match, paid_s, order, number, checked, terms, rules)
+        refusals = list[Refused]()
+        while True:
+            try:
+                return self._open_at(match, paid_s, order, number, checked, terms, rules)
+            except Refused as refused:  # the deposit is not covered, it is the turn of others, or it is taken
+                refusals.append(refused)
+                offers = offers[offers.index(match) + 1 :]
+                if is_passing(refused) or not offers or len(refusals) == _MOST_ASKED:
+                    raise refusals[0] from None
+            try:
+                match, paid_s = self._affordable(offers, limit_s, checked, terms)
+            except BadJob:
+                raise refusals[0] from None
+
+    def _open_at(
+        self,
+        match: Match,
+        limit_s: float,
+        order: PoolOrder,
+        number: int,
+        checked: float,
+        terms: Terms,
+        rules: on.Founded,
+    ) -> str:
+        """Open lease number `number` at an offer, for so long; its name."""
         offer, lease_id = match.listed.offer, f"{self.handle['job']}.{number}"
         rate = offer.price_per_hour
         raw_hours = 0.0 if order.resume else _raw_hours(terms.forecast_of(match.listed))
@@ -647,7 +726,9 @@ class _PoolRun:
             inputs=tuple(filter(None, (order.tree, order.resume))),
             most_forwarding=terms.most_forwarding,
         )
-        if (rules := self.client.rules()).contract:
+        if self.client.peer is not None:
+            self.client.peer.note_unfetched(order.tree, order.resume)
+        if rules.contract:
             from stoker.pool.contract.custody import Custody  # noqa: PLC0415 - an extra of its own
 
             Custody.of_member(rules, self.client.address.key).open(self.client, body, offer)
@@ -655,8 +736,12 @@ class _PoolRun:
             self.client.post(body, patience_s=20.0)
         return lease_id
 
-    def _affordable(self, offers: list[Match], limit_s: float, checked: float, terms: Terms) -> tuple[Match, float]:
+    def _affordable(
+        self, offers: list[Match], limit_s: float, checked: float, terms: Terms, spare: int = 0
+    ) -> tuple[Match, float]:
         """The best offer whose deposit is within what is left of the money, and the time that it pays for [s].
+
+        `spare` micro-credits of it are not touched.
 
         Raises:
             BadJob: there is none on which the run would end.
@@ -665,9 +750,7 @@ class _PoolRun:
         if most is None:
             return offers[0], min(limit_s, float(offers[0].listed.offer.max_s))
         mine = _leases(self.client, self.handle["job"])[int(self.handle["first"]) :]
-        spent = sum(int(one["paid_s"]) * int(one["rate_per_hour"]) // 3600 for one in mine if not one["outcome"])
-        spent += sum(int(asked["fee"]) for one in mine for asked in one["challenges"])
-        left = max(0, int(most) - spent)
+        left = max(0, int(most) - sum(map(_most_spent, mine)) - spare)
         for match in offers:
             listed = match.listed
             rate = max(1, listed.offer.price_per_hour)
@@ -718,8 +801,7 @@ class _PoolRun:
         blobs = [str(one["blob"]) for one in lease["commitments"]] or [self.order(lease).resume]
         blob = self.blobs.fetch(blobs[max((block for block in equal if block < len(blobs)), default=-1)])
         total, updates = _total_updates(blob), manifest.position.updates
-        course = _member(manifest.skeleton.get("progress"), "course")
-        if updates >= total or _member(course, "verdict") is not None:
+        if updates >= total or _ended_early(manifest):
             return ""
         return f"{lease['lease_id']} ended at update {updates:,} of {total:,}"
 
@@ -796,12 +878,34 @@ def _total_updates(blob: Path) -> int:
         BadRun, ValueError, TypeError, LookupError, ArithmeticError: it has no such plan.
     """
     plan: Any = parsed(read_member(blob, "plan.json", TreeLimits(num_bytes=_MOST_HOME_BYTES)) or b"{}")
-    return int(plan["candidates"][0]["forecast"]["total_updates"])
+    total = int(plan["candidates"][0]["forecast"]["total_updates"])
+    if total > 1 << 53:  # else no float holds it
+        raise BadRun(f"its plan has {len(str(total))} digits of updates")
+    return total
 
 
 def _member(packed: Any, name: str) -> Any:
     """What a dictionary has under a name, as a checkpoint's manifest keeps it; None: nothing."""
     return dict(packed["of"]).get(name) if packed is not None else None
+
+
+def _ended_early(manifest: CheckpointManifest) -> bool:
+    """Whether a run ended at a checkpoint by its own rule."""
+    return _member(_member(manifest.skeleton.get("progress"), "course"), "verdict") is not None
+
+
+def _most_spent(lease: Mapping[str, Any]) -> int:
+    """What a lease costs its renter at most [micro-credits]: before it is final, replays may still be paid."""
+    fees = sum(int(asked["fee"]) for asked in lease["challenges"])
+    spent = fees + int(lease.get("forwarded_credits", 0))
+    if lease["outcome"]:
+        return spent
+    rate = int(lease["rate_per_hour"])
+    if lease["state"] == "final":
+        return spent + pay_for(int(lease["paid_s"]), rate)
+    pay = pay_for(max(int(lease["paid_s"]), int(lease["running_s"])), rate)
+    drawn = math.ceil(float(lease["check_fraction"]) * pay) if lease["commitments"] else 0
+    return spent + pay + max(0, drawn - fees)
 
 
 def _verdicts(lease: Mapping[str, Any], block: int) -> tuple[int, int]:
