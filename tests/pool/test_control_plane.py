@@ -732,3 +732,4 @@ def test_keys_without_credits_keep_nobody_from_an_offer(tmp_path: Path) -> None:
             stranger.post(on.Waiting(request_id="r", until_s=time.time() + 300))
         renter.post(opened("second", offer_id="two", order=renter.put_blob(b"x"), delegate=plane.key.public))
         joined(operator).post(on.Waiting(request_id="r", until_s=time.time() + 300))
+        assert operator.state("pool")["num_waiting"] == 1
