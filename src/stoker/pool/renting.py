@@ -46,6 +46,19 @@ from stoker.pool.events import Isolation, Refused
 from stoker.pool.job_box import MOST_ORDER_BYTES, PoolOrder, order_of, read_order, value_of
 from stoker.pool.keys import own_key
 from stoker.pool.lease import ACCEPT_S, MOST_COMMITMENTS, SAVES_NOTHING, UNCOMMITTED_S
+from stoker.pool.lease_documents import (
+    checks_described,
+    described,
+    is_judged,
+    is_stopped,
+    is_wrong,
+    most_spent,
+    recently_lost,
+    resting_offers,
+    waits_for_replays,
+    wrong_agents,
+    wrong_blocks,
+)
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import (
     ISOLATIONS,
@@ -86,10 +99,6 @@ _SPARE_S = 300
 """What a lease may still cost while it is closed, as running time [s]."""
 _MOST_ASKED = 8
 """Offers that are asked for one lease at most."""
-_REST_S, _MOST_REST_S = 60.0, 6 * 3600.0
-"""An offer rests so long after a lease that came to nothing, twice as long after each further one [s]."""
-_LOST_S = 1800.0
-"""So long after an agent was lost, others are asked before it [s]."""
 _NO_SUCH_LEASE, _BUSY_STATUS = 404, (429, 503)
 _MOST_KEPT_BYTES = 4 << 20
 
@@ -320,7 +329,7 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     order = order_of(submission, blobs.put, blobs.aside(), block_s=block_s)
     run = _PoolRun(client, handle, blobs)
     order = run.continued(order, before)
-    lease_id = run.open(order, len(before), _wrong_agents(before), submission.time_limit_s)
+    lease_id = run.open(order, len(before), wrong_agents(before), submission.time_limit_s)
     tell(f"opened the lease {lease_id}")
     return {**handle, "sent_bytes": sent}
 
@@ -403,28 +412,28 @@ class _PoolRun:
             return LaunchState(phase="failed", why="the pool knows no lease of this run", at=_now())
         last, restarts = leases[-1], len(leases) - 1 - int(self.handle["first"])
         state, reason = str(last["state"]), str(last["reason"])
-        poisoned = _poisoned(leases, self.order)
+        poisoned = wrong_blocks(leases, self.order)
         if state in _LIVE_WORDS:
             return self._live(last, leases, restarts, poisoned)
         if self._resumes_from(last) in poisoned:
             return self._next(leases, restarts, "an earlier block was wrong")
-        if any(one["equal"] is False for one in last["challenges"]) and not _is_judged(last):
+        if any(one["equal"] is False for one in last["challenges"]) and not is_judged(last):
             return LaunchState(
                 phase="saving",
                 why="a replay found a block unequal; it is being settled",
-                evidence=_lease_words(last),
+                evidence=described(last),
                 restarts=restarts,
                 at=_now(),
             )
-        if _is_wrong(last):
+        if is_wrong(last):
             return self._next(leases, restarts, f"a block of {last['lease_id']} is wrong")
         if last["result"]:
-            waiting = [lease for lease in leases if _waits_for_replays(lease)]
+            waiting = [lease for lease in leases if waits_for_replays(lease)]
             if waiting:
                 return LaunchState(
                     phase="saving",
                     why="the results are there; blocks are being replayed",
-                    evidence=_lease_words(waiting[0]),
+                    evidence=described(waiting[0]),
                     restarts=restarts,
                     at=_now(),
                 )
@@ -432,22 +441,22 @@ class _PoolRun:
                 return self._next(leases, restarts, problem)
             return LaunchState(
                 phase="finished",
-                why=_checked_words(leases),
-                evidence=_lease_words(last),
+                why=checks_described(leases),
+                evidence=described(last),
                 exit_code=0,
                 restarts=restarts,
                 at=_now(),
             )
-        if _is_stopped(last):
+        if is_stopped(last):
             return LaunchState(
                 phase="stopped",
                 why="stopped as asked; what was committed is kept",
-                evidence=_lease_words(last),
+                evidence=described(last),
                 restarts=restarts,
                 at=_now(),
             )
         if reason.startswith("failed"):
-            return LaunchState(phase="failed", why=reason, evidence=_lease_words(last), restarts=restarts, at=_now())
+            return LaunchState(phase="failed", why=reason, evidence=described(last), restarts=restarts, at=_now())
         return self._next(leases, restarts, reason or "the agent did not accept")
 
     def _live(
@@ -458,7 +467,7 @@ class _PoolRun:
         if last["state"] == "running" and (moved := self._moved(last, leases, restarts)) is not None:
             return moved
         phase, why = _LIVE_WORDS[str(last["state"])]
-        return LaunchState(phase=phase, why=why, evidence=_lease_words(last), restarts=restarts, at=_now())
+        return LaunchState(phase=phase, why=why, evidence=described(last), restarts=restarts, at=_now())
 
     def _restart(self, last: dict[str, Any], leases: list[dict[str, Any]], restarts: int) -> LaunchState:
 
@@ -536,7 +545,7 @@ class _PoolRun:
                 for one in self.client.state("offers")
             ]
         )
-        avoided = _wrong_agents(leases) | _resting(leases[:-1], time.time()) | _lately_lost(leases)
+        avoided = wrong_agents(leases) | resting_offers(leases[:-1], time.time()) | recently_lost(leases)
         here = next((one for one in listed if one.offer.offer_id == last["offer_id"]), None)
         others = [one for one in listed if one is not here and not {one.agent, one.offer.offer_id} & avoided]
         if here is None or not others:
@@ -592,14 +601,14 @@ class _PoolRun:
             return LaunchState(phase="failed", why=f"the {limit} of the run are over: {why}", at=_now())
         if self.handle["until_s"] and time.time() > self.handle["until_s"]:
             return LaunchState(phase="failed", why=f"the deadline is over: {why}", at=_now())
-        poisoned = _poisoned(leases, self.order)
-        avoided = _wrong_agents(leases) | _resting(leases, time.time())
+        poisoned = wrong_blocks(leases, self.order)
+        avoided = wrong_agents(leases) | resting_offers(leases, time.time())
         avoided |= {
             str(lease["agent"]) for lease in mine if lease["result"] and self._resumes_from(lease) not in poisoned
         }  # these were no results
         order = self.continued(self.order(leases[0]), leases)
         try:
-            lease_id = self.open(order, len(leases), avoided, left_s, _lately_lost(leases), preferred)
+            lease_id = self.open(order, len(leases), avoided, left_s, recently_lost(leases), preferred)
         except BadJob as problem:
             return LaunchState(phase="failed", why=f"{why}; {problem.message}", restarts=restarts, at=_now())
         except (PlaceFailed, Refused) as problem:
@@ -624,7 +633,7 @@ class _PoolRun:
 
     def continued(self, order: PoolOrder, leases: list[dict[str, Any]]) -> PoolOrder:
         """The order, to go on from the last block of the same code that nothing speaks against."""
-        poisoned = _poisoned(leases, self.order)
+        poisoned = wrong_blocks(leases, self.order)
         fresh = replace(order, resume="", resume_head="", resume_block=0, resume_update=0)
         for lease in reversed(leases):
             earlier = self.order(lease)
@@ -750,7 +759,7 @@ class _PoolRun:
         if most is None:
             return offers[0], min(limit_s, float(offers[0].listed.offer.max_s))
         mine = _leases(self.client, self.handle["job"])[int(self.handle["first"]) :]
-        left = max(0, int(most) - sum(map(_most_spent, mine)) - spare)
+        left = max(0, int(most) - sum(map(most_spent, mine)) - spare)
         for match in offers:
             listed = match.listed
             rate = max(1, listed.offer.price_per_hour)
@@ -808,11 +817,11 @@ class _PoolRun:
     def _newest(self) -> str:
         """The index with the newest state of the run: results, else the last block that nothing speaks against."""
         leases = _leases(self.client, self.handle["job"])
-        poisoned = _poisoned(leases, self.order)
+        poisoned = wrong_blocks(leases, self.order)
         for lease in reversed(leases):
             blobs = [str(one["blob"]) for one in lease["commitments"] if one["blob"] not in poisoned]
             is_whole = len(blobs) == len(lease["commitments"])
-            if lease["result"] and is_whole and not _is_wrong(lease) and self._resumes_from(lease) not in poisoned:
+            if lease["result"] and is_whole and not is_wrong(lease) and self._resumes_from(lease) not in poisoned:
                 return str(lease["result"])
             if blobs:
                 return blobs[-1]
@@ -855,22 +864,6 @@ _LIVE_WORDS: dict[str, tuple[LaunchPhase, str]] = {
 }
 
 
-def _lease_words(lease: Mapping[str, Any]) -> str:
-    words = f"lease {lease['lease_id']} at {str(lease['agent'])[:12]}: {lease['state']}"
-    if lease["commitments"]:
-        words += f", committed to update {lease['commitments'][-1]['update']:,}"
-    if lease["challenges"]:
-        good = sum(one["equal"] is True for one in lease["challenges"])
-        words += f", {good} of {len(lease['challenges'])} replays equal"
-    if direct_bytes := lease.get("bulk", {}).get("direct_bytes"):
-        words += f", {format_bytes(direct_bytes)} not through the pool"
-    if lease.get("forwarded"):
-        words += (
-            f", {format_bytes(lease['forwarded_bytes'])} through it for {lease['forwarded_credits'] / 1e6:g} credits"
-        )
-    return words
-
-
 def _total_updates(blob: Path) -> int:
     """Updates of the whole run, by the plan in a block.
 
@@ -892,86 +885,6 @@ def _member(packed: Any, name: str) -> Any:
 def _ended_early(manifest: CheckpointManifest) -> bool:
     """Whether a run ended at a checkpoint by its own rule."""
     return _member(_member(manifest.skeleton.get("progress"), "course"), "verdict") is not None
-
-
-def _most_spent(lease: Mapping[str, Any]) -> int:
-    """What a lease costs its renter at most [micro-credits]: before it is final, replays may still be paid."""
-    fees = sum(int(asked["fee"]) for asked in lease["challenges"])
-    spent = fees + int(lease.get("forwarded_credits", 0))
-    if lease["outcome"]:
-        return spent
-    rate = int(lease["rate_per_hour"])
-    if lease["state"] == "final":
-        return spent + pay_for(int(lease["paid_s"]), rate)
-    pay = pay_for(max(int(lease["paid_s"]), int(lease["running_s"])), rate)
-    drawn = math.ceil(float(lease["check_fraction"]) * pay) if lease["commitments"] else 0
-    return spent + pay + max(0, drawn - fees)
-
-
-def _verdicts(lease: Mapping[str, Any], block: int) -> tuple[int, int]:
-    """Replays that found a block equal, and unequal."""
-    found = [one["equal"] for one in lease["challenges"] if int(one["block"]) == block]
-    return found.count(True), found.count(False)
-
-
-def _is_wrong(lease: Mapping[str, Any]) -> bool:
-    """Whether it was settled against its agent, or, before that, more replays speak against a block than for it."""
-    counts = (_verdicts(lease, int(one["block"])) for one in lease["challenges"])
-    return bool(lease["outcome"]) or (not _is_judged(lease) and any(unequal > equal for equal, unequal in counts))
-
-
-def _wrong_agents(leases: list[dict[str, Any]]) -> set[str]:
-    return {str(lease["agent"]) for lease in leases if _is_wrong(lease)}
-
-
-def _num_good(lease: Mapping[str, Any]) -> int:
-    """Leading blocks that can be gone on from: of an agent that was wrong only those that were replayed, one by one."""
-    if not _is_wrong(lease):
-        return len(lease["commitments"])
-    for block in range(len(lease["commitments"])):
-        equal, unequal = _verdicts(lease, block)
-        if equal <= unequal:
-            return block
-    return len(lease["commitments"])
-
-
-def _is_stopped(lease: Mapping[str, Any]) -> bool:
-    """Whether the renter stopped it: an agent may give any reason."""
-    return str(lease["reason"]).startswith("stopped") and lease["closed_by"] == lease["renter"]
-
-
-def _is_judged(lease: Mapping[str, Any]) -> bool:
-    """Whether a lease with an unequal replay is settled one way or the other."""
-    return bool(lease["outcome"]) or lease["state"] == "final"
-
-
-def _waits_for_replays(lease: Mapping[str, Any]) -> bool:
-    """Whether blocks of a lease are still to be replayed before its states can be relied on."""
-    if _is_judged(lease) or not lease["commitments"]:
-        return False
-    expected = math.ceil(float(lease["check_fraction"]) * len(lease["commitments"]))
-    return len({one["block"] for one in lease["challenges"] if one["equal"] is True}) < expected
-
-
-def _checked_words(leases: list[dict[str, Any]]) -> str:
-    """How much of a finished run was replayed."""
-    leases = [lease for lease in leases if not _is_wrong(lease)]
-    drawn = sum(math.ceil(float(lease["check_fraction"]) * len(lease["commitments"])) for lease in leases)
-    equal = sum(len({one["block"] for one in lease["challenges"] if one["equal"] is True}) for lease in leases)
-    if not drawn:
-        return "trained to its end; nothing was replayed"
-    if equal < drawn:
-        return f"trained to its end; of {drawn} blocks that were drawn {drawn - equal} could not be replayed"
-    return "trained to its end, and checked"
-
-
-def _poisoned(leases: list[dict[str, Any]], order: Callable[[dict[str, Any]], PoolOrder]) -> set[str]:
-    """Blocks that are wrong, or go back to a wrong one, by their blobs."""
-    found: set[str] = set()
-    for lease in leases:
-        num_good = 0 if found and order(lease).resume in found else _num_good(lease)
-        found |= {str(one["blob"]) for one in lease["commitments"][num_good:]}
-    return found
 
 
 def _ranked_offers(
@@ -1012,27 +925,6 @@ def _needs(terms: Terms) -> Needs:
         verify_fraction=terms.verify,
         checkpoint_blocked_s=0.1,
     )
-
-
-def _lately_lost(leases: list[dict[str, Any]]) -> set[str]:
-    """Agents that were lost so lately that others are asked before them."""
-    now_s = time.time()
-    return {
-        str(lease["agent"])
-        for lease in leases
-        if lease["reason"] == "lost" and now_s - float(lease["closed_s"]) < _LOST_S
-    }
-
-
-def _resting(leases: list[dict[str, Any]], now_s: float) -> set[str]:
-    """Offers that are not asked yet: a minute after a lease, twice as long after each one in a row without a block."""
-    until_s, rest_s = dict[str, float](), dict[str, float]()
-    for lease in leases:
-        offer = str(lease["offer_id"])
-        rest_s[offer] = _REST_S if lease["commitments"] else min(_MOST_REST_S, 2 * rest_s.get(offer, _REST_S / 2))
-        is_over = lease["closed_by"] == lease["delegate"] and lease["commitments"]  # deposit or time, and no failure
-        until_s[offer] = 0.0 if is_over and lease["reason"] != "lost" else float(lease["closed_s"]) + rest_s[offer]
-    return {offer for offer, rested_s in until_s.items() if now_s < rested_s}
 
 
 def _raw_hours(forecast: RunForecast | str | None) -> float:
@@ -1079,7 +971,7 @@ def _first_of(leases: list[dict[str, Any]]) -> int:
     """Number of the first lease of the present start: after the last one that finished or was stopped."""
     first = 0
     for number, lease in enumerate(leases[:-1]):
-        if lease["result"] or _is_stopped(lease) or str(lease["reason"]).startswith("failed"):
+        if lease["result"] or is_stopped(lease) or str(lease["reason"]).startswith("failed"):
             first = number + 1
     return first
 
