@@ -44,7 +44,7 @@ class Routing:
         self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *, is_in_module: bool) -> None:
-        """Follow an operation, whose fake results are `out`; routers are in modules, not in a user's loss."""
+        """Follow an operation, whose fake results are `out`; routers are in modules, unlike a loss function."""
         if is_mutation(func):
             self._note_written(func, args, kwargs)
             return
@@ -87,7 +87,7 @@ class Routing:
             asked = [one for one in args[1] if one is not None and one.dtype in (torch.bool, torch.uint8)]
         else:
             asked = [args[1]] if name == "masked_select" else [*tensors_in((args, kwargs.values()))]
-        if not self._knows_all(asked):
+        if not _is_computable(func) or not self._knows_all(asked):
             return None
         is_routed = self._is_routed(asked)
         self.is_assumed |= is_routed
