@@ -67,6 +67,7 @@ def test_layouts_of_experts_have_shards_or_none() -> None:
     assert Layout(experts=4, shards=2) in legal
     assert all(layout.replicas * layout.tensor * layout.stages == 1 for layout in legal)
     assert "with shards alone" in (layout_problem(dataclasses.replace(TWO, tensor=2), traits) or "")
+    assert "penalty" in (layout_problem(TWO, JobTraits(has_penalty=True)) or "")
     assert "16 processes that exchange tokens" in (layout_problem(Layout(experts=16), traits) or "")
 
 

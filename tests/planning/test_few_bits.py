@@ -17,6 +17,7 @@ from stoker.planning.model.workspaces import hidden_bytes
 from stoker.profiling.job_profile import model_parts
 from stoker.profiling.tracing.update import trace_update
 from stoker.records import Layout, Trace, TraceSettings
+from stoker.records.profile import ModelParts, Parameter
 from stoker.stepping.layouts import divided_parts
 from stoker.stepping.model import meta_model
 from stoker.stepping.step import Step
@@ -87,6 +88,16 @@ def test_layouts_that_cut_blocks_are_known_beforehand() -> None:
     assert block_problem(parts, Layout(tensor=2)) is None
     assert block_problem(parts, Layout(shards=3)) is None
     assert "3 processes would divide the 512" in (block_problem(parts, Layout(tensor=2, shards=3)) or "")
+
+
+def test_stacked_matrices_that_shards_cut_within_their_rows_are_known_beforehand() -> None:
+    """Four experts over eight shards; a head of four rows is cut into rows and goes."""
+    stacked, head = (
+        ModelParts(name="one", parameters=(Parameter(name=name, shape=shape, item_bytes=4),))
+        for name, shape in (("experts.up", (4, 64, 512)), ("head.weight", (4, 4096)))
+    )
+    assert "8 shards divide those of experts.up" in (block_problem(stacked, Layout(shards=8)) or "")
+    assert block_problem(stacked, Layout(shards=4)) is block_problem(head, Layout(shards=8)) is None
 
 
 def test_a_process_of_a_layout_holds_its_share() -> None:

@@ -73,3 +73,16 @@ def test_a_size_that_no_router_decides_is_refused() -> None:
     job = make_job(Threshold, data=texts(), loss="token_cross_entropy")
     with pytest.raises(BadJob, match=r"`nonzero` at test_routing\.py"):
         trace_update(job, datasets_of(job), SEPARABLE, settings())
+
+
+def test_a_loss_that_chooses_is_no_router() -> None:
+    """How many rows a loss keeps is decided by the data, and not assumed to be even."""
+
+    def kept(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        keep = logits_BTV.argmax(-1) != 0
+        return nn.functional.cross_entropy(logits_BTV[keep], targets_BT[keep])
+
+    model = functools.partial(nn.Sequential, nn.Embedding(VOCAB, 8), nn.Linear(8, VOCAB))
+    job = make_job(model, data=texts(), loss=kept)
+    with pytest.raises(BadJob, match="size depends on the data"):
+        trace_update(job, datasets_of(job), SEPARABLE, settings())
