@@ -284,6 +284,22 @@ def test_hostile_directories_harm_nothing(tmp_path: Path) -> None:
             assert b"<img src=x" not in answer.body, address
 
 
+def test_a_second_folder_that_vanishes_is_news(tmp_path: Path) -> None:
+    """It takes no row along, and open pages hear of it once all the same."""
+    write_run(tmp_path / "runs", "run", as_log(story.young_run()))
+    (tmp_path / "more").mkdir()
+    page = ui_of(tmp_path / "runs", tmp_path / "more")
+    page.index.scan()
+    version = page.index.version
+    assert page._news_of_rows(None, version)[0] == []
+    (tmp_path / "more").rmdir()
+    page.index.scan()
+    (news,), at = page._news_of_rows(None, version)
+    assert b"cannot be listed" in news
+    assert not page.index.scan()
+    assert page._news_of_rows(None, at)[0] == []
+
+
 def test_no_folder_and_no_runs_are_said(tmp_path: Path) -> None:
     """A folder that is not there is a sentence, and one that vanishes takes its rows along."""
     missing = ask(ui_of(tmp_path / "none"), "/api/runs").json()

@@ -158,7 +158,7 @@ class RunIndex:
     Attributes:
         rows: by id.
         version: rises with every change; each row has the version of its last change.
-        problems: folders that cannot be listed, in words.
+        problems: folders that cannot be listed, in words; `problems_version` is that of their last change.
     """
 
     def __init__(self, roots: Sequence[Path], *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -167,6 +167,7 @@ class RunIndex:
         self.removed: dict[str, int] = {}
         self.version = 0
         self.problems: list[str] = []
+        self.problems_version = 0
         self.studies: dict[str, tuple[Path, str]] = {}
         self.plans: dict[str, tuple[Path, str]] = {}
         self.checks: dict[str, tuple[Path, str]] = {}
@@ -203,8 +204,11 @@ class RunIndex:
                 if row.is_live or row.document["status"] == "finished":
                     del self._folders[os.fspath(row.path)], self._folders[f"{row.path}/{LOCK_FILE}"]
                 yield
-        self.version += found.problems != self.problems
+        is_other = found.problems != self.problems
         self.problems, self.studies, self.plans, self.checks = found.problems, found.studies, found.plans, found.checks
+        if is_other:
+            self.problems_version = self.version + 1
+            self.version += 1
         for gone in self.rows.keys() - seen:
             self.rows.pop(gone).open_log = None  # which a page may still hold
             self._live.discard(gone)

@@ -533,7 +533,7 @@ class Ui:
                 "removed": [name for name in removed if only is None or name == only.id],
                 "problems": self.index.problems,
             }
-            is_news = document["rows"] or document["removed"] or version < 0
+            is_news = document["rows"] or document["removed"] or version < max(0, self.index.problems_version)
             made[key] = _event("rows", document) if is_news else b""
         return [made[key]], at
 
