@@ -7,9 +7,11 @@ import functools
 
 import pytest
 
+from stoker.layouts.base import DividedUpdate
 from stoker.layouts.experts import AXIS, routed_rows
 from stoker.layouts.local_state import local_bytes
 from stoker.layouts.rules import JobTraits, layout_problem
+from stoker.layouts.shards import sharding_groups
 from stoker.loading.datasets import datasets_of
 from stoker.planning.model.search_space import layouts_of
 from stoker.profiling.job_profile import model_parts
@@ -56,6 +58,17 @@ def test_experts_are_held_by_number_and_all_else_in_rows() -> None:
     dense = sum(one.num_bytes for one in parts().parameters if "experts" not in one.name)
     whole = AXIS.message_bytes(parts(), TWO, is_on_cpu=False)
     assert whole < 4 * dense < sum(one.num_bytes for one in parts().parameters) * 4
+
+
+def test_with_shards_each_parameter_is_gathered_once() -> None:
+    """Over the shards those of a process's experts, over all processes all others."""
+    layout = Layout(experts=2, shards=2)
+    experts = sum(one.num_bytes for one in parts().parameters if "experts" in one.name)
+    assert sum(sharding_groups(parts(), layout)) == experts // 2
+    dense = sum(one.num_bytes for one in parts().parameters if "experts" not in one.name)
+    update = DividedUpdate(layout=layout, parts=parts(), held=parts(), passes=1, trace=traced)
+    gathered = next(one for one in AXIS.traffic(update) if "gathered" in one.what)
+    assert sum(gathered.sizes) == dense
 
 
 def test_layouts_of_experts_have_shards_or_none() -> None:

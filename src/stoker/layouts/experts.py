@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from stoker.layouts.base import DividedUpdate, LayoutAxis, Traffic
+from stoker.layouts.base import DividedUpdate, LayoutAxis, Seconds, Traffic
 from stoker.layouts.local_state import with_local_state
 from stoker.layouts.rules import JobTraits
 from stoker.layouts.shards import AXIS as SHARDS
-from stoker.layouts.shards import gloo_copies, shard_dim
+from stoker.layouts.shards import gather_copies_s, gloo_copies, shard_dim
 from stoker.layouts.trace_division import STATE, bytes_of, in_rows, with_dim, with_operations
 from stoker.records import Layout, Occurrence, Operation, TensorShape, Trace
 from stoker.records.profile import ModelParts, Parameter
@@ -93,6 +93,10 @@ class Experts(LayoutAxis):
         """As `LayoutAxis.overhead_s`: that of `fully_shard`, where shards do not count it."""
         return SHARDS.overhead_s(parts, layout, passes) if layout.shards == 1 else 0.0
 
+    def copies_s(self, traffic: Sequence[Traffic], layout: Layout, seconds: Seconds) -> float:
+        """As `LayoutAxis.copies_s`: those of what is gathered that is not of experts."""
+        return gather_copies_s(traffic, "data", layout.experts * layout.shards, seconds)
+
     def local_shape(self, one: Parameter, shape: tuple[int, ...], layout: Layout, rank: int | None) -> tuple[int, ...]:
         """As `LayoutAxis.local_shape`: experts by number; of all else rows, padded."""
         size = layout.experts
@@ -133,17 +137,16 @@ class Experts(LayoutAxis):
     def message_bytes(self, parts: ModelParts, layout: Layout, *, is_on_cpu: bool, gathered_share: float = 1.0) -> int:
         """As `LayoutAxis.message_bytes`: what is gathered that is not of experts, and experts cast to a dtype."""
         size = layout.experts
-        left = 1.0 if layout.shards == 1 else 1 - 1 / size  # the rest is counted with the shards
         root, *blocks = _dense_groups(parts)
         if is_on_cpu:
             copies = gloo_copies(parts, layout)
-            return round(left * copies * (gathered_share + 1) / 2 * (root + sum(blocks)))
+            return round(copies * (gathered_share + 1) / 2 * (root + sum(blocks)))
         largest = max(blocks, default=0)
         gathered = root + (2 * largest if layout.reshard else sum(blocks))
         cast = sum(one.num_bytes for one in parts.parameters if one.division == 0) / size
         is_cast = layout.shards == 1 and gathered_share < 1
         dense = gathered_share * gathered + (gathered_share + 1) * max(largest, root)
-        return round(left * dense + (gathered_share * cast if is_cast else 0))
+        return round(dense + (gathered_share * cast if is_cast else 0))
 
     def waiting_bytes(self, trace: Trace, layout: Layout, rank: int, passes: int) -> int:
         """As `LayoutAxis.waiting_bytes`: the rows of the layer with the most, sent and received."""

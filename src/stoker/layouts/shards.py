@@ -99,26 +99,9 @@ class Shards(LayoutAxis):
     def copies_s(self, traffic: Sequence[Traffic], layout: Layout, seconds: Seconds) -> float:
         """As `LayoutAxis.copies_s`.
 
-        A gather copies a process's own part in and everything out, a scatter everything in; its result is used in
-        place. On a GPU they run on the stream of the arithmetic, or take its bandwidth. Source: `foreach_all_gather`,
-        `foreach_all_gather_copy_out` and `foreach_reduce` in torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
+        On a GPU they run on the stream of the arithmetic, or take its bandwidth.
         """
-
-        def copy_s(num_bytes: float) -> float:  # as the elementwise operation that takes as long
-            shape = TensorShape(shape=(max(1, round(num_bytes / 4)),), dtype="fp32")
-            num = shape.numel * 4
-            return seconds(
-                Operation(name="mul", inputs=(shape,), outputs=(shape,), flops=0, bytes_read=num, bytes_written=num)
-            )
-
-        shares = {"all-gather": (1 / layout.shards, 1.0), "reduce-scatter": (1.0,)}
-        return sum(
-            one.times * copy_s(size * share)
-            for one in traffic
-            if one.axis == "shards"
-            for size in one.sizes
-            for share in shares[one.collective]
-        )
+        return gather_copies_s(traffic, "shards", layout.shards, seconds)
 
     def local_shape(self, one: Parameter, shape: tuple[int, ...], layout: Layout, rank: int | None) -> tuple[int, ...]:
         """As `LayoutAxis.local_shape`: rows, as `torch.chunk` cuts them; the last shards may have fewer, or none."""
@@ -178,6 +161,31 @@ def gloo_copies(parts: ModelParts, layout: Layout) -> float:
     return _GLOO_TWICE if layout.reshard and parts.blocks else _GLOO_ONCE
 
 
+def gather_copies_s(traffic: Sequence[Traffic], axis: str, processes: int, seconds: Seconds) -> float:
+    """What the gathers and scatters of an axis copy besides their messages, in an update [s].
+
+    A gather copies a process's own part in and everything out, a scatter everything in; its result is used in place.
+    Source: `foreach_all_gather`, `foreach_all_gather_copy_out` and `foreach_reduce` in
+    torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
+    """
+
+    def copy_s(num_bytes: float) -> float:  # as the elementwise operation that takes as long
+        shape = TensorShape(shape=(max(1, round(num_bytes / 4)),), dtype="fp32")
+        num = shape.numel * 4
+        return seconds(
+            Operation(name="mul", inputs=(shape,), outputs=(shape,), flops=0, bytes_read=num, bytes_written=num)
+        )
+
+    shares = {"all-gather": (1 / processes, 1.0), "reduce-scatter": (1.0,)}
+    return sum(
+        one.times * copy_s(size * share)
+        for one in traffic
+        if one.axis == axis
+        for size in one.sizes
+        for share in shares.get(one.collective, ())
+    )
+
+
 def shard_dim(shape: Sequence[int], shards: int) -> int:
     """The dimension of a parameter that is sharded, outside of tensor groups.
 
@@ -192,7 +200,8 @@ def shard_dim(shape: Sequence[int], shards: int) -> int:
 def sharding_groups(parts: ModelParts, layout: Layout, *, of_gradients: bool = False) -> tuple[int, ...]:
     """Bytes that each call gathers under `fully_shard`: the root, then each block.
 
-    Every parameter is padded so that its first dimension divides, after the division by tensor parallel.
+    Every parameter is padded so that its first dimension divides, after the division by tensor parallel. Under expert
+    parallel these groups are of experts alone: all else is gathered over all processes (`experts.py`).
 
     Args:
         parts: the model's.
@@ -202,7 +211,7 @@ def sharding_groups(parts: ModelParts, layout: Layout, *, of_gradients: bool = F
     """
     sizes = [0] * (1 + len(parts.blocks))
     for one in parts.parameters:
-        if of_gradients and not one.is_trained:
+        if (of_gradients and not one.is_trained) or (layout.experts > 1 and one.division is None):
             continue
         sizes[0 if one.block is None else one.block + 1] += local_bytes(one, layout) * layout.shards
     return tuple(sizes)
