@@ -17,7 +17,7 @@ import pytest
 
 from stoker.launching.bundle import Bundle, TreeFile, stoker_bundle
 from stoker.launching.launcher import Submission
-from stoker.pool import control_plane, renting, watch
+from stoker.pool import control_plane, rented_run, renting, watch
 from stoker.pool import events as on
 from stoker.pool.agent import Agent, Lending
 from stoker.pool.client import PoolClient
@@ -314,8 +314,8 @@ def test_a_job_that_fails_is_not_carried_from_agent_to_agent(market):
 @pytest.mark.slow
 def test_a_job_moves_to_a_better_offer_and_ends_with_the_same_state(market, tmp_path, monkeypatch):
     """A much cheaper agent comes while it runs: two leases, and the state of a run that stayed, bit for bit."""
-    monkeypatch.setattr(renting.Needs, "setup_s", 1.0)
-    monkeypatch.setattr(renting, "LOOK_S", 0.5)
+    monkeypatch.setattr(rented_run.Needs, "setup_s", 1.0)
+    monkeypatch.setattr(rented_run, "LOOK_S", 0.5)
     with nothing_said(market.lenders):
         market.lend("dear", 2.0)
         submission = market.submission("updates=8000", value="0.01usd", verify="none")

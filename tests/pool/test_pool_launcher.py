@@ -13,7 +13,7 @@ from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import Bundle, TreeFile
 from stoker.launching.launcher import Submission
 from stoker.pool import events as on
-from stoker.pool import renting
+from stoker.pool import rented_run, renting
 from stoker.pool.blob_tree import TreeLimits, pack_folder, plain_names
 from stoker.pool.client import DiskFailed
 from stoker.pool.commitment import chain_head
@@ -21,8 +21,8 @@ from stoker.pool.isolation import Host, Limits
 from stoker.pool.job_box import JobBox, PoolOrder, read_order
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.pool_launcher import LAUNCHER
-from stoker.pool.renting import Terms
 from stoker.pool.state import ListedOffer, Record
+from stoker.pool.terms import Terms
 from stoker.records.codec import dumps, to_json
 from stoker.store import CheckpointStore
 from stoker.testing import LauncherConformance
@@ -105,7 +105,7 @@ def pool(tmp_path, monkeypatch) -> Pool:
     monkeypatch.setattr(renting, "_client", lambda terms: made)
     monkeypatch.setattr(renting, "_blobs", lambda client, job, *_: BlobCache(made, tmp_path / "cache"))
     monkeypatch.setattr(renting, "_own_class", lambda: "")
-    monkeypatch.setattr(renting, "LOOK_S", 0.0)
+    monkeypatch.setattr(rented_run, "LOOK_S", 0.0)
     made.offer("cheap", 100_000)
     made.offer("dear", 900_000)
     return made
@@ -564,8 +564,8 @@ def test_what_agents_say_ends_no_run_that_goes_well(pool, tmp_path, what) -> Non
 
 def test_better_offers_are_looked_for_now_and_then(pool, tmp_path, monkeypatch) -> None:
     """A list of all offers may be megabytes, and the state is asked for every few seconds."""
-    monkeypatch.setattr(renting, "LOOK_S", 300.0)
-    monkeypatch.setattr(renting, "_looked_s", {})
+    monkeypatch.setattr(rented_run, "LOOK_S", 300.0)
+    monkeypatch.setattr(rented_run, "_looked_s", {})
     handle, _ = going_well(pool, tmp_path)
     asked, state = [], pool.state
     pool.state = lambda what, **more: (asked.append(what), state(what, **more))[1]
@@ -577,9 +577,9 @@ def test_better_offers_are_looked_for_now_and_then(pool, tmp_path, monkeypatch) 
 def test_a_run_moves_a_few_times_at_most(pool, tmp_path) -> None:
     """What an offer says of itself may be wrong, each time anew."""
     handle, lease = going_well(pool, tmp_path)
-    for number in range(renting.MOST_MOVES):
+    for number in range(rented_run.MOST_MOVES):
         pool.leases[f"{handle['job']}.{number}"] = {**lease, "state": "closed", "reason": "moved: it is cheaper there"}
-    pool.leases[f"{handle['job']}.{renting.MOST_MOVES}"] = lease
+    pool.leases[f"{handle['job']}.{rented_run.MOST_MOVES}"] = lease
     pool.offer("cheap", 100_000)
     assert LAUNCHER.state(handle).phase == "running"
     pool.leases[f"{handle['job']}.0"]["reason"] = "lost"

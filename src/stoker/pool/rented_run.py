@@ -1,0 +1,573 @@
+"""A run at a pool through all of its leases: what state it is in, its next lease, a better offer, its results.
+
+Where an agent is lost, or its owner takes the machine back, the next lease goes on from the last block that was
+committed; where a replay finds one wrong, from the block before it, and never again at that agent. A run counts as
+finished once its results are there and the blocks that were drawn have been replayed.
+
+Leases of one run are `JOB.0`, `JOB.1`, …, with the renter's key in the name, which no other key can open:
+everything is found again from the job's name and the pool's log.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+import time
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable, StokerError
+from stoker.launching.launcher import Handle, LaunchTarget, seen_now
+from stoker.pool import events as on
+from stoker.pool.blob_tree import TreeLimits, read_index, read_member, same_files, unpack
+from stoker.pool.client import PoolClient, is_passing
+from stoker.pool.commitment import chain_head
+from stoker.pool.escrow import credits_text, least_deposit, pay_for, required_deposit
+from stoker.pool.events import Refused
+from stoker.pool.job_box import MOST_ORDER_BYTES, PoolOrder, read_order
+from stoker.pool.lease import ACCEPT_S, SAVES_NOTHING
+from stoker.pool.lease_documents import (
+    checks_described,
+    described,
+    is_judged,
+    is_stopped,
+    is_wrong,
+    most_spent,
+    recently_lost,
+    resting_offers,
+    waits_for_replays,
+    wrong_agents,
+    wrong_blocks,
+)
+from stoker.pool.leased_job import BlobCache
+from stoker.pool.matching import Match, Needs, best_move, earlier_runs, listed_offers
+from stoker.pool.terms import Terms, ranked_offers
+from stoker.records.codec import dumps, parsed
+from stoker.records.launch import LaunchPhase, LaunchState
+from stoker.store.checkpoint_store import MANIFEST, manifest_from
+from stoker.units import format_seconds
+
+if TYPE_CHECKING:
+    from stoker.records import CheckpointManifest
+
+_MOST_HOME_BYTES = 1 << 40
+_LOG, _MOST_LOG_BYTES = "events.jsonl", 1 << 30
+MOST_LEASES = 100
+"""Leases of one run at most."""
+MOST_MOVES = 3
+"""Times that a run moves to a better offer, over all of its starts: each is a bet on what an offer says of itself."""
+LOOK_S = 300.0
+"""Time between two looks for a better offer, since a pool may have thousands [s]."""
+_MOVED = "moved: "
+"""How the reason of a lease begins that its renter closed for a better offer."""
+_SPARE_S = 300
+"""What a lease may still cost while it is closed, as running time [s]."""
+_MOST_ASKED = 8
+"""Offers that are asked for one lease at most."""
+_NO_SUCH_LEASE = 404
+_MOST_KEPT_BYTES = 4 << 20
+
+_looked_s: dict[str, float] = {}
+"""When this process looked for a better offer last [s], by job."""
+
+
+@dataclass
+class RentedRun:
+    """A run at a pool, through all of its leases."""
+
+    client: PoolClient
+    handle: Handle
+    blobs: BlobCache
+
+    def state(self) -> LaunchState:
+        """The state; opens the next lease where one is due."""
+        leases = leases_of(self.client, self.handle["job"])
+        if not leases:
+            return seen_now(phase="failed", why="the pool knows no lease of this run")
+        last, restarts = leases[-1], len(leases) - 1 - int(self.handle["first"])
+        state, reason = str(last["state"]), str(last["reason"])
+        poisoned = wrong_blocks(leases, self.order)
+        if state in _LIVE_WORDS:
+            return self._live(last, leases, restarts, poisoned)
+        if self._resumes_from(last) in poisoned:
+            return self._next(leases, restarts, "an earlier block was wrong")
+        if any(one["equal"] is False for one in last["challenges"]) and not is_judged(last):
+            return seen_now(
+                phase="saving",
+                why="a replay found a block unequal; it is being settled",
+                evidence=described(last),
+                restarts=restarts,
+            )
+        if is_wrong(last):
+            return self._next(leases, restarts, f"a block of {last['lease_id']} is wrong")
+        if last["result"]:
+            waiting = [lease for lease in leases if waits_for_replays(lease)]
+            if waiting:
+                return seen_now(
+                    phase="saving",
+                    why="the results are there; blocks are being replayed",
+                    evidence=described(waiting[0]),
+                    restarts=restarts,
+                )
+            if problem := self._result_problem(last):
+                return self._next(leases, restarts, problem)
+            return seen_now(
+                phase="finished", why=checks_described(leases), evidence=described(last), exit_code=0, restarts=restarts
+            )
+        if is_stopped(last):
+            return seen_now(
+                phase="stopped",
+                why="stopped as asked; what was committed is kept",
+                evidence=described(last),
+                restarts=restarts,
+            )
+        if reason.startswith("failed"):
+            return seen_now(phase="failed", why=reason, evidence=described(last), restarts=restarts)
+        return self._next(leases, restarts, reason or "the agent did not accept")
+
+    def _live(
+        self, last: dict[str, Any], leases: list[dict[str, Any]], restarts: int, poisoned: AbstractSet[str]
+    ) -> LaunchState:
+        if self._resumes_from(last) in poisoned:
+            return self._restart(last, leases, restarts)
+        if last["state"] == "running" and (moved := self._moved(last, leases, restarts)) is not None:
+            return moved
+        phase, why = _LIVE_WORDS[str(last["state"])]
+        return seen_now(phase=phase, why=why, evidence=described(last), restarts=restarts)
+
+    def _restart(self, last: dict[str, Any], leases: list[dict[str, Any]], restarts: int) -> LaunchState:
+        self.client.post(on.Closed(lease_id=str(last["lease_id"]), reason="restarted: it went on from a wrong block"))
+        return self._next(leases_of(self.client, self.handle["job"]), restarts, "an earlier block was wrong")
+
+    def _moved(self, last: dict[str, Any], leases: list[dict[str, Any]], restarts: int) -> LaunchState | None:
+        """Move a run that goes well to another offer, where its rest costs so much less; None: it stays."""
+        terms, blocks = Terms.of_handle(self.handle), last["commitments"]
+        num_moves = sum(str(one["reason"]).startswith(_MOVED) for one in leases)
+        is_bound = not terms.may_move or self.handle["address"] not in ("", "best")
+        is_over = bool(self.handle["until_s"]) and time.time() > self.handle["until_s"]
+        is_spent = num_moves >= MOST_MOVES or len(leases) >= MOST_LEASES or self._left_s(leases) < ACCEPT_S
+        if is_bound or is_over or is_spent or len(blocks) < 3:
+            return None
+        if time.monotonic() - _looked_s.get(self.handle["job"], -math.inf) < LOOK_S:
+            return None
+        _looked_s[self.handle["job"]] = time.monotonic()
+        try:
+            found = self._better_offer(last, leases, terms)
+            if found is None or not self._can_move(found[1], last, self._left_s(leases), terms):
+                return None
+        except (StokerError, ValueError, ArithmeticError, LookupError, TypeError):
+            return None  # whatever agents say of themselves and of the run, it goes on where it is
+        stay, go = found
+        with suppress(Refused):  # it has just ended here
+            name = go.listed.offer.offer_id
+            why = (
+                f"{_MOVED}the rest is expected to cost {credits_text(go.credits)} in {format_seconds(go.hours * 3600)} "
+                f"at {name}, {credits_text(stay.credits)} in {format_seconds(stay.hours * 3600)} at "
+                f"{last['offer_id']}"
+            )
+            self.client.post(on.Closed(lease_id=str(last["lease_id"]), reason=why), patience_s=20.0)
+            return self._next(leases_of(self.client, self.handle["job"]), restarts, why, preferred=name)
+        return None
+
+    def _can_move(self, go: Match, last: dict[str, Any], left_s: float, terms: Terms) -> bool:
+        """Whether the lease at the better offer can be paid for as soon as this one is closed, with a little to spare.
+
+        Not where money is in a contract, which keeps the old deposit until the time to dispute is over; nor while
+        others wait, who may come first.
+
+        Raises:
+            BadJob: --max-cost does not suffice.
+        """
+        pool = self.client.state("pool")
+        if pool["rules"]["contract"] or int(pool.get("num_waiting", 0)):
+            return False
+        rate, checked = int(last["rate_per_hour"]), 1.0 if terms.verify else 0.0
+        spare = required_deposit(pay_for(_SPARE_S, rate), float(last["check_fraction"]))
+        _, paid_s = self._affordable([go], left_s, checked, terms, spare)
+        if paid_s < go.metered_hours * 3600:
+            return False
+        offer = go.listed.offer
+        stays = required_deposit(pay_for(int(last["running_s"]), rate), float(last["check_fraction"])) + spare
+        deposit = max(
+            required_deposit(pay_for(math.floor(paid_s), offer.price_per_hour), checked),
+            least_deposit(offer.min_s, offer.price_per_hour),
+        )
+        assert self.client.key is not None
+        has = int(self.client.state("balances")["balances"].get(self.client.key.public, 0))
+        return has + max(0, int(last["escrow"]) - stays) >= deposit
+
+    def _better_offer(
+        self, last: dict[str, Any], leases: list[dict[str, Any]], terms: Terms
+    ) -> tuple[Match, Match] | None:
+        """The rest of a run where it is, and at the offer that it should move to; None: it stays.
+
+        Raises:
+            StokerError, ValueError, ArithmeticError, LookupError, TypeError: what there is cannot be read.
+        """
+        listed, records = listed_offers(
+            [  # the one that it runs on is taken
+                {**one, "is_free": one["is_free"] or one["offer"]["offer_id"] == last["offer_id"]}
+                for one in self.client.state("offers")
+            ]
+        )
+        avoided = wrong_agents(leases) | resting_offers(leases[:-1], time.time()) | recently_lost(leases)
+        here = next((one for one in listed if one.offer.offer_id == last["offer_id"]), None)
+        others = [one for one in listed if one is not here and not {one.agent, one.offer.offer_id} & avoided]
+        if here is None or not others:
+            return None
+        blob = self.blobs.fetch(str(last["commitments"][-1]["blob"]))
+        limits = TreeLimits(num_bytes=_MOST_HOME_BYTES)
+        names = [one.path for one in read_index(blob, limits).entries if one.path.endswith(f"/{MANIFEST}")]
+        if any(_ended_early(manifest_from(read_member(blob, name, limits) or b"")) for name in names):
+            return None  # its results are on their way
+        total = _total_updates(blob)
+        runs = earlier_runs(leases, str(last["forecast"].get("job", "")))
+        setups = [run.setup_s for each in runs.values() for run in each if run.setup_s is not None]
+        fetch_s = max(0.0, float(last["heard_s"]) - float(last["accepted_s"]) - float(last["running_s"]))
+        needs = replace(
+            terms.needs,
+            setup_s=max([*setups, Needs.setup_s]) + fetch_s,
+            deadline_s=self.handle["until_s"] - time.time() if self.handle["until_s"] else None,
+        )
+        return best_move(
+            replace(here, offer=replace(here.offer, price_per_hour=int(last["rate_per_hour"]))),
+            others,
+            records,
+            lease=last,
+            total_updates=total,
+            needs=needs,
+            runs=runs,
+            now_s=time.time(),
+        )
+
+    def _left_s(self, leases: list[dict[str, Any]]) -> float:
+        """Time of the run that no lease has used [s]."""
+        mine = leases[int(self.handle["first"]) :]
+        return float(self.handle["limit_s"]) - sum(int(lease["running_s"]) for lease in mine if not lease["outcome"])
+
+    def _next(self, leases: list[dict[str, Any]], restarts: int, why: str, preferred: str = "") -> LaunchState:
+        """Open the next lease; at the offer `preferred`, if it is still free."""
+        if len(leases) >= MOST_LEASES:
+            return seen_now(phase="failed", why=f"{len(leases)} leases ended without a result; the last: {why}")
+        mine = leases[int(self.handle["first"]) :]
+        stuck = [lease["reason"].startswith(SAVES_NOTHING) and not lease["commitments"] for lease in mine[-2:]]
+        if len(stuck) == 2 and all(stuck):
+            return seen_now(
+                phase="failed",
+                why=f"two agents in a row left: {why}; what takes so long without a checkpoint, such as an evaluation, "
+                "cannot be checked: evaluate on fewer samples, or give --verify none",
+            )
+        left_s = self._left_s(leases)
+        if left_s < 1:  # leases are paid for whole seconds: what is left of a fraction pays for none
+            limit = format_seconds(float(self.handle["limit_s"]))
+            return seen_now(phase="failed", why=f"the {limit} of the run are over: {why}")
+        if self.handle["until_s"] and time.time() > self.handle["until_s"]:
+            return seen_now(phase="failed", why=f"the deadline is over: {why}")
+        poisoned = wrong_blocks(leases, self.order)
+        avoided = wrong_agents(leases) | resting_offers(leases, time.time())
+        avoided |= {
+            str(lease["agent"]) for lease in mine if lease["result"] and self._resumes_from(lease) not in poisoned
+        }  # these were no results
+        order = self.continued(self.order(leases[0]), leases)
+        try:
+            lease_id = self.open(order, len(leases), avoided, left_s, recently_lost(leases), preferred)
+        except BadJob as problem:
+            return seen_now(phase="failed", why=f"{why}; {problem.message}", restarts=restarts)
+        except (PlaceFailed, Refused) as problem:
+            return seen_now(
+                phase="queued", why=f"{why}; waiting for another offer: {problem.message}", restarts=restarts
+            )
+        done = f" from update {order.resume_update:,}" if order.resume else " from the beginning"
+        return seen_now(
+            phase="requeued", why=f"{why}; goes on{done}", evidence=f"lease {lease_id}", restarts=restarts + 1
+        )
+
+    def order(self, lease: dict[str, Any]) -> PoolOrder:
+        """The order of a lease."""
+        return read_order(self.blobs.whole(str(lease["order"]), MOST_ORDER_BYTES))
+
+    def _resumes_from(self, lease: dict[str, Any]) -> str:
+        return self.order(lease).resume
+
+    def continued(self, order: PoolOrder, leases: list[dict[str, Any]]) -> PoolOrder:
+        """The order, to go on from the last block of the same code that nothing speaks against."""
+        poisoned = wrong_blocks(leases, self.order)
+        fresh = replace(order, resume="", resume_head="", resume_block=0, resume_update=0)
+        for lease in reversed(leases):
+            earlier = self.order(lease)
+            if (earlier.tree, earlier.arguments) != (order.tree, order.arguments):
+                break
+            good = [one for one in lease["commitments"] if one["blob"] not in poisoned]
+            if good:
+                last = good[-1]
+                return replace(
+                    order,
+                    resume=str(last["blob"]),
+                    resume_head=str(last["state"]),
+                    resume_block=int(last["block"]),
+                    resume_update=int(last["update"]),
+                )
+        return fresh
+
+    def open(
+        self,
+        order: PoolOrder,
+        number: int,
+        avoided: AbstractSet[str],
+        limit_s: float,
+        lost: AbstractSet[str] = frozenset(),
+        preferred: str = "",
+    ) -> str:
+        """Open lease number `number` with the offer `preferred`, or the best free one; its name.
+
+        An offer of an agent in `lost` is taken only if there is no other.
+
+        Raises:
+            PlaceFailed: there is none.
+            BadJob: none is within what may be spent.
+            Refused: the deposit is not covered, or another renter was faster.
+        """
+        terms = Terms.of_handle(self.handle)
+        target = LaunchTarget(text="pool", kind="pool", address=self.handle["address"], device=self.handle["device"])
+        offers = ranked_offers(self.client, target, terms, run_s=limit_s, avoided=avoided)
+        # Stable: otherwise as they were ranked.
+        offers.sort(key=lambda one: (one.listed.agent in lost, one.listed.offer.offer_id != preferred))
+        if not offers:
+            raise PlaceFailed(
+                "the pool has no free offer but those that failed, or are tried again later",
+                remedy="`stoker pool offers` lists what there is.",
+            )
+        checked = 1.0 if terms.verify else 0.0  # a provider without a record is checked whole
+        match, paid_s = self._affordable(offers, limit_s, checked, terms)
+        if (rules := self.client.rules()).contract:
+            return self._open_at(match, paid_s, order, number, checked, terms, rules)
+        refusals = list[Refused]()
+        while True:
+            try:
+                return self._open_at(match, paid_s, order, number, checked, terms, rules)
+            except Refused as refused:  # the deposit is not covered, it is the turn of others, or it is taken
+                refusals.append(refused)
+                offers = offers[offers.index(match) + 1 :]
+                if is_passing(refused) or not offers or len(refusals) == _MOST_ASKED:
+                    raise refusals[0] from None
+            try:
+                match, paid_s = self._affordable(offers, limit_s, checked, terms)
+            except BadJob:
+                raise refusals[0] from None
+
+    def _open_at(
+        self,
+        match: Match,
+        limit_s: float,
+        order: PoolOrder,
+        number: int,
+        checked: float,
+        terms: Terms,
+        rules: on.Founded,
+    ) -> str:
+        """Open lease number `number` at an offer, for so long; its name."""
+        offer, lease_id = match.listed.offer, f"{self.handle['job']}.{number}"
+        rate = offer.price_per_hour
+        raw_hours = 0.0 if order.resume else terms.raw_hours_of(match.listed)
+        content = dumps(order, indent=None).encode()
+        digest = self.blobs.put(content)
+        credits_ = pay_for(math.floor(limit_s), rate)
+        deposit = max(required_deposit(credits_, checked), least_deposit(offer.min_s, rate))
+        expected_s = min(match.metered_hours * 3600, limit_s) if raw_hours else limit_s  # of a rest nothing is known
+        body = on.Opened(
+            lease_id=lease_id,
+            offer_id=offer.offer_id,
+            order=digest,
+            rate_per_hour=rate,
+            deposit=deposit,
+            bond=credits_ if terms.bond is None else terms.bond,
+            window_s=terms.window_s,
+            verify_fraction=terms.verify,
+            forecast=on.Forecast(
+                hours=expected_s / 3600,
+                credits=pay_for(math.floor(expected_s), rate),
+                raw_hours=raw_hours,
+                job=terms.identity,
+            ),
+            delegate=self.client.address.key,
+            inputs=tuple(filter(None, (order.tree, order.resume))),
+            most_forwarding=terms.most_forwarding,
+        )
+        if self.client.peer is not None:
+            self.client.peer.note_unfetched(order.tree, order.resume)
+        if rules.contract:
+            from stoker.pool.contract.custody import Custody  # noqa: PLC0415 - an extra of its own
+
+            Custody.of_member(rules, self.client.address.key).open(self.client, body, offer)
+        else:
+            self.client.post(body, patience_s=20.0)
+        return lease_id
+
+    def _affordable(
+        self, offers: list[Match], limit_s: float, checked: float, terms: Terms, spare: int = 0
+    ) -> tuple[Match, float]:
+        """The best offer whose deposit is within what is left of the money, and the time that it pays for [s].
+
+        `spare` micro-credits of it are not touched.
+
+        Raises:
+            BadJob: there is none on which the run would end.
+        """
+        most = self.handle["max_credits"]
+        if most is None:
+            return offers[0], min(limit_s, float(offers[0].listed.offer.max_s))
+        mine = leases_of(self.client, self.handle["job"])[int(self.handle["first"]) :]
+        left = max(0, int(most) - sum(map(most_spent, mine)) - spare)
+        for match in offers:
+            listed = match.listed
+            rate = max(1, listed.offer.price_per_hour)
+            paid_s = left / (rate * (1 + checked)) * 3600
+            forecast = terms.forecast_of(listed)
+            needed_s = 0.0 if forecast is None or isinstance(forecast, str) else forecast.run_s
+            if paid_s >= max(1.0, min(needed_s, limit_s), float(listed.offer.min_s)):
+                return match, min(limit_s, paid_s, float(listed.offer.max_s))
+        raise BadJob(
+            f"{left / 1e6:g} of {most / 1e6:g} credits are left, and no free offer finishes the run for that",
+            remedy="Raise --max-cost, or lower --verify: replays are paid as well.",
+        )
+
+    def _result_problem(self, lease: dict[str, Any]) -> str:
+        """Why the results of a lease cannot be relied on; "" if they hold the last state that was committed."""
+        if not float(lease["check_fraction"]):
+            return ""
+        order, limits = self.order(lease), TreeLimits(num_bytes=_MOST_HOME_BYTES)
+        commitments = lease["commitments"]
+        if not commitments and not order.resume:
+            return f"{lease['lease_id']} committed to nothing"
+        try:
+            path = self.blobs.fetch(str(lease["result"]))
+            index = read_index(path, limits)
+            kept = read_index(self.blobs.fetch(order.resume), limits).digests() if not commitments else {}
+            for name in (one.path for one in index.entries if one.path.endswith(f"/{MANIFEST}")):
+                manifest = manifest_from(read_member(path, name, limits) or b"")
+                files = {file.name: file.sha256 for file in manifest.files}
+                if same_files(index, files, name.removesuffix(f"/{MANIFEST}")):
+                    continue
+                if not commitments and kept.get(name) == index.digests()[name]:
+                    return self._shortage(lease, manifest)  # all updates were made before this lease
+                previous = commitments[-2]["state"] if len(commitments) > 1 else order.resume_head
+                head = chain_head(str(previous), manifest.position.updates, manifest.state_digest())
+                if commitments and head == commitments[-1]["state"]:
+                    return self._shortage(lease, manifest)
+        except (ValueError, TypeError, LookupError, ArithmeticError, BadRun) as problem:
+            return f"the results of {lease['lease_id']} cannot be read: {problem}"
+        return f"the results of {lease['lease_id']} are not what it committed to"
+
+    def _shortage(self, lease: dict[str, Any], manifest: CheckpointManifest) -> str:
+        """How many updates a last state lacks, as words; "" if none, or if the run was ended early.
+
+        The job's length stands in the plan of each block, where replays hold it against the job: that of a block which
+        was replayed is taken, if there is one. An early end is part of the state that was committed.
+        """
+        equal = [int(one["block"]) for one in lease["challenges"] if one["equal"] is True]
+        blobs = [str(one["blob"]) for one in lease["commitments"]] or [self.order(lease).resume]
+        blob = self.blobs.fetch(blobs[max((block for block in equal if block < len(blobs)), default=-1)])
+        total, updates = _total_updates(blob), manifest.position.updates
+        if updates >= total or _ended_early(manifest):
+            return ""
+        return f"{lease['lease_id']} ended at update {updates:,} of {total:,}"
+
+    def _newest(self) -> str:
+        """The index with the newest state of the run: results, else the last block that nothing speaks against."""
+        leases = leases_of(self.client, self.handle["job"])
+        poisoned = wrong_blocks(leases, self.order)
+        for lease in reversed(leases):
+            blobs = [str(one["blob"]) for one in lease["commitments"] if one["blob"] not in poisoned]
+            is_whole = len(blobs) == len(lease["commitments"])
+            if lease["result"] and is_whole and not is_wrong(lease) and self._resumes_from(lease) not in poisoned:
+                return str(lease["result"])
+            if blobs:
+                return blobs[-1]
+        return ""
+
+    def log(self) -> bytes:
+        """The run's log, as far as it was committed."""
+        digest = self._newest()
+        limits = TreeLimits(num_bytes=_MOST_HOME_BYTES)
+        if not digest:
+            return b""
+        path = self.blobs.fetch(digest)
+        for other in path.parent.iterdir():  # checkpoints of earlier calls; orders are small, and read each time
+            if other != path and other.stat().st_size > _MOST_KEPT_BYTES:
+                other.unlink(missing_ok=True)
+        return read_member(path, _LOG, limits, _MOST_LOG_BYTES) or b""
+
+    def fetch(self, into: Path) -> None:
+        """Write the newest state into `into`; each file is checked, and replaced at once."""
+        digest = self._newest()
+        if not digest:
+            return
+        into.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=".writing-", dir=into))
+        try:
+            index = unpack(self.blobs.fetch(digest), aside / "run", TreeLimits(num_bytes=_MOST_HOME_BYTES))
+            for entry in index.entries:
+                target = into / entry.path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                (aside / "run" / entry.path).replace(target)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+_LIVE_WORDS: dict[str, tuple[LaunchPhase, str]] = {
+    "funded": ("queued", "waiting for the agent to accept"),
+    "running": ("running", "training"),
+    "suspect": ("running", "the agent has been silent for a while"),
+    "reclaiming": ("saving", "the owner takes the machine back: the run saves"),
+}
+
+
+def _total_updates(blob: Path) -> int:
+    """Updates of the whole run, by the plan in a block.
+
+    Raises:
+        BadRun, ValueError, TypeError, LookupError, ArithmeticError: it has no such plan.
+    """
+    plan: Any = parsed(read_member(blob, "plan.json", TreeLimits(num_bytes=_MOST_HOME_BYTES)) or b"{}")
+    total = int(plan["candidates"][0]["forecast"]["total_updates"])
+    if total > 1 << 53:  # else no float holds it
+        raise BadRun(f"its plan has {len(str(total))} digits of updates")
+    return total
+
+
+def _member(packed: Any, name: str) -> Any:
+    """What a dictionary has under a name, as a checkpoint's manifest keeps it; None: nothing."""
+    return dict(packed["of"]).get(name) if packed is not None else None
+
+
+def _ended_early(manifest: CheckpointManifest) -> bool:
+    """Whether a run ended at a checkpoint by its own rule."""
+    return _member(_member(manifest.skeleton.get("progress"), "course"), "verdict") is not None
+
+
+def leases_of(client: PoolClient, job: str) -> list[dict[str, Any]]:
+    """The leases of a run, in order.
+
+    Raises:
+        PlaceFailed: one of them has another owner.
+    """
+    assert client.key is not None
+    found: list[dict[str, Any]] = []
+    while len(found) < MOST_LEASES:
+        try:
+            lease = client.lease(f"{job}.{len(found)}")
+        except Refused as refused:
+            if refused.http_status == _NO_SUCH_LEASE:
+                break
+            raise PlaceUnreachable(f"the pool does not show the leases of {job}: {refused.message}") from refused
+        if lease["renter"] != client.key.public:
+            raise PlaceFailed(
+                f"the lease {lease['lease_id']} is of another renter, {lease['renter'][:12]}…",
+                remedy="Give the run another name.",
+            )
+        found.append(lease)
+    return found
