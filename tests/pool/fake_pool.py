@@ -20,6 +20,7 @@ class FakePool:
         self.folder, self.key, self.is_away = folder, SimpleNamespace(public=key), False
         self.address = SimpleNamespace(key="f" * 64)
         self.peer: Any = None
+        self.sent_bytes = 0
         self.posted: list[on.Body] = []
         self.leases: dict[str, dict[str, Any]] = {}
         self.refusals: list[str] = []

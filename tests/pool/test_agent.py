@@ -13,11 +13,12 @@ import pytest
 from stoker.errors import BadRun, PlaceFailed
 from stoker.pool import agent as agent_module
 from stoker.pool import events as on
-from stoker.pool.agent import Agent, Lending, OwnersUse, determinism_class, first_bad_update, offer_of, replay_lease
+from stoker.pool.agent import Agent, Lending, determinism_class, first_bad_update, offer_of, replay_lease
 from stoker.pool.hardware_proof import HardwareProof
 from stoker.pool.isolation import Bubblewrap, Host, Limits
 from stoker.pool.job_box import JobBox, PoolOrder
 from stoker.pool.leased_job import LeasedJob
+from stoker.pool.owners_use import LentGpu
 from stoker.pool.replay_check import ReplayVerdict
 from stoker.records import Device
 from stoker.records.codec import dumps, to_json
@@ -295,31 +296,43 @@ def test_a_paused_owner_withdraws_the_offer_and_gets_the_job_reclaimed(lender, p
     assert [body.lease_id for body in pool.of(on.Accepted)] == ["job.0", "job.1"]
 
 
-def test_the_load_of_others_means_that_the_owner_is_back(tmp_path, monkeypatch) -> None:
-    """More than half of the CPUs for three looks; what the job itself takes does not count, nor does a short peak."""
-    clock, busy = [0.0], [0.0]
-    cpus = frozenset({0, 1})
-    monkeypatch.setattr(agent_module, "usable_cpus", lambda: cpus)
-    monkeypatch.setattr(agent_module, "_busy_s", lambda: busy[0])
-    use = OwnersUse(tmp_path / "paused", looks_at_load=True, clock=lambda: clock[0])
-
-    def look(others: float, job: float) -> str:
-        clock[0] += 2.5
-        busy[0] += 2.5 * (others + job)
-        jobs[0] += 2.5 * job
-        return use.is_back(jobs[0])
-
-    jobs = [0.0]
-    assert [look(0.0, 2.0) for _ in range(5)] == [""] * 5
-    assert [look(1.8, 0.2), look(1.8, 0.2), look(0.1, 1.9)] == [""] * 3
-    assert [look(1.8, 0.2) for _ in range(3)][-1] == "the owner uses the machine"
-
-
 def test_two_traces_name_the_first_bad_update(lender) -> None:
     """A dispute comes down to one update, counted from the beginning of the run."""
     lease = {"commitments": [{"update": 100}, {"update": 104}]}
     assert first_bad_update(lease, 1, ["a", "b", "x", "y"], ["a", "b", "c", "d"]) == 103
     assert first_bad_update(lease, 1, ["a", "b", "c", "d"], ["a", "b", "c", "d"]) is None
+
+
+def test_a_gpus_power_is_limited_while_it_is_lent(pool, tmp_path, monkeypatch) -> None:
+    """And set back to what it was at the end, whatever ends it."""
+    asked = []
+    monkeypatch.setattr(LentGpu, "power_limit_w", lambda _: 450.0)
+    monkeypatch.setattr(LentGpu, "limit_power", lambda _, watts: asked.append(watts))
+    gpu = replace(DEVICE, name="rtx-4090", kind="cuda")
+    agent = Agent(pool, replace(LENDING, max_power_w=250.0), gpu, Bubblewrap(), tmp_path / "agent")  # type: ignore[arg-type]
+
+    def step() -> None:
+        assert asked == [250.0]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(agent, "step", step)
+    with pytest.raises(KeyboardInterrupt):
+        agent.run()
+    assert asked == [250.0, 450.0]
+
+
+def test_what_is_sent_beyond_a_day_gives_notice(pool, tmp_path) -> None:
+    """A job that has sent what may be sent saves and leaves, and no lease is taken until tomorrow."""
+    lending = replace(LENDING, max_upload_bytes=1000)
+    agent = Agent(pool, lending, DEVICE, Bubblewrap(), tmp_path / "agent", job_type=IdleJob)  # type: ignore[arg-type]
+    lease_of(pool)
+    agent.step()
+    assert pool.of(on.Accepted)
+    pool.sent_bytes = 2000
+    agent.step()
+    (reclaiming,) = pool.of(on.Reclaiming)
+    assert "were sent today" in str(agent._owner.is_back(0.0))
+    assert reclaiming
 
 
 def test_outside_of_the_hours_nothing_is_lent(pool, tmp_path, monkeypatch) -> None:

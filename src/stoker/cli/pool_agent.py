@@ -52,6 +52,16 @@ def offer(
     ] = None,
     processes: Annotated[int, typer.Option("--processes", metavar="N", min=16, help="A job's, with threads.")] = 512,
     disk: Annotated[str, typer.Option("--disk", metavar="BYTES", help="What a job may write.")] = "10GiB",
+    max_upload: Annotated[
+        str | None, typer.Option("--max-upload", metavar="BYTES/day", help="Sent a day at most, such as 20GiB.")
+    ] = None,
+    max_temperature: Annotated[
+        float | None, typer.Option("--max-temperature", metavar="CELSIUS", min=30, help="Of a lent GPU, such as 83.")
+    ] = None,
+    max_power: Annotated[
+        float | None,
+        typer.Option("--max-power", metavar="WATTS", min=1, help="Of a lent GPU, while the agent runs; needs root."),
+    ] = None,
     most_bond: Annotated[
         str | None, typer.Option("--most-bond", metavar="MONEY", help="Largest bond (default: --longest at --price).")
     ] = None,
@@ -81,6 +91,11 @@ def offer(
         client = client_of(address, key)
 
         lent = api.resolve_place(device, api.attached_devices())
+        if lent.kind != "cuda" and (max_temperature is not None or max_power is not None):
+            raise BadJob(
+                f"--max-temperature and --max-power limit a GPU, and {lent.model} is lent",
+                remedy="--cores limits what a job takes of a CPU.",
+            )
         files = _device_files(lent.kind, lent.index)
         kind = pool.best_isolation(isolation, files)
         tell(f"jobs run in {kind.name}: {kind.text}")
@@ -99,6 +114,9 @@ def offer(
             reclaim_s=round(parse_duration(reclaim, "--reclaim")),
             when=when,
             hours=_hours(hours),
+            max_upload_bytes=None if max_upload is None else int(parse_memory(max_upload.removesuffix("/day"))),
+            max_temperature_c=max_temperature,
+            max_power_w=max_power,
             max_s=longest_s,
             limits=limits,
             devices=files,

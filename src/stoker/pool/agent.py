@@ -29,13 +29,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stoker.devices.cpu import usable_cpus
 from stoker.errors import BadJob, BadRun, StokerError
 from stoker.pool import events as on
 from stoker.pool.blob_tree import TreeLimits
@@ -47,6 +46,7 @@ from stoker.pool.isolation import LEAST_FREE_BYTES, Host, IsolatedProcess, Isola
 from stoker.pool.job_box import JobBox, PoolOrder, missing_packages, read_order
 from stoker.pool.lease import UNCOMMITTED_S, VERDICT_S
 from stoker.pool.leased_job import INDEX_BYTES, BlobCache, LeasedJob
+from stoker.pool.owners_use import GpuWatch, LentGpu, OwnersUse, UploadQuota
 from stoker.pool.replay_check import ReplayVerdict, check_block, first_difference
 from stoker.records import Device
 from stoker.records.codec import digest, printable
@@ -57,14 +57,9 @@ if TYPE_CHECKING:
 
 OFFER_S = 120.0
 """An offer lapses so long after it was made last, unless it is made again [s]."""
-BUSY = 0.5
-"""Share of the CPUs that others use, from which on the owner is taken to be back [0 to 1]."""
-
-_PAUSED, _LOCK = "paused", "lock"
-_LOOKS = 3
+_PAUSED, _LOCK, _SENT = "paused", "lock", "sent.json"
 _MOST_TRIES = 3
 _KEPT_BOXES = 4
-_LOOK_S = 2.0
 _POLL_S = 0.5
 _ASK_S = 2.0
 """While a job runs, the pool is asked for other work so often, or at each beat [s]: it costs both milliseconds."""
@@ -80,6 +75,9 @@ class Lending:
         reclaim_s: notice before the device is taken back [s].
         when: `always`, or `idle`: only while others leave the machine alone.
         hours: from and to [hours of the day, UTC]; None: always.
+        max_upload_bytes: of checkpoints and results, a day [bytes]; None: any.
+        max_temperature_c: highest temperature of a lent GPU [°C]; None: any.
+        max_power_w: power limit of a lent GPU while the agent runs [W]; None: as it is.
         min_s, max_s: shortest and longest lease [s].
         limits: of a job.
         devices: files below /dev that a job may use.
@@ -95,6 +93,9 @@ class Lending:
     reclaim_s: int = 120
     when: Literal["always", "idle"] = "always"
     hours: tuple[int, int] | None = None
+    max_upload_bytes: int | None = None
+    max_temperature_c: float | None = None
+    max_power_w: float | None = None
     min_s: int = 0
     max_s: int = 7 * 24 * 3600
     limits: Limits
@@ -168,70 +169,6 @@ def offer_of(
     )
 
 
-def is_lent_at(hours: tuple[int, int] | None, time_s: float) -> bool:
-    """Whether a time [s since 1970] is within hours of the day, UTC, which may go over midnight; None: always.
-
-    >>> [is_lent_at((22, 6), hour * 3600.0) for hour in (21, 22, 0, 5, 6)]
-    [False, True, True, True, False]
-    """
-    if hours is None:
-        return True
-    begin, end = hours
-    hour = int(time_s // 3600) % 24
-    return begin <= hour < end if begin <= end else hour >= begin or hour < end
-
-
-class OwnersUse:
-    """Whether the owner has the machine: a file says so, the hour does, or processes outside of the job load the CPUs.
-
-    Args:
-        paused: the file.
-        looks_at_load: whether load counts.
-        hours: in which it is lent.
-        clock: time of any origin [s].
-    """
-
-    def __init__(
-        self,
-        paused: Path,
-        *,
-        looks_at_load: bool,
-        hours: tuple[int, int] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._paused, self._looks_at_load, self._hours, self._clock = paused, looks_at_load, hours, clock
-        self._before: tuple[float, float, float] | None = None
-        self._busy_looks = 0
-
-    def is_back(self, job_cpu_s: float) -> str:
-        """Why the device goes back to its owner, as words; "" if it does not. `job_cpu_s`: CPU time of the job [s]."""
-        if self._paused.exists():
-            return "the owner has paused lending"
-        if not is_lent_at(self._hours, time.time()):
-            return "the hours in which it is lent are over"
-        if not self._looks_at_load:
-            return ""
-        now = self._clock()
-        if self._before is not None and now - self._before[0] < _LOOK_S:
-            return "" if self._busy_looks < _LOOKS else "the owner uses the machine"
-        busy_s = _busy_s()
-        before, self._before = self._before, (now, busy_s, job_cpu_s)
-        if before is None:
-            return ""
-        elapsed_s = now - before[0]
-        others = (busy_s - before[1] - max(0.0, job_cpu_s - before[2])) / elapsed_s / max(1, len(usable_cpus()))
-        self._busy_looks = self._busy_looks + 1 if others > BUSY else 0
-        return "the owner uses the machine" if self._busy_looks >= _LOOKS else ""
-
-
-def _busy_s() -> float:
-    """Time that all CPUs were busy since the start of the machine [s]."""
-    with suppress(OSError, ValueError, IndexError):
-        fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-        return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
-    return 0.0
-
-
 @dataclass
 class Agent:
     """An agent at work.
@@ -268,8 +205,17 @@ class Agent:
     _stops: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
+        lending, is_idle_only = self.lending, self.lending.when == "idle"
+        self._gpu = LentGpu(self.device.index) if self.device.kind == "cuda" else None
+        watch, uploads = None, None
+        if self._gpu is not None and (is_idle_only or lending.max_temperature_c is not None):
+            pids = self._others_pids if is_idle_only else None
+            watch = GpuWatch(self._gpu, pids=pids, max_temperature_c=lending.max_temperature_c)
+            watch.start()
+        if lending.max_upload_bytes is not None:
+            uploads = UploadQuota(self.folder / _SENT, lending.max_upload_bytes, lambda: self.client.sent_bytes)
         self._owner = OwnersUse(
-            self.folder / _PAUSED, looks_at_load=self.lending.when == "idle", hours=self.lending.hours
+            self.folder / _PAUSED, looks_at_load=is_idle_only, hours=lending.hours, uploads=uploads, gpu=watch
         )
         for name in ("leases", "checks"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
@@ -294,6 +240,7 @@ class Agent:
         Raises:
             Refused: the pool does not take the offer; the text says why.
             BadRun: another agent works in the folder.
+            NoDevice: the GPU's power cannot be limited.
         """
         with (self.folder / _LOCK).open("w") as held:
             try:
@@ -305,6 +252,13 @@ class Agent:
             self._run()
 
     def _run(self) -> None:
+        with ExitStack() as stack:
+            if self.lending.max_power_w is not None and self._gpu is not None:
+                stack.callback(self._gpu.limit_power, self._gpu.power_limit_w())
+                self._gpu.limit_power(self.lending.max_power_w)
+            self._lend()
+
+    def _lend(self) -> None:
         try:
             while not self._stops or self._job is not None:
                 self.step()
@@ -514,6 +468,12 @@ class Agent:
         """CPU time that the programs of others take here [s]."""
         replaying = self._replaying
         return (0.0 if self._job is None else self._job.cpu_s) + (0.0 if replaying is None else replaying.cpu_s)
+
+    def _others_pids(self) -> set[int]:
+        """Processes of the programs of others."""
+        replaying = self._replaying
+        pids = set() if self._job is None else self._job.pids
+        return pids if replaying is None else pids | replaying.pids
 
     def _began_replay(self, process: IsolatedProcess) -> None:
         self._replaying = process

@@ -133,6 +133,7 @@ class PoolClient:
         self.address = address if isinstance(address, PoolAddress) else PoolAddress.parse(address)
         self.key = key
         self.peer: Peer | None = None
+        self._sent_bytes = 0
         self._timeout_s, self._most_answer_bytes = timeout_s, most_answer_bytes
         self._pool: Transport = HttpsTransport(self.address.url, self.address.key)
 
@@ -239,12 +240,18 @@ class PoolClient:
                 return digest
         if self.has_blob(digest):
             return digest
+        self._sent_bytes += size
         if isinstance(source, bytes):
             self._request("PUT", f"/v1/blobs/{digest}", source, size=size).close()
         else:
             with source.open("rb") as file:
                 self._request("PUT", f"/v1/blobs/{digest}", file, size=size).close()
         return digest
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of blobs that were sent, to the pool and to peers, those of attempts that failed included [bytes]."""
+        return self._sent_bytes + (0 if self.peer is None else self.peer.sent_bytes)
 
     def get_blob(self, digest: str, target: Path, *, most_bytes: int | None = None) -> None:
         """Fetch a blob into a file, which is there whole or not at all.

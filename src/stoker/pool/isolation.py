@@ -149,10 +149,15 @@ class IsolatedProcess:
         return b"" if self._stderr is None else self._stderr.content
 
     @property
+    def pids(self) -> set[int]:
+        """Its present processes, by their numbers on this machine."""
+        return self._group.members() if self._group is not None else _descendants(self._process.pid)
+
+    @property
     def cpu_s(self) -> float:
         """CPU time of its present processes [s]."""
         ticks = 0
-        for pid in self._group.members() if self._group is not None else _descendants(self._process.pid):
+        for pid in self.pids:
             with suppress(OSError, ValueError, IndexError):
                 ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
         return ticks / os.sysconf("SC_CLK_TCK")
@@ -206,7 +211,7 @@ class IsolatedProcess:
         limits = self._program.limits
         if time.monotonic() - self._began > limits.time_s:
             return f"it runs for more than {format_seconds(limits.time_s)}"
-        members = self._group.members() if self._group is not None else _descendants(self._process.pid)
+        members = self.pids
         if self._group is None and resident_bytes(members) > limits.memory_bytes:
             return f"it needs more than {format_bytes(limits.memory_bytes)} of memory"
         if self._group is None and len(members) > limits.processes:

@@ -358,6 +358,11 @@ class LeasedJob:
         """CPU time that the job has taken [s]."""
         return 0.0 if self._process is None else self._process.cpu_s
 
+    @property
+    def pids(self) -> set[int]:
+        """The job's processes, by their numbers on this machine."""
+        return set() if self._process is None else self._process.pids
+
     def _beat(self) -> None:
         now = time.monotonic()
         if now < self._next_beat:

@@ -75,6 +75,9 @@ class Peer:
         keeps: whether blobs are kept and taken, as a renter does.
         most_kept_bytes: that they may have together.
         tell: receives a line of text about paths.
+
+    Attributes:
+        sent_bytes: of blobs, to other peers [bytes].
     """
 
     def __init__(
@@ -87,7 +90,7 @@ class Peer:
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         assert client.key is not None
-        self.network, self.bulk_bytes = "", 0
+        self.network, self.bulk_bytes, self.sent_bytes = "", 0, 0
         self._client, self._folder, self._keeps, self._most_kept_bytes = client, folder, keeps, most_kept_bytes
         self._key, self._tell = client.key, tell
         self._expected: dict[tuple[str, str], tuple[str, int, float]] = {}
@@ -330,6 +333,7 @@ class Peer:
             with path.open("rb") as file:
                 file.seek(start)
                 while part := await asyncio.to_thread(file.read, PART_BYTES):
+                    self.sent_bytes += len(part)
                     yield part
             self._unfetched.discard(path.name)
 
@@ -456,6 +460,7 @@ class _PeerTransport:
             assert body is not None
             assert not isinstance(body, bytes)
             while part := await asyncio.to_thread(body.read, PART_BYTES):
+                self._peer.sent_bytes += len(part)
                 yield part
 
         sent: Body = b"" if body is None else body if isinstance(body, bytes) else parts()
