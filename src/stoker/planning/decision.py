@@ -20,7 +20,7 @@ from stoker.devices.hardware import mtbf_h
 from stoker.errors import BadJob, DoesNotFit, NoDevice, nearest
 from stoker.jobs import Entry, Job
 from stoker.loading.order import generators_kept
-from stoker.planning.explanation import describe_stand_in, explain, why_not_compiled
+from stoker.planning.explanation import describe_offload, describe_stand_in, explain, why_not_compiled
 from stoker.planning.model.checkpoint_cost import settled
 from stoker.planning.model.layout_forecast import local_profile
 from stoker.planning.model.memory import largest_that_fits
@@ -336,6 +336,7 @@ def on_one(planner: Planner, place: Place, only: Plan | None = None) -> Decision
     )
     lines = explain(chosen, planner.profile(place.device.kind), place.device, (), ())
     lines = (*lines, *describe_stand_in(planner.forecasts(place), chosen.plan))
+    lines = (*lines, *_describe_offload(planner, place, chosen, is_given=only is not None))
     return Decision(
         device=place.name,
         candidates=(chosen,),
@@ -370,6 +371,8 @@ def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Deci
         if (free := free_cores(cores, others * cores)) < threads and may_give_up_threads(chosen.plan):
             line = f"tried with {free} of {threads} threads, and begun so: the rest join once the machine is quiet"
             lines = (*lines, line)
+    if not untraced:
+        lines = (*lines, *_describe_offload(planner, place, chosen, is_given=only is not None))
     if untraced:
         lines = (*lines, f"no forecast before the trials: {untraced}")
     rejected = search.losers()
@@ -389,6 +392,16 @@ def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Deci
     return decision
 
 
+def _describe_offload(planner: Planner, place: Place, chosen: Candidate, *, is_given: bool) -> tuple[str, ...]:
+    """Why the optimiser is on the host, and what it takes there, on one line; none where it is not."""
+    if not chosen.plan.is_offloaded:
+        return ()
+    forecasts, profile = planner.forecasts(place), planner.profile_at(place)
+    least = None if is_given else least_demanding(profile, place.device, forecasts, is_offloaded=False)
+    needed = None if least is None else forecasts.needed_bytes(least)
+    return describe_offload(forecasts, chosen.plan, place.device, needed)
+
+
 def _breakdown(planner: Planner, place: Place, chosen: Candidate) -> Breakdown:
     """Parts of an update's memory and time, which add up to the forecast."""
     traced = planner.forecasts(place).breakdown(chosen.plan)
@@ -398,8 +411,11 @@ def _breakdown(planner: Planner, place: Place, chosen: Candidate) -> Breakdown:
 def _not_compiled(
     planner: Planner, place: Place, chosen: Candidate, rejected: Sequence[Rejection]
 ) -> tuple[Rejection, ...]:
-    """The chosen plan compiled, and why it was not taken; empty if a compiled plan is chosen or rejected already."""
-    if chosen.plan.compile or any(rejection.plan.compile for rejection in rejected):
+    """The chosen plan compiled, and why it was not taken; empty if a compiled plan is chosen or rejected already.
+
+    Empty for an offloaded one, too, which is never compiled.
+    """
+    if chosen.plan.compile or chosen.plan.is_offloaded or any(rejection.plan.compile for rejection in rejected):
         return ()
     plan = dataclasses.replace(chosen.plan, compile=True, captured=False)
     missing = planner.cannot_compile(place)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from stoker.errors import DoesNotFit
 from stoker.planning.model.memory import largest_that_fits
-from stoker.planning.model.search_space import execution_settings, saving_memory, saving_of
+from stoker.planning.model.search_space import execution_settings, offloaded_settings, saving_memory, saving_of
 from stoker.records import Candidate, Device, Estimate, Forecast, Plan, Profile
 from stoker.units import format_bytes
 
@@ -115,8 +115,20 @@ def rank(
             run_s = min(candidates, key=_seconds_per_sample).forecast.total_s.value
             if clock() - started > max(LEAST_RANKING_S, RANKING_SHARE * run_s):
                 break
+    for settings in offloaded_settings(profile, device) if not candidates else ():
+        if candidates and candidates[0].plan.precision != settings.precision:
+            break  # the others are slower, and would not save more
+        for plan in _fitting(settings, profile, forecasts, MOST_SIZES_ELSEWHERE):
+            forecast = forecasts.forecast(plan)
+            candidates.append(
+                Candidate(
+                    device=name, plan=plan, forecast=forecast, memory_bytes=device.memory_bytes, is_here=is_here
+                )
+            )
     if not candidates:
         raise does_not_fit(profile, device, forecasts, is_limited=is_limited)
+    if candidates[0].plan.is_offloaded:
+        return tuple(sorted(candidates, key=_seconds_per_sample))
     uncompiled = [c for c in candidates if not c.plan.compile]
     if not uncompiled:  # only with fused intermediates does it fit, at whatever price
         return tuple(sorted(candidates, key=_seconds_per_sample_with_compiling))
@@ -269,6 +281,7 @@ def does_not_fit(profile: Profile, device: Device, forecasts: Forecasts, *, is_l
     coupled = f" (samples are coupled in groups of {least.micro_batch})" if profile.coupling.group else ""
     count = least.checkpointed_blocks
     blocks = f" and {'its one block' if count == 1 else f'all {count} blocks'} checkpointed" if count else ""
+    blocks += f", with its {least.offload_in_words()}," if least.is_offloaded else ""
     there = format_bytes(device.memory_bytes)
     room = f"of {device.model} {there} may be used" if is_limited else f"{device.model} has {there}"
     return DoesNotFit(
@@ -279,15 +292,20 @@ def does_not_fit(profile: Profile, device: Device, forecasts: Forecasts, *, is_l
     )
 
 
-def least_demanding(profile: Profile, device: Device, forecasts: Forecasts) -> Plan | None:
-    """The legal plan that needs the least memory; None if no micro-batch is legal.
+def least_demanding(
+    profile: Profile, device: Device, forecasts: Forecasts, *, is_offloaded: bool = True
+) -> Plan | None:
+    """The legal plan that needs the least memory of the device; None if no micro-batch is legal.
+
+    It may be one whose optimiser is on the host, unless `is_offloaded` is False.
 
     With many weights and few samples it computes in fp32: autocast keeps a copy of the weights in bf16.
     """
     sizes = profile.coupling.legal_micro_batches(profile.batch)
     if not sizes:
         return None
-    plans = (dataclasses.replace(plan, micro_batch=sizes[-1]) for plan in execution_settings(profile, device))
+    settings = (*execution_settings(profile, device), *(offloaded_settings(profile, device) if is_offloaded else ()))
+    plans = (dataclasses.replace(plan, micro_batch=sizes[-1]) for plan in settings)
     return min((list(saving_memory(plan, profile))[-1] for plan in plans), key=forecasts.needed_bytes)
 
 

@@ -60,6 +60,9 @@ IN_FLIGHT_BYTES = 2**28
 """Gradients on their way to the host that a device holds at most, where one alone is no more [bytes]; the backward pass
 waits for the oldest. At 25 GB/s they take 11 ms."""
 
+PIECE = 2**24
+"""Values of a gradient that are added at once to what the host has of its sum, so that temporaries stay small."""
+
 VALUES_AT_ONCE = {"cpu": 2**16, "cuda": 2**23}
 """Values of a parameter whose moments of fewer bits are updated at once, so that temporaries stay small."""
 

@@ -37,7 +37,7 @@ from stoker.jobs.freezing import Freeze
 from stoker.jobs.optimizers import ScheduleFree
 from stoker.loading.batches import Batch
 from stoker.records import Plan
-from stoker.records.plan import IN_FLIGHT_BYTES
+from stoker.records.plan import IN_FLIGHT_BYTES, PIECE
 from stoker.stepping.bf16_weights import Bf16Weights
 from stoker.stepping.gradient_clipping import GradientClipping
 from stoker.stepping.layouts.base import SingleProcess, Strategy
@@ -90,13 +90,14 @@ def require_offload(job: Job, plan: Plan) -> None:
 class _Offloaded:
     """A trained parameter on the device, its master on the host, and pinned memory for its way there and back.
 
-    `gradient` is the part of that memory which this update's gradient arrives in, by the event `has_arrived`; None
-    before it has left the device.
+    `gradient` is the part of that memory which this update's gradient arrives in, by the event `has_arrived`, in
+    `sum_dtype`; None before it has left the device.
     """
 
     parameter: nn.Parameter
     master: nn.Parameter
     pinned: torch.Tensor
+    sum_dtype: torch.dtype
     gradient: torch.Tensor | None = None
     has_arrived: Any = None
 
@@ -124,6 +125,8 @@ class HostState:
     def __init__(self, model: nn.Module, plan: Plan, dtype: torch.dtype | None, *, sums_gradients: bool) -> None:
         in_dtype(model, dtype)
         self.device, self._model, self._memory = torch.device(plan.device), model, _PinnedMemory()
+        self.sends_all = plan.optimizer_offload == "gradients"
+        """Whether gradients go to the host in every micro-batch, and are summed there."""
         self.stream = torch.cuda.Stream(self.device)
         """Copies in both directions, one after the other: pinned memory is not written before it was read."""
         is_bf16 = plan.precision == "bf16" and dtype is None
@@ -139,16 +142,20 @@ class HostState:
             self.masters[name] = nn.Parameter(held, requires_grad=parameter.requires_grad)
             parameter.data = held.to(self.device, torch.bfloat16 if is_cast else held.dtype)
             if parameter.requires_grad:
-                self.offloaded.append(_Offloaded(parameter, self.masters[name], torch.empty(0, dtype=torch.uint8)))
+                self.offloaded.append(_Offloaded(parameter, self.masters[name], self._memory.take(0), held.dtype))
         self.sum_gradients(is_on=sums_gradients)
         most = max(_UPDATED_BYTES, *(_aligned(one.master_bytes) for one in self.offloaded))
         self._wide = torch.empty(most, dtype=torch.uint8)  # gradients in the masters' dtype
 
     def sum_gradients(self, *, is_on: bool) -> None:
-        """Let gradients be of the masters' dtype, where several micro-batches are summed, or of the weights'."""
+        """Let gradients be of the masters' dtype, where several micro-batches are summed, or of the weights'.
+
+        Those that are summed on the host are of the weights' dtype on the device.
+        """
         for one in self.offloaded:
             like = one.master if is_on else one.parameter
-            one.parameter.grad_dtype = like.dtype
+            one.sum_dtype = like.dtype
+            one.parameter.grad_dtype = one.parameter.dtype if self.sends_all else like.dtype
             if one.pinned.numel() < (num_bytes := like.numel() * like.element_size()):
                 one.pinned = self._memory.take(num_bytes)
 
@@ -241,9 +248,9 @@ class OffloadedProcess(SingleProcess):
     multiplied by.
     """
 
-    def __init__(self, model: nn.Module, host: HostState, *, sends_all: bool) -> None:
+    def __init__(self, model: nn.Module, host: HostState) -> None:
         super().__init__(model)
-        self.host, self._sends_all = host, sends_all
+        self.host = host
         self.arrived: list[_Offloaded] = []
         self.factor = 1.0
         self._is_sending = self._is_final = False
@@ -296,7 +303,7 @@ class OffloadedProcess(SingleProcess):
         return norm
 
     def _accumulated(self, one: _Offloaded, _parameter: torch.Tensor) -> None:
-        if self._is_sending and (self._is_final or self._sends_all):
+        if self._is_sending and (self._is_final or self.host.sends_all):
             self._send(one)
 
     @torch.no_grad()
@@ -311,15 +318,20 @@ class OffloadedProcess(SingleProcess):
             computing.wait_event(has_left)
             held -= left.nbytes
         stream.wait_stream(computing)
+        has_some, norms = one.gradient is not None, []
+        one.gradient = one.pinned_as(one.sum_dtype)
         with torch.cuda.stream(stream):
-            total = gradient
-            if one.gradient is None:
-                self.arrived.append(one)
-            else:
-                total = one.gradient.to(self.host.device, non_blocking=True).add_(gradient)
-            self._norms[one] = torch.linalg.vector_norm(total, dtype=torch.promote_types(total.dtype, torch.float32))
-            one.gradient = one.pinned_as(total.dtype).copy_(total, non_blocking=True)
+            pieces = zip(*(tensor.view(-1).split(PIECE) for tensor in (gradient, one.gradient)), strict=True)
+            for piece, there in pieces:
+                total = piece.to(there.dtype)
+                if has_some:
+                    total = total.add_(there.to(self.host.device, non_blocking=True))
+                norms.append(torch.linalg.vector_norm(total, dtype=torch.promote_types(total.dtype, torch.float32)))
+                there.copy_(total, non_blocking=True)
+            self._norms[one] = torch.linalg.vector_norm(torch.stack(norms))
             one.has_arrived = stream.record_event()
+        if not has_some:
+            self.arrived.append(one)
         self._in_flight.append((one.has_arrived, gradient))
 
 

@@ -178,8 +178,7 @@ class Step:
         computed = plan if dtype is None else dataclasses.replace(plan, precision="fp32")
         self._strategy = parallelize(computed, self.model, world, job, is_local_sgd=job.sync is not None)
         if self._host is not None:
-            sends_all = plan.optimizer_offload == "gradients"
-            self._strategy = OffloadedProcess(self.model, self._host, sends_all=sends_all)
+            self._strategy = OffloadedProcess(self.model, self._host)
         outer = self._outer = None if job.sync is None else OuterOptimizer(job.sync, job, coupling, self.model, world)
         self.optimizer = build_optimizer(job, self.model, plan, self.named_parameters())
         self._thawing = GradualUnfreezing(job, self.model, self.optimizer, is_alone=world is ALONE)
