@@ -127,9 +127,11 @@ def with_offload(trace: Trace, offload: OptimizerOffload) -> Trace:
     events = trace.events
     if is_sent:
         storages, events = _leaving(trace, storages)
-    if offload == "gradients" and settings.parts > 1:  # a piece of a sum that comes back, and one in its precision
+    if settings.parts > 1 and (offload == "gradients" or is_bf16):
+        # A piece of a sum that comes back, and one in its precision; or a gradient on its way into a sum of fp32.
         most = max((one.num_bytes for one in trace.storages if _is_gradient(one)), default=0)
-        storages.append(Storage(num_bytes=2 * min(most, 4 * PIECE), category="gradient", born=-1, died=None))
+        size = 2 * min(most, 4 * PIECE) if offload == "gradients" else most
+        storages.append(Storage(num_bytes=size, category="gradient", born=-1, died=None))
         events = (len(storages), *events)
     return dataclasses.replace(
         trace,
