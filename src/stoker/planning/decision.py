@@ -351,6 +351,9 @@ def on_one(planner: Planner, place: Place, only: Plan | None = None) -> Decision
 
 def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Decision:
     """The plan that trials confirm, stored for the next start; with `only`, that plan is tried and taken."""
+    if only is not None and only.is_offloaded:
+        with contextlib.suppress(BadJob):  # it cannot be traced: the trial decides
+            _require_host_memory(planner, place, only)
     search, untraced = planner.confirmed(place, only)
     best = search.chosen()
     others = planner.others_share() if place.device.kind == "cpu" else 0.0
@@ -371,8 +374,8 @@ def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Deci
         if (free := free_cores(cores, others * cores)) < threads and may_give_up_threads(chosen.plan):
             line = f"tried with {free} of {threads} threads, and begun so: the rest join once the machine is quiet"
             lines = (*lines, line)
-    if not untraced:
-        lines = (*lines, *_describe_offload(planner, place, chosen, is_given=only is not None))
+    if only is None and not untraced:
+        lines = (*lines, *_describe_offload(planner, place, chosen, is_given=False))
     if untraced:
         lines = (*lines, f"no forecast before the trials: {untraced}")
     rejected = search.losers()
@@ -390,6 +393,12 @@ def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Deci
     if only is None and planner.device_mtbf_h is None:
         keep_decision(planner.prepared, place, decision, planner.coupling)
     return decision
+
+
+def _require_host_memory(planner: Planner, place: Place, plan: Plan) -> None:
+    """Raise DoesNotFit where this machine's memory does not hold what a plan offloads: trying it would exhaust it."""
+    if (problem := planner.forecasts(place).host_problem(plan)) is not None:
+        raise DoesNotFit(problem, remedy="Take a machine with more memory, or a smaller model.")
 
 
 def _describe_offload(planner: Planner, place: Place, chosen: Candidate, *, is_given: bool) -> tuple[str, ...]:
