@@ -1,4 +1,4 @@
-"""Whole runs with their optimiser on the host: memory as forecast, stopped and gone on with, on a GPU or a simulated one."""
+"""Whole runs with their optimiser on the host, on a GPU or a simulated one: memory as forecast, stopped, gone on with."""
 
 from __future__ import annotations
 

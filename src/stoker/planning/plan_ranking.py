@@ -2,7 +2,8 @@
 
 Dominated plans are skipped: for each way to execute and each micro-batch only the least memory saving that fits is
 forecast; of micro-batches that fit, the largest few, and, if all of these checkpoint blocks, the largest that need not.
-Compiled plans are kept only if compiling pays back within the run.
+Compiled plans are kept only if compiling pays back within the run. The optimiser is on the host only where no plan fits
+otherwise.
 """
 
 from __future__ import annotations
@@ -115,20 +116,8 @@ def rank(
             run_s = min(candidates, key=_seconds_per_sample).forecast.total_s.value
             if clock() - started > max(LEAST_RANKING_S, RANKING_SHARE * run_s):
                 break
-    for settings in offloaded_settings(profile, device) if not candidates else ():
-        if candidates and candidates[0].plan.precision != settings.precision:
-            break  # the others are slower, and would not save more
-        for plan in _fitting(settings, profile, forecasts, MOST_SIZES_ELSEWHERE):
-            forecast = forecasts.forecast(plan)
-            candidates.append(
-                Candidate(
-                    device=name, plan=plan, forecast=forecast, memory_bytes=device.memory_bytes, is_here=is_here
-                )
-            )
     if not candidates:
-        raise does_not_fit(profile, device, forecasts, is_limited=is_limited)
-    if candidates[0].plan.is_offloaded:
-        return tuple(sorted(candidates, key=_seconds_per_sample))
+        return _offloaded(profile, device, forecasts, name=name, is_here=is_here, is_limited=is_limited)
     uncompiled = [c for c in candidates if not c.plan.compile]
     if not uncompiled:  # only with fused intermediates does it fit, at whatever price
         return tuple(sorted(candidates, key=_seconds_per_sample_with_compiling))
@@ -138,6 +127,28 @@ def rank(
     kept = [c for c in candidates if pays_back(c.forecast, fastest.forecast)]
     captured = [c for plain in kept if (c := _captured(plain, profile, forecasts)) is not None] if is_here else []
     return tuple(sorted((*kept, *captured), key=_seconds_per_sample_with_compiling))
+
+
+def _offloaded(
+    profile: Profile, device: Device, forecasts: Forecasts, *, name: str, is_here: bool, is_limited: bool
+) -> tuple[Candidate, ...]:
+    """Plans with the optimiser on the host that fit, fastest first; of the fastest precision of which any does.
+
+    Raises:
+        DoesNotFit: none does.
+    """
+    candidates: list[Candidate] = []
+    for settings in offloaded_settings(profile, device):
+        if candidates and candidates[0].plan.precision != settings.precision:
+            break
+        for plan in _fitting(settings, profile, forecasts, MOST_SIZES_ELSEWHERE):
+            forecast, memory_bytes = forecasts.forecast(plan), device.memory_bytes
+            candidates.append(
+                Candidate(device=name, plan=plan, forecast=forecast, memory_bytes=memory_bytes, is_here=is_here)
+            )
+    if not candidates:
+        raise does_not_fit(profile, device, forecasts, is_limited=is_limited)
+    return tuple(sorted(candidates, key=_seconds_per_sample))
 
 
 def compiled(fastest: Candidate, profile: Profile, forecasts: Forecasts) -> Iterator[Candidate]:

@@ -292,7 +292,8 @@ class OffloadedProcess(SingleProcess):
         """As `Strategy.norm`; computed on the device, before gradients left it."""
         if not self._norms:
             return super().norm(parameters)
-        return torch.linalg.vector_norm(torch.stack(list(self._norms.values()))) * self.factor
+        whole: torch.Tensor = torch.linalg.vector_norm(torch.stack(list(self._norms.values())))
+        return whole * self.factor
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
         """As `Strategy.clip`."""

@@ -197,7 +197,9 @@ def memory_rate(hardware: Hardware) -> float:
     return MEMORY_SHARE * (hardware.host_bandwidth_bytes_per_s or USUAL_MEMORY_BYTES_PER_S)
 
 
-def with_host(time: UpdateTime, work: HostWork, hardware: Hardware, offload: OptimizerOffload, passes: int) -> UpdateTime:
+def with_host(
+    time: UpdateTime, work: HostWork, hardware: Hardware, offload: OptimizerOffload, passes: int
+) -> UpdateTime:
     """The time of an update on the device, with the host's part of it in the optimiser's place.
 
     Args:
