@@ -1,4 +1,4 @@
-"""Whole runs with their optimiser on the host, on a GPU or a simulated one: memory as forecast, stopped, gone on with."""
+"""Whole runs with their optimiser on the host, on a GPU or a simulated one: memory as forecast, stopped, resumed."""
 
 from __future__ import annotations
 

@@ -132,15 +132,13 @@ def rank(
 def _offloaded(
     profile: Profile, device: Device, forecasts: Forecasts, *, name: str, is_here: bool, is_limited: bool
 ) -> tuple[Candidate, ...]:
-    """Plans with the optimiser on the host that fit, fastest first; of the fastest precision of which any does.
+    """Plans with the optimiser on the host that fit, fastest first.
 
     Raises:
         DoesNotFit: none does.
     """
     candidates: list[Candidate] = []
     for settings in offloaded_settings(profile, device):
-        if candidates and candidates[0].plan.precision != settings.precision:
-            break
         for plan in _fitting(settings, profile, forecasts, MOST_SIZES_ELSEWHERE):
             forecast, memory_bytes = forecasts.forecast(plan), device.memory_bytes
             candidates.append(

@@ -98,16 +98,22 @@ def execution_settings(profile: Profile, device: Device, compiling: Sequence[boo
 def offloaded_settings(profile: Profile, device: Device) -> Iterator[Plan]:
     """Ways to execute the job with its optimiser on the host, the fastest first; none where it cannot be.
 
-    They are slower than any without, and for jobs that fit no other way.
+    They are slower than any without, and for jobs that fit no other way. Of precisions the fastest is taken, which also
+    needs the least memory.
     """
     if device.kind != "cuda" or profile.offload_problem is not None:
         return
     kinds: tuple[OptimizerOffload, ...] = ("state", "gradients")
-    for settings in execution_settings(profile, device):
-        is_plain = settings.precision != "fp16" and settings.memory_format == "contiguous"
-        if is_plain and settings.optimizer_states == "full":
-            for offload in kinds:
-                yield dataclasses.replace(settings, optimizer_offload=offload)
+    plain = [
+        settings
+        for settings in execution_settings(profile, device)
+        if settings.precision != "fp16"
+        and settings.memory_format == "contiguous"
+        and settings.optimizer_states == "full"
+    ]
+    for settings, offload in itertools.product(plain, kinds):
+        if settings.precision == plain[0].precision:
+            yield dataclasses.replace(settings, optimizer_offload=offload)
 
 
 def saving_memory(plan: Plan, profile: Profile) -> Iterator[Plan]:
