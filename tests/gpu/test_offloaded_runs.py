@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import stoker
 from stoker.devices import planned_devices
 from stoker.devices.cpu import attached_cpu
-from stoker.errors import DoesNotFit, StokerError
+from stoker.errors import BadJob, DoesNotFit, RunFailed, StokerError
 from stoker.planning.model.memory import WORKSPACE
 from stoker.planning.planner import Planner
 from stoker.planning.resolved_job import resolve_job
@@ -138,3 +139,22 @@ def test_more_than_the_host_holds_is_refused_with_numbers(tmp_path: Path, monkey
     monkeypatch.setattr("stoker.planning.planner.attached_cpu", lambda: small)
     with pytest.raises(DoesNotFit, match=r"need 2\.8 GiB of the host's memory, and it has 1\.0 GiB"):
         stoker.train(llama_job(), plan=ON_GPU, run_dir=tmp_path / "run", sink=lambda _event: None)
+
+
+def test_a_run_that_overflows_in_bf16_is_not_rolled_back_to_fp32(tmp_path: Path) -> None:
+    """The device has no fp32 weights to go on with: the run fails, and its last checkpoint stays."""
+    job = llama_job(optimizer=stoker.SGD(lr=1e25), clip_norm=None, on_non_finite="roll_back")
+    with pytest.raises(RunFailed, match="this was in bf16 already"):
+        stoker.train(
+            job,
+            plan=dataclasses.replace(ON_GPU, precision="bf16"),
+            run_dir=tmp_path / "run",
+            sink=lambda _event: None,
+        )
+
+
+def test_a_loop_of_ones_own_has_its_optimiser_on_the_device() -> None:
+    """Such a plan is refused."""
+    model = nn.Linear(6, 2)
+    with pytest.raises(BadJob, match="the optimiser is your loop's own"):
+        stoker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), plan=ON_GPU)
