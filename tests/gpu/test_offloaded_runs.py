@@ -141,10 +141,10 @@ def test_more_than_the_host_holds_is_refused_with_numbers(tmp_path: Path, monkey
         stoker.train(llama_job(), plan=ON_GPU, run_dir=tmp_path / "run", sink=lambda _event: None)
 
 
-def test_a_run_that_overflows_in_bf16_is_not_rolled_back_to_fp32(tmp_path: Path) -> None:
-    """The device has no fp32 weights to go on with: the run fails, and its last checkpoint stays."""
+def test_a_run_that_overflows_in_bf16_is_rolled_back_to_fp32(tmp_path: Path) -> None:
+    """From the masters in its last checkpoint, with fp32 weights on the device; here it overflows again."""
     job = llama_job(optimizer=stoker.SGD(lr=1e25), clip_norm=None, on_non_finite="roll_back")
-    with pytest.raises(RunFailed, match="this was in bf16 already"):
+    with pytest.raises(RunFailed, match="this was in fp32 already"):
         stoker.train(
             job,
             plan=dataclasses.replace(ON_GPU, precision="bf16"),

@@ -263,8 +263,7 @@ class Recovery:
         path = write_dump(self._dumps, report, position)
         why = problem.message if report.first is None else f"{problem.message}; the first was {report.first}"
         job, plan = self.step.job, self.step.plan
-        can_widen = not plan.is_offloaded  # then the device has no fp32 weights, and no room for them
-        if job.on_non_finite == "roll_back" and can_widen and (plan.precision not in FULL_PRECISIONS or plan.compile):
+        if job.on_non_finite == "roll_back" and (plan.precision not in FULL_PRECISIONS or plan.compile):
             full: Precision = "fp64" if plan.precision == "fp64" else "fp32"
             new = dataclasses.replace(plan, precision=full, compile=False, captured=False)
             return RollBack(Replanned(old=plan, new=new, why=why))
