@@ -144,7 +144,7 @@ class HostState:
             if parameter.requires_grad:
                 self.offloaded.append(_Offloaded(parameter, self.masters[name], self._memory.take(0), held.dtype))
         self.sum_gradients(is_on=sums_gradients)
-        most = max(_UPDATED_BYTES, *(_aligned(one.master_bytes) for one in self.offloaded))
+        most = max(_UPDATED_BYTES, *(_aligned(entry.master_bytes) for entry in self.offloaded))
         self._wide = torch.empty(most, dtype=torch.uint8)  # gradients in the masters' dtype
 
     def sum_gradients(self, *, is_on: bool) -> None:
@@ -152,12 +152,12 @@ class HostState:
 
         Those that are summed on the host are of the weights' dtype on the device.
         """
-        for one in self.offloaded:
-            like = one.master if is_on else one.parameter
-            one.sum_dtype = like.dtype
-            one.parameter.grad_dtype = one.parameter.dtype if self.sends_all else like.dtype
-            if one.pinned.numel() < (num_bytes := like.numel() * like.element_size()):
-                one.pinned = self._memory.take(num_bytes)
+        for entry in self.offloaded:
+            like = entry.master if is_on else entry.parameter
+            entry.sum_dtype = like.dtype
+            entry.parameter.grad_dtype = entry.parameter.dtype if self.sends_all else like.dtype
+            if entry.pinned.numel() < (num_bytes := like.numel() * like.element_size()):
+                entry.pinned = self._memory.take(num_bytes)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The model's weights and buffers by name, weights as their masters."""
@@ -185,21 +185,21 @@ class HostState:
         self.stream.wait_stream(computing)  # the rest of the backward pass may need a weight whose gradient is final
         for bucket in _buckets(arrived):
             begin = 0
-            for one in bucket:
-                assert one.gradient is not None, "it has arrived"
-                one.has_arrived.synchronize()
-                wide = self._wide[begin : begin + one.master_bytes].view(one.master.dtype).view(one.master.shape)
-                one.master.grad = wide.copy_(one.gradient)
-                begin += _aligned(one.master_bytes)
+            for entry in bucket:
+                assert entry.gradient is not None, "it has arrived"
+                entry.has_arrived.synchronize()
+                wide = self._wide[begin : begin + entry.master_bytes].view(entry.master.dtype).view(entry.master.shape)
+                entry.master.grad = wide.copy_(entry.gradient)
+                begin += _aligned(entry.master_bytes)
                 if factor != 1:
                     wide.mul_(factor)
             optimizer.step()  # of those that have a gradient
             with torch.cuda.stream(self.stream):
-                for one in bucket:
-                    one.master.grad, sent = None, one.master.detach()
-                    if one.parameter.dtype != sent.dtype:
-                        sent = one.pinned_as(one.parameter.dtype).copy_(sent)
-                    one.parameter.copy_(sent, non_blocking=True)
+                for entry in bucket:
+                    entry.master.grad, sent = None, entry.master.detach()
+                    if entry.parameter.dtype != sent.dtype:
+                        sent = entry.pinned_as(entry.parameter.dtype).copy_(sent)
+                    entry.parameter.copy_(sent, non_blocking=True)
         computing.wait_stream(self.stream)
 
 
@@ -207,12 +207,12 @@ def _buckets(arrived: Sequence[_Offloaded]) -> Iterator[list[_Offloaded]]:
     """Runs of parameters whose masters take some MiB together."""
     bucket: list[_Offloaded] = []
     held = 0
-    for one in arrived:
-        size = _aligned(one.master_bytes)
+    for entry in arrived:
+        size = _aligned(entry.master_bytes)
         if bucket and held + size > _UPDATED_BYTES:
             yield bucket
             bucket, held = [], 0
-        bucket.append(one)
+        bucket.append(entry)
         held += size
     if bucket:
         yield bucket
@@ -256,22 +256,22 @@ class OffloadedProcess(SingleProcess):
         self._is_sending = self._is_final = False
         self._norms: dict[_Offloaded, torch.Tensor] = {}
         self._in_flight: deque[tuple[Any, torch.Tensor]] = deque()
-        for one in host.offloaded:
-            one.parameter.register_post_accumulate_grad_hook(functools.partial(self._accumulated, one))
+        for entry in host.offloaded:
+            entry.parameter.register_post_accumulate_grad_hook(functools.partial(self._accumulated, entry))
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
         """Within the context, gradients go to the host; at its end the last one has left the device."""
         self.arrived, self.factor, self._is_final = [], 1.0, False
         self._norms.clear()
-        for one in self.host.offloaded:
-            one.gradient = None
+        for entry in self.host.offloaded:
+            entry.gradient = None
         self._is_sending = True
         try:
             yield
-            for one in self.host.offloaded:
-                if one.parameter.grad is not None:  # of earlier micro-batches alone
-                    self._send(one)
+            for entry in self.host.offloaded:
+                if entry.parameter.grad is not None:  # of earlier micro-batches alone
+                    self._send(entry)
         finally:
             self._is_sending = False
             torch.cuda.current_stream(self.host.device).wait_stream(self.host.stream)
@@ -303,14 +303,14 @@ class OffloadedProcess(SingleProcess):
         self.factor *= min(1.0, max_norm / (float(norm) + 1e-6))
         return norm
 
-    def _accumulated(self, one: _Offloaded, _parameter: torch.Tensor) -> None:
+    def _accumulated(self, entry: _Offloaded, _parameter: torch.Tensor) -> None:
         if self._is_sending and (self._is_final or self.host.sends_all):
-            self._send(one)
+            self._send(entry)
 
     @torch.no_grad()
-    def _send(self, one: _Offloaded) -> None:
+    def _send(self, entry: _Offloaded) -> None:
         """Copy a gradient to the host, or add it to what is there of it; the device's memory is free after that."""
-        gradient, one.parameter.grad = one.parameter.grad, None
+        gradient, entry.parameter.grad = entry.parameter.grad, None
         assert gradient is not None
         computing, stream = torch.cuda.current_stream(self.host.device), self.host.stream
         held = gradient.nbytes + sum(other.nbytes for _, other in self._in_flight)
@@ -319,21 +319,21 @@ class OffloadedProcess(SingleProcess):
             computing.wait_event(has_left)
             held -= left.nbytes
         stream.wait_stream(computing)
-        has_some, norms = one.gradient is not None, []
-        one.gradient = one.pinned_as(one.sum_dtype)
+        has_some, norms = entry.gradient is not None, []
+        entry.gradient = entry.pinned_as(entry.sum_dtype)
         with torch.cuda.stream(stream):
-            pieces = zip(*(tensor.view(-1).split(PIECE) for tensor in (gradient, one.gradient)), strict=True)
+            pieces = zip(*(tensor.view(-1).split(PIECE) for tensor in (gradient, entry.gradient)), strict=True)
             for piece, there in pieces:
                 total = piece.to(there.dtype)
                 if has_some:
                     total = total.add_(there.to(self.host.device, non_blocking=True))
                 norms.append(torch.linalg.vector_norm(total, dtype=torch.promote_types(total.dtype, torch.float32)))
                 there.copy_(total, non_blocking=True)
-            self._norms[one] = torch.linalg.vector_norm(torch.stack(norms))
-            one.has_arrived = stream.record_event()
+            self._norms[entry] = torch.linalg.vector_norm(torch.stack(norms))
+            entry.has_arrived = stream.record_event()
         if not has_some:
-            self.arrived.append(one)
-        self._in_flight.append((one.has_arrived, gradient))
+            self.arrived.append(entry)
+        self._in_flight.append((entry.has_arrived, gradient))
 
 
 class OffloadedUpdate(UpdateRule):

@@ -94,14 +94,14 @@ def host_work(trace: Trace) -> HostWork:
     }
     gradients = sum(float(s.num_bytes) for s in trace.storages if _is_gradient(s))
     leave_as_bf16 = is_bf16 and trace.settings.parts == 1
-    steps = [trace.operations[one.operation] for one in trace.occurrences if one.phase == "optimizer"]
-    fused = [one for one in steps if one.name.startswith("_fused")] or steps
+    steps = [trace.operations[item.operation] for item in trace.occurrences if item.phase == "optimizer"]
+    fused = [item for item in steps if item.name.startswith("_fused")] or steps
     return HostWork(
         masters=held["parameter"],
         state=held["optimizer state"],
         gradients=gradients / 2 if leave_as_bf16 else gradients,
         weights=held["parameter"] / 2 if is_bf16 else held["parameter"],
-        optimizer=sum(float(one.bytes_read + one.bytes_written) for one in fused),
+        optimizer=sum(float(item.bytes_read + item.bytes_written) for item in fused),
         sums=gradients,
     )
 
@@ -113,23 +113,23 @@ def with_offload(trace: Trace, offload: OptimizerOffload) -> Trace:
         return dataclasses.replace(trace, settings=settings)
     is_bf16, is_sent = settings.gathered_in is not None, settings.parts == 1 or offload == "gradients"
     storages = list(trace.storages)
-    for index, one in enumerate(storages):
-        is_of_optimizer = one.born >= 0 and trace.occurrences[one.born].phase == "optimizer"
-        if one.category == "optimizer state" or is_of_optimizer:
-            storages[index] = resized(one, 0)
-        elif is_bf16 and (one.category == "parameter" or (is_sent and _is_gradient(one))):
-            storages[index] = resized(one, one.num_bytes // 2)
+    for index, item in enumerate(storages):
+        is_of_optimizer = item.born >= 0 and trace.occurrences[item.born].phase == "optimizer"
+        if item.category == "optimizer state" or is_of_optimizer:
+            storages[index] = resized(item, 0)
+        elif is_bf16 and (item.category == "parameter" or (is_sent and _is_gradient(item))):
+            storages[index] = resized(item, item.num_bytes // 2)
     nothing = Operation(name=OFFLOADED, inputs=(), outputs=(), flops=0, bytes_read=0, bytes_written=0)
     occurrences = tuple(
-        dataclasses.replace(one, operation=len(trace.operations)) if one.phase == "optimizer" else one
-        for one in trace.occurrences
+        dataclasses.replace(item, operation=len(trace.operations)) if item.phase == "optimizer" else item
+        for item in trace.occurrences
     )
     events = trace.events
     if is_sent:
         storages, events = _leaving(trace, storages)
     if settings.parts > 1 and (offload == "gradients" or is_bf16):
         # A piece of a sum that comes back, and one in its precision; or a gradient on its way into a sum of fp32.
-        most = max((one.num_bytes for one in trace.storages if _is_gradient(one)), default=0)
+        most = max((item.num_bytes for item in trace.storages if _is_gradient(item)), default=0)
         size = 2 * min(most, 4 * PIECE) if offload == "gradients" else most
         storages.append(Storage(num_bytes=size, category="gradient", born=-1, died=None))
         events = (len(storages), *events)
@@ -151,18 +151,18 @@ def _leaving(trace: Trace, storages: list[Storage]) -> tuple[list[Storage], tupl
     storages, events = list(storages), list[int]()
     waiting: list[int] = []
     in_flight: deque[int] = deque()
-    last = max((index for index, one in enumerate(trace.occurrences) if one.phase == "backward"), default=0)
+    last = max((index for index, item in enumerate(trace.occurrences) if item.phase == "backward"), default=0)
 
     def leave(index: int, now: int) -> None:
-        one = storages[index]
-        storages[index] = dataclasses.replace(one, died=max(now, one.born))
+        item = storages[index]
+        storages[index] = dataclasses.replace(item, died=max(now, item.born))
         events.append(-(index + 1))
 
     is_over = False
     for event in trace.events:
         index = abs(event) - 1
-        one, is_gradient = storages[index], _is_gradient(storages[index])
-        now = one.born if event > 0 else (one.died if one.died is not None else last)
+        item, is_gradient = storages[index], _is_gradient(storages[index])
+        now = item.born if event > 0 else (item.died if item.died is not None else last)
         if not is_over and now > last:
             while in_flight or waiting:
                 leave(in_flight.popleft() if in_flight else waiting.pop(), last)
@@ -212,8 +212,8 @@ def with_host(
     link = link_rate(hardware)
     backward_s = time.backward_s / max(1, passes)
     copies = [work.gradients / link] * (passes if offload == "gradients" else 1)
-    copies[1:] = [one + work.sums / link for one in copies[1:]]
-    leaving_s = sum(max(0.0, one - backward_s) for one in copies)
+    copies[1:] = [item + work.sums / link for item in copies[1:]]
+    leaving_s = sum(max(0.0, item - backward_s) for item in copies)
     updating_s, returning_s = work.moved_bytes / memory_rate(hardware), work.weights / link
     host_s = max(updating_s, returning_s)
     parts = [Share(what=what, value=value) for what, value in zip(HOST_SHARES, (host_s, leaving_s), strict=True)]
@@ -231,7 +231,7 @@ def with_host(
         time,
         step_s=Estimate(value=value, low=value - down, high=value + up, unit="s", basis=step.basis),
         power_w=power,
-        shares=tuple(sorted((*time.shares, *(one for one in parts if one.value > 0)), key=lambda one: -one.value)),
+        shares=tuple(sorted((*time.shares, *(item for item in parts if item.value > 0)), key=lambda item: -item.value)),
     )
 
 

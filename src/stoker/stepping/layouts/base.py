@@ -49,8 +49,9 @@ class Strategy(abc.ABC):
         A pass that does not count is made, and its loss left out. Returns sum and count over all processes, detached.
         """
 
-    def before_backward(self, *, is_last: bool) -> None:  # noqa: B027 - to most layouts all passes are equal
+    def before_backward(self, *, is_last: bool) -> None:
         """Prepare a backward pass of one process; the last one of an update makes gradients final."""
+        del is_last  # to most layouts all passes are equal
 
     def divide(self, parameters: Sequence[nn.Parameter], divisor: Any) -> None:
         """Divide the gradients that `accumulate` left by a number, or a tensor of no dimension."""
