@@ -484,7 +484,8 @@ def _larger_device(planner: Planner) -> str:
     """The smallest GPU of the catalogue on which the job fits, of those that have memory for its weights."""
     gpus = (place for place in planned_devices("all", ()) if place.device.kind == "cuda")
     places = sorted(gpus, key=lambda place: place.device.memory_bytes)
-    weights = planner.profile("cuda").parameter_bytes
+    profile = planner.profile("cuda")
+    weights = profile.parameter_bytes / (1 if profile.offload_problem else 2)  # which may be bf16 alone
     for place in (place for place in places if place.device.memory_bytes > weights):
         least = _least(planner, place)
         if least is not None and planner.forecasts(place).probability_it_fits(least) >= SURE_ENOUGH:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from stoker.errors import DoesNotFit
@@ -306,17 +306,29 @@ def least_demanding(
 ) -> Plan | None:
     """The legal plan that needs the least memory of the device; None if no micro-batch is legal.
 
-    It may be one whose optimiser is on the host, unless `is_offloaded` is False.
+    It may be one whose optimiser is on the host, if that saves much, unless `is_offloaded` is False.
 
     With many weights and few samples it computes in fp32: autocast keeps a copy of the weights in bf16.
     """
     sizes = profile.coupling.legal_micro_batches(profile.batch)
     if not sizes:
         return None
-    settings = (*execution_settings(profile, device), *(offloaded_settings(profile, device) if is_offloaded else ()))
-    plans = (dataclasses.replace(plan, micro_batch=sizes[-1]) for plan in settings)
-    return min((list(saving_memory(plan, profile))[-1] for plan in plans), key=forecasts.needed_bytes)
 
+    def least(every: Iterable[Plan]) -> Plan | None:
+        plans = (dataclasses.replace(plan, micro_batch=sizes[-1]) for plan in every)
+        saving = (list(saving_memory(plan, profile))[-1] for plan in plans)
+        return min(saving, key=forecasts.needed_bytes, default=None)
+
+    on_device = least(execution_settings(profile, device))
+    offloaded = least(offloaded_settings(profile, device)) if is_offloaded else None
+    if on_device is None or offloaded is None:
+        return on_device
+    saves = forecasts.needed_bytes(offloaded) < _WORTH_OFFLOADING * forecasts.needed_bytes(on_device)
+    return offloaded if saves else on_device
+
+
+_WORTH_OFFLOADING = 0.9
+"""Share of the memory of the least demanding plan that one whose optimiser is on the host needs at most to be it."""
 
 _COPIES_OF_PARAMETERS = 4
 
