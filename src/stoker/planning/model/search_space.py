@@ -98,8 +98,8 @@ def execution_settings(profile: Profile, device: Device, compiling: Sequence[boo
 def offloaded_settings(profile: Profile, device: Device) -> Iterator[Plan]:
     """Ways to execute the job with its optimiser on the host, the fastest first; none where it cannot be.
 
-    They are slower than the same without, and for jobs that fit no other way. Of precisions the fastest is taken, which also
-    needs the least memory.
+    They are slower than the same without, and for jobs that fit no other way. Of precisions the fastest is taken, which
+    also needs the least memory.
     """
     if device.kind != "cuda" or profile.offload_problem is not None:
         return
