@@ -226,8 +226,8 @@ def test_a_model_that_fits_on_larger_devices_is_told_the_smallest() -> None:
     """Here, and on a device that is too small; weights of 37 GiB are made nowhere."""
     ended = stoker_here("plan", JOBS / "huge_model.py", "--set", "width=100000", "--on", "l4,t4")
     assert ended.code == 3
-    assert "l4: a micro-batch of 1 needs about" in ended.err
-    assert "t4: a micro-batch of 1 needs about" in ended.err
+    for name in ("l4", "t4"):
+        assert re.search(name + r": a micro-batch of 1, with its optimiser .*on the host, needs about", ended.err)
     assert "The smallest GPU that does it is" in ended.err
 
 
@@ -241,7 +241,7 @@ def test_what_is_too_large_for_several_devices_is_told_to_take_more(monkeypatch:
 
 
 def test_only_gpus_that_hold_the_weights_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights of 37 GiB on a GPU of 24 GiB need no trace."""
+    """Weights of 37 GiB, 19 in bf16, on a GPU of 16 GiB need no trace."""
     looked_at, least = list[str](), decision._least
 
     def noted(planner_: planner.Planner, place: Place) -> Plan | None:
@@ -250,10 +250,10 @@ def test_only_gpus_that_hold_the_weights_are_looked_at(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(decision, "_least", noted)
     with pytest.raises(DoesNotFit, match="needs about") as caught:
-        stoker.plan(**job_of("huge_model", width="100000"), on="l4")  # type: ignore[arg-type]
+        stoker.plan(**job_of("huge_model", width="100000"), on="t4")  # type: ignore[arg-type]
     assert "The smallest GPU that does it is" in (caught.value.remedy or "")
-    small = {place.name for place in planned_devices("all", ()) if place.device.memory_bytes < 37 * GIB}
-    assert small & set(looked_at) == {"l4"}
+    small = {place.name for place in planned_devices("all", ()) if place.device.memory_bytes < 18 * GIB}
+    assert small & set(looked_at) == {"t4"}
 
 
 @pytest.mark.parametrize("verb", [stoker.plan, stoker.profile])
@@ -321,10 +321,11 @@ def test_a_device_that_is_too_small_beside_one_that_is_not_is_rejected() -> None
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_run")
 def test_the_8b_example_is_planned_where_it_cannot_be_run() -> None:
-    """Eight billion weights under AdamW take 16 bytes each and more: an H200 with 139 GiB holds them, an H100 not."""
+    """Eight billion weights under AdamW take 16 bytes each: an H200 with 139 GiB holds them, an H100 on its host."""
     job, entry = load_job(EXAMPLES / "llama8b.py", {})
     found = stoker.plan(job, on="h100,h200,b200", entry=entry)
-    assert [one.device for one in found.candidates] == ["b200", "h200"]
+    offloaded = {one.device: one.plan.is_offloaded for one in found.candidates}
+    assert offloaded == {"b200": False, "h100": True, "h200": False}
     assert_is_forecast(found.chosen)
     state_bytes = 16 * 8.03e9
     peak = found.chosen.forecast.peak_bytes.value

@@ -132,12 +132,13 @@ def test_where_nothing_fits_the_least_demanding_plan_is_told() -> None:
 
 
 def test_a_device_far_too_small_is_known_after_few_questions() -> None:
-    """Two for each way to execute: the plan that saves nothing, and the least demanding one."""
+    """Two for each way to execute: the plan that saves nothing, and the least demanding one; one for each offload."""
     facts = profile(num_blocks=12)
     known = Known(GPU, facts, fixed=1e13)
     with pytest.raises(DoesNotFit):
         rank(facts, GPU, known, name="small")
-    assert len(known.asked) == 8  # two precisions, two formats
+    assert len([plan for plan in known.asked if not plan.is_offloaded]) == 8  # two precisions, two formats
+    assert len([plan for plan in known.asked if plan.is_offloaded]) == 2
     assert {plan.micro_batch for plan in known.asked} == {1, 512}
 
 

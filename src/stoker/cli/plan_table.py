@@ -127,6 +127,8 @@ def plan_in_brief(plan: Plan) -> str:
         parts.append(f"{plan.optimizer_implementation} optimiser")
     if plan.optimizer_states != "full":
         parts.append(f"{plan.optimizer_states.replace('8bit', '8-bit')} optimiser states")
+    if plan.is_offloaded:
+        parts.append(plan.offload_in_words())
     if plan.device == "cpu":
         parts.append(f"{plan.threads} thread{'' if plan.threads == 1 else 's'}")
     if plan.num_workers:

@@ -20,7 +20,7 @@ from stoker.devices.hardware import mtbf_h
 from stoker.errors import BadJob, DoesNotFit, NoDevice, nearest
 from stoker.jobs import Entry, Job
 from stoker.loading.order import generators_kept
-from stoker.planning.explanation import describe_stand_in, explain, why_not_compiled
+from stoker.planning.explanation import describe_offload, describe_stand_in, explain, why_not_compiled
 from stoker.planning.model.checkpoint_cost import settled
 from stoker.planning.model.layout_forecast import local_profile
 from stoker.planning.model.memory import largest_that_fits
@@ -336,6 +336,7 @@ def on_one(planner: Planner, place: Place, only: Plan | None = None) -> Decision
     )
     lines = explain(chosen, planner.profile(place.device.kind), place.device, (), ())
     lines = (*lines, *describe_stand_in(planner.forecasts(place), chosen.plan))
+    lines = (*lines, *_describe_offload(planner, place, chosen, is_given=only is not None))
     return Decision(
         device=place.name,
         candidates=(chosen,),
@@ -350,6 +351,9 @@ def on_one(planner: Planner, place: Place, only: Plan | None = None) -> Decision
 
 def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Decision:
     """The plan that trials confirm, stored for the next start; with `only`, that plan is tried and taken."""
+    if only is not None and only.is_offloaded:
+        with contextlib.suppress(BadJob):  # it cannot be traced: the trial decides
+            _require_host_memory(planner, place, only)
     search, untraced = planner.confirmed(place, only)
     best = search.chosen()
     others = planner.others_share() if place.device.kind == "cpu" else 0.0
@@ -370,6 +374,8 @@ def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Deci
         if (free := free_cores(cores, others * cores)) < threads and may_give_up_threads(chosen.plan):
             line = f"tried with {free} of {threads} threads, and begun so: the rest join once the machine is quiet"
             lines = (*lines, line)
+    if only is None and not untraced:
+        lines = (*lines, *_describe_offload(planner, place, chosen, is_given=False))
     if untraced:
         lines = (*lines, f"no forecast before the trials: {untraced}")
     rejected = search.losers()
@@ -389,6 +395,22 @@ def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Deci
     return decision
 
 
+def _require_host_memory(planner: Planner, place: Place, plan: Plan) -> None:
+    """Raise DoesNotFit where this machine's memory does not hold what a plan offloads: trying it would exhaust it."""
+    if (problem := planner.forecasts(place).host_problem(plan)) is not None:
+        raise DoesNotFit(problem, remedy="Take a machine with more memory, or a smaller model.")
+
+
+def _describe_offload(planner: Planner, place: Place, chosen: Candidate, *, is_given: bool) -> tuple[str, ...]:
+    """Why the optimiser is on the host, and what it takes there, on one line; none where it is not."""
+    if not chosen.plan.is_offloaded:
+        return ()
+    forecasts, profile = planner.forecasts(place), planner.profile_at(place)
+    least = None if is_given else least_demanding(profile, place.device, forecasts, is_offloaded=False)
+    needed = None if least is None else forecasts.needed_bytes(least)
+    return describe_offload(forecasts, chosen.plan, place.device, needed)
+
+
 def _breakdown(planner: Planner, place: Place, chosen: Candidate) -> Breakdown:
     """Parts of an update's memory and time, which add up to the forecast."""
     traced = planner.forecasts(place).breakdown(chosen.plan)
@@ -398,8 +420,11 @@ def _breakdown(planner: Planner, place: Place, chosen: Candidate) -> Breakdown:
 def _not_compiled(
     planner: Planner, place: Place, chosen: Candidate, rejected: Sequence[Rejection]
 ) -> tuple[Rejection, ...]:
-    """The chosen plan compiled, and why it was not taken; empty if a compiled plan is chosen or rejected already."""
-    if chosen.plan.compile or any(rejection.plan.compile for rejection in rejected):
+    """The chosen plan compiled, and why it was not taken; empty if a compiled plan is chosen or rejected already.
+
+    Empty for an offloaded one, too, which is never compiled.
+    """
+    if chosen.plan.compile or chosen.plan.is_offloaded or any(rejection.plan.compile for rejection in rejected):
         return ()
     plan = dataclasses.replace(chosen.plan, compile=True, captured=False)
     missing = planner.cannot_compile(place)
@@ -459,7 +484,8 @@ def _larger_device(planner: Planner) -> str:
     """The smallest GPU of the catalogue on which the job fits, of those that have memory for its weights."""
     gpus = (place for place in planned_devices("all", ()) if place.device.kind == "cuda")
     places = sorted(gpus, key=lambda place: place.device.memory_bytes)
-    weights = planner.profile("cuda").parameter_bytes
+    profile = planner.profile("cuda")
+    weights = profile.parameter_bytes / (1 if profile.offload_problem else 2)  # which may be bf16 alone
     for place in (place for place in places if place.device.memory_bytes > weights):
         least = _least(planner, place)
         if least is not None and planner.forecasts(place).probability_it_fits(least) >= SURE_ENOUGH:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from stoker.planning.model.communication import MessageTime
 from stoker.planning.model.layout_forecast import LayoutUpdate
+from stoker.planning.model.optimizer_offload import HOST_SHARES, link_rate, memory_rate
 from stoker.planning.model.run_forecast import TracedForecasts, seconds_per_sample
 from stoker.planning.plan_ranking import COMPILING_PAYS_BACK, pays_back, saved_s
 from stoker.planning.plan_search import PLANNING_SHARE
@@ -185,6 +186,7 @@ def _setting_text(setting: str, value: object) -> str:
         "num_workers": f"{value} loader worker{'' if value == 1 else 's'}",
         "optimizer_implementation": f"{value} optimiser",
         "optimizer_states": f"{value} optimiser states",
+        "optimizer_offload": "optimiser on the device" if value == "none" else f"optimiser's {value} on the host",
         "loader": f"{value} loader",
     }
     return texts.get(setting, str(value).replace("_", "-"))
@@ -198,6 +200,34 @@ def describe_stand_in(forecasts: TracedForecasts, plan: Plan) -> tuple[str, ...]
     if forecasts.is_balanced(plan):
         lines.append("experts are assumed to get equally many tokens each")
     return tuple(lines)
+
+
+def describe_offload(
+    forecasts: TracedForecasts, plan: Plan, device: Device, needed_bytes: float | None
+) -> tuple[str, ...]:
+    """Why the optimiser is on the host, what it keeps there, and how much of an update that takes.
+
+    Args:
+        forecasts: of plans on the device.
+        plan: one whose optimiser is on the host.
+        device: the device.
+        needed_bytes: of the device for the plan that needs the least with all state there; None: a user chose the plan.
+    """
+    work, hardware = forecasts.host_work(plan), forecasts.hardware
+    assert work is not None, "something is offloaded"
+    why = ""
+    if needed_bytes is not None:
+        least, has = format_bytes(needed_bytes), format_bytes(device.memory_bytes)
+        why = f" because nothing faster fits: with its state on the device an update needs {least} of {has}"
+    there = hardware.host_memory_bytes
+    memory = f"of this machine's {format_bytes(there)}" if there else "of the host's memory, whose size is not known"
+    kept = f"there it takes {format_bytes(work.kept_bytes)} {memory}, the copy for checkpoints included"
+    update = forecasts.update(plan)
+    spent_s = sum(share.value for share in update.shares if share.what in HOST_SHARES)
+    taken = f"{format_seconds(spent_s)} of an update's {format_seconds(update.step_s.value)} are the host's"
+    rates = f"{format_bytes(memory_rate(hardware))}/s of memory and {format_bytes(link_rate(hardware))}/s of link"
+    basis = "by the catalogue" if hardware.host_bandwidth_bytes_per_s else "assumed of an unknown host"
+    return (f"the optimiser is on the host{why}; {kept}; {taken}, at {rates} ({basis})",)
 
 
 def describe_messages(spread: LayoutUpdate, links: Sequence[Links]) -> tuple[str, ...]:

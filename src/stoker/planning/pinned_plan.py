@@ -112,6 +112,8 @@ def problem_with(plan: Plan, profile: Profile, device: Device, local: Profile) -
         allowed = ("tf32", "bf16", *(one for one in profile.numerics if one == "fp16"))
         have = ", ".join(("fp32", *(dtype for dtype in allowed if dtype in device.fast_dtypes)))
         return f"{device.name} has no {plan.precision}; precision may be {have}"
+    if plan.is_offloaded and profile.offload_problem is not None:
+        return f"the plan has optimizer_offload, and {profile.offload_problem}"
     if (states := states_problem(plan, profile.numerics)) is not None:
         return states
     if plan.precision == "fp16" and "fp16" not in profile.numerics:

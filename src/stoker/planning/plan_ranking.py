@@ -2,7 +2,8 @@
 
 Dominated plans are skipped: for each way to execute and each micro-batch only the least memory saving that fits is
 forecast; of micro-batches that fit, the largest few, and, if all of these checkpoint blocks, the largest that need not.
-Compiled plans are kept only if compiling pays back within the run.
+Compiled plans are kept only if compiling pays back within the run. The optimiser is on the host only where no plan fits
+otherwise.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from stoker.errors import DoesNotFit
 from stoker.planning.model.memory import largest_that_fits
-from stoker.planning.model.search_space import execution_settings, saving_memory, saving_of
+from stoker.planning.model.search_space import execution_settings, offloaded_settings, saving_memory, saving_of
 from stoker.records import Candidate, Device, Estimate, Forecast, Plan, Profile
 from stoker.units import format_bytes
 
@@ -116,7 +117,7 @@ def rank(
             if clock() - started > max(LEAST_RANKING_S, RANKING_SHARE * run_s):
                 break
     if not candidates:
-        raise does_not_fit(profile, device, forecasts, is_limited=is_limited)
+        return _offloaded(profile, device, forecasts, name=name, is_here=is_here, is_limited=is_limited)
     uncompiled = [c for c in candidates if not c.plan.compile]
     if not uncompiled:  # only with fused intermediates does it fit, at whatever price
         return tuple(sorted(candidates, key=_seconds_per_sample_with_compiling))
@@ -126,6 +127,26 @@ def rank(
     kept = [c for c in candidates if pays_back(c.forecast, fastest.forecast)]
     captured = [c for plain in kept if (c := _captured(plain, profile, forecasts)) is not None] if is_here else []
     return tuple(sorted((*kept, *captured), key=_seconds_per_sample_with_compiling))
+
+
+def _offloaded(
+    profile: Profile, device: Device, forecasts: Forecasts, *, name: str, is_here: bool, is_limited: bool
+) -> tuple[Candidate, ...]:
+    """Plans with the optimiser on the host that fit, fastest first.
+
+    Raises:
+        DoesNotFit: none does.
+    """
+    candidates: list[Candidate] = []
+    for settings in offloaded_settings(profile, device):
+        for plan in _fitting(settings, profile, forecasts, MOST_SIZES_ELSEWHERE):
+            forecast, memory_bytes = forecasts.forecast(plan), device.memory_bytes
+            candidates.append(
+                Candidate(device=name, plan=plan, forecast=forecast, memory_bytes=memory_bytes, is_here=is_here)
+            )
+    if not candidates:
+        raise does_not_fit(profile, device, forecasts, is_limited=is_limited)
+    return tuple(sorted(candidates, key=_seconds_per_sample))
 
 
 def compiled(fastest: Candidate, profile: Profile, forecasts: Forecasts) -> Iterator[Candidate]:
@@ -269,6 +290,7 @@ def does_not_fit(profile: Profile, device: Device, forecasts: Forecasts, *, is_l
     coupled = f" (samples are coupled in groups of {least.micro_batch})" if profile.coupling.group else ""
     count = least.checkpointed_blocks
     blocks = f" and {'its one block' if count == 1 else f'all {count} blocks'} checkpointed" if count else ""
+    blocks += f", with its {least.offload_in_words()}," if least.is_offloaded else ""
     there = format_bytes(device.memory_bytes)
     room = f"of {device.model} {there} may be used" if is_limited else f"{device.model} has {there}"
     return DoesNotFit(
@@ -279,17 +301,34 @@ def does_not_fit(profile: Profile, device: Device, forecasts: Forecasts, *, is_l
     )
 
 
-def least_demanding(profile: Profile, device: Device, forecasts: Forecasts) -> Plan | None:
-    """The legal plan that needs the least memory; None if no micro-batch is legal.
+def least_demanding(
+    profile: Profile, device: Device, forecasts: Forecasts, *, is_offloaded: bool = True
+) -> Plan | None:
+    """The legal plan that needs the least memory of the device; None if no micro-batch is legal.
+
+    It may be one whose optimiser is on the host, if that saves much, unless `is_offloaded` is False.
 
     With many weights and few samples it computes in fp32: autocast keeps a copy of the weights in bf16.
     """
     sizes = profile.coupling.legal_micro_batches(profile.batch)
     if not sizes:
         return None
-    plans = (dataclasses.replace(plan, micro_batch=sizes[-1]) for plan in execution_settings(profile, device))
-    return min((list(saving_memory(plan, profile))[-1] for plan in plans), key=forecasts.needed_bytes)
 
+    def least(every: Iterable[Plan]) -> Plan | None:
+        plans = (dataclasses.replace(plan, micro_batch=sizes[-1]) for plan in every)
+        saving = (list(saving_memory(plan, profile))[-1] for plan in plans)
+        return min(saving, key=forecasts.needed_bytes, default=None)
+
+    on_device = least(execution_settings(profile, device))
+    offloaded = least(offloaded_settings(profile, device)) if is_offloaded else None
+    if on_device is None or offloaded is None:
+        return on_device
+    saves = forecasts.needed_bytes(offloaded) < _WORTH_OFFLOADING * forecasts.needed_bytes(on_device)
+    return offloaded if saves else on_device
+
+
+_WORTH_OFFLOADING = 0.9
+"""Share of the memory of the least demanding plan that one whose optimiser is on the host needs at most to be it."""
 
 _COPIES_OF_PARAMETERS = 4
 

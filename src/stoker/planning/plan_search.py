@@ -361,6 +361,7 @@ _SETTINGS = (
     "memory_format",
     "optimizer_implementation",
     "optimizer_states",
+    "optimizer_offload",
     "threads",
     "checkpointed_blocks",
     "checkpointing",

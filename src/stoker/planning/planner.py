@@ -23,7 +23,7 @@ from stoker.devices import (
     sample_cpu,
 )
 from stoker.devices.cpu import attached_cpu, free_cores
-from stoker.devices.hardware import PREEMPTED_S, mtbf_h, restart_s
+from stoker.devices.hardware import PREEMPTED_S, hardware_of, mtbf_h, restart_s
 from stoker.devices.malloc import give_back, resident_bytes
 from stoker.errors import BadJob, DoesNotFit, NoDevice, RunFailed
 from stoker.loading.order import generators_kept
@@ -389,6 +389,12 @@ def measured_hardware(place: Place, threads: int | None) -> Hardware:
     """
     build, whole = installed_torch(), place.hardware.device  # which has all cores, however few threads are allowed
     hardware = place.hardware
+    if place.is_here and place.device.kind == "cuda":
+        host = attached_cpu()
+        rate = hardware_of(host).bandwidth_bytes_per_s
+        hardware = dataclasses.replace(
+            hardware, host_memory_bytes=host.memory_bytes or None, host_bandwidth_bytes_per_s=rate
+        )
     if not place.is_here or build is None:
         return hardware
     cache, key = operations_cache(cache_root()), cache_key(whole, build.version)

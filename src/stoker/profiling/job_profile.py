@@ -22,6 +22,7 @@ from stoker.records.profile import ModelParts, Parameter
 from stoker.stepping.activation_checkpointing import num_blocks, repeated_blocks
 from stoker.stepping.chunked_loss import worthwhile_chunks
 from stoker.stepping.model import bytes_of, is_double, num_parameters
+from stoker.stepping.optimizer_offload import offload_problem
 from stoker.stepping.torch_optimizers import implementations
 
 
@@ -56,6 +57,7 @@ def job_profile(job: Job, data: Datasets, coupling: Coupling, model: nn.Module, 
         mean_batch=mean_samples(job, data.train) if isinstance(job.batch, TokenBatch) else None,
         has_one_shape=has_one_shape(job, data.train),
         relative_cost=_relative_cost(job),
+        offload_problem=offload_problem(job),
     )
 
 

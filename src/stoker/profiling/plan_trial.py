@@ -66,11 +66,13 @@ def try_plan(
     started, job = clock(), with_all_unfrozen(job)  # all its gradients and states have to fit
     apply_malloc(plan.malloc)
     gc.collect()  # models with checkpointed blocks refer to themselves, and are freed by the collector only
-    with computing_threads(min(plan.threads, most_threads or plan.threads)), PeakMemory(plan.device) as peak:
+    threads = torch.get_num_threads() if plan.is_offloaded else plan.threads  # the host computes, too
+    with computing_threads(min(threads, most_threads or threads)), PeakMemory(plan.device) as peak:
         try:
             step, first_s, times = _timed_updates(job, plan, coupling, data, budget_s, clock)
             evaluate_s = evaluation_time(step, data, clock)
-            is_as_written = plan.precision in FULL_PRECISIONS and not plan.compile
+            # Weights that are offloaded are not on the device in fp32 to compare with: they would not fit.
+            is_as_written = plan.is_offloaded or (plan.precision in FULL_PRECISIONS and not plan.compile)
             error = None if is_as_written else known_error
             if error is None and not is_as_written:
                 error = gradient_error(job, plan, coupling, data)

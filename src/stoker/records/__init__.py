@@ -52,6 +52,7 @@ from stoker.records.plan import Forecast as Forecast
 from stoker.records.plan import Loader as Loader
 from stoker.records.plan import Malloc as Malloc
 from stoker.records.plan import Measurement as Measurement
+from stoker.records.plan import OptimizerOffload as OptimizerOffload
 from stoker.records.plan import OptimizerStates as OptimizerStates
 from stoker.records.plan import Plan as Plan
 from stoker.records.plan import Rejection as Rejection

@@ -7,6 +7,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from stoker.records.codec import OMIT_DEFAULT
 from stoker.records.device import Device
 from stoker.records.plan import Basis
 from stoker.records.trace import Operation
@@ -62,7 +63,9 @@ class Hardware:
     """Figures of a device for forecasts; None: unknown.
 
     `dense_flops` are peak rates of dense products [FLOP/s] by dtype, `power_w` the power limit and `idle_w` the idle
-    draw [W], `host_link_bytes_per_s` the rate in one direction. `benchmark` is there if the device was measured, `pace`
+    draw [W], `host_link_bytes_per_s` the rate in one direction. `host_memory_bytes` is
+    the memory of the machine that a GPU here stands in, `host_bandwidth_bytes_per_s` the printed rate of that.
+    `benchmark` is there if the device was measured, `pace`
     if its speed was compared since. `host_s` is as in `MicroBenchmark`, of the host of a GPU; empty: not measured.
     """
 
@@ -76,6 +79,8 @@ class Hardware:
     power_w: float | None = None
     idle_w: float | None = None
     host_link_bytes_per_s: float | None = None
+    host_memory_bytes: int | None = field(default=None, metadata=OMIT_DEFAULT)
+    host_bandwidth_bytes_per_s: float | None = field(default=None, metadata=OMIT_DEFAULT)
     host_s: dict[str, float] = field(default_factory=dict)
     benchmark: MicroBenchmark | None = None
     pace: Pace | None = None

@@ -45,12 +45,23 @@ training process, or by workers."""
 OptimizerStates = Literal["full", "bf16", "8bit"]
 """The form of an optimiser's moments: the dtype of the weights, or fewer bits, which the job has to allow."""
 
+OptimizerOffload = Literal["none", "state", "gradients"]
+"""What is kept in the host's memory, and updated by its CPU: nothing; the optimiser's state, with the masters of
+weights that are bf16 on the device; that, and the sums of gradients over micro-batches too."""
+
 STATES_BLOCK, LEAST_STATES = 256, 4096
 """Values that share a scale in 8-bit moments; and those of a parameter from which its moments are kept in fewer bits.
 
 Source: T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv:2110.02861; its code has blocks of
 256, and leaves smaller tensors in fp32.
 """
+
+IN_FLIGHT_BYTES = 2**28
+"""Gradients on their way to the host that a device holds at most, where one alone is no more [bytes]; the backward pass
+waits for the oldest. At 25 GB/s they take 11 ms."""
+
+PIECE = 2**24
+"""Values of a gradient that are added at once to what the host has of its sum, so that temporaries stay small."""
 
 VALUES_AT_ONCE = {"cpu": 2**16, "cuda": 2**23}
 """Values of a parameter whose moments of fewer bits are updated at once, so that temporaries stay small."""
@@ -87,7 +98,8 @@ class Plan:
     again in the backward pass; where `checkpointing` is `selective` they keep what products, convolutions and attention
     without dropout gave as well, and recompute only the operations between those. `loss_chunks` is in how many parts a
     micro-batch's tokens go through output layer and loss. `optimizer_states` is what the optimiser's moments are kept
-    in; fewer bits have one implementation, `default`. `malloc` is how the host's memory is had: `retained` keeps what
+    in; fewer bits have one implementation, `default`. Under `optimizer_offload` weights of precision bf16 are bf16 on
+    the device, their masters fp32 on the host. `malloc` is how the host's memory is had: `retained` keeps what
     the system gave once, `mapped` asks for each large tensor and gives it back at once. `captured` repeats the
     operations of a pass as they were noted once, without autograd. `checkpoint_every_s` is the time between checkpoints
     [s]; where `device_mtbf_h` is given, the mean time of one device between two failures [h], it is a forecast, and
@@ -101,6 +113,7 @@ class Plan:
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
     optimizer_implementation: Literal["default", "foreach", "fused"] = "default"
     optimizer_states: OptimizerStates = field(default="full", metadata=OMIT_DEFAULT)
+    optimizer_offload: OptimizerOffload = field(default="none", metadata=OMIT_DEFAULT)
     checkpointed_blocks: int = 0
     checkpointing: Checkpointing = field(default="full", metadata=OMIT_DEFAULT)
     loss_chunks: int = 1
@@ -134,10 +147,34 @@ class Plan:
                 f"{self.optimizer_states} optimizer_states have one implementation, default, and no "
                 f"{self.optimizer_implementation} one"
             )
+        if self.is_offloaded and (problem := self._offload_problem()):
+            raise ValueError(f"optimizer_offload is for {problem}")
         if not self.checkpoint_every_s > 0:
             raise ValueError(f"checkpoint_every_s must be positive, got {self.checkpoint_every_s}")
         if self.device_mtbf_h is not None and not self.device_mtbf_h > 0:
             raise ValueError(f"device_mtbf_h must be positive, got {self.device_mtbf_h}")
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether the optimiser's state is in the host's memory."""
+        return self.optimizer_offload != "none"
+
+    def _offload_problem(self) -> str | None:
+        """What a plan has to be for offload, and this one is not; None if it is."""
+        layout, passes = self.layout, "captured" if self.captured else "compiled"
+        problems = {
+            f"GPUs, and the plan's device is {self.device}, whose memory is the host's": self.device == "cpu",
+            f"one process, and the layout is {layout.in_words()}: shards divide the state over the processes, and "
+            "replicas would each keep a whole one in the same host's memory": layout.world_size > 1,
+            f"passes by autograd, whose gradients come one by one, and these are {passes}": self.captured
+            or self.compile,
+            "fp32, tf32, bf16 and fp64; under fp16 an update is made again from gradients that are still on the "
+            "device": self.precision == "fp16",
+            f"full optimizer_states, not {self.optimizer_states}: fewer bits save the device's "
+            "memory": self.optimizer_states != "full",
+            f"contiguous weights, not {self.memory_format}": self.memory_format != "contiguous",
+        }
+        return next((problem for problem, holds in problems.items() if holds), None)
 
     def _require_capturable(self) -> None:
         if self.compile or self.checkpointed_blocks or self.loss_chunks > 1:
@@ -156,6 +193,10 @@ class Plan:
         how = "selectively " if self.checkpointing == "selective" else ""
         return f"{self.checkpointed_blocks} {how}checkpointed block{'' if self.checkpointed_blocks == 1 else 's'}"
 
+    def offload_in_words(self) -> str:
+        """`optimiser on the host`, or `optimiser and gradients on the host`."""
+        return f"optimiser{' and gradients' if self.optimizer_offload == 'gradients' else ''} on the host"
+
     def in_words(self) -> str:
         """The choices on one line: `bf16 · micro-batch 512 · channels-last · 2 threads`."""
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
@@ -168,6 +209,8 @@ class Plan:
             parts.append(f"{self.optimizer_implementation} optimiser")
         else:
             parts.append(f"{self.optimizer_states.replace('8bit', '8-bit')} optimiser states")
+        if self.is_offloaded:
+            parts.append(self.offload_in_words())
         if self.checkpointed_blocks:
             parts.append(self.checkpointing_in_words())
         if self.loss_chunks > 1:
@@ -356,6 +399,7 @@ class KeptDecision:
 _MALLOC_BY_BYTES: tuple[Malloc, ...] = ("mapped", "default", "retained")
 """In the order of the system memory that they hold, least first."""
 _STATES_BY_BYTES: tuple[OptimizerStates, ...] = ("8bit", "bf16", "full")
+_OFFLOAD_BY_BYTES: tuple[OptimizerOffload, ...] = ("gradients", "state", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -385,6 +429,7 @@ class OutOfMemory:
             and plan.loss_chunks <= self.plan.loss_chunks
             and _MALLOC_BY_BYTES.index(plan.malloc) >= _MALLOC_BY_BYTES.index(self.plan.malloc)
             and _STATES_BY_BYTES.index(plan.optimizer_states) >= _STATES_BY_BYTES.index(self.plan.optimizer_states)
+            and _OFFLOAD_BY_BYTES.index(plan.optimizer_offload) >= _OFFLOAD_BY_BYTES.index(self.plan.optimizer_offload)
         )
         same_precision = plan.precision == self.plan.precision or plan.precision in ("fp32", "tf32")
         return plan.micro_batch >= self.plan.micro_batch and saves_no_more and same_precision

@@ -19,7 +19,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from stoker.records.codec import JSON, OMIT_DEFAULT
 from stoker.records.device import Precision
-from stoker.records.plan import Checkpointing, OptimizerStates
+from stoker.records.plan import Checkpointing, OptimizerOffload, OptimizerStates
 
 Phase = Literal["forward", "backward", "optimizer"]
 """Where in an update: the forward pass and loss; the backward pass, recomputation included; what follows (clipping,
@@ -146,7 +146,8 @@ class TraceSettings:
     the first. `checkpointed_blocks`, `checkpointing` and `loss_chunks` as in a Plan. `gathered_in` is the dtype that a
     layout gathers parameters in and computes with, while masters, summed gradients and the optimiser's state are fp32
     (`fully_shard` with `MixedPrecisionPolicy(param_dtype, reduce_dtype=fp32)`); None: weights are used as they are
-    stored, and `precision` bf16 is autocast. `optimizer_states` as in a Plan; what is traced has full ones.
+    stored, and `precision` bf16 is autocast. `optimizer_states` and
+    `optimizer_offload` as in a Plan; what is traced has full ones, on the device.
     """
 
     schema: ClassVar[int] = 1
@@ -162,6 +163,7 @@ class TraceSettings:
     loss_chunks: int = 1
     gathered_in: Literal["bf16"] | None = field(default=None, metadata=OMIT_DEFAULT)
     optimizer_states: OptimizerStates = field(default="full", metadata=OMIT_DEFAULT)
+    optimizer_offload: OptimizerOffload = field(default="none", metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ from torch import nn
 
 from stoker.jobs import Job
 from stoker.records import Plan
-from stoker.stepping.distributed_tensors import norm_of
 from stoker.stepping.layouts.base import Strategy
 from stoker.stepping.step_failures import not_finite
 
@@ -49,7 +48,7 @@ class GradientClipping:
             raise not_finite("loss", float(loss), update)
         if self._max_norm is None:
             if self.looks_at_norm and self._is_whole:
-                self.gradient_norm = norm_of(self._parameters)
+                self.gradient_norm = self._strategy.norm(self._parameters)
             return
         norm = self._strategy.clip(self._parameters, self._max_norm)
         if self.looks_at_norm:

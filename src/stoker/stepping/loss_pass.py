@@ -35,7 +35,6 @@ from stoker.records import Plan
 from stoker.stepping.activation_checkpointing import not_repeatable
 from stoker.stepping.batch_norm import CoupledBatchNorm
 from stoker.stepping.buffers import SMALL_BYTES, Buffers
-from stoker.stepping.distributed_tensors import all_local
 from stoker.stepping.frozen_parameters import GradualUnfreezing
 from stoker.stepping.layouts.base import Strategy, noted
 from stoker.stepping.layouts.compatibility import add_penalty
@@ -114,6 +113,7 @@ class AutogradPass(BatchPass):
             self._objective.in_chunks.scale = factor
         if self._world is ALONE and batch.size <= self.micro_batch and self.scale is None:
             whole = self.loss(self.whole(batch, update), batch.size)
+            self._strategy.before_backward(is_last=True)
             whole.sum.backward(self._reciprocal(whole))  # the mean's gradient, for one node less
             return (whole.sum.detach() / whole.count).detach()
 
@@ -126,7 +126,7 @@ class AutogradPass(BatchPass):
         loss = self._strategy.accumulate(batch.passes(self.micro_batch), loss_of)
         # Divided once, by the count of the whole batch.
         divisor = loss.count if factor == 1 else loss.count * factor
-        torch._foreach_div_(all_local([p.grad for p in self._parameters if p.grad is not None]), divisor)
+        self._strategy.divide(self._parameters, divisor)
         return torch.as_tensor(loss.sum / divisor).detach()
 
     @property

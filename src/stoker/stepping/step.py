@@ -42,6 +42,13 @@ from stoker.stepping.loss_scale import LossScale
 from stoker.stepping.losses import TrainingObjective
 from stoker.stepping.model import build_model, in_evaluation, place_model
 from stoker.stepping.muon import MuonOptimizer, products_dtype
+from stoker.stepping.optimizer_offload import (
+    HostState,
+    MasterWeights,
+    OffloadedProcess,
+    OffloadedUpdate,
+    require_offload,
+)
 from stoker.stepping.own_step import OwnStep
 from stoker.stepping.precision import autocasting, products_in, require_precision
 from stoker.stepping.python_state import own_values, plain_changes, put_plain, python_state, undo_changes
@@ -158,7 +165,11 @@ class Step:
         self.job, self.plan, self.coupling, self.dtype, self.dropout = job, plan, coupling, dtype, dropout
         self.device, self.world = torch.device(plan.device), world
         require_precision(plan.precision, self.device)
-        self.model = place_model(build_model(job) if model is None else model, plan, dtype)
+        require_offload(job, plan)
+        built, self._host = build_model(job) if model is None else model, None
+        if plan.is_offloaded:  # before the model is on the device, which may not hold its weights in fp32
+            self._host = HostState(built, plan, dtype, sums_gradients=plan.micro_batch < job.batch_size)
+        self.model = place_model(built, plan, dtype)
         skip_blocks(self.model, job.objective.stochastic_depth)
         self._has_dropout, self._fewer_draws = has_dropout(self.model), fewer_draws
         # Before stages lose blocks.
@@ -166,8 +177,10 @@ class Step:
         # A given dtype takes the place of the plan's precision.
         computed = plan if dtype is None else dataclasses.replace(plan, precision="fp32")
         self._strategy = parallelize(computed, self.model, world, job, is_local_sgd=job.sync is not None)
+        if self._host is not None:
+            self._strategy = OffloadedProcess(self.model, self._host)
         outer = self._outer = None if job.sync is None else OuterOptimizer(job.sync, job, coupling, self.model, world)
-        self.optimizer = build_optimizer(job, self.model, plan)
+        self.optimizer = build_optimizer(job, self.model, plan, self.named_parameters())
         self._thawing = GradualUnfreezing(job, self.model, self.optimizer, is_alone=world is ALONE)
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.rate_factor = 1.0  # in addition to the schedule's: set by reductions on a plateau
@@ -186,7 +199,7 @@ class Step:
         self._compose()
         self.on_composed: Callable[[], object] = lambda: None
         """Called after another plan has rebuilt the passes."""
-        self._saved: SavedWeights = ModelWeights(self.model)
+        self._saved: SavedWeights = self._model_weights()
         self.split: Callable[[], Split] = functools.partial(world.split, coupling)
         """This process's part of each batch."""
         if outer is not None:
@@ -215,6 +228,9 @@ class Step:
                     remedy="Leave selective_backprop out, or take an optimiser such as stoker.SGD.",
                 )
             self.rule = ClosureUpdate(self.loss_pass, self.clipping, self.optimizer)
+        elif isinstance(self._strategy, OffloadedProcess):
+            self._strategy.host.sum_gradients(is_on=plan.micro_batch < job.batch_size)
+            self.rule = OffloadedUpdate(self.loss_pass, self.clipping, self.optimizer, self._strategy)
         else:
             is_ours = isinstance(job.optimizer, Optimizer)
             self.rule = OptimizerUpdate(self.loss_pass, self.clipping, self.optimizer, is_ours=is_ours)
@@ -223,7 +239,9 @@ class Step:
 
     @property
     def _moved(self) -> list[nn.Parameter]:
-        """The parameters that the optimiser moves."""
+        """The parameters that the optimiser moves, as gradients are made of them."""
+        if self._host is not None:
+            return [one.parameter for one in self._host.offloaded]
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     @property
@@ -282,7 +300,17 @@ class Step:
             ValueError: it differs in what is built once.
         """
         coupling, old = coupling or self.coupling, self.plan
-        built = ("device", "checkpointed_blocks", "checkpointing", "loss_chunks", "layout", "optimizer_states")
+        built = [
+            "device",
+            "checkpointed_blocks",
+            "checkpointing",
+            "loss_chunks",
+            "layout",
+            "optimizer_states",
+            "optimizer_offload",
+        ]
+        if self._host is not None:
+            built += ["precision", "memory_format"]
         if differing := [name for name in built if getattr(plan, name) != getattr(old, name)]:
             raise ValueError(f"{', '.join(differing)} of a plan cannot be changed within a step")
         require_legal(self.job, plan, coupling)
@@ -473,6 +501,24 @@ class Step:
         """The weights to save: the average's, those that sites share, or the model's."""
         return self._saved.weights()
 
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """The model's parameters by name, as the optimiser has them: on the host where its state is there."""
+        return dict(self.model.named_parameters()) if self._host is None else self._host.masters
+
+    def model_state(self) -> dict[str, torch.Tensor]:
+        """The model's own weights and buffers in full precision, by name, as checkpoints have them."""
+        return self.model.state_dict() if self._host is None else self._host.weights()
+
+    def load_model_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Put back what `model_state` gives; of spread tensors the parts of this process."""
+        if self._host is None:
+            self.model.load_state_dict(dict(state))
+        else:
+            self._host.load(state)
+
+    def _model_weights(self) -> ModelWeights:
+        return ModelWeights(self.model) if self._host is None else MasterWeights(self.model, self._host)
+
     def whole_weights(self) -> dict[str, torch.Tensor]:
         """The model's weights and buffers, put together over all processes; collective.
 
@@ -490,7 +536,7 @@ class Step:
 
     def keep_model_weights(self) -> None:
         """From now on the weights to save are the model's own."""
-        self._saved, self._at_once = ModelWeights(self.model), None
+        self._saved, self._at_once = self._model_weights(), None
 
     def settle(self) -> None:
         """End training: sites that make updates of their own exchange for the last time.

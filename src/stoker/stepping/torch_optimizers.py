@@ -17,7 +17,7 @@ import fnmatch
 import inspect
 import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -58,14 +58,19 @@ def _without_graph_breaks(optimizer: torch.optim.Optimizer) -> torch.optim.Optim
     return optimizer
 
 
-def build_optimizer(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
+def build_optimizer(
+    job: Job, model: nn.Module, plan: Plan, named: Mapping[str, nn.Parameter] | None = None
+) -> torch.optim.Optimizer:
     """The job's optimiser over the model's trainable parameters, in the plan's implementation.
+
+    `named` are parameters in the place of the model's, by their names.
 
     Raises:
         BadJob: a group matches no parameter, its predicate raises, a user's function returns no optimiser, or one of
             Stoker's own would have complex weights.
     """
-    optimizer = _made(job, model, plan)
+    named = dict(model.named_parameters()) if named is None else named
+    optimizer = _made(job, model, plan, {name: p for name, p in named.items() if p.requires_grad})
     suit_layout(optimizer, plan.layout, is_ours=isinstance(job.optimizer, Optimizer))
     return optimizer
 
@@ -87,9 +92,8 @@ def suit_layout(optimizer: torch.optim.Optimizer, layout: Layout, *, is_ours: bo
             group.update(dict.fromkeys(LISTS))
 
 
-def _made(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
+def _made(job: Job, model: nn.Module, plan: Plan, trainable: dict[str, nn.Parameter]) -> torch.optim.Optimizer:
     """As `build_optimizer`, in implementations for plain tensors."""
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if isinstance(job.optimizer, Optimizer):
         if isinstance(job.optimizer, (*_OURS, Muon)):
             remedy = "Use stoker.AdamW or SGD, or use separate parameters for its real and imaginary parts."

@@ -125,7 +125,7 @@ _STANDARD = ("state", "param_groups")
 
 def names_of(step: Step) -> list[str | int]:
     """The name of each parameter of the step's optimiser, in its order."""
-    known = {id(parameter): name for name, parameter in step.model.named_parameters()}
+    known = {id(parameter): name for name, parameter in step.named_parameters().items()}
     names: dict[str | int, None] = {}
     for number, parameter in enumerate(parameters_of(step.optimizer)):
         name: str | int = known.get(id(parameter), number)

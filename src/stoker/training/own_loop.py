@@ -229,6 +229,11 @@ def _apply(plan: Plan, model: nn.Module, optimizers: list[torch.optim.Optimizer]
             f"the plan has {plan.optimizer_states} optimizer_states, and the optimiser is your loop's own",
             remedy="Use a plan of full optimizer_states.",
         )
+    if plan.is_offloaded:
+        raise BadJob(
+            "the plan has optimizer_offload, and the optimiser is your loop's own, on the device",
+            remedy="Use a plan without it.",
+        )
     if device.type == "cuda" and not torch.cuda.is_available():
         raise BadJob(f"the plan is for {device}, which this process does not have", remedy="Make a plan for `here`.")
     notes: list[str] = []

@@ -27,7 +27,7 @@ from stoker.training.evaluation_examples import ExampleWatcher, collect_examples
 from stoker.training.run_handle import WEIGHTS, Run, write_report
 from stoker.training.session import TrainingSession
 from stoker.training.slices import SLICE_OVER
-from stoker.training.snapshots import load_weights
+from stoker.training.snapshots import matching_weights
 from stoker.training.telemetry import Sink, Telemetry, emit_event
 
 _DIVERGED = 3.0
@@ -45,7 +45,7 @@ def final_metrics(session: TrainingSession) -> dict[str, float]:
     else:
         weights = {name: tensor.clone() for name, tensor in step.kept_weights().items()}
     step.keep_model_weights()
-    load_weights(step.model, weights, session.directory.path, world=step.world)
+    step.load_model_state(matching_weights(step.model_state(), weights, session.directory.path, world=step.world))
     session.python = step.python_changes()
     whole: dict[str, float] = {}
     watchers: list[ExampleWatcher] = []
@@ -95,7 +95,7 @@ def _finish_run(session: TrainingSession, metrics: dict[str, float], peak_bytes:
     if first is not None and last is not None and last - first > _DIVERGED * abs(first):
         message = f"the loss rose from {first:.4g} to {last:.4g}: the run diverged. Lower the learning rate first"
         telemetry.emit("warned", message=message)
-    state = session.step.model.state_dict() if session.weights is None else session.weights
+    state = session.step.model_state() if session.weights is None else session.weights
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
     metadata = weights_metadata({}, session.python)
     write_atomic(directory.path / WEIGHTS, safetensors.torch.save(weights, metadata), what="the trained weights")

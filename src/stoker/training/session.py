@@ -53,7 +53,7 @@ from stoker.training.run_control import RunControl
 from stoker.training.run_setup import environment
 from stoker.training.signals import StopRequest
 from stoker.training.slices import Slice
-from stoker.training.snapshots import load_weights
+from stoker.training.snapshots import matching_weights
 from stoker.training.telemetry import Sink, Telemetry
 from stoker.training.watchdog import Watchdog, patience_s, slowest_phase_s
 
@@ -298,7 +298,7 @@ def _restore(step: Step, start: _Start) -> dict[str, JSON]:
     """
     if not start.position.updates:
         weights = model_weights(start.path, start.manifest)
-        load_weights(step.model, weights, start.path, world=step.world)
+        step.load_model_state(matching_weights(step.model_state(), weights, start.path, world=step.world))
         step.begin_at_weights()
         return {}
     progress = restore(step, start.path, start.manifest)

@@ -67,7 +67,7 @@ class StepSnapshot:
 
 def state_parts_of(step: Step) -> dict[str, Any]:
     """The trees of a step's own state, by part; no copies."""
-    trees: dict[str, Any] = {"model": dict(step.model.state_dict()), "optimizer": tree_of(step)}
+    trees: dict[str, Any] = {"model": dict(step.model_state()), "optimizer": tree_of(step)}
     if step.average is not None:
         trees["average"] = step.average.weights
     return trees
@@ -103,9 +103,9 @@ def put_back(step: Step, skeletons: dict[str, JSON], source: TensorSource, where
         name: str(list(source.shape(item["of"]))) if isinstance(item, dict) and item["is"] == "tensor" else "no tensor"
         for name, item in entries(skeletons["model"]).items()
     }
-    here = {name: _shape(tensor) for name, tensor in step.model.state_dict().items()}
+    here = {name: _shape(tensor) for name, tensor in step.model_state().items()}
     _require_same(here, there, where, is_part=step.world.layout.cuts_model)
-    step.model.load_state_dict(_weights(step.model.state_dict(), skeletons["model"], source, step.world))
+    step.load_model_state(_weights(step.model_state(), skeletons["model"], source, step.world))
     try:
         _put_back_optimizer(step, renamed(skeletons["optimizer"], step), source)
     except (KeyError, ValueError, RuntimeError) as error:
@@ -120,11 +120,20 @@ def put_back(step: Step, skeletons: dict[str, JSON], source: TensorSource, where
     restore_generators(rebuilt(skeletons["generators"], whole_from(source)))
 
 
-def load_weights(model: torch.nn.Module, weights: Tensors, source: Path, *, world: World = ALONE) -> None:
-    """Copy weights into a model of the same architecture, of which a process may hold only parts.
+def load_weights(model: torch.nn.Module, weights: Tensors, source: Path) -> None:
+    """Copy whole weights into a model of the same architecture.
+
+    Raises:
+        BadRun: as `matching_weights`.
+    """
+    model.load_state_dict(matching_weights(model.state_dict(), weights, source))
+
+
+def matching_weights(here: Tensors, weights: Tensors, source: Path, *, world: World = ALONE) -> Tensors:
+    """Weights for a model of the same architecture, of which a process may hold only parts.
 
     Args:
-        model: receives the weights.
+        here: the model's present weights by name.
         weights: whole tensors by name, or DTensors with the model's placements.
         source: the file of the weights, for messages.
         world: the processes that hold the model together, if there are several.
@@ -132,7 +141,6 @@ def load_weights(model: torch.nn.Module, weights: Tensors, source: Path, *, worl
     Raises:
         BadRun: names or shapes differ; the first differences are named.
     """
-    here = model.state_dict()
     _require_same(
         {name: _shape(tensor) for name, tensor in here.items()},
         {name: _shape(tensor) for name, tensor in weights.items()},
@@ -145,7 +153,7 @@ def load_weights(model: torch.nn.Module, weights: Tensors, source: Path, *, worl
         parts[name] = weights[name]
         if is_spread(target) and not is_spread(weights[name]):
             parts[name] = filled_like(target, functools.partial(whole.block, name), world)
-    model.load_state_dict(parts)
+    return parts
 
 
 def _require_same(here: dict[str, str], there: dict[str, str], where: Path | str, *, is_part: bool) -> None:
@@ -172,7 +180,7 @@ def _weights(here: dict[str, torch.Tensor], skeleton: JSON, source: TensorSource
 def _put_back_optimizer(step: Step, skeleton: JSON, source: TensorSource) -> None:
     """Put an optimiser's state back; of its settings stay the implementation, and those of Stoker's own optimisers."""
     optimizer, kept = step.optimizer, entries(skeleton)
-    of_name, whole = dict(step.model.named_parameters()), whole_from(source)
+    of_name, whole = step.named_parameters(), whole_from(source)
     tree = {key: rebuilt(item, whole) for key, item in kept.items() if key != "state"}
     names = {name for group in tree["groups"] for name in group["params"]}
     tree["state"] = {

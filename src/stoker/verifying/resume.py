@@ -123,9 +123,9 @@ def check_resume(subject: Subject, through_checkpoint: ThroughCheckpoint, timebo
 
 def state_of(step: Step) -> dict[str, torch.Tensor]:
     """Every tensor and number of a step's state by name: parameters, all buffers, optimiser state, averages."""
-    names = {id(parameter): name for name, parameter in step.model.named_parameters()}
+    names = {id(parameter): name for name, parameter in step.named_parameters().items()}
     tree = {
-        "weight": dict(step.model.named_parameters()),
+        "weight": step.named_parameters(),
         "buffer": dict(step.model.named_buffers()),
         "optimiser state of": {names.get(id(p), "?"): state for p, state in step.optimizer.state.items()},
         "average of": {} if step.average is None else step.average.weights,

@@ -30,6 +30,14 @@ from stoker.planning.model.memory import (
     timeline_of,
 )
 from stoker.planning.model.objectives import energy_kwh
+from stoker.planning.model.optimizer_offload import (
+    HostWork,
+    host_problem,
+    host_work,
+    on_device,
+    with_host,
+    with_offload,
+)
 from stoker.planning.model.optimizer_states import full_states, with_states
 from stoker.planning.model.search_space import num_micro_batches, trace_settings
 from stoker.planning.model.update_time import (
@@ -91,7 +99,8 @@ class Needs:
     def __init__(self, traces: Traces) -> None:
 
         def traced(settings: TraceSettings) -> Trace:
-            return with_states(traces(full_states(settings)), settings.optimizer_states)
+            with_full = with_states(traces(on_device(full_states(settings))), settings.optimizer_states)
+            return with_offload(with_full, settings.optimizer_offload)
 
         # Those of a layout are recomputed when they are needed again: large models have too many to keep all.
         self.trace = functools.lru_cache(maxsize=_MOST_KEPT)(traced)
@@ -103,6 +112,7 @@ class Needs:
         self._resident: dict[tuple[TraceSettings, int, Malloc], float] = {}
         self._kept: dict[TraceSettings, int] = {}
         self._inputs: dict[TraceSettings, int] = {}
+        self._host: dict[TraceSettings, HostWork] = {}
         self._work: dict[tuple[TraceSettings, int], UpdateWork] = {}
 
     def peak(self, settings: TraceSettings, micro_batches: int, *, is_compiled: bool = False) -> MemoryForecast:
@@ -180,9 +190,15 @@ class Needs:
     def kept(self, settings: TraceSettings) -> int:
         """Size of a checkpoint [bytes]."""
         if settings not in self._kept:
-            storages = self.trace(settings).storages
+            storages = self.trace(on_device(settings)).storages
             self._kept[settings] = sum(s.num_bytes for s in storages if s.born < 0 and s.category in _SAVED)
         return self._kept[settings]
+
+    def host(self, settings: TraceSettings) -> HostWork:
+        """What is offloaded to the host."""
+        if settings not in self._host:
+            self._host[settings] = host_work(self.trace(on_device(settings)))
+        return self._host[settings]
 
     def inputs(self, settings: TraceSettings) -> int:
         """Size of a micro-batch as it is copied to a GPU [bytes]."""
@@ -249,13 +265,20 @@ class TracedForecasts:
         return self._least_device_bytes(plan) + context if self._is_near(plan) else reserved + context
 
     def probability_it_fits(self, plan: Plan) -> float:
-        """Probability that the device's memory is enough [0 to 1]; 1 if its memory is unknown."""
+        """Probability that the device's memory is enough [0 to 1]; 1 if its memory is unknown.
+
+        0 where the host's is not enough for what is offloaded.
+        """
+        if self.host_problem(plan) is not None:
+            return 0.0
         return self._probability(self.needed_bytes(plan), plan)
 
     def fits(self, plan: Plan, probability: float) -> bool:
         """Whether `probability_it_fits` is at least so large; for plans far from the limit much quicker than that."""
         if self._hardware.device.kind != "cuda" or not self._hardware.device.memory_bytes:
             return self.probability_it_fits(plan) >= probability
+        if self.host_problem(plan) is not None:
+            return False
         context = context_bytes().value
 
         def is_likely(num_bytes: float) -> bool:
@@ -389,8 +412,9 @@ class TracedForecasts:
 
     def _update_by(self, plan: Plan, needs: Needs, hardware: Hardware, times: OperationTimes) -> UpdateTime:
         """The time of an update with the operations of `needs`."""
-        return update_time(
-            needs.work(self._settings(plan), self._micro_batches(plan)),
+        settings, passes = self._settings(plan), self._micro_batches(plan)
+        time = update_time(
+            needs.work(settings, passes),
             times,
             hardware,
             precision=plan.precision,
@@ -399,6 +423,23 @@ class TracedForecasts:
             malloc=plan.malloc,
             loader=plan.loader,
         )
+        if not plan.is_offloaded:
+            return time
+        return with_host(time, needs.host(settings), hardware, plan.optimizer_offload, passes)
+
+    def host_work(self, plan: Plan) -> HostWork | None:
+        """What the plan keeps and does on the host; None where nothing is offloaded."""
+        return self._needs.host(self._settings(plan)) if plan.is_offloaded else None
+
+    @property
+    def hardware(self) -> Hardware:
+        """The device."""
+        return self._hardware
+
+    def host_problem(self, plan: Plan) -> str | None:
+        """Why the host's memory does not hold what the plan offloads; None if it does."""
+        work = self.host_work(plan)
+        return None if work is None else host_problem(work, self._hardware)
 
     @property
     def _kinds(self) -> Sequence[Needs]:

@@ -18,7 +18,17 @@ from typing import Any, Literal
 from stoker.devices.hardware import mtbf_h
 from stoker.layouts import all_axes
 from stoker.layouts.base import LayoutAxis
-from stoker.records import Device, Layout, Loader, Malloc, OptimizerStates, Plan, Precision, Profile
+from stoker.records import (
+    Device,
+    Layout,
+    Loader,
+    Malloc,
+    OptimizerOffload,
+    OptimizerStates,
+    Plan,
+    Precision,
+    Profile,
+)
 from stoker.records.layout import ONE_PROCESS
 from stoker.records.plan import Checkpointing
 from stoker.records.trace import TraceSettings
@@ -85,6 +95,27 @@ def execution_settings(profile: Profile, device: Device, compiling: Sequence[boo
         )
 
 
+def offloaded_settings(profile: Profile, device: Device) -> Iterator[Plan]:
+    """Ways to execute the job with its optimiser on the host, the fastest first; none where it cannot be.
+
+    They are slower than the same without, and for jobs that fit no other way. Of precisions the fastest is taken, which
+    also needs the least memory.
+    """
+    if device.kind != "cuda" or profile.offload_problem is not None:
+        return
+    kinds: tuple[OptimizerOffload, ...] = ("state", "gradients")
+    plain = [
+        settings
+        for settings in execution_settings(profile, device)
+        if settings.precision != "fp16"
+        and settings.memory_format == "contiguous"
+        and settings.optimizer_states == "full"
+    ]
+    for settings, offload in itertools.product(plain, kinds):
+        if settings.precision == plain[0].precision:
+            yield dataclasses.replace(settings, optimizer_offload=offload)
+
+
 def saving_memory(plan: Plan, profile: Profile) -> Iterator[Plan]:
     """`plan`, then with settings that save memory, the least costly in time first.
 
@@ -149,11 +180,17 @@ def trace_settings(plan: Plan, profile: Profile, capability: str, layout: Layout
         memory_format=plan.memory_format,
         optimizer_implementation=_traced_optimizer(plan, profile),
         optimizer_states=plan.optimizer_states,
+        optimizer_offload=plan.optimizer_offload,
         checkpointed_blocks=plan.checkpointed_blocks,
         checkpointing=plan.checkpointing,
         loss_chunks=plan.loss_chunks,
-        gathered_in=layout.gathered_in(plan.precision),
+        gathered_in=computes_in(plan, layout),
     )
+
+
+def computes_in(plan: Plan, layout: Layout = ONE_PROCESS) -> Literal["bf16"] | None:
+    """The dtype of the weights that a device computes with, while their masters are fp32; None: as they are stored."""
+    return "bf16" if plan.is_offloaded and plan.precision == "bf16" else layout.gathered_in(plan.precision)
 
 
 def _traced_optimizer(plan: Plan, profile: Profile) -> Literal["default", "foreach", "fused"]:

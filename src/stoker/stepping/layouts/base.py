@@ -21,7 +21,7 @@ from stoker.loading.batches import Pass
 from stoker.loading.fields import Content
 from stoker.records import Layout, Plan, Precision
 from stoker.records.profile import ModelParts
-from stoker.stepping.distributed_tensors import clip_to_global_norm, is_spread, local
+from stoker.stepping.distributed_tensors import all_local, clip_to_global_norm, is_spread, local, norm_of
 from stoker.stepping.world import World, unmarked
 
 LossOf = Callable[[Pass], Loss]
@@ -48,6 +48,18 @@ class Strategy(abc.ABC):
 
         A pass that does not count is made, and its loss left out. Returns sum and count over all processes, detached.
         """
+
+    def before_backward(self, *, is_last: bool) -> None:
+        """Prepare a backward pass of one process; the last one of an update makes gradients final."""
+        del is_last  # to most layouts all passes are equal
+
+    def divide(self, parameters: Sequence[nn.Parameter], divisor: Any) -> None:
+        """Divide the gradients that `accumulate` left by a number, or a tensor of no dimension."""
+        torch._foreach_div_(all_local([p.grad for p in parameters if p.grad is not None]), divisor)
+
+    def norm(self, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+        """The global norm of the gradients of this process [1]."""
+        return norm_of(parameters)
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
         """Scale gradients to a global norm of at most `max_norm`; returns the norm before, over all processes."""
@@ -108,8 +120,12 @@ class SingleProcess(Strategy):
 
     def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
         """As `Strategy.accumulate`."""
-        losses = [backward(loss_of(each)) for each in passes]
+        losses = [self._backward(loss_of(each), is_last=each is passes[-1]) for each in passes]
         return Loss(torch.as_tensor(sum(loss.sum for loss in losses)), sum(loss.count for loss in losses))
+
+    def _backward(self, loss: Loss, *, is_last: bool) -> Loss:
+        self.before_backward(is_last=is_last)
+        return backward(loss)
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
         """As `Strategy.clip`."""

@@ -1,0 +1,246 @@
+"""Updates whose optimiser is on the host: the device's memory and the update's time, from the trace of one without.
+
+On the device the state is missing, weights of precision bf16 are bf16, and gradients live until they have left: the
+oldest goes when the next would make more than `IN_FLIGHT_BYTES` on their way. Where micro-batches are summed on the
+device they live as traced. Nothing is traced for it: passes are those of bf16 weights with fp32 masters elsewhere, as
+under shards, or of fp32 weights.
+
+The time of an update grows by what overlaps with nothing: gradients that the link takes longer for than the backward
+pass, and the longer of the CPU's update and the weights' way back. The CPU's update moves the optimiser's own traffic,
+gradients into masters' precision, and new weights out of it, at its memory's sustained rate. That it begins while the
+backward pass still runs is left out: only without clipping does it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from stoker.layouts.trace_division import resized
+from stoker.planning.model.update_time import UpdateTime
+from stoker.records import Estimate, Hardware, Operation, OptimizerOffload, Share, Storage, Trace, TraceSettings
+from stoker.records.plan import IN_FLIGHT_BYTES, PIECE
+from stoker.units import format_bytes
+
+OFFLOADED = "offloaded_optimizer"
+"""The name of the operations in the place of the optimiser's."""
+
+HOST_SHARES = "the optimiser's update on the host", "gradients' way to the host, beyond the backward pass"
+"""What an update waits for."""
+
+LINK_SHARE = 0.85
+"""Share of the link's printed rate that copies of pinned memory sustain [0 to 1], after the protocol's overhead."""
+
+USUAL_LINK_BYTES_PER_S = 15.75e9
+"""The link of a GPU without one in the catalogue [bytes/s]: PCIe 3.0 x16, one way."""
+
+MEMORY_SHARE = 0.6
+"""Share of the printed rate of a CPU's memory that an update sustains [0 to 1]: a copy reaches 59 of 96 GB/s on two
+channels of DDR5-6000 (AIDA64, Ryzen 7 9800X3D). PyTorch's fused AdamW is as fast as a copy of its bytes, on two cores
+already."""
+
+USUAL_MEMORY_BYTES_PER_S = 89.6e9
+"""The printed rate of the memory of a host that is not known [bytes/s]: two channels of DDR5-5600 (JESD79-5)."""
+
+_OFF_BY, _OFF_BY_HERE = 2.0, 1.4
+"""Factor that the host's rates may be off by to either side in 8 cases of 10: assumed, and of the machine here."""
+
+PROCESS_BYTES = 3e9
+"""Memory of a process that trains on a GPU, besides its data and what is offloaded [bytes]. A judgement."""
+
+
+@dataclass(frozen=True)
+class HostWork:
+    """What an update does on the host, and what it keeps there, in bytes.
+
+    `masters` are those of all weights, `state` the optimiser's; `gradients` is one copy of them as they leave,
+    `weights` one of the weights as they come back; `optimizer` is the memory traffic of the optimiser's step. `sums`
+    are fp32 gradients of all parameters.
+    """
+
+    masters: float
+    state: float
+    gradients: float
+    weights: float
+    optimizer: float
+    sums: float
+
+    @property
+    def kept_bytes(self) -> float:
+        """Memory that the host needs [bytes], with the copy that a checkpoint is written from."""
+        return self.masters + self.state + self.gradients + (self.masters + self.state) + PROCESS_BYTES
+
+    @property
+    def moved_bytes(self) -> float:
+        """Memory traffic of an update on the CPU [bytes]."""
+        widened = self.gradients + self.sums
+        narrowed = self.masters + self.weights if self.weights < self.masters else 0.0
+        return self.optimizer + widened + narrowed
+
+
+def on_device(settings: TraceSettings) -> TraceSettings:
+    """The settings of the trace that is made: of an update on the device."""
+    return dataclasses.replace(settings, optimizer_offload="none")
+
+
+def host_work(trace: Trace) -> HostWork:
+    """The host's part of the update of `trace`, which is one on the device."""
+    is_bf16 = trace.settings.gathered_in is not None
+    held = {
+        category: sum(float(s.num_bytes) for s in trace.storages if s.category == category and s.born < 0)
+        for category in ("parameter", "optimizer state")
+    }
+    gradients = sum(float(s.num_bytes) for s in trace.storages if _is_gradient(s))
+    leave_as_bf16 = is_bf16 and trace.settings.parts == 1
+    steps = [trace.operations[item.operation] for item in trace.occurrences if item.phase == "optimizer"]
+    fused = [item for item in steps if item.name.startswith("_fused")] or steps
+    return HostWork(
+        masters=held["parameter"],
+        state=held["optimizer state"],
+        gradients=gradients / 2 if leave_as_bf16 else gradients,
+        weights=held["parameter"] / 2 if is_bf16 else held["parameter"],
+        optimizer=sum(float(item.bytes_read + item.bytes_written) for item in fused),
+        sums=gradients,
+    )
+
+
+def with_offload(trace: Trace, offload: OptimizerOffload) -> Trace:
+    """The trace of an update on the device, as one whose optimiser is on the host."""
+    settings = dataclasses.replace(trace.settings, optimizer_offload=offload)
+    if offload == "none":
+        return dataclasses.replace(trace, settings=settings)
+    is_bf16, is_sent = settings.gathered_in is not None, settings.parts == 1 or offload == "gradients"
+    storages = list(trace.storages)
+    for index, item in enumerate(storages):
+        is_of_optimizer = item.born >= 0 and trace.occurrences[item.born].phase == "optimizer"
+        if item.category == "optimizer state" or is_of_optimizer:
+            storages[index] = resized(item, 0)
+        elif is_bf16 and (item.category == "parameter" or (is_sent and _is_gradient(item))):
+            storages[index] = resized(item, item.num_bytes // 2)
+    nothing = Operation(name=OFFLOADED, inputs=(), outputs=(), flops=0, bytes_read=0, bytes_written=0)
+    occurrences = tuple(
+        dataclasses.replace(item, operation=len(trace.operations)) if item.phase == "optimizer" else item
+        for item in trace.occurrences
+    )
+    events = trace.events
+    if is_sent:
+        storages, events = _leaving(trace, storages)
+    if settings.parts > 1 and (offload == "gradients" or is_bf16):
+        # A piece of a sum that comes back, and one in its precision; or a gradient on its way into a sum of fp32.
+        most = max((item.num_bytes for item in trace.storages if _is_gradient(item)), default=0)
+        size = 2 * min(most, 4 * PIECE) if offload == "gradients" else most
+        storages.append(Storage(num_bytes=size, category="gradient", born=-1, died=None))
+        events = (len(storages), *events)
+    return dataclasses.replace(
+        trace,
+        settings=settings,
+        storages=tuple(storages),
+        operations=(*trace.operations, nothing),
+        occurrences=occurrences,
+        events=tuple(events),
+    )
+
+
+def _leaving(trace: Trace, storages: list[Storage]) -> tuple[list[Storage], tuple[int, ...]]:
+    """Storages and events in which each gradient dies when it has left the device.
+
+    Those that are made in the forward pass, by a loss in chunks, leave with the first of the backward pass.
+    """
+    storages, events = list(storages), list[int]()
+    waiting: list[int] = []
+    in_flight: deque[int] = deque()
+    last = max((index for index, item in enumerate(trace.occurrences) if item.phase == "backward"), default=0)
+
+    def leave(index: int, now: int) -> None:
+        item = storages[index]
+        storages[index] = dataclasses.replace(item, died=max(now, item.born))
+        events.append(-(index + 1))
+
+    is_over = False
+    for event in trace.events:
+        index = abs(event) - 1
+        item, is_gradient = storages[index], _is_gradient(storages[index])
+        now = item.born if event > 0 else (item.died if item.died is not None else last)
+        if not is_over and now > last:
+            while in_flight or waiting:
+                leave(in_flight.popleft() if in_flight else waiting.pop(), last)
+            is_over = True
+        if event < 0 and is_gradient:
+            continue
+        events.append(event)
+        if event < 0 or not is_gradient:
+            continue
+        waiting.append(index)
+        if trace.occurrences[now].phase == "backward":
+            in_flight.extend(waiting)
+            waiting.clear()
+            while len(in_flight) > 1 and sum(storages[each].num_bytes for each in in_flight) > IN_FLIGHT_BYTES:
+                leave(in_flight.popleft(), now)
+    while in_flight or waiting:
+        leave(in_flight.popleft() if in_flight else waiting.pop(), last)
+    return storages, tuple(events)
+
+
+def _is_gradient(storage: Storage) -> bool:
+    return storage.category == "gradient" and storage.born >= 0
+
+
+def link_rate(hardware: Hardware) -> float:
+    """Sustained rate between host and device, one way [bytes/s]."""
+    return LINK_SHARE * (hardware.host_link_bytes_per_s or USUAL_LINK_BYTES_PER_S)
+
+
+def memory_rate(hardware: Hardware) -> float:
+    """Sustained rate of the memory of the device's host [bytes/s]."""
+    return MEMORY_SHARE * (hardware.host_bandwidth_bytes_per_s or USUAL_MEMORY_BYTES_PER_S)
+
+
+def with_host(
+    time: UpdateTime, work: HostWork, hardware: Hardware, offload: OptimizerOffload, passes: int
+) -> UpdateTime:
+    """The time of an update on the device, with the host's part of it in the optimiser's place.
+
+    Args:
+        time: of the device's passes.
+        work: the host's.
+        hardware: the device.
+        offload: what is on the host.
+        passes: micro-batches of an update.
+    """
+    link = link_rate(hardware)
+    backward_s = time.backward_s / max(1, passes)
+    copies = [work.gradients / link] * (passes if offload == "gradients" else 1)
+    copies[1:] = [item + work.sums / link for item in copies[1:]]
+    leaving_s = sum(max(0.0, item - backward_s) for item in copies)
+    updating_s, returning_s = work.moved_bytes / memory_rate(hardware), work.weights / link
+    host_s = max(updating_s, returning_s)
+    parts = [Share(what=what, value=value) for what, value in zip(HOST_SHARES, (host_s, leaving_s), strict=True)]
+    factor = _OFF_BY if hardware.host_memory_bytes is None else _OFF_BY_HERE
+    more_s, step = host_s + leaving_s, time.step_s
+    # The errors of device and host are independent.
+    up = math.hypot(step.high - step.value, (factor - 1) * more_s)
+    down = math.hypot(step.value - step.low, (1 - 1 / factor) * more_s)
+    value = step.value + more_s
+    power = time.power_w
+    if power is not None:  # the device waits for the host
+        idle = hardware.idle_w or 0.0
+        power = power.scaled((power.value * step.value + idle * more_s) / (power.value * value))
+    return dataclasses.replace(
+        time,
+        step_s=Estimate(value=value, low=value - down, high=value + up, unit="s", basis=step.basis),
+        power_w=power,
+        shares=tuple(sorted((*time.shares, *(item for item in parts if item.value > 0)), key=lambda item: -item.value)),
+    )
+
+
+def host_problem(work: HostWork, hardware: Hardware) -> str | None:
+    """Why the host's memory does not hold what is offloaded; None if it does, or is not known."""
+    there = hardware.host_memory_bytes
+    if there is None or work.kept_bytes <= there:
+        return None
+    return (
+        f"the optimiser's state, masters and gradients, with the copy that a checkpoint is written from, need "
+        f"{format_bytes(work.kept_bytes)} of the host's memory, and it has {format_bytes(there)}"
+    )
