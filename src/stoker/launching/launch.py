@@ -103,8 +103,8 @@ def launch(
         settings: values by name, as for `--set`.
         options: what travels, and how.
         tell: receives a line of text about each step that takes time.
-        question: what the place was asked before, with these options; None: it is asked from now on, meanwhile the job
-            is read.
+        question: what the place was asked before, with these options; None: it is asked now, while the job is
+            read.
 
     Returns:
         The run, started or going on; its end is not waited for.

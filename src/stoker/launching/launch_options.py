@@ -56,7 +56,7 @@ class LaunchOptions:
 class PlaceQuestion:
     """The question to a place what it has, asked in the background: loading PyTorch and the job take as long.
 
-    Asking changes nothing there. Nobody needs to wait for the answer: of a job that cannot be read, it is not used.
+    Asking changes nothing there. The answer is not used where the job cannot be read.
 
     Attributes:
         began_s: when it was asked [s], by `time.monotonic`.
