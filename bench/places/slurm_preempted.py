@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.launching import launcher_of
-from stoker.launching.launch import LaunchOptions, launch
+from stoker.launching.launch import launch
+from stoker.launching.launch_options import LaunchOptions
 from stoker.records import Layout, Plan, dumps
 from stoker.records.launch import ENDED, LaunchState
 from tests.places.slurm_cluster import SlurmCluster, missing

@@ -54,8 +54,8 @@ if TYPE_CHECKING:  # stoker.NAME
     from stoker.jobs.regularization import l2 as l2
     from stoker.jobs.sync import DiLoCo as DiLoCo
     from stoker.jobs.sync import LocalSGD as LocalSGD
-    from stoker.launching.launch import LaunchOptions as LaunchOptions
     from stoker.launching.launch import launch as launch
+    from stoker.launching.launch_options import LaunchOptions as LaunchOptions
     from stoker.loading import lengths as lengths
     from stoker.loading import transforms as transforms
     from stoker.planning.decision import plan as plan
@@ -98,6 +98,7 @@ if TYPE_CHECKING:  # further verbs and records
     from stoker.launching.known_places import runs_elsewhere as runs_elsewhere
     from stoker.launching.kubernetes.kubernetes_service import deploy as deploy
     from stoker.launching.launch import describe_launch as describe_launch
+    from stoker.launching.launch_options import PlaceQuestion as PlaceQuestion
     from stoker.launching.meter import spent_of as spent_of
     from stoker.launching.place_offers import compare_places as compare_places
     from stoker.loadtesting import load_test as load_test

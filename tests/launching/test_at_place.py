@@ -386,6 +386,8 @@ def test_several_hosts_are_one_state() -> None:
     failed = combined([_state(phase="stopped"), replace(other, phase="failed", why="a rank ended with exit code 2")])
     assert (failed.phase, failed.why) == ("failed", "box2: a rank ended with exit code 2")
     assert combined([_state(phase="finished"), gone]).phase == "finished"
+    begun = [_state(began_at=f"2026-11-25T10:00:0{second}.000+00:00") for second in (2, 4, 3)]
+    assert combined(begun).began_at == "2026-11-25T10:00:04.000+00:00", "the run is as late as its last host"
 
 
 def test_a_host_that_fails_ends_the_others(run: Path) -> None:

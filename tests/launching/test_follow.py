@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from stoker.errors import BadRun, PlaceFailed, PlaceUnreachable
-from stoker.launching.follow import LONGEST_PAUSE_S, EventStream, Follower
+from stoker.launching.follow import LONGEST_PAUSE_S, MORE_BYTES, EventStream, Follower
 from stoker.launching.known_places import fetch_run
 from stoker.launching.place_history import lessons_of
 from stoker.records import LaunchState, Run
+from stoker.records.progress import read_event
+from stoker.reporting.launch_text import launch_waits
 from stoker.store import RunDirectory, RunLock
 from tests.launching.elsewhere import FINISHED, RUNNING, STOPPED, Elsewhere, fake_place
 
@@ -48,6 +50,29 @@ def test_events_come_byte_for_byte_and_the_directory_at_the_end(run: Elsewhere) 
     launch = run.here.read_launch()
     assert launch is not None
     assert [state.phase for state in launch.states] == ["running", "finished"]
+
+
+def test_a_short_answer_is_all_there_is(run: Elsewhere, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request a second while events come; more than an answer holds is asked for at once."""
+    asked: list[float] = []
+    events = run.launcher.events
+
+    def read(handle: Any, offset: int) -> bytes:
+        asked.append(run.clock.now_s)
+        return bytes(events(handle, offset)[:MORE_BYTES])
+
+    monkeypatch.setattr(run.launcher, "events", read)
+    run.log("progress", 1, samples=50)
+    run.launcher.answers = [RUNNING, FINISHED]
+    run.launcher.meanwhile = lambda: run.log("progress", 2, samples=60)
+    run.follower().run()
+    until_end = [at for at in asked if at < asked[-1]]
+    assert len(until_end) == len(set(until_end))
+    asked.clear()
+    for number in range(3_000):
+        run.log("progress", 3, samples=61 + number)
+    run.follower(is_watching=True).run()
+    assert log_of(run) == (run.there / "events.jsonl").read_bytes()
 
 
 def test_a_torn_line_is_asked_for_again(run: Elsewhere) -> None:
@@ -338,13 +363,15 @@ def test_money_stops_a_run_before_its_limit(place: Path, fake_place: Any) -> Non
 
 
 def test_a_run_that_came_home_teaches_the_next_estimate(run: Elsewhere) -> None:
-    """Its wait in the queue and its time to the first progress are remembered by place."""
-    run.launcher.answers = [RUNNING, FINISHED]
-    run.log("started", 12, samples=0)
+    """Its wait in the queue and the start of its processes are remembered by place, each for itself."""
+    began = dataclasses.replace(RUNNING, began_at="2026-11-25T10:00:10+00:00")
+    run.launcher.answers = [began, FINISHED]
+    run.log("planned", 25)
+    run.log("started", 28, samples=0)
     run.log("progress", 30, samples=10)
     run.follower().run()
     lessons = lessons_of("fake:box")
-    assert (lessons.num_runs, lessons.queue_s, lessons.first_update_s) == (1, 70.0, 20.0)
+    assert (lessons.num_runs, lessons.queue_s, lessons.startup_s) == (1, 70.0, 18.0)
     assert lessons_of("fake:other").num_runs == 0
 
 
@@ -420,3 +447,16 @@ def test_a_run_that_waits_in_a_queue_is_not_said_to_be_stalled(run: Elsewhere) -
     run.launcher.meanwhile = wait
     run.follower().run()
     assert not any("stalled" in message for message in run.messages())
+
+
+def test_processes_that_began_before_the_answer_did_not_queue(run: Elsewhere) -> None:
+    """By SSH they begin while the submission waits for its answer; an earlier start's processes say nothing."""
+    launch = run.here.read_launch()
+    assert launch is not None
+    earlier = dataclasses.replace(RUNNING, at="2026-11-25T09:50:00+00:00", began_at="2026-11-25T09:50:00+00:00")
+    submitted = LaunchState(phase="queued", why="submitted", at=launch.submitted_at)
+    began = dataclasses.replace(RUNNING, at="2026-11-25T09:59:00+00:00", began_at="2026-11-25T09:58:59.500+00:00")
+    run.log("started", 1, samples=0)
+    events = [read_event(line) for line in (run.there / "events.jsonl").read_bytes().splitlines()]
+    launch = dataclasses.replace(launch, states=(earlier, submitted, began))
+    assert launch_waits(launch, events) == (0.0, pytest.approx(61.5))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,12 @@ import stoker
 from stoker.devices import attached_cpu
 from stoker.errors import BadJob, BadRun, BadSetting, DoesNotFit, NoDevice, PlaceFailed, PlaceUnreachable
 from stoker.launching import is_elsewhere, kinds
-from stoker.launching.launch import (
-    LaunchOptions,
-    data_paths,
-    describe_launch,
-    device_word,
-    imported_modules,
-    launch,
-    time_limit,
-)
+from stoker.launching.kept_forecasts import keep_forecast, kept_forecast
+from stoker.launching.launch import data_paths, describe_launch, device_word, imported_modules, launch, time_limit
+from stoker.launching.launch_options import LaunchOptions
 from stoker.launching.launcher import LaunchTarget, Probe, Submission
 from stoker.launching.place_history import PlaceRun, lessons_of, place_history
+from stoker.planning.resolved_job import resolve_job
 from stoker.records import Event, LaunchState, dumps
 from stoker.store import RunDirectory
 from tests.flow.builders import PLAN, stopped_run
@@ -319,13 +315,49 @@ def test_a_price_is_not_an_option_of_the_place(
     assert [dict(one) for one in (probed[0], started[0].options)] == [{"root": "/shared"}] * 2
 
 
+def test_the_place_is_asked_while_the_job_is_read(
+    job: Path, started: list[Submission], fake_place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading the job waits here until the place has been asked; what it then says is raised as ever."""
+    was_asked = threading.Event()
+
+    def probe(target: LaunchTarget, options: Any) -> Probe:
+        was_asked.set()
+        raise PlaceUnreachable("box does not answer")
+
+    def load(*given: Any) -> Any:
+        assert was_asked.wait(10)
+        return stoker.api.load_job(*given)
+
+    monkeypatch.setattr(fake_place, "probe", probe)
+    monkeypatch.setattr("stoker.launching.launch.load_job", load)
+    with pytest.raises(PlaceUnreachable, match="box does not answer"):
+        launch(job, on="fake:box", options=LaunchOptions(env="theirs"))
+    assert started == []
+
+
+def test_a_kept_forecast_is_of_the_same_data(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of the same day; else it is made again."""
+    made, entry = stoker.api.load_job(job, {})
+    forecast = stoker.plan(made, on="cpu").chosen.forecast
+    prepared = resolve_job(made, entry)
+    keep_forecast(prepared, "l4", forecast)
+    assert kept_forecast(made, entry, "l4") == forecast
+    assert kept_forecast(made, entry, "h100") is None
+    monkeypatch.setattr(type(prepared.data), "fingerprint", lambda self: "other")
+    assert kept_forecast(made, entry, "l4") is None
+    monkeypatch.undo()
+    monkeypatch.setattr("stoker.launching.kept_forecasts.KEPT_S", -1.0)
+    assert kept_forecast(made, entry, "l4") is None
+
+
 def test_limits_are_of_the_run_and_not_of_a_start(
     job: Path, started: list[Submission], fake_place: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Money counts from the first start on, time from this command on; each start also gets a limit of its own."""
     monkeypatch.setattr(fake_place, "limits_time", True)
     forecast = stoker.plan(stoker.api.load_job(job, {})[0], on="cpu").chosen.forecast
-    monkeypatch.setattr("stoker.launching.launch.forecast_there", lambda *_: forecast)
+    monkeypatch.setattr("stoker.launching.launch.forecast_there", lambda *_, **__: forecast)
     options = LaunchOptions(env="theirs", max_cost=5.0, place={"price": "2.5"})
     directory = launch(job, on="fake:box", options=options).directory
     assert started[0].most_held_s == 7200.0
@@ -472,7 +504,7 @@ def test_the_time_limit_allows_for_what_the_place_has_shown(job: Path) -> None:
                 word="fake:slow",
                 run=f"r{number}",
                 at="2026-11-25T10:00:00+00:00",
-                first_update_s=300.0 * (number + 1),
+                startup_s=300.0 * (number + 1),
                 forecast_s=100.0,
                 measured_s=150.0,
             )

@@ -232,3 +232,23 @@ def test_no_answer_in_time_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", late)
     with pytest.raises(PlaceUnreachable, match="no answer"):
         LocalLine().run(["true"], timeout_s=1)
+
+
+def test_several_files_are_replaced_by_one_command(fake_ssh: Path, tmp_path: Path) -> None:
+    """Bytes as they are, each with its mode; another file is removed; a cut line replaces nothing."""
+    line, stop = SshLine("box"), tmp_path / "stop"
+    stop.touch()
+    first, second, empty = (str(tmp_path / "new folder" / name) for name in ("a", "b", "c"))
+    line.write_all(
+        {first: (b"1\0\n\n", 0o600), second: (b"2" * 100_000, 0o644), empty: (b"", 0o644)}, without=str(stop)
+    )
+    assert len(fake_ssh.read_text().splitlines()) == 1
+    assert [Path(path).read_bytes() for path in (first, second, empty)] == [b"1\0\n\n", b"2" * 100_000, b""]
+    assert Path(first).stat().st_mode & 0o777 == 0o600
+    assert not stop.exists()
+    command = line.command
+    line.command = lambda argv: command([*argv[:-1], "100001"])  # type: ignore[method-assign]
+    with pytest.raises(PlaceFailed, match="the transfer was cut"):
+        line.write(second, b"3" * 100)
+    assert Path(second).read_bytes() == b"2" * 100_000
+    assert sorted(path.name for path in (tmp_path / "new folder").iterdir()) == ["a", "b", "c"]

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from stoker.launching import place_offers
+from stoker.launching.launch import launch
+from stoker.launching.launch_options import LaunchOptions
 from stoker.launching.launcher import Offer, Probe
 from stoker.launching.place_history import PlaceLessons, PlaceRun, lessons_of, place_history
 from stoker.launching.place_offers import PlaceOffer, ranked
@@ -106,7 +108,8 @@ def test_earlier_runs_correct_the_next_estimate(place: Path) -> None:
                 run=f"r{number}",
                 at="2026-11-25T10:00:00+00:00",
                 queue_s=100.0 * number,
-                first_update_s=20.0,
+                startup_s=20.0,
+                submit_s=5.0,
                 forecast_s=100.0,
                 measured_s=100.0 * ratio,
             )
@@ -119,8 +122,65 @@ def test_earlier_runs_correct_the_next_estimate(place: Path) -> None:
     assert estimate.run is not None
     assert estimate.run.value == pytest.approx(1.5 * HOUR_S)
     assert estimate.starts_in_s == 150.0
-    assert estimate.finish_s == pytest.approx(150 + 20 + 1.5 * HOUR_S)
+    assert estimate.finish_s == pytest.approx(150 + 20 + 5 + 1.5 * HOUR_S)
+    assert "forecast × 1.50, as 2 earlier runs took" in estimate.why
     assert priced(1, lessons, starts_in_s=5.0).starts_in_s == 5.0
+
+
+def test_a_job_is_expected_at_its_own_pace_there(place: Path) -> None:
+    """One run of the same job on the same devices counts more than what runs of other jobs say of the place."""
+    forecast = candidate(1).forecast
+    for job, measured_s in (("same", 0.5 * HOUR_S), ("other", 2 * HOUR_S), ("other", 2 * HOUR_S)):
+        place_history().append(
+            PlaceRun(
+                place="fake:box",
+                word="fake:box/l4",
+                run="r",
+                at="2026-11-25T10:00:00+00:00",
+                job=job,
+                device="l4",
+                forecast_s=HOUR_S,
+                measured_s=measured_s + 60.0,
+                tried_s=60.0,
+                samples=forecast.total_samples,
+            )
+        )
+    same = lessons_of("fake:box", job="same", device="l4")
+    assert same.run_time(forecast).value == pytest.approx(0.5 * HOUR_S)
+    assert same.run_time(forecast).high == pytest.approx(0.5 * forecast.total_s.high)
+    twice = dataclasses.replace(forecast, total_samples=2 * forecast.total_samples)
+    assert same.run_time(twice).value == pytest.approx(HOUR_S)
+    assert "at the pace of 1 earlier run of this job there (forecast × 0.50)" in priced(1, same).why
+    for job, device in (("same", "2xl4"), ("third", "l4"), ("", "")):
+        assert lessons_of("fake:box", job=job, device=device).run_time(forecast).value == pytest.approx(2 * HOUR_S + 60)
+
+
+def test_a_run_is_compared_with_the_forecast_that_was_shown(
+    place: Path, fake_place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`stoker plan --on` keeps it, before lessons correct it; the submission remembers it, and makes no other one."""
+
+    def on_one(planner: Any, where: Any) -> Any:
+        return dataclasses.replace(story.decision(), candidates=(candidate(1),))
+
+    monkeypatch.setattr(place_offers, "on_one", on_one)
+    monkeypatch.setattr("stoker.launching.launch.plan", None)
+    monkeypatch.setattr(fake_place, "start", lambda submission, tell: {"directory": "/there", "sent_bytes": 0})
+    box = fake_place.parse("box")
+    monkeypatch.setattr(fake_place, "parse", lambda text: dataclasses.replace(box, text="fake:box/l4", device="l4"))
+    fake_place.offered = (offer(text="fake:box/l4"),)
+    for number in range(2):
+        place_history().append(
+            PlaceRun(place="fake:box", word="fake:box", run=f"r{number}", at="", forecast_s=100.0, measured_s=300.0)
+        )
+    shown = json.loads(stoker_here("plan", job_file(), "--on", "fake:box/l4", "--json").out)["offers"][0]
+    assert shown["run"]["value"] == pytest.approx(3 * HOUR_S)
+    options = LaunchOptions(env="theirs")
+    first = launch(job_file(), on="fake:box/l4", options=options).launch
+    assert (first.forecast_s, first.device) == (pytest.approx(HOUR_S), "l4")
+    assert first.submit_s is not None
+    other = launch(job_file(), on="fake:box/l4", settings={"epochs": 77}, options=options).launch
+    assert other.forecast_s is None
 
 
 def test_one_table_has_places_and_devices(place: Path, fake_place: Any, monkeypatch: pytest.MonkeyPatch) -> None:

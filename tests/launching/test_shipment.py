@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
 
 from stoker.errors import PlaceFailed
 from stoker.launching.bundle import Bundle, TreeFile
+from stoker.launching.environment_lock import EnvironmentLock
 from stoker.launching.kubernetes import pod_files
 from stoker.launching.launcher import LaunchTarget, Submission
 from stoker.launching.lines import LocalLine
-from stoker.launching.shipment import ship
+from stoker.launching.shipment import look, ship
 
 SET = Bundle(
     kind="data", name="digits", files=(TreeFile.of_bytes("a.csv", b"1,2\n"), TreeFile.of_bytes("b.csv", b"3,4\n"))
@@ -24,7 +27,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The home directory at the place, with the set in `sets/digits`."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("STOKER_DATA", raising=False)
-    monkeypatch.setattr("stoker.launching.shipment.environment_at", lambda *_: "/usr/bin/python3")
+    monkeypatch.setattr("stoker.launching.shipment._their_python", lambda *_: "/usr/bin/python3")
     SET.write_to(tmp_path / "sets" / "digits")
     return tmp_path
 
@@ -33,12 +36,10 @@ def shipped(home: Path, bundle: Bundle, **options: str) -> Path:
     """Send a run with that data; its folder at the place."""
     code, stoker = (Bundle(kind=kind, name=kind, files=()) for kind in ("code", "stoker"))
     target = LaunchTarget(text="ssh:box", kind="ssh", address="box")
-    ship(
-        LocalLine(),
-        Submission(
-            run="blobs", target=target, code=code, stoker=stoker, data=(bundle,), job_file="blobs.py", options=options
-        ),
+    submission = Submission(
+        run="blobs", target=target, code=code, stoker=stoker, data=(bundle,), job_file="blobs.py", options=options
     )
+    ship(LocalLine(), submission, look(LocalLine(), submission))
     return home / ".stoker" / bundle.folder
 
 
@@ -95,3 +96,51 @@ def test_a_record_there_that_cannot_be_used_is_refused_in_words(home: Path, name
     with pytest.raises(PlaceFailed, match=r"cannot be used|of that name"):
         shipped(home, SET)
     assert path.read_text() == content
+
+
+def test_one_look_says_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records, bundles, missing data, room, and whether a Python can be used: in one command, which changes nothing."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code, stoker = (Bundle(kind=kind, name=kind, files=()) for kind in ("code", "stoker"))
+    target, lock = (
+        LaunchTarget(text="ssh:box", kind="ssh", address="box"),
+        EnvironmentLock(python="3.11", requirements=()),
+    )
+    about = Submission(
+        run="blobs",
+        target=target,
+        code=code,
+        stoker=stoker,
+        data=(SET,),
+        job_file="blobs.py",
+        environment=lock,
+        expected=(str(tmp_path / "a b"), str(tmp_path / "gone")),
+    )
+    found = look(LocalLine(), about)
+    assert (found.root, found.records, found.bundles, found.is_ready) == (f"{tmp_path}/.stoker", {}, frozenset(), False)
+    assert not (tmp_path / ".stoker").exists()
+    (tmp_path / "a b").touch()
+    launch = tmp_path / ".stoker" / "runs" / "blobs" / "launch"
+    launch.mkdir(parents=True)
+    (launch / "order.json").write_bytes(b'{"a":\n"\xff"}\n')
+    SET.write_to(tmp_path / ".stoker" / SET.folder)
+    ready = tmp_path / ".stoker" / lock.folder("3.11")
+    ready.mkdir(parents=True)
+    (ready / "complete").touch()
+    found = look(LocalLine(), about)
+    assert found.records == {"launch/order.json": b'{"a":\n"\xff"}\n'}
+    assert found.bundles == {f"{tmp_path}/.stoker/{SET.folder}"}
+    assert found.missing == (str(tmp_path / "gone"),)
+    assert found.is_ready
+    assert found.python is None
+    assert found.free_bytes > 0
+    for python, said in ((sys.executable, ""), ("nosuchpython", "there is no nosuchpython")):
+        answer = look(LocalLine(), dataclasses.replace(about, environment=python)).python
+        assert answer is not None
+        assert (answer.code == 0, answer.stderr) == (not said, said)
+    (launch / "order.json").unlink()
+    theirs = dataclasses.replace(about, environment="nosuchpython", expected=())
+    found = look(LocalLine(), theirs)
+    with pytest.raises(PlaceFailed, match="in its own environment: there is no nosuchpython"):
+        ship(LocalLine(), theirs, found)
+    assert not (tmp_path / ".stoker" / code.folder).exists()

@@ -363,7 +363,9 @@ def test_a_queued_job_says_when_it_is_estimated_to_start() -> None:
     """The scheduler's estimate, as time from now; a running job has none."""
     state = state_of(SlurmJob(state="PENDING", reason="Resources", starts_at=_NOW + 90), [], is_stopped=False, now=_NOW)
     assert state.starts_in_s == 90
-    assert state_of(running(), [], is_stopped=False, now=_NOW).starts_in_s is None
+    assert state.began_s is None
+    begun = state_of(running(), [], is_stopped=False, now=_NOW)
+    assert (begun.starts_in_s, begun.began_s) == (None, _NOW - 5)
 
 
 def test_25_time_outs_of_the_scheduler_are_unknown_and_nothing_acts(
@@ -460,7 +462,7 @@ def test_a_job_whose_number_was_lost_is_found_by_its_directory(tmp_path: Path, f
 @pytest.fixture
 def shipping(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Environments are there: what is tested is what comes after."""
-    monkeypatch.setattr("stoker.launching.shipment._their_python", lambda line, python: "/usr/bin/python3")
+    monkeypatch.setattr("stoker.launching.shipment._their_python", lambda *_: "/usr/bin/python3")
     return lambda: None
 
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from stoker.errors import PlaceFailed
 from stoker.launching import ssh
-from stoker.launching.launcher import LaunchTarget, Request
+from stoker.launching.bundle import Bundle, TreeFile
+from stoker.launching.launcher import LaunchTarget, Request, Submission
 from stoker.launching.meter import price_there
 from stoker.launching.ssh import LAUNCHER
 from stoker.testing import LauncherConformance
@@ -133,3 +135,24 @@ def test_a_refused_login_is_said_by_the_probe(fake_ssh: Path) -> None:
     with pytest.raises(PlaceFailed, match="closed refuses the login") as refused:
         LAUNCHER.probe(LAUNCHER.parse("closed"), {})
     assert "ssh-copy-id" in str(refused.value.remedy)
+
+
+def test_a_start_takes_three_commands_where_all_is_there(fake_ssh: Path, tmp_path: Path) -> None:
+    """A look, the order, the start: each command costs what the login shell there does first."""
+    program = {
+        "stoker/__init__.py": b"",
+        "stoker/launching/__init__.py": b"",
+        "stoker/launching/at_place.py": b"print(1)",
+    }
+    stoker = Bundle(kind="stoker", name="stoker", files=tuple(TreeFile.of_bytes(*one) for one in program.items()))
+    code = Bundle(kind="code", name="code", files=(TreeFile.of_bytes("job.py", b"pass"),))
+    for run in ("first", "second"):
+        fake_ssh.write_text("")
+        about = Submission(run=run, target=CPU, code=code, stoker=stoker, job_file="job.py", environment=sys.executable)
+        handle = LAUNCHER.start(about, lambda _: None)
+        assert sorted(path.name for path in Path(handle["directory"], "launch").iterdir()) == [
+            "handle.json",
+            "order.json",
+        ]
+    assert sum(line.startswith("box ") for line in fake_ssh.read_text().splitlines()) == 3
+    assert handle["sent_bytes"] == 0

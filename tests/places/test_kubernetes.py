@@ -23,7 +23,8 @@ from stoker.errors import PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import Bundle, TreeFile, stoker_bundle
 from stoker.launching.kubernetes.cluster_api import ClusterApi, dropped
 from stoker.launching.kubernetes.kubernetes_launcher import LAUNCHER
-from stoker.launching.launch import LaunchedRun, LaunchOptions, launch
+from stoker.launching.launch import LaunchedRun, launch
+from stoker.launching.launch_options import LaunchOptions
 from stoker.launching.launcher import Submission
 from stoker.records import ENDED, LaunchState
 from stoker.testing import LiveLauncherConformance

@@ -20,7 +20,8 @@ from stoker.errors import PlaceFailed, PlaceUnreachable
 from stoker.launching import launcher_of, parse_target, slurm
 from stoker.launching.at_place import LIMIT_OVER
 from stoker.launching.bundle import Bundle, TreeFile, stoker_bundle
-from stoker.launching.launch import LaunchedRun, LaunchOptions, launch
+from stoker.launching.launch import LaunchedRun, launch
+from stoker.launching.launch_options import LaunchOptions
 from stoker.launching.launcher import Request, Submission
 from stoker.records import Layout, Plan, dumps
 from stoker.records.launch import ENDED, LaunchState

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from safetensors.torch import load_file
 from stoker.errors import PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import TreeFile, stoker_bundle
 from stoker.launching.follow import Follower
-from stoker.launching.launch import LaunchedRun, LaunchOptions, launch
+from stoker.launching.launch import LaunchedRun, launch
+from stoker.launching.launch_options import LaunchOptions
 from stoker.launching.launcher import Submission
 from stoker.launching.lines import SshLine
 from stoker.launching.ssh import LAUNCHER
-from stoker.records import ENDED, Event, LaunchState
+from stoker.records import ENDED, Event, LaunchState, Plan, dumps
 from stoker.testing import LiveLauncherConformance
 from tests.places.ssh_hosts import SSHD, Host, Hosts, loopback, namespaces
 
@@ -183,7 +185,9 @@ def test_a_run_there_is_a_run_as_here(job: Path, box: Host) -> None:
 def test_a_killed_rank_goes_on_from_its_checkpoint(job: Path, box: Host) -> None:
     """SIGKILL of the training process: its supervisor starts it again, and the result is that of an unbroken run."""
     settings = {"epochs": 6, "pause_s": 0.01}
-    broken = launch(job, on="ssh:box", settings=settings, options=_options(box.folder))
+    Path("plan.json").write_text(dumps(Plan(device="cpu", micro_batch=16, threads=1)))
+    options = _options(box.folder, plan=Path("plan.json"))  # else each run chooses one in its first updates
+    broken = launch(job, on="ssh:box", settings=settings, options=options)
     _until(lambda: _saved(broken.launch.handle), "a checkpoint")
     directory = broken.launch.handle["directory"]
     found = subprocess.run(["pgrep", "-f", f"stoker train .*{directory}"], capture_output=True, text=True, check=True)
@@ -191,7 +195,7 @@ def test_a_killed_rank_goes_on_from_its_checkpoint(job: Path, box: Host) -> None
         os.kill(int(pid), 9)
     state = _ended(broken.launch.handle)
     assert (state.phase, state.restarts) == ("finished", 1), state
-    whole = launch(job, on="ssh:box", settings=settings, options=_options(box.folder, new=True))
+    whole = launch(job, on="ssh:box", settings=settings, options=replace(options, new=True))
     assert _ended(whole.launch.handle).phase == "finished"
     ours, theirs = (load_file(Path(one.launch.handle["directory"]) / "model.safetensors") for one in (broken, whole))
     assert all(ours[name].equal(theirs[name]) for name in ours)

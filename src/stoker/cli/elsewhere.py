@@ -230,7 +230,7 @@ def _render_places(kinds: list[tuple[str, str]], known: list[KnownPlace], consol
         console.print(Text("\nNo place was used yet; `stoker places PLACE` asks one.", "dim"))
         return
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("", "place", "runs", "queue", "first update", "measured / forecast", "says"):
+    for title in ("", "place", "runs", "queue", "start-up", "measured / forecast", "says"):
         table.add_column(title, overflow="fold")
     for place in known:
         learned = place.lessons
@@ -241,7 +241,7 @@ def _render_places(kinds: list[tuple[str, str]], known: list[KnownPlace], consol
             Text(place.word, "bold"),
             str(learned.num_runs),
             _time(learned.queue_s),
-            _time(learned.first_update_s),
+            _time(learned.startup_s),
             error,
             Text(printable(place.in_words())),
         )

@@ -19,7 +19,7 @@ from stoker.records import to_json
 from stoker.units import parse_duration, parse_memory, parse_money
 
 if TYPE_CHECKING:
-    from stoker.launching.launch import LaunchOptions
+    from stoker.launching.launch_options import LaunchOptions
 
 _ELSEWHERE = "Runs elsewhere"
 
@@ -179,7 +179,7 @@ def train_elsewhere(
     as_json: bool,
 ) -> None:
     """Start a run elsewhere, or find it there, and follow it to its end unless it is detached."""
-    parse_target(on)  # before torch is loaded
+    target = parse_target(on)  # before torch is loaded
     named = setting_pairs(settings)
     if dry_run:
         with output(for_json=as_json), waiting("reading what would travel", quiet=as_json):
@@ -193,7 +193,8 @@ def train_elsewhere(
             console.print(Text(f"{text} …", "dim"), soft_wrap=True)
 
     with output(for_json=as_json):
-        launched = api.launch(job_file, on=on, settings=named, options=options, tell=tell)
+        question = api.PlaceQuestion(target, options)
+        launched = api.launch(job_file, on=on, settings=named, options=options, tell=tell, question=question)
     name = launched.directory.name
     if launched.because and not as_json:
         console.print(Text(launched.because), soft_wrap=True)

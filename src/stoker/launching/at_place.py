@@ -150,6 +150,7 @@ class HostState:
     Attributes:
         host: number.
         hostname, pid, began, boot: the watching process: `began` is its start in clock ticks since the boot.
+        began_at: when it began, ISO 8601 in UTC.
         at: last sign of life, ISO 8601 in UTC.
         samples: newest position in the run's log [samples].
         best_samples: the furthest of all starts before the present one [samples].
@@ -177,6 +178,7 @@ class HostState:
     without_progress: int = 0
     submitted_at: str = ""
     held_s: float = 0.0
+    began_at: str = ""
 
 
 def read_order(directory: Path) -> LaunchOrder:
@@ -480,6 +482,7 @@ class HostSupervisor:
             samples=samples,
             best_samples=samples,
             submitted_at=self._order.submitted_at,
+            began_at=utc_now("milliseconds"),
         )
         before = read_host_state(self._path)
         if before is None or before.submitted_at != self._order.submitted_at:
@@ -635,6 +638,7 @@ def combined(states: Sequence[HostState]) -> LaunchState:
         exit_code=shown.exit_code,
         restarts=max(state.restarts for state in states),
         at=shown.at,
+        began_at=max(state.began_at for state in states),
     )
 
 

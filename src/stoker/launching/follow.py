@@ -32,6 +32,9 @@ from stoker.units import format_bytes, format_seconds
 POLL_S, STATE_EVERY_S = 1.0, 5.0
 """Time between requests for events, and for the state [s]."""
 
+MORE_BYTES = 64 * 1024
+"""An answer of so many bytes of the log is followed by another request at once [bytes]."""
+
 LONGEST_PAUSE_S = 30.0
 """Time between requests at most while a place does not answer [s]: it doubles from `POLL_S` on."""
 
@@ -315,15 +318,17 @@ class Follower:
     def _pull(self) -> bool:
         """Bring and show what is new; False if the place does not answer.
 
+        A short answer was all that there was: each question costs the place a process, which a run on few cores feels.
         Where a request takes as long as the run takes to say something, more is always there: the rest waits for the
         next call, so that the state is asked for and the money watched. An ended run's log is read to its end.
         """
         began = self.clock()
         try:
-            while self._stream.pull():
+            while num_bytes := self._stream.pull():
                 self._show_new()
                 is_all_wanted = self._state.phase in ENDED or not self.is_watching
-                if self.clock() - began >= POLL_S and not is_all_wanted:
+                is_caught_up = num_bytes < MORE_BYTES or self.clock() - began >= POLL_S
+                if is_caught_up and not is_all_wanted:
                     break
         except PlaceUnreachable as problem:
             self._show_new()

@@ -16,9 +16,10 @@ import json
 import platform
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.devices import attached_cpu, catalogue
@@ -27,7 +28,6 @@ from stoker.jobs import Entry, Job, load_job
 from stoker.launching import launcher_of, parse_target
 from stoker.launching.at_place import longest_save_s
 from stoker.launching.bundle import (
-    MOST_BYTES,
     code_bundle,
     commit_of,
     data_of,
@@ -37,6 +37,8 @@ from stoker.launching.bundle import (
 )
 from stoker.launching.environment_lock import EnvironmentLock, lock_of
 from stoker.launching.follow import EventStream
+from stoker.launching.kept_forecasts import keep_forecast, kept_forecast
+from stoker.launching.launch_options import LaunchOptions, PlaceQuestion
 from stoker.launching.launcher import (
     Launcher,
     LaunchTarget,
@@ -48,8 +50,9 @@ from stoker.launching.launcher import (
     utc_now,
 )
 from stoker.launching.meter import LEAST_RESERVE_S, Meter, most_seconds, price_there
-from stoker.launching.place_history import NO_LESSONS, PlaceLessons, lessons_of, place_of
+from stoker.launching.place_history import NO_LESSONS, PlaceLessons, job_key, lessons_of, place_of
 from stoker.planning.decision import plan
+from stoker.planning.resolved_job import resolve_job
 from stoker.records import ENDED, Forecast, Launch, LaunchState
 from stoker.records.codec import digest
 from stoker.store import RunDirectory, cache_root, runs_root, write_atomic
@@ -64,45 +67,6 @@ _PLAN_FILE = ".stoker-plan.json"
 _START_UP_S = 120.0
 """Allowed for starting Python, planning and reading data, before the time of the forecast begins [s]."""
 _MOST_ITEMS = 1000
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
-    """How a run is executed elsewhere; nothing of it changes what is learned.
-
-    Attributes:
-        run_dir: the run's directory here; its name is the run's name there.
-        new: start another run even where one could be continued.
-        env: `lock`: the versions of this machine, installed there once; `theirs`: the place's own Python; or a path
-            to one.
-        image: container image, at places that run images.
-        secrets: names of environment variables whose values are sent.
-        send: further files and folders that the job reads.
-        data: files and folders of data, found at the place by their digest or sent.
-        plan: a plan file to train under.
-        variables: environment variables to set there.
-        place: options of the place, by name: `root`, `data`, and what its kind knows.
-        arguments: further arguments of `stoker train` at the place.
-        send_limit: most bytes to send [bytes].
-        max_cost: the run is saved and stopped before its cost, with that of earlier starts, exceeds this.
-        time_limit_s: the longest that it may hold devices [s], over all starts that follow from this call; None: no
-            limit, and each start asks a scheduler for the upper bound of the forecast, if there is one.
-    """
-
-    run_dir: Path | None = None
-    new: bool = False
-    env: str = "lock"
-    image: str = ""
-    secrets: tuple[str, ...] = ()
-    send: tuple[Path, ...] = ()
-    data: tuple[Path, ...] = ()
-    plan: Path | None = None
-    variables: Mapping[str, str] = field(default_factory=dict)
-    place: Mapping[str, str] = field(default_factory=dict)
-    arguments: tuple[str, ...] = ()
-    send_limit: float = MOST_BYTES
-    max_cost: float | None = None
-    time_limit_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +93,7 @@ def launch(
     settings: Mapping[str, object] | None = None,
     options: LaunchOptions | None = None,
     tell: Callable[[str], None] = lambda _: None,
+    question: PlaceQuestion | None = None,
 ) -> LaunchedRun:
     """Start the run of a job file elsewhere, or find it where it is going on.
 
@@ -138,6 +103,8 @@ def launch(
         settings: values by name, as for `--set`.
         options: what travels, and how.
         tell: receives a line of text about each step that takes time.
+        question: what the place was asked before, with these options; None: it is asked now, while the job is
+            read.
 
     Returns:
         The run, started or going on; its end is not waited for.
@@ -152,6 +119,7 @@ def launch(
     path, target = Path(job_file), parse_target(on)
     launcher = launcher_of(target.kind)
     secret_values(options.secrets)
+    question = question or PlaceQuestion(target, options)
     job, entry = load_job(path, _texts(settings))
     identity = identity_of(entry)
     directory, before, because = choose_run(path, identity, on, options)
@@ -172,21 +140,24 @@ def launch(
             if options.max_cost is not None:
                 _bring_log(directory, launcher, before, tell)
         tell(f"asking {on}")
-        probe = _probe(launcher, submission, options)
+        probe = _answered(question)
         submission = launcher.with_forecasts(job, entry, submission, tell)
         price_per_h, currency, price_source = _price(launcher, target, options)
         held = _held_limit(directory, earlier, options, price_per_h)
-        forecast, limits = None, [held]
-        if launcher.limits_time and options.time_limit_s is None:
-            forecast = forecast_there(job, entry, target, probe, tell)
+        device = device_word(target, probe)
+        is_limited = launcher.limits_time and options.time_limit_s is None
+        forecast, limits = forecast_there(job, entry, device, probe, tell, is_needed=is_limited), [held]
         save_s = submission.save_s  # before a limit there has to be time for a save; the run there forecasts its own
-        if forecast is not None:
+        if is_limited and forecast is not None:
             save_s = forecast.checkpoint_s.high
-            limits.append(time_limit(forecast, lessons_of(place_of(on))))
+            key = job_key(submission.code.digest, submission.arguments)
+            limits.append(time_limit(forecast, lessons_of(place_of(on), job=key, device=device or "")))
         submission = replace(submission, save_s=max(save_s, longest_save_s(directory.events_path)))
         limit_s = min((limit for limit in limits if limit is not None), default=None)
         submission = replace(submission, time_limit_s=limit_s, most_held_s=held)
         handle = launcher.start(submission, tell)
+        submitted_at = utc_now("milliseconds")
+        submit_s = time.monotonic() - question.began_s
         commit = commit_of(path.resolve().parent)
         record = Launch(
             run=directory.name,
@@ -197,7 +168,7 @@ def launch(
             code_digest=submission.code.digest,
             environment_digest=_environment_digest(submission),
             arguments=submission.arguments,
-            submitted_at=utc_now("milliseconds"),
+            submitted_at=submitted_at,
             commit=commit.name,
             has_changes=bool(commit.diff),
             max_cost=options.max_cost,
@@ -210,7 +181,9 @@ def launch(
             price_per_h=price_per_h,
             currency=currency,
             price_source=price_source,
-            states=(*earlier, seen_now("queued", "submitted")),
+            states=(*earlier, replace(seen_now("queued", "submitted"), at=submitted_at)),
+            device=device or "",
+            submit_s=submit_s,
         )
         directory.write_launch(record)
         keep_sources(directory, entry)
@@ -238,17 +211,14 @@ def _require_its_limits(before: Launch, state: LaunchState, options: LaunchOptio
         )
 
 
-def _probe(launcher: Launcher, submission: Submission, options: LaunchOptions) -> Probe:
+def _answered(question: PlaceQuestion) -> Probe:
     """The resources of the place, which are all that the run needs.
 
     Raises:
         PlaceFailed: something is missing, or (PlaceUnreachable) the place does not answer.
     """
-    place = dict(submission.options)
-    if "python" in launcher.options and options.env not in {"lock", "theirs"}:
-        place["python"] = options.env
     try:
-        probe = launcher.probe(submission.target, place)
+        probe = question.answer()
     except PlaceUnreachable as problem:
         remedy = "Nothing was started; the same command tries again."
         raise PlaceUnreachable(problem.message, remedy=remedy) from problem
@@ -366,7 +336,7 @@ def prepare(
     paths = data_paths(job)
     inside = [path for path in paths if is_below(path, root)]
     data = [data_of(path, root) for path in dict.fromkeys((*inside, *options.data))]
-    arguments = (*_settings(entry), *options.arguments)
+    arguments = (*settings_words(entry), *options.arguments)
     extra: dict[str, bytes] = {}
     if options.plan is not None:
         extra[_PLAN_FILE] = _content_of(options.plan)
@@ -395,27 +365,43 @@ def prepare(
 
 
 def forecast_there(
-    job: Job, entry: Entry, target: LaunchTarget, probe: Probe, tell: Callable[[str], None]
+    job: Job, entry: Entry, word: str | None, probe: Probe, tell: Callable[[str], None], *, is_needed: bool
 ) -> Forecast | None:
-    """The forecast of the run on the place's devices; None, said, where they are not known here.
+    """The forecast of the run on the place's devices; None where they are not known here, or it is not needed.
+
+    One that was made a short time ago, as by `stoker plan --on`, is taken as it is.
+
+    Args:
+        job: the job.
+        entry: its file.
+        word: the devices (`device_word`).
+        probe: the answer of the place.
+        tell: hears why there is none, if it is needed.
+        is_needed: make it if none is kept.
+    """
+    if word is None:
+        if is_needed:
+            tell(f"no forecast: {probe.device or 'the device'} is not known here; the run there makes its own")
+        return None
+    kept = kept_forecast(job, entry, word)
+    if kept is not None or not is_needed:
+        return kept
+    tell(f"forecasting for {word}")
+    try:
+        forecast = plan(job, on=word, entry=entry).chosen.forecast
+    except NoDevice as problem:
+        tell(f"no forecast: {problem.message}")
+        return None
+    keep_forecast(resolve_job(job, entry), word, forecast)
+    return forecast
+
+
+def device_word(target: LaunchTarget, probe: Probe) -> str | None:
+    """The word of `stoker plan --on` for a place's devices; None: they are not known.
 
     A GPU has to be in the catalogue, by the word or by what the probe found. A CPU has to be the one of this machine,
     on which its operations are measured.
     """
-    word = device_word(target, probe)
-    if word is None:
-        tell(f"no forecast: {probe.device or 'the device'} is not known here; the run there makes its own")
-        return None
-    tell(f"forecasting for {word}")
-    try:
-        return plan(job, on=word, entry=entry).chosen.forecast
-    except NoDevice as problem:
-        tell(f"no forecast: {problem.message}")
-        return None
-
-
-def device_word(target: LaunchTarget, probe: Probe) -> str | None:
-    """The word of `stoker plan --on` for a place's devices; None: they are not known."""
     shape = f"{target.num_devices}x" if target.num_devices > 1 else ""
     if target.device not in {"", "cpu"}:
         return f"{shape}{target.device}"
@@ -433,7 +419,7 @@ def time_limit(forecast: Forecast, lessons: PlaceLessons = NO_LESSONS) -> float:
     Where earlier runs of the place took longer to start, or longer than their forecasts, so much is allowed for.
     """
     start_s = max(_START_UP_S, lessons.longest_start_s or 0.0)
-    return forecast.total_s.scaled(lessons.ratio, "s").high + forecast.checkpoint_s.high + start_s
+    return lessons.run_time(forecast).high + forecast.checkpoint_s.high + start_s
 
 
 def identity_of(entry: Entry) -> str:
@@ -587,7 +573,8 @@ def _texts(settings: Mapping[str, object] | None) -> dict[str, str]:
     }
 
 
-def _settings(entry: Entry) -> tuple[str, ...]:
+def settings_words(entry: Entry) -> tuple[str, ...]:
+    """The settings of a job file as words of a command."""
     return tuple(word for name, text in entry.settings.items() for word in ("--set", f"{name}={text}"))
 
 

@@ -55,8 +55,9 @@ export LC_ALL=C
 echo "time $(date +%s.%N)"
 echo "host $(hostname)"
 for p in python3.11 python3.12 python3.13 python3.14 python3; do
-    command -v $p >/dev/null 2>&1 && echo "python $($p -c 'import platform; print(platform.python_version())')"
+    ! command -v $p >/dev/null 2>&1 || echo "python $($p -c 'import platform; print(platform.python_version())')" &
 done
+wait
 echo "cpu $(awk -F': ' '/model name/ {print $2; exit}' /proc/cpuinfo)"
 """
 """Begins a shell script by which a host says what it is: clock, name, Pythons, CPU; a word and a value a line."""
@@ -158,11 +159,24 @@ class Line(abc.ABC):
 
     def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
         """Replace a file there at once; its folder is made."""
+        self.write_all({path: (content, mode)})
+
+    def write_all(self, files: Mapping[str, tuple[bytes, int]], *, without: str = "") -> None:
+        """Replace several files there by one command, each at once, and remove the file `without`.
+
+        Args:
+            files: content and mode by path.
+            without: absolute path; "": none.
+        """
         script = (
-            'umask 077; mkdir -p -- "$(dirname -- "$1")" && cat > "$1.writing-$$" && chmod "$2" "$1.writing-$$" '
-            '&& mv -f -- "$1.writing-$$" "$1" || { rm -f -- "$1.writing-$$"; exit 1; }'
+            'umask 077; [ -z "$1" ] || rm -f -- "$1" || exit 1; shift; while [ $# -gt 0 ]; do mkdir -p -- '
+            '"$(dirname -- "$1")" && head -c "$3" > "$1.writing-$$" && chmod "$2" "$1.writing-$$" '
+            '&& { [ "$(wc -c < "$1.writing-$$")" -eq "$3" ] || { echo "the transfer was cut" >&2; false; }; } '
+            '&& mv -f -- "$1.writing-$$" "$1" || { rm -f -- "$1.writing-$$"; exit 1; }; shift 3; done'
         )
-        self.run(["sh", "-c", script, "sh", path, f"{mode:o}"], stdin=content)
+        about = [word for path, (content, mode) in files.items() for word in (path, f"{mode:o}", str(len(content)))]
+        content = b"".join(content for content, _ in files.values())
+        self.run(["sh", "-c", script, "sh", without, *about], stdin=content)
 
     def exists(self, path: str) -> bool:
         """Whether a file or folder is there."""

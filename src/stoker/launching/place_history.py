@@ -1,8 +1,10 @@
-"""Lessons from earlier runs at a place: how long they queued, and how far their forecasts were off.
+"""Lessons from earlier runs at a place: how long they queued, took to start, and trained, against their forecasts.
 
-What: a line for each run that came home, in the cache. The next estimate for that place takes the median wait where the
-place itself cannot say when a job would start, and multiplies the forecast of the run by the median of measured over
-forecast. Costs: nothing. It may be deleted; the next estimate then knows less.
+What: a line for each run that came home, in the cache. The next estimate for that place takes the median of each part
+of the time there: the submission, the wait where the place itself cannot say when a job would start, and the start of
+the processes. A run is expected to train at the pace of earlier runs of the same job on the same devices there; of
+another job, as its forecast times the median of measured over forecast says, where both are forecasts for the place
+before any correction. Costs: nothing. It may be deleted; the next estimate then knows less.
 """
 
 from __future__ import annotations
@@ -14,13 +16,16 @@ from statistics import geometric_mean, median
 from typing import ClassVar
 
 from stoker.errors import StokerError
-from stoker.records import Launch
+from stoker.records import Estimate, Forecast, Launch, digest
 from stoker.reporting.launch_text import launch_waits
 from stoker.store import RunDirectory, cache_root
 from stoker.store.record_caches import RecordLog
 
 NEWEST = 20
 """Runs of a place that count: the newest."""
+
+NEWEST_PACES = 3
+"""Runs of the same job that count for its pace: what else its devices do changes."""
 
 FEWEST_RATIOS = 2
 """One run alone may have met a bad day: forecasts are corrected from so many on."""
@@ -33,24 +38,35 @@ class PlaceRun:
     Attributes:
         place: kind and address, such as `slurm:gpu`.
         word: the whole word of `--on`.
-        queue_s: from the submission to the first sign of the run's processes [s]; None: not seen.
-        first_update_s: from there to the first progress of training [s]; None: not seen.
-        forecast_s, measured_s: total time of training [s]; None: not forecast, or it did not finish.
+        job: what it trained and how (`job_key`); "": unknown.
+        device: as `stoker plan --on` names it; "": unknown.
+        submit_s: from the command to the submission [s]; None: not measured, or files were sent.
+        queue_s: from the submission to the start of the run's processes [s]; None: not seen.
+        startup_s: from there to the beginning of training [s]; None: not seen.
+        forecast_s: total time of training, as forecast for the place when it was submitted [s]; None: it was not.
+        measured_s: total time of training [s]; None: it did not finish, or not all of it there.
+        tried_s: part of it in which the run tried plans [s]: the next run of the job there begins under the one chosen.
+        samples: trained on in that time.
         spent: cost, in `currency`; None: unknown.
         at: when it was submitted, ISO 8601 in UTC.
     """
 
-    schema: ClassVar[int] = 1
+    schema: ClassVar[int] = 2
 
     place: str
     word: str
     run: str
     at: str
+    job: str = ""
+    device: str = ""
     sent_bytes: int = 0
+    submit_s: float | None = None
     queue_s: float | None = None
-    first_update_s: float | None = None
+    startup_s: float | None = None
     forecast_s: float | None = None
     measured_s: float | None = None
+    tried_s: float = 0.0
+    samples: int = 0
     spent: float | None = None
     currency: str = "USD"
 
@@ -61,21 +77,45 @@ class PlaceLessons:
 
     Attributes:
         num_runs: runs that count.
+        submit_s: median time from the command to the submission, where nothing was sent [s]; None: never seen.
         queue_s: median wait [s]; None: never seen.
-        first_update_s: median time from the start of processes to the first progress [s]; None: never seen.
+        startup_s: median time from the start of processes to the beginning of training [s]; None: never seen.
         longest_start_s: longest of these times [s]; None: never seen.
         ratio: by what to multiply a forecast [1]; 1 where too few runs compare.
         num_ratios: runs that were compared with their forecast.
         mean_error: mean distance of measured from forecast times, as a factor above 1; None: too few.
+        pace_s: median time per sample of the same job on the same devices [s]; None: it never ran there.
+        num_paces: runs that it was measured in.
     """
 
     num_runs: int = 0
+    submit_s: float | None = None
     queue_s: float | None = None
-    first_update_s: float | None = None
+    startup_s: float | None = None
     longest_start_s: float | None = None
     ratio: float = 1.0
     num_ratios: int = 0
     mean_error: float | None = None
+    pace_s: float | None = None
+    num_paces: int = 0
+
+    def run_time(self, forecast: Forecast) -> Estimate:
+        """The time of training there [s]: at the pace of the same job, or else the forecast, corrected."""
+        return forecast.total_s.scaled(self._factor(forecast))
+
+    def in_words(self, forecast: Forecast) -> str:
+        """What `run_time` rests on beyond the forecast; "" for nothing."""
+        runs = f"{self.num_paces} earlier run{'s' if self.num_paces > 1 else ''}"
+        if self.pace_s is not None and forecast.total_samples:
+            return f"at the pace of {runs} of this job there (forecast × {self._factor(forecast):.2f})"
+        if self.num_ratios and self.ratio != 1:
+            return f"forecast × {self.ratio:.2f}, as {self.num_ratios} earlier runs took"
+        return ""
+
+    def _factor(self, forecast: Forecast) -> float:
+        if self.pace_s is None or not forecast.total_samples:
+            return self.ratio
+        return self.pace_s * forecast.total_samples / forecast.total_s.value
 
 
 NO_LESSONS = PlaceLessons()
@@ -95,6 +135,11 @@ def place_of(word: str) -> str:
     return word.partition("/")[0]
 
 
+def job_key(code_digest: str, arguments: Iterable[str]) -> str:
+    """SHA-256 (hex) of what is trained and under which settings: the files that are sent, and arguments of `train`."""
+    return digest([code_digest, list(arguments)])
+
+
 def remember_run(directory: RunDirectory, launch: Launch) -> None:
     """Add a run that came home; what cannot be read or written is left out: it is only for the next estimate."""
     with suppress(StokerError):
@@ -102,42 +147,71 @@ def remember_run(directory: RunDirectory, launch: Launch) -> None:
             return
         events = directory.read_events() if directory.events_path.exists() else ()
         finished = directory.read_run() if directory.is_run else None
-        is_whole = finished is not None and finished.status == "finished" and finished.ended_early is None
-        queue_s, first_update_s = launch_waits(launch, events)
+        is_whole = (
+            finished is not None
+            and finished.status == "finished"
+            and finished.ended_early is None
+            and finished.forked_from is None
+            and not launch.continued_here_at
+        )
+        queue_s, startup_s = launch_waits(launch, events)
         decision = directory.read_decision() if is_whole else None
-        forecast_s = launch.forecast_s
-        if forecast_s is None and decision is not None and decision.is_settled:
-            forecast_s = decision.chosen.forecast.total_s.value
+        tried_s = 0.0 if decision is None else decision.chosen.forecast.trials_s or 0.0
         place_history().append(
             PlaceRun(
                 place=place_of(launch.place),
                 word=launch.place,
                 run=launch.run,
                 at=launch.submitted_at,
+                job=job_key(launch.code_digest, launch.arguments),
+                device=launch.device,
                 sent_bytes=launch.sent_bytes,
+                submit_s=None if launch.sent_bytes else launch.submit_s,
                 queue_s=queue_s,
-                first_update_s=first_update_s,
-                forecast_s=forecast_s,
+                startup_s=startup_s,
+                forecast_s=launch.forecast_s,
                 measured_s=finished.wall_s if finished is not None and is_whole else None,
+                tried_s=tried_s,
+                samples=finished.samples if finished is not None and is_whole else 0,
                 spent=launch.spent,
                 currency=launch.currency,
             )
         )
 
 
-def lessons_of(place: str, runs: Iterable[PlaceRun] | None = None) -> PlaceLessons:
-    """Statistics of the newest runs of a place (`place_of`); `runs` default to the history here."""
-    known = [run for run in (place_history().read() if runs is None else runs) if run.place == place][-NEWEST:]
-    queued = [run.queue_s for run in known if run.queue_s is not None]
-    first = [run.first_update_s for run in known if run.first_update_s is not None]
+def lessons_of(place: str, *, job: str = "", device: str = "") -> PlaceLessons:
+    """Statistics of the newest runs of a place (`place_of`), for a job (`job_key`) on a device, where these are known.
+
+    Args:
+        place: kind and address.
+        job: of which the pace is wanted; "": of none.
+        device: on which, as `stoker plan --on` names it.
+    """
+    history = [run for run in place_history().read() if run.place == place]
+    known = history[-NEWEST:]
+    startups = _values(run.startup_s for run in known)
     ratios = [run.measured_s / run.forecast_s for run in known if run.measured_s and run.forecast_s]
+    same = [run for run in history if job and (run.job, run.device) == (job, device)]
+    paces = [(run.measured_s - run.tried_s) / run.samples for run in same if run.measured_s and run.samples]
     is_enough = len(ratios) >= FEWEST_RATIOS
     return PlaceLessons(
         num_runs=len(known),
-        queue_s=median(queued) if queued else None,
-        first_update_s=median(first) if first else None,
-        longest_start_s=max(first, default=None),
+        submit_s=_median(run.submit_s for run in known),
+        queue_s=_median(run.queue_s for run in known),
+        startup_s=_median(startups),
+        longest_start_s=max(startups, default=None),
         ratio=median(ratios) if is_enough else 1.0,
         num_ratios=len(ratios),
         mean_error=geometric_mean([max(ratio, 1 / ratio) for ratio in ratios]) if is_enough else None,
+        pace_s=_median(paces[-NEWEST_PACES:]),
+        num_paces=min(len(paces), NEWEST_PACES),
     )
+
+
+def _values(measured: Iterable[float | None]) -> list[float]:
+    return [value for value in measured if value is not None]
+
+
+def _median(measured: Iterable[float | None]) -> float | None:
+    values = _values(measured)
+    return median(values) if values else None

@@ -3,7 +3,8 @@
 What: the offers of each place, each with the forecast of the run on its devices. A run is finished after the wait for
 its start, the transfer of what is sent, and the run itself with what preemptions cost. The sticker order, by price
 an hour, is shown for comparison: it says nothing of how long a run takes.
-Learned: earlier runs of a place correct its forecast and give its wait where the place itself cannot (`place_history`).
+Learned: earlier runs of a place give the pace of their jobs, correct other forecasts, say what starting takes, and the
+wait where the place itself cannot (`place_history`).
 Costs: one question to each place, and one forecast for each kind of device.
 """
 
@@ -22,14 +23,15 @@ from stoker.errors import BadJob, DoesNotFit, NoDevice, PlaceFailed, StokerError
 from stoker.jobs import Entry, Job
 from stoker.launching import is_elsewhere, launcher_of, parse_target
 from stoker.launching.bundle import code_bundle, data_of, stoker_bundle, work_folder
-from stoker.launching.launch import data_paths, device_word, is_below, time_limit
+from stoker.launching.kept_forecasts import keep_forecast
+from stoker.launching.launch import data_paths, device_word, is_below, settings_words, time_limit
 from stoker.launching.launcher import Launcher, LaunchTarget, Offer, Probe, Request
-from stoker.launching.place_history import PlaceLessons, lessons_of, place_of
+from stoker.launching.place_history import PlaceLessons, job_key, lessons_of, place_of
 from stoker.planning.decision import STARTING_S, memory_limit, most_threads, on_one, require_mtbf
 from stoker.planning.model.objectives import Objective, PlanLimits
 from stoker.planning.planner import Planner
 from stoker.planning.resolved_job import resolve_job
-from stoker.records import Candidate, Estimate
+from stoker.records import Candidate, Estimate, Forecast
 from stoker.units import format_money, format_seconds
 
 ASSUMED_BYTES_PER_S = 12.5e6
@@ -47,9 +49,10 @@ class PlaceOffer:
         text: word of `--on` that takes it.
         device: what the forecast is for, such as `4xa100-80g`; "" without a forecast.
         starts_in_s: wait until the run's processes start [s]; None: unknown, counted as none, and ranked after others.
+        startup_s: the submission before the wait, and from the start of the processes to training [s], as learned.
         transfer_s: to send what the job needs [s].
         run: forecast of the run there, preemptions and what was learned included [s].
-        finish_s: start, transfer and run together [s]; None without a forecast.
+        finish_s: wait, start-up, transfer and run together [s]; None without a forecast.
         cost: of the run, its start and restarts [`currency`]; None: unknown.
         price_per_h: of all devices; 0: nothing is charged; None: unknown.
         interrupted: probability of at least one preemption [0 to 1].
@@ -61,6 +64,7 @@ class PlaceOffer:
     text: str
     device: str = ""
     starts_in_s: float | None = None
+    startup_s: float = 0.0
     transfer_s: float = 0.0
     run: Estimate | None = None
     finish_s: float | None = None
@@ -116,6 +120,10 @@ class _Forecasts:
                 self._known[word] = problem.message
         return self._known[word]
 
+    def known(self) -> dict[str, Forecast]:
+        """The forecasts that were made, by word of a device."""
+        return {word: best.forecast for word, best in self._known.items() if isinstance(best, Candidate)}
+
 
 def compare_places(
     job: Job,
@@ -151,20 +159,23 @@ def compare_places(
     elsewhere = [word for word in names if is_elsewhere(word)]
     for word in elsewhere:
         parse_target(word)
-    sent_bytes = 0 if entry is None else bytes_to_send(job, entry)
+    sent_bytes, key = (0, "") if entry is None else to_send(job, entry)
     planner = Planner(
         resolve_job(job, entry), is_all_elsewhere="here" not in names, device_mtbf_h=require_mtbf(device_mtbf_h)
     )
     forecasts = _Forecasts(planner, memory_limit(memory), most_threads(threads))
+    is_kept = memory is None and threads is None and device_mtbf_h is None  # as a run there is forecast
     asked: dict[str, _Answer | str] = {}
     with ThreadPoolExecutor(max_workers=8) as pool:
         asked.update(zip(elsewhere, pool.map(_ask, elsewhere), strict=True))
     offers: list[PlaceOffer] = []
     for word in names:
         if word in asked:
-            offers += _offers_of(word, asked[word], forecasts, sent_bytes)
+            offers += _offers_of(word, asked[word], forecasts, sent_bytes, key)
         else:
             offers += _on_devices(word, forecasts)
+    for device, forecast in forecasts.known().items() if is_kept and elsewhere else ():
+        keep_forecast(planner.prepared, device, forecast)
     lines = []
     if elsewhere and sent_bytes > ASSUMED_BYTES_PER_S:
         lines.append("transfer: at 100 Mbit/s, which is assumed; what a place has already is not sent")
@@ -223,12 +234,13 @@ def ranked(offers: Sequence[PlaceOffer], limits: PlanLimits, objective: Objectiv
     return tuple(replace(offer, why=_why(offer, best, by_money=by_money)) for offer in order)
 
 
-def bytes_to_send(job: Job, entry: Entry) -> int:
-    """Bytes sent to a place that has none of the files yet: code, Stoker, and data below the job's folder."""
+def to_send(job: Job, entry: Entry) -> tuple[int, str]:
+    """Bytes for a place that has no file yet: code, Stoker, data below the job's folder; and the job's `job_key`."""
     root = work_folder(entry.path)
     data = [data_of(path, root) for path in data_paths(job) if is_below(path, root)]
-    bundles = [stoker_bundle(), code_bundle(entry.path, entry.sources, data), *(candidate.bundle for candidate in data)]
-    return sum(bundle.num_bytes for bundle in bundles)
+    code = code_bundle(entry.path, entry.sources, data)
+    bundles = [stoker_bundle(), code, *(candidate.bundle for candidate in data)]
+    return sum(bundle.num_bytes for bundle in bundles), job_key(code.digest, settings_words(entry))
 
 
 @dataclass(frozen=True)
@@ -254,11 +266,11 @@ def _ask(word: str) -> _Answer | str:
         return str(problem).split("\n", 1)[0]
 
 
-def _offers_of(word: str, answer: _Answer | str, forecasts: _Forecasts, sent_bytes: int) -> list[PlaceOffer]:
-    """The offers of a place, with forecasts."""
+def _offers_of(word: str, answer: _Answer | str, forecasts: _Forecasts, sent_bytes: int, key: str) -> list[PlaceOffer]:
+    """The offers of a place, with forecasts of the job whose `job_key` is `key`."""
     if isinstance(answer, str):
         return [PlaceOffer(text=word, problem=answer)]
-    lessons, offers = lessons_of(place_of(word)), []
+    offers = []
     for offer in answer.offers:
         shape = replace(
             answer.target,
@@ -268,6 +280,7 @@ def _offers_of(word: str, answer: _Answer | str, forecasts: _Forecasts, sent_byt
             device=offer.device,
         )
         best = _forecast(shape, answer.probe, forecasts)
+        lessons = lessons_of(place_of(word), job=key, device=device_word(shape, answer.probe) or "")
         if isinstance(best, Candidate) and answer.launcher.limits_time:
             offer = _with_limit(answer.launcher, shape, offer, best, lessons)  # noqa: PLW2901 - the same, asked for precisely
         offers.append(_priced(offer, best, lessons, sent_bytes))
@@ -298,13 +311,16 @@ def _priced(offer: Offer, best: Candidate | str, lessons: PlaceLessons, sent_byt
     """An offer with what its run takes and costs."""
     is_learned = lessons.queue_s is not None and (offer.starts_in_s is None or offer.is_rented)
     starts_in_s = lessons.queue_s if is_learned else offer.starts_in_s
-    startup_s = lessons.first_update_s or 0.0
+    startup_s, submit_s = lessons.startup_s or 0.0, lessons.submit_s or 0.0
     parts = [offer.why] if offer.why else []
     if is_learned:
         parts.append(f"wait: median of {lessons.num_runs} earlier runs")
+    if startup_s + submit_s:
+        parts.append(f"start-up {format_seconds(startup_s + submit_s)}, as earlier runs took")
     made = PlaceOffer(
         text=offer.text,
         starts_in_s=starts_in_s,
+        startup_s=startup_s + submit_s,
         transfer_s=sent_bytes / ASSUMED_BYTES_PER_S,
         price_per_h=offer.price_per_h,
         currency=offer.currency,
@@ -315,9 +331,9 @@ def _priced(offer: Offer, best: Candidate | str, lessons: PlaceLessons, sent_byt
         return replace(made, device=offer.device, why="; ".join([*parts, best]))
     charged_s = startup_s + (starts_in_s or 0.0 if offer.is_rented else 0.0)
     restart_s = charged_s or RESTART_S
-    if lessons.num_ratios and lessons.ratio != 1:
-        parts.append(f"forecast × {lessons.ratio:.2f}, as {lessons.num_ratios} earlier runs took")
-    run = best.forecast.total_s.scaled(lessons.ratio, "s")
+    if words := lessons.in_words(best.forecast):
+        parts.append(words)
+    run = lessons.run_time(best.forecast)
     preemptions = offer.preempted_per_h * run.value / 3600
     lost_s = preemptions * (restart_s + (best.forecast.checkpoint_every_s or 0.0) / 2)
     run = replace(run, value=run.value + lost_s, high=run.high + 2 * lost_s)
@@ -327,7 +343,7 @@ def _priced(offer: Offer, best: Candidate | str, lessons: PlaceLessons, sent_byt
         made,
         device=best.device,
         run=run,
-        finish_s=(starts_in_s or 0.0) + startup_s + made.transfer_s + run.value,
+        finish_s=(starts_in_s or 0.0) + made.startup_s + made.transfer_s + run.value,
         cost=None if price is None else held.scaled(price / 3600, offer.currency),
         interrupted=-math.expm1(-preemptions),
         why="; ".join(parts),

@@ -6,8 +6,10 @@ something whole, named by its digest, or nothing.
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,7 +18,7 @@ from stoker.launching.at_place import LaunchOrder
 from stoker.launching.bundle import Bundle, require_sendable, sending_text
 from stoker.launching.environment_lock import EnvironmentLock, base_python_script
 from stoker.launching.launcher import Submission
-from stoker.launching.lines import Line
+from stoker.launching.lines import Answer, Line
 from stoker.records.codec import dumps, loads
 from stoker.units import format_bytes
 
@@ -70,51 +72,159 @@ def program_at(python: str, stoker: str, command: str, directory: str, *options:
     return ["env", f"PYTHONPATH={stoker}", python, "-m", "stoker.launching.at_place", command, directory, *options]
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a place has already for a submission, and for the environment of the run.
+
+    Attributes:
+        root: folder of everything of Stoker there, absolute.
+        records: content of `launch/handle.json`, `launch/order.json` and `run.json` of a run of that name, by name.
+        bundles: folders that are there, absolute.
+        missing: paths of the submission's `expected` that are not there.
+        free_bytes: on the disk of `root` [bytes].
+        python: whether the place's own Python can be used, and what it says; None: an environment is made.
+        is_ready: whether the environment is made.
+    """
+
+    root: str
+    records: dict[str, bytes]
+    bundles: frozenset[str]
+    missing: tuple[str, ...]
+    free_bytes: int
+    python: Answer | None
+    is_ready: bool
+
+    @property
+    def order(self) -> bytes:
+        """The order of a run of that name; b"" if there is none."""
+        return self.records.get("launch/order.json", b"")
+
+
+_LOOK = r"""
+case $1 in /*) root=$1;; *) root=$(cd && pwd)/$1 || exit;; esac
+run=$root/runs/$2 ready=$3 python=$4 expected=$5
+shift 5
+echo "root $root"
+for f in launch/handle.json launch/order.json run.json; do
+    [ ! -e "$run/$f" ] || echo "record $f $(base64 -w 0 -- "$run/$f")"
+done
+while [ "$expected" -gt 0 ]; do
+    [ -e "$1" ] || printf 'missing %s
+' "$1"
+    shift; expected=$((expected - 1))
+done
+for f in "$@"; do [ ! -d "$root/$f" ] || [ -L "$root/$f" ] || echo "bundle $root/$f"; done  # a link may be out of date
+[ -z "$ready" ] || [ ! -e "$root/$ready/complete" ] || echo "ready"
+while [ ! -d "$root" ]; do root=$(dirname -- "$root"); done
+echo "free $(df -Pk -- "$root" | awk 'END {print $4}')"
+[ -z "$python" ] || {
+    path=$(command -v "$python") && said=$("$path" -c "$THEIR" 2>&1) && code=0 || code=$?
+    [ -n "$path" ] || said="there is no $python"
+    echo "python $code $path"
+    echo "said $(echo "$said" | tail -n 1)"
+}
+exit 0
+"""
+_THEIR_PYTHON = (
+    "import sys, importlib.util as u; m = [n for n in ('torch', 'numpy', 'safetensors', 'typer', 'rich', 'plotly', "
+    "'jinja2') if u.find_spec(n) is None]; "
+    "print('%s has no %s' % (sys.executable, ', '.join(m)), file=sys.stderr) if m else None; "
+    "sys.exit(3 if m else 4 if sys.version_info < (3, 11) else 0)"
+)
+
+
+def look(line: Line, submission: Submission) -> Found:
+    """What the place has already, by one command that changes nothing."""
+    environment, bundles = submission.environment, _bundles(submission)
+    is_theirs = isinstance(environment, str)
+    ready = "" if isinstance(environment, str) else environment.folder(environment.python)
+    about = [submission.root.removeprefix("~/"), submission.run, ready, environment if is_theirs else ""]
+    about += [str(len(submission.expected)), *submission.expected, *(bundle.folder for bundle in bundles)]
+    script = f"THEIR={shlex.quote(_THEIR_PYTHON)}\n{_LOOK}"
+    rows = [
+        row.partition(" ")[::2]
+        for row in line.shell(script, *map(str, about)).stdout.decode(errors="surrogateescape").split("\n")
+    ]
+    said = dict(rows)
+    code, _, path = said.get("python", "").partition(" ")
+    return Found(
+        root=said["root"],
+        records={
+            name: base64.b64decode(text)
+            for name, _, text in (rest.partition(" ") for word, rest in rows if word == "record")
+        },
+        bundles=frozenset(rest for word, rest in rows if word == "bundle"),
+        missing=tuple(rest for word, rest in rows if word == "missing"),
+        free_bytes=int(said.get("free") or 0) * 1024,
+        python=Answer(int(code or 1), path.encode(), said.get("said", "")) if is_theirs else None,
+        is_ready="ready" in said,
+    )
+
+
 def ship(
     line: Line,
     submission: Submission,
+    found: Found,
     *,
     tell: Callable[[str], None] = lambda _: None,
-    is_requeued: bool = False,
-    submitted_at: str = "",
 ) -> Shipped:
-    """Send what is missing, make the environment, and write the order; nothing is started.
+    """Send what is missing and make the environment; nothing is ordered or started.
 
     Args:
         line: to the machine whose disk the run uses.
         submission: what to run.
+        found: what is there (`look`).
         tell: receives a line of text about each step that takes time.
-        is_requeued: the place's scheduler starts the run again after a slice or a preemption.
-        submitted_at: of the order, ISO 8601 in UTC.
 
     Raises:
         PlaceFailed: the place cannot take it (full disk, no Python, a version that cannot be installed, a run of that
             name with another owner).
         PlaceUnreachable: the line was cut; what is whole there is not sent again.
     """
-    root = line.absolute(submission.root)
-    _require_own(line, f"{root}/runs/{submission.run}", submission.owner)
-    _require_expected(line, submission.expected)
-    sent = _send_missing(line, root, submission, tell)
-    stoker = f"{root}/{submission.stoker.folder}"
-    python = environment_at(line, root, stoker, submission.environment, tell)
-    shipped = Shipped.of(submission, root, python=python, sent_bytes=sent)
+    _require_own(line, found, submission)
+    if found.missing:
+        raise PlaceFailed(
+            f"{line.name} has no {found.missing[0]}, which the job reads and which is outside of the folder that is "
+            "rebuilt there",
+            remedy="Put it there under that path; or start from a folder that holds both the job file and the data.",
+        )
+    environment = submission.environment
+    stoker = f"{found.root}/{submission.stoker.folder}"
+    python = _their_python(line, environment, found) if isinstance(environment, str) else ""
+    sent = _send_missing(line, found, submission, tell)
+    if not isinstance(environment, str) and not found.is_ready:
+        python = environment_at(line, found.root, stoker, environment, tell)
+    return Shipped.of(submission, found.root, python=python, sent_bytes=sent)
+
+
+def order_file(submission: Submission, shipped: Shipped, *, is_requeued: bool, submitted_at: str) -> bytes:
+    """The content of `launch/order.json`.
+
+    Args:
+        submission: what to run.
+        shipped: where its files are.
+        is_requeued: the place's scheduler starts the run again after a slice or a preemption.
+        submitted_at: ISO 8601 in UTC.
+    """
     order = LaunchOrder.of(submission, shipped.code, shipped.stoker, is_requeued=is_requeued, submitted_at=submitted_at)
-    line.write(f"{shipped.directory}/launch/order.json", dumps(order).encode())
-    return shipped
+    return dumps(order).encode()
 
 
-def _require_own(line: Line, directory: str, owner: str) -> None:
+def _bundles(submission: Submission) -> tuple[Bundle, ...]:
+    return (*submission.data, submission.stoker, submission.code)
+
+
+def _require_own(line: Line, found: Found, submission: Submission) -> None:
     """Refuse a run of that name which has another owner, or is finished and not known here any more."""
-    text = line.read(f"{directory}/launch/order.json")
+    directory, text = f"{found.root}/runs/{submission.run}", found.order
     if text:
         other = record_there(line, f"{directory}/launch/order.json", lambda: loads(text, LaunchOrder).owner)
-        if other != owner:
+        if other != submission.owner:
             raise PlaceFailed(
                 f"{line.name} has a run of that name already, in {directory}, sent from {other}",
                 remedy="Give this one another name: --run-dir runs/NAME.",
             )
-    run = line.read(f"{directory}/run.json")
+    run = found.records.get("run.json", b"")
     is_finished = bool(run) and record_there(
         line, f"{directory}/run.json", lambda: json.loads(run)["status"] == "finished"
     )
@@ -140,31 +250,15 @@ def record_there(line: Line, path: str, read: Callable[[], Read]) -> Read:
         ) from problem
 
 
-def _require_expected(line: Line, paths: Sequence[str]) -> None:
-    script = 'for p in "$@"; do [ -e "$p" ] || printf "%s\\n" "$p"; done'
-    if paths and (missing := line.shell(script, *paths).text.splitlines()):
-        raise PlaceFailed(
-            f"{line.name} has no {missing[0]}, which the job reads and which is outside of the folder that is rebuilt "
-            "there",
-            remedy="Put it there under that path; or start from a folder that holds both the job file and the data.",
-        )
-
-
-def _send_missing(line: Line, root: str, submission: Submission, tell: Callable[[str], None]) -> int:
+def _send_missing(line: Line, found: Found, submission: Submission, tell: Callable[[str], None]) -> int:
     """Send the bundles that are not there; the number of bytes sent [bytes]."""
-    bundles, data = (*submission.data, submission.stoker, submission.code), submission.options.get("data", "")
-    folders = [f"{root}/{bundle.folder}" for bundle in bundles]
-    script = (
-        'mkdir -p -- "$1" && df -Pk -- "$1" | tail -n 1; shift; '
-        'for f in "$@"; do [ -d "$f" ] && [ ! -L "$f" ] && echo 1 || echo 0; done'  # a link: its data may have changed
-    )
-    disk, *known = line.shell(script, root, *folders).text.splitlines()
-    missing = [bundle for bundle, is_there in zip(bundles, known, strict=True) if is_there == "0"]
+    data, root = submission.options.get("data", ""), found.root
+    missing = [bundle for bundle in _bundles(submission) if f"{root}/{bundle.folder}" not in found.bundles]
     missing = [bundle for bundle in missing if not (bundle.kind == "data" and _found_there(line, root, bundle, data))]
     if not missing:
         return 0
     require_sendable(missing, submission.send_limit)
-    total, free = sum(bundle.num_bytes for bundle in missing), int(disk.split()[3]) * 1024
+    total, free = sum(bundle.num_bytes for bundle in missing), found.free_bytes
     tell(sending_text(missing, line.name))
     if total > free:
         raise PlaceFailed(
@@ -214,15 +308,13 @@ def _found_there(line: Line, root: str, bundle: Bundle, data: str) -> bool:
 
 
 def environment_at(
-    line: Line, root: str, stoker: str, environment: EnvironmentLock | str, tell: Callable[[str], None]
+    line: Line, root: str, stoker: str, environment: EnvironmentLock, tell: Callable[[str], None]
 ) -> str:
     """Absolute path of the Python there that has the environment, which is made if it is not there.
 
     Raises:
         PlaceFailed: there is no Python of at least 3.11, or a version cannot be installed.
     """
-    if isinstance(environment, str):
-        return _their_python(line, environment)
     ready = f"{root}/{environment.folder(environment.python)}"
     if line.exists(f"{ready}/complete"):
         return f"{ready}/bin/python"
@@ -248,15 +340,10 @@ def environment_at(
     return answer.text.splitlines()[-1]
 
 
-def _their_python(line: Line, python: str) -> str:
-    script = (
-        'p=$(command -v "$1") || { echo "there is no $1" >&2; exit 3; }; '
-        "\"$p\" -c \"import sys, importlib.util as u; m = [n for n in ('torch', 'numpy', 'safetensors', 'typer', "
-        "'rich', 'plotly', 'jinja2') if u.find_spec(n) is None]; "
-        "print('%s has no %s' % (sys.executable, ', '.join(m)), file=sys.stderr) if m else None; "
-        'sys.exit(3 if m else 4 if sys.version_info < (3, 11) else 0)" || exit; printf %s "$p"'
-    )
-    answer = line.shell(script, python, check=False)
+def _their_python(line: Line, python: str, found: Found) -> str:
+    """Absolute path of the place's own Python, which has to have what Stoker needs."""
+    answer = found.python
+    assert answer is not None, "it was asked for"
     if answer.code == 0:
         return answer.text
     problem = f"its {python} is older than 3.11" if answer.code == 4 else answer.last_line()

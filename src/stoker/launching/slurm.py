@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from stoker.errors import BadSetting, NoDevice, PlaceFailed, PlaceUnreachable, StokerError
@@ -48,7 +48,7 @@ from stoker.launching.launcher import (
     utc_now,
 )
 from stoker.launching.lines import HOST_SCRIPT, Answer, Line, line_to
-from stoker.launching.shipment import Shipped, secrets_input, ship
+from stoker.launching.shipment import Shipped, look, order_file, secrets_input, ship
 from stoker.launching.slurm_scheduler import (
     SINFO_FORMAT,
     Partition,
@@ -241,7 +241,7 @@ class SlurmLauncher(Launcher):
             return _going_on(line, cluster.jobs, directory, submission)
         submission = replace(submission, target=replace(target, device=shape.device))
         began = utc_now("milliseconds")
-        shipped = ship(line, submission, tell=tell, is_requeued=True, submitted_at=began)
+        shipped = ship(line, submission, look(line, submission), tell=tell)
         handle: Handle = {
             "host": _address(target)[0],
             "directory": directory,
@@ -253,9 +253,14 @@ class SlurmLauncher(Launcher):
         }
         values = secret_values(submission.secrets) | {"STOKER_SECRET": secrets.token_hex(32)}
         try:
-            line.write(_secrets_path(handle), secrets_input(values), mode=0o600)
-            line.write(f"{directory}/launch/batch.sh", batch_script(submission, shipped, shape).encode())
-            line.write(f"{directory}/launch/handle.json", json.dumps(handle).encode())
+            order = order_file(submission, shipped, is_requeued=True, submitted_at=began)
+            files = {
+                "order.json": order,
+                "batch.sh": batch_script(submission, shipped, shape).encode(),
+                "handle.json": json.dumps(handle).encode(),
+            }
+            own = {f"{directory}/launch/{name}": (content, 0o644) for name, content in files.items()}
+            line.write_all({_secrets_path(handle): (secrets_input(values), 0o600), **own})
             defaults = [name for option, names in _DEFAULTS.items() if option not in shape.more for name in names]
             answer = _slurm(line, _SUBMIT, {**stated, "partition": partition.name}, directory, *defaults)
         except PlaceUnreachable:
@@ -644,7 +649,9 @@ def state_of(job: SlurmJob | None, hosts: Sequence[HostState], *, is_stopped: bo
         elif phase == "stopped" and is_stopped:
             why = "saved and left, as asked" if code else "stopped, as asked"
     starts = max(0.0, job.starts_at - now) if job.starts_at is not None and phase in {"queued", "requeued"} else None
-    state = seen_now(phase, why, evidence, exit_code=code, starts_in_s=starts, restarts=job.restarts)
+    has_begun = job.starts_at is not None and phase not in {"queued", "requeued"}
+    began_at = datetime.fromtimestamp(job.starts_at or 0, UTC).isoformat() if has_begun else ""
+    state = seen_now(phase, why, evidence, exit_code=code, starts_in_s=starts, restarts=job.restarts, began_at=began_at)
     # The time of an end is when the hosts released their devices, and not when it was requested.
     return replace(state, at=max(host.at for host in hosts)) if phase in ENDED and hosts else state
 

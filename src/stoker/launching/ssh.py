@@ -41,7 +41,7 @@ from stoker.launching.launcher import (
     utc_now,
 )
 from stoker.launching.lines import HOST_SCRIPT, Line, line_to
-from stoker.launching.shipment import Shipped, program_at, record_there, secrets_input, ship
+from stoker.launching.shipment import Found, Shipped, look, order_file, program_at, record_there, secrets_input, ship
 from stoker.records.codec import from_json, loads
 from stoker.records.launch import ENDED, LaunchState
 from stoker.units import format_bytes, format_seconds
@@ -163,9 +163,10 @@ class SshLauncher(Launcher):
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
         """Send, make the environment, and start one watching process on each host."""
         lines = _lines(submission.target.address)
-        if (going := self._going_on(lines[0], submission)) is not None:
+        found = look(lines[0], submission)
+        if (going := self._going_on(lines[0], submission, found)) is not None:
             return going
-        shipped = ship(lines[0], submission, tell=tell, submitted_at=utc_now("milliseconds"))
+        shipped = ship(lines[0], submission, found, tell=tell)
         handle: Handle = {
             "hosts": submission.target.address.split(","),
             "directory": shipped.directory,
@@ -173,10 +174,12 @@ class SshLauncher(Launcher):
             "stoker": shipped.stoker,
             "sent_bytes": shipped.sent_bytes,
         }
-        lines[0].write(f"{shipped.directory}/launch/{_HANDLE}", json.dumps(handle).encode())
+        order = order_file(submission, shipped, is_requeued=False, submitted_at=utc_now("milliseconds"))
+        folder = f"{shipped.directory}/launch"
+        files = {f"{folder}/order.json": (order, 0o644), f"{folder}/{_HANDLE}": (json.dumps(handle).encode(), 0o644)}
+        lines[0].write_all(files, without=f"{folder}/stop")
         values = secret_values(submission.secrets) | {"STOKER_SECRET": secrets.token_hex(32)}
         variables = self._meeting(lines, shipped)
-        lines[0].run(["rm", "-f", "--", f"{shipped.directory}/launch/stop"])
         started: list[Line] = []
         try:
             for host, line in enumerate(lines):
@@ -190,13 +193,12 @@ class SshLauncher(Launcher):
             raise
         return handle
 
-    def _going_on(self, line: Line, submission: Submission) -> Handle | None:
+    def _going_on(self, line: Line, submission: Submission, found: Found) -> Handle | None:
         """The handle of this very run if it is going on: it was started, and the answer never reached home."""
-        folder = f"{line.absolute(submission.root)}/runs/{submission.run}/launch"
-        text = line.read(f"{folder}/{_HANDLE}")
+        folder, text = f"{found.root}/runs/{submission.run}/launch", found.records.get(f"launch/{_HANDLE}", b"")
         if not text:
             return None
-        order = line.read(f"{folder}/order.json")
+        order = found.order
         owner = record_there(line, f"{folder}/order.json", lambda: loads(order, LaunchOrder).owner)
         if owner != submission.owner:
             return None
@@ -283,7 +285,7 @@ def _facts(about: Mapping[str, list[str]], clock_s: float) -> dict[str, str]:
         or "no GPU"
     )
     return {
-        "Python": ", ".join(dict.fromkeys(about.get("python", []))) or "none",
+        "Python": ", ".join(sorted(set(about.get("python", [])))) or "none",
         "devices": f"{devices}; {first('cores')} cores, {first('cpu')}",
         **({"driver": gpus[0][3]} if gpus and len(gpus[0]) > 3 else {}),
         "load": first("load"),

@@ -17,7 +17,7 @@ from stoker.devices.catalogue import catalogue
 from stoker.errors import BadJob, DoesNotFit, NoDevice
 from stoker.jobs import Entry, Job
 from stoker.launching.launch import identity_of
-from stoker.launching.place_offers import bytes_to_send
+from stoker.launching.place_offers import to_send
 from stoker.planning.decision import on_one, require_mtbf
 from stoker.planning.planner import Planner
 from stoker.planning.resolved_job import resolve_job
@@ -99,7 +99,7 @@ def rank_for_job(
     Raises:
         BadJob: the job cannot be trained as it is.
     """
-    needs = replace(needs, sent_bytes=bytes_to_send(job, entry))
+    needs = replace(needs, sent_bytes=to_send(job, entry)[0])
     columns = Columns.of(offers, records, now_s, earlier_runs(leases, identity_of(entry)))
     return rank_offers(columns, needs, job_forecasts(job, entry, leases), most=most)
 

@@ -38,6 +38,8 @@ class LaunchState:
         starts_in_s: estimated time until the run starts [s]; None: not known, or started.
         restarts: number of times that the place started the run again.
         at: when this was seen, or, of an end whose time the place knows, when that was; ISO 8601 in UTC.
+        began_at: when the run's processes began, by the place's clock, ISO 8601 in UTC; "": they have not, or the place
+            does not say.
     """
 
     schema: ClassVar[int] = 1
@@ -49,6 +51,12 @@ class LaunchState:
     starts_in_s: float | None = None
     restarts: int = 0
     at: str = ""
+    began_at: str = field(default="", metadata=OMIT_DEFAULT)
+
+    @property
+    def began_s(self) -> float | None:
+        """When the run's processes began [s since 1970]; None if that is not known."""
+        return _seconds_of(self.began_at)
 
     @property
     def at_s(self) -> float | None:
@@ -70,7 +78,10 @@ class Launch:
         arguments: of `stoker train` after the job file, at the place.
         submitted_at: ISO 8601 in UTC.
         commit, has_changes: of the job file's repository, where there is one.
-        forecast_s: forecast total time of the run there [s]; low and high at 80 %. None: not forecast.
+        forecast_s: forecast total time of the run there [s], as forecast for places are made, before earlier runs
+            correct it; low and high at 80 %. None: not forecast.
+        device: what a forecast is for, as `stoker plan --on` names it, such as `4xa100-80g`; "": not known here.
+        submit_s: time from the command to the submission, with what was sent [s]; None: not measured.
         price_per_h, currency, price_source: of all devices together; None: unknown.
         secrets: names of the environment variables whose values were sent.
         sent_bytes: what had to be sent [bytes].
@@ -107,11 +118,19 @@ class Launch:
     states: tuple[LaunchState, ...] = field(default=())
     time_limit_s: float | None = field(default=None, metadata=OMIT_DEFAULT)
     continued_here_at: str = field(default="", metadata=OMIT_DEFAULT)
+    device: str = field(default="", metadata=OMIT_DEFAULT)
+    submit_s: float | None = field(default=None, metadata=OMIT_DEFAULT)
 
     @property
     def submitted_s(self) -> float | None:
         """When it was submitted [s since 1970]; None if that is no time."""
         return _seconds_of(self.submitted_at)
+
+    @property
+    def own_states(self) -> tuple[LaunchState, ...]:
+        """The states since its submission, which is the first of them; those before are of earlier starts."""
+        first = next((n for n, state in enumerate(self.states) if state.at == self.submitted_at), 0)
+        return self.states[first:]
 
     @property
     def state(self) -> LaunchState:

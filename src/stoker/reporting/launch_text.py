@@ -27,22 +27,23 @@ def launch_words(launch: Launch, events: Iterable[Event]) -> str:
 
 
 def launch_waits(launch: Launch, events: Iterable[Event]) -> tuple[float | None, float | None]:
-    """Time from the submission to the run's processes, and from there to the first progress [s]; None: not seen."""
+    """Time from the submission to the start of the run's processes, and from there to training [s]; None: not seen.
+
+    The place says when its processes began; where it does not, that is the first sign of them.
+    """
     submitted_s = launch.submitted_s
     if submitted_s is None:
         return None, None
-    seen = [state.at_s for state in launch.states if state.phase in ("starting", "running")]
     moments = [event for event in events if event.at >= submitted_s]  # earlier ones are of an earlier launch
-    starts = [
-        moment
-        for moment in (*seen, *(event.at for event in moments[:1]))
-        if moment is not None and moment >= submitted_s
-    ]
+    signs = [state.at_s for state in launch.own_states if state.phase in ("starting", "running")]
+    signs += [event.at for event in moments[:1]]
+    starts = [state.began_s for state in launch.own_states if state.began_s is not None]
+    starts = starts or [sign for sign in signs if sign is not None and sign >= submitted_s]
     if not starts:
         return None, None
     start = min(starts)
-    progress = next((event.at for event in moments if event.kind == "progress"), None)
-    return start - submitted_s, None if progress is None else max(0.0, progress - start)
+    training = next((event.at for event in moments if event.kind in ("started", "resumed")), None)
+    return max(0.0, start - submitted_s), None if training is None else max(0.0, training - start)
 
 
 def spent_words(launch: Launch, spent: float | None) -> str:
