@@ -21,9 +21,23 @@ export const open = async (main) => {
     const times = services.flatMap((one) => one.versions.flatMap((version) => version.history.map((row) => row[0])));
     if (times.length) axis.whole = [Math.min(...times), Math.max(...times, Math.min(...times) + 1)];
     for (const service of services) {
-      if (!views.has(service.address)) { const view = h("div"); views.set(service.address, { view, versions: new Map() }); const part = section(service.address, view); part.classList.add("named"); main.append(part); }
-      const { view, versions } = views.get(service.address);
-      if (service.problem || !service.versions.length) { replace(view, h("p", { class: "note bad" }, service.problem || "It serves no model.")); continue; }
+      if (!views.has(service.address)) {
+        const said = h("p", { class: "note bad" }), view = h("div"), part = section(service.address, said, view);
+        part.classList.add("named");
+        views.set(service.address, { said, view, versions: new Map() });
+        main.append(part);
+      }
+      const { said, view, versions } = views.get(service.address);
+      said.textContent = service.problem || (service.versions.length ? "" : "It serves no model.");
+      said.hidden = !said.textContent;
+      view.hidden = !said.hidden;  // what it last said would look like now
+      if (service.problem) continue;
+      for (const [key, gone] of versions) {
+        if (service.versions.some((version) => key === `${service.address} ${version.model} ${version.version}`)) continue;
+        gone.element.remove();
+        for (const made of [gone.latency, gone.rate, gone.queue]) { made.destroy(); charts.delete(`${key} ${made.title}`); }
+        versions.delete(key);
+      }
       for (const version of service.versions) {
         const key = `${service.address} ${version.model} ${version.version}`;
         if (!versions.has(key)) {
@@ -33,8 +47,9 @@ export const open = async (main) => {
           const queue = new LineChart({ axis, series: [{ label: "waiting", colour: "violet" }], title: "Queue", y: format.shortCount, isFromZero: true });
           figures.append(latency.element, rate.element, queue.element);
           for (const made of [latency, rate, queue]) charts.set(`${key} ${made.title}`, made);
-          versions.set(key, { head, latency, rate, queue });
-          view.append(h("div", { class: "service" }, head, figures));
+          const element = h("div", { class: "service" }, head, figures);
+          versions.set(key, { element, head, latency, rate, queue });
+          view.append(element);
         }
         const { head, latency, rate, queue } = versions.get(key), history = version.history, last = history[history.length - 1];
         const rejected = Object.entries(version.rejected), refused = rejected.reduce((sum, [, n]) => sum + n, 0);

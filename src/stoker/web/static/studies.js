@@ -15,7 +15,7 @@ export const open = async (main, id) => {
     replace(main, h("h1", {}, "Studies"), names.length ? table(["study", "trials", "running", "cost so far"], names.map((name) => {
       const rows = [...known.rows.values()].filter((row) => row.id.startsWith(`${name}/trials/`));
       return [link(href("study", name), name), rows.length, rows.filter((row) => row.state === "running").length, format.money(rows.reduce((sum, row) => sum + (row.cost_usd ?? 0), 0))];
-    }), "list") : empty("No studies here", "A study tries settings of a job, each in a run of its own.", h("pre", {}, "stoker tune examples/digits.py --set 'lr=log(0.01, 1)' --trials 20")));
+    }), "list") : empty("No studies here", "A study tries settings of a job, each in a run of its own.", h("pre", {}, "stoker tune examples/digits.py --space 'lr=log(0.01,1)' --trials 20")));
     follow({});
     return {};
   }
