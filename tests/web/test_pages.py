@@ -160,6 +160,32 @@ def test_no_page_has_a_serious_finding(browser: Any, shown: Server, path: str, t
     page.context.close()
 
 
+def test_every_width_shows_what_belongs_together(browser: Any, shown: Server) -> None:
+    """On a phone the interval of a forecast, and no empty lines; on a laptop tags; on 4K the bar on top is in line."""
+    phone = opened(browser, shown, "/run/fashion-resnet-live", viewport={"width": 390, "height": 844})
+    phone.locator(".forecast .strip .interval").first.wait_for()
+    empty = """() => [...document.querySelectorAll('.forecast td')].filter((cell) =>
+      !cell.textContent.trim() && !cell.querySelector('svg') && cell.checkVisibility()).length"""
+    assert phone.evaluate(empty) == 0
+    waiting = "[...document.querySelectorAll('.plot.live')].find((one) => one.chart.title === 'Waiting for data')"
+    phone.evaluate(f"{waiting}.scrollIntoView()")
+    until(phone, f"Boolean({waiting}.chart.plot)")
+    assert phone.evaluate(f"{waiting}.chart.plot.scales.y.min") == 0, "a share begins at nothing"
+    phone.goto(f"{shown.address}/")
+    phone.locator(".body .row").first.wait_for()
+    assert not phone.locator(".row .interval").first.is_visible()
+    phone.context.close()
+    laptop = opened(browser, shown, viewport={"width": 1280, "height": 800})
+    cut = """() => [...document.querySelectorAll('.who .tag')].filter((tag) =>
+      tag.getBoundingClientRect().right > tag.parentElement.getBoundingClientRect().right + 0.5).length"""
+    assert laptop.locator(".who .tag").count() > 2
+    assert laptop.evaluate(cut) == 0
+    laptop.context.close()
+    wide = opened(browser, shown, viewport={"width": 2560, "height": 1440})
+    assert wide.locator(".brand").bounding_box()["x"] == wide.locator("h1").bounding_box()["x"]
+    wide.context.close()
+
+
 def report_of(browser: Any, path: Path, report: Report, examples: Sequence[ExampleSet] = (), **options: Any) -> Any:
     """A report opened as a file; requests but for it, and errors of scripts, are in `page.problems`."""
     path.write_text(render_html(report, examples), encoding="utf-8")
@@ -515,13 +541,15 @@ def test_an_evaluation_before_the_first_progress_is_on_the_time_axis(browser: An
 
     try:
         page = opened(browser, server, "/run/run")
-        page.get_by_role("button", name="time", exact=True).click()
         append(tried)
+        accuracy = page.locator("figure", has_text="Accuracy")
+        accuracy.wait_for()
+        page.get_by_role("button", name="time", exact=True).click()
+        accuracy.wait_for(state="hidden")
         append(first)
         append(*more)
-        accuracy = "[...document.querySelectorAll('.plot.live')].find(one => one.chart.title === 'Accuracy')"
-        until(page, f"Boolean({accuracy})")
-        places = page.evaluate(f"{accuracy}.chart.data[0]")
+        accuracy.wait_for()
+        places = accuracy.locator(".plot").evaluate("element => element.chart.data[0]")
         assert places == [first.fields["wall_s"]]
         assert page.problems == []
     finally:
@@ -767,6 +795,9 @@ def test_a_service_that_was_away_is_shown_again(browser: Any, tmp_path: Path) ->
         first.wait_for(state="detached")
         assert page.get_by_role("heading", name="digits, version 2").is_visible()
         assert page.locator(".service .plot").count() == 3
+        until(page, "document.querySelector('.plot').chart.plot?.axes[0]._values?.length > 3")
+        ticks = [one for one in page.evaluate("document.querySelector('.plot').chart.plot.axes[0]._values") if one]
+        assert len(set(ticks)) == len(ticks), "of seconds between two of which there are several ticks"
         assert page.problems == []
     finally:
         server.kill()

@@ -136,7 +136,7 @@ export class LineChart {
     const limits = (u, low, high) => {
       if (isLog) return [low * 0.92, high * 1.08];
       for (const band of this.bands) { if (band.isWithin !== false) { low = Math.min(low, band.low ?? low); high = Math.max(high, band.high ?? high); } }
-      if (this.isFraction) return [Math.max(0, low - (high - low) * 0.06 - 0.002), Math.min(1, high + (high - low) * 0.06 + 0.002)];
+      if (this.isFraction) return [this.isFromZero ? 0 : Math.max(0, low - (high - low) * 0.06 - 0.002), Math.min(1, high + (high - low) * 0.06 + 0.002)];
       const pad = (high - low || Math.abs(high) || 1) * 0.06;
       return [this.isFromZero ? Math.min(0, low) : low - pad, high + pad];
     };
@@ -145,7 +145,7 @@ export class LineChart {
       cursor: { sync: { key: this.axis.key ?? "run" }, drag: { x: true, y: false, setScale: false, dist: 5 }, points: { size: 7, width: 1.5 } },
       scales: { x: { time: false, auto: false, range: () => this.axis.shown }, y: { distr: isLog ? 3 : 1, range: limits } },
       axes: [
-        { stroke: muted, font, size: 30 * scale, ticks: { stroke: line, size: 4 * scale, width: scale }, grid: { show: false }, values: (_, ticks) => ticks.map(this.axis.label), space: 64 * scale },
+        { stroke: muted, font, size: 30 * scale, ticks: { stroke: line, size: 4 * scale, width: scale }, grid: { show: false }, values: (_, ticks) => ticks.map(this.axis.label).map((text, index, all) => (text === all[index - 1] ? "" : text)), space: (this.axis.space ?? 64) * scale },
         { stroke: muted, font, size: (u, values) => scale * (16 + 7 * Math.max(3, ...(values ?? []).map((one) => (one ?? "").length))), ticks: { show: false }, grid: { stroke: grid, width: scale },
           values: (_, ticks) => ticks.map((tick) => (tick === null ? null : this.y(tick))), space: 34 * scale, ...(this.y === format.bytes ? { incrs: BINARY } : {}),
           filter: isLog ? (u, ticks) => ticks.map((tick) => (tick !== null && isRound(tick) ? tick : null)) : undefined },

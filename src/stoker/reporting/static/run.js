@@ -178,10 +178,12 @@ export const open = async (main, source) => {
       }
       return found;
     };
+    const drawn = new Set();
     const measures = ["loss", ...new Set(Object.keys(points).map((name) => name.split(" ").slice(1).join(" ")).filter((name) => name !== "loss"))].slice(0, 100);
     for (const measure of measures) {
       const found = lines(measure).filter(([, , y]) => y.some((value) => value !== null));
       if (!found.length) continue;
+      drawn.add(`metric ${measure}`);
       const isFraction = format.isFraction(measure) && found.every(([, , y]) => y.every((one) => one === null || (one >= 0 && one <= 1)));
       const made = chart(`metric ${measure}`, learning, { title: measure === "loss" ? "Loss" : measure.replaceAll("_", " ").replace(/^./, (one) => one.toUpperCase()), y: isFraction ? (value) => format.percent(value, 1) : format.number, isFraction, mayBeLogarithmic: measure === "loss" });
       made.set(joined(columns(found)), found.map(([label], index) => ({ label, colour: label === "train" ? "blue" : label === "test" ? "teal" : ["ember", "violet", "good"][(index + (found[0][0] === "train" ? 2 : 3)) % 3], points: label !== "train" })));
@@ -190,6 +192,7 @@ export const open = async (main, source) => {
       made.caption = [...found.map(([label, , y]) => (measure !== "loss" || y.length < 2 ? `${label} ${write(last(y))}` : label === "train" ? `train ${write(y.find((value) => value !== null))} to ${write(last(y))}` : `${label} ${write(last(y))}${last(y) > extremes(y)[0] ? `, lowest ${write(extremes(y)[0])}` : ""}`)),
         ...made.rings.map(({ label }) => `${label} at ${format.count(state.best.samples)} samples`), ...(made.isLogarithmic() ? ["logarithmic"] : [])].join(" · ");
     }
+    for (const [key, made] of charts) if (key.startsWith("metric ")) made.element.hidden = !drawn.has(key);  // of another axis
     const one = (key, host, title, name, options, words) => {
       if (!progress[name]?.some((value) => value !== null)) return;
       const made = chart(key, host, { title, ...options });

@@ -45,7 +45,7 @@ export const open = async (main, id) => {
 /* A line for each trial over one axis for each setting, the outcome last; the best third is drawn strong. */
 const coordinates = (study, ranked) => {
   const height = 300, top = 34, bottom = 24;
-  const axes = [...study.space.map((one) => ({ ...one, of: (trial) => trial.parameters[one.name] })), { name: study.objective, kind: "float", of: (trial) => trial.value }];
+  const axes = [...study.space.map((one) => ({ ...one, of: (trial) => trial.parameters[one.name] })), { name: study.objective, kind: "float", of: (trial) => trial.value, form: (one) => format.metric(study.objective, one) }];
   for (const axis of axes) {
     const values = ranked.map(axis.of);
     if (axis.kind === "choice" || values.some((one) => typeof one !== "number")) {
@@ -66,7 +66,7 @@ const coordinates = (study, ranked) => {
     const text = (at, y, words, css = "") => svg("text", { x: at, y, "text-anchor": "middle", class: css }, document.createTextNode(words));
     const end = (one) => (typeof one === "number" ? format.number(one) : one);
     return svg("svg", { class: "coordinates", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${ranked.length} trials over ${axes.length - 1} settings; the best has ${study.objective} ${format.number(ranked[0].value)}` },
-      lines, axes.map((axis, index) => [svg("line", { x1: x(index), x2: x(index), y1: top, y2: height - bottom }), text(x(index), 12, axis.name, "name"), text(x(index), top - 6, end(axis.ends[1])), text(x(index), height - 8, end(axis.ends[0]))]));
+      lines, axes.map((axis, index) => [svg("line", { x1: x(index), x2: x(index), y1: top, y2: height - bottom }), text(x(index), 12, axis.name, "name"), text(x(index), top - 6, (axis.form ?? end)(axis.ends[1])), text(x(index), height - 8, (axis.form ?? end)(axis.ends[0]))]));
   };
   const names = Math.max(...axes.slice(1).map((axis, index) => (axis.name.length + axes[index].name.length) / 2));  // of two neighbours, not to touch
   return fitted("Parallel coordinates", 104 + Math.max(76, 6.6 * names + 8) * (axes.length - 1), drawn);
