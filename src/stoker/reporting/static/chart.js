@@ -37,9 +37,9 @@ const isRound = (tick) => { const part = tick / 10 ** Math.floor(Math.log10(tick
 /* Steps of an axis in bytes. */
 const BINARY = Array.from({ length: 44 }, (_, power) => 2 ** power);
 
-/* The stretch of the axis that several charts show; null ends are all there is. */
+/* The stretch of the axis that several charts show; null ends are all there is. `space` is that of long labels [pixels]. */
 export class Axis {
-  constructor(onChange) { this.charts = new Set(); this.range = null; this.whole = [0, 1]; this.onChange = onChange; this.label = format.shortCount; this.name = "samples"; }
+  constructor(onChange) { this.charts = new Set(); this.range = null; this.whole = [0, 1]; this.onChange = onChange; this.label = format.shortCount; this.name = "samples"; this.space = 0; }
 
   get shown() { return this.range ?? this.whole; }
 
@@ -141,11 +141,11 @@ export class LineChart {
       return [this.isFromZero ? Math.min(0, low) : low - pad, high + pad];
     };
     this.plot = new uPlot({
-      ...this.size, padding: [8 * scale, 12 * scale, 0, 0], legend: { show: false }, select: { show: true },
+      ...this.size, padding: [8 * scale, (this.axis.space ? 32 : 12) * scale, 0, 0], legend: { show: false }, select: { show: true },
       cursor: { sync: { key: this.axis.key ?? "run" }, drag: { x: true, y: false, setScale: false, dist: 5 }, points: { size: 7, width: 1.5 } },
       scales: { x: { time: false, auto: false, range: () => this.axis.shown }, y: { distr: isLog ? 3 : 1, range: limits } },
       axes: [
-        { stroke: muted, font, size: 30 * scale, ticks: { stroke: line, size: 4 * scale, width: scale }, grid: { show: false }, values: (_, ticks) => ticks.map(this.axis.label).map((text, index, all) => (text === all[index - 1] ? "" : text)), space: (this.axis.space ?? 64) * scale },
+        { stroke: muted, font, size: 30 * scale, ticks: { stroke: line, size: 4 * scale, width: scale }, grid: { show: false }, values: (_, ticks) => ticks.map(this.axis.label).map((text, index, all) => (text === all[index - 1] ? "" : text)), space: (this.axis.space || 64) * scale },
         { stroke: muted, font, size: (u, values) => scale * (16 + 7 * Math.max(3, ...(values ?? []).map((one) => (one ?? "").length))), ticks: { show: false }, grid: { stroke: grid, width: scale },
           values: (_, ticks) => ticks.map((tick) => (tick === null ? null : this.y(tick))), space: 34 * scale, ...(this.y === format.bytes ? { incrs: BINARY } : {}),
           filter: isLog ? (u, ticks) => ticks.map((tick) => (tick !== null && isRound(tick) ? tick : null)) : undefined },

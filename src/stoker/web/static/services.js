@@ -54,11 +54,11 @@ export const open = async (main) => {
         const { head, latency, rate, queue } = versions.get(key), history = version.history, last = history[history.length - 1];
         const rejected = Object.entries(version.rejected), refused = rejected.reduce((sum, [, n]) => sum + n, 0);
         replace(head, h("div", { class: "title" }, h("h2", {}, `${version.model}, version ${version.version}`), h("span", { class: `state ${version.is_ready ? "finished" : "failed"}` }, version.is_ready ? "ready" : "not ready"), h("span", { class: "note" }, [version.info.engine, version.info.precision].filter(Boolean).join(", "))),
-          h("div", { class: "tiles live" }, tile("p50", format.seconds(version.p50_s) || "no requests", "of the last minute"), tile("p99", format.seconds(version.p99_s) || "no requests", `in the queue ${format.seconds(version.queue_p99_s) || "none"}`), tile("requests", last ? `${format.number(last[1])} /s` : "", ""), tile("batch", version.mean_rows ? format.number(version.mean_rows) : "", "samples, mean"), tile("queue", format.count(version.queue_rows), "samples wait"), tile("refused", format.count(refused), [...rejected.map(([why, n]) => `${why} ${n}`), ...(refused && service.versions.filter((one) => one.model === version.model).length > 1 ? ["of all versions"] : [])].join(", "), refused ? "over" : "")));
+          h("div", { class: "tiles live" }, tile("p50", format.seconds(version.p50_s) || "no requests", "of the last minute"), tile("p99", format.seconds(version.p99_s) || "no requests", `in the queue ${format.seconds(version.queue_p99_s) || "none"}`), tile("requests", last ? `${format.number(last[1])} /s` : "", ""), tile("batch", version.mean_rows ? format.number(version.mean_rows) : "", "samples, mean"), tile("queue", format.count(version.queue_rows), "samples waiting"), tile("refused", format.count(refused), [...rejected.map(([why, n]) => `${why} ${n}`), ...(refused && service.versions.filter((one) => one.model === version.model).length > 1 ? ["of all versions"] : [])].join(", "), refused ? "over" : "")));
         const x = history.map((row) => row[0]);
         latency.set([x, history.map((row) => row[2]), history.map((row) => row[3])]); latency.caption = `p50 ${format.seconds(version.p50_s) || "none"} · p99 ${format.seconds(version.p99_s) || "none"}`;
         rate.set([x, history.map((row) => row[1])]); rate.caption = last ? `last ${format.number(last[1])} a second` : "";
-        queue.set([x, history.map((row) => row[4])]); queue.caption = `${format.count(version.queue_rows)} samples wait`;
+        queue.set([x, history.map((row) => row[4])]); queue.caption = version.queue_rows === null ? "" : `${format.plural(version.queue_rows, "sample")} waiting`;
       }
     }
   };
