@@ -784,6 +784,22 @@ def test_rows_are_sent_while_the_folders_are_looked_at_for_the_first_time(
     asyncio.run(asyncio.wait_for(work(), 20))
 
 
+def test_no_row_is_there_before_it_is_described(tmp_path: Path) -> None:
+    """Rows are read while the folders are looked at in a thread: an empty one would be a run without a name."""
+
+    class Described(dict[str, Any]):
+        def __setitem__(self, run: str, row: Any) -> None:
+            assert row.document["id"] == run
+            assert row.document["state"] == "finished"
+            super().__setitem__(run, row)
+
+    write_run(tmp_path, "run", as_log(story.young_run()))
+    index = RunIndex([tmp_path])
+    index.rows = Described()
+    index.scan()
+    assert list(index.rows) == ["run"]
+
+
 def test_a_page_hears_that_there_are_no_runs(tmp_path: Path) -> None:
     """The end of the first look is news of its own: until then a page says that the folders are being read."""
     index = RunIndex([tmp_path])

@@ -307,7 +307,7 @@ class RunIndex:
         row = self.rows.get(run)
         is_new = row is None
         if row is None:
-            row = self.rows[run] = Row(run, root, name, heard_at=self._clock())
+            row = Row(run, root, name, heard_at=self._clock())
         if row.stamp == stamp and not row.is_live:
             return row
         before = row.document
@@ -326,6 +326,7 @@ class RunIndex:
                 "values": {},
             }
             row.values = {"name": row.name}
+        self.rows[run] = row  # a new one not before it is described: pages may ask for the rows at any time
         if row.document != before:
             self._by_version.pop(run, None)
             row.version = self.version + 1
