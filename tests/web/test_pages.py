@@ -526,6 +526,7 @@ def test_an_evaluation_before_the_first_progress_is_on_the_time_axis(browser: An
     """As of an untrained model: its place by time is known when the first progress is."""
     events = story.whole_run()
     first, *more = [one for one in events if one.kind == "progress"][:3]
+    first = dataclasses.replace(first, fields={**first.fields, "grad_norm": 0.9})
     start = [one for one in events if one.kind in ("planned", "started")]
     tried = next(one for one in events if one.kind == "evaluated")
     tried = dataclasses.replace(tried, fields={**tried.fields, "samples": 0})
@@ -551,6 +552,9 @@ def test_an_evaluation_before_the_first_progress_is_on_the_time_axis(browser: An
         accuracy.wait_for()
         places = accuracy.locator(".plot").evaluate("element => element.chart.data[0]")
         assert places == [first.fields["wall_s"]]
+        norm = "[...document.querySelectorAll('.plot')].find((one) => one.chart.title === 'Gradient norm')"
+        page.evaluate(f"{norm}.scrollIntoView()")
+        until(page, f"{norm}.chart.plot?.series[1].points.show({norm}.chart.plot, 1)")  # no line has one point
         assert page.problems == []
     finally:
         server.kill()

@@ -784,6 +784,22 @@ def test_rows_are_sent_while_the_folders_are_looked_at_for_the_first_time(
     asyncio.run(asyncio.wait_for(work(), 20))
 
 
+def test_a_row_counts_each_line_of_its_log_once(tmp_path: Path) -> None:
+    """Of a log a little longer than its end that is read: the share of time waited for data is that of all of it."""
+    events = [event for event in story.whole_run() if event.kind in ("planned", "progress")][:56]
+    for number, event in enumerate(events):
+        event.fields["split_s"] = {"data": 1.0 if number < 20 else 0.0, "update": 1.0}
+    write_run(tmp_path, "run", as_log(events))
+    assert 1 < len(as_log(events)) / run_index._TAIL_BYTES < 1.6
+    index = RunIndex([tmp_path])
+    index.scan()
+    row = index.rows["run"]
+    assert row.split_s == {"data": 19.0, "other": 55.0}
+    positions = [point[0] for point in row.curve]
+    assert positions == sorted(set(positions))
+    assert len(positions) == 55
+
+
 def test_no_row_is_there_before_it_is_described(tmp_path: Path) -> None:
     """Rows are read while the folders are looked at in a thread: an empty one would be a run without a name."""
 

@@ -432,11 +432,15 @@ def _read_log(row: Row) -> None:
     if is_anew:
         row.curve, row.split_s, row.last, row.latest, row.untaken = [], {}, {}, {}, b""
         row.last_kind, row.last_at = "", None
-        start = max(0, size - _TAIL_BYTES)
-        for offset in _sampled_offsets(size):
-            _, *whole = os.pread(descriptor, 2048, offset).split(b"\n")
-            _take(row, whole[0] if len(whole) > 1 else b"")
+        start, taken = max(0, size - _TAIL_BYTES), 0
         start += os.pread(descriptor, _TAIL_BYTES, start).find(b"\n") + 1 if start else 0
+        for offset in _sampled_offsets(size):
+            piece = os.pread(descriptor, 2048, offset)
+            begin = piece.find(b"\n") + 1
+            line, end, _ = piece[begin:].partition(b"\n")
+            if begin and end and taken < offset + begin < start:  # each line once
+                taken = offset + begin
+                _take(row, line)
     content = os.pread(descriptor, size - start, start)
     lines = content[: content.rfind(b"\n") + 1]
     row.untaken += lines

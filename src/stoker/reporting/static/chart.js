@@ -34,6 +34,8 @@ const resized = new ResizeObserver((changes) => {
 
 /* 1, 2 and 5 times a power of ten. */
 const isRound = (tick) => { const part = tick / 10 ** Math.floor(Math.log10(tick) + 1e-9); return [1, 2, 5].some((one) => Math.abs(part - one) < 1e-6); };
+/* Whether a column has one value, which no line can show. */
+const isAlone = (values) => { let n = 0; for (const value of values) if (value !== null && value !== undefined && (n += 1) > 1) return false; return n === 1; };
 /* Steps of an axis in bytes. */
 const BINARY = Array.from({ length: 44 }, (_, power) => 2 ** power);
 
@@ -152,7 +154,7 @@ export class LineChart {
       ],
       series: [{}, ...this.series.map((one) => ({
         label: one.label, stroke: colour(one.colour), width: (one.width ?? 1.6) * scale, spanGaps: true, dash: one.dash,
-        points: { show: one.points ? (u, index, a, b) => b - a < 300 : (u, index) => u.data[index].length === 1, size: 6 * scale, fill: colour("surface") },
+        points: { show: one.points ? (u, index, a, b) => b - a < 300 : (u, index) => isAlone(u.data[index]), size: 6 * scale, fill: colour("surface") },
       }))],
       hooks: {
         drawClear: [(u) => this.drawBands(u)],

@@ -30,7 +30,7 @@ export const progress = (row) => {
 const COLUMNS = [
   { key: "state", title: "state", width: "96px", of: (row) => STATES.indexOf(row.state), cell: pill },
   { key: "name", title: "run", width: "minmax(170px, 2.4fr)", of: (row) => row.name, cell: (row) => h("div", { class: "who" }, link(href("run", row.id), row.name, { title: row.name }),
-    h("span", { class: "note" }, [row.job, row.forked_from && `from ${row.forked_from}`].filter(Boolean).join(" · "), h("span", { class: "where" }, row.launch?.place ?? row.device ?? ""), row.tags.map((tag) => h("span", { class: "tag" }, tag)))) },
+    h("span", { class: "note tagged" }, h("span", {}, [row.job, row.forked_from && `from ${row.forked_from}`].filter(Boolean).join(" · "), h("span", { class: "where" }, row.launch?.place ?? row.device ?? "")), row.tags.map((tag) => h("span", { class: "tag" }, tag)))) },
   { key: "curve", title: "loss", width: "128px", cell: (row) => sparkline(row.curve ?? [], { isLive: LIVE.includes(row.state) }) },
   { key: "metric", title: "metric", width: "minmax(110px, 1fr)", isNumber: true, of: (row) => format.metricOf(row)?.[1] ?? null, cell: (row) => { const found = format.metricOf(row); return found ? h("div", { class: "who" }, h("b", {}, format.metric(...found)), h("span", { class: "note" }, found[0])) : row.problem ? h("span", { class: "note bad", title: row.problem }, row.problem) : ""; } },
   { key: "progress", title: "done", width: "112px", of: (row) => (row.total_samples ? row.samples / row.total_samples : 0), cell: progress },

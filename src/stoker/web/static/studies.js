@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { follow, href, known, link } from "./app.js";
-import { empty, fitted, h, pill, replace, section, svg, table, tile } from "./dom.js";
+import { empty, fitted, h, pill, replace, section, svg, table, tile, withContent } from "./dom.js";
 import * as format from "./format.js";
 
 const value = (one) => (typeof one === "number" ? format.number(one) : String(one ?? ""));
@@ -25,7 +25,9 @@ export const open = async (main, id) => {
     const ranked = [...done].sort((a, b) => sign * (a.value - b.value)), best = ranked[0];
     const spent = study.trials.reduce((sum, trial) => sum + (trial.wall_s ?? 0), 0), cost = study.trials.reduce((sum, trial) => sum + (trial.cost_usd ?? 0), 0);
     const expected = study.forecast?.pruned_s ?? study.forecast?.total_s;
-    const head = [...study.space.map((one) => one.name)];
+    const trials = [...ranked, ...study.trials.filter((trial) => trial.value === null)].slice(0, 500);
+    const columns = withContent([["trial", (trial) => link(href("run", trial.id), trial.name)], ["state", (trial) => pill({ state: trial.state })], [study.objective, (trial) => (trial.value === null ? "" : format.metric(study.objective, trial.value))],
+      ...study.space.map(({ name }) => [name, (trial) => value(trial.parameters[name])]), ["samples", (trial) => format.count(trial.samples)], ["time", (trial) => format.seconds(trial.wall_s)], ["cost", (trial) => format.money(trial.cost_usd)]], trials);
     replace(main,
       h("div", { class: "title" }, h("h1", {}, study.name), h("span", { class: "note" }, `${study.sampler}, pruner ${study.pruner}, on ${study.on}`)),
       h("div", { class: "hero" }, h("div", { class: "result" }, h("p", { class: "label" }, `best ${study.objective}`), h("p", { class: "big" }, best ? format.metric(study.objective, best.value) : "none yet"),
@@ -34,7 +36,7 @@ export const open = async (main, id) => {
           tile("training time", format.seconds(spent), expected ? `forecast ${format.seconds(expected.value)}` : ""), tile("cost so far", cost ? format.money(cost) : "none", study.forecast?.cost_usd ? `forecast ${format.money(study.forecast.cost_usd.value)}` : !cost && "no price is known"))),
       section("Settings and outcome", done.length > 1 ? coordinates(study, ranked) : h("p", { class: "note" }, "Two trials with a value are needed.")),
       section("What mattered", Object.keys(study.influence).length ? [h("div", { class: "influence" }, Object.entries(study.influence).map(([name, share]) => h("div", {}, h("span", {}, name), h("i", {}, h("b", { style: { width: `${100 * share}%` } })), h("span", { class: "note" }, format.percent(share))))), h("p", { class: "note" }, "Share of the order of trials that the setting alone explains; what settings do only together is not in it.")] : h("p", { class: "note" }, "Shown from five trials on.")),
-      section("Trials", table(["trial", "state", study.objective, ...head, "samples", "time", "cost"], [...ranked, ...study.trials.filter((trial) => trial.value === null)].slice(0, 500).map((trial) => [link(href("run", trial.id), trial.name), pill({ state: trial.state }), trial.value === null ? "" : format.metric(study.objective, trial.value), ...head.map((name) => value(trial.parameters[name])), format.count(trial.samples), format.seconds(trial.wall_s), format.money(trial.cost_usd)]), "trials")));
+      section("Trials", table(columns.map(([title]) => title), trials.map((trial) => columns.map(([, cell]) => cell(trial))), "trials")));
   };
   await draw();
   let due = null;
