@@ -799,6 +799,7 @@ def test_a_service_that_was_away_is_shown_again(browser: Any, tmp_path: Path) ->
         first.wait_for(state="detached")
         assert page.get_by_role("heading", name="digits, version 2").is_visible()
         assert page.locator(".service .plot").count() == 3
+        assert page.locator(".service .legend").inner_text().split() == ["p50", "p99"]
         requests = "[...document.querySelectorAll('.plot')].find((one) => one.chart.title === 'Requests').chart"
         until(page, f"{requests}.plot && {requests}.axis.whole[1] - {requests}.axis.whole[0] > 1.5")
         page.evaluate(f"(({{ axis }}) => axis.set([axis.whole[0], axis.whole[0] + 1]))({requests})")

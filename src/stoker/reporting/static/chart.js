@@ -109,7 +109,7 @@ export class LineChart {
     this.data = data;
     this.series = series;
     this.hasNew = true;
-    if (isOther && this.legend) {
+    if (this.legend && (isOther || !this.legend.childElementCount)) {
       this.legend.hidden = series.length < 2;
       replace(this.legend, series.map((one) => h("span", {}, h("i", { class: "swatch", style: { background: `var(--${one.colour})` } }), one.label)));
     }
