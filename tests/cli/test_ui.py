@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from stoker.cli import ui as command
 from stoker.cli.main import app
 from stoker.web import ui
 
@@ -60,3 +62,35 @@ def test_a_folder_that_is_not_there_is_said_and_a_file_is_refused(served: list[A
     result = CliRunner().invoke(app, ["ui", str(tmp_path / "file")])
     assert (result.exit_code, len(served)) == (2, 1)
     assert "is no folder of runs" in " ".join(result.output.split())
+
+
+def test_the_page_of_a_training_is_of_its_folder_and_of_no_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`stoker train --ui`: of the run's own folder or the default one, whatever STOKER_RUNS and STOKER_POOL say."""
+    started, ended = list[dict[str, str]](), list[str]()
+
+    class Page:
+        def __init__(self, arguments: Sequence[str], *, env: dict[str, str], **_: Any) -> None:
+            assert list(arguments[1:]) == ["-m", "stoker", "ui", "--port", "0"]
+            started.append(env)
+
+        def terminate(self) -> None:
+            ended.append("terminated")
+
+        def wait(self) -> None:
+            ended.append("gone")
+
+    monkeypatch.setattr(subprocess, "Popen", Page)
+    monkeypatch.setenv("STOKER_POOL", f"https://pool.example:8430#{'0' * 64}")
+    monkeypatch.setenv("STOKER_RUNS", str(tmp_path / "default"))
+    monkeypatch.setenv("STOKER_CACHE", "kept")
+    with command.local_page(False, tmp_path / "other" / "run"):
+        assert started == []
+    with pytest.raises(KeyboardInterrupt), command.local_page(True, tmp_path / "other" / "run"):
+        raise KeyboardInterrupt
+    with command.local_page(True, None):
+        assert ended == ["terminated", "gone"]
+    assert [Path(one["STOKER_RUNS"]).name for one in started] == ["other", "default"]
+    assert {(one["STOKER_POOL"], one["STOKER_CACHE"]) for one in started} == {("", "kept")}
+    assert ended == ["terminated", "gone"] * 2

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from stoker.pool.keys import Key, own_key
 from stoker.records import Event, Price, Report
 from stoker.records.run import ExampleSet
 from stoker.reporting.run_page import render_html
+from stoker.tuning.space import parse_space
 from stoker.units import MIB
 from tests.optional import optional
 from tests.pool.book import offer
@@ -154,6 +158,32 @@ def test_no_page_has_a_serious_finding(browser: Any, shown: Server, path: str, t
     assert serious == []
     assert page.problems == []
     page.context.close()
+
+
+def test_every_width_shows_what_belongs_together(browser: Any, shown: Server) -> None:
+    """On a phone the interval of a forecast, and no empty lines; on a laptop tags; on 4K the bar on top is in line."""
+    phone = opened(browser, shown, "/run/fashion-resnet-live", viewport={"width": 390, "height": 844})
+    phone.locator(".forecast .strip .interval").first.wait_for()
+    empty = """() => [...document.querySelectorAll('.forecast td')].filter((cell) =>
+      !cell.textContent.trim() && !cell.querySelector('svg') && cell.checkVisibility()).length"""
+    assert phone.evaluate(empty) == 0
+    waiting = "[...document.querySelectorAll('.plot.live')].find((one) => one.chart.title === 'Waiting for data')"
+    phone.evaluate(f"{waiting}.scrollIntoView()")
+    until(phone, f"Boolean({waiting}.chart.plot)")
+    assert phone.evaluate(f"{waiting}.chart.plot.scales.y.min") == 0, "a share begins at nothing"
+    phone.goto(f"{shown.address}/")
+    phone.locator(".body .row").first.wait_for()
+    assert not phone.locator(".row .interval").first.is_visible()
+    phone.context.close()
+    laptop = opened(browser, shown, viewport={"width": 1280, "height": 800})
+    cut = """() => [...document.querySelectorAll('.who .tag')].filter((tag) =>
+      tag.getBoundingClientRect().right > tag.parentElement.getBoundingClientRect().right + 0.5).length"""
+    assert laptop.locator(".who .tag").count() > 2
+    assert laptop.evaluate(cut) == 0
+    laptop.context.close()
+    wide = opened(browser, shown, viewport={"width": 2560, "height": 1440})
+    assert wide.locator(".brand").bounding_box()["x"] == wide.locator("h1").bounding_box()["x"]
+    wide.context.close()
 
 
 def report_of(browser: Any, path: Path, report: Report, examples: Sequence[ExampleSet] = (), **options: Any) -> Any:
@@ -492,6 +522,72 @@ def test_the_axis_changes_while_events_come(browser: Any, tmp_path: Path) -> Non
         server.kill()
 
 
+def test_an_evaluation_before_the_first_progress_is_on_the_time_axis(browser: Any, tmp_path: Path) -> None:
+    """As of an untrained model: its place by time is known when the first progress is."""
+    events = story.whole_run()
+    first, *more = [one for one in events if one.kind == "progress"][:3]
+    first = dataclasses.replace(first, fields={**first.fields, "grad_norm": 0.9})
+    start = [one for one in events if one.kind in ("planned", "started")]
+    tried = next(one for one in events if one.kind == "evaluated")
+    tried = dataclasses.replace(tried, fields={**tried.fields, "samples": 0})
+    path = write_run(tmp_path, "run", as_log(start), status="unfinished")
+    sign(path, os.getpid())
+    server = Server(tmp_path)
+
+    def append(*events: Event) -> None:
+        with (path / "events.jsonl").open("ab") as log:
+            log.write(as_log(events))
+        size = (path / "events.jsonl").stat().st_size
+        until(page, f"document.querySelector('main').dataset.offset === '{size}'")
+
+    try:
+        page = opened(browser, server, "/run/run")
+        append(tried)
+        accuracy = page.locator("figure", has_text="Accuracy")
+        accuracy.wait_for()
+        page.get_by_role("button", name="time", exact=True).click()
+        accuracy.wait_for(state="hidden")
+        append(first)
+        append(*more)
+        accuracy.wait_for()
+        places = accuracy.locator(".plot").evaluate("element => element.chart.data[0]")
+        assert places == [first.fields["wall_s"]]
+        norm = "[...document.querySelectorAll('.plot')].find((one) => one.chart.title === 'Gradient norm')"
+        page.evaluate(f"{norm}.scrollIntoView()")
+        until(page, f"{norm}.chart.plot?.series[1].points.show({norm}.chart.plot, 1)")  # no line has one point
+        assert page.problems == []
+    finally:
+        server.kill()
+
+
+def test_a_server_that_is_away_is_asked_more_and_more_rarely(browser: Any, tmp_path: Path) -> None:
+    """The documents of a run's page that could not be fetched are fetched when it answers again."""
+    path = write_run(tmp_path, "run", as_log(story.young_run()), status="unfinished")
+    sign(path, os.getpid())
+    server = Server(tmp_path)
+    try:
+        page = opened(browser, server, "/run/run")
+        page.locator(".plot.live canvas").first.wait_for()
+        asked = list[str]()
+
+        def lost(route: Any) -> None:
+            asked.append(route.request.url)
+            route.abort()
+
+        page.route("**/api/run?*", lost)
+        gate = Event(kind="logged", at=time.time(), fields={"scalars": {"gate": [[1.0, 0.5]]}})
+        with (path / "events.jsonl").open("ab") as log:
+            log.write(as_log([gate]))
+        until(page, "document.querySelector('main').dataset.offset > 0")
+        page.wait_for_timeout(6000)
+        assert 2 <= len(asked) <= 6, "one every quarter of a second were more than 20"
+        page.unroute("**/api/run?*")
+        page.locator(".figures.live b", has_text="gate").wait_for()
+        assert page.problems == []
+    finally:
+        server.kill()
+
+
 def test_no_script_of_a_hostile_run_is_run(browser: Any, tmp_path: Path) -> None:
     """Names, labels, texts and files that hold scripts are shown as what they are."""
     outside = tmp_path / "outside"
@@ -675,12 +771,59 @@ def test_a_pool_that_is_away_or_none_is_a_sentence(
             pool.kill()
 
 
+def test_a_service_that_was_away_is_shown_again(browser: Any, tmp_path: Path) -> None:
+    """Either its charts or why there are none; of a version that was unloaded nothing stays."""
+    versions, is_away = ["1", "2"], True
+
+    class Metrics(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            ready = "".join(f'stoker_model_ready{{model="digits",version="{one}"}} 1\n' for one in versions)
+            self.send_response(503 if is_away else 200)
+            self.send_header("Content-Length", str(len(ready)))
+            self.end_headers()
+            self.wfile.write(ready.encode())
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    metrics = ThreadingHTTPServer(("127.0.0.1", 0), Metrics)
+    threading.Thread(target=metrics.serve_forever, daemon=True).start()
+    server = Server(tmp_path, "--service", f"127.0.0.1:{metrics.server_port}")
+    try:
+        page = opened(browser, server, "/services")
+        away, first = page.get_by_text("does not answer"), page.get_by_role("heading", name="digits, version 1")
+        for is_away in (True, False, True, False):
+            (away if is_away else first).wait_for()
+            (first if is_away else away).wait_for(state="hidden")
+        versions.remove("1")
+        first.wait_for(state="detached")
+        assert page.get_by_role("heading", name="digits, version 2").is_visible()
+        assert page.locator(".service .plot").count() == 3
+        assert page.locator(".service .legend").inner_text().split() == ["p50", "p99"]
+        requests = "[...document.querySelectorAll('.plot')].find((one) => one.chart.title === 'Requests').chart"
+        until(page, f"{requests}.plot && {requests}.axis.whole[1] - {requests}.axis.whole[0] > 1.5")
+        page.evaluate(f"(({{ axis }}) => axis.set([axis.whole[0], axis.whole[0] + 1]))({requests})")
+        until(page, f"{requests}.plot.scales.x.max - {requests}.plot.scales.x.min < 1.1")
+        ticks = [one for one in page.evaluate(f"{requests}.plot.axes[0]._values") if one]
+        assert len(set(ticks)) == len(ticks), "of seconds between two of which there are several ticks"
+        assert page.problems == []
+    finally:
+        server.kill()
+        metrics.shutdown()
+        metrics.server_close()
+
+
 def test_no_runs_at_all_says_how_to_make_one(browser: Any, tmp_path: Path) -> None:
     """An empty folder is no error."""
     server = Server(tmp_path)
     try:
         page = opened(browser, server)
         page.get_by_text("stoker train examples/digits.py").wait_for()
+        page.get_by_role("link", name="Studies").click()
+        command = shlex.split(page.get_by_text("stoker tune").inner_text())
+        assert command[:3] == ["stoker", "tune", "examples/digits.py"]
+        assert [one.name for one in parse_space([command[command.index("--space") + 1]])] == ["lr"]
+        page.get_by_role("link", name="Runs", exact=True).click()
         started = time.monotonic()
         write_run(tmp_path, "first", as_log(story.young_run()))
         page.get_by_role("link", name="first").wait_for()

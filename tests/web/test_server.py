@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import functools
 import json
+import math
 import os
 import shutil
 import signal
@@ -28,9 +29,10 @@ from stoker.web import run_index, run_view, server
 from stoker.web.alerts import alerts_of
 from stoker.web.run_index import RunIndex, remaining_s
 from stoker.web.run_log import RunLog
+from stoker.web.server import Ui, UiOptions
 from stoker.web.services import Service, parse_metrics, quantile
 from tests.reporting import story
-from tests.web.browser import TOKEN, ask, asked, streamed, ui_of
+from tests.web.browser import PORT, TOKEN, ask, asked, streamed, ui_of
 
 
 @pytest.fixture(scope="module")
@@ -382,13 +384,53 @@ def test_between_two_progress_events_only_the_log_is_looked_at(tmp_path: Path, m
     (path / run_index.ANNOTATIONS).write_text('{"tags": ["new"]}')
     assert not index.look_at_live()
     assert row.document["samples"] < 999_424
-    now += 2
+    now += 4
     index.look_at_live()
     assert (row.document["samples"], row.document["tags"], row.document["state"]) == (999_424, ["new"], "running")
     (path / "run.json").write_bytes((path / "run.json").read_bytes().replace(b'"unfinished"', b'"finished"'))
     assert append(kind="finished", fields={})
     assert row.document["state"] == "finished"
     assert row.open_log is None
+
+
+def test_only_so_many_logs_stay_open_and_none_on_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more runs that train than may be open, and on NFS, each look opens a log and closes it."""
+    monkeypatch.setattr(run_index, "_MOST_OPEN_LOGS", 2)
+    logs = []
+    for name in ("a", "b", "c"):
+        path = write_run(tmp_path, name, as_log(story.young_run()), status="unfinished")
+        sign(path, os.getpid())
+        logs.append(path / "events.jsonl")
+    progress = story.young_run()[-1]
+
+    def look(index: RunIndex) -> set[str]:
+        for log in logs:
+            with log.open("ab") as file:
+                file.write(as_log([progress]))
+        return index.look_at_live()
+
+    def open_logs(index: RunIndex) -> list[str]:
+        return [row.name for row in index.rows.values() if row.open_log is not None]
+
+    index = RunIndex([tmp_path])
+    index.scan()
+    for _ in range(2):
+        assert look(index) == {"a", "b", "c"}
+        assert open_logs(index) == []
+    (logs[2].parent / "lock").unlink()
+    for _ in range(2):  # the lines that it has written, and then that its process is gone
+        index.rows["c"].looked_at = -math.inf
+        index.look_at_live()
+    assert not index.rows["c"].is_live
+    logs.pop()
+    for _ in range(2):
+        assert look(index) == {"a", "b"}
+        assert sorted(open_logs(index)) == ["a", "b"]
+    monkeypatch.setattr(run_index, "is_on_network", lambda folder: folder == tmp_path)
+    index.scan()
+    for _ in range(2):
+        assert look(index) == {"a", "b"}
+        assert open_logs(index) == []
 
 
 def test_a_log_that_is_replaced_or_cut_while_its_run_trains_is_read_anew(tmp_path: Path) -> None:
@@ -405,7 +447,7 @@ def test_a_log_that_is_replaced_or_cut_while_its_run_trains_is_read_anew(tmp_pat
         if number == 0:
             log.rename(path / "old")
         log.write_bytes(content)  # the second in place
-        now += 2
+        now += 4
         assert index.look_at_live() == {"run"}
         assert row.tail.end == len(content)
         assert row.last["samples"] == events[5 - 2 * number - 1].fields["samples"]
@@ -601,10 +643,10 @@ def test_a_run_that_cannot_be_shown_costs_the_others_nothing(tmp_path: Path, mon
     write_run(tmp_path, "broken", as_log(story.young_run()))
     original = run_index._read_log
 
-    def read_log(row: Any, **given: Any) -> bool:
+    def read_log(row: Any) -> None:
         if row.name == "broken":
             raise OSError(5, "Input/output error")
-        return original(row, **given)
+        original(row)
 
     monkeypatch.setattr(run_index, "_read_log", read_log)
     answer = ask(ui_of(tmp_path), "/api/runs")
@@ -689,6 +731,116 @@ def test_runs_that_train_do_not_wait_for_a_look_at_all_folders(tmp_path: Path, m
         assert (await asked(application, "/api/study?study=digits-search")).status == 200
 
     asyncio.run(asyncio.wait_for(work(), 20))
+
+
+def test_rows_are_sent_while_the_folders_are_looked_at_for_the_first_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest first, to a page that asks for what is there; others wait, and are answered when all is known."""
+    show(tmp_path)
+    for number, name in enumerate(("old", "new")):
+        path = write_run(tmp_path, name, as_log(story.young_run()), lr=0.1 + number)
+        os.utime(path, (2e9 + number, 2e9 + number))
+    ui, original = Ui(UiOptions(roots=[tmp_path], token=TOKEN, port=PORT)), RunIndex.scanning
+    may_go_on = [threading.Event(), threading.Event()]
+
+    def scanning(self: RunIndex) -> Iterator[None]:
+        steps = original(self)
+        for is_released in may_go_on:
+            yield next(steps)
+            while not is_released.wait(0.01):  # as of thousands of runs
+                yield
+        yield from steps
+
+    monkeypatch.setattr(RunIndex, "scanning", scanning)
+    monkeypatch.setattr(server, "_SCAN_PART_S", 0.0)
+
+    async def work() -> None:
+        application = ui.application()
+        async with ui._lifespan(application):
+            known = (await asked(application, "/api/runs?part=1")).json()
+            assert ([row["id"] for row in known["rows"]], known["is_whole"]) == (["new"], False)
+            assert (await asked(application, "/api/run?run=new")).status == 200
+            old = asyncio.create_task(asked(application, "/api/run?run=old"))
+            every = asyncio.create_task(asked(application, "/api/runs"))
+            compared = asyncio.create_task(asked(application, "/api/compare?run=new&run=old"))
+            stream = ui._stream(None, "", 0, known["version"])
+            await anext(stream)
+            news = asyncio.ensure_future(anext(stream))
+            done, _ = await asyncio.wait({old, every, compared, news}, timeout=0.2)
+            assert not done
+            may_go_on[0].set()
+            assert (await old).status == 200
+            assert not every.done()
+            may_go_on[1].set()
+            assert {"new", "old"} < {row["id"] for row in (await every).json()["rows"]}
+            learned = (await compared).json()["differences"]["learned"]
+            assert learned == [{"name": "parameters.lr", "values": ["1.1", "0.1"]}]
+            pieces = await news
+            while b'"is_whole":true' not in pieces:
+                pieces = await anext(stream)
+            await stream.aclose()
+
+    asyncio.run(asyncio.wait_for(work(), 20))
+
+
+def test_a_row_counts_each_line_of_its_log_once(tmp_path: Path) -> None:
+    """Of a log a little longer than its end that is read: the share of time waited for data is that of all of it."""
+    events = [event for event in story.whole_run() if event.kind in ("planned", "progress")][:56]
+    for number, event in enumerate(events):
+        event.fields["split_s"] = {"data": 1.0 if number < 20 else 0.0, "update": 1.0}
+    write_run(tmp_path, "run", as_log(events))
+    assert 1 < len(as_log(events)) / run_index._TAIL_BYTES < 1.6
+    index = RunIndex([tmp_path])
+    index.scan()
+    row = index.rows["run"]
+    assert row.split_s == {"data": 19.0, "other": 55.0}
+    positions = [point[0] for point in row.curve]
+    assert positions == sorted(set(positions))
+    assert len(positions) == 55
+
+
+def test_no_row_is_there_before_it_is_described(tmp_path: Path) -> None:
+    """Rows are read while the folders are looked at in a thread: an empty one would be a run without a name."""
+
+    class Described(dict[str, Any]):
+        def __setitem__(self, run: str, row: Any) -> None:
+            assert row.document["id"] == run
+            assert row.document["state"] == "finished"
+            super().__setitem__(run, row)
+
+    write_run(tmp_path, "run", as_log(story.young_run()))
+    index = RunIndex([tmp_path])
+    index.rows = Described()
+    index.scan()
+    assert list(index.rows) == ["run"]
+
+
+def test_a_page_hears_that_there_are_no_runs(tmp_path: Path) -> None:
+    """The end of the first look is news of its own: until then a page says that the folders are being read."""
+    index = RunIndex([tmp_path])
+    assert not index.is_whole
+    assert index.scan()
+    assert (index.is_whole, index.problems_version) == (True, index.version)
+    assert not index.scan()
+
+
+def test_looks_do_not_wait_for_the_threads_of_requests(tmp_path: Path) -> None:
+    """However many of them are stuck, as with a folder that does not answer: what a run writes is seen."""
+    write_run(tmp_path, "run", as_log(story.young_run()))
+    ui, is_released = Ui(UiOptions(roots=[tmp_path], token=TOKEN, port=PORT)), threading.Event()
+
+    async def work() -> None:
+        stuck = [asyncio.create_task(asyncio.to_thread(is_released.wait)) for _ in range(64)]
+        await asyncio.sleep(0)
+        try:
+            await asyncio.wait_for(ui._rescan(), 10)
+        finally:
+            is_released.set()
+        await asyncio.gather(*stuck)
+
+    asyncio.run(work())
+    assert set(ui.index.rows) == {"run"}
 
 
 def test_documents_are_of_the_log_up_to_their_offset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -800,14 +952,14 @@ def test_whoever_sees_a_new_version_finds_what_changed(tmp_path: Path) -> None:
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, value)
             if name == "version" and value:
-                assert self.changed_since(value - 1) != ([], [])
+                assert self.changed_since(value - 1) != ([], []) or self.problems_version == value
 
     path = write_run(tmp_path, "run", b"", status="unfinished")
     index = Watched((tmp_path,))
     index.scan()
     shutil.rmtree(path)
     index.scan()
-    assert index.version == 2
+    assert index.version == 3  # with the end of the first look
 
 
 def test_tags_and_notes_stay_with_the_run(tmp_path: Path) -> None:

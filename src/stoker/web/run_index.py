@@ -32,6 +32,7 @@ from stoker.reporting.history import as_number, numbers
 from stoker.reporting.run_documents import forecast_of, price_of, short
 from stoker.reporting.wording import headline_metric
 from stoker.store.foreign_files import open_below, read_below
+from stoker.store.locations import is_on_network
 from stoker.store.locks import HELD_FILE, LOCK_FILE, is_alive
 from stoker.store.run_query import Value, values_of
 from stoker.web.run_log import EVENTS
@@ -47,8 +48,8 @@ _MOST_POINTS = 96
 """Points of a row's curve; beyond twice as many every second one is dropped."""
 _QUIET_S = 120.0
 """A run that holds its lock and has said nothing for so long, or for 20 of its usual pauses, is stalled [s]."""
-_ROW_S = 1.75
-"""After progress a run's row is rebuilt this often [s], at every second look; after any other event at once."""
+_ROW_S = 3.5
+"""After progress a run's row is rebuilt this often [s], at every fourth look; after any other event at once."""
 
 _MOST_OPEN_LOGS = 64
 
@@ -102,9 +103,9 @@ class Row:
     stamp: tuple[int, ...] = ()
     looked_at: float = 0.0
     """When it was last looked at as a whole while it trained, by the monotonic clock [s]."""
-    has_grown: bool = False
-    """Whether its log has grown since."""
     tail: Tail = field(default_factory=Tail)
+    untaken: bytes = b""
+    """Lines that its log gained, which are parsed when the row is rebuilt."""
     open_log: _OpenLog | None = None
     """While it trains: opening a log, name by name, costs more than reading from it."""
     curve: list[tuple[float, float, float]] = field(default_factory=list)
@@ -158,7 +159,9 @@ class RunIndex:
     Attributes:
         rows: by id.
         version: rises with every change; each row has the version of its last change.
-        problems: folders that cannot be listed, in words; `problems_version` is that of their last change.
+        problems: folders that cannot be listed, in words; `problems_version` is that of their last change, or of
+            `is_whole`'s.
+        is_whole: whether all folders were looked at once.
     """
 
     def __init__(self, roots: Sequence[Path], *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -168,11 +171,14 @@ class RunIndex:
         self.version = 0
         self.problems: list[str] = []
         self.problems_version = 0
+        self.is_whole = False
         self.studies: dict[str, tuple[Path, str]] = {}
         self.plans: dict[str, tuple[Path, str]] = {}
         self.checks: dict[str, tuple[Path, str]] = {}
         self._clock = clock
         self._live: set[str] = set()
+        self._on_network: set[Path] = set()
+        """Folders whose logs are opened for each look: NFS shows late that one which stays open grew or is another."""
         self._by_version: dict[str, Row] = {}
         """The rows, the one that changed last at the end."""
         self._folders: dict[str, int] = {}
@@ -186,7 +192,7 @@ class RunIndex:
         return self.version != before
 
     def scanning(self) -> Iterator[None]:
-        """Look at all folders, one run a step.
+        """Look at all folders, one run a step, those first whose directories were changed last.
 
         Between two steps runs that train may be looked at; what is not a run stays as it was until the last step.
         """
@@ -196,6 +202,7 @@ class RunIndex:
             prefix = f"{number}~" if len(self.roots) > 1 else ""
             is_run = any((root / file).is_file() for file in _MAKE_A_RUN)
             folder = root.absolute().parent if is_run else root
+            (self._on_network.add if is_on_network(folder) else self._on_network.discard)(folder)
             names = self._found_in(folder, root.absolute().name, prefix, found)
             for name, stamp in names if is_run else self._found(root, prefix, found):
                 run = printable(prefix + name)  # of names that are not UTF-8 too
@@ -204,7 +211,8 @@ class RunIndex:
                 if row.is_live or row.document["status"] == "finished":
                     del self._folders[os.fspath(row.path)], self._folders[f"{row.path}/{LOCK_FILE}"]
                 yield
-        is_other = found.problems != self.problems
+        is_other = found.problems != self.problems or not self.is_whole
+        self.is_whole = True
         self.problems, self.studies, self.plans, self.checks = found.problems, found.studies, found.plans, found.checks
         if is_other:
             self.problems_version = self.version + 1
@@ -227,9 +235,9 @@ class RunIndex:
             is_due = row.last_kind != "progress" or self._clock() - row.looked_at >= _ROW_S
             with suppress(OSError):
                 if not is_due:
-                    row.has_grown |= _read_log(row, is_new=False)
-                    row.open_log = row.open_log if row.is_live and len(self._live) <= _MOST_OPEN_LOGS else None
-                    is_due = row.last_kind != "progress"
+                    _read_log(row)
+                    self._close_log(row)
+                    is_due = row.untaken.count(_PROGRESS) < row.untaken.count(b"\n")
                 if is_due:
                     row.looked_at, was_live = self._clock(), row.is_live
                     self._look(row.id, row.root, row.name, _stamp(row.path))
@@ -262,7 +270,7 @@ class RunIndex:
         """Names and stamps of the runs in a folder and in its studies; studies, plans and checks are noted."""
         self._note(root)
         try:
-            entries = sorted(os.scandir(root), key=lambda entry: entry.name)
+            entries = sorted(os.scandir(root), key=lambda entry: (-_changed_ns(entry.path), entry.name))
         except OSError as problem:
             found.problems.append(f"{short(root)} cannot be listed: {problem.strerror}.")
             return
@@ -299,7 +307,7 @@ class RunIndex:
         row = self.rows.get(run)
         is_new = row is None
         if row is None:
-            row = self.rows[run] = Row(run, root, name, heard_at=self._clock())
+            row = Row(run, root, name, heard_at=self._clock())
         if row.stamp == stamp and not row.is_live:
             return row
         before = row.document
@@ -318,27 +326,34 @@ class RunIndex:
                 "values": {},
             }
             row.values = {"name": row.name}
+        self.rows[run] = row  # a new one not before it is described: pages may ask for the rows at any time
         if row.document != before:
             self._by_version.pop(run, None)
             row.version = self.version + 1
             self._by_version[run] = row
             self.version += 1
         (self._live.add if row.is_live else self._live.discard)(run)
-        if not row.is_live or len(self._live) > _MOST_OPEN_LOGS:
-            row.open_log = None
+        self._close_log(row)
         return row
+
+    def _close_log(self, row: Row) -> None:
+        """Close its log, unless the next look finds it sooner if it stays open."""
+        if not row.is_live or len(self._live) > _MOST_OPEN_LOGS or row.root in self._on_network:
+            row.open_log = None
 
     def _take_in(self, row: Row, stamp: tuple[int, ...], *, is_new: bool) -> None:
         """Read what changed of a run, and rebuild its description."""
         before = row.document
         if not row.tail.log.endswith(f".{stamp[_LOG_STAMP]}"):  # another file is there now, or none
             row.open_log = None
-        grew = _read_log(row, is_new=is_new) or row.has_grown
-        row.has_grown = False
-        is_heard = grew and not is_new
+        _read_log(row)
+        is_heard = bool(row.untaken) and not is_new
+        for line in row.untaken.splitlines():
+            _take(row, line)
+        row.untaken = b""
         if is_heard:
             row.heard_at = self._clock()
-        if stamp != row.stamp or grew or "state" not in before:
+        if stamp != row.stamp or is_heard or "state" not in before:
             row.document, row.values = describe(row, stamp[:_LOG_STAMP] + stamp[_LOG_STAMP + 3 :])
         status, launch = row.document.get("status"), row.document.get("launch")
         state = _state(row, status, launch, self._clock(), is_heard=is_heard)
@@ -398,33 +413,39 @@ def _changed_ns(path: str | Path) -> int:
 # ------------------------------------------------------------------------------------------------------------- the log
 
 
-def _read_log(row: Row, *, is_new: bool) -> bool:
-    """Take in what the log gained; whether it did. Of a log seen for the first time, its end and some lines."""
+_PROGRESS = b'"kind": "progress"'
+"""In each line of progress, as `records.codec` writes it; of any other line the row is rebuilt at once."""
+
+
+def _read_log(row: Row) -> None:
+    """Read what the log gained. Of a log seen for the first time, its end and some lines."""
     try:
         row.open_log = row.open_log or _OpenLog(open_below(row.root, f"{row.name}/{EVENTS}"))
     except OSError:
-        return is_new
+        return
     descriptor = row.open_log.descriptor
     status = os.fstat(descriptor)
     size, log, start = status.st_size, f"{status.st_dev}.{status.st_ino}", row.tail.end
     if log == row.tail.log and size == start:
-        return is_new
+        return
     is_anew = row.tail.log != log or size < start or size - start > 4 * _TAIL_BYTES
     if is_anew:
-        row.curve, row.split_s, row.last, row.latest = [], {}, {}, {}
+        row.curve, row.split_s, row.last, row.latest, row.untaken = [], {}, {}, {}, b""
         row.last_kind, row.last_at = "", None
-        start = max(0, size - _TAIL_BYTES)
-        for offset in _sampled_offsets(size):
-            _, *whole = os.pread(descriptor, 2048, offset).split(b"\n")
-            _take(row, whole[0] if len(whole) > 1 else b"")
+        start, taken = max(0, size - _TAIL_BYTES), 0
         start += os.pread(descriptor, _TAIL_BYTES, start).find(b"\n") + 1 if start else 0
+        for offset in _sampled_offsets(size):
+            piece = os.pread(descriptor, 2048, offset)
+            begin = piece.find(b"\n") + 1
+            line, end, _ = piece[begin:].partition(b"\n")
+            if begin and end and taken < offset + begin < start:  # each line once
+                taken = offset + begin
+                _take(row, line)
     content = os.pread(descriptor, size - start, start)
     lines = content[: content.rfind(b"\n") + 1]
-    for line in lines.splitlines():
-        _take(row, line)
+    row.untaken += lines
     # At once: streams read it while a thread scans.
     row.tail = Tail(log, start + len(lines), b"") if is_anew else Tail(log, start, lines)
-    return bool(lines) or is_new
 
 
 def _sampled_offsets(size: int) -> list[int]:

@@ -19,6 +19,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Container, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -124,7 +125,11 @@ class Ui:
         self._is_due = asyncio.Event()
         self._scanned_at = -math.inf
         self._is_scanned = asyncio.Event()
+        self._next_part = asyncio.Event()
+        """Set, and then another one, when a part of the folders has been looked at."""
         self._scan: asyncio.Task[None] | None = None
+        self._scanner = ThreadPoolExecutor(1, "scanner")
+        """Its own: looks at runs that train wait for a part of a scan, which must not wait for requests' threads."""
         self._index_lock = asyncio.Lock()
         self._services_asked = 0.0
         self._reading: dict[str, asyncio.Task[None]] = {}
@@ -193,6 +198,7 @@ class Ui:
             for one in (task, self._scan, *self._reading.values()):
                 if one is not None:
                     one.cancel()
+            self._scanner.shutdown(wait=False)
             if self.options.pool is not None:
                 await self.options.pool.close()
             with contextlib.suppress(asyncio.CancelledError):
@@ -245,13 +251,19 @@ class Ui:
                 steps, is_through = self.index.scanning(), False
                 while not is_through:
                     async with self._index_lock:
-                        is_through = await asyncio.to_thread(part)
+                        is_through = await asyncio.get_running_loop().run_in_executor(self._scanner, part)
                     self._wake()  # for logs that grew as well, which no row may tell
+                    self._end_part()
                 self._scanned_at = time.monotonic()
                 self._raise_alerts()
         finally:
             self._scan = None
+            self._end_part()
         self._is_scanned.set()
+
+    def _end_part(self) -> None:
+        self._next_part.set()
+        self._next_part = asyncio.Event()
 
     @contextlib.contextmanager
     def _telling_failures(self) -> Iterator[None]:
@@ -298,15 +310,20 @@ class Ui:
     async def _page(self, _: Request) -> Response:
         return HTMLResponse(_SHELL, headers={"content-security-policy": content_policy()})
 
-    async def _runs(self, _: Request) -> Response:
-        await self._is_scanned.wait()
+    async def _runs(self, request: Request) -> Response:
+        """All rows; with `part`, while the folders are looked at for the first time, those that are there by now."""
         index = self.index
+        if "part" not in request.query_params:
+            await self._is_scanned.wait()
+        while not (index.rows or self._is_scanned.is_set()):
+            await self._next_part.wait()
         return _json(
             {
                 "epoch": self.epoch,
                 "version": index.version,
                 "rows": [row.document for row in list(index.rows.values())[:_MOST_ROWS]],
                 "problems": index.problems,
+                "is_whole": index.is_whole,
                 "control": self.options.allows_changes,
                 "roots": [str(root) for root in index.roots],
                 "studies": sorted(index.studies),
@@ -344,6 +361,7 @@ class Ui:
         return _json({"is_configured": False} if pool is None else {"is_configured": True, **await pool.document()})
 
     async def _compare(self, request: Request) -> Response:
+        await self._is_scanned.wait()
         rows = [self.index.rows[run] for run in request.query_params.getlist("run")[:32] if run in self.index.rows]
         return _json(await run_in_threadpool(run_view.compare_document, rows))
 
@@ -352,8 +370,8 @@ class Ui:
     async def _row(self, request: Request) -> Row:
         """The run that a request names: only what the index found can be named, if need be just now."""
         run = request.query_params.get("run", "")
-        if run not in self.index.rows and self._scan is not None:
-            await asyncio.shield(self._scan)  # as when the page's server has just been started
+        while run not in self.index.rows and self._scan is not None:
+            await self._next_part.wait()  # as when the page's server has just been started
         if run not in self.index.rows:
             await self._rescan()
         if run not in self.index.rows:
@@ -532,6 +550,7 @@ class Ui:
                 "rows": [row.document for row in rows if only is None or row.id == only.id],
                 "removed": [name for name in removed if only is None or name == only.id],
                 "problems": self.index.problems,
+                "is_whole": self.index.is_whole,
             }
             is_news = document["rows"] or document["removed"] or version < max(0, self.index.problems_version)
             made[key] = _event("rows", document) if is_news else b""

@@ -34,12 +34,14 @@ const resized = new ResizeObserver((changes) => {
 
 /* 1, 2 and 5 times a power of ten. */
 const isRound = (tick) => { const part = tick / 10 ** Math.floor(Math.log10(tick) + 1e-9); return [1, 2, 5].some((one) => Math.abs(part - one) < 1e-6); };
+/* Whether a column has one value, which no line can show. */
+const isAlone = (values) => { let n = 0; for (const value of values) if (value !== null && value !== undefined && (n += 1) > 1) return false; return n === 1; };
 /* Steps of an axis in bytes. */
 const BINARY = Array.from({ length: 44 }, (_, power) => 2 ** power);
 
-/* The stretch of the axis that several charts show; null ends are all there is. */
+/* The stretch of the axis that several charts show; null ends are all there is. `space` is that of long labels [pixels]. */
 export class Axis {
-  constructor(onChange) { this.charts = new Set(); this.range = null; this.whole = [0, 1]; this.onChange = onChange; this.label = format.shortCount; this.name = "samples"; }
+  constructor(onChange) { this.charts = new Set(); this.range = null; this.whole = [0, 1]; this.onChange = onChange; this.label = format.shortCount; this.name = "samples"; this.space = 0; }
 
   get shown() { return this.range ?? this.whole; }
 
@@ -107,7 +109,7 @@ export class LineChart {
     this.data = data;
     this.series = series;
     this.hasNew = true;
-    if (isOther && this.legend) {
+    if (this.legend && (isOther || !this.legend.childElementCount)) {
       this.legend.hidden = series.length < 2;
       replace(this.legend, series.map((one) => h("span", {}, h("i", { class: "swatch", style: { background: `var(--${one.colour})` } }), one.label)));
     }
@@ -136,23 +138,23 @@ export class LineChart {
     const limits = (u, low, high) => {
       if (isLog) return [low * 0.92, high * 1.08];
       for (const band of this.bands) { if (band.isWithin !== false) { low = Math.min(low, band.low ?? low); high = Math.max(high, band.high ?? high); } }
-      if (this.isFraction) return [Math.max(0, low - (high - low) * 0.06 - 0.002), Math.min(1, high + (high - low) * 0.06 + 0.002)];
+      if (this.isFraction) return [this.isFromZero ? 0 : Math.max(0, low - (high - low) * 0.06 - 0.002), Math.min(1, high + (high - low) * 0.06 + 0.002)];
       const pad = (high - low || Math.abs(high) || 1) * 0.06;
       return [this.isFromZero ? Math.min(0, low) : low - pad, high + pad];
     };
     this.plot = new uPlot({
-      ...this.size, padding: [8 * scale, 12 * scale, 0, 0], legend: { show: false }, select: { show: true },
+      ...this.size, padding: [8 * scale, (this.axis.space ? 32 : 12) * scale, 0, 0], legend: { show: false }, select: { show: true },
       cursor: { sync: { key: this.axis.key ?? "run" }, drag: { x: true, y: false, setScale: false, dist: 5 }, points: { size: 7, width: 1.5 } },
       scales: { x: { time: false, auto: false, range: () => this.axis.shown }, y: { distr: isLog ? 3 : 1, range: limits } },
       axes: [
-        { stroke: muted, font, size: 30 * scale, ticks: { stroke: line, size: 4 * scale, width: scale }, grid: { show: false }, values: (_, ticks) => ticks.map(this.axis.label), space: 64 * scale },
+        { stroke: muted, font, size: 30 * scale, ticks: { stroke: line, size: 4 * scale, width: scale }, grid: { show: false }, values: (_, ticks) => ticks.map(this.axis.label).map((text, index, all) => (text === all[index - 1] ? "" : text)), space: (this.axis.space || 64) * scale },
         { stroke: muted, font, size: (u, values) => scale * (16 + 7 * Math.max(3, ...(values ?? []).map((one) => (one ?? "").length))), ticks: { show: false }, grid: { stroke: grid, width: scale },
           values: (_, ticks) => ticks.map((tick) => (tick === null ? null : this.y(tick))), space: 34 * scale, ...(this.y === format.bytes ? { incrs: BINARY } : {}),
           filter: isLog ? (u, ticks) => ticks.map((tick) => (tick !== null && isRound(tick) ? tick : null)) : undefined },
       ],
       series: [{}, ...this.series.map((one) => ({
         label: one.label, stroke: colour(one.colour), width: (one.width ?? 1.6) * scale, spanGaps: true, dash: one.dash,
-        points: { show: one.points ? (u, index, a, b) => b - a < 300 : (u, index) => u.data[index].length === 1, size: 6 * scale, fill: colour("surface") },
+        points: { show: one.points ? (u, index, a, b) => b - a < 300 : (u, index) => isAlone(u.data[index]), size: 6 * scale, fill: colour("surface") },
       }))],
       hooks: {
         drawClear: [(u) => this.drawBands(u)],

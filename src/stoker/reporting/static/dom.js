@@ -40,6 +40,9 @@ export const table = (head, rows, css = "") =>
       h("thead", {}, h("tr", {}, head.map((title) => h("th", { scope: "col" }, title)))),
       h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, index) => h("td", { "data-label": head[index] }, cell ?? "")))))));
 
+/* Of columns [title, cell of a row] those of which some row has anything. */
+export const withContent = (columns, rows) => columns.filter(([, cell]) => rows.some(cell));
+
 export const section = (title, ...content) => h("section", {}, title && h("h2", {}, title), content);
 
 export const tile = (label, value, note = "", css = "") =>

@@ -65,6 +65,9 @@ class Series {
   /* Whether there are many more points than pixels by now. */
   get isDense() { return this.base !== null && (this.base.progress.x.length > 5 * PX || Object.values(this.base.scalars).some(({ x }) => x.length > 6 * PX)); }
 
+  /* Whether evaluations came before the first progress, which gives them their places on this axis. */
+  get isUnplaced() { return this.base !== null && this.over !== "samples" && !this.base.evaluations && this.base.progress.x.length > 0; }
+
   /* An event that happened now: progress, an evaluation, or values of the job's own. */
   append(event, price) {
     for (const part of [this.base, this.detail]) {
@@ -175,10 +178,12 @@ export const open = async (main, source) => {
       }
       return found;
     };
+    const drawn = new Set();
     const measures = ["loss", ...new Set(Object.keys(points).map((name) => name.split(" ").slice(1).join(" ")).filter((name) => name !== "loss"))].slice(0, 100);
     for (const measure of measures) {
       const found = lines(measure).filter(([, , y]) => y.some((value) => value !== null));
       if (!found.length) continue;
+      drawn.add(`metric ${measure}`);
       const isFraction = format.isFraction(measure) && found.every(([, , y]) => y.every((one) => one === null || (one >= 0 && one <= 1)));
       const made = chart(`metric ${measure}`, learning, { title: measure === "loss" ? "Loss" : measure.replaceAll("_", " ").replace(/^./, (one) => one.toUpperCase()), y: isFraction ? (value) => format.percent(value, 1) : format.number, isFraction, mayBeLogarithmic: measure === "loss" });
       made.set(joined(columns(found)), found.map(([label], index) => ({ label, colour: label === "train" ? "blue" : label === "test" ? "teal" : ["ember", "violet", "good"][(index + (found[0][0] === "train" ? 2 : 3)) % 3], points: label !== "train" })));
@@ -187,6 +192,7 @@ export const open = async (main, source) => {
       made.caption = [...found.map(([label, , y]) => (measure !== "loss" || y.length < 2 ? `${label} ${write(last(y))}` : label === "train" ? `train ${write(y.find((value) => value !== null))} to ${write(last(y))}` : `${label} ${write(last(y))}${last(y) > extremes(y)[0] ? `, lowest ${write(extremes(y)[0])}` : ""}`)),
         ...made.rings.map(({ label }) => `${label} at ${format.count(state.best.samples)} samples`), ...(made.isLogarithmic() ? ["logarithmic"] : [])].join(" · ");
     }
+    for (const [key, made] of charts) if (key.startsWith("metric ")) made.element.hidden = !drawn.has(key);  // of another axis
     const one = (key, host, title, name, options, words) => {
       if (!progress[name]?.some((value) => value !== null)) return;
       const made = chart(key, host, { title, ...options });
@@ -345,20 +351,20 @@ export const open = async (main, source) => {
     }
   };
   let sectionsAt = 0, again = null, sectionsDue = null;
-  const refetch = () => { clearTimeout(again); again = setTimeout(async () => {
+  const refetch = (wait_ms = 250) => { clearTimeout(again); again = setTimeout(async () => {
     try {
       const [found, missed] = await arrivals.during(source.state());
       state = found;
       for (const event of missed) note(event);
       await series.load(state.scalars.slice(0, 60), price());
     } catch (error) {
-      if (!isClosed && !error.status) refetch();  // the server is away
+      if (!isClosed && !error.status) refetch(Math.min(2 * wait_ms, 15000));  // the server is away
       return;
     }
     if (isClosed) return;
     showHead(); showTimeline(); showEvents(); pictures(); draw();
     await showSections();
-  }, 250); };
+  }, wait_ms); };
   const sectionsSoon = () => { clearTimeout(sectionsDue); sectionsDue = setTimeout(showSections, Math.max(1500, sectionsAt + 15000 - Date.now())); };
   const thin = async () => {
     series.isThinning = true;
@@ -373,6 +379,7 @@ export const open = async (main, source) => {
     if (event.kind === "progress") {
       const span = state.spans.findLast((one) => one[2] === "training");
       if (span) span[1] = Math.max(span[1], event.at);
+      for (const name of ["samples", "samples_per_s", "resident_bytes", "allocated_bytes"]) if (typeof event[name] === "number") row()[name] = event[name];  // rows come more rarely
       return;
     }
     if (event.kind !== "logged" && event.kind !== "checkpointed") { state.events.push(event); if (state.events.length > 400) state.events.splice(40, 1); }
@@ -393,7 +400,7 @@ export const open = async (main, source) => {
     arrivals.add(event);
     note(event);
     series.append(event, price());
-    if (series.isDense && !series.isThinning) thin();
+    if ((series.isDense || series.isUnplaced) && !series.isThinning) thin();
     soon();
     if (event.kind === "progress") return;
     if (event.kind !== "logged" && event.kind !== "checkpointed") showEvents();

@@ -26,16 +26,17 @@ export const known = { rows: new Map(), since: "", info: null, listeners: new Se
 /* Since when a row is known by this page's own clock [s]: clocks of machines differ and jump. */
 const received = (rows) => { for (const row of rows) row.received_s = performance.now() / 1000; };
 
-export const loadRuns = async () => {
-  const found = await get("runs");
+/* With `isPart` those rows that the server has by now, while it looks at the folders for the first time. */
+export const loadRuns = async ({ isPart = false } = {}) => {
+  const found = await get("runs", isPart ? { part: 1 } : {});
   received(found.rows);
   known.info = found;
   known.rows = new Map(found.rows.map((row) => [row.id, row]));
   known.since = `${found.epoch}.${found.version}`;
 };
 
-export const takeRows = ({ epoch, version, rows, removed, problems }, only) => {
-  if (known.info) known.info.problems = problems;
+export const takeRows = ({ epoch, version, rows, removed, problems, is_whole }, only) => {
+  if (known.info) Object.assign(known.info, { problems, is_whole });
   received(rows);
   for (const row of rows) known.rows.set(row.id, row);
   for (const id of removed) known.rows.delete(id);
@@ -114,7 +115,8 @@ const show = async () => {
   current = null;
   stream?.close();
   try {
-    const [page] = await Promise.all([load(), known.info && !LISTS.includes(path) ? null : loadRuns()]);
+    const isPart = path === "/" || path.startsWith("/run/"), isKnown = known.info && (isPart || known.info.is_whole) && !LISTS.includes(path);
+    const [page] = await Promise.all([load(), isKnown ? null : loadRuns({ isPart })]);
     if (mine !== generation) return;
     const made = await page.open(main, inner ? decodeURIComponent(path.slice(inner[0].length)) : "", new URLSearchParams(location.search));
     if (mine !== generation) made?.close?.();

@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { follow, go, href, known, link } from "./app.js";
 import { Axis, COLOURS, joined, LineChart } from "./chart.js";
-import { empty, h, pill, replace, section, table } from "./dom.js";
+import { empty, h, pill, replace, section, table, withContent } from "./dom.js";
 import * as format from "./format.js";
 
 const AXES = [["samples", "samples"], ["wall_s", "time"], ["cost", "money"]];
@@ -67,12 +67,12 @@ export const open = async (main, _, query) => {
     main.dataset.drawn = "1";
   };
   const showOutcomes = () => {
-    const head = ["run", "state", "metric", "samples", "time", "cost", "throughput", ""];
-    replace(outcomes, table(head, rows().map((row) => [
-      h("span", { class: "key" }, h("i", { class: "swatch", style: { background: `var(--${colourOf(row.id)})` } }), link(href("run", row.id), row.name)), pill(row),
-      format.metricOf(row) ? `${format.metricOf(row)[0]} ${format.metric(...format.metricOf(row))}` : "", format.count(row.samples), format.seconds(row.wall_s), format.money(row.cost_usd), format.rate(row.samples_per_s),
-      h("button", { class: "plain", "aria-label": `Leave out ${row.name}`, onclick: () => go(`/compare?${ids.filter((id) => id !== row.id).map((id) => `run=${encodeURIComponent(id)}`).join("&")}`) }, "×"),
-    ]), "stacks"));
+    const leave = (row) => h("button", { class: "plain", "aria-label": `Leave out ${row.name}`, onclick: () => go(`/compare?${ids.filter((id) => id !== row.id).map((id) => `run=${encodeURIComponent(id)}`).join("&")}`) }, "×");
+    const columns = withContent([
+      ["run", (row) => h("span", { class: "key" }, h("i", { class: "swatch", style: { background: `var(--${colourOf(row.id)})` } }), link(href("run", row.id), row.name))], ["state", pill],
+      ["metric", (row) => (format.metricOf(row) ? `${format.metricOf(row)[0]} ${format.metric(...format.metricOf(row))}` : "")], ["samples", (row) => format.count(row.samples)], ["time", (row) => format.seconds(row.wall_s)],
+      ["cost", (row) => format.money(row.cost_usd)], ["throughput", (row) => format.rate(row.samples_per_s)], ["", leave]], rows());
+    replace(outcomes, table(columns.map(([title]) => title), rows().map((row) => columns.map(([, cell]) => cell(row))), "stacks"));
   };
   const axisChoice = h("div", { class: "chips", role: "group", "aria-label": "Axis of the charts" });
   const chooseAxis = async (name) => {
@@ -87,7 +87,7 @@ export const open = async (main, _, query) => {
   const names = rows().map((row) => row.name);
   replace(differences, Object.entries(GROUPS).map(([key, title]) => {
     const list = document_.differences[key];
-    return section(title, list.length ? table(["", ...names], list.map(({ name, values }) => [h("b", {}, name), ...values.map((value) => value ?? h("span", { class: "note" }, "absent"))]), "differences") : h("p", { class: "note" }, ids.length > 1 ? "No difference." : "Add another run."));
+    return section(title, list.length ? table(["", ...names], list.map(({ name, values }) => [h("b", {}, name), ...values.map((value) => value ?? h("span", { class: "note" }, "absent"))]), "differences stacks") : h("p", { class: "note" }, ids.length > 1 ? "No difference." : "Add another run."));
   }), document_.seeds.map(({ runs, metrics }) => section(`Over ${runs.length} seeds`, h("p", { class: "note" }, `${runs.join(", ")} differ in nothing but the seed.`), table(["metric", "mean", "deviation"], metrics.map(([name, mean, deviation]) => [name, format.metric(name, mean), format.isFraction(name) ? format.percent(deviation, 2) : format.number(deviation)])))),
   document_.problems.map((problem) => h("p", { class: "note bad" }, problem)));
   let due = null;

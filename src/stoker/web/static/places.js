@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { follow, href, known, link } from "./app.js";
-import { h, pill, replace, section, table } from "./dom.js";
+import { h, pill, replace, section, table, withContent } from "./dom.js";
 import * as format from "./format.js";
 import { poolView } from "./pool.js";
 import { progress } from "./runs.js";
@@ -17,8 +17,8 @@ export const open = async (main) => {
     const runs = (ids) => ids.map((id) => known.rows.get(id)).filter(Boolean);
     const COLUMNS = [["run", (row) => link(href("run", row.id), row.name)], ["state", pill], ["why", (row) => row.launch?.why && h("span", { class: "note", title: row.launch.evidence ?? "" }, row.launch.why)], ["done", progress],
       ["waits", (row) => row.launch?.starts_in_s && format.seconds(row.launch.starts_in_s)], ["started again", (row) => row.launch?.restarts], ["cost", (row) => format.money(row.cost_usd)], ["limit", (row) => format.money(row.launch?.max_cost)]];
-    const rows = (ids) => {  // without the columns of which no run has anything
-      const members = runs(ids), columns = COLUMNS.filter(([, cell]) => members.some(cell));
+    const rows = (ids) => {
+      const members = runs(ids), columns = withContent(COLUMNS, members);
       return table(columns.map(([title]) => title), members.map((row) => columns.map(([, cell]) => cell(row) || "")), "stacks");
     };
     replace(places, h("h1", {}, "Places"),

@@ -39,16 +39,16 @@ export const open = async (main, id) => {
     const fitting = candidates.filter(isWithin);
     const hasDeadline = limits.deadline < 1;
     const best = [...fitting].sort((a, b) => (hasDeadline && a.cost_usd && b.cost_usd ? a.cost_usd.value - b.cost_usd.value : a.total_s.value - b.total_s.value))[0];
-    replace(answer, best ? [h("strong", {}, best.device), `: ${ends(best.total_s)}${best.cost_usd ? `, ${format.withInterval(best.cost_usd.value, best.cost_usd.low, best.cost_usd.high, format.money)}` : ""}`, h("span", { class: "note" }, ` · ${hasDeadline ? "the cheapest in time" : "the fastest"} of ${format.plural(fitting.length, "plan")} within the limits`)] : [h("strong", { class: "bad" }, "Nothing fits"), ` · ${format.plural(candidates.length, "plan")} are outside of the limits`]);
+    replace(answer, best ? [h("strong", {}, best.device), `: ${ends(best.total_s)}${best.cost_usd ? `, ${format.withInterval(best.cost_usd.value, best.cost_usd.low, best.cost_usd.high, format.money)}` : ""}`, h("span", { class: "note" }, ` · ${candidates.length < 2 ? "the only plan that fits" : `${hasDeadline ? "the cheapest in time" : "the fastest"} of ${format.plural(fitting.length, "plan")} within the limits`}`)] : [h("strong", { class: "bad" }, "Nothing fits"), ` · ${format.plural(candidates.length, "plan")} are outside of the limits`]);
     replace(host, candidates.length > 1 && costs.length > 1 ? scatter(candidates, isWithin, best, { longest, shortest, most, least }) : null);
     replace(rows, table(["device", "time", "cost", "memory", "throughput", "plan", "why"], candidates.map((one) => [
       h("b", { class: one === best ? "chosen" : isWithin(one) ? "" : "out" }, one.device), ends(one.total_s), one.cost_usd ? format.withInterval(one.cost_usd.value, one.cost_usd.low, one.cost_usd.high, format.money) : one.is_here ? "here" : "no price",
       `${format.bytes(one.peak_bytes?.value)} of ${format.bytes(one.memory_bytes)}`, format.rate(one.samples_per_s?.value), h("span", { class: "note" }, one.plan), one.why]), "devices stacks"));
   };
-  const shares = (title, parts, form) => parts?.length && section(title, table(["", "", "line"], parts.slice(0, 20).map((part) => [part.what, form(part.value), h("span", { class: "note" }, part.where)])));
+  const shares = (title, parts, form) => parts?.length && section(title, table(["", "", "where"], parts.slice(0, 20).map((part) => [part.what, form(part.value), h("span", { class: "note" }, part.where)])));
   replace(main, h("div", { class: "title" }, h("h1", {}, plan.name), h("span", { class: "note" }, `planned in ${format.seconds(plan.took_s)}`)),
     !plan.is_settled && h("aside", { class: "notice" }, h("p", {}, "The run tries plans on its own updates; this is the one it began under.")),
-    answer, h("div", { class: "sliders" }, slider("deadline", "deadline", () => (limits.deadline >= 1 ? "no limit" : format.seconds(limit(limits.deadline, shortest, longest)))), costs.length > 0 && slider("budget", "budget", () => (limits.budget >= 1 ? "no limit" : format.money(limit(limits.budget, least, most))))),
+    answer, candidates.length > 1 && h("div", { class: "sliders" }, slider("deadline", "deadline", () => (limits.deadline >= 1 ? "no limit" : format.seconds(limit(limits.deadline, shortest, longest)))), costs.length > 0 && slider("budget", "budget", () => (limits.budget >= 1 ? "no limit" : format.money(limit(limits.budget, least, most))))),
     host, section("Plans that fit", rows), plan.advice && h("p", { class: "advice" }, plan.advice),
     section("Why", h("ol", { class: "why" }, plan.explanation.map((line) => h("li", {}, line)))),
     plan.rejected.length > 0 && section(`${format.plural(plan.rejected.length, "plan")} rejected`, table(["device", "plan", "lost by"], plan.rejected.map((one) => [one.device, h("span", { class: "note" }, one.plan), one.reason]), "stacks")),

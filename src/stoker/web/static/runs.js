@@ -30,7 +30,7 @@ export const progress = (row) => {
 const COLUMNS = [
   { key: "state", title: "state", width: "96px", of: (row) => STATES.indexOf(row.state), cell: pill },
   { key: "name", title: "run", width: "minmax(170px, 2.4fr)", of: (row) => row.name, cell: (row) => h("div", { class: "who" }, link(href("run", row.id), row.name, { title: row.name }),
-    h("span", { class: "note" }, [row.job, row.forked_from && `from ${row.forked_from}`].filter(Boolean).join(" · "), h("span", { class: "where" }, row.launch?.place ?? row.device ?? ""), row.tags.map((tag) => h("span", { class: "tag" }, tag)))) },
+    h("span", { class: "note tagged" }, h("span", {}, [row.job, row.forked_from && `from ${row.forked_from}`].filter(Boolean).join(" · "), h("span", { class: "where" }, row.launch?.place ?? row.device ?? "")), row.tags.map((tag) => h("span", { class: "tag" }, tag)))) },
   { key: "curve", title: "loss", width: "128px", cell: (row) => sparkline(row.curve ?? [], { isLive: LIVE.includes(row.state) }) },
   { key: "metric", title: "metric", width: "minmax(110px, 1fr)", isNumber: true, of: (row) => format.metricOf(row)?.[1] ?? null, cell: (row) => { const found = format.metricOf(row); return found ? h("div", { class: "who" }, h("b", {}, format.metric(...found)), h("span", { class: "note" }, found[0])) : row.problem ? h("span", { class: "note bad", title: row.problem }, row.problem) : ""; } },
   { key: "progress", title: "done", width: "112px", of: (row) => (row.total_samples ? row.samples / row.total_samples : 0), cell: progress },
@@ -114,8 +114,9 @@ export const open = async (main, _, query) => {
       for (const row of rows) for (const name of groupsOf(row)) groups.set(name, [...(groups.get(name) ?? []), row]);
       shown = [...groups].sort((a, b) => b[1].length - a[1].length).flatMap(([name, members]) => [{ group: name, n: members.length }, ...members]);
     }
-    say.textContent = problem || known.info.problems.join(" ");
-    say.classList.toggle("bad", Boolean(say.textContent));
+    const wrong = problem || known.info.problems.join(" ");
+    say.textContent = wrong || (known.info.is_whole ? "" : "Reading the folders …");
+    say.classList.toggle("bad", Boolean(wrong));
     replace(head, h("div", { role: "columnheader" }, h("span", { class: "hidden" }, "choose")), COLUMNS.map((one) => h("div", { role: "columnheader", class: `c-${one.key}${one.isNumber ? " number" : ""}`, "aria-sort": by === one.key ? (sign > 0 ? "ascending" : "descending") : null },
       one.of ? h("button", { class: "plain", onclick: () => { settings.sort = by === one.key ? (sign > 0 ? `-${one.key}` : one.key) : one.key === "name" || one.key === "state" ? one.key : `-${one.key}`; update(); } }, one.title, by === one.key ? (sign > 0 ? " ↑" : " ↓") : "") : one.title)));
     body.style.setProperty("height", `${shown.length * height()}px`);
@@ -131,7 +132,7 @@ export const open = async (main, _, query) => {
   const elements = new Map();
   const nothing = () => {
     view.hidden = !known.rows.size;
-    blank.hidden = Boolean(known.rows.size || known.info.problems.length);
+    blank.hidden = Boolean(known.rows.size || known.info.problems.length || !known.info.is_whole);
     none.hidden = !known.rows.size || Boolean(shown.length);
   };
   const rowOf = (row, index) => {
@@ -203,18 +204,20 @@ export const open = async (main, _, query) => {
   window.addEventListener("scroll", onScroll, { passive: true });
   window.addEventListener("resize", onScroll);
   isNarrow.addEventListener("change", update);
-  let due = null;
+  let due = null, said = "";
+  const folders = () => JSON.stringify([known.info.problems, known.info.is_whole]);
   const onRows = ({ rows, removed }) => {
-    const before = new Set(shown.map((row) => row.id));
-    if (removed.length || rows.some((row) => !before.has(row.id) || shown.find((one) => one.id === row.id)?.state !== row.state)) {
-      clearTimeout(due);
-      due = setTimeout(() => (selected ? filter() : update()), 50);
+    const before = new Map(shown.map((row) => [row.id, row.state]));
+    if (removed.length || said !== folders() || rows.some((row) => before.get(row.id) !== row.state)) {
+      said = folders();
+      due ??= setTimeout(() => { due = null; if (selected) filter(); else update(); }, 50);
     } else redraw(new Set(rows.map((row) => row.id)));
   };
+  said = folders();
   follow({ rows: onRows });
   const ticking = setInterval(() => redraw(new Set(shown.filter((row) => LIVE.includes(row.state)).map((row) => row.id))), 5000);
   return {
-    back: async () => { await loadRuns(); update(); },
+    back: async () => { await loadRuns({ isPart: true }); update(); },
     close: () => { clearInterval(ticking); clearTimeout(due); window.removeEventListener("scroll", onScroll); window.removeEventListener("resize", onScroll); isNarrow.removeEventListener("change", update); main.className = ""; },
   };
 };
