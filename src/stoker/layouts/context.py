@@ -43,8 +43,6 @@ class Context(LayoutAxis):
         if job.tensor_devices is not None and layout.context > job.tensor_devices:
             words = f"{layout.context} processes that exchange keys and values"
             return f"{words} are more than the {job.tensor_devices} devices of a node"
-        if job.coupling is not None and job.coupling.kind != "separable":
-            return f"samples are coupled by {', '.join(job.coupling.causes)}, of which each process would see parts"
         if job.matrix_optimizer is not None:
             return f"{job.matrix_optimizer} needs whole matrices, and processes hold shards of them"
         if job.has_own_loss:
@@ -197,22 +195,39 @@ class _DividedTokens:
     def _divided(self, operation: Operation) -> Operation:
         if operation.name.startswith(_ATTENTION):
             return self._attention(operation)
-        tensors = (*operation.inputs, *operation.outputs)
-        if not any(self._has_tokens(shape) for shape in tensors):
-            return operation
-        inputs, outputs = (tuple(map(self._narrowed, each)) for each in (operation.inputs, operation.outputs))
         if operation.name in PRODUCTS:
-            read, written = (sum(map(bytes_of, each)) for each in (inputs, outputs))
-            return dataclasses.replace(
-                operation,
-                inputs=inputs,
-                outputs=outputs,
-                flops=round(operation.flops / self._size),
-                bytes_read=min(operation.bytes_read, read),
-                bytes_written=min(operation.bytes_written, written),
-            )
-        before, after = (sum(map(bytes_of, each)) for each in (tensors, (*inputs, *outputs)))
+            return self._product(operation)
+        tensors = (*operation.inputs, *operation.outputs)
+        if not any(self._place(shape) is not None for shape in tensors):
+            return operation
+        before, after = (sum(map(bytes_of, each)) for each in (tensors, map(self._narrowed, tensors)))
         return scaled(operation, after / max(1, before), self._narrowed)
+
+    def _product(self, operation: Operation) -> Operation:
+        """The product with m, n or k of [m, k] @ [k, n] divided: where the other two are a matrix of the model."""
+        *more, a, b = operation.inputs
+        out, share = operation.outputs[0], 1 / self._size
+        m, k, n = *a.shape[-2:], b.shape[-1]
+        places = {"m": (m, (k, n)), "n": (n, (m, k)), "k": (k, (m, n))}
+        tokens = [name for name, (size, _) in places.items() if size in self._rows]
+        if not tokens:
+            return operation
+        name = next((name for name in tokens if places[name][1] in self._matrices), tokens[0])
+        if name == "m":
+            a, out = with_dim(a, -2, share), with_dim(out, -2, share)
+        elif name == "n":
+            b, out = with_dim(b, -1, share), with_dim(out, -1, share)
+        else:
+            a, b = with_dim(a, -1, share), with_dim(b, -2, share)
+        read, whole = (sum(map(bytes_of, each)) for each in ((*more, a, b), operation.inputs))
+        return dataclasses.replace(
+            operation,
+            inputs=(*more, a, b),
+            outputs=(out, *operation.outputs[1:]),
+            flops=round(operation.flops * share),
+            bytes_read=round(operation.bytes_read * read / max(1, whole)),
+            bytes_written=round(operation.bytes_written * out.numel / max(1, operation.outputs[0].numel)),
+        )
 
     def _attention(self, operation: Operation) -> Operation:
         """Queries of a part, keys and values of all tokens."""
@@ -231,9 +246,6 @@ class _DividedTokens:
             bytes_read=sum(map(bytes_of, inputs)),
             bytes_written=sum(map(bytes_of, outputs)),
         )
-
-    def _has_tokens(self, shape: TensorShape) -> bool:
-        return self._place(shape) is not None
 
     def _place(self, shape: TensorShape) -> int | None:
         """The dimension of tokens; None if there is none."""

@@ -98,6 +98,7 @@ def on_many(planner: Planner, place: Place, only: Plan | None = None) -> Decisio
             *explain(chosen, layouts.profile, device, (), ()),
             *describe_messages(forecasts.spread(own), [layouts.links(place.count, 1)]),
             *layouts.of_lockstep(chosen),
+            *layouts.of_context(chosen, others),
             *describe_stand_in(forecasts, own),
             price_assumptions(chosen),
         ),
@@ -142,6 +143,8 @@ class LayoutRules:
 
     def _of_parts(self, layout: Layout) -> str | None:
         """Why the model cannot be given parts of samples; None if it can, or if samples are not known."""
+        if not self.profile.has_one_shape:
+            return f"samples differ in length, and not each length can be divided into {layout.context} parts"
         if self.content is not None and layout.context not in self._cut:
             self._cut[layout.context] = data_problem(self.job, self.model, self.content(), layout)
         return self._cut.get(layout.context)
@@ -574,6 +577,24 @@ class LayoutCandidates:
         links, gradient_bytes = self.links(layout.world_size, 1), self.parts(layout).trained_bytes
         recommendation = recommend(links, gradient_bytes=gradient_bytes, step_s=step_s)
         return (recommendation.in_words(),) if recommendation.is_needed else ()
+
+    def of_context(self, chosen: Candidate, others: Sequence[Candidate]) -> tuple[str, ...]:
+        """A line on why the tokens of samples are divided; none if they are not."""
+        layout, tokens = chosen.plan.layout, self._tokens
+        if not layout.cuts_samples or tokens is None:
+            return ()
+        batch = min(self.profile.batch, self.profile.num_train)
+        uncut = [one for one in others if not one.plan.layout.cuts_samples]
+        if batch < layout.world_size:
+            why = f"a batch has {batch} samples for {layout.world_size} devices"
+        elif uncut:
+            fastest = min(uncut, key=_seconds_per_sample)
+            ratio = _seconds_per_sample(fastest) / _seconds_per_sample(chosen)
+            why = f"{fastest.plan.layout.in_words()} takes {ratio:.2f} times as long"
+        else:
+            why = "whole samples do not fit"
+        each = f"each device has {tokens // layout.context:,} of a sample's {tokens:,}"
+        return (f"tokens: {each}, since {why}; attention gathers keys and values of the others",)
 
     def given(self, plan: Plan) -> Candidate:
         """A plan that the user gave, with its forecast.

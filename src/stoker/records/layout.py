@@ -224,13 +224,9 @@ class Layout:
         if self.experts > 1:
             experts = math.gcd(self.experts, data)
             return replace(self, experts=experts, shards=data // experts)
-        sharing = [
-            axis.name
-            for axis in self.divided
-            if axis.shares_batch and not axis.divides_samples and axis.name != "replicas"
-        ]
         if self.cuts_samples:  # their processes hold shards
             return replace(self, shards=data)
+        sharing = [axis.name for axis in self.divided if axis.shares_batch and axis.name != "replicas"]
         if not sharing:
             return replace(self, replicas=data)
         replicas = self.replicas if data % self.replicas == 0 else 1
@@ -250,6 +246,11 @@ class Layout:
         model as a whole.
         """
         size, group = self.sample_parts, coupling.group
+        if self.cuts_samples and coupling.kind != "separable":
+            causes = ", ".join(coupling.causes)
+            return (
+                f"samples are coupled by {causes}, which would see parts of them: no process may have parts of tokens"
+            )
         if size == 1:
             return None
         if size > batch:

@@ -181,11 +181,13 @@ def test_operations_in_which_tokens_meet_are_refused_by_name(name: str) -> None:
 def test_recurrent_layers_are_refused() -> None:
     """They pass a state from token to token."""
     layer = nn.GRU(16, 16, batch_first=True)
-    found = position_sites(Fields().call, Tokenwise(_first_of(layer)), CONTENT, 4)
+    found = position_sites(Fields().call, Tokenwise(FirstOf(layer)), CONTENT, 4)
     assert "gru in GRU 'inner.layer' mixes tokens" in str(found)
 
 
-class _first_of(nn.Module):  # noqa: N801 - reads as a function
+class FirstOf(nn.Module):
+    """The first of a layer's two results."""
+
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer
@@ -204,6 +206,7 @@ class _first_of(nn.Module):  # noqa: N801 - reads as a function
         (lambda: Tokenwise(lambda x: x * torch.arange(x.shape[1], device=x.device)[:, None]), 1),
         (lambda: Tokenwise(lambda x: x.reshape(-1, 16).exp().view(x.shape)), 0),
     ],
+    ids=["slice of a parameter", "slice of a buffer", "of features", "of tokens", "rows of samples"],
 )
 def test_calls_that_count_tokens_are_found(model: Callable[[], nn.Module], sites: int) -> None:
     """A table's first rows, or `arange`; not as many other things, although they are as many as a part's tokens."""
@@ -213,15 +216,17 @@ def test_calls_that_count_tokens_are_found(model: Callable[[], nn.Module], sites
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("shapes", "says"),
     [
-        ((torch.zeros(4, 12), torch.zeros(4, 12)), "12 tokens, which 4 processes do not divide"),
-        ((torch.zeros(4, 64), torch.zeros(4)), "they are [4, 64], [4]"),
-        ((torch.zeros(4, 64), torch.zeros(4, 63)), "they are [4, 64], [4, 63]"),
+        (((4, 12), (4, 12)), "12 tokens, which 4 processes do not divide"),
+        (((4, 64), (4,)), "they are [4, 64], [4]"),
+        (((4, 64), (4, 63)), "they are [4, 64], [4, 63]"),
     ],
+    ids=str,
 )
-def test_samples_that_cannot_be_divided_are_refused(content: Any, says: str) -> None:
+def test_samples_that_cannot_be_divided_are_refused(shapes: Any, says: str) -> None:
     """With their shapes, or the number that would divide."""
+    content = tuple(torch.zeros(shape, dtype=torch.long) for shape in shapes)
     assert says in str(position_sites(Fields().call, Tokenwise(nn.Identity()), content, 4))
 
 

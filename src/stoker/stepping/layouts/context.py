@@ -56,6 +56,7 @@ from stoker.stepping.layouts.context_locality import (
     tensors_of,
 )
 from stoker.stepping.model import meta_model
+from stoker.stepping.precision import products_in
 from stoker.stepping.random_draws import RandomDraws, seed_stage_draws
 from stoker.stepping.world import World
 
@@ -166,15 +167,16 @@ class ContextParallel(Strategy):
         size, parts = 2, self._group.size()
         tokens = min(int(num_tokens(content)), shortest(parts))
         short = map_tensors(content, lambda tensor: tensor[torch.arange(size) % len(tensor), :tokens])
-        part = self.part_of(short)
         buffers, generators, precision = Buffers(self.model), generator_states(), self._precision
+        part, device = self.part_of(short), self._world.device
         if buffers.are_there:
             buffers.keep()
         self.set_precision("fp64" if precision == "fp64" else "fp32")
         try:
-            with RandomDraws(silenced=True), torch.autocast(self._world.device.type, enabled=False):
+            with RandomDraws(silenced=True), torch.autocast(device.type, enabled=False), products_in("fp32", device):
                 problem = self._compared(short, part, objective, size)
         finally:
+            self._passes.is_whole = False
             self.set_precision(precision)
             if buffers.are_there:
                 buffers.restore()
@@ -199,7 +201,8 @@ class ContextParallel(Strategy):
         modules, measured = Modules(), []
         for content, is_whole in ((whole, True), (part, False)):
             record = compared.keep if is_whole else compared.compare
-            with torch.no_grad(), modules.followed(self.model), self._passes.on(modules, record, is_whole=is_whole):
+            self._passes.is_whole = is_whole
+            with torch.no_grad(), modules.followed(self.model), self._passes.on(modules, record):
                 measured.append(self._inner.measures(content, size, objective.measures))
         problem = self._of_first(compared.problem)
         if problem is not None:
@@ -223,11 +226,12 @@ class ContextParallel(Strategy):
         losses: list[Loss] = []
         gradients: list[list[torch.Tensor | None]] = []
         for content, is_whole in ((whole, True), (part, False)):
+            self._passes.is_whole = is_whole  # within the backward pass, too
             for _, parameter in parameters:
                 parameter.grad = None
 
-            def loss_of(_: Pass, content: Content = content, is_whole: bool = is_whole) -> Loss:  # noqa: FBT001 - bound to this turn
-                with self._passes.on(is_whole=is_whole):
+            def loss_of(_: Pass, content: Content = content) -> Loss:
+                with self._passes.on():
                     return objective.loss(self.model, content, size)
 
             losses.append(self._inner.accumulate([Pass(0, size, 0)], loss_of))
@@ -258,16 +262,17 @@ class ContextParallel(Strategy):
 class _DividedPass:
     """Makes attention and positions within a block those of a part of the tokens."""
 
+    is_whole = False
+    """Leaves them as they are, for passes of whole samples."""
+
     def __init__(self, group: dist.ProcessGroup, positions: Positions) -> None:
         self._group, self._positions = group, positions
 
     @contextlib.contextmanager
-    def on(
-        self, modules: Modules | None = None, record: Recorder | None = None, *, is_whole: bool = False
-    ) -> Iterator[None]:
-        """Within the block; with `is_whole` as ever. `record` is given the results of calls, with their modules."""
+    def on(self, modules: Modules | None = None, record: Recorder | None = None) -> Iterator[None]:
+        """Within the block. `record` is given the results of calls, with their modules."""
         before = functional.scaled_dot_product_attention
-        mode = _PartMode(self._group, self._positions, before, modules, record, is_whole=is_whole)
+        mode = _PartMode(self._group, self._positions, before, modules, record, is_whole=self.is_whole)
         functional.scaled_dot_product_attention = mode.attention
         try:
             with mode:
