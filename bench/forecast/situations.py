@@ -234,7 +234,7 @@ SITUATIONS: dict[int, Situation] = {
         length=131_072,
         vocab=128_256,
         # torchtitan, arXiv:2410.06511: of Llama 3.1 8B on 8 H100, 131,072 tokens over 4 processes, 262,144 over 8.
-        accepts=expert(shards=(1, 2), context=(4, 8), checkpointed=True, micro_batch=(1, 1)),
+        accepts=expert(shards=(1, 2), context=(4, 8), checkpointed=True, micro_batch=(1, 4)),
     ),
 }
 

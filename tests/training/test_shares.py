@@ -24,7 +24,9 @@ LAYOUTS = {
 """Jobs and the layouts they are resumed in; each over two processes."""
 
 
-@pytest.mark.parametrize("name", [pytest.param("replicated", marks=pytest.mark.slow), "sharded", "divided", "experts", "context"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("replicated", marks=pytest.mark.slow), "sharded", "divided", "experts", "context"]
+)
 def test_one_process_and_two_resume_each_others_checkpoints(tmp_path: Path, name: str) -> None:
     """One, two, one: losses, weights and averages are those of a run never stopped, from the middle of an epoch on."""
     job, layout = LAYOUTS[name]

@@ -66,6 +66,8 @@ def evaluate(
     sums: dict[str, float] = {}
     counts: dict[str, float] = {}
     world = step.world
+    if world.layout.cuts_samples:
+        watcher = None  # each process has parts of samples
     part = Split(world.layout.sample_part(world.rank), world.layout.sample_parts)
     stateful = stateful_metrics(step)
     shown: list[tuple[Batch, bool]] = []

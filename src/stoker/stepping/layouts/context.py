@@ -33,7 +33,7 @@ from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
 from stoker.loading.batches import Pass
 from stoker.loading.fields import Content, map_tensors
-from stoker.loading.order import generator_states, restore_generators
+from stoker.loading.order import generators_kept
 from stoker.records import Layout, Plan, Precision
 from stoker.stepping.buffers import Buffers
 from stoker.stepping.distributed_tensors import local
@@ -58,7 +58,7 @@ from stoker.stepping.layouts.context_locality import (
 from stoker.stepping.model import meta_model
 from stoker.stepping.precision import products_in
 from stoker.stepping.random_draws import RandomDraws, seed_stage_draws
-from stoker.stepping.world import World
+from stoker.stepping.world import World, gather_json
 
 if TYPE_CHECKING:
     from stoker.stepping.losses import TrainingObjective
@@ -105,7 +105,7 @@ class ContextParallel(Strategy):
         self.hooked_blocks = inner.hooked_blocks
         self.is_checked = False
         self._inner, self._world, self._precision = inner, world, precision
-        self._outline: nn.Module | None = outline
+        self._outline = outline
         self._call = job.fields.call
         self._group: dist.ProcessGroup = world.mesh["context"].get_group()
         self._positions = Positions(part=self._group.rank())
@@ -140,9 +140,7 @@ class ContextParallel(Strategy):
         """
         from stoker.stepping.layouts.context_attention import prepare_masks  # noqa: PLC0415 - DTensor takes seconds
 
-        length = num_tokens(content)
-        if isinstance(length, str):
-            raise BadJob(f"{self._world.layout.in_words()}: {length}", remedy=_REMEDY)
+        length = self._num_tokens(content)
         if length not in self._known:
             self._known[length] = self._sites(content)
         self._positions.sites, self._positions.length = self._known[length], length // self._group.size()
@@ -165,28 +163,40 @@ class ContextParallel(Strategy):
         """
         self.is_checked = True
         size, parts = 2, self._group.size()
-        tokens = min(int(num_tokens(content)), shortest(parts))
+        tokens = min(self._num_tokens(content), shortest(parts))
         short = map_tensors(content, lambda tensor: tensor[torch.arange(size) % len(tensor), :tokens])
-        buffers, generators, precision = Buffers(self.model), generator_states(), self._precision
-        part, device = self.part_of(short), self._world.device
+        buffers, precision, device = Buffers(self.model), self._precision, self._world.device
         if buffers.are_there:
             buffers.keep()
-        self.set_precision("fp64" if precision == "fp64" else "fp32")
+        if precision == "bf16":  # whose rounding would hide differences
+            self.set_precision("fp32")
         try:
-            with RandomDraws(silenced=True), torch.autocast(device.type, enabled=False), products_in("fp32", device):
-                problem = self._compared(short, part, objective, size)
+            with generators_kept():
+                part = self.part_of(short)  # masks for GPUs cannot be made within dispatch modes
+                with (
+                    RandomDraws(silenced=True),
+                    torch.autocast(device.type, enabled=False),
+                    products_in("fp32", device),
+                ):
+                    problem = self._compared(short, part, objective, size)
         finally:
             self._passes.is_whole = False
-            self.set_precision(precision)
+            if precision == "bf16":
+                self.set_precision(precision)
             if buffers.are_there:
                 buffers.restore()
-            restore_generators(generators)
         if problem is not None:
             raise BadJob(f"{self._world.layout.in_words()}: {problem}", remedy=_REMEDY)
 
+    def _num_tokens(self, content: Content) -> int:
+        length = num_tokens(content)
+        if isinstance(length, str):
+            raise BadJob(f"{self._world.layout.in_words()}: {length}", remedy=_REMEDY)
+        return length
+
     def _sites(self, content: Content) -> frozenset[Site]:
-        assert self._outline is not None
-        found = position_sites(self._call, self._outline, content, self._group.size())
+        with self._passes.paused():  # an evaluation is within its conditions already
+            found = position_sites(self._call, self._outline, content, self._group.size())
         if isinstance(found, str):
             raise BadJob(f"{self._world.layout.in_words()}: {found}", remedy=_REMEDY)
         return found
@@ -204,26 +214,25 @@ class ContextParallel(Strategy):
             self._passes.is_whole = is_whole
             with torch.no_grad(), modules.followed(self.model), self._passes.on(modules, record):
                 measured.append(self._inner.measures(content, size, objective.measures))
-        problem = self._of_first(compared.problem)
-        if problem is not None:
-            return problem
-        for name, one in measured[0].items():
-            sums = torch.stack(
-                [torch.as_tensor(v).double().cpu() for v in (measured[1][name].sum, measured[1][name].count)]
-            )
-            sums = sums.to(self._world.device)
+        differing = self._measures_differ(*measured, compared.rounding)  # collective, whatever was found before
+        problem = self._of_first(compared.problem or differing)
+        return problem or self._of_first(self._gradients_differ(whole, part, objective, size))
+
+    def _measures_differ(self, whole: dict[str, Loss], part: dict[str, Loss], rounding: float) -> str | None:
+        differing: list[str] = []
+        for name, one in whole.items():
+            expected, own = ([float(each.sum), float(each.count)] for each in (one, part[name]))
+            sums = torch.tensor(own, dtype=torch.float64, device=self._world.device)
             dist.all_reduce(sums, group=self._group)
-            expected = (float(one.sum), float(one.count))
-            if not all(_is_near(float(a), b, compared.rounding) for a, b in zip(sums, expected, strict=True)):
-                return (
-                    f"{name} is no sum over tokens: parts have {sums.tolist()} (sum, count), the whole {list(expected)}"
+            if not all(_is_near(a, b, rounding) for a, b in zip(sums.tolist(), expected, strict=True)):
+                differing.append(
+                    f"{name} is no sum over tokens: parts have {sums.tolist()} (sum, count), the whole {expected}"
                 )
-        return self._of_first(self._gradients_differ(whole, part, objective, size))
+        return next(iter(differing), None)
 
     def _gradients_differ(self, whole: Content, part: Content, objective: TrainingObjective, size: int) -> str | None:
         parameters = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         kept = [p.grad for _, p in parameters]
-        losses: list[Loss] = []
         gradients: list[list[torch.Tensor | None]] = []
         for content, is_whole in ((whole, True), (part, False)):
             self._passes.is_whole = is_whole  # within the backward pass, too
@@ -234,13 +243,16 @@ class ContextParallel(Strategy):
                 with self._passes.on():
                     return objective.loss(self.model, content, size)
 
-            losses.append(self._inner.accumulate([Pass(0, size, 0)], loss_of))
+            self._inner.accumulate([Pass(0, size, 0)], loss_of)
             gradients.append([None if p.grad is None else local(p.grad).clone() for _, p in parameters])
         for (_, parameter), gradient in zip(parameters, kept, strict=True):
             parameter.grad = gradient
         parts = self._group.size()
         rounding = _rounding(next(iter(parameters))[1].dtype)
-        scale = max((float(g.abs().max()) for g in gradients[0] if g is not None and g.numel()), default=0.0) / parts
+        own = [g.abs().max().double() for g in gradients[0] if g is not None and g.numel()]
+        largest = torch.stack(own).max() if own else torch.zeros((), dtype=torch.float64, device=self._world.device)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)  # some hold parts without any
+        scale = float(largest) / parts
         for (name, _), one, two in zip(parameters, *gradients, strict=True):
             if (one is None) != (two is None):
                 return f"{name} has a gradient of samples and none of their parts, or the other way round"
@@ -253,8 +265,6 @@ class ContextParallel(Strategy):
 
     def _of_first(self, problem: str | None) -> str | None:
         """A problem of any process of the world, in all of them."""
-        from stoker.stepping.world import gather_json  # noqa: PLC0415 - name of a function of this line alone
-
         found = gather_json(problem, self._world.device)
         return next((str(each) for each in found if each is not None), None)
 
@@ -264,15 +274,25 @@ class _DividedPass:
 
     is_whole = False
     """Leaves them as they are, for passes of whole samples."""
+    is_paused = False
 
     def __init__(self, group: dist.ProcessGroup, positions: Positions) -> None:
-        self._group, self._positions = group, positions
+        self.group, self.positions = group, positions
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within the block, inside of `on` too, all calls are as they are."""
+        self.is_paused = True
+        try:
+            yield
+        finally:
+            self.is_paused = False
 
     @contextlib.contextmanager
     def on(self, modules: Modules | None = None, record: Recorder | None = None) -> Iterator[None]:
         """Within the block. `record` is given the results of calls, with their modules."""
         before = functional.scaled_dot_product_attention
-        mode = _PartMode(self._group, self._positions, before, modules, record, is_whole=self.is_whole)
+        mode = _PartMode(self, before, modules, record)
         functional.scaled_dot_product_attention = mode.attention
         try:
             with mode:
@@ -286,17 +306,14 @@ class _PartMode(TorchFunctionMode):
 
     def __init__(
         self,
-        group: dist.ProcessGroup,
-        positions: Positions,
+        owner: _DividedPass,
         before: Callable[..., torch.Tensor],
         modules: Modules | None,
         record: Recorder | None,
-        *,
-        is_whole: bool,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._group, self._positions, self._before, self._is_whole = group, positions, before, is_whole
-        self._modules, self._record = modules, record
+        self._owner, self._before, self._modules, self._record = owner, before, modules, record
+        self._is_whole, self._positions = owner.is_whole, owner.positions
         self._is_within = False
 
     def __torch_function__(
@@ -304,7 +321,7 @@ class _PartMode(TorchFunctionMode):
     ) -> Any:
         """Call a function of PyTorch."""
         kwargs = kwargs or {}
-        if self._is_within:
+        if self._is_within or self._owner.is_paused:
             return func(*args, **kwargs)
         if func is ATTENTION:  # imported by its name, so that it was not replaced
             return self.attention(*args, **kwargs)
@@ -316,6 +333,8 @@ class _PartMode(TorchFunctionMode):
 
     def attention(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """`scaled_dot_product_attention` over all parts."""
+        if self._owner.is_paused:
+            return self._before(*args, **kwargs)
         self._is_within = True
         try:
             result = self._before(*args, **kwargs) if self._is_whole else self._divided(*args, **kwargs)
@@ -345,7 +364,7 @@ class _PartMode(TorchFunctionMode):
                 f"attention {what} cannot be divided: each process has {length} tokens of each sample", remedy=_REMEDY
             )
         return attention_over(
-            self._group, self._before, query, key, value, is_causal=is_causal, dropout_p=dropout_p, **named
+            self._owner.group, self._before, query, key, value, is_causal=is_causal, dropout_p=dropout_p, **named
         )
 
     def _note(self, func: Any, frame: Any, result: Any) -> None:
