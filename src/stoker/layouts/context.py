@@ -171,7 +171,7 @@ class _DividedTokens:
         self._matrices = shapes | {shape[::-1] for shape in shapes}
         rows = trace.settings.micro_batch * tokens
         self._rows = {tokens, *(rows // chunks for chunks in (1, max(1, trace.settings.loss_chunks)))} - {0}
-        self._known: dict[tuple[int, bool], tuple[Operation, float]] = {}
+        self._known: dict[int, tuple[Operation, float]] = {}
 
     def share(self, one: Occurrence) -> float:
         """Share of an occurrence's outputs in one process [0 to 1]."""
@@ -182,15 +182,14 @@ class _DividedTokens:
         return self._part_of(one)[0]
 
     def _part_of(self, one: Occurrence) -> tuple[Operation, float]:
-        operation, is_whole = self._trace.operations[one.operation], one.phase == "optimizer"
-        if is_whole:
+        operation = self._trace.operations[one.operation]
+        if one.phase == "optimizer":
             return operation, 1.0
-        key = one.operation, is_whole
-        if key not in self._known:
+        if one.operation not in self._known:
             after = self._divided(operation)
             whole = sum(map(bytes_of, operation.outputs))
-            self._known[key] = after, sum(map(bytes_of, after.outputs)) / whole if whole else 1.0
-        return self._known[key]
+            self._known[one.operation] = after, sum(map(bytes_of, after.outputs)) / whole if whole else 1.0
+        return self._known[one.operation]
 
     def _divided(self, operation: Operation) -> Operation:
         if operation.name.startswith(_ATTENTION):

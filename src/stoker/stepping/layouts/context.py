@@ -311,7 +311,7 @@ class _PartMode(TorchFunctionMode):
         modules: Modules | None,
         record: Recorder | None,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._owner, self._before, self._modules, self._record = owner, before, modules, record
         self._is_whole, self._positions = owner.is_whole, owner.positions
         self._is_within = False

@@ -205,7 +205,7 @@ class _Calls(TorchFunctionMode):
     """Records calls, on tensors without values; those of `arange` alone have values, which a model may read."""
 
     def __init__(self, modules: Modules) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.calls: list[Call] = []
         self._modules = modules
 
