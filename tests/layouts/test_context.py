@@ -134,6 +134,8 @@ def test_samples_are_divided_among_shards_alone() -> None:
     assert layout_problem(layout, JobTraits(batch=2, coupling=SEPARABLE)) is None
     assert "at most 1 can" in (layout_problem(layout, JobTraits(batch=1, coupling=SEPARABLE)) or "")
     assert layout.in_words() == "2 shards × 4-way context"
+    kept = Layout(context=2, reshard=False), Layout(shards=2, context=2, reshard=False)
+    assert [one.in_words() for one in kept] == ["2-way context kept gathered", "2 shards kept gathered × 2-way context"]
 
 
 @pytest.mark.parametrize(

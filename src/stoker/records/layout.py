@@ -273,7 +273,7 @@ class Layout:
             "stages": f"{self.stages} stages ({self.schedule})",
             "shards": f"{self.shards} shards" + ("" if self.reshard else " kept gathered"),
             "experts": f"{self.experts}-way experts",
-            "context": f"{self.context}-way context",
+            "context": f"{self.context}-way context" + ("" if self.reshard or self.shards > 1 else " kept gathered"),
             "tensor": f"{self.tensor}-way tensor" + (" with sequence" if self.sequence else ""),
         }
         return " × ".join(of_fields.get(axis.name, f"{axis.size} {axis.name}") for axis in self.divided)
