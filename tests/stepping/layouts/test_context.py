@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from stoker.errors import BadJob
-from stoker.jobs import AdamW, Job, Loss
+from stoker.jobs import Loss
 from stoker.jobs.fields import Fields
 from stoker.loading.datasets import datasets_of
 from stoker.records import Layout, Plan
@@ -374,7 +374,7 @@ def test_a_mask_at_run_time_is_refused() -> None:
 
 
 def _with_mask(world: World, layout: Layout) -> None:
-    job: Job = make_job(lambda: Tokenwise(nn.Identity()), data=texts(16), loss="token_cross_entropy", optimizer=AdamW())
+    job = make_job(lambda: Tokenwise(nn.Identity()), data=texts(16), loss="token_cross_entropy")
     step = Step(job, Plan(device="cpu", micro_batch=8, layout=layout), SEPARABLE, world=world)
     x = torch.zeros(1, 1, 4, 4)
     with step._strategy.conditions():

@@ -99,6 +99,8 @@ class ContextParallel(Strategy):
         precision: of the plan.
     """
 
+    model: nn.Module
+
     def __init__(self, inner: Any, outline: nn.Module, world: World, job: Job, precision: Precision) -> None:
         assert world.mesh is not None
         self.model = inner.model
@@ -214,7 +216,9 @@ class ContextParallel(Strategy):
             self._passes.is_whole = is_whole
             with torch.no_grad(), modules.followed(self.model), self._passes.on(modules, record):
                 measured.append(self._inner.measures(content, size, objective.measures))
-        differing = self._measures_differ(*measured, compared.rounding)  # collective, whatever was found before
+        differing = self._measures_differ(
+            measured[0], measured[1], compared.rounding
+        )  # collective, whatever was found before
         problem = self._of_first(compared.problem or differing)
         return problem or self._of_first(self._gradients_differ(whole, part, objective, size))
 

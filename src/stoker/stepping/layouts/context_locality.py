@@ -265,11 +265,11 @@ def position_sites(
     for tokens in dict.fromkeys((length, length // parts, short, short // parts)):
         try:
             runs.append(_calls(call, outline, content, tokens))
-        except Exception as problem:  # noqa: BLE001 - whatever the model raises on tensors without values
+        except Exception as error:  # noqa: BLE001 - whatever the model raises on tensors without values
             what = "its values are read" if tokens == length else f"it does not take {tokens} tokens"
             return (
                 f"{type(model).__name__} cannot be followed on {tokens} of {length} tokens, {what}: "
-                f"{type(problem).__name__}: {first_line(problem)}"
+                f"{type(error).__name__}: {first_line(error)}"
             )
     whole, part = runs[0], runs[1]
     for other in runs[1:]:
@@ -309,9 +309,10 @@ def _calls(call: Callable[[nn.Module, Content], Any], outline: nn.Module, conten
         return torch.empty(2, tokens, *tensor.shape[2:], dtype=tensor.dtype, device="meta")
 
     given, modules = map_tensors(content, fake), Modules()
-    with torch.no_grad(), modules.followed(outline), _Calls(modules) as recorded:
+    recorder = _Calls(modules)
+    with torch.no_grad(), modules.followed(outline), recorder:
         call(outline, given)
-    return recorded.calls
+    return recorder.calls
 
 
 def _differing(whole: Sequence[Call], other: Sequence[Call], length: int) -> str | None:
