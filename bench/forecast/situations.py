@@ -56,6 +56,7 @@ def expert(  # noqa: PLR0913 - each is a setting of its own
     micro_batch: tuple[int, int] = (1, 10**9),
     shards: tuple[int, int] | None = None,
     experts: tuple[int, int] = (1, 1),
+    context: tuple[int, int] = (1, 1),
     checkpointed: bool | None = None,
     is_compiled: bool = False,
     has_images: bool = False,
@@ -74,12 +75,15 @@ def expert(  # noqa: PLR0913 - each is a setting of its own
             yield f"precision {plan.precision}, not {precision}"
         if not micro_batch[0] <= plan.micro_batch <= micro_batch[1]:
             yield f"micro-batch {plan.micro_batch}, not {micro_batch[0]} to {micro_batch[1]}"
-        if shards is not None and not shards[0] <= plan.layout.shards <= shards[1]:
+        is_other = shards is not None and (plan.layout.stages > 1 or not shards[0] <= plan.layout.shards <= shards[1])
+        if shards is not None and is_other:
             yield f"{plan.layout.in_words()}, not {shards[0]} to {shards[1]} shards"
-        if not experts[0] <= plan.layout.experts <= experts[1]:
-            yield f"experts over {plan.layout.experts} processes, not {experts[0]} to {experts[1]}"
-        if shards is not None and plan.layout.stages > 1:
-            yield f"{plan.layout.stages} stages"
+        for what, size, (least, most) in (
+            ("experts", plan.layout.experts, experts),
+            ("tokens", plan.layout.context, context),
+        ):
+            if not least <= size <= most:
+                yield f"{what} over {size} processes, not {least} to {most}"
         is_known = checkpointed is True and plan.micro_batch <= most_kept
         if checkpointed is not None and bool(plan.checkpointed_blocks) != checkpointed and not is_known:
             yield f"{plan.checkpointed_blocks} blocks checkpointed"
@@ -222,6 +226,15 @@ SITUATIONS: dict[int, Situation] = {
         length=8192,
         vocab=128_256,
         accepts=expert(shards=(8, 64), is_compiled=True),
+    ),
+    13: Situation(
+        on="8xh100",
+        model=_llama(131_072),
+        batch=8,
+        length=131_072,
+        vocab=128_256,
+        # torchtitan, arXiv:2410.06511: of Llama 3.1 8B on 8 H100, 131,072 tokens over 4 processes, 262,144 over 8.
+        accepts=expert(shards=(1, 2), context=(4, 8), checkpointed=True, micro_batch=(1, 4)),
     ),
 }
 

@@ -133,7 +133,7 @@ def test_an_added_layout_has_a_name_and_is_stored() -> None:
     assert layout.resized(4) == mirrors(2, tensor=2)
     assert mirrors().is_replicated
     with pytest.raises(
-        BadJob, match="no layout of mirrors here, only of replicas, shards, tensor, experts, stages"
+        BadJob, match="no layout of mirrors here, only of replicas, shards, tensor, experts, stages, context"
     ) as caught:
         axes_of(layout)
     assert "replicas: each process holds the whole model" in (caught.value.remedy or "")
@@ -153,8 +153,8 @@ def test_an_added_axis_is_checked_as_the_others(axis: MeshAxis, says: str) -> No
 
 
 def test_without_its_files_it_is_not_searched() -> None:
-    """The five axes of the package, the simplest first."""
-    assert [axis.name for axis in all_axes()] == ["replicas", "shards", "tensor", "experts", "stages"]
+    """The six axes of the package, the simplest first."""
+    assert [axis.name for axis in all_axes()] == ["replicas", "shards", "tensor", "experts", "stages", "context"]
     assert mirrors() not in layouts_of(2)
 
 

@@ -302,6 +302,13 @@ def qwen3_layouts_job() -> stoker.Job:
     return language(model=make, data=with_next(job), loss="token_cross_entropy", clip_norm=1.0)
 
 
+def qwen3_unpadded_job() -> stoker.Job:
+    """Qwen3 as above, on samples of one length: without a mask its attention is causal, and nothing else."""
+    tokens = torch.randint(VOCAB, (64, TOKENS + 1), generator=torch.Generator().manual_seed(3))
+    data = {"input_ids": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous()}
+    return dataclasses.replace(qwen3_layouts_job(), data=data)
+
+
 MIXTRAL = {
     "vocab_size": VOCAB,
     "hidden_size": 16,
@@ -320,7 +327,12 @@ def mixtral_layouts_job() -> stoker.Job:
     return language(model=make, data=with_next(job), loss="token_cross_entropy", clip_norm=1.0)
 
 
-LAYOUTS_JOBS = {"gpt2": gpt2_layouts_job, "qwen3": qwen3_layouts_job, "mixtral": mixtral_layouts_job}
+LAYOUTS_JOBS = {
+    "gpt2": gpt2_layouts_job,
+    "qwen3": qwen3_layouts_job,
+    "qwen3 unpadded": qwen3_unpadded_job,
+    "mixtral": mixtral_layouts_job,
+}
 
 
 def learned_in_double(world: World, layout: Layout, names: list[str], fault: float = 0.0) -> dict[str, Learned]:
@@ -368,6 +380,7 @@ def differences(layout: Layout, names: list[str], fault: float = 0.0) -> dict[st
         (Layout(shards=2, tensor=2), ["qwen3"]),
         (Layout(experts=2), ["mixtral"]),
         (Layout(shards=2, experts=2), ["mixtral"]),
+        (Layout(context=2), ["qwen3 unpadded"]),
     ],
     ids=str,
 )

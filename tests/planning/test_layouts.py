@@ -36,6 +36,8 @@ def test_layouts_of_two_lie_along_one_axis() -> None:
         Layout(tensor=2),
         Layout(tensor=2, sequence=True),
         Layout(experts=2),
+        Layout(context=2),
+        Layout(context=2, reshard=False),
         Layout(stages=2),
     }
     assert list(layouts_of(1)) == [Layout()]

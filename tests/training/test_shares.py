@@ -19,11 +19,14 @@ LAYOUTS = {
     "sharded": ("momentum", Layout(shards=2)),
     "divided": ("gpt", Layout(tensor=2)),
     "experts": ("experts", Layout(experts=2)),
+    "context": ("momentum", Layout(context=2)),
 }
 """Jobs and the layouts they are resumed in; each over two processes."""
 
 
-@pytest.mark.parametrize("name", [pytest.param("replicated", marks=pytest.mark.slow), "sharded", "divided", "experts"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("replicated", marks=pytest.mark.slow), "sharded", "divided", "experts", "context"]
+)
 def test_one_process_and_two_resume_each_others_checkpoints(tmp_path: Path, name: str) -> None:
     """One, two, one: losses, weights and averages are those of a run never stopped, from the middle of an epoch on."""
     job, layout = LAYOUTS[name]

@@ -20,6 +20,7 @@ class JobTraits:
     `is_synced`: sites make updates of their own (`Job(sync=…)`). `model_measures` are names of losses and metrics of
     the form (model, batch), `stateful_metrics` of metrics that see all outputs. `averages_statistics`: averaged weights
     need running statistics of their own. `selects_samples`: an update takes the samples with the highest losses.
+    `has_own_loss`: the model computes its loss. `skips_blocks`: blocks are left out for some samples.
     `tensor_devices` are the most of a tensor group, which passes messages within each layer: those of a machine, or
     that share its links (None: no limit, as where a run has its devices).
     """
@@ -36,6 +37,8 @@ class JobTraits:
     stateful_metrics: tuple[str, ...] = ()
     averages_statistics: bool = False
     selects_samples: bool = False
+    has_own_loss: bool = False
+    skips_blocks: bool = False
     tensor_devices: int | None = NODE_DEVICES
 
 

@@ -56,11 +56,12 @@ class Shards(LayoutAxis):
         gathered = [round(size * update.gathered_share) for size in (root, *blocks)]
         gradients = tuple(size for size in sharding_groups(parts, layout, of_gradients=True) if size)
         used = 8 * sum(one.is_trained for one in parts.parameters)
+        axis = _axis(layout)
         traffic = [
             Traffic(
                 what="parameters gathered",
                 collective="all-gather",
-                axis="shards",
+                axis=axis,
                 sizes=tuple(gathered),
                 times=passes,
                 beside="forward blocks",
@@ -68,7 +69,7 @@ class Shards(LayoutAxis):
             Traffic(
                 what="gradients summed and scattered",
                 collective="reduce-scatter",
-                axis="shards",
+                axis=axis,
                 sizes=gradients[::-1],
                 times=passes if layout.reshard else 1,
                 beside="backward blocks",
@@ -81,7 +82,7 @@ class Shards(LayoutAxis):
                 Traffic(
                     what="parameters gathered again",
                     collective="all-gather",
-                    axis="shards",
+                    axis=axis,
                     sizes=tuple(gathered[:0:-1]),
                     times=passes,
                     beside="backward blocks",
@@ -101,15 +102,15 @@ class Shards(LayoutAxis):
 
         On a GPU they run on the stream of the arithmetic, or take its bandwidth.
         """
-        return gather_copies_s(traffic, "shards", layout.shards, seconds)
+        return gather_copies_s(traffic, _axis(layout), num_shards(layout), seconds)
 
     def local_shape(self, one: Parameter, shape: tuple[int, ...], layout: Layout, rank: int | None) -> tuple[int, ...]:
         """As `LayoutAxis.local_shape`: rows, as `torch.chunk` cuts them; the last shards may have fewer, or none."""
         if not shape:
             return shape
-        dim = shard_dim(shape, layout.shards) if layout.tensor == 1 else 0
+        dim = shard_dim(shape, num_shards(layout)) if layout.tensor == 1 else 0
         if dim:
-            return *shape[:dim], shape[dim] // layout.shards, *shape[dim + 1 :]
+            return *shape[:dim], -(-shape[dim] // layout.shards), *shape[dim + 1 :]
         rows = -(-shape[0] // layout.shards)
         if rank is not None:
             rows = min(rows, max(0, shape[0] - layout.coordinate(rank, "shards") * rows))
@@ -117,7 +118,7 @@ class Shards(LayoutAxis):
 
     def trace_of(self, trace: Trace, parts: ModelParts, layout: Layout, rank: int) -> Trace:
         """As `LayoutAxis.trace_of`, with the optimiser's work on one shard, and there the sums of gradients."""
-        share = 1 / layout.shards
+        share = 1 / num_shards(layout)
         # If parameters stay gathered, gradients of all passes but the last are added up whole.
         are_divided = layout.reshard or trace.settings.parts == 1
         shapes = {one.shape for one in parts.parameters if one.is_trained} if are_divided and layout.reshard else set()
@@ -149,11 +150,22 @@ class Shards(LayoutAxis):
         gathered = root + (2 * largest if layout.reshard else sum(blocks))
         largest_sum = max(sharding_groups(parts, layout, of_gradients=True))
         # Along another dimension than the first, a parameter is put together again, and its gradient taken apart.
-        cut = [one.num_bytes for one in parts.parameters if layout.tensor == 1 and shard_dim(one.shape, layout.shards)]
+        num = num_shards(layout)
+        cut = [one.num_bytes for one in parts.parameters if layout.tensor == 1 and shard_dim(one.shape, num)]
         return round(gathered_share * (gathered + max(cut, default=0)) + (gathered_share + 1) * largest_sum)
 
 
 AXIS = Shards()
+
+
+def num_shards(layout: Layout) -> int:
+    """Number of processes over which a copy's state is sharded [1]: those that divide tokens hold shards, too."""
+    return layout.shards * layout.context
+
+
+def _axis(layout: Layout) -> str:
+    """The axis of these processes."""
+    return "shards" if layout.context == 1 else "data"
 
 
 def gloo_copies(parts: ModelParts, layout: Layout) -> float:
@@ -213,5 +225,5 @@ def sharding_groups(parts: ModelParts, layout: Layout, *, of_gradients: bool = F
     for one in parts.parameters:
         if (of_gradients and not one.is_trained) or (layout.experts > 1 and one.division is None):
             continue
-        sizes[0 if one.block is None else one.block + 1] += local_bytes(one, layout) * layout.shards
+        sizes[0 if one.block is None else one.block + 1] += local_bytes(one, layout) * num_shards(layout)
     return tuple(sizes)

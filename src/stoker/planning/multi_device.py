@@ -7,10 +7,11 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -29,8 +30,10 @@ from stoker.devices.malloc import resident_bytes
 from stoker.errors import BadJob, DoesNotFit, NoDevice
 from stoker.jobs import Job
 from stoker.layouts import axes_of
+from stoker.layouts.context import is_worthwhile
 from stoker.layouts.local_state import OptimizerFootprint
 from stoker.layouts.rules import JobTraits, compiles, layout_problem
+from stoker.loading.fields import Content
 from stoker.planning.explanation import describe_messages, describe_stand_in, explain, why_slower
 from stoker.planning.model.layout_forecast import LayoutForecasts, local_profile
 from stoker.planning.model.optimizer_states import block_problem, full_states, stored_share
@@ -51,8 +54,9 @@ from stoker.profiling.links import measure_links
 from stoker.records import Candidate, Decision, Device, Hardware, Layout, Plan, Profile, Rejection, Trace
 from stoker.records.hardware import Links
 from stoker.records.profile import ModelParts
-from stoker.stepping.layouts import divided_parts, model_problem
+from stoker.stepping.layouts import data_problem, divided_parts, model_problem
 from stoker.stepping.layouts.compatibility import traits_of
+from stoker.stepping.layouts.context_locality import num_tokens
 from stoker.stepping.torch_optimizers import build_optimizer, needs_closure
 from stoker.store import cache_root
 from stoker.store.record_caches import links_cache
@@ -94,6 +98,7 @@ def on_many(planner: Planner, place: Place, only: Plan | None = None) -> Decisio
             *explain(chosen, layouts.profile, device, (), ()),
             *describe_messages(forecasts.spread(own), [layouts.links(place.count, 1)]),
             *layouts.of_lockstep(chosen),
+            *layouts.of_context(chosen, others),
             *describe_stand_in(forecasts, own),
             price_assumptions(chosen),
         ),
@@ -121,17 +126,32 @@ _MOST_REJECTED = 24
 class LayoutRules:
     """Rules for the layouts of a job, checked before anything is spent. `model` is on the meta device.
 
-    `tensor_devices` are the most of a tensor group: those of a machine, or that share its links.
+    `tensor_devices` are the most of a tensor group: those of a machine, or that share its links. `content` gives a
+    batch, whose shapes decide whether samples can be divided.
     """
 
     job: Job
     model: nn.Module
     profile: Profile
     tensor_devices: int = NODE_DEVICES
+    content: Callable[[], Content] | None = None
 
     def problem_with(self, layout: Layout) -> str | None:
         """Why a layout is not legal, with the numbers and what would be; None if it is."""
-        return layout_problem(layout, self._traits) or model_problem(self.model, layout)
+        problem = layout_problem(layout, self._traits) or model_problem(self.model, layout)
+        return self._of_parts(layout) if problem is None and layout.cuts_samples else problem
+
+    def _of_parts(self, layout: Layout) -> str | None:
+        """Why the model cannot be given parts of samples; None if it can, or if samples are not known."""
+        if not self.profile.has_one_shape:
+            return f"samples differ in length, and not each length can be divided into {layout.context} parts"
+        if self.content is not None and layout.context not in self._cut:
+            self._cut[layout.context] = data_problem(self.job, self.model, self.content(), layout)
+        return self._cut.get(layout.context)
+
+    @functools.cached_property
+    def _cut(self) -> dict[int, str | None]:
+        return {}
 
     @functools.cached_property
     def _traits(self) -> JobTraits:
@@ -182,7 +202,31 @@ class LayoutCandidates:
         prepared = self.planner.prepared
         cluster = self.place.cluster
         most = max(cluster.node_devices, cluster.domain_devices)
-        return LayoutRules(job=prepared.job, model=prepared.model, profile=self.profile, tensor_devices=most)
+        return LayoutRules(
+            job=prepared.job,
+            model=prepared.model,
+            profile=self.profile,
+            tensor_devices=most,
+            content=lambda: self._content,
+        )
+
+    @functools.cached_property
+    def _content(self) -> Content:
+        """A batch of one sample, as the model is given it."""
+        train = self.planner.prepared.data.train
+        return train.prepare(train.fetch(np.zeros(1, dtype=np.int64), 0))
+
+    @functools.cached_property
+    def _is_long(self) -> bool:
+        """Whether layouts that divide the tokens of samples are tried where others fit, too."""
+        batch = min(self.profile.batch, self.profile.num_train)
+        return self._tokens is not None and is_worthwhile(self._tokens, batch, self.place.count)
+
+    @functools.cached_property
+    def _tokens(self) -> int | None:
+        """Tokens of a sample; None if samples have no such dimension."""
+        tokens = num_tokens(self._content)
+        return tokens if isinstance(tokens, int) else None
 
     @property
     def profile(self) -> Profile:
@@ -244,19 +288,14 @@ class LayoutCandidates:
             BadJob: no layout is legal, or the model cannot be traced.
             DoesNotFit: none fits.
         """
-        found, products = _Found([], [], []), list[Layout]()
-        for layout in layouts_of(self.place.count):
-            if layout.experts > 1 and not self._has_experts:
-                continue
-            if len(layout.divided) > 1:
-                products.append(layout)
-            else:
-                self._consider(layout, found)
+        found = _Found([], [], [])
+        products = self._consider_single(found)
         is_cuda, cluster = self.place.device.kind == "cuda", self.place.cluster
         machine = max(cluster.node_devices, cluster.domain_devices)
-        if not found.candidates or (is_cuda and self.place.count > cluster.domain_devices):
+        is_cut = any(one.plan.layout.cuts_samples for one in found.candidates)
+        if not found.candidates or (is_cuda and (self.place.count > cluster.domain_devices or is_cut)):
             most = len(found.candidates) + (_MOST_PRODUCTS if is_cuda else len(products))
-            sharing = [one for one in found.candidates if one.plan.layout.data_size == self.place.count]
+            sharing = [one for one in found.candidates if one.plan.layout.sample_parts == self.place.count]
             favourite = without_layout(min(sharing, key=_seconds_per_sample).plan) if sharing else None
             promising = self._promising(products, found)
             if favourite is not None:  # first those with room for it: others save memory, which takes time and traces
@@ -280,6 +319,27 @@ class LayoutCandidates:
         reasons = "; ".join(dict.fromkeys(f"{r.plan.layout.in_words()}: {r.reason}" for r in rejected[:4]))
         raise BadJob(f"{self.place.count} devices cannot share this job. {reasons}", remedy="Use one device.")
 
+    def _consider_single(self, found: _Found) -> list[Layout]:
+        """Consider the layouts of one axis; returns products.
+
+        Those that divide the tokens of samples are left out where samples are short, unless no other fits.
+        """
+        products: list[Layout] = []
+
+        def consider(layouts: Iterable[Layout]) -> None:
+            for layout in layouts:
+                if len(layout.divided) > 1:
+                    products.append(layout)
+                else:
+                    self._consider(layout, found)
+
+        known = [one for one in layouts_of(self.place.count) if one.experts == 1 or self._has_experts]
+        left = [one for one in known if one.cuts_samples and not self._is_long]
+        consider(one for one in known if one not in left)
+        if not found.candidates and self._tokens is not None:
+            consider(left)
+        return products
+
     @functools.cached_property
     def _has_experts(self) -> bool:
         """Whether layouts of experts are tried, or reported as impossible; not for models without experts."""
@@ -290,6 +350,8 @@ class LayoutCandidates:
 
     def _add_like(self, favourite: Plan, layout: Layout, found: _Found) -> bool:
         """Add `favourite` under another layout of the same parts of a batch, if it fits there for sure."""
+        if layout.sample_parts < self.place.count:
+            return False
         forecasts = self.forecasts(layout)
         favourite = dataclasses.replace(favourite, compile=favourite.compile and compiles(layout))
         if not forecasts.fits(favourite, SURE_ENOUGH):
@@ -377,7 +439,7 @@ class LayoutCandidates:
         if layout in self._lacking:
             return self._lacking[layout]
         self._lacking[layout] = None
-        activations = self._least_activations / (layout.tensor * layout.stages)
+        activations = self._least_activations / (layout.tensor * layout.stages * layout.context)
         least = self.forecasts(layout).least_bytes(self._least_plan, self._moments) + activations
         if least >= memory_bytes:
             self._lacking[layout] = (
@@ -515,6 +577,24 @@ class LayoutCandidates:
         links, gradient_bytes = self.links(layout.world_size, 1), self.parts(layout).trained_bytes
         recommendation = recommend(links, gradient_bytes=gradient_bytes, step_s=step_s)
         return (recommendation.in_words(),) if recommendation.is_needed else ()
+
+    def of_context(self, chosen: Candidate, others: Sequence[Candidate]) -> tuple[str, ...]:
+        """A line on why the tokens of samples are divided; none if they are not."""
+        layout, tokens = chosen.plan.layout, self._tokens
+        if not layout.cuts_samples or tokens is None:
+            return ()
+        batch = min(self.profile.batch, self.profile.num_train)
+        uncut = [one for one in others if not one.plan.layout.cuts_samples]
+        if batch < layout.world_size:
+            why = f"a batch has {batch} samples for {layout.world_size} devices"
+        elif uncut:
+            fastest = min(uncut, key=_seconds_per_sample)
+            ratio = _seconds_per_sample(fastest) / _seconds_per_sample(chosen)
+            why = f"{fastest.plan.layout.in_words()} takes {ratio:.2f} times as long"
+        else:
+            why = "whole samples do not fit"
+        each = f"each device has {tokens // layout.context:,} of a sample's {tokens:,}"
+        return (f"tokens: {each}, since {why}; attention gathers keys and values of the others",)
 
     def given(self, plan: Plan) -> Candidate:
         """A plan that the user gave, with its forecast.

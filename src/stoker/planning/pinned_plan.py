@@ -66,7 +66,7 @@ def plan_of(fields: Mapping[str, Any], place: Place, profile: Profile) -> Plan:
         if chosen.get("num_workers"):
             usual["loader"] = "workers"
         if made.world_size > 1 and "micro_batch" not in chosen:
-            usual["micro_batch"] = max(1, usual["micro_batch"] // made.data_size)
+            usual["micro_batch"] = max(1, usual["micro_batch"] // made.sample_parts)
         return Plan(device=device.torch_name, layout=made, device_mtbf_h=profile.device_mtbf_h, **usual | chosen)
     except (ValueError, TypeError) as problem:
         raise BadJob(f"--plan: {problem}") from problem

@@ -22,8 +22,9 @@ Schedule = Literal["1f1b", "gpipe"]
 class MeshAxis:
     """One dimension of the mesh of processes: `size` processes, and what is divided among them.
 
-    With `shares_batch` each takes a part of every batch, with `divides_tensors` a part of single tensors of the state,
-    with `cuts_model` some of the modules. Where neither divides the state, each holds all of it.
+    With `shares_batch` each takes a part of every batch: some of its samples or, with `divides_samples`, a part of each
+    of them. With `divides_tensors` each has a part of single tensors of the state, with `cuts_model` some of the
+    modules. Where neither divides the state, each holds all of it.
     """
 
     schema: ClassVar[int] = 1
@@ -32,9 +33,11 @@ class MeshAxis:
     shares_batch: bool = False
     divides_tensors: bool = False
     cuts_model: bool = False
+    divides_samples: bool = field(default=False, metadata=OMIT_DEFAULT)
 
 
 _EXPERTS = MeshAxis(name="experts", size=1, shares_batch=True, divides_tensors=True)
+_CONTEXT = MeshAxis(name="context", size=1, shares_batch=True, divides_tensors=True, divides_samples=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +50,9 @@ class Layout:
     for the backward pass. `tensor` processes split the matrices of each layer; with `sequence`, activations between
     these layers are split along the sequence. `stages` hold consecutive layers each, and micro-batches go through them
     in the order of `schedule`. `experts` hold different experts of a mixture each, shards of all else, and take parts
-    of the batch; if there are several, they are a dimension of the mesh after `shards`. `added` are axes without a
-    field here: those that share a batch come after these, the others last.
+    of the batch; if there are several, they are a dimension of the mesh after `shards`. `context` processes take a part
+    of the tokens of each sample, and hold shards; if there are several, they are the last dimension that shares the
+    batch. `added` are axes without a field here: those that share a batch come before `context`, the others last.
 
     What an axis costs, requires and does is in `stoker.layouts` and `stoker.stepping.layouts`, in files of its name.
     """
@@ -62,6 +66,7 @@ class Layout:
     sequence: bool = False
     schedule: Schedule = "1f1b"
     experts: int = field(default=1, metadata=OMIT_DEFAULT)
+    context: int = field(default=1, metadata=OMIT_DEFAULT)
     added: tuple[MeshAxis, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
@@ -81,6 +86,7 @@ class Layout:
             MeshAxis(name="shards", size=self.shards, shares_batch=True, divides_tensors=True),
             *([] if self.experts == 1 else [replace(_EXPERTS, size=self.experts)]),
             *(axis for axis in self.added if axis.shares_batch),
+            *([] if self.context == 1 else [replace(_CONTEXT, size=self.context)]),
             MeshAxis(name="tensor", size=self.tensor, divides_tensors=True),
             *(axis for axis in self.added if not axis.shares_batch),
         )
@@ -101,6 +107,11 @@ class Layout:
         return math.prod(axis.size for axis in self.mesh if axis.shares_batch)
 
     @property
+    def sample_parts(self) -> int:
+        """Number of parts into which the samples of every batch are divided [1]; `data_size` if none is cut."""
+        return math.prod(axis.size for axis in self.mesh if axis.shares_batch and not axis.divides_samples)
+
+    @property
     def num_copies(self) -> int:
         """How many times the processes together hold each part of the state [1]."""
         return math.prod(axis.size for axis in self.mesh if not (axis.divides_tensors or axis.cuts_model))
@@ -112,7 +123,7 @@ class Layout:
 
     def gathered_in(self, precision: Precision) -> Literal["bf16"] | None:
         """The dtype in which shards gather fp32 parameters, and compute, in a precision; None: as they are stored."""
-        return "bf16" if precision == "bf16" and self.shards * self.experts > 1 else None
+        return "bf16" if precision == "bf16" and self.shards * self.experts * self.context > 1 else None
 
     @property
     def divides_tensors(self) -> bool:
@@ -123,6 +134,11 @@ class Layout:
     def cuts_model(self) -> bool:
         """Whether a process holds only some of the model's modules."""
         return any(axis.cuts_model for axis in self.divided)
+
+    @property
+    def cuts_samples(self) -> bool:
+        """Whether processes have parts of single samples."""
+        return any(axis.divides_samples for axis in self.divided)
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
         """Index of a process along each axis of the mesh: its stage, replica, shard and place in the tensor group.
@@ -178,6 +194,14 @@ class Layout:
         size, distance = self.group("data")
         return rank // distance % size
 
+    def sample_part(self, rank: int) -> int:
+        """Index of the part of every batch's samples that a process takes [0 to sample_parts - 1].
+
+        >>> Layout(shards=2, context=2).sample_part(3)
+        1
+        """
+        return self.data_rank(rank) // (self.data_size // self.sample_parts)
+
     def with_size(self, name: str, size: int) -> Layout:
         """The layout with another size of one of its axes."""
         if all(axis.name != name for axis in self.added):
@@ -194,12 +218,14 @@ class Layout:
         >>> Layout(shards=2, tensor=2).resized(3) is None
         True
         """
-        data, rest = divmod(world_size, self.world_size // self.data_size)
+        data, rest = divmod(world_size, self.world_size // self.sample_parts)
         if rest or data < 1:
             return None
         if self.experts > 1:
             experts = math.gcd(self.experts, data)
             return replace(self, experts=experts, shards=data // experts)
+        if self.cuts_samples:  # their processes hold shards
+            return replace(self, shards=data)
         sharing = [axis.name for axis in self.divided if axis.shares_batch and axis.name != "replicas"]
         if not sharing:
             return replace(self, replicas=data)
@@ -219,14 +245,19 @@ class Layout:
         Every process needs a sample, and one process must have all samples that are coupled through the loss or the
         model as a whole.
         """
-        size, group = self.data_size, coupling.group
+        size, group = self.sample_parts, coupling.group
+        if self.cuts_samples and coupling.kind != "separable":
+            causes = ", ".join(coupling.causes)
+            return (
+                f"samples are coupled by {causes}, which would see parts of them: no process may have parts of tokens"
+            )
         if size == 1:
             return None
         if size > batch:
             return f"{size} processes cannot take parts of a batch of {batch} samples: at most {batch} can"
         if coupling.kind == "whole_group":
             causes = ", ".join(coupling.causes)
-            sharing = [axis for axis in self.mesh if axis.shares_batch]
+            sharing = [axis for axis in self.mesh if axis.shares_batch and not axis.divides_samples]
             return (
                 f"samples are coupled in groups of {group} by {causes}, which one process has to see whole: "
                 f"{' × '.join(axis.name for axis in sharing)} must be 1, "
@@ -242,6 +273,7 @@ class Layout:
             "stages": f"{self.stages} stages ({self.schedule})",
             "shards": f"{self.shards} shards" + ("" if self.reshard else " kept gathered"),
             "experts": f"{self.experts}-way experts",
+            "context": f"{self.context}-way context" + ("" if self.reshard or self.shards > 1 else " kept gathered"),
             "tensor": f"{self.tensor}-way tensor" + (" with sequence" if self.sequence else ""),
         }
         return " × ".join(of_fields.get(axis.name, f"{axis.size} {axis.name}") for axis in self.divided)

@@ -117,6 +117,9 @@ class AutogradPass(BatchPass):
             whole.sum.backward(self._reciprocal(whole))  # the mean's gradient, for one node less
             return (whole.sum.detach() / whole.count).detach()
 
+        if not self._strategy.is_checked:
+            self._strategy.check(self.whole(batch, update), self._objective)
+
         def loss_of(part: Pass) -> Loss:
             self._seed(update, part.first)  # before the cut: a user's augmentation may draw
             self._norms.counts = part.counts
@@ -149,6 +152,7 @@ class AutogradPass(BatchPass):
         self._norms.micro_batch = size
         # A compiled model is compiled for the plan's micro-batch alone.
         is_ragged = self._is_compiled and size != self.micro_batch
+        content = self._strategy.part_of(content)
         with self._conditions(), uncompiled() if is_ragged else NO_CONDITIONS:
             return self._objective.loss(self._strategy.model, content, size)
 

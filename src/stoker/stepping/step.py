@@ -23,7 +23,7 @@ from stoker.loading.fields import Content
 from stoker.loading.order import RandomStream, generator_states, key_of, restore_generators, seed_generators
 from stoker.loading.samples import Samples
 from stoker.loading.transforms import for_evaluation
-from stoker.records import Coupling, Plan
+from stoker.records import Coupling, Plan, Precision
 from stoker.records.codec import JSON
 from stoker.stepping.activation_checkpointing import checkpoint
 from stoker.stepping.batch_norm import couple_batch_norms
@@ -251,9 +251,6 @@ class Step:
 
     def _loss_pass(self, plan: Plan, scale: LossScale) -> LossPass:
         """The loss pass under a plan, with a scale of the loss if it is fp16."""
-        conditions = functools.partial(
-            autocasting, plan.precision, self.device, dtype=self.dtype, draws=self.dropout, drops=self._drops
-        )
         ordinary = AutogradPass(
             self.job,
             plan,
@@ -262,7 +259,7 @@ class Step:
             self.world,
             self._moved,
             self._norms,
-            conditions,
+            functools.partial(self._conditions_in, plan.precision),
             scale if plan.precision == "fp16" and self.dtype is None else None,
         )
         planned = CapturedPass(ordinary, self.model, self._moved) if plan.captured else ordinary
@@ -286,7 +283,19 @@ class Step:
 
     def _conditions(self) -> contextlib.AbstractContextManager[None]:
         """The context of a forward pass."""
-        return autocasting(self.plan.precision, self.device, dtype=self.dtype, draws=self.dropout, drops=self._drops)
+        return self._conditions_in(self.plan.precision)
+
+    def _conditions_in(self, precision: Precision) -> contextlib.AbstractContextManager[None]:
+        """The context of a forward pass in another precision; of parts of samples, the strategy's own within it."""
+        conditions = autocasting(precision, self.device, dtype=self.dtype, draws=self.dropout, drops=self._drops)
+        if not self.plan.layout.cuts_samples:
+            return conditions
+        return self._of_part(conditions)
+
+    @contextlib.contextmanager
+    def _of_part(self, conditions: contextlib.AbstractContextManager[None]) -> Iterator[None]:
+        with conditions, self._strategy.conditions():
+            yield
 
     def change_to(self, plan: Plan, coupling: Coupling | None = None) -> None:
         """Make the next updates under another plan, around the same weights, averages and optimiser state.

@@ -95,7 +95,7 @@ class World:
 
     def split(self, coupling: Coupling) -> Split:
         """This process's part of each batch: of each group of coupled samples, or of the whole."""
-        return Split(self.data_rank, self.layout.data_size, coupling.group)
+        return Split(self.layout.sample_part(self.rank), self.layout.sample_parts, coupling.group)
 
     @property
     def is_all_data(self) -> bool:

@@ -66,7 +66,9 @@ def evaluate(
     sums: dict[str, float] = {}
     counts: dict[str, float] = {}
     world = step.world
-    part = Split(world.data_rank, world.layout.data_size)
+    if world.layout.cuts_samples:
+        watcher = None  # each process has parts of samples
+    part = Split(world.layout.sample_part(world.rank), world.layout.sample_parts)
     stateful = stateful_metrics(step)
     shown: list[tuple[Batch, bool]] = []
 
@@ -101,7 +103,7 @@ def evaluate(
             activity.step += 1
             if beat is not None:
                 beat()
-        if part.parts > 1:
+        if world.layout.data_size > 1:
             both = torch.tensor([list(sums.values()), list(counts.values())], dtype=torch.float64, device=step.device)
             total_sums, total_counts = world.total(both).tolist()
             sums, counts = dict(zip(sums, total_sums, strict=True)), dict(zip(sums, total_counts, strict=True))

@@ -250,7 +250,7 @@ class PlanInForce:
         if layout is None:
             raise BadRun(
                 f"{self.directory.name} was spread over {first.in_words()}, which {count} processes cannot take over",
-                remedy=f"Use a multiple of {first.world_size // first.data_size} processes, one (`--on here`), or "
+                remedy=f"Use a multiple of {first.world_size // first.sample_parts} processes, one (`--on here`), or "
                 "start another run with --new.",
             )
         threads = max(1, device.cores // count) if device.kind == "cpu" else old.threads
@@ -304,7 +304,7 @@ def plan_for_layout(layout: Layout, plan: Plan, coupling: Coupling, job: Job) ->
     sharing = layout if job.sync is None else ONE_PROCESS
     size = plan.micro_batch
     if coupling.group is not None and micro_batch_problem(coupling, size, job.batch_size, sharing) is not None:
-        size = math.ceil(min(coupling.group, job.batch_size) / sharing.data_size)
+        size = math.ceil(min(coupling.group, job.batch_size) / sharing.sample_parts)
     return dataclasses.replace(plan, layout=layout, micro_batch=size)
 
 

@@ -93,9 +93,9 @@ def local_profile(profile: Profile, layout: Layout) -> Profile:
     """The facts of one process's part of a job: its samples of a batch, and of each group."""
     batch = min(profile.batch, profile.num_train)
     coupling = profile.coupling
-    if coupling.group is not None and layout.data_size > 1:
-        coupling = dataclasses.replace(coupling, group=math.ceil(coupling.group / layout.data_size))
-    return dataclasses.replace(profile, batch=math.ceil(batch / layout.data_size), coupling=coupling)
+    if coupling.group is not None and layout.sample_parts > 1:
+        coupling = dataclasses.replace(coupling, group=math.ceil(coupling.group / layout.sample_parts))
+    return dataclasses.replace(profile, batch=math.ceil(batch / layout.sample_parts), coupling=coupling)
 
 
 class LayoutForecasts(TracedForecasts):
@@ -146,7 +146,7 @@ class LayoutForecasts(TracedForecasts):
             extents,
             calibrations=calibrations,
             held_bytes=held_bytes,
-            fetch_s=fetch_s / layout.data_size,
+            fetch_s=fetch_s / layout.sample_parts,
         )
         self._local = local_profile(profile, layout)
         self._spread: dict[Plan, tuple[LayoutUpdate, UpdateTime]] = {}

@@ -7,6 +7,7 @@ from torch import nn
 from stoker.errors import BadJob
 from stoker.jobs import Job
 from stoker.layouts import axes_of
+from stoker.loading.fields import Content
 from stoker.records import Layout, Plan
 from stoker.records.profile import ModelParts
 from stoker.stepping.layouts.base import LayoutExecution, SingleProcess, Strategy
@@ -49,6 +50,12 @@ def parallelize(plan: Plan, model: nn.Module, world: World, job: Job, *, is_loca
 def model_problem(model: nn.Module, layout: Layout) -> str | None:
     """Why a model, which may be on the meta device, cannot be divided as a layout says; None if it can."""
     problems = (execution(axis.name).model_problem(model, layout) for axis in axes_of(layout))
+    return next((problem for problem in problems if problem is not None), None)
+
+
+def data_problem(job: Job, model: nn.Module, content: Content, layout: Layout) -> str | None:
+    """Why a job's model, on the meta device, cannot be given such a batch under a layout; None if it can."""
+    problems = (execution(axis.name).data_problem(job, model, content, layout) for axis in axes_of(layout))
     return next((problem for problem in problems if problem is not None), None)
 
 

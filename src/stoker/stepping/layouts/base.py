@@ -8,9 +8,10 @@ process's gradients an update, in messages of BUCKET_BYTES, which nothing hides.
 from __future__ import annotations
 
 import abc
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,9 @@ from stoker.records import Layout, Plan, Precision
 from stoker.records.profile import ModelParts
 from stoker.stepping.distributed_tensors import all_local, clip_to_global_norm, is_spread, local, norm_of
 from stoker.stepping.world import World, unmarked
+
+if TYPE_CHECKING:
+    from stoker.stepping.losses import TrainingObjective
 
 LossOf = Callable[[Pass], Loss]
 """The loss of one pass, through the layout's `model`."""
@@ -41,6 +45,8 @@ class Strategy(abc.ABC):
     model: Callable[..., Any]
     hooked_blocks: Sequence[nn.Module] = ()
     """Modules within the model that the layout has given hooks, which compiled code cannot contain."""
+    is_checked = True
+    """Whether updates may be made; otherwise `check` comes first."""
 
     @abc.abstractmethod
     def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
@@ -71,6 +77,21 @@ class Strategy(abc.ABC):
 
     def set_precision(self, precision: Precision) -> None:  # noqa: B027 - to most layouts it is the pass's own context
         """Make the next passes in another precision of the plan, where that is not only the pass's own context."""
+
+    def part_of(self, content: Content) -> Content:
+        """This process's part of a micro-batch, where samples themselves are divided."""
+        return content
+
+    def conditions(self) -> contextlib.AbstractContextManager[None]:
+        """The context of a forward pass of such a part."""
+        return contextlib.nullcontext()
+
+    def check(self, content: Content, objective: TrainingObjective) -> None:  # noqa: B027 - most layouts have none
+        """Compare passes of a few samples of a micro-batch under the layout with those of one process; collective.
+
+        Raises:
+            BadJob: they give something else.
+        """
 
     def measures(self, content: Content, size: int, measure: MeasuresOf) -> dict[str, Loss]:
         """The result of `measure(model, content, size)`, with all parameters that the model needs.
@@ -105,6 +126,10 @@ class LayoutExecution(abc.ABC):
 
     def model_problem(self, model: nn.Module, layout: Layout) -> str | None:
         """Why a model, which may be on the meta device, cannot be divided along this axis; None if it can."""
+        return None
+
+    def data_problem(self, job: Job, model: nn.Module, content: Content, layout: Layout) -> str | None:
+        """Why a job's model, on the meta device, cannot be given such a batch under a layout; None if it can."""
         return None
 
     def divided_parts(self, parts: ModelParts, model: nn.Module, layout: Layout) -> ModelParts:

@@ -30,7 +30,7 @@ def micro_batch_problem(coupling: Coupling, micro_batch: int, batch: int, layout
     """
     if (problem := layout.problem_with(coupling, batch)) is not None:
         return problem
-    parts = layout.data_size
+    parts = layout.sample_parts
     if parts == 1 or coupling.group is None:
         return coupling.problem_with(micro_batch, batch)
     part = math.ceil(min(coupling.group, batch) / parts)
@@ -68,6 +68,8 @@ def traits_of(job: Job, model: nn.Module | None = None, **facts: Any) -> JobTrai
         ),
         stateful_metrics=tuple(measure_name(metric) for metric in job.metrics if is_stateful(metric)),
         selects_samples=job.objective.selective_backprop is not None,
+        has_own_loss=job.objective.loss == "own",
+        skips_blocks=job.objective.stochastic_depth > 0,
         averages_statistics=averages and model is not None and bool(batch_norms(model)),
         **facts,
     )

@@ -131,14 +131,14 @@ def _exchanging(
     received_PE = torch.empty_like(sent_PE)
     dist.all_to_all_single(received_PE, sent_PE, group=group)
     sends, receives = torch.stack([sent_PE.sum(1), received_PE.sum(1)]).tolist()
-    x_RD = _sent(hidden_states[order_S // choices], sends, receives, group)
+    x_RD = exchanged(hidden_states[order_S // choices], sends, receives, group)
     expert_R = torch.arange(here, device=x_RD.device).repeat(size).repeat_interleave(received_PE.flatten())
     weight_R1 = torch.ones(len(x_RD), 1, dtype=top_k_weights.dtype, device=x_RD.device)
     with _local_parameters(module, x_RD.dtype):
         y_RD = forward(x_RD, expert_R.unsqueeze(1), weight_R1)
         # Plus zero: even if no expert here was chosen, gradients are sent back, and experts have some to sum.
         y_RD = y_RD + sum((one[:0].sum() for one in module.parameters(recurse=False)), x_RD[:0].sum())
-    y_SD = _sent(y_RD, receives, sends, group)
+    y_SD = exchanged(y_RD, receives, sends, group)
     y_NKD = torch.empty_like(y_SD).index_copy(0, order_S, y_SD).view(num, choices, -1)
     out_ND: torch.Tensor = (y_NKD * top_k_weights.unsqueeze(-1)).sum(1).to(hidden_states.dtype)
     return out_ND
@@ -156,7 +156,7 @@ def _local_parameters(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         module._parameters.update(held)  # noqa: SLF001
 
 
-def _sent(rows: torch.Tensor, sends: list[int], receives: list[int], group: dist.ProcessGroup) -> torch.Tensor:
+def exchanged(rows: torch.Tensor, sends: list[int], receives: list[int], group: dist.ProcessGroup) -> torch.Tensor:
     """The rows received from the processes of a group, of which `sends` go to each in their order."""
     received: torch.Tensor = _Exchange.apply(rows, sends, receives, group)  # type: ignore[no-untyped-call]
     return received

@@ -374,9 +374,10 @@ def _fully_sharded(
     layout = world.layout
     mesh = world.mesh["shards"] if layout.replicas == 1 else world.mesh["replicas", "shards"]
     parts: list[Any] = []
-    if experts:
+    if experts or layout.context > 1:  # whose processes hold shards, too
         sharing = tuple(axis.name for axis in layout.mesh if axis.shares_batch)
-        mesh = world.mesh[sharing]._flatten("data")  # noqa: SLF001 - shards and experts in one, as `join` has made it
+        mesh = world.mesh[sharing]._flatten("data")  # noqa: SLF001 - both axes in one, as `join` has made it
+    if experts:
         if layout.shards > 1:
             parts = [*experts]
         else:

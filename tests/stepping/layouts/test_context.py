@@ -1,0 +1,381 @@
+"""Context parallel: processes that hold parts of each sample's tokens learn what one process does."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from stoker.errors import BadJob
+from stoker.jobs import Loss
+from stoker.jobs.fields import Fields
+from stoker.loading.datasets import datasets_of
+from stoker.records import Layout, Plan
+from stoker.stepping.layouts.context_locality import position_sites
+from stoker.stepping.step import Step
+from stoker.stepping.world import ALONE, World
+from stoker.testing.ranks import RankFailed, on_ranks
+from stoker.training.evaluation import evaluate
+from stoker.zoo import GPT, Llama
+from tests.stepping.driving import SEPARABLE, largest_difference
+from tests.stepping.layouts.conformance import JOBS, Learned, few_bits_job, largest_loss_difference, learned, taught
+from tests.stepping.models import TOKENS, VOCAB, make_job, texts
+from tests.training.legs import leg
+
+LIMITS = {torch.float64: 1e-9, torch.float32: 1e-6, None: 1e-3}
+UPDATES = 6
+
+CASES: dict[str, tuple[str, torch.dtype | None, dict[str, Any]]] = {
+    "gpt": ("gpt", torch.float64, {"micro_batch": 3}),
+    "checkpointed": ("few bits", torch.float64, {"micro_batch": 8, "checkpointed_blocks": 2}),
+    "checkpointed selectively": (
+        "gpt",
+        torch.float64,
+        {"micro_batch": 8, "checkpointed_blocks": 2, "checkpointing": "selective"},
+    ),
+    "in chunks": ("momentum", torch.float64, {"micro_batch": 8, "loss_chunks": 2}),
+    "8-bit states": ("few bits", torch.float64, {"micro_batch": 16, "optimizer_states": "8bit"}),
+    "fp32": ("gpt", torch.float32, {"micro_batch": 3, "optimizer_implementation": "fused"}),
+    "bf16": ("few bits", None, {"micro_batch": 8, "precision": "bf16"}),
+}
+LAYOUTS = {
+    "2-way": Layout(context=2),
+    "2-way, kept gathered": Layout(context=2, reshard=False),
+}
+LARGE = {"4-way": Layout(context=4), "2 shards x 2-way": Layout(shards=2, context=2)}
+
+
+def all_learned(world: World, layout: Layout) -> dict[str, Learned]:
+    """What is learned of each case in this process."""
+    return {case: _learned(world, layout, case) for case in CASES}
+
+
+def _learned(world: World, layout: Layout, case: str) -> Learned:
+    job, dtype, settings = CASES[case]
+    return learned(world, job, Plan(device="cpu", layout=layout, **settings), dtype, UPDATES)
+
+
+@functools.cache
+def alone(case: str) -> Learned:
+    """What one process learns."""
+    return _learned(ALONE, Layout(), case)
+
+
+@functools.cache
+def together(layout: str) -> list[dict[str, Learned]]:
+    """What each process of a layout learns of all cases."""
+    chosen = (LAYOUTS | LARGE)[layout]
+    return on_ranks(chosen, all_learned, chosen)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("layout", [*LAYOUTS, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)])
+def test_processes_with_parts_of_samples_learn_what_one_does(layout: str, case: str) -> None:
+    """Losses of all updates and, in float64, the weights after them are one process's; all take the same samples."""
+    dtype, expected = CASES[case][1], alone(case)
+    for each in together(layout):
+        assert largest_loss_difference(each[case], expected) < LIMITS[dtype]
+        if dtype == torch.float64:
+            assert largest_difference(each[case].weights, expected.weights) < LIMITS[dtype]
+            assert largest_difference(each[case].averages, expected.averages) < LIMITS[dtype]
+        if "shards" not in layout:
+            assert each[case].indices == expected.indices
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_under_other_layouts(tmp_path: Path) -> None:
+    """Four processes, two shards, two parts of samples: as one that was never stopped."""
+    whole = leg(ALONE, tmp_path / "whole", "gpt", Plan(device="cpu", micro_batch=16), torch.float64, 8)
+    losses: list[float] = []
+    for layout, stop in ((Layout(context=2, shards=2), 3), (Layout(shards=2), 5), (Layout(context=2), 8)):
+        plan = Plan(device="cpu", micro_batch=16, layout=layout)
+        last = on_ranks(layout, leg, tmp_path / "run", "gpt", plan, torch.float64, stop)[0]
+        losses += last.losses
+    assert max(abs(mine - theirs) / abs(theirs) for mine, theirs in zip(losses, whole.losses, strict=True)) < 1e-9
+    for key, weight in whole.weights.items():
+        torch.testing.assert_close(last.weights[key], weight, rtol=0, atol=1e-9)
+
+
+def evaluated(world: World, layout: Layout) -> dict[str, float]:
+    """Loss and accuracy of a fresh model over 55 samples, some targets of which are ignored."""
+    job = make_job(
+        lambda: GPT(layers=2, width=32, heads=4, context=8, vocab=VOCAB),
+        data=texts(55, masked=0.3),
+        loss="token_cross_entropy",
+        metrics=["token_accuracy"],
+    )
+    step = Step(job, Plan(device="cpu", micro_batch=8, layout=layout), SEPARABLE, dtype=torch.float64, world=world)
+    return evaluate(step, datasets_of(job).train, 8)
+
+
+def test_evaluation_sums_over_all_tokens() -> None:
+    """As in one process, in each of the processes."""
+    expected = evaluated(ALONE, Layout())
+    for found in on_ranks(Layout(context=2), evaluated, Layout(context=2)):
+        assert found == pytest.approx(expected, rel=1e-9)
+
+
+class Tokenwise(nn.Module):
+    """An embedding, a function of [B, T, 16], and an output layer."""
+
+    def __init__(self, inner: Callable[[torch.Tensor], torch.Tensor] | nn.Module) -> None:
+        super().__init__()
+        self.embedding, self.inner, self.out = nn.Embedding(VOCAB, 16), inner, nn.Linear(16, VOCAB)
+
+    def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        """Logits of every token."""
+        return self.out(self.inner(self.embedding(tokens_BT)))
+
+
+class Transposed(nn.Conv1d):
+    """A convolution over tokens."""
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        """Each token with its neighbours."""
+        return super().forward(x_BTD.transpose(1, 2)).transpose(1, 2)
+
+
+def _masked(x: torch.Tensor) -> torch.Tensor:
+    mask_TT = torch.zeros(x.shape[1], device=x.device)
+    return F.scaled_dot_product_attention(x, x, x, attn_mask=mask_TT)
+
+
+CONTENT = torch.zeros(4, 64, dtype=torch.long), torch.zeros(4, 64, dtype=torch.long)
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "convolution": (lambda: Transposed(16, 16, 3, padding=1), "conv1d in Transposed 'inner' mixes tokens"),
+    "running sum": (lambda: lambda x: x.cumsum(1), "cumsum in Tokenwise mixes tokens"),
+    "mean": (lambda: lambda x: x - x.mean(1, keepdim=True), "mean in Tokenwise takes tokens together"),
+    "last token": (lambda: lambda x: x + x[:, -1:], "__getitem__ in Tokenwise takes tokens together"),
+    "shift": (lambda: lambda x: F.pad(x[:, :-1], (0, 0, 1, 0)), "__getitem__ in Tokenwise has [2, 63, 16]"),
+    "scores": (lambda: lambda x: (x @ x.transpose(1, 2)).softmax(-1) @ x, "matmul in Tokenwise pairs each token"),
+    "mask": (lambda: _masked, "scaled_dot_product_attention in Tokenwise has a mask of its own"),
+    "statistics": (lambda: nn.BatchNorm1d(64), "does not take 16 tokens"),
+    "one draw": (lambda: lambda x: x * torch.rand(len(x), 1, 1, device=x.device), "rand in Tokenwise draws once"),
+    "values": (lambda: lambda x: x * torch.eye(x.shape[1], 16, device=x.device), "makes values for each token"),
+    "loop": (
+        lambda: lambda x: torch.stack([x[:, place] for place in range(x.shape[1])], 1),
+        "does not do the same with each number of tokens",
+    ),
+    "threshold": (lambda: lambda x: x.exp() if x.shape[1] > 32 else x, "does not do the same with each number"),
+    "read": (lambda: lambda x: x if x.sum() > 0 else -x, "cannot be followed"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_operations_in_which_tokens_meet_are_refused_by_name(name: str) -> None:
+    """From shapes alone, with operation and module."""
+    make, says = REFUSED[name]
+    found = position_sites(Fields().call, Tokenwise(make()), CONTENT, 4)
+    assert says in str(found)
+
+
+def test_recurrent_layers_are_refused() -> None:
+    """They pass a state from token to token."""
+    layer = nn.GRU(16, 16, batch_first=True)
+    found = position_sites(Fields().call, Tokenwise(FirstOf(layer)), CONTENT, 4)
+    assert "gru in GRU 'inner.layer' mixes tokens" in str(found)
+
+
+class FirstOf(nn.Module):
+    """The first of a layer's two results."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The first of two results."""
+        return self.layer(x)[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "sites"),
+    [
+        (lambda: GPT(layers=2, width=64, heads=4, context=64, vocab=VOCAB), 1),
+        (lambda: Llama(layers=2, width=64, heads=4, kv_heads=2, hidden=64, context=64, vocab=VOCAB), 1),
+        (lambda: Tokenwise(lambda x: x * torch.arange(16, device=x.device)), 0),
+        (lambda: Tokenwise(lambda x: x * torch.arange(x.shape[1], device=x.device)[:, None]), 1),
+        (lambda: Tokenwise(lambda x: x.reshape(-1, 16).exp().view(x.shape)), 0),
+    ],
+    ids=["slice of a parameter", "slice of a buffer", "of features", "of tokens", "rows of samples"],
+)
+def test_calls_that_count_tokens_are_found(model: Callable[[], nn.Module], sites: int) -> None:
+    """A table's first rows, or `arange`; not as many other things, although they are as many as a part's tokens."""
+    found = position_sites(Fields().call, model(), CONTENT, 4)
+    assert not isinstance(found, str), found
+    assert len(found) == sites
+
+
+@pytest.mark.parametrize(
+    ("shapes", "says"),
+    [
+        (((4, 12), (4, 12)), "12 tokens, which 4 processes do not divide"),
+        (((4, 64), (4,)), "they are [4, 64], [4]"),
+        (((4, 64), (4, 63)), "they are [4, 64], [4, 63]"),
+    ],
+    ids=str,
+)
+def test_samples_that_cannot_be_divided_are_refused(shapes: Any, says: str) -> None:
+    """With their shapes, or the number that would divide."""
+    content = tuple(torch.zeros(shape, dtype=torch.long) for shape in shapes)
+    assert says in str(position_sites(Fields().call, Tokenwise(nn.Identity()), content, 4))
+
+
+class _Coupled(torch.autograd.Function):
+    """Gives what it gets; its gradient is summed up over tokens."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.cumsum(1)
+
+
+def _mean_of_samples(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output.argmax(-1) == target).all(1).float()
+
+
+def _first_loss(output: torch.Tensor, target: torch.Tensor) -> Loss:
+    values = F.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
+    return Loss(values[:, 0].sum(), len(values))
+
+
+UNSEEN: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
+    "softmax over tokens": (lambda: Tokenwise(lambda x: x.softmax(1)), {}, "softmax in Tokenwise gives something else"),
+    "gradient": (lambda: Tokenwise(_Coupled.apply), {}, "the gradient of embedding.weight from parts"),
+    "metric": (lambda: Tokenwise(nn.Identity()), {"metrics": [_mean_of_samples]}, "_mean_of_samples is no sum"),
+    "loss": (lambda: Tokenwise(nn.Identity()), {"loss": _first_loss}, "loss is no sum over tokens"),
+}
+
+
+def updated(world: World, layout: Layout, name: str) -> str:
+    """What an update says."""
+    make, changed, _ = UNSEEN[name]
+    job = make_job(make, **{"data": texts(16), "loss": "token_cross_entropy", **changed})
+    try:
+        taught(world, job, Plan(device="cpu", micro_batch=8, layout=layout), SEPARABLE, torch.float64, 1)
+    except BadJob as problem:
+        return problem.message
+    return ""
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_what_shapes_do_not_show_is_found_by_values_before_the_first_update(name: str) -> None:
+    """In all processes, with the call, metric or parameter; each is trained by one process."""
+    assert not updated(ALONE, Layout(), name)
+    for message in on_ranks(Layout(context=2), updated, Layout(context=2), name):
+        assert UNSEEN[name][2] in message
+
+
+def drawn(world: World, layout: Layout) -> torch.Tensor:
+    """The factors of a dropout of ones in the first update."""
+    seen: list[torch.Tensor] = []
+
+    class Dropping(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            factors = F.dropout(torch.ones_like(x), 0.5, self.training)
+            seen.append(factors.detach())
+            return x * factors
+
+    job = make_job(lambda: Tokenwise(Dropping()), data=texts(16), loss="token_cross_entropy")
+    taught(world, job, Plan(device="cpu", micro_batch=16, layout=layout), SEPARABLE, None, 1)
+    return seen[-1]
+
+
+def test_each_part_of_a_sample_has_dropout_of_its_own() -> None:
+    """Equal draws would drop the same of each part's tokens, which one process never does."""
+    first, second = on_ranks(Layout(context=2), drawn, Layout(context=2))
+    assert first.shape == second.shape == (16, TOKENS // 2, 16)
+    assert not torch.equal(first, second)
+    assert float(first.mean()) == pytest.approx(1.0, abs=0.15)
+
+
+def sent_bytes(world: World, layout: Layout) -> Counter[str]:
+    """Bytes of messages of an update along the axis of context, by collective: each process's own part."""
+    from stoker.stepping.layouts import experts, tensor_layers
+
+    step = Step(few_bits_job(), Plan(device="cpu", micro_batch=16, layout=layout), SEPARABLE, world=world)
+    sent: Counter[str] = Counter()
+
+    def counting(name: str, call: Callable[..., Any], place: int) -> Callable[..., Any]:
+        def counted(*args: Any, **named: Any) -> Any:
+            sent[name] += args[place].nbytes
+            return call(*args, **named)
+
+        return counted
+
+    batches = _batches(step)
+    step.update(next(batches), 0, 0.0)
+    changed = {
+        (tensor_layers, "_ALL_GATHER"): counting("all-gather", tensor_layers._ALL_GATHER, 0),
+        (tensor_layers, "_REDUCE_SCATTER"): counting("reduce-scatter", tensor_layers._REDUCE_SCATTER, 1),
+        (experts.dist, "all_to_all_single"): counting("all-to-all", dist.all_to_all_single, 1),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for (holder, name), call in changed.items():
+            patch.setattr(holder, name, call)
+        step.update(next(batches), 1, 0.0)
+    return sent
+
+
+def _batches(step: Step) -> Any:
+    from stoker.loading.batches import BatchSource
+    from stoker.records import Position
+
+    data = datasets_of(step.job)
+    pipeline = step.pipeline(data.train, augmented=True)
+    split = step.world.split(SEPARABLE)
+    source = BatchSource(data.train, pipeline, data.extent(step.job), step.job.seed, step.plan, split=split)
+    return itertools.islice(source.batches(Position(), 3), 3)
+
+
+def test_executed_messages_have_the_bytes_of_the_forecast() -> None:
+    """Keys and values gathered and their gradients scattered, queries there and back, each way."""
+    from tests.layouts.test_context import update_of
+
+    layout = Layout(context=2)
+    expected = update_of(layout)
+    for found in on_ranks(layout, sent_bytes, layout):
+        assert dict(found) == expected
+
+
+def untouched(world: World, layout: Layout) -> bool:
+    """Whether the comparison before the first update leaves weights, gradients and generators as they were."""
+    step = Step(JOBS["gpt"][0](), Plan(device="cpu", micro_batch=8, layout=layout), SEPARABLE, world=world)
+    before, state = step.whole_weights(), torch.get_rng_state()
+    batch = next(_batches(step))
+    step._strategy.check(batch.cut(0, batch.size), step.objective)
+    is_same = all(torch.equal(one, before[name]) for name, one in step.whole_weights().items())
+    return (
+        is_same and all(p.grad is None for p in step.model.parameters()) and torch.equal(state, torch.get_rng_state())
+    )
+
+
+def test_the_comparison_leaves_no_trace() -> None:
+    """Weights, gradients and generators are as before."""
+    assert on_ranks(Layout(context=2), untouched, Layout(context=2)) == [True, True]
+
+
+def test_a_mask_at_run_time_is_refused() -> None:
+    """Where samples become longer than those that were compared, say: attention never silently leaves a mask out."""
+    with pytest.raises(RankFailed, match="attention with a mask of its own cannot be divided"):
+        on_ranks(Layout(context=2), _with_mask, Layout(context=2))
+
+
+def _with_mask(world: World, layout: Layout) -> None:
+    job = make_job(lambda: Tokenwise(nn.Identity()), data=texts(16), loss="token_cross_entropy")
+    step = Step(job, Plan(device="cpu", micro_batch=8, layout=layout), SEPARABLE, world=world)
+    x = torch.zeros(1, 1, 4, 4)
+    with step._strategy.conditions():
+        F.scaled_dot_product_attention(x, x, x, attn_mask=torch.zeros(4, 4))
