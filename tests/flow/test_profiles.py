@@ -106,7 +106,7 @@ def _wide() -> nn.Module:
 
 
 def test_a_job_that_fits_nowhere_is_profiled_all_the_same() -> None:
-    """To say what it would need is what a profile is for: here, weights of 160 GB before AdamW's state."""
+    """To say what it would need is what a profile is for: here, 320 GB with AdamW's state on the host."""
     huge = blobs_job(
         model=lambda: nn.Sequential(nn.Linear(6, 200_000), nn.Linear(200_000, 200_000)),
         optimizer=stoker.AdamW(lr=1e-3),
@@ -114,7 +114,7 @@ def test_a_job_that_fits_nowhere_is_profiled_all_the_same() -> None:
         metrics=[],
     )
     found = stoker.profile(huge, on="t4")
-    assert found.peak_bytes > 16 * 200_000**2
+    assert found.peak_bytes > 8 * 200_000**2
     assert found.plan is not None
     assert found.plan.micro_batch == 1
 

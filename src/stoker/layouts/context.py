@@ -21,8 +21,6 @@ from stoker.records import Layout, Occurrence, Operation, Storage, TensorShape, 
 from stoker.records.profile import ModelParts, Parameter
 
 _ATTENTION = "_scaled_dot_product"
-_LONG = 32_768
-"""Tokens of a sample from which layouts are tried where others fit, too."""
 
 
 class Context(LayoutAxis):
@@ -47,8 +45,8 @@ class Context(LayoutAxis):
             return f"{job.matrix_optimizer} needs whole matrices, and processes hold shards of them"
         if job.has_own_loss:
             return 'loss="own" is computed within the model, where targets are of the tokens after them'
-        if job.model_measures:
-            return f"{job.model_measures[0]} is given the model, and does with its tokens what it likes"
+        if job.own_measures:
+            return f"{job.own_measures[0]} may do with tokens what it likes: use a loss or metric by its name"
         if job.stateful_metrics:
             return f"metric {job.stateful_metrics[0]} compares whole samples, of which each process has a part"
         if job.skips_blocks:
@@ -134,6 +132,9 @@ def attentions(trace: Trace) -> tuple[Sizes, Sizes, Sizes]:
             kind = 2 if is_backward else int(one.phase == "backward")
             found[kind].append((bytes_of(k) + bytes_of(v), bytes_of(q)))
     forward, again, backward = map(tuple, found)
+    settings = trace.settings
+    if settings.checkpointing == "selective":  # results of attention are kept, and its messages sent again
+        again = forward[: settings.checkpointed_blocks]
     return forward, again, backward
 
 
@@ -294,6 +295,6 @@ def _with_gathered(divided: Trace, trace: Trace) -> Trace:
     return dataclasses.replace(divided, storages=tuple(storages), events=tuple(events))
 
 
-def is_worthwhile(tokens: int, batch: int, devices: int) -> bool:
-    """Whether layouts along this axis are tried where others fit, too: samples are long, or fewer than devices."""
-    return tokens >= _LONG or batch < devices
+def is_worthwhile(batch: int, devices: int) -> bool:
+    """Whether layouts along this axis are tried where others fit, too: samples are fewer than devices."""
+    return batch < devices

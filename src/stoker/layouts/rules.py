@@ -15,14 +15,14 @@ class JobTraits:
     """Traits of a job that some layouts do not allow; `stoker.stepping.layouts.compatibility` finds it.
 
     `batch` are samples of an update, and `coupling` is theirs; None where both are judged with the micro-batch.
-    `closure_optimizer` is the name of an optimiser that computes the loss within its
-    step, `matrix_optimizer` of one that needs whole matrices, and `model_optimizer` of one that needs the whole model.
-    `is_synced`: sites make updates of their own (`Job(sync=…)`). `model_measures` are names of losses and metrics of
-    the form (model, batch), `stateful_metrics` of metrics that see all outputs. `averages_statistics`: averaged weights
-    need running statistics of their own. `selects_samples`: an update takes the samples with the highest losses.
-    `has_own_loss`: the model computes its loss. `skips_blocks`: blocks are left out for some samples.
-    `tensor_devices` are the most of a tensor group, which passes messages within each layer: those of a machine, or
-    that share its links (None: no limit, as where a run has its devices).
+    `closure_optimizer` is the name of an optimiser that computes the loss within its step, `matrix_optimizer` of one
+    that needs whole matrices, and `model_optimizer` of one that needs the whole model. `is_synced`: sites make updates
+    of their own (`Job(sync=…)`). `own_measures` are names of losses and metrics that are a user's functions,
+    `model_measures` of those of the form (model, batch), `stateful_metrics` of metrics that see all outputs.
+    `averages_statistics`: averaged weights need running statistics of their own. `selects_samples`: an update takes the
+    samples with the highest losses. `has_own_loss`: the model computes its loss. `skips_blocks`: blocks are left out
+    for some samples. `tensor_devices` are the most of a tensor group, which passes messages within each layer: those of
+    a machine, or that share its links (None: no limit, as where a run has its devices).
     """
 
     batch: int | None = None
@@ -34,6 +34,7 @@ class JobTraits:
     is_synced: bool = False
     has_penalty: bool = False
     model_measures: tuple[str, ...] = ()
+    own_measures: tuple[str, ...] = ()
     stateful_metrics: tuple[str, ...] = ()
     averages_statistics: bool = False
     selects_samples: bool = False

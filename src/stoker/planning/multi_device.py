@@ -126,15 +126,15 @@ _MOST_REJECTED = 24
 class LayoutRules:
     """Rules for the layouts of a job, checked before anything is spent. `model` is on the meta device.
 
-    `tensor_devices` are the most of a tensor group: those of a machine, or that share its links. `content` gives a
-    batch, whose shapes decide whether samples can be divided.
+    `tensor_devices` are the most of a tensor group: those of a machine, or that share its links. `contents` gives a
+    batch of each set of data, whose shapes decide whether samples can be divided.
     """
 
     job: Job
     model: nn.Module
     profile: Profile
     tensor_devices: int = NODE_DEVICES
-    content: Callable[[], Content] | None = None
+    contents: Callable[[], Sequence[Content]] | None = None
 
     def problem_with(self, layout: Layout) -> str | None:
         """Why a layout is not legal, with the numbers and what would be; None if it is."""
@@ -145,8 +145,9 @@ class LayoutRules:
         """Why the model cannot be given parts of samples; None if it can, or if samples are not known."""
         if not self.profile.has_one_shape:
             return f"samples differ in length, and not each length can be divided into {layout.context} parts"
-        if self.content is not None and layout.context not in self._cut:
-            self._cut[layout.context] = data_problem(self.job, self.model, self.content(), layout)
+        if self.contents is not None and layout.context not in self._cut:
+            problems = (data_problem(self.job, self.model, each, layout) for each in self.contents())
+            self._cut[layout.context] = next(filter(None, problems), None)
         return self._cut.get(layout.context)
 
     @functools.cached_property
@@ -207,25 +208,26 @@ class LayoutCandidates:
             model=prepared.model,
             profile=self.profile,
             tensor_devices=most,
-            content=lambda: self._content,
+            contents=lambda: self._contents,
         )
 
     @functools.cached_property
-    def _content(self) -> Content:
-        """A batch of one sample, as the model is given it."""
-        train = self.planner.prepared.data.train
-        return train.prepare(train.fetch(np.zeros(1, dtype=np.int64), 0))
+    def _contents(self) -> tuple[Content, ...]:
+        """Of each set of data a batch of one sample, as the model is given it; that of the training set first."""
+        data = self.planner.prepared.data
+        sets = [data.train, *data.held_out.values(), *([] if data.test is None else [data.test])]
+        return tuple(each.prepare(each.fetch(np.zeros(1, dtype=np.int64), 0)) for each in sets)
 
     @functools.cached_property
     def _is_long(self) -> bool:
         """Whether layouts that divide the tokens of samples are tried where others fit, too."""
         batch = min(self.profile.batch, self.profile.num_train)
-        return self._tokens is not None and is_worthwhile(self._tokens, batch, self.place.count)
+        return self._tokens is not None and is_worthwhile(batch, self.place.count)
 
     @functools.cached_property
     def _tokens(self) -> int | None:
         """Tokens of a sample; None if samples have no such dimension."""
-        tokens = num_tokens(self._content)
+        tokens = num_tokens(self._contents[0])
         return tokens if isinstance(tokens, int) else None
 
     @property

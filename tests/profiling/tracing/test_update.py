@@ -46,12 +46,14 @@ from tests.profiling.tracing.jobs import (
         ("gru", {}),
     ],
 )
-def test_peak_equals_the_allocators_to_the_byte(name, changed):
+def test_peak_equals_the_allocators_to_the_byte(name, changed, monkeypatch):
     """Without convolutions, the traced peak is the one that the CPU's allocator really reaches in the same update.
 
     But for the 8 + 4 bytes of a Python number that a kernel turns into a tensor while it runs, if the peak is then, and
     for the state of the random generator that is kept for each checkpointed block.
     """
+    if changed.get("precision") == "bf16":  # whose kernels copy matrices where a CPU has units for them
+        monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     difference = peak_of(real_sizes(name, settings(**changed))) - peak_of(sizes_of(traced(name, **changed)))
     states, rest = divmod(difference, torch.get_rng_state().numel())
     assert rest in (0, 12, 16)

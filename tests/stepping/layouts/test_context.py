@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,9 @@ from stoker.jobs import Loss
 from stoker.jobs.fields import Fields
 from stoker.loading.datasets import datasets_of
 from stoker.records import Layout, Plan
-from stoker.stepping.layouts.context_locality import position_sites
+from stoker.stepping.layouts.context import _DividedPass, _PartMode
+from stoker.stepping.layouts.context_attention import _seen
+from stoker.stepping.layouts.context_locality import Positions, position_sites
 from stoker.stepping.step import Step
 from stoker.stepping.world import ALONE, World
 from stoker.testing.ranks import RankFailed, on_ranks
@@ -161,6 +164,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "statistics": (lambda: nn.BatchNorm1d(64), "does not take 16 tokens"),
     "one draw": (lambda: lambda x: x * torch.rand(len(x), 1, 1, device=x.device), "rand in Tokenwise draws once"),
     "values": (lambda: lambda x: x * torch.eye(x.shape[1], 16, device=x.device), "makes values for each token"),
+    "number": (
+        lambda: lambda x: x * max(1.0, math.log(x.shape[1], 32)),
+        "is given numbers that depend on how many tokens there are",
+    ),
+    "number of positions": (
+        lambda: lambda x: x * (1 + torch.arange(x.shape[1]).max() // 32),
+        "is given numbers that depend on how many tokens there are",
+    ),
     "loop": (
         lambda: lambda x: torch.stack([x[:, place] for place in range(x.shape[1])], 1),
         "does not do the same with each number of tokens",
@@ -254,8 +265,12 @@ def _first_loss(output: torch.Tensor, target: torch.Tensor) -> Loss:
 UNSEEN: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
     "softmax over tokens": (lambda: Tokenwise(lambda x: x.softmax(1)), {}, "softmax in Tokenwise gives something else"),
     "gradient": (lambda: Tokenwise(_Coupled.apply), {}, "the gradient of embedding.weight from parts"),
-    "metric": (lambda: Tokenwise(nn.Identity()), {"metrics": [_mean_of_samples]}, "_mean_of_samples is no sum"),
-    "loss": (lambda: Tokenwise(nn.Identity()), {"loss": _first_loss}, "loss is no sum over tokens"),
+    "metric": (
+        lambda: Tokenwise(nn.Identity()),
+        {"metrics": [_mean_of_samples]},
+        "_mean_of_samples may do with",
+    ),
+    "loss": (lambda: Tokenwise(nn.Identity()), {"loss": _first_loss}, "_first_loss may do with"),
 }
 
 
@@ -272,7 +287,7 @@ def updated(world: World, layout: Layout, name: str) -> str:
 
 @pytest.mark.parametrize("name", UNSEEN)
 def test_what_shapes_do_not_show_is_found_by_values_before_the_first_update(name: str) -> None:
-    """In all processes, with the call, metric or parameter; each is trained by one process."""
+    """In all processes, with the call or parameter, a user's loss or metric at once; each is trained by one process."""
     assert not updated(ALONE, Layout(), name)
     for message in on_ranks(Layout(context=2), updated, Layout(context=2), name):
         assert UNSEEN[name][2] in message
@@ -365,6 +380,24 @@ def untouched(world: World, layout: Layout) -> bool:
 def test_the_comparison_leaves_no_trace() -> None:
     """Weights, gradients and generators are as before."""
     assert on_ranks(Layout(context=2), untouched, Layout(context=2)) == [True, True]
+
+
+def test_the_mask_of_a_gpus_kernel_is_taken_within_a_pass_of_parts(monkeypatch) -> None:
+    """PyTorch looks for its causal masks by the function's name, which is another one's during such a pass."""
+    q, k, v = torch.rand(3, 2, 2, 8, 16).unbind()
+    q = q[..., :4, :]
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(4, 8, dtype=torch.bool).tril(4))
+
+    def on_gpu(mode: _PartMode, *tensors: torch.Tensor, **_: Any) -> torch.Tensor:
+        return mode._before(*tensors, attn_mask=_seen(4, 8))
+
+    monkeypatch.setattr(_PartMode, "_divided", on_gpu)
+    passes = _DividedPass(None, Positions(length=4))  # type: ignore[arg-type]
+    with passes.on():
+        found = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        again = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert torch.equal(found, again)
+    assert torch.allclose(found, expected)
 
 
 def test_a_mask_at_run_time_is_refused() -> None:

@@ -66,6 +66,7 @@ def traits_of(job: Job, model: nn.Module | None = None, **facts: Any) -> JobTrai
         model_measures=tuple(
             measure_name(m) for m in measures if takes_model(m.forward if isinstance(m, nn.Module) else m)
         ),
+        own_measures=tuple(map(measure_name, measures)),
         stateful_metrics=tuple(measure_name(metric) for metric in job.metrics if is_stateful(metric)),
         selects_samples=job.objective.selective_backprop is not None,
         has_own_loss=job.objective.loss == "own",

@@ -146,7 +146,8 @@ class ContextParallel(Strategy):
         if length not in self._known:
             self._known[length] = self._sites(content)
         self._positions.sites, self._positions.length = self._known[length], length // self._group.size()
-        prepare_masks(self._group.rank(), self._group.size(), self._positions.length)
+        if self._world.device.type == "cuda":
+            prepare_masks(self._group.rank(), self._group.size(), self._positions.length)
         if self.model.training:
             seed_stage_draws(self._group.rank(), self._world.device)
         return self._cut(content)
@@ -337,14 +338,16 @@ class _PartMode(TorchFunctionMode):
 
     def attention(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """`scaled_dot_product_attention` over all parts."""
-        if self._owner.is_paused:
+        if self._owner.is_paused or self._is_within:
             return self._before(*args, **kwargs)
         self._is_within = True
+        functional.scaled_dot_product_attention = self._before  # PyTorch's causal masks look for it by this name
         try:
             result = self._before(*args, **kwargs) if self._is_whole else self._divided(*args, **kwargs)
             self._note(ATTENTION, None, result)
             return result
         finally:
+            functional.scaled_dot_product_attention = self.attention
             self._is_within = False
 
     def _divided(

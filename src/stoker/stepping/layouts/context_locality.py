@@ -119,7 +119,8 @@ _UNSET = frozenset(["empty", "empty_like", "new_empty"])
 class Call:
     """A call of a function of PyTorch that gives tensors: its name, module, shapes, place, and arguments if a position.
 
-    `is_known`: of positions alone, whose values are known.
+    `is_known`: of positions alone, whose values are known. `numbers` are the fractions among its arguments, and what it
+    finds out of positions as one number.
     """
 
     name: str
@@ -131,6 +132,7 @@ class Call:
     is_attention: bool = False
     has_mask: bool = False
     is_known: bool = False
+    numbers: tuple[float, ...] = ()
 
     @property
     def in_words(self) -> str:
@@ -233,6 +235,7 @@ class _Calls(TorchFunctionMode):
                     _numbers(func, args, kwargs) if is_position else (),
                     is_attention=func is ATTENTION,
                     is_known=is_known,
+                    numbers=_fractions((args, tuple(kwargs.values()))) + (_only_number(result) if is_known else ()),
                     has_mask=func is ATTENTION
                     and _named(args, kwargs, ("query", "key", "value", "attn_mask"))[3] is not None,
                 )
@@ -357,6 +360,8 @@ def _sites(whole: Sequence[Call], part: Sequence[Call], length: int, parts: int)
 
 def _problem(one: Call, two: Call, length: int, parts: int) -> str | None:
     """Why a call cannot be made of a part of the tokens, as the end of a sentence; None if it may be."""
+    if one.numbers != two.numbers:
+        return f"is given numbers that depend on how many tokens there are: {one.numbers} and {two.numbers}"
     if one.is_known and two.is_known:  # of few tokens, their values are compared
         return None
     if one.name in _MIXES:
@@ -445,6 +450,19 @@ def _without_values(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_values(item) for key, item in value.items()}
     return type(value)(map(_without_values, value)) if type(value) in (tuple, list) else value
+
+
+def _fractions(value: Any) -> tuple[float, ...]:
+    """The fractions among a call's arguments, in order."""
+    if isinstance(value, float):
+        return (value,)
+    return tuple(number for item in value for number in _fractions(item)) if type(value) in (tuple, list) else ()
+
+
+def _only_number(result: Any) -> tuple[float, ...]:
+    """The number that a result is; none if it is several."""
+    is_one = isinstance(result, torch.Tensor) and not result.is_meta and result.numel() == 1
+    return (float(result),) if is_one else ()
 
 
 def shapes_in(value: Any) -> tuple[tuple[int, ...], ...]:
