@@ -18,7 +18,6 @@ from stoker.pool.hardware_proof import HardwareProof
 from stoker.pool.isolation import Bubblewrap, Host, Limits
 from stoker.pool.job_box import JobBox, PoolOrder
 from stoker.pool.leased_job import LeasedJob
-from stoker.pool.owners_use import LentGpu
 from stoker.pool.replay_check import ReplayVerdict
 from stoker.records import Device
 from stoker.records.codec import dumps, to_json
@@ -301,24 +300,6 @@ def test_two_traces_name_the_first_bad_update(lender) -> None:
     lease = {"commitments": [{"update": 100}, {"update": 104}]}
     assert first_bad_update(lease, 1, ["a", "b", "x", "y"], ["a", "b", "c", "d"]) == 103
     assert first_bad_update(lease, 1, ["a", "b", "c", "d"], ["a", "b", "c", "d"]) is None
-
-
-def test_a_gpus_power_is_limited_while_it_is_lent(pool, tmp_path, monkeypatch) -> None:
-    """And set back to what it was at the end, whatever ends it."""
-    asked = []
-    monkeypatch.setattr(LentGpu, "power_limit_w", lambda _: 450.0)
-    monkeypatch.setattr(LentGpu, "limit_power", lambda _, watts: asked.append(watts))
-    gpu = replace(DEVICE, name="rtx-4090", kind="cuda")
-    agent = Agent(pool, replace(LENDING, max_power_w=250.0), gpu, Bubblewrap(), tmp_path / "agent")  # type: ignore[arg-type]
-
-    def step() -> None:
-        assert asked == [250.0]
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(agent, "step", step)
-    with pytest.raises(KeyboardInterrupt):
-        agent.run()
-    assert asked == [250.0, 450.0]
 
 
 def test_what_is_sent_beyond_a_day_gives_notice(pool, tmp_path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from stoker.errors import NoDevice
 from stoker.pool import owners_use
-from stoker.pool.owners_use import COOLED_C, GpuWatch, LentGpu, OwnersUse, UploadQuota
+from stoker.pool.owners_use import COOLED_C, GpuWatch, LentGpu, OwnersUse, UploadQuota, limited_power
 
 PMON = """# gpu         pid   type     sm    mem    enc    dec    jpg    ofa    command
 # Idx           #    C/G      %      %      %      %      %      %    name
@@ -145,3 +145,30 @@ def test_a_days_upload_is_counted_over_agents(tmp_path, monkeypatch) -> None:
     assert again.reason() == ""
     path.write_text("[]")
     assert UploadQuota(path, 1000, lambda: sent[0], lambda: day[0]).reason() == ""
+
+
+def test_a_gpus_power_is_set_back_also_after_an_end_without_a_word(tmp_path, monkeypatch) -> None:
+    """What it was is in a file: an agent that follows a killed one does not take the limit for the board's own."""
+    now = [450.0]
+    monkeypatch.setattr(LentGpu, "power_limit_w", lambda _: now[0])
+    monkeypatch.setattr(LentGpu, "limit_power", lambda _, watts: now.__setitem__(0, watts))
+    kept = tmp_path / "power.json"
+    block = limited_power(LentGpu(0), 250.0, kept)
+    block.__enter__()
+    assert now == [250.0]
+    assert json.loads(kept.read_text()) == {"watts": 450.0}
+    with limited_power(LentGpu(0), 200.0, kept):
+        assert now == [200.0]
+    assert now == [450.0]
+    assert not kept.exists()
+    del block
+
+
+def test_a_watch_that_hangs_gives_the_gpu_back(smi, monkeypatch) -> None:
+    """A minute after its last look, whatever that said."""
+    watch = GpuWatch(LentGpu(0), max_temperature_c=83)
+    began = owners_use.time.monotonic()
+    monkeypatch.setattr(owners_use.time, "monotonic", lambda: began + 70)
+    assert "was last looked at" in watch.reason
+    watch.look()
+    assert watch.reason == ""

@@ -7,7 +7,8 @@ import os
 import platform
 import re
 import signal
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,6 +20,7 @@ from stoker import api, pool
 from stoker.cli.pool import KeyName, PoolWord, client_of, pool_reported
 from stoker.cli.terminal import AsJson, Debug, output, print_document, printable
 from stoker.errors import BadJob, NoDevice, PlaceUnreachable, RunFailed
+from stoker.records import Device
 from stoker.units import format_bytes, parse_duration, parse_memory, parse_money
 
 Folder = Annotated[
@@ -96,8 +98,19 @@ def offer(
                 f"--max-temperature and --max-power limit a GPU, and {lent.model} is lent",
                 remedy="--cores limits what a job takes of a CPU.",
             )
+        is_watched = lent.kind == "cuda" and (when == "idle" or max_temperature is not None or max_power is not None)
+        if is_watched and os.environ.get("CUDA_VISIBLE_DEVICES"):
+            raise BadJob(
+                "CUDA_VISIBLE_DEVICES numbers GPUs anew, and nvidia-smi would watch and limit another one",
+                remedy="Unset it; --device cuda:1 chooses a GPU.",
+            )
         files = _device_files(lent.kind, lent.index)
         kind = pool.best_isolation(isolation, files)
+        if lent.kind == "cuda" and when == "idle" and kind.name == "podman":
+            raise NoDevice(
+                "--when idle cannot tell a job's use of the GPU from yours in Podman's containers",
+                remedy="--isolation bubblewrap, or --when always.",
+            )
         tell(f"jobs run in {kind.name}: {kind.text}")
         longest_s = round(parse_duration(longest, "--longest"))
         limits = pool.Limits(
@@ -116,7 +129,6 @@ def offer(
             hours=_hours(hours),
             max_upload_bytes=None if max_upload is None else int(parse_memory(max_upload.removesuffix("/day"))),
             max_temperature_c=max_temperature,
-            max_power_w=max_power,
             max_s=longest_s,
             limits=limits,
             devices=files,
@@ -125,30 +137,21 @@ def offer(
             most_bond=round(parse_money(most_bond) * 1e6) if most_bond else None,
             longest_window_s=parse_duration(longest_window, "--longest-window"),
         )
-        proof = None
-        if measures:
-            tell(f"measuring {lent.model}")
-            claimed = lent.memory_bytes if lent.kind == "cuda" else limits.memory_bytes
-            with pool.LocalDevice() as ask:
-                proof = pool.prove_hardware(
-                    ask, memory_bytes=_measured_bytes(claimed, lent.kind), device=lent.torch_name
-                )
-            if not proof.is_passed:
-                raise NoDevice(
-                    f"{lent.model} did not pass its own measurement: {proof.why}",
-                    remedy="Offer less memory, or look at the device with `stoker doctor`.",
-                )
-            tell(
-                f"{proof.flop_per_s / 1e9:,.1f} GFLOP/s in fp32, {format_bytes(proof.proved_bytes)} shown: {proof.why}"
-            )
-        with suppress(PlaceUnreachable):  # the agent says so itself, and asks again
-            if p2p:
-                pool.joined_peer(client, tell=tell)
-        agent = pool.Agent(client, lending, lent, kind, _folder(folder), proof=proof, tell=tell)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: agent.stop())
-        tell(f"offering {lending.name} at {price} in the pool {client.address.url}; Ctrl-C gives notice and ends it")
-        agent.run()
+        place = _folder(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            if max_power is not None:  # before it is measured: the offer states what it reaches under the limit
+                stack.enter_context(pool.limited_power(pool.LentGpu(lent.index), max_power, place / "power.json"))
+            proof = _measured(lent, limits.memory_bytes, tell) if measures else None
+            with suppress(PlaceUnreachable):  # the agent says so itself, and asks again
+                if p2p:
+                    pool.joined_peer(client, tell=tell)
+            agent = pool.Agent(client, lending, lent, kind, place, proof=proof, tell=tell)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, lambda *_: agent.stop())
+            where = f"at {price} in the pool {client.address.url}"
+            tell(f"offering {lending.name} {where}; Ctrl-C gives notice and ends it")
+            agent.run()
 
 
 def pause(
@@ -278,6 +281,26 @@ def _hours(text: str | None) -> tuple[int, int] | None:
 
 def _memory_bytes() -> int:
     return api.attached_cpu().memory_bytes
+
+
+def _measured(lent: Device, memory_bytes: int, tell: Callable[[str], None]) -> pool.HardwareProof:
+    """What a device shows of itself; a job may have `memory_bytes` of a CPU's memory.
+
+    Raises:
+        NoDevice: it does not pass.
+    """
+    tell(f"measuring {lent.model}")
+    claimed = _measured_bytes(lent.memory_bytes if lent.kind == "cuda" else memory_bytes, lent.kind)
+    with pool.LocalDevice() as ask:
+        proof = pool.prove_hardware(ask, memory_bytes=claimed, device=lent.torch_name)
+    if not proof.is_passed:
+        raise NoDevice(
+            f"{lent.model} did not pass its own measurement: {proof.why}",
+            remedy="Offer less memory, or look at the device with `stoker doctor`.",
+        )
+    shown = format_bytes(proof.proved_bytes)
+    tell(f"{proof.flop_per_s / 1e9:,.1f} GFLOP/s in fp32, {shown} shown: {proof.why}")
+    return proof
 
 
 def _measured_bytes(claimed: int, kind: str) -> int:

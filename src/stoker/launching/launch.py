@@ -150,8 +150,10 @@ def launch(
         save_s = submission.save_s  # before a limit there has to be time for a save; the run there forecasts its own
         if is_limited and forecast is not None:
             save_s = forecast.checkpoint_s.high
-            key = job_key(submission.code.digest, submission.arguments)
+            key = job_key(submission.code.digest, submission.arguments, target.num_nodes)
             limits.append(time_limit(forecast, lessons_of(place_of(on), job=key, device=device or "")))
+        if options.plan is not None or options.arguments:  # it is of the plan that is chosen without these
+            forecast = None
         submission = replace(submission, save_s=max(save_s, longest_save_s(directory.events_path)))
         limit_s = min((limit for limit in limits if limit is not None), default=None)
         submission = replace(submission, time_limit_s=limit_s, most_held_s=held)
@@ -419,7 +421,8 @@ def time_limit(forecast: Forecast, lessons: PlaceLessons = NO_LESSONS) -> float:
     Where earlier runs of the place took longer to start, or longer than their forecasts, so much is allowed for.
     """
     start_s = max(_START_UP_S, lessons.longest_start_s or 0.0)
-    return lessons.run_time(forecast).high + forecast.checkpoint_s.high + start_s
+    run_s = max(lessons.run_time(forecast).high, forecast.total_s.high)  # a run that is ended costs more than a limit
+    return run_s + forecast.checkpoint_s.high + start_s
 
 
 def identity_of(entry: Entry) -> str:

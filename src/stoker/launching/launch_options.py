@@ -66,7 +66,7 @@ class PlaceQuestion:
         self.began_s = time.monotonic()
         self._target, self._options = target, options
         self._answer: Future[Probe] = Future()
-        Thread(target=self._ask, name="stoker-probe").start()
+        Thread(target=self._ask, name="stoker-probe", daemon=True).start()
 
     def answer(self) -> Probe:
         """The resources of the place.

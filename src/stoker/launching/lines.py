@@ -170,7 +170,7 @@ class Line(abc.ABC):
         """
         script = (
             'umask 077; [ -z "$1" ] || rm -f -- "$1" || exit 1; shift; while [ $# -gt 0 ]; do mkdir -p -- '
-            '"$(dirname -- "$1")" && head -c "$3" > "$1.writing-$$" && chmod "$2" "$1.writing-$$" '
+            '"$(dirname -- "$1")" && dd bs=1 count="$3" 2> /dev/null > "$1.writing-$$" && chmod "$2" "$1.writing-$$" '
             '&& { [ "$(wc -c < "$1.writing-$$")" -eq "$3" ] || { echo "the transfer was cut" >&2; false; }; } '
             '&& mv -f -- "$1.writing-$$" "$1" || { rm -f -- "$1.writing-$$"; exit 1; }; shift 3; done'
         )

@@ -16,6 +16,7 @@ from statistics import geometric_mean, median
 from typing import ClassVar
 
 from stoker.errors import StokerError
+from stoker.launching import parse_target
 from stoker.records import Estimate, Forecast, Launch, digest
 from stoker.reporting.launch_text import launch_waits
 from stoker.store import RunDirectory, cache_root
@@ -135,9 +136,9 @@ def place_of(word: str) -> str:
     return word.partition("/")[0]
 
 
-def job_key(code_digest: str, arguments: Iterable[str]) -> str:
-    """SHA-256 (hex) of what is trained and under which settings: the files that are sent, and arguments of `train`."""
-    return digest([code_digest, list(arguments)])
+def job_key(code_digest: str, arguments: Iterable[str], num_nodes: int) -> str:
+    """SHA-256 (hex) of what is trained and how: the files that are sent, arguments of `train`, over so many nodes."""
+    return digest([code_digest, list(arguments), num_nodes])
 
 
 def remember_run(directory: RunDirectory, launch: Launch) -> None:
@@ -163,7 +164,7 @@ def remember_run(directory: RunDirectory, launch: Launch) -> None:
                 word=launch.place,
                 run=launch.run,
                 at=launch.submitted_at,
-                job=job_key(launch.code_digest, launch.arguments),
+                job=job_key(launch.code_digest, launch.arguments, parse_target(launch.place).num_nodes),
                 device=launch.device,
                 sent_bytes=launch.sent_bytes,
                 submit_s=None if launch.sent_bytes else launch.submit_s,

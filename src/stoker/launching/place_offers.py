@@ -159,7 +159,8 @@ def compare_places(
     elsewhere = [word for word in names if is_elsewhere(word)]
     for word in elsewhere:
         parse_target(word)
-    sent_bytes, key = (0, "") if entry is None else to_send(job, entry)
+    sent_bytes, code_digest = (0, "") if entry is None else to_send(job, entry)
+    sent = None if entry is None else (code_digest, settings_words(entry))
     planner = Planner(
         resolve_job(job, entry), is_all_elsewhere="here" not in names, device_mtbf_h=require_mtbf(device_mtbf_h)
     )
@@ -171,7 +172,7 @@ def compare_places(
     offers: list[PlaceOffer] = []
     for word in names:
         if word in asked:
-            offers += _offers_of(word, asked[word], forecasts, sent_bytes, key)
+            offers += _offers_of(word, asked[word], forecasts, sent_bytes, sent)
         else:
             offers += _on_devices(word, forecasts)
     for device, forecast in forecasts.known().items() if is_kept and elsewhere else ():
@@ -235,12 +236,12 @@ def ranked(offers: Sequence[PlaceOffer], limits: PlanLimits, objective: Objectiv
 
 
 def to_send(job: Job, entry: Entry) -> tuple[int, str]:
-    """Bytes for a place that has no file yet: code, Stoker, data below the job's folder; and the job's `job_key`."""
+    """Bytes for a place that has no file yet: code, Stoker, data below the job's folder; and the code's digest."""
     root = work_folder(entry.path)
     data = [data_of(path, root) for path in data_paths(job) if is_below(path, root)]
     code = code_bundle(entry.path, entry.sources, data)
     bundles = [stoker_bundle(), code, *(candidate.bundle for candidate in data)]
-    return sum(bundle.num_bytes for bundle in bundles), job_key(code.digest, settings_words(entry))
+    return sum(bundle.num_bytes for bundle in bundles), code.digest
 
 
 @dataclass(frozen=True)
@@ -266,8 +267,10 @@ def _ask(word: str) -> _Answer | str:
         return str(problem).split("\n", 1)[0]
 
 
-def _offers_of(word: str, answer: _Answer | str, forecasts: _Forecasts, sent_bytes: int, key: str) -> list[PlaceOffer]:
-    """The offers of a place, with forecasts of the job whose `job_key` is `key`."""
+def _offers_of(
+    word: str, answer: _Answer | str, forecasts: _Forecasts, sent_bytes: int, sent: tuple[str, Sequence[str]] | None
+) -> list[PlaceOffer]:
+    """The offers of a place, with forecasts; `sent`: the digest of the job's code, and its arguments of `train`."""
     if isinstance(answer, str):
         return [PlaceOffer(text=word, problem=answer)]
     offers = []
@@ -280,6 +283,7 @@ def _offers_of(word: str, answer: _Answer | str, forecasts: _Forecasts, sent_byt
             device=offer.device,
         )
         best = _forecast(shape, answer.probe, forecasts)
+        key = "" if sent is None else job_key(*sent, shape.num_nodes)
         lessons = lessons_of(place_of(word), job=key, device=device_word(shape, answer.probe) or "")
         if isinstance(best, Candidate) and answer.launcher.limits_time:
             offer = _with_limit(answer.launcher, shape, offer, best, lessons)  # noqa: PLW2901 - the same, asked for precisely

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from stoker.pool.events import canonical as canonical
     from stoker.pool.forecasting import leases_before as leases_before
     from stoker.pool.forecasting import rank_for_job as rank_for_job
+    from stoker.pool.hardware_proof import HardwareProof as HardwareProof
     from stoker.pool.hardware_proof import LocalDevice as LocalDevice
     from stoker.pool.hardware_proof import prove_hardware as prove_hardware
     from stoker.pool.isolation import Host as Host
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from stoker.pool.matching import listed_offers as listed_offers
     from stoker.pool.matching import worth_probing as worth_probing
     from stoker.pool.overview import event_words as event_words
+    from stoker.pool.owners_use import LentGpu as LentGpu
+    from stoker.pool.owners_use import limited_power as limited_power
     from stoker.pool.serve import pool_folder as pool_folder
     from stoker.pool.serve import serve_pool as serve_pool
     from stoker.pool.state import State as State

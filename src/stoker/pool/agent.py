@@ -29,7 +29,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -77,7 +77,6 @@ class Lending:
         hours: from and to [hours of the day, UTC]; None: always.
         max_upload_bytes: of checkpoints and results, a day [bytes]; None: any.
         max_temperature_c: highest temperature of a lent GPU [°C]; None: any.
-        max_power_w: power limit of a lent GPU while the agent runs [W]; None: as it is.
         min_s, max_s: shortest and longest lease [s].
         limits: of a job.
         devices: files below /dev that a job may use.
@@ -95,7 +94,6 @@ class Lending:
     hours: tuple[int, int] | None = None
     max_upload_bytes: int | None = None
     max_temperature_c: float | None = None
-    max_power_w: float | None = None
     min_s: int = 0
     max_s: int = 7 * 24 * 3600
     limits: Limits
@@ -206,11 +204,10 @@ class Agent:
 
     def __post_init__(self) -> None:
         lending, is_idle_only = self.lending, self.lending.when == "idle"
-        self._gpu = LentGpu(self.device.index) if self.device.kind == "cuda" else None
         watch, uploads = None, None
-        if self._gpu is not None and (is_idle_only or lending.max_temperature_c is not None):
+        if self.device.kind == "cuda" and (is_idle_only or lending.max_temperature_c is not None):
             pids = self._others_pids if is_idle_only else None
-            watch = GpuWatch(self._gpu, pids=pids, max_temperature_c=lending.max_temperature_c)
+            watch = GpuWatch(LentGpu(self.device.index), pids=pids, max_temperature_c=lending.max_temperature_c)
             watch.start()
         if lending.max_upload_bytes is not None:
             uploads = UploadQuota(self.folder / _SENT, lending.max_upload_bytes, lambda: self.client.sent_bytes)
@@ -240,7 +237,6 @@ class Agent:
         Raises:
             Refused: the pool does not take the offer; the text says why.
             BadRun: another agent works in the folder.
-            NoDevice: the GPU's power cannot be limited.
         """
         with (self.folder / _LOCK).open("w") as held:
             try:
@@ -252,13 +248,6 @@ class Agent:
             self._run()
 
     def _run(self) -> None:
-        with ExitStack() as stack:
-            if self.lending.max_power_w is not None and self._gpu is not None:
-                stack.callback(self._gpu.limit_power, self._gpu.power_limit_w())
-                self._gpu.limit_power(self.lending.max_power_w)
-            self._lend()
-
-    def _lend(self) -> None:
         try:
             while not self._stops or self._job is not None:
                 self.step()
@@ -292,7 +281,7 @@ class Agent:
                 self.client.post(on.Withdrawn(offer_id=self.lending.name))
             if self._job is None or time.monotonic() >= self._asks_from:
                 self._asks_from = time.monotonic() + min(_ASK_S, self.lending.beat_s)
-                wait_s = 0.0 if self._job is not None or why else 2.0
+                wait_s = 0.0 if self._job is not None else 2.0
                 self._take(self.client.work(wait_s=wait_s, replays=self.lending.replays), may_work=may_work)
                 self._said = ""
         except StokerError as problem:
@@ -471,8 +460,8 @@ class Agent:
 
     def _others_pids(self) -> set[int]:
         """Processes of the programs of others."""
-        replaying = self._replaying
-        pids = set() if self._job is None else self._job.pids
+        replaying, job = self._replaying, self._job
+        pids = set() if job is None else job.pids
         return pids if replaying is None else pids | replaying.pids
 
     def _began_replay(self, process: IsolatedProcess) -> None:

@@ -14,8 +14,8 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +36,8 @@ _HOT = "the GPU is at"
 _LOOKS = 3
 _LOOK_S, _GPU_LOOK_S = 2.0, 5.0
 _COMMAND_S = 10.0
+_STALE_S = 60.0
+"""Age of the last look at a GPU from which it counts as not watched [s]."""
 _WRITE_S = 10.0
 
 
@@ -141,8 +143,15 @@ class GpuWatch:
     ) -> None:
         self._gpu, self._pids, self._max_c = gpu, pids, max_temperature_c
         self._temperatures_c, self._others = deque[float](maxlen=_LOOKS), deque[float](maxlen=_LOOKS)
-        self._failures, self.reason = 0, ""
+        self._failures, self._reason, self._looked_s = 0, "", time.monotonic()
         self.look()
+
+    @property
+    def reason(self) -> str:
+        """Why the GPU goes back to its owner, as words; "" if it does not. A thread that hangs or died is one."""
+        if (age_s := time.monotonic() - self._looked_s) > _STALE_S:
+            return f"the GPU was last looked at {age_s:.0f} s ago"
+        return self._reason
 
     def start(self) -> None:
         """Look from now on, as long as the process lives."""
@@ -157,10 +166,11 @@ class GpuWatch:
         """Look once; if that fails three times in a row, the GPU goes back to its owner."""
         try:
             self.look()
-        except NoDevice as problem:
+        except Exception as problem:  # noqa: BLE001 - the watch goes on, whatever one look met
             self._failures += 1
             if self._failures >= _LOOKS:
-                self.reason = f"the GPU cannot be watched any more: {problem.message}"
+                said = problem.message if isinstance(problem, NoDevice) else repr(problem)
+                self._reason = f"the GPU cannot be watched any more: {said}"
 
     def look(self) -> None:
         """Look once; `reason` says why the GPU goes back to its owner, as words, or "".
@@ -169,16 +179,40 @@ class GpuWatch:
             NoDevice: `nvidia-smi` does not say.
         """
         reading = self._gpu.read(with_use=self._pids is not None)
-        self._failures = 0
+        self._failures, self._looked_s = 0, time.monotonic()
         self._temperatures_c.append(reading.temperature_c)
         self._others.append(0.0 if self._pids is None else reading.use_of_others(self._pids()))
-        was_hot, self.reason = self.reason.startswith(_HOT), ""
+        was_hot, reason = self._reason.startswith(_HOT), ""
         if self._max_c is not None:
             least = self._max_c - COOLED_C if was_hot else self._max_c
             if (was_hot or len(self._temperatures_c) == _LOOKS) and min(self._temperatures_c) > least:
-                self.reason = f"{_HOT} {reading.temperature_c:g} °C, above {self._max_c:g} °C"
-        if not self.reason and len(self._others) == _LOOKS and min(self._others) > GPU_BUSY:
-            self.reason = "the owner uses the GPU"
+                reason = f"{_HOT} {reading.temperature_c:g} °C, above {self._max_c:g} °C"
+        if not reason and len(self._others) == _LOOKS and min(self._others) > GPU_BUSY:
+            reason = "the owner uses the GPU"
+        self._reason = reason
+
+
+@contextmanager
+def limited_power(gpu: LentGpu, watts: float, kept: Path) -> Iterator[None]:
+    """Within the block a GPU's power is limited [W]; afterwards it is what it was.
+
+    What it was is kept in the file `kept` meanwhile: after an end without a word the next block finds it there.
+
+    Raises:
+        NoDevice: it cannot be limited.
+        BadRun: the file cannot be written.
+    """
+    try:
+        before = float(json.loads(kept.read_text())["watts"])
+    except (OSError, ValueError, TypeError, KeyError):
+        before = gpu.power_limit_w()
+        write_atomic(kept, json.dumps({"watts": before}), error=BadRun)
+    try:
+        gpu.limit_power(watts)
+        yield
+    finally:
+        gpu.limit_power(before)
+        kept.unlink(missing_ok=True)
 
 
 class UploadQuota:
@@ -250,12 +284,13 @@ class OwnersUse:
 
     def is_back(self, job_cpu_s: float) -> str:
         """Why the device goes back to its owner, as words; "" if it does not. `job_cpu_s`: CPU time of the job [s]."""
+        sent = "" if self._uploads is None else self._uploads.reason()  # counted, whatever else is wrong
         if self._paused.exists():
             return "the owner has paused lending"
         if not is_lent_at(self._hours, time.time()):
             return "the hours in which it is lent are over"
-        if self._uploads is not None and (reason := self._uploads.reason()):
-            return reason
+        if sent:
+            return sent
         if self._gpu is not None and self._gpu.reason:
             return self._gpu.reason
         return self._load_reason(job_cpu_s) if self._looks_at_load else ""

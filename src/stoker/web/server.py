@@ -274,6 +274,7 @@ class Ui:
             text = "The folders could not be looked at; the server's log says why."
             if text not in self.index.problems:  # until a look succeeds
                 self.index.problems.append(text)
+            self.index.is_whole = True  # what was read is shown, and what was wrong
 
     def _wake(self, runs: Container[str | None] | None = None) -> None:
         """Let all streams see what is new, or those that follow one of some runs."""
