@@ -187,6 +187,29 @@ def test_what_does_not_fit_with_it_says_so() -> None:
         ranked(3.2e9, offload_problem="it keeps its state")
 
 
+def test_weights_that_cannot_be_bf16_alone_fit_nowhere(monkeypatch) -> None:
+    """As those of several dtypes: that is no error of the job, which may fit elsewhere."""
+
+    def refused(_: Sixteen, plan: Plan) -> float:
+        if plan.is_offloaded:
+            raise BadJob("weights of several dtypes")
+        return 64 * 2.0**30
+
+    monkeypatch.setattr(Sixteen, "needed_bytes", refused)
+    with pytest.raises(DoesNotFit, match=r"needs about 64\.0 GiB"):
+        ranked(3e9)
+
+
+def test_with_one_micro_batch_both_kinds_of_offload_have_one_trace() -> None:
+    """There is nothing to sum; with several they differ."""
+    facts = profile(has_convolutions=False)
+    plans = [Plan(device="cuda:0", micro_batch=facts.batch, optimizer_offload=one) for one in ("state", "gradients")]
+    whole, other = (trace_settings(plan, facts, "8.9") for plan in plans)
+    assert whole == other
+    parts = [trace_settings(dataclasses.replace(plan, micro_batch=1), facts, "8.9") for plan in plans]
+    assert parts[0] != parts[1]
+
+
 def test_a_cpu_has_nowhere_to_offload_to() -> None:
     """Elsewhere it is considered in one precision: the fastest, but for fp16."""
     assert not list(offloaded_settings(profile(), CPU))

@@ -68,6 +68,21 @@ def test_it_is_the_same_mathematics(offload: Any, micro_batch: int) -> None:
 
 
 @pytest.mark.gpu
+def test_groups_of_the_optimiser_know_parameters_by_what_is_written_on_them() -> None:
+    """As models mark those that shall not decay: masters on the host have the marks."""
+
+    def marked() -> nn.Module:
+        model = mlp()
+        for name, parameter in model.named_parameters():
+            parameter.no_decay = name.endswith("bias")  # type: ignore[attr-defined]
+        return model
+
+    groups = {lambda _, parameter: getattr(parameter, "no_decay", False): {"weight_decay": 0.0}}
+    job = make_job(marked, optimizer=AdamW(lr=0.05, weight_decay=0.5, groups=groups), batch=16)
+    assert difference(job) < 1e-9
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("optimizer", [SGD(lr=0.1, momentum=0.9), Adagrad(lr=0.05), RMSprop(lr=0.01)])
 def test_every_optimiser_that_goes_element_by_element(optimizer: Any) -> None:
     """Also those without a fused kernel, and without clipping."""

@@ -284,7 +284,11 @@ def compare(
         raise BadJob("; ".join(left_out), remedy=first.remedy)
     if not decisions:
         raise _fits_nowhere(planner, unfit)
-    ranked, beyond = choose([d.chosen for d in decisions.values()], limits, objective)
+    chosen = [d.chosen for d in decisions.values()]
+    # Elsewhere the memory of a GPU's host is not known: what is kept there comes after all that fits on devices.
+    firm = [one for one in chosen if one.is_here or not one.plan.is_offloaded]
+    ranked, beyond = choose(firm or chosen, limits, objective)
+    ranked = (*ranked, *(one for one in chosen if firm and one not in firm))
     best = decisions[ranked[0].device]
     if len(places) == 1:  # of several devices: the other layouts
         ranked = (ranked[0], *best.candidates[1:])

@@ -8,13 +8,14 @@ otherwise.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from stoker.errors import DoesNotFit
+from stoker.errors import BadJob, DoesNotFit
 from stoker.planning.model.memory import largest_that_fits
 from stoker.planning.model.search_space import execution_settings, offloaded_settings, saving_memory, saving_of
 from stoker.records import Candidate, Device, Estimate, Forecast, Plan, Profile
@@ -138,8 +139,13 @@ def _offloaded(
         DoesNotFit: none does.
     """
     candidates: list[Candidate] = []
-    for settings in offloaded_settings(profile, device):
-        for plan in _fitting(settings, profile, forecasts, MOST_SIZES_ELSEWHERE):
+    weights_bytes = profile.parameter_bytes / (2 if "bf16" in device.fast_dtypes else 1)
+    for settings in offloaded_settings(profile, device) if weights_bytes < device.memory_bytes else ():
+        try:
+            fitting = list(_fitting(settings, profile, forecasts, MOST_SIZES_ELSEWHERE))
+        except BadJob:  # weights of several dtypes cannot be bf16 alone
+            continue
+        for plan in fitting:
             forecast, memory_bytes = forecasts.forecast(plan), device.memory_bytes
             candidates.append(
                 Candidate(device=name, plan=plan, forecast=forecast, memory_bytes=memory_bytes, is_here=is_here)
@@ -320,11 +326,14 @@ def least_demanding(
         return min(saving, key=forecasts.needed_bytes, default=None)
 
     on_device = least(execution_settings(profile, device))
-    offloaded = least(offloaded_settings(profile, device)) if is_offloaded else None
-    if on_device is None or offloaded is None:
+    if on_device is None or not is_offloaded:
         return on_device
-    saves = forecasts.needed_bytes(offloaded) < _WORTH_OFFLOADING * forecasts.needed_bytes(on_device)
-    return offloaded if saves else on_device
+    with contextlib.suppress(BadJob):  # weights of several dtypes cannot be bf16 alone
+        offloaded = least(offloaded_settings(profile, device))
+        if offloaded is not None:
+            saves = forecasts.needed_bytes(offloaded) < _WORTH_OFFLOADING * forecasts.needed_bytes(on_device)
+            return offloaded if saves else on_device
+    return on_device
 
 
 _WORTH_OFFLOADING = 0.9

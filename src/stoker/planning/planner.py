@@ -231,9 +231,12 @@ class Planner:
             device = place.device
             if failures := self.failures(place):
                 aware = OomAwareForecasts(forecasts, failures, device.torch_name)
-                least = least_demanding(self.profile(device.kind), device, forecasts)
-                if least is not None and aware.probability_it_fits(least) > 0:
-                    forecasts = aware
+                facts = self.profile(device.kind)
+                for is_offloaded in (False, True):
+                    least = least_demanding(facts, device, self.forecasts(place), is_offloaded=is_offloaded)
+                    if least is not None and aware.probability_it_fits(least) > 0:
+                        forecasts = aware
+                        break
             self._oom_aware[_where(place)] = forecasts
         return self._oom_aware[_where(place)]
 

@@ -66,7 +66,7 @@ def try_plan(
     started, job = clock(), with_all_unfrozen(job)  # all its gradients and states have to fit
     apply_malloc(plan.malloc)
     gc.collect()  # models with checkpointed blocks refer to themselves, and are freed by the collector only
-    threads = torch.get_num_threads() if plan.is_offloaded else plan.threads  # the host computes, too
+    threads = plan.intra_op_threads or torch.get_num_threads()
     with computing_threads(min(threads, most_threads or threads)), PeakMemory(plan.device) as peak:
         try:
             step, first_s, times = _timed_updates(job, plan, coupling, data, budget_s, clock)

@@ -159,6 +159,11 @@ class Plan:
         """Whether the optimiser's state is in the host's memory."""
         return self.optimizer_offload != "none"
 
+    @property
+    def intra_op_threads(self) -> int | None:
+        """Threads that a process computes with; None: all that PyTorch takes, where the host updates weights."""
+        return None if self.is_offloaded else self.threads
+
     def _offload_problem(self) -> str | None:
         """What a plan has to be for offload, and this one is not; None if it is."""
         layout, passes = self.layout, "captured" if self.captured else "compiled"

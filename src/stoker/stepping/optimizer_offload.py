@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -140,6 +141,7 @@ class HostState:
             if not is_cast and parameter.requires_grad:  # copies to the device are made from here
                 held = self._memory.view(held.shape, held.dtype).copy_(held)
             self.masters[name] = nn.Parameter(held, requires_grad=parameter.requires_grad)
+            self.masters[name].__dict__.update(parameter.__dict__)  # by which groups of the optimiser may choose
             parameter.data = held.to(self.device, torch.bfloat16 if is_cast else held.dtype)
             if parameter.requires_grad:
                 self.offloaded.append(_Offloaded(parameter, self.masters[name], self._memory.take(0), held.dtype))
@@ -286,7 +288,8 @@ class OffloadedProcess(SingleProcess):
         if not self._is_sending:
             super().divide(parameters, divisor)
             return
-        self.factor = 1 / float(divisor)
+        count = float(divisor)
+        self.factor = 1 / count if count else math.inf  # as the device divides by none
 
     def norm(self, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
         """As `Strategy.norm`; computed on the device, before gradients left it."""

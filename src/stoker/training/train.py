@@ -247,7 +247,7 @@ def run_to_end(process: RunProcess, meeting: Rendezvous | None = None) -> Run:
     if (problem := apply_malloc(plan.malloc)) and member is None:
         emit_event(process.sinks, "warned", message=f"memory is had as it is by default: {problem}")
     with (
-        computing_threads(plan.threads),
+        computing_threads(plan.intra_op_threads),
         stop_on_signals() as process.stop,
         PeakMemory(process.device.torch_name) as peak,
     ):

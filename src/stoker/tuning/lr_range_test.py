@@ -160,7 +160,7 @@ def lr_range(  # noqa: PLR0913 - what the command line offers
         apply_malloc(chosen.malloc)
         sweeps: list[Sweep] = []
         stated = math.nan
-        with users_code("the model or the loss", entry), computing_threads(chosen.threads):
+        with users_code("the model or the loss", entry), computing_threads(chosen.intra_op_threads):
             for number in range(seeds):
                 # Each sweep has its share of what is left, so that one that is slow leaves time for the others.
                 now = time.perf_counter()

@@ -53,7 +53,10 @@ def verify(job: Job, *, on: str = "here", entry: Entry | None = None) -> tuple[V
     if coupling.evidence == NOT_COMPARED:  # of a plan kept by a run that was over before they were
         with users_code("the model or the loss", entry):
             coupling = find_coupling(prepared.job, prepared.data.train)
-    with TemporaryDirectory(prefix="stoker-verify-") as folder, computing_threads(decision.chosen.plan.threads):
+    with (
+        TemporaryDirectory(prefix="stoker-verify-") as folder,
+        computing_threads(decision.chosen.plan.intra_op_threads),
+    ):
 
         def through_checkpoint(saved: Step, fresh: Step) -> None:
             store = CheckpointStore(Path(folder))

@@ -78,7 +78,7 @@ def replay(
     def refuse(change: Replanned) -> None:
         raise BadRun(f"the plan of the run does not hold here: {change.why}")
 
-    with directory.locked(), computing_threads(plan.threads), stop_on_signals() as stop:
+    with directory.locked(), computing_threads(plan.intra_op_threads), stop_on_signals() as stop:
         session = build_session(prepared, directory, device, plans=plans, sink=keep, stop=stop, replanned=refuse)
         if session.position.updates >= until:
             raise NotTheRun(f"the run is at update {session.position.updates:,} and cannot be replayed to {until:,}")

@@ -438,6 +438,8 @@ class TracedForecasts:
 
     def host_problem(self, plan: Plan) -> str | None:
         """Why the host's memory does not hold what the plan offloads; None if it does."""
+        if self._hardware.host_memory_bytes is None:
+            return None
         work = self.host_work(plan)
         return None if work is None else host_problem(work, self._hardware)
 

@@ -170,17 +170,18 @@ def trace_settings(plan: Plan, profile: Profile, capability: str, layout: Layout
         capability: the compute capability of a CUDA device, empty for a CPU.
         layout: of all processes, which says what parameters are gathered in.
     """
-    is_cuda = plan.device.startswith("cuda")
+    is_cuda, parts = plan.device.startswith("cuda"), 1 if plan.micro_batch >= profile.batch else 2
+    sums_nothing = parts == 1 and plan.is_offloaded  # then both kinds of offload are one
     return TraceSettings(
         target="cuda" if is_cuda else "cpu",
         capability=kernel_generation(capability),
         micro_batch=plan.micro_batch,
-        parts=1 if plan.micro_batch >= profile.batch else 2,
+        parts=parts,
         precision=plan.precision if plan.precision in ("bf16", "fp16") else "fp32",  # the others differ in dtypes only
         memory_format=plan.memory_format,
         optimizer_implementation=_traced_optimizer(plan, profile),
         optimizer_states=plan.optimizer_states,
-        optimizer_offload=plan.optimizer_offload,
+        optimizer_offload="state" if sums_nothing else plan.optimizer_offload,
         checkpointed_blocks=plan.checkpointed_blocks,
         checkpointing=plan.checkpointing,
         loss_chunks=plan.loss_chunks,
