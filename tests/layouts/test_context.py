@@ -155,5 +155,6 @@ def test_another_number_of_processes_divides_samples_into_as_many_parts(
 
 def test_short_samples_are_not_divided_where_others_fit() -> None:
     """Long ones are, and those of batches that have fewer than there are devices."""
-    assert is_worthwhile(4, 8)
-    assert not is_worthwhile(8, 8)
+    assert is_worthwhile(131_072, 64, 8)
+    assert is_worthwhile(4096, 4, 8)
+    assert not is_worthwhile(4096, 8, 8)

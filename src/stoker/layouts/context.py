@@ -21,6 +21,8 @@ from stoker.records import Layout, Occurrence, Operation, Storage, TensorShape, 
 from stoker.records.profile import ModelParts, Parameter
 
 _ATTENTION = "_scaled_dot_product"
+_LONG = 32_768
+"""Tokens of a sample from which layouts are tried where others fit, too."""
 
 
 class Context(LayoutAxis):
@@ -295,6 +297,6 @@ def _with_gathered(divided: Trace, trace: Trace) -> Trace:
     return dataclasses.replace(divided, storages=tuple(storages), events=tuple(events))
 
 
-def is_worthwhile(batch: int, devices: int) -> bool:
-    """Whether layouts along this axis are tried where others fit, too: samples are fewer than devices."""
-    return batch < devices
+def is_worthwhile(tokens: int, batch: int, devices: int) -> bool:
+    """Whether layouts along this axis are tried where others fit, too: samples are long, or fewer than devices."""
+    return tokens >= _LONG or batch < devices

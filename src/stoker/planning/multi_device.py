@@ -222,7 +222,7 @@ class LayoutCandidates:
     def _is_long(self) -> bool:
         """Whether layouts that divide the tokens of samples are tried where others fit, too."""
         batch = min(self.profile.batch, self.profile.num_train)
-        return self._tokens is not None and is_worthwhile(batch, self.place.count)
+        return self._tokens is not None and is_worthwhile(self._tokens, batch, self.place.count)
 
     @functools.cached_property
     def _tokens(self) -> int | None:
