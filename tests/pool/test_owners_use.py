@@ -162,6 +162,12 @@ def test_a_gpus_power_is_set_back_also_after_an_end_without_a_word(tmp_path, mon
     assert now == [450.0]
     assert not kept.exists()
     del block
+    kept.write_text(json.dumps({"watts": 450.0}))
+    now[0] = 250.0  # left by a killed agent; this one limits nothing
+    with limited_power(LentGpu(0), None, kept):
+        assert now == [450.0]
+    with limited_power(LentGpu(0), None, kept):
+        assert not kept.exists()
 
 
 def test_a_watch_that_hangs_gives_the_gpu_back(smi, monkeypatch) -> None:

@@ -101,7 +101,7 @@ def offer(
         is_watched = lent.kind == "cuda" and (when == "idle" or max_temperature is not None or max_power is not None)
         if is_watched and os.environ.get("CUDA_VISIBLE_DEVICES"):
             raise BadJob(
-                "CUDA_VISIBLE_DEVICES numbers GPUs anew, and nvidia-smi would watch and limit another one",
+                "CUDA_VISIBLE_DEVICES changes the numbers of GPUs, and nvidia-smi would watch and limit another one",
                 remedy="Unset it; --device cuda:1 chooses a GPU.",
             )
         files = _device_files(lent.kind, lent.index)
@@ -140,7 +140,7 @@ def offer(
         place = _folder(folder)
         place.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
-            if max_power is not None:  # before it is measured: the offer states what it reaches under the limit
+            if lent.kind == "cuda":  # before it is measured: the offer states what it reaches under the limit
                 stack.enter_context(pool.limited_power(pool.LentGpu(lent.index), max_power, place / "power.json"))
             proof = _measured(lent, limits.memory_bytes, tell) if measures else None
             with suppress(PlaceUnreachable):  # the agent says so itself, and asks again

@@ -193,22 +193,25 @@ class GpuWatch:
 
 
 @contextmanager
-def limited_power(gpu: LentGpu, watts: float, kept: Path) -> Iterator[None]:
-    """Within the block a GPU's power is limited [W]; afterwards it is what it was.
+def limited_power(gpu: LentGpu, watts: float | None, kept: Path) -> Iterator[None]:
+    """Within the block a GPU's power is limited [W], or as its owner has it (None), which it is afterwards.
 
-    What it was is kept in the file `kept` meanwhile: after an end without a word the next block finds it there.
+    The owner's limit is in the file `kept` during the block, where the next one finds it if this process is killed.
 
     Raises:
         NoDevice: it cannot be limited.
         BadRun: the file cannot be written.
     """
+    if watts is None and not kept.exists():
+        yield
+        return
     try:
         before = float(json.loads(kept.read_text())["watts"])
     except (OSError, ValueError, TypeError, KeyError):
         before = gpu.power_limit_w()
         write_atomic(kept, json.dumps({"watts": before}), error=BadRun)
     try:
-        gpu.limit_power(watts)
+        gpu.limit_power(before if watts is None else watts)
         yield
     finally:
         gpu.limit_power(before)
