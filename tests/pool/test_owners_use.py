@@ -153,17 +153,18 @@ def test_a_gpus_power_is_set_back_also_after_an_end_without_a_word(tmp_path, mon
     monkeypatch.setattr(LentGpu, "power_limit_w", lambda _: now[0])
     monkeypatch.setattr(LentGpu, "limit_power", lambda _, watts: now.__setitem__(0, watts))
     kept = tmp_path / "power.json"
-    block = limited_power(LentGpu(0), 250.0, kept)
-    block.__enter__()
-    assert now == [250.0]
-    assert json.loads(kept.read_text()) == {"watts": 450.0}
+    with limited_power(LentGpu(0), 250.0, kept):
+        assert now == [250.0]
+        left = kept.read_text()
+    assert now == [450.0]
+    assert not kept.exists()
+    kept.write_text(left)
+    now[0] = 250.0  # left by a killed agent
     with limited_power(LentGpu(0), 200.0, kept):
         assert now == [200.0]
     assert now == [450.0]
-    assert not kept.exists()
-    del block
-    kept.write_text(json.dumps({"watts": 450.0}))
-    now[0] = 250.0  # left by a killed agent; this one limits nothing
+    kept.write_text(left)
+    now[0] = 250.0  # left likewise; this agent limits nothing
     with limited_power(LentGpu(0), None, kept):
         assert now == [450.0]
     with limited_power(LentGpu(0), None, kept):
