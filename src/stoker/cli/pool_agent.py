@@ -148,7 +148,8 @@ def offer(
                     pool.joined_peer(client, tell=tell)
             agent = pool.Agent(client, lending, lent, kind, place, proof=proof, tell=tell)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, lambda *_: agent.stop())
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                    signal.signal(number, lambda *_: agent.stop())
             where = f"at {price} in the pool {client.address.url}"
             tell(f"offering {lending.name} {where}; Ctrl-C gives notice and ends it")
             agent.run()
