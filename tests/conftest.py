@@ -38,8 +38,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix=f"stoker-tests-{os.getpid()}-")
     atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 
-# Nothing is read from, or left in, the user's cache; plain output of one width whatever the terminal.
+# Nothing is read from, or left in, the user's cache and settings; plain output of one width whatever the terminal.
 os.environ["STOKER_CACHE"] = tempfile.mkdtemp(prefix="cache-")
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="config-")
 os.environ.pop("STOKER_DATA", None)
 os.environ.pop("FORCE_COLOR", None)
 os.environ.update(NO_COLOR="1", COLUMNS="120", LINES="40")

@@ -159,6 +159,12 @@ def test_the_interval_of_losses_holds_eight_in_ten() -> None:
 # ------------------------------------------------------------------------------------------------------ hostile answers
 
 
+@pytest.fixture(autouse=True)
+def no_key_yet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever key another test of this process made."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
 @contextmanager
 def answering(answer: Any) -> Iterator[str]:
     """The address of a server that gives `answer(path)` to each request: bytes, or a document."""
@@ -267,7 +273,6 @@ def test_a_pool_that_goes_away_leaves_what_it_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """With the time of it; no key is made by looking, and a wrong address says what is wanted."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     pages: dict[str, Any] = dict(_GOOD)
     with answering(lambda path: pages.pop(path.partition("?")[0], b"gone")) as address:
         found = looks(monkeypatch, capsys, address, times=2)
@@ -283,11 +288,10 @@ def test_the_user_s_key_is_read(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """If there is one; a file that others may read is refused as everywhere."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     key = own_key().public
     pages = {**_GOOD, "/v1/state/leases": [], "/v1/state/balances": {"balances": {key: 5 * CREDIT}}}
     with answering(lambda path: pages[path.partition("?")[0]]) as address:
         found = looks(monkeypatch, capsys, address)
         assert (found["account"], found["wallet"]["balance"]) == (key, 5.0)
-        (tmp_path / "stoker" / "pool" / "default.key").chmod(0o644)
+        (tmp_path / "config" / "stoker" / "pool" / "default.key").chmod(0o644)
         assert "others may read it" in looks(monkeypatch, capsys, address)["problem"]
