@@ -1,4 +1,4 @@
-"""Whether Stoker became slower: this checkout beside another one, in turns.
+"""Whether Stoker became slower: this checkout against another one, in turns.
 
     python -m bench.against CHECKOUT [--rounds 7] [--only plan] [--out FILE]
 

@@ -18,7 +18,7 @@ def job(layers: int = 3, width: int = 96, context: int = 64, updates: int = 300,
     train, test = stoker.data.python_source(context=context, limit_bytes=4_000_000)
     return stoker.Job(
         model=lambda: GPT2LMHeadModel(config),
-        data=train,  # bytes and, beside each, the next one: the target is shifted already
+        data=train,  # bytes and, for each, the next one: the target is shifted already
         valid=stoker.holdout(0.02),
         test=test,
         loss="token_cross_entropy",

@@ -5,7 +5,7 @@
     taskset -c 0 python -m bench.compress.search demo --run RUN      # a finished run of examples/demo.py
 
 `minilm`: all-MiniLM-L6-v2 on docstrings of the standard library; the metric is whether a text keeps its nearest
-neighbour. `demo`: the CNN of examples/demo.py on Fashion-MNIST, beside fp32 `torch.compile`. Every candidate made by
+neighbour. `demo`: the CNN of examples/demo.py on Fashion-MNIST, against fp32 `torch.compile`. Every candidate made by
 hand is judged by the search's own rows of acceptance and confidence, and raced with what was chosen.
 """
 
@@ -135,7 +135,7 @@ def _by_hand(
     *,
     is_text: bool,
 ) -> list[dict[str, Any]]:
-    """Each candidate made by hand: accepted or not, and how fast the chosen one is beside it."""
+    """Each candidate made by hand: accepted or not, and how fast the chosen one is against it."""
     course = _course(source, data, metric, sizes, record)
     chosen = course.engine_of(best.manifest, best.graph_path)
     rows = course.material.acceptance
@@ -163,7 +163,7 @@ def _by_hand(
 
 
 def _cut(course: Examination, row: Any) -> Any:
-    from stoker.compressing.rows import cut_to, row_lengths  # noqa: PLC0415 - beside its one use
+    from stoker.compressing.rows import cut_to, row_lengths  # noqa: PLC0415 - where it is used
 
     manifest = course.source.manifest
     return cut_to(row.inputs, manifest, int(row_lengths(row, manifest)[0]))
@@ -177,7 +177,7 @@ def _torch_compile(run: str, best: Artifact, data: Path | None, sizes: tuple[int
     engine = course.engine_of(best.manifest, best.graph_path)
     samples: Samples = _valid(run)
     told: dict[str, Any] = {"weights_bytes": sum(p.numel() * p.element_size() for p in model.state_dict().values())}
-    from stoker.compressing.contender import time_interleaved  # noqa: PLC0415 - beside its one use
+    from stoker.compressing.contender import time_interleaved  # noqa: PLC0415 - where it is used
 
     races = []
     for size in sizes:
@@ -196,14 +196,14 @@ def _torch_compile(run: str, best: Artifact, data: Path | None, sizes: tuple[int
 
 def flow_record(best: Artifact) -> Any:
     """The record of the search that made a version."""
-    from stoker.records import loads  # noqa: PLC0415 - beside its one use
+    from stoker.records import loads  # noqa: PLC0415 - where it is used
     from stoker.records.compression import Compression  # noqa: PLC0415 - likewise
 
     return loads((best.path / "compression.json").read_text(), Compression)
 
 
 def _valid(run: str) -> Samples:
-    from stoker.loading.datasets import datasets_of  # noqa: PLC0415 - beside its one use
+    from stoker.loading.datasets import datasets_of  # noqa: PLC0415 - where it is used
 
     found = datasets_of(api.load(run).job()).valid
     assert found is not None

@@ -4,7 +4,7 @@
 
 Planted: data sets of every kind (bench/data/planted.py), several seeds each: faults missed, and false alarms. Fashion-
 MNIST: counts, and the near duplicates between test and training against all 600 million pairs compared one by one; a
-sheet of pictures of all of them is written beside the results, to be looked at. Memory: an IDX file of so many small
+sheet of pictures of all of them is written next to the results, to be looked at. Memory: an IDX file of so many small
 pictures of noise. Seconds are of the clock and of the CPU (all processes): on a busy machine only the latter mean much.
 """
 

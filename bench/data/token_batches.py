@@ -4,7 +4,7 @@
 
 Documents are the functions of Python's standard library as bytes, as in `bench.data.lengths`. Counted are updates, and
 of an epoch's batches the share of their tokens that is used (`fill`) and the share of the padded ones that is padding;
-beside batches of a fixed number of samples, as many as have that many tokens on average. These are the same on any
+against batches of a fixed number of samples, as many as have that many tokens on average. These are the same on any
 machine. CPU time is of one thread: a million samples of 1 to 512 tokens laid out once, and the order of an epoch of
 them. Printed and written to bench/results/.
 """

@@ -65,7 +65,7 @@ def per_pixel_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 class BasicBlock(nn.Module):
-    """Two 3 × 3 convolutions beside a shortcut, as in ResNet-18."""
+    """Two 3 × 3 convolutions and a shortcut, as in ResNet-18."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()

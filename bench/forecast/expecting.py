@@ -46,7 +46,7 @@ class Forecaster:
     """Forecasts of one job's plans.
 
     Coupling is told from the types of its modules, which is right for these jobs: a probe would pass them through the
-    host, which takes minutes beside a GPU. `held_bytes` is what a process holds before it trains; on a CPU it is part
+    host, which takes minutes next to a GPU. `held_bytes` is what a process holds before it trains; on a CPU it is part
     of the peak.
     """
 

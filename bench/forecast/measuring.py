@@ -252,7 +252,7 @@ def _gpu_times(update: Callable[[], None], count: int) -> list[float]:
 
 
 def _kernels(subject: Subject, request: Request, at: int) -> tuple[Kernel, ...]:
-    """The kernels of one update, and of the copies beside it."""
+    """The kernels of one update, and of the copies around it."""
     step = Step(subject.job, request.plans[at], subject.coupling)
     with closing(subject.batches(step)) as batches:
         for number in range(request.warm_up):

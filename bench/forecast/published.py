@@ -48,7 +48,7 @@ GIB = 2**30
 
 
 def forecast(case: dict[str, str], folder: Path) -> dict[str, Any]:
-    """One case's forecast beside its measurement.
+    """One case's forecast against its measurement.
 
     Raises:
         StokerError: the job or the plan cannot be forecast.

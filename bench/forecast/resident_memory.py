@@ -9,7 +9,7 @@ system places the heap at random. The CPU time of an update (user and system, on
 all processes [s]: what `mapped` costs, and what `retained` saves.
 
 The constants of `planning.model.memory` were fitted on the calibration set (printed with `--fit`, and kept in the
-result); the error that counts is that on the held-out set. `--measured` forecasts again beside an earlier result's
+result); the error that counts is that on the held-out set. `--measured` forecasts again against an earlier result's
 measurements.
 """
 

@@ -3,7 +3,7 @@
     python -m bench.forecast.scaling
 
 Llama-2-7B, 4,096 tokens, two samples a device in one pass, in shards over 128 to 2,048 H100 with eight network cards of
-400 Gbit/s a machine, and beside it in shards within machines. J. Fernandez et al., "Hardware Scaling Trends and
+400 Gbit/s a machine, and, for comparison, in shards within machines. J. Fernandez et al., "Hardware Scaling Trends and
 Diminishing Returns in Large-Scale Distributed Training" (2024, arXiv:2411.13055) measured 37.2 % fewer tokens a second
 and device over 2,048 than over 128. Nothing runs. Steps of a ring are as NCCL assumes them under the protocol Simple,
 which was chosen among NCCL's by this figure: it is calibration, not validation.

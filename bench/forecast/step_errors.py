@@ -1,4 +1,4 @@
-"""Forecasts of updates beside what was measured: as calibrated, as planned, and with the machine's own drift taken out.
+"""Forecasts of updates against what was measured: as calibrated, as planned, and without the machine's own drift.
 
 A forecast is of a machine as it was when it was looked at; one that is shared is another a minute later. Three errors
 of the same case tell the two apart: of the micro-benchmark alone (`calibrated`), of the micro-benchmark at the pace of
@@ -102,7 +102,7 @@ def _mark(beside: dict[str, Any]) -> str:
 
 
 def _beside(forecasts: Sequence[Estimate], seconds: Sequence[float]) -> dict[str, Any]:
-    """Forecasts beside what was measured right after each."""
+    """Forecasts against what was measured right after each."""
     both = list(zip(forecasts, seconds, strict=True))
     middle = {end: statistics.median(getattr(one, end) for one in forecasts) * 1e3 for end in ("value", "low", "high")}
     return {

@@ -5,7 +5,7 @@
 Of GPTs that are all overhead, 32 wide and of 2 to 10 blocks, in one pass or two: the CPU time that the training thread
 takes for an update under each layout, less what it takes alone on as many samples. Waiting for others takes none, and
 messages go in threads of their own, so that a busy machine disturbs this little. Constants are fitted to the
-differences by least squares, none below zero, and printed beside those in use.
+differences by least squares, none below zero, and printed next to those in use.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Case:
     outer: tuple[float, float] = (1.0, 0.0)
     is_int8: bool = False
     carries: bool = False
-    """Taken over is the correction alone, beside all of a site's own updates meanwhile; else half of each."""
+    """Taken over is the correction alone, against all of a site's own updates meanwhile; else half of each."""
     averaged: bool = False
     early: float = 0.0
     early_every: int = 4
@@ -248,7 +248,7 @@ def main() -> None:
     size = SIZES[arguments.size]
     lengths = [16 * count for count in arguments.exchanges or ()] or [arguments.updates or size.updates]
     head = document(
-        "loss of two sites that train apart, one change at a time, beside lockstep at equal samples",
+        "loss of two sites that train apart, one change at a time, against lockstep at equal samples",
         "python -m bench.many.site_losses --size small, or slow_link; --updates, --seed",
         {"torch": torch.__version__, "stoker": version("stoker")},
     )

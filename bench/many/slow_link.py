@@ -1,4 +1,4 @@
-"""Two sites on a line of 100 Mbit/s and 50 ms: DiLoCo beside lockstep, and beside no network at all.
+"""Two sites on a line of 100 Mbit/s and 50 ms: DiLoCo against lockstep, and against no network at all.
 
     python -m bench.many.slow_link [--rounds 6] [--updates 3000] [--only speed|diloco|lockstep|higher]
 

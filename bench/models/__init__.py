@@ -1,1 +1,1 @@
-"""Models of other libraries: what Stoker learns with them, beside their own loops."""
+"""Models of other libraries: what Stoker learns with them, against their own loops."""

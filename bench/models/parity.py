@@ -302,7 +302,7 @@ def main() -> None:
 
 
 def _write(path: Path, name: str, found: dict[str, Any]) -> None:
-    """Put one case beside those that were measured on the same day."""
+    """Put one case next to those that were measured on the same day."""
     cases = json.loads(path.read_text(encoding="utf-8"))["cases"] if path.exists() else {}
     result = {
         "what": "loss curves of Stoker and of the loops of other libraries, same weights, same batches, fp32",

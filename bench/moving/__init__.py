@@ -1,1 +1,1 @@
-"""Trainers that people come from, beside Stoker: the same training before and after the move."""
+"""Trainers that people come from, against Stoker: the same training before and after the move."""

@@ -125,7 +125,7 @@ def turn(pool: LocalPool, case: str, number: int, seconds: float, *, is_leased: 
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Shares of one core beside the job, and the ratio of step times."""
+    """Shares of one core next to the job, and the ratio of step times."""
     leased, alone = ([row for row in rows if row["is_leased"] is kind] for kind in (True, False))
     seconds = sum(row["seconds"] for row in leased)
     share = {name: sum(row[f"{name}_cpu_s"] for row in leased) / seconds for name in ("agent", "control")}

@@ -1,4 +1,4 @@
-"""How results of this folder are written: what was measured, when, on which machine, and what ran beside it."""
+"""How results of this folder are written: what was measured, when, on which machine, and what else ran."""
 
 from __future__ import annotations
 

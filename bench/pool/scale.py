@@ -5,7 +5,7 @@
 Simulated: the clock, agents (offers made again before they lapse, beats, commitments, silence when a machine is lost),
 renters (jobs arrive as a Poisson process, take the offer that `rank_offers` puts first, and go on elsewhere when an
 agent was lost). Real: the pool's state with all its rules, what the control plane does by itself (`watch.due`), hashes
-and canonical JSON. Signatures and the log on the disk are left out of the simulation and measured beside it, on this
+and canonical JSON. Signatures and the log on the disk are left out of the simulation and measured separately, on this
 machine; together they give the share of one core that the control plane would need, and so what breaks first.
 Assumed: lives of machines are exponential, with rates drawn from a Gamma distribution (shape 0.7, mean 48 h); jobs take
 half an hour on the median on an H100.

@@ -6,7 +6,7 @@ A server with a model of one small layer, on OpenVINO, is asked in its own event
 sockets only count: parsing, the protocol, the queue, a batch, the answer's bytes, counting; no system calls of a
 network. Images have 3 x 32 x 32 FP32 in binary. What is told is the CPU time of the loop's thread for an answer, the
 least and the median over rounds: the least is hardly touched by other work on the machine, so that two versions of the
-source can be compared on a busy one. `cpu_per_answer` has what it comes to beside an engine that takes the caches.
+source can be compared on a busy one. `cpu_per_answer` compares it with an engine that takes the caches.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m bench.serving.cpu_per_answer [--seconds 8]
 
 The race's CNN, asked for one image at a time by 16 and 64 callers, with one instance of one thread and batches of up to
-16 and 32; beside it the engine in a bare loop at the same batch. How many rows a batch had is told with it. CPU time of
+16 and 32; against the engine in a bare loop at the same batch. The rows that a batch had are shown. CPU time of
 threads, as the kernel counts it: other work on the machine weighs less there than in rates, though it cools caches. The
 callers' own time is not in it, and on two cores they take what is left.
 """

@@ -5,7 +5,7 @@
 A server in a process of its own serves an MLP of 400 layers (0.2 GFLOP a row); requests have a deadline. An open loop
 (Poisson, latencies from when a request was due) asks at shares of its capacity, which a closed loop of 32 callers
 measures first; rates are taken in turn, round after round. Recorded for each rate: answers in time a second (goodput),
-beside the best of all rates up to capacity (the peak); what was refused, and why; requests without any answer (the
+against the best of all rates up to capacity (the peak); what was refused, and why; requests without any answer (the
 bar: none); answers that came after their deadline; and the server's memory. The bar: at twice the capacity, goodput of
 at least 90 % of the peak. With `--engine elsewhere` batches take 20 ms and 2 ms a row by waiting, as if a GPU computed
 them: what is measured then is the server's own part, however busy these cores are with other things.
@@ -131,7 +131,7 @@ def run_elsewhere(options: ServerOptions, announce: Callable[[ServerStarted], No
 def _told(
     capacities: list[float], rates: dict[float, list[tuple[LoadMeasurement, int]]], metrics: dict[str, float]
 ) -> dict[str, Any]:
-    """Each rate beside the peak of its own round, since neighbours come and go between rounds."""
+    """Each rate against the peak of its own round, since neighbours come and go between rounds."""
     peaks = [
         max(found[number][0].goodput for share, found in rates.items() if share <= 1.0)
         for number in range(len(capacities))

@@ -5,7 +5,7 @@
 A server in a process of its own serves an MLP of 5.3 MB; callers ask it without a pause over HTTP, each sending the
 next request once the last is answered. Meanwhile a version is copied into the repository and loaded over the admin
 port, old ones are removed, and so on. Recorded: requests that were not answered with 200 (the bar: none), versions that
-answered, latencies beside those without reloads, how long a reload took, and the server's resident memory and threads
+answered, latencies against those without reloads, how long a reload took, and the server's resident memory and threads
 as reloads went by.
 """
 

@@ -1,1 +1,1 @@
-"""Training speed: Stoker beside other trainers and loops written by hand, same model, weights, order and batch."""
+"""Training speed: Stoker against other trainers and loops written by hand, same model, weights, order and batch."""

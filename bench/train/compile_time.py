@@ -6,7 +6,7 @@ Each job is trained as Stoker trains it, in fp32 and bf16: not compiled, compile
 where it has any. Every measurement is a process of its own; a compiled one starts with an empty cache on disk (*cold*),
 and is repeated with the cache that this left (*warm*): what a resumed run pays. One thread computes. `first_s` is the
 first update, `first_cpu_s` what the process and its children used for it [CPU-seconds], which other people's work moves
-less; `step_s` and `step_cpu_s` are medians of later updates. Printed, and written to bench/results/ job by job, beside
+less; `step_s` and `step_cpu_s` are medians of later updates. Printed, and written to bench/results/ job by job, against
 what is there of the other jobs.
 """
 

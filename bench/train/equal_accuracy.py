@@ -1,4 +1,4 @@
-"""What Stoker's plan learns beside plain fp32: the same weights, order, batch and samples, several seeds.
+"""What Stoker's plan learns against plain fp32: the same weights, order, batch and samples, several seeds.
 
     python -m bench.train.equal_accuracy [--case gpt …] [--seeds 3] [--out FILE]
 
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     path = given.out or dated(f"train_accuracy{'_quick' if given.quick else ''}")
     command = f"python -m bench.train.equal_accuracy --case {' '.join(given.case)} --seeds {given.seeds}"
-    content = results.read(path) or results.document("what is learned beside fp32", command, {}) | {"cases": {}}
+    content = results.read(path) or results.document("what is learned against fp32", command, {}) | {"cases": {}}
     for name in given.case:
         found = content["cases"].setdefault(name, {"runs": {side: [] for side in SIDES}})
         if "plan" not in found:

@@ -1,4 +1,4 @@
-"""Stoker beside compiled loops tuned by hand on the GPU here: rates, ratios with intervals, MFU, memory.
+"""Stoker against compiled loops tuned by hand on the GPU here: rates, ratios with intervals, MFU, memory.
 
     python -m bench.train.gpu [--case gpt2 resnet50 cnn] [--rounds 10] [--sets 2] [--out FOLDER]
     python -m bench.train.gpu --rehearse        # tiny, on whatever is here: is this script in order?

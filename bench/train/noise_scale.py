@@ -221,7 +221,7 @@ def main() -> None:
         os.environ["STOKER_CACHE"] = cache  # measured here, not remembered
         data = datasets_of(the_job("mlp", 0))
         result = {
-            "what": "batch chosen by the noise scale, beside a quarter and four times it; rates at shares of the edge",
+            "what": "batch chosen by the noise scale, against a quarter and four times it; rates at shares of the edge",
             "command": f"python -m bench.train.noise_scale --seeds {arguments.seeds}{only}",
             "date": datetime.now(UTC).date().isoformat(),
             "machine": f"{attached_cpu().model}, torch {torch.__version__}, 1 thread",

@@ -1,4 +1,4 @@
-"""Seconds from starting a process to the end of its first update: Stoker beside Lightning and a plain loop.
+"""Seconds from starting a process to the end of its first update: Stoker against Lightning and a plain loop.
 
     python -m bench.train.startup [--case resnet9_w32] [--repeats 7] [--out FILE]
 
@@ -146,7 +146,7 @@ def told(content: Mapping[str, JSON]) -> list[str]:
         later = content["after_lightning_s"][name]
         words = "no start counts" if seconds is None else f"{seconds['median']:.2f} s"
         if later is not None:
-            words += f", {later['median']:+.2f} s ({later['low']:+.2f} to {later['high']:+.2f}) beside Lightning"
+            words += f", {later['median']:+.2f} s ({later['low']:+.2f} to {later['high']:+.2f}) against Lightning"
         lines.append(f"{name:14s} {words}")
     share = content["planning_share"]
     lines.append(f"planning takes {share['median']:.1%} of the run it forecasts (bar: {PLANNING_BAR:.0%})")

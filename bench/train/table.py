@@ -100,7 +100,7 @@ def _of_one(case: str, content: Content, name: str) -> str:
 
 
 def beside_table(cases: Mapping[str, Content], accuracy: Content | None) -> list[str]:
-    """What belongs beside the ratios: seconds to the first update, peaks of memory, and what was learned."""
+    """What belongs to the ratios: seconds to the first update, peaks of memory, and what was learned."""
     heading = [
         "",
         "first update: Stoker, planning included",

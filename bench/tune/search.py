@@ -10,7 +10,7 @@ branin: the Branin function at a growing fidelity, so that early values say some
 digits_accuracy: `examples/tune_me.py`, a small network on the handwritten digits; each trial is a real run in this
 process, under one plan, judged by the accuracy on held-out data, which is what chooses a run's best checkpoint.
 digits: the same, judged by the loss of those weights. They were not chosen by it, so that the least of 40 is probably
-in part the luck of 40 draws, of which a rule that trains few trials to their end has less; it is kept beside the other.
+in part the luck of 40 draws, of which a rule that trains few trials to their end has less; both are kept.
 In the results, a best accuracy has a minus before it: lower is better throughout.
 """
 

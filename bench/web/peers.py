@@ -1,4 +1,4 @@
-"""Time to see 300 runs: Stoker's page beside Aim, TensorBoard, MLflow and Trackio, with the same data.
+"""Time to see 300 runs: Stoker's page against Aim, TensorBoard, MLflow and Trackio, with the same data.
 
     python -m bench.web.peers --peers VENV --out bench/results/ui_peers_DATE.json
 

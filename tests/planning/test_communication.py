@@ -98,7 +98,7 @@ def test_groups_lie_as_far_apart_as_the_mesh_says() -> None:
 def test_messages_of_the_backward_pass_hide_behind_what_is_left_of_it() -> None:
     """Of two seconds of messages in two buckets, the last one's second shows; without overlap all does."""
     traffic = Traffic(
-        what="gradients", collective="all-reduce", axis="replicas", sizes=(10**9, 10**9), beside="backward"
+        what="gradients", collective="all-reduce", axis="replicas", sizes=(10**9, 10**9), overlaps="backward"
     )
     assert seconds(traffic, backward_s=4.0) == (2.0, 2.0)
     assert seconds(traffic, backward_s=4.0, overlap=1.0) == pytest.approx((2.0, 1.0))
@@ -109,7 +109,7 @@ def test_messages_of_the_backward_pass_hide_behind_what_is_left_of_it() -> None:
 def test_messages_of_blocks_hide_behind_the_block_before() -> None:
     """The first gather shows, the others as far as a block takes less than they do."""
     traffic = Traffic(
-        what="parameters", collective="all-gather", axis="replicas", sizes=(10**9,) * 4, beside="forward blocks"
+        what="parameters", collective="all-gather", axis="replicas", sizes=(10**9,) * 4, overlaps="forward blocks"
     )
     assert seconds(traffic, forward_s=40.0, overlap=1.0) == pytest.approx((4.0, 1.0))
     assert seconds(traffic, forward_s=2.0, overlap=1.0) == pytest.approx((4.0, 1.0 + 3 * 0.5))
@@ -124,7 +124,7 @@ def test_what_passes_beside_the_same_blocks_shares_them() -> None:
             axis="replicas",
             sizes=(10**9,) * 4,
             times=2,
-            beside="backward blocks",
+            overlaps="backward blocks",
         )
         for collective in ("all-gather", "reduce-scatter")
     ]
@@ -145,9 +145,9 @@ def test_what_nothing_can_stand_beside_shows() -> None:
 def test_without_streams_nothing_passes_beside_blocks() -> None:
     """Gradients of replicas go in threads, and may still."""
     gathered, *_ = waited_for(messages(Layout(shards=2), 1))
-    assert gathered.beside == "nothing"
+    assert gathered.overlaps == "nothing"
     gradients, _ = waited_for(replicated_traffic(PARTS.parameters))
-    assert gradients.beside == "backward"
+    assert gradients.overlaps == "backward"
 
 
 def test_processes_meet_at_every_message_that_follows_arithmetic() -> None:

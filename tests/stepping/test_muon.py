@@ -110,7 +110,7 @@ def test_updates_are_those_of_pytorchs_muon(adjust: str, shape: tuple[int, int])
 
 
 def test_who_moves_what() -> None:
-    """Hidden matrices are Muon's; embeddings, vectors, the output layer and what `beside` names are the rest's."""
+    """Hidden matrices are Muon's; embeddings, vectors, the output layer and what `exclude` names are the rest's."""
     model = nn.ModuleDict(
         {
             "tokens": nn.Embedding(12, 8),
@@ -123,7 +123,7 @@ def test_who_moves_what() -> None:
         }
     )
     model["frozen"].requires_grad_(requires_grad=False)
-    hidden, others = divided(model, muon(beside=("third.*",)))
+    hidden, others = divided(model, muon(exclude=("third.*",)))
     assert set(hidden) == {"first.weight", "second.weight"}
     assert set(others) == {
         "tokens.weight",
@@ -147,8 +147,8 @@ def test_a_model_without_hidden_matrices_is_refused() -> None:
     """So is a pattern that matches nothing; each says what is missing."""
     with pytest.raises(BadJob, match="Muon has nothing to do: Linear has no hidden matrix"):
         divided(nn.Linear(4, 2), muon())
-    with pytest.raises(BadJob, match=r"beside=…\): 'head.\*' matches no parameter"):
-        divided(mlp(), muon(beside=("head.*",)))
+    with pytest.raises(BadJob, match=r"exclude=…\): 'head.\*' matches no parameter"):
+        divided(mlp(), muon(exclude=("head.*",)))
 
 
 def test_normalized_matrices_keep_their_size() -> None:
@@ -163,7 +163,7 @@ def test_rates_of_both_parts_follow_the_schedule() -> None:
     """The factor multiplies the rate of matrices, of groups and of the rest."""
     job = make_job(mlp, optimizer=muon(groups={"0.*": {"lr": 0.5}}, lr=0.1), schedule=lambda _: 0.5)
     with pytest.raises(BadJob, match="nothing to do"):  # two layers: the hidden one and the output layer
-        build_optimizer(make_job(mlp, optimizer=muon(beside=("0.*",))), mlp(), Plan(device="cpu", micro_batch=16))
+        build_optimizer(make_job(mlp, optimizer=muon(exclude=("0.*",))), mlp(), Plan(device="cpu", micro_batch=16))
     step = step_of(job)
     step.set_rates(0.0)
     assert [group["lr"] for group in step.optimizer.param_groups] == [0.25, 0.005, 0.005]

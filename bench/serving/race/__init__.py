@@ -1,1 +1,1 @@
-"""Stoker beside other model servers with the same engine, and beside FastAPI with eager PyTorch."""
+"""Stoker against other model servers with the same engine, and against FastAPI with eager PyTorch."""

@@ -1,4 +1,4 @@
-"""What the cells add up to: throughput beside others at equal callers and at equal p99, and beside the bare engine."""
+"""What the cells add up to: throughput against others at equal callers and equal p99, and against the bare engine."""
 
 from __future__ import annotations
 

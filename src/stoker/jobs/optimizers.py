@@ -224,7 +224,7 @@ class Muon(Optimizer):
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; see `stepping/muon.py`.
 
     Matrices are parameters of two or more dimensions (a convolution's are [out channels, all others]), except those of
-    embeddings, those that match `beside`, and the last one the model registered, which is taken for the output layer.
+    embeddings, those that match `exclude`, and the last one the model registered, which is taken for the output layer.
     A schedule's factor applies to both parts. `groups` are groups of matrices; `rest` has its own.
 
     Args:
@@ -240,7 +240,7 @@ class Muon(Optimizer):
             https://arxiv.org/abs/2502.16982); "none".
         normalize: scale each matrix to the norm sqrt(rows) before each update. For layers followed by a normalisation,
             which do not depend on the scale: it keeps the rate's meaning while weights would grow.
-        beside: name patterns of matrices that `rest` trains as well.
+        exclude: name patterns of matrices that `rest` trains as well.
 
     Raises:
         BadSetting: a setting is out of range, or `rest` is not SGD, Adam or AdamW.
@@ -252,9 +252,9 @@ class Muon(Optimizer):
     steps: int = 5
     adjust: Literal["original", "match_rms_adamw", "none"] = "original"
     normalize: bool = False
-    beside: Sequence[str] = ()
+    exclude: Sequence[str] = ()
 
-    _of_all: ClassVar[frozenset[str]] = frozenset({"groups", "rest", "steps", "adjust", "beside"})
+    _of_all: ClassVar[frozenset[str]] = frozenset({"groups", "rest", "steps", "adjust", "exclude"})
     is_elementwise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -268,13 +268,13 @@ class Muon(Optimizer):
             raise BadSetting(f"steps are Newton-Schulz steps, 1 or more, got {self.steps}")
         if self.adjust not in ("original", "match_rms_adamw", "none"):
             raise BadSetting(f'adjust is "original", "match_rms_adamw" or "none", got {self.adjust!r}')
-        patterns: object = self.beside
+        patterns: object = self.exclude
         if not (isinstance(patterns, list | tuple) and all(isinstance(pattern, str) for pattern in patterns)):
-            raise BadSetting(f'beside is a list of name patterns, such as ["head.*"], got {patterns!r}')
+            raise BadSetting(f'exclude is a list of name patterns, such as ["head.*"], got {patterns!r}')
 
     def settings(self) -> dict[str, Any]:
         """Arguments of `stoker.stepping.muon.Muon` for the matrices."""
-        return {name: value for name, value in super().settings().items() if name not in ("rest", "beside")}
+        return {name: value for name, value in super().settings().items() if name not in ("rest", "exclude")}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,10 +27,11 @@ Seconds = Callable[[Operation], float]
 class Traffic:
     """Messages of one kind: tensors of `sizes` [bytes] one after the other, all of them `times` in an update.
 
-    They are between the processes of an axis of the layout, or (`data`) all that take parts of a batch. `beside` is the
-    arithmetic that they overlap with: the backward pass, whose first results are sent first (`backward`), that of each
-    block in a pass, for the next one (`forward blocks`, `backward blocks`), or none. `stops` is the share of messages
-    without overlap that stop arithmetic: not those right after other messages, nor those sent before they are needed.
+    They are between the processes of an axis of the layout, or (`data`) all that take parts of a batch. `overlaps` is
+    the arithmetic that they overlap with: the backward pass, whose first results are sent first (`backward`), that of
+    each block in a pass, for the next one (`forward blocks`, `backward blocks`), or none. `stops` is the share of
+    messages without overlap that stop arithmetic: not those right after other messages, nor those sent before they are
+    needed.
     """
 
     what: str
@@ -38,7 +39,7 @@ class Traffic:
     axis: str
     sizes: tuple[int, ...]
     times: float = 1
-    beside: Literal["backward", "forward blocks", "backward blocks", "nothing"] = "nothing"
+    overlaps: Literal["backward", "forward blocks", "backward blocks", "nothing"] = "nothing"
     stops: float = 1
 
     @property

@@ -65,7 +65,7 @@ class Experts(LayoutAxis):
                 axis="data",
                 sizes=tuple(gathered),
                 times=passes,
-                beside="forward blocks",
+                overlaps="forward blocks",
             ),
             Traffic(
                 what="their gradients summed and scattered",
@@ -73,7 +73,7 @@ class Experts(LayoutAxis):
                 axis="data",
                 sizes=(*blocks[::-1], root),
                 times=passes if layout.reshard else 1,
-                beside="backward blocks",
+                overlaps="backward blocks",
             ),
         ]
         if layout.reshard and blocks:
@@ -84,7 +84,7 @@ class Experts(LayoutAxis):
                     axis="data",
                     sizes=tuple(gathered[:0:-1]),
                     times=passes,
-                    beside="backward blocks",
+                    overlaps="backward blocks",
                 )
             )
         return tuple(traffic)

@@ -34,7 +34,7 @@ class Replicas(LayoutAxis):
             shares = tuple(size // layout.shards for size in sums if size)
             return (
                 Traffic(
-                    what="gradients summed", collective="all-reduce", axis="replicas", sizes=shares, beside="backward"
+                    what="gradients summed", collective="all-reduce", axis="replicas", sizes=shares, overlaps="backward"
                 ),
             )
         return (replicated_traffic if layout.is_replicated else summed_after)(parts.parameters)
@@ -63,14 +63,14 @@ def replicated_traffic(parts: Sequence[Parameter]) -> tuple[Traffic, ...]:
     sizes = gradient_buckets(parts)
     used = 4 * sum(one.is_trained for one in parts)
     return (
-        Traffic(what="gradients summed", collective="all-reduce", axis="data", sizes=sizes, beside="backward"),
+        Traffic(what="gradients summed", collective="all-reduce", axis="data", sizes=sizes, overlaps="backward"),
         Traffic(what="which parameters were used", collective="all-reduce", axis="data", sizes=(used,), stops=0),
     )
 
 
 def summed_after(parts: Sequence[Parameter]) -> tuple[Traffic, ...]:
     """Messages of replicas with tensor groups or stages: all gradients after the backward pass, in buckets."""
-    return tuple(dataclasses.replace(one, beside="nothing", stops=0) for one in replicated_traffic(parts))
+    return tuple(dataclasses.replace(one, overlaps="nothing", stops=0) for one in replicated_traffic(parts))
 
 
 def with_buckets(trace: Trace) -> Trace:

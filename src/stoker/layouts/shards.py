@@ -64,7 +64,7 @@ class Shards(LayoutAxis):
                 axis=axis,
                 sizes=tuple(gathered),
                 times=passes,
-                beside="forward blocks",
+                overlaps="forward blocks",
             ),
             Traffic(
                 what="gradients summed and scattered",
@@ -72,7 +72,7 @@ class Shards(LayoutAxis):
                 axis=axis,
                 sizes=gradients[::-1],
                 times=passes if layout.reshard else 1,
-                beside="backward blocks",
+                overlaps="backward blocks",
             ),
             Traffic(what="which parameters were used", collective="all-reduce", axis="data", sizes=(used,), stops=0),
         ]
@@ -85,7 +85,7 @@ class Shards(LayoutAxis):
                     axis=axis,
                     sizes=tuple(gathered[:0:-1]),
                     times=passes,
-                    beside="backward blocks",
+                    overlaps="backward blocks",
                 ),
             )
         return tuple(traffic)

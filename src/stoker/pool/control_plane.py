@@ -523,7 +523,7 @@ class ControlPlane:
             await asyncio.sleep(_TICK_S)
 
     def _begin_cosigning(self, body: on.Cosigned) -> None:
-        """Let a beat be co-signed beside all else: a signer elsewhere may take minutes, or not answer at all."""
+        """Let a beat be co-signed while all else goes on: a signer elsewhere may take minutes, or not answer at all."""
         index, refused_s = self._refused_beats.get(body.lease_id, (-1, 0.0))
         is_refused = index == body.index and time.monotonic() - refused_s < _REFUSED_S
         if body.lease_id not in self._cosigning and not is_refused:

@@ -119,7 +119,7 @@ def wrong_blocks(leases: list[dict[str, Any]], order: Callable[[dict[str, Any]],
 
 
 def recently_lost(leases: list[dict[str, Any]]) -> set[str]:
-    """Agents that were lost so lately that others are asked before them."""
+    """Agents that were lost so recently that others are asked before them."""
     now_s = time.time()
     return {
         str(lease["agent"])

@@ -47,13 +47,13 @@ def divided(model: nn.Module, settings: Settings) -> tuple[Named, Named]:
     """The trained parameters of `model`, by name: the hidden matrices, and all others; see `stoker.Muon`.
 
     Raises:
-        BadJob: there is no hidden matrix, or a pattern of `beside` matches nothing.
+        BadJob: there is no hidden matrix, or a pattern of `exclude` matches nothing.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    for pattern in settings.beside:
+    for pattern in settings.exclude:
         if not fnmatch.filter(trained, pattern):
-            raise BadJob(f"Muon(beside=…): {pattern!r} matches no parameter that is trained")
-    left = {name for pattern in settings.beside for name in fnmatch.filter(trained, pattern)}
+            raise BadJob(f"Muon(exclude=…): {pattern!r} matches no parameter that is trained")
+    left = {name for pattern in settings.exclude for name in fnmatch.filter(trained, pattern)}
     # Left out too: embeddings, and the last trained matrix of any other module, the output layer's.
     embeddings, others = list[nn.Parameter](), list[nn.Parameter]()
     for part in model.modules():

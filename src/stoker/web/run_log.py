@@ -31,7 +31,7 @@ class RunLog(FoldedLog):
     Attributes:
         offset: the byte after the last whole line that was taken in.
         size: bytes of the file when it was last looked at; what is between is still to be read.
-        identity: device and inode of the file; another one means that the log was replaced, and is read anew.
+        identity: device and inode of the file; another one means that the log was replaced, and is read from its start.
         lock: held while it is read, or a document is made of it, which then is of the log up to `offset`.
     """
 

@@ -22,7 +22,7 @@ class Api:
 
     @serve.batch(max_batch_size=asked.max_batch, batch_wait_timeout_s=asked.delay_s)
     async def answers(self, bodies: list[bytes]) -> list[bytes]:
-        """One batch, computed beside the replica's event loop."""
+        """One batch, computed next to the replica's event loop."""
         return await asyncio.to_thread(self.model.answers, bodies)
 
     async def __call__(self, request: Request) -> Response:

@@ -39,7 +39,7 @@ def waited_for(traffic: Sequence[Traffic]) -> tuple[Traffic, ...]:
     has none. DistributedDataParallel's run in threads.
     """
     return tuple(
-        dataclasses.replace(one, beside="nothing") if one.beside.endswith("blocks") else one for one in traffic
+        dataclasses.replace(one, overlaps="nothing") if one.overlaps.endswith("blocks") else one for one in traffic
     )
 
 
@@ -48,7 +48,7 @@ def num_meetings(traffic: Sequence[Traffic]) -> float:
 
     0 without traffic.
     """
-    during = sum(one.stops * len(one.sizes) * one.times for one in traffic if one.beside == "nothing")
+    during = sum(one.stops * len(one.sizes) * one.times for one in traffic if one.overlaps == "nothing")
     return during + 1 if traffic else 0
 
 
@@ -70,11 +70,11 @@ def message_times(
     """
     passes = max(1, passes)
     free_s: dict[str, list[float]] = {}  # what is left of each block's arithmetic in a pass
-    for beside, pass_s in (("forward blocks", forward_s / passes), ("backward blocks", backward_s / passes)):
-        blocks = max((len(one.sizes) for one in traffic if one.beside == beside), default=0)
-        free_s[beside] = [pass_s / max(1, blocks)] * blocks
+    for overlaps, pass_s in (("forward blocks", forward_s / passes), ("backward blocks", backward_s / passes)):
+        blocks = max((len(one.sizes) for one in traffic if one.overlaps == overlaps), default=0)
+        free_s[overlaps] = [pass_s / max(1, blocks)] * blocks
     return tuple(
-        _message_time(one, links_of(*layout.group(one.axis)), free_s.get(one.beside, []), backward_s / passes)
+        _message_time(one, links_of(*layout.group(one.axis)), free_s.get(one.overlaps, []), backward_s / passes)
         for one in traffic
     )
 
@@ -83,9 +83,9 @@ def _message_time(traffic: Traffic, links: Links, free_s: list[float], backward_
     """The time of messages of one kind; what they overlap with is taken from `free_s`, by block of a pass."""
     each = [links.seconds(traffic.collective, size) for size in traffic.sizes]
     whole = sum(each) * traffic.times
-    if traffic.beside == "nothing" or links.overlap == 0 or not each:
+    if traffic.overlaps == "nothing" or links.overlap == 0 or not each:
         return MessageTime(traffic=traffic, seconds=whole, exposed_s=whole)
-    if traffic.beside == "backward":
+    if traffic.overlaps == "backward":
         # Messages follow each other and go out as their gradients are done, which come evenly by their bytes.
         total_bytes = max(1, sum(traffic.sizes))
         end_s, sent_bytes = 0.0, 0

@@ -30,7 +30,7 @@ class Arrivals {
 
   add(event) { if (this.numAwaited) this.events.push(event); }
 
-  /* What is asked for, and the events that came meanwhile. */
+  /* What is asked for, and the events that came in the meantime. */
   async during(asked) {
     this.numAwaited += 1;
     try { return [await asked, this.events]; } finally { if (!(this.numAwaited -= 1)) this.events = []; }
