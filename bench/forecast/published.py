@@ -37,10 +37,11 @@ from stoker.errors import StokerError
 from stoker.jobs import load_job
 from stoker.planning.model.run_forecast import Traces
 from stoker.planning.multi_device import LayoutCandidates, without_layout
+from stoker.planning.pinned_plan import plan_of
 from stoker.planning.plan_ranking import SURE_ENOUGH
 from stoker.planning.planner import Planner
 from stoker.planning.resolved_job import resolve_job
-from stoker.records import Layout, Plan, Trace, TraceSettings
+from stoker.records import Trace, TraceSettings
 from stoker.records.trace import TensorShape
 from stoker.stepping.coupling import coupling_by_types
 
@@ -62,15 +63,12 @@ def forecast(case: dict[str, str], folder: Path) -> dict[str, Any]:
     planner = Planner(resolve_job(job, entry), is_all_elsewhere=True)
     # What the samples share is stated by the types of layers: the probe would run the model here.
     vars(planner)["coupling"] = coupling_by_types(job, planner.prepared.model, "forecast for elsewhere")
-    fields = json.loads(case["plan"])
-    layout = Layout(**fields.pop("layout", {}))
-    plan = Plan(device=place.device.torch_name, **{"optimizer_implementation": "fused", "loader": "device"} | fields)
+    fields = {"optimizer_implementation": "fused", "loader": "device", "precision": "fp32"} | json.loads(case["plan"])
+    plan = plan_of(fields, place, planner.profile(place.device.kind))
+    layout = plan.layout
     forecasts: Any
     if layout.world_size > 1:
-        forecasts, plan = (
-            LayoutCandidates(planner, place).forecasts(layout),
-            without_layout(dataclasses.replace(plan, layout=layout)),
-        )
+        forecasts, plan = LayoutCandidates(planner, place).forecasts(layout), without_layout(plan)
     else:
         forecasts = planner.forecasts(place)
         if case.get("precision", "").startswith("fp16"):
