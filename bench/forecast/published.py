@@ -67,13 +67,12 @@ def forecast(case: dict[str, str], folder: Path) -> dict[str, Any]:
     plan = plan_of(fields, place, planner.profile(place.device.kind))
     layout = plan.layout
     forecasts: Any
+    if case.get("precision", "").startswith("fp16"):  # no plan without a loss scale has fp16
+        planner.needs.trace = functools.cache(functools.partial(_in_fp16, planner.needs.trace))
     if layout.world_size > 1:
         forecasts, plan = LayoutCandidates(planner, place).forecasts(layout), without_layout(plan)
     else:
         forecasts = planner.forecasts(place)
-        if case.get("precision", "").startswith("fp16"):
-            needs = forecasts._needs  # noqa: SLF001 - no plan has fp16
-            needs.trace = functools.cache(functools.partial(_in_fp16, needs.trace))
     update = forecasts.update(plan)
     step_s = update.step_s
     if case["what"] == "forward":

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stoker.planning.explanation import describe_message, describe_messages, why_slower
-from stoker.planning.model import run_forecast
+from stoker.planning.model import layout_forecast, run_forecast
 from stoker.planning.model.layout_forecast import LayoutForecasts, local_profile
 from stoker.planning.model.run_forecast import Extents, Needs, TracedForecasts
 from stoker.records import Coupling, Hardware, Layout, Operation, Plan
@@ -187,6 +187,19 @@ def test_batch_statistics_are_messages_too() -> None:
     assert {"batch statistics gathered", "gradients of batch statistics"} <= {one.what for one in found}
     separable = forecasts(Layout(replicas=2)).traffic(PLAN)
     assert not {one.what for one in separable} & {"batch statistics gathered"}
+
+
+def test_norms_over_processes_add_work_on_a_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On GPUs they have kernels of their own, which read tensors as often as those of one process."""
+    work = Operation(name="mul", inputs=(), outputs=(), flops=1000, bytes_read=0, bytes_written=0)
+    monkeypatch.setattr(layout_forecast, "batch_norms_of", lambda _trace: (work,))
+    monkeypatch.setattr(layout_forecast, "synced_norm_work", lambda norm: norm)
+    for kind, plan, added in (("cpu", ON_CPU, layout_forecast.WORK_PER_NORM), ("cuda", PLAN, 0)):
+        with_norms, without = (
+            forecasts(Layout(replicas=2), kind, coupling=coupling).spread(plan).overhead_s
+            for coupling in (NORMS, FACTS.coupling)
+        )
+        assert with_norms - without == pytest.approx(1e-3 * added)
 
 
 def test_sites_that_train_apart_tell_each_other_nothing_in_an_update() -> None:

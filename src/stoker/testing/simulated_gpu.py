@@ -35,6 +35,7 @@ from torch.distributed import distributed_c10d
 
 from stoker.devices import TorchBuild, detection
 from stoker.errors import NoDevice
+from stoker.testing.gpu_batch_norm import give_the_cpu_batch_norm_kernels
 from stoker.units import GIB, MIB
 
 MODEL = "Simulated GPU"
@@ -76,6 +77,7 @@ def simulate_gpus(count: int = 1, *, memory_bytes: int = GIB, capability: tuple[
         for index in range(count)
     )
     if not is_simulated():
+        give_the_cpu_batch_norm_kernels()
         _replace_torch_cuda(extension)
         _replace_nccl(extension)
     _pass_on()

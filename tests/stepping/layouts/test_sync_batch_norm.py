@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from stoker.records import Layout
+from stoker.stepping import batch_norm
 from stoker.stepping.batch_norm import SyncBatchNorm
 from stoker.stepping.world import World
+from stoker.testing.gpu_batch_norm import give_the_cpu_batch_norm_kernels
 from stoker.testing.ranks import on_ranks
 
 CHANNELS = 3
@@ -75,10 +77,17 @@ def everything(world: World) -> dict[str, dict[str, torch.Tensor]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def found() -> list[dict[str, dict[str, torch.Tensor]]]:
+def everything_fused(world: World) -> dict[str, dict[str, torch.Tensor]]:
+    """The same by the operations that GPUs have kernels for."""
+    give_the_cpu_batch_norm_kernels()
+    batch_norm._is_fused = lambda x: x.dim() > 0  # no tensor of this test is on a GPU
+    return everything(world)
+
+
+@pytest.fixture(scope="module", params=[everything, everything_fused], ids=["plain", "fused"])
+def found(request: pytest.FixtureRequest) -> list[dict[str, dict[str, torch.Tensor]]]:
     """What each of two processes found."""
-    return on_ranks(Layout(replicas=2), everything)
+    return on_ranks(Layout(replicas=2), request.param)
 
 
 @pytest.mark.parametrize("name", CASES)

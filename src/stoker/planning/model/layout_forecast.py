@@ -328,7 +328,7 @@ class LayoutForecasts(TracedForecasts):
         if self._is_on_cpu:  # on a GPU it is hidden
             host_s = sum(axis.overhead_s(self.parts, self.layout, passes) for axis in self._axes)
         host_s += sum(axis.copies_s(traffic, self.layout, times.seconds) for axis in self._axes)
-        if self._has_synced_norms:  # their work on top of PyTorch's own batch norms
+        if self._has_synced_norms and self._is_on_cpu:  # their work on top of PyTorch's own batch norms
             works = map(synced_norm_work, batch_norms_of(self._whole(self._settings(plan))))
             norms_s = WORK_PER_NORM * passes * sum(times.seconds(one) for one in works)
         overhead, meetings = host_s + norms_s, num_meetings(traffic)

@@ -1,4 +1,7 @@
-"""Batch norms over the processes that share a batch: their messages, and the work that they add."""
+"""Batch norms over the processes that share a batch: their messages, and on CPUs the work that they add.
+
+On GPUs the same kernels compute them as compute those of one process.
+"""
 
 from __future__ import annotations
 
@@ -39,4 +42,4 @@ def synced_norm_work(norm: Operation) -> Operation:
 
 
 WORK_PER_NORM = 5
-"""Passes of `stoker.stepping.batch_norm` over a tensor, less those of PyTorch's own kernels."""
+"""Passes of `stoker.stepping.batch_norm` over a tensor on a CPU, less those of PyTorch's own kernels."""
