@@ -47,10 +47,17 @@ PoolFolder = Annotated[
 
 @contextmanager
 def pool_reported(*, debug: bool) -> Iterator[None]:
-    """As `reported`; and what is not installed names the extra that brings it."""
+    """As `reported`; what is not installed names the extra that brings it, and a disk's error its file."""
     with reported(debug=debug):
         try:
             yield
+        except BrokenPipeError:
+            raise
+        except OSError as problem:
+            where = "" if problem.filename is None else f"{problem.filename}: "
+            raise BadRun(
+                f"{where}{problem.strerror or problem}", remedy="Is that disk full, or closed to this user?"
+            ) from problem
         except ModuleNotFoundError as problem:
             package = (problem.name or "").partition(".")[0]
             extra = "pool,chain" if package in _CHAIN_PACKAGES else "p2p" if package == "iroh" else "pool"

@@ -50,6 +50,7 @@ from stoker.pool.owners_use import GpuWatch, LentGpu, OwnersUse, UploadQuota
 from stoker.pool.replay_check import ReplayVerdict, check_block, first_difference
 from stoker.records import Device
 from stoker.records.codec import digest, printable
+from stoker.store.disk_errors import disk_errors
 from stoker.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -214,8 +215,9 @@ class Agent:
         self._owner = OwnersUse(
             self.folder / _PAUSED, looks_at_load=is_idle_only, hours=lending.hours, uploads=uploads, gpu=watch
         )
-        for name in ("leases", "checks"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        with disk_errors(self.folder, "the agent's folder", error=BadRun, option="--folder DIR"):
+            for name in ("leases", "checks"):
+                (self.folder / name).mkdir(parents=True, exist_ok=True)
 
     @property
     def host(self) -> Host:
@@ -238,7 +240,9 @@ class Agent:
             Refused: the pool does not take the offer; the text says why.
             BadRun: another agent works in the folder.
         """
-        with (self.folder / _LOCK).open("w") as held:
+        with disk_errors(self.folder, "the agent's folder", error=BadRun, option="--folder DIR"):
+            held = (self.folder / _LOCK).open("w")
+        with held:
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -506,9 +510,10 @@ class Agent:
             self.tell(f"{lease_id}: block {block} could not be replayed: {problem!r}")
         finally:
             self._replaying = None
-        boxes = sorted((self.folder / "checks").iterdir(), key=lambda path: path.stat().st_mtime)
-        for old in boxes[:-_KEPT_BOXES]:
-            remove_tree(old)
+        with suppress(OSError):
+            boxes = sorted((self.folder / "checks").iterdir(), key=lambda path: path.stat().st_mtime)
+            for old in boxes[:-_KEPT_BOXES]:
+                remove_tree(old)
 
 
 def blocks_of(lease: dict[str, Any], order: PoolOrder) -> list[Block]:

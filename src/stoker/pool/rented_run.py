@@ -24,7 +24,7 @@ from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable, StokerE
 from stoker.launching.launcher import Handle, LaunchTarget, seen_now
 from stoker.pool import events as on
 from stoker.pool.blob_tree import TreeLimits, read_index, read_member, same_files, unpack
-from stoker.pool.client import PoolClient, is_passing
+from stoker.pool.client import DiskFailed, PoolClient, is_passing
 from stoker.pool.commitment import chain_head
 from stoker.pool.escrow import credits_text, least_deposit, pay_for, required_deposit
 from stoker.pool.events import Refused
@@ -49,6 +49,7 @@ from stoker.pool.terms import Terms, ranked_offers
 from stoker.records.codec import dumps, parsed
 from stoker.records.launch import LaunchPhase, LaunchState
 from stoker.store.checkpoint_store import MANIFEST, manifest_from
+from stoker.store.disk_errors import disk_errors
 from stoker.units import format_seconds
 
 if TYPE_CHECKING:
@@ -496,9 +497,10 @@ class RentedRun:
         if not digest:
             return b""
         path = self.blobs.fetch(digest)
-        for other in path.parent.iterdir():  # checkpoints of earlier calls; orders are small, and read each time
-            if other != path and other.stat().st_size > _MOST_KEPT_BYTES:
-                other.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # another process that follows the run removes them as well
+            for other in path.parent.iterdir():  # checkpoints of earlier calls; orders are small, and read each time
+                if other != path and other.stat().st_size > _MOST_KEPT_BYTES:
+                    other.unlink(missing_ok=True)
         return read_member(path, _LOG, limits, _MOST_LOG_BYTES) or b""
 
     def fetch(self, into: Path) -> None:
@@ -506,16 +508,17 @@ class RentedRun:
         digest = self._newest()
         if not digest:
             return
-        into.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=".writing-", dir=into))
-        try:
-            index = unpack(self.blobs.fetch(digest), aside / "run", TreeLimits(num_bytes=_MOST_HOME_BYTES))
-            for entry in index.entries:
-                target = into / entry.path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                (aside / "run" / entry.path).replace(target)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+        with disk_errors(into, "the results", error=DiskFailed):
+            into.mkdir(parents=True, exist_ok=True)
+            aside = Path(tempfile.mkdtemp(prefix=".writing-", dir=into))
+            try:
+                index = unpack(self.blobs.fetch(digest), aside / "run", TreeLimits(num_bytes=_MOST_HOME_BYTES))
+                for entry in index.entries:
+                    target = into / entry.path
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    (aside / "run" / entry.path).replace(target)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
 
 
 _LIVE_WORDS: dict[str, tuple[LaunchPhase, str]] = {
