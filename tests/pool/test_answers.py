@@ -24,9 +24,10 @@ from stoker.pool.client import DiskFailed, PoolClient
 from stoker.pool.isolation import Bubblewrap
 from stoker.pool.keys import Key
 from stoker.pool.leased_job import BlobCache
-from stoker.pool.state import draw_message
+from stoker.pool.matching import listed_offers
+from stoker.pool.state import ListedOffer, Record, draw_message
 from stoker.records.codec import to_json
-from tests.pool.book import Book
+from tests.pool.book import Book, offer
 from tests.pool.server import answering, in_thread
 from tests.pool.test_agent import DEVICE, LENDING
 from tests.pool.test_control_plane import joined
@@ -45,6 +46,13 @@ def a_lease() -> dict[str, Any]:
 
 LEASE = a_lease()
 """One, whose keys are drawn once for all tests of this file."""
+OFFER: dict[str, Any] = {
+    **json.loads(json.dumps(to_json(ListedOffer(offer=offer(), agent="a" * 64, offered_s=1.0)))),
+    "is_free": True,
+    "is_present": True,
+    "network": "",
+    "record": to_json(Record()),
+}
 WORK = {"leases": [LEASE], "challenges": [{"lease_id": "job", "block": 1}], "live": ["job"], "leaving": {"job": 5.5}}
 
 
@@ -153,6 +161,16 @@ def test_whatever_stands_anywhere_is_taken_or_refused(path: tuple[Any, ...], val
     except (ValueError, TypeError):
         return
     assert {"/", ".."}.isdisjoint([*found["live"], *(one["lease_id"] for one in found["leases"])])
+
+
+@given(path=st.sampled_from(sorted(places(OFFER), key=repr)), value=_ANY)
+def test_an_offer_of_anything_is_taken_or_refused(path: tuple[Any, ...], value: Any) -> None:
+    """What is listed for a renter is read whole before it is ranked or shown."""
+    try:
+        found = listed_offers(read_state("offers", [changed(OFFER, path, value)]))
+    except (ValueError, TypeError, PlaceFailed):
+        return
+    assert len(found[0]) <= 1
 
 
 @given(what=st.sampled_from(("pool", "offers", "leases", "balances", "records")), value=_ANY)

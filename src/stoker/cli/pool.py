@@ -351,7 +351,7 @@ def pool_offers(
             _offers_for(job_file, settings, offers, client, needs, as_json=as_json)
             return
         shown = [offer for offer in offers if show_all or (offer["is_free"] and offer["is_present"])]
-        shown.sort(key=lambda offer: offer["offer"]["price_per_hour"])
+        shown.sort(key=lambda offer: pool.read_offer(offer)[0].offer.price_per_hour)
         if as_json:
             print_document(shown)
             return

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stoker.pool.agent import determinism_class as determinism_class
     from stoker.pool.agent import first_bad_update as first_bad_update
     from stoker.pool.agent import replay_lease as replay_lease
+    from stoker.pool.answers import read_offer as read_offer
     from stoker.pool.client import PoolAddress as PoolAddress
     from stoker.pool.client import PoolClient as PoolClient
     from stoker.pool.client import joined_peer as joined_peer

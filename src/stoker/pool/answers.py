@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from stoker.errors import PlaceFailed
 from stoker.pool.lease import MOST_COMMITMENTS, Commitment, Lease
 from stoker.pool.state import ListedOffer, Record
 from stoker.records.codec import JSON, from_json
@@ -19,7 +20,7 @@ MOST_WORK = 1000
 _LEASE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _LARGEST = 2**53
-_SHOWN = ("offer", "agent", "offered_s", "lease_id")
+_LISTED = ("offer", "agent", "offered_s", "lease_id")
 
 
 def read_lease(document: JSON, lease_id: str | None = None) -> dict[str, Any]:
@@ -57,6 +58,21 @@ def read_lease(document: JSON, lease_id: str | None = None) -> dict[str, Any]:
         if not 0 <= challenge.block < len(lease.commitments):
             raise ValueError(f"a replay of block {challenge.block}, of {len(lease.commitments)}")
     return found
+
+
+def read_offer(document: Mapping[str, Any]) -> tuple[ListedOffer, Record]:
+    """An offer as the control plane lists it, and the record of its agent.
+
+    Raises:
+        PlaceFailed: it is none.
+    """
+    try:
+        listed = from_json({name: document[name] for name in _LISTED}, ListedOffer)
+        return listed, from_json(document["record"], Record)
+    except (ValueError, TypeError, LookupError) as problem:
+        raise PlaceFailed(
+            f"the pool lists what is no offer: {problem}", remedy="Is this Stoker as new as the pool's?"
+        ) from problem
 
 
 def read_work(document: JSON) -> dict[str, Any]:
@@ -111,9 +127,7 @@ def _pool(document: JSON) -> JSON:
 
 def _offers(document: JSON) -> JSON:
     for one in _list(document, "offers"):
-        found = _object(one, "offer")
-        from_json({name: found[name] for name in _SHOWN if name in found}, ListedOffer)
-        from_json(found.get("record"), Record)
+        found = _object(one, "offer")  # `read_offer` reads one whole: thousands take seconds
         for name in ("is_free", "is_present"):
             if not isinstance(found.get(name), bool):
                 raise TypeError(f"{name}: {found.get(name)!r} is neither true nor false")
