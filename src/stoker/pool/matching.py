@@ -51,6 +51,7 @@ class RunForecast:
             it; 0: not scaled.
         raw_s: `run_s` before earlier runs corrected it [s]; 0: they did not.
         setup_s: from accepted to training, transfers not counted [s]; None: as `Needs` has it.
+        total_updates: of the whole run; 0: not known.
     """
 
     run_s: float
@@ -59,6 +60,11 @@ class RunForecast:
     reference_flop_per_s: float = 0.0
     raw_s: float = 0.0
     setup_s: float | None = None
+    total_updates: int = 0
+
+    def done_s(self, updates: int) -> float:
+        """What the first updates of the run take of `run_s` [s]; 0 where their share is not known."""
+        return self.run_s * min(1.0, updates / self.total_updates) if self.total_updates else 0.0
 
     @classmethod
     def of_interval(cls, value_s: float, low_s: float, high_s: float, **more: Any) -> RunForecast:

@@ -44,7 +44,7 @@ from stoker.pool.lease_documents import (
     wrong_blocks,
 )
 from stoker.pool.leased_job import BlobCache
-from stoker.pool.matching import Match, Needs, best_move, earlier_runs, listed_offers
+from stoker.pool.matching import Match, Needs, RunForecast, best_move, earlier_runs, listed_offers
 from stoker.pool.terms import Terms, ranked_offers
 from stoker.records.codec import dumps, parsed
 from stoker.records.launch import LaunchPhase, LaunchState
@@ -378,7 +378,9 @@ class RentedRun:
         digest = self.blobs.put(content)
         credits_ = pay_for(math.floor(limit_s), rate)
         deposit = max(required_deposit(credits_, checked), least_deposit(offer.min_s, rate))
-        expected_s = min(match.metered_hours * 3600, limit_s) if raw_hours else limit_s  # of a rest nothing is known
+        expected_s = limit_s
+        if isinstance(forecast := terms.forecast_of(match.listed), RunForecast):
+            expected_s = min(match.metered_hours * 3600 - forecast.done_s(order.resume_update), limit_s)
         body = on.Opened(
             lease_id=lease_id,
             offer_id=offer.offer_id,
