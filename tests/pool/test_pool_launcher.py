@@ -59,7 +59,7 @@ class Pool(FakePool):
         super().__init__(folder)
         self.address = SimpleNamespace(key=KEY, url="http://pool", __str__=lambda: f"http://pool#{KEY}")
         self.offers: dict[str, dict[str, Any]] = {}
-        self.balance, self.num_waiting, self.contract = 10**9, 0, ""
+        self.balance, self.num_waiting, self.contract, self.forward_price = 10**9, 0, "", 0
 
     def offer(self, name: str, price: int, **changes: Any) -> None:
         """A free offer."""
@@ -88,7 +88,7 @@ class Pool(FakePool):
         return more[what] if what in more else super().state(what)
 
     def rules(self) -> on.Founded:
-        return replace(super().rules(), contract=self.contract)
+        return replace(super().rules(), contract=self.contract, forward_price=self.forward_price)
 
     def post(self, body: on.Body, **more: Any) -> None:
         super().post(body, **more)
@@ -527,6 +527,29 @@ def test_a_run_whose_results_are_on_their_way_stays(pool, tmp_path) -> None:
     handle, _ = going_well(pool, tmp_path, verdict="the loss does not fall any more")
     pool.offer("cheap", 100_000)
     assert LAUNCHER.state(handle).phase == "running"
+
+
+def test_what_large_files_may_cost_is_set_aside(pool, tmp_path) -> None:
+    """By a run that moves, of its credits and of --max-cost: without it the next lease could not get its data."""
+    options = {"verify": "100%", "forwarding": "0.1usd"}
+    handle, lease = going_well(pool, tmp_path, options=options)
+    pool.offer("cheap", 100_000)
+    pool.balance, lease["escrow"], pool.forward_price = 290_000, 0, 50_000
+    assert LAUNCHER.state(handle).phase == "running"
+    pool.balance = 390_000
+    assert LAUNCHER.state({**handle, "max_credits": 300_000}).phase == "running"
+    assert LAUNCHER.state({**handle, "max_credits": 400_000}).phase == "requeued"
+    assert pool.of(on.Opened)[-1].deposit + 100_000 <= 390_000
+
+
+def test_a_deposit_leaves_room_for_large_files_in_the_most_that_is_spent(pool) -> None:
+    """--max-cost counts what goes through the pool, where that has a price."""
+    options = {"verify": "none", "forwarding": "0.05usd"}
+    for price, deposit in ((0, 100_000), (1, 50_000)):
+        pool.forward_price = price
+        pool.leases.clear()
+        LAUNCHER.start(submission(options=options, max_cost=0.1, time_limit_s=7200.0), lambda text: None)
+        assert pool.of(on.Opened)[-1].deposit == deposit
 
 
 @pytest.mark.parametrize("what", ["balance", "replays", "contract", "waiting"])

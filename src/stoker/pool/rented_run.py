@@ -46,7 +46,7 @@ from stoker.pool.lease_documents import (
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import Match, Needs, RunForecast, best_move, earlier_runs, listed_offers
 from stoker.pool.terms import Terms, ranked_offers
-from stoker.records.codec import dumps, parsed
+from stoker.records.codec import dumps, from_json, parsed
 from stoker.records.launch import LaunchPhase, LaunchState
 from stoker.store.checkpoint_store import MANIFEST, manifest_from
 from stoker.store.disk_errors import disk_errors
@@ -186,9 +186,10 @@ class RentedRun:
         pool = self.client.state("pool")
         if pool["rules"]["contract"] or int(pool.get("num_waiting", 0)):
             return False
+        forwarding = most_forwarding(from_json(pool["rules"], on.Founded), terms)
         rate, checked = int(last["rate_per_hour"]), 1.0 if terms.verify else 0.0
         spare = required_deposit(pay_for(_SPARE_S, rate), float(last["check_fraction"]))
-        _, paid_s = self._affordable([go], left_s, checked, terms, spare)
+        _, paid_s = self._affordable([go], left_s, checked, terms, spare + forwarding)
         if paid_s < go.metered_hours * 3600:
             return False
         offer = go.listed.offer
@@ -199,7 +200,7 @@ class RentedRun:
         )
         assert self.client.key is not None
         has = int(self.client.state("balances")["balances"].get(self.client.key.public, 0))
-        return has + max(0, int(last["escrow"]) - stays) >= deposit
+        return has + max(0, int(last["escrow"]) - stays) >= deposit + forwarding
 
     def _better_offer(
         self, last: dict[str, Any], leases: list[dict[str, Any]], terms: Terms
@@ -343,8 +344,10 @@ class RentedRun:
                 remedy="`stoker pool offers` lists what there is.",
             )
         checked = 1.0 if terms.verify else 0.0  # a provider without a record is checked whole
-        match, paid_s = self._affordable(offers, limit_s, checked, terms)
-        if (rules := self.client.rules()).contract:
+        rules = self.client.rules()
+        forwarding = most_forwarding(rules, terms)
+        match, paid_s = self._affordable(offers, limit_s, checked, terms, forwarding)
+        if rules.contract:
             return self._open_at(match, paid_s, order, number, checked, terms, rules)
         refusals = list[Refused]()
         while True:
@@ -356,7 +359,7 @@ class RentedRun:
                 if is_passing(refused) or not offers or len(refusals) == _MOST_ASKED:
                     raise refusals[0] from None
             try:
-                match, paid_s = self._affordable(offers, limit_s, checked, terms)
+                match, paid_s = self._affordable(offers, limit_s, checked, terms, forwarding)
             except BadJob:
                 raise refusals[0] from None
 
@@ -529,6 +532,11 @@ _LIVE_WORDS: dict[str, tuple[LaunchPhase, str]] = {
     "suspect": ("running", "the agent has been silent for a while"),
     "reclaiming": ("saving", "the owner takes the machine back: the run saves"),
 }
+
+
+def most_forwarding(rules: on.Founded, terms: Terms) -> int:
+    """What large files of a lease may cost on the way through the pool, besides its deposit [micro-credits]."""
+    return terms.most_forwarding if rules.forward_price else 0
 
 
 def _total_updates(blob: Path) -> int:
