@@ -19,7 +19,7 @@ from rich.text import Text
 from stoker import api, pool
 from stoker.cli.pool import KeyName, PoolWord, client_of, pool_reported
 from stoker.cli.terminal import AsJson, Debug, output, print_document, printable
-from stoker.errors import BadJob, NoDevice, PlaceUnreachable, RunFailed
+from stoker.errors import BadJob, NoDevice, PlaceUnreachable, RunFailed, StokerError
 from stoker.records import Device
 from stoker.units import format_bytes, parse_duration, parse_memory, parse_money
 
@@ -75,7 +75,7 @@ def offer(
     key: KeyName = "default",
     beat: Annotated[float, typer.Option("--beat", metavar="SECONDS", min=0.2, max=20, help="Between beats.")] = 10.0,
     measures: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="Measure the device first: speed and memory, a minute.")
+        bool, typer.Option("--measure/--no-measure", help="First measure the device, for a minute, and the link.")
     ] = True,
     replays: Annotated[bool, typer.Option("--replay/--no-replay", help="Replay blocks of others for a fee.")] = True,
     p2p: Annotated[
@@ -146,7 +146,8 @@ def offer(
             with suppress(PlaceUnreachable):  # the agent says so itself, and asks again
                 if p2p:
                     pool.joined_peer(client, tell=tell)
-            agent = pool.Agent(client, lending, lent, kind, place, proof=proof, tell=tell)
+            link = _measured_link(client, place, tell) if measures else None
+            agent = pool.Agent(client, lending, lent, kind, place, proof=proof, link=link, tell=tell)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                     signal.signal(number, lambda *_: agent.stop())
@@ -302,6 +303,18 @@ def _measured(lent: Device, memory_bytes: int, tell: Callable[[str], None]) -> p
     shown = format_bytes(proof.proved_bytes)
     tell(f"{proof.flop_per_s / 1e9:,.1f} GFLOP/s in fp32, {shown} shown: {proof.why}")
     return proof
+
+
+def _measured_link(client: pool.PoolClient, folder: Path, tell: Callable[[str], None]) -> pool.MeasuredLink | None:
+    """The link to the pool; None where it cannot be measured now, which is no reason not to lend."""
+    try:
+        link = pool.measured_link(client, folder)
+    except StokerError as problem:
+        tell(f"the link to the pool is not measured: {problem.message}")
+        return None
+    up, down = (format_bytes(rate) for rate in (link.upload_bytes_per_s, link.download_bytes_per_s))
+    tell(f"the link to the pool: {up}/s up, {down}/s down")
+    return link
 
 
 def _measured_bytes(claimed: int, kind: str) -> int:

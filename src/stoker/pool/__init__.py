@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from stoker.pool.isolation import best_isolation as best_isolation
     from stoker.pool.keys import own_key as own_key
     from stoker.pool.keys import read_key as read_key
+    from stoker.pool.link_probe import MeasuredLink as MeasuredLink
+    from stoker.pool.link_probe import measured_link as measured_link
     from stoker.pool.log import audit as audit
     from stoker.pool.matching import ISOLATIONS as ISOLATIONS
     from stoker.pool.matching import Needs as Needs

@@ -46,6 +46,7 @@ from stoker.pool.isolation import LEAST_FREE_BYTES, Host, IsolatedProcess, Isola
 from stoker.pool.job_box import JobBox, PoolOrder, missing_packages, read_order
 from stoker.pool.lease import UNCOMMITTED_S, VERDICT_S
 from stoker.pool.leased_job import INDEX_BYTES, BlobCache, LeasedJob
+from stoker.pool.link_probe import MeasuredLink
 from stoker.pool.owners_use import GpuWatch, LentGpu, OwnersUse, UploadQuota
 from stoker.pool.replay_check import ReplayVerdict, check_block, first_difference
 from stoker.records import Device
@@ -140,8 +141,10 @@ def offer_of(
     *,
     expires_s: float,
     payee: str = "",
+    link: MeasuredLink | None = None,
 ) -> on.Offer:
-    """The offer as it is signed; `payee`: address that a contract pays."""
+    """The offer as it is signed; `payee`: address that a contract pays; `link`: to the pool."""
+    link = link or MeasuredLink()
     measured = on.Measured(
         fp32_flop_per_s=0.0 if proof is None else proof.flop_per_s, cores=max(1, int(lending.limits.cores))
     )
@@ -162,6 +165,8 @@ def offer_of(
         hours=lending.hours,
         min_s=lending.min_s,
         max_s=lending.max_s,
+        upload_bytes_per_s=link.upload_bytes_per_s,
+        download_bytes_per_s=link.download_bytes_per_s,
         disk_bytes=lending.limits.disk_bytes,
         expires_s=expires_s,
         payee=payee,
@@ -179,6 +184,7 @@ class Agent:
         isolation: in which jobs run.
         folder: for everything on the disk.
         proof: what the device showed when it was measured.
+        link: to the pool, where it was measured.
         tell: receives a line of text about what happens.
     """
 
@@ -188,6 +194,7 @@ class Agent:
     isolation: Isolation
     folder: Path
     proof: HardwareProof | None = None
+    link: MeasuredLink | None = None
     tell: Callable[[str], None] = lambda _: None
     job_type: type[LeasedJob] = LeasedJob
     _job: LeasedJob | None = field(default=None, init=False)
@@ -324,6 +331,7 @@ class Agent:
             self.proof,
             expires_s=time.time() + OFFER_S,
             payee="" if self._custody is None else self._custody.address,
+            link=self.link,
         )
         self.client.post(on.Offered(offer=offer))
         self._offered_until, self._has_offered = now + OFFER_S, True
