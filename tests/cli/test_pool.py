@@ -198,7 +198,7 @@ def test_a_device_is_measured_offered_found_and_taken_back(home: Path) -> None:
     with in_thread(home / "pool") as (_, operator):
         address = str(operator.address)
         key, control = own_key("owner").public, str(home / "pool")
-        assert said("wallet", "--pool", address, "--grant", f"{key}=0", "--folder", control).exit_code == 0
+        assert said("wallet", "--pool", address, "--grant", f"{key}=1usd", "--folder", control).exit_code == 0
         words = owner_words(operator, home, "--key", "owner", "--isolation", "bubblewrap")
         command = [sys.executable, "-m", "stoker", "pool", *words]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -212,6 +212,8 @@ def test_a_device_is_measured_offered_found_and_taken_back(home: Path) -> None:
         assert listed["agent"] == key
         assert f"{measured['fp32_flop_per_s'] / 1e9:,.1f} GFLOP/s in fp32" in told
         assert measured["cores"] == 1
+        assert min(listed["offer"][f"{way}load_bytes_per_s"] for way in ("up", "down")) > 0
+        assert "the link to the pool: " in told
         assert listed["offer"]["device"]["memory_bytes"] == 64 << 20
         assert process.returncode == 0, told
         assert operator.state("offers") == [], "it was not withdrawn"
