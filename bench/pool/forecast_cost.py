@@ -4,10 +4,10 @@
 
 Three agents lend a share of this machine's CPU each (a control group's quota: 0.8, 0.55 and 0.4 of one core) and call
 it a CPU of one core, so that nothing but what ran there before tells the three apart. Each job is forecast and rented
-three times, as `stoker train --on pool` does it: for a short lease (the probe: its deposit is that of a minute, in which
-the shortest jobs end); to its end, forecast from that probe (*cold*); to its end again, forecast from both
-(*history*). What is predicted is what the lease says (`forecast.credits`); what is paid is what the meter says at its
-end. Jobs take half a minute to a minute: starting Python is a fifth of that, and a whole second of the meter 2 %.
+three times, as `stoker train --on pool` does it: for a minute, in which the shortest jobs end (the probe); to its end,
+forecast from that probe (*cold*); to its end again, forecast from both (*history*). What is predicted is what the lease
+says (`forecast.credits`); what is paid is what the meter says at its end. Jobs take half a minute to a minute: starting
+Python is a fifth of that, and a whole second of the meter 2 %.
 Other processes may be at work on this machine: groups of the pool's jobs get a hundred times their weight, so that
 their quota holds, and what is left is that caches and memory are shared.
 """

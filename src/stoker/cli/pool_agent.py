@@ -210,8 +210,16 @@ def verify(
                     own_class=pool.determinism_class(device),
                     trace=trace or number in theirs,
                 )
+                others = pool.evidence_of(client, client.lease(lease), number, _folder(folder) / "checks")
                 found.append(
-                    {"block": number, "equal": verdict.equal, "why": verdict.why, "trace": list(verdict.trace)}
+                    {
+                        "block": number,
+                        "equal": verdict.equal,
+                        "why": verdict.why,
+                        "made": verdict.made,
+                        "trace": list(verdict.trace),
+                        "others": others,
+                    }
                 )
                 if number in theirs:
                     found[-1]["first_bad_update"] = bad = pool.first_bad_update(
@@ -225,6 +233,10 @@ def verify(
                 if not as_json:
                     word = {True: "equal", False: "UNEQUAL", None: "undecided"}[verdict.equal]
                     print(f"block {number}: {word}: {verdict.why}")
+                    for other in others:
+                        agrees = ", as here" if verdict.made and other["made"] == verdict.made else ""
+                        judged = "equal" if other["equal"] else "UNEQUAL"
+                        print(f"  {pool.short(other['verifier'])}: {judged}{agrees}: {other['why']}")
         if as_json:
             print_document({"lease": lease, "blocks": found})
         if any(verdict["equal"] is False for verdict in found):

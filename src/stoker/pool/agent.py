@@ -44,13 +44,13 @@ from stoker.pool.escrow import credits_text
 from stoker.pool.hardware_proof import HardwareProof
 from stoker.pool.isolation import LEAST_FREE_BYTES, Host, IsolatedProcess, Isolation, Limits, remove_tree
 from stoker.pool.job_box import JobBox, PoolOrder, missing_packages, read_order
-from stoker.pool.lease import UNCOMMITTED_S, VERDICT_S
+from stoker.pool.lease import MOST_EVIDENCE_BYTES, UNCOMMITTED_S, VERDICT_S
 from stoker.pool.leased_job import INDEX_BYTES, BlobCache, LeasedJob
 from stoker.pool.link_probe import MeasuredLink
 from stoker.pool.owners_use import GpuWatch, LentGpu, OwnersUse, UploadQuota
 from stoker.pool.replay_check import ReplayVerdict, check_block, first_difference
 from stoker.records import Device
-from stoker.records.codec import digest, printable
+from stoker.records.codec import digest, parsed, printable
 from stoker.store.disk_errors import disk_errors
 from stoker.units import format_bytes, format_seconds
 
@@ -496,8 +496,9 @@ class Agent:
             self._checked[lease_id, block] = _MOST_TRIES
             if verdict.equal is None:
                 return
+            made = "" if verdict.equal else verdict.made
             record = json.dumps(
-                {"lease_id": lease_id, "block": block, "equal": verdict.equal, "why": verdict.why}
+                {"lease_id": lease_id, "block": block, "equal": verdict.equal, "why": verdict.why, "made": made}
             ).encode()
             with suppress(on.Refused):  # a key without credits may not keep it there; the hash stands in the log
                 self.client.put_blob(record)
@@ -509,6 +510,7 @@ class Agent:
                     verifier=self.client.key.public,
                     equal=verdict.equal,
                     evidence=hashlib.sha256(record).hexdigest(),
+                    made=made,
                 ),
                 patience_s=60.0,
             )
@@ -548,6 +550,29 @@ def first_bad_update(lease: dict[str, Any], number: int, claimed: Sequence[str],
     """
     index = first_difference(claimed, made)
     return None if index is None else int(lease["commitments"][number]["update"]) - len(made) + index + 1
+
+
+def evidence_of(client: PoolClient, lease: dict[str, Any], number: int, folder: Path) -> list[dict[str, Any]]:
+    """What verifiers of block `number` of a lease recorded, as far as it is there: `verifier`, `equal`, `why`, `made`.
+
+    Their words are theirs: only that they were recorded for this verdict is checked.
+    """
+    found, cache = [], BlobCache(client, folder / "evidence", MOST_EVIDENCE_BYTES)
+    for one in lease["challenges"]:
+        if int(one["block"]) != number or not one["evidence"]:
+            continue
+        with suppress(StokerError, ValueError, TypeError, LookupError):  # it was not kept, or is not JSON
+            record = parsed(cache.whole(str(one["evidence"]), MOST_EVIDENCE_BYTES))
+            found.append(
+                {
+                    "verifier": str(one["verifier"]),
+                    "equal": bool(one["equal"]),
+                    "why": printable(str(record["why"]))[:1000],
+                    "made": str(one["made"]),
+                }
+            )
+    cache.clear()
+    return found
 
 
 def replay_lease(

@@ -104,10 +104,10 @@ class Body:
 
     _ids: ClassVar[frozenset[str]] = frozenset({"lease_id", "offer_id"})
     _hashes: ClassVar[frozenset[str]] = frozenset(
-        {"account", "verifier", "order", "state", "blob", "previous", "result", "evidence", "root", "operator"}
+        {"account", "verifier", "order", "state", "blob", "previous", "result", "evidence", "made", "root", "operator"}
     )
     _addresses: ClassVar[frozenset[str]] = frozenset({"payer", "payee", "cosigner"})
-    _may_be_empty: ClassVar[frozenset[str]] = frozenset({"evidence", "result", "delegate", "previous"})
+    _may_be_empty: ClassVar[frozenset[str]] = frozenset({"evidence", "made", "result", "delegate", "previous"})
     _money: ClassVar[frozenset[str]] = frozenset(
         {
             "amount",
@@ -459,6 +459,8 @@ class VerdictGiven(Body):
     Attributes:
         verifier: who replayed: the key that signs.
         evidence: SHA-256 of the record of the replay.
+        made: digest of the state that an unequal replay came to, where bits were compared; verifiers that came to
+            different ones contradict each other.
     """
 
     lease_id: str
@@ -466,6 +468,7 @@ class VerdictGiven(Body):
     verifier: str
     equal: bool
     evidence: str = ""
+    made: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
