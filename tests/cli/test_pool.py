@@ -143,6 +143,41 @@ def test_without_a_pool(home: Path) -> None:
     assert said("serve", "--host", "nowhere", "--folder", str(home / "pool")).exit_code == 2
 
 
+def test_names_that_no_pool_has_are_sentences(home: Path) -> None:
+    """Of a lease, and of an offer, which the agent finds when it makes it."""
+    if problem := Bubblewrap().trial():
+        pytest.skip(problem)
+    with in_thread(home / "pool", is_open=True) as (_, operator):
+        address = ("--pool", str(operator.address))
+        offered = ("--price", "1usd/h", "--no-measure", "--isolation", "bubblewrap", "--folder", str(home / "agent"))
+        for words in (("dispute", "../x", *address), ("offer", "--name", "a b", *address, *offered)):
+            answer = said(*words)
+            assert answer.exit_code == 2, answer.output
+            assert isinstance(answer.exception, SystemExit)
+            assert "wanted 1 to 64 letters, digits, '.', '_' or '-'" in answer.output
+
+
+@pytest.mark.parametrize("command", ["wallet", "pause", "serve", "offer"])
+def test_a_folder_that_cannot_be_made_is_a_sentence(home: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """Keys, the agent's folder, the pool's: which path, and what the system says of it."""
+    monkeypatch.setattr("stoker.pool.isolation.best_isolation", lambda name, devices: Bubblewrap())
+    (home / "file").write_text("")
+    folder = str(home / "file" / "below")
+    address = ("--pool", f"http://127.0.0.1:1#{'a' * 64}")
+    words = {
+        "wallet": ("wallet", *address),
+        "pause": ("pause", "--folder", folder),
+        "serve": ("serve", "--folder", folder),
+        "offer": ("offer", "--price", "1usd/h", "--no-measure", "--folder", folder, *address),
+    }[command]
+    if command == "wallet":
+        monkeypatch.setenv("XDG_CONFIG_HOME", folder)
+    answer = said(*words)
+    assert answer.exit_code == 2, answer.output
+    assert isinstance(answer.exception, SystemExit)
+    assert f"{folder}" in answer.output.replace("\n", "")
+
+
 def test_an_offers_limits_are_those_that_are_asked_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job may run for as long as the longest lease; bond and window are bounded as the owner says."""
     lent: list[Lending] = []

@@ -241,6 +241,8 @@ class PoolClient:
             self._request("HEAD", f"/v1/blobs/{digest}").close()
         except _Missing:
             return False
+        except Refused:
+            self._request("GET", f"/v1/blobs/{digest}").close()  # for the reason: an answer to HEAD has no text
         return True
 
     def put_blob(self, source: bytes | Path, *, through_pool: bool = False) -> str:
