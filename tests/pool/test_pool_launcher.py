@@ -95,7 +95,8 @@ class Pool(FakePool):
         if isinstance(body, on.Opened):
             lease = self.add_lease(body.lease_id, body.order)
             lease |= {"agent": body.offer_id, "offer_id": body.offer_id, "check_fraction": body.verify_fraction}
-            lease |= {"escrow": body.deposit, "rate_per_hour": body.rate_per_hour}
+            lease |= {"escrow": body.deposit, "rate_per_hour": body.rate_per_hour, "deposit": body.deposit}
+            lease |= {"bond": body.bond, "forecast": to_json(body.forecast)}
 
 
 @pytest.fixture
@@ -173,6 +174,21 @@ def test_the_cheapest_offer_is_taken_and_its_deposit_covers_the_checks(pool) -> 
     assert LAUNCHER.start(submission(), print)["job"] == handle["job"]
     assert len(pool.leases) == 1, "a run that is going on was started twice"
     assert lease["agent"] == "cheap"
+
+
+@pytest.mark.parametrize(
+    ("verify", "text"),
+    [
+        ("100%", "one of 60 blocks saves 0.001666 credits, and loses 0.20 credits with a chance of 100 %"),
+        ("none", "nothing is replayed: no bond"),
+    ],
+)
+def test_a_start_says_what_the_bond_is_good_for(pool, verify, text) -> None:
+    """Deposit, bond, and what cheating in a block would save and lose."""
+    told: list[str] = []
+    LAUNCHER.start(submission(options={"verify": verify}), told.append)
+    assert "bond 0.10 credits; " in told[-1]
+    assert text in told[-1]
 
 
 def test_the_rest_of_a_run_is_deposited_for_as_long_as_an_agent_may_take_to_accept(pool) -> None:
