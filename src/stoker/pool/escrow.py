@@ -153,8 +153,8 @@ def deterrence_text(pay: int, bond: int, check_fraction: float, num_blocks: int)
     """What it would save and cost an agent to cheat in one block of a lease, as words.
 
     One block is where cheating is found least: further ones save as much each. It does not pay where
-    p (pay + bond) > (1 - p) pay / n, with p the chance that a block of n is drawn. Since one is drawn at least, p is 1/n
-    or more, so that the pay of the lease is enough, and the implied bond is 0.
+    p (pay + bond) > (1 - p) pay / n, with p the chance that a block of n is drawn. Since one is drawn at least, p is
+    1/n or more, so that the pay of the lease is enough, and the implied bond is 0.
 
     >>> print(deterrence_text(1_000_000, 500_000, 0.05, 40))
     cheating in one of 40 blocks saves 0.025 credits, and loses 1.50 credits with a chance of 5 %
