@@ -405,6 +405,9 @@ def test_addresses(tmp_path: Path) -> None:
         ("http://127.0.0.1:1", "wanted https"),
         ("http://example.org:1#" + "a" * 64, "has no TLS"),
         ("https://example.org:1#" + "A" * 64, "wanted https"),
+        ("https://example.org:99999#" + "a" * 64, "wanted https"),
+        ("https://example.org:ssh#" + "a" * 64, "wanted https"),
+        ("https://[::1#" + "a" * 64, "wanted https"),
     ):
         with pytest.raises(BadJob, match=words):
             PoolAddress.parse(text, {})

@@ -69,9 +69,13 @@ class PoolAddress:
                 "no pool is named", remedy="--pool https://HOST:PORT#KEY, or STOKER_POOL; its operator has it."
             )
         url, _, key = given.partition("#")
-        parts = urlsplit(url)
         is_key = len(key) == 64 and not set(key) - set("0123456789abcdef")
-        if parts.scheme not in ("http", "https") or not parts.hostname or not is_key:
+        try:
+            parts = urlsplit(url)
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        except ValueError:  # a port, or an IPv6 address, that is none
+            is_address = False
+        if not (is_address and is_key):
             raise BadJob(f"the pool {given[:100]!r}: wanted https://HOST:PORT#KEY, the key with 64 hexadecimal digits")
         if parts.scheme == "http" and not _is_loopback(parts.hostname):
             raise BadJob(f"the pool {url} is on another machine and has no TLS", remedy="Use its https address.")
