@@ -157,6 +157,20 @@ def test_names_that_no_pool_has_are_sentences(home: Path) -> None:
             assert "wanted 1 to 64 letters, digits, '.', '_' or '-'" in answer.output
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("--price", "nan/h"), ("--cost", "much"), ("--disk", "much"), ("--max-upload", "much/day")]
+)
+def test_an_amount_that_is_none_is_named_by_its_option(
+    home: Path, monkeypatch: pytest.MonkeyPatch, option: str, value: str
+) -> None:
+    """Not by another one that also takes amounts."""
+    monkeypatch.setattr("stoker.pool.isolation.best_isolation", lambda name, devices: Bubblewrap())
+    words = {"--price": "1usd/h", "--pool": f"http://127.0.0.1:1#{'a' * 64}", "--folder": str(home), option: value}
+    answer = said("offer", "--no-measure", *(word for pair in words.items() for word in pair))
+    assert answer.exit_code == 2
+    assert f"error: {option} {value.partition('/')[0]}: wanted" in answer.output
+
+
 @pytest.mark.parametrize("command", ["wallet", "pause", "serve", "offer"])
 def test_a_folder_that_cannot_be_made_is_a_sentence(home: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     """Keys, the agent's folder, the pool's: which path, and what the system says of it."""

@@ -728,6 +728,9 @@ def test_checkpoints_and_memory_are_as_the_command_says(pool, tmp_path) -> None:
     [
         ({"verify": "much"}, "share of the blocks"),
         ({"isolation": "none"}, "wanted bubblewrap"),
+        ({"bond": "much"}, "--place-option bond much: wanted US dollars"),
+        ({"value": "-1usd"}, "--place-option value -1usd: wanted US dollars"),
+        ({"forwarding": "x"}, "--place-option forwarding x: wanted US dollars"),
     ],
 )
 def test_terms_that_cannot_be_meant_are_refused(options, why) -> None:

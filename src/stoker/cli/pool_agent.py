@@ -117,7 +117,7 @@ def offer(
             memory_bytes=int(parse_memory(memory)) if memory else _memory_bytes() // 2,
             cores=cores or float(len(os.sched_getaffinity(0))),
             processes=processes,
-            disk_bytes=int(parse_memory(disk)),
+            disk_bytes=int(parse_memory(disk, "--disk")),
             time_s=longest_s,
         )
         lending = pool.Lending(
@@ -127,14 +127,16 @@ def offer(
             reclaim_s=round(parse_duration(reclaim, "--reclaim")),
             when=when,
             hours=_hours(hours),
-            max_upload_bytes=None if max_upload is None else int(parse_memory(max_upload.removesuffix("/day"))),
+            max_upload_bytes=None
+            if max_upload is None
+            else int(parse_memory(max_upload.removesuffix("/day"), "--max-upload")),
             max_temperature_c=max_temperature,
             max_s=longest_s,
             limits=limits,
             devices=files,
             beat_s=beat,
             replays=replays,
-            most_bond=round(parse_money(most_bond) * 1e6) if most_bond else None,
+            most_bond=round(parse_money(most_bond, "--most-bond") * 1e6) if most_bond else None,
             longest_window_s=parse_duration(longest_window, "--longest-window"),
         )
         place = _folder(folder)
@@ -281,7 +283,7 @@ def _per_hour(option: str, text: str) -> int:
     amount, _, unit = text.partition("/")
     if unit not in ("", "h", "hour"):
         raise BadJob(f"{option} {text}: wanted an amount an hour, such as 0.40usd/h")
-    return round(parse_money(amount) * 1e6)
+    return round(parse_money(amount, option) * 1e6)
 
 
 def _hours(text: str | None) -> tuple[int, int] | None:

@@ -72,12 +72,12 @@ class PoolAddress:
         is_key = len(key) == 64 and not set(key) - set("0123456789abcdef")
         try:
             parts = urlsplit(url)
-            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+            scheme, host, _ = parts.scheme, parts.hostname, parts.port
         except ValueError:  # a port, or an IPv6 address, that is none
-            is_address = False
-        if not (is_address and is_key):
+            scheme, host = "", None
+        if scheme not in ("http", "https") or not host or not is_key:
             raise BadJob(f"the pool {given[:100]!r}: wanted https://HOST:PORT#KEY, the key with 64 hexadecimal digits")
-        if parts.scheme == "http" and not _is_loopback(parts.hostname):
+        if scheme == "http" and not _is_loopback(host):
             raise BadJob(f"the pool {url} is on another machine and has no TLS", remedy="Use its https address.")
         return cls(url.rstrip("/"), key)
 
