@@ -110,7 +110,7 @@ def test_offers_for_a_job(home: Path) -> None:
     """In the order of money and hours until it is done, with why not; alone, in the order of prices."""
     with in_thread(home / "pool") as (_, operator):
         agent_of(operator, "here", 0.10, OfferedDevice(kind="cpu"), Measured(cores=1))
-        agent_of(operator, "large", 3.00, OfferedDevice(kind="h100"), Measured())
+        agent_of(operator, "large", 300.00, OfferedDevice(kind="h100"), Measured())
         agent_of(operator, "odd", 0.01, OfferedDevice(kind="toaster"), Measured())
         address = str(operator.address)
         assert [line.split()[0] for line in said("offers", "--pool", address).output.splitlines()[1:]] == [
@@ -123,7 +123,7 @@ def test_offers_for_a_job(home: Path) -> None:
         document = json.loads(ranked.stdout)
         names = [match["listed"]["offer"]["offer_id"] for match in document["matches"]]
         assert sorted(names) == ["here", "large"]
-        assert names[0] == "here"  # both need a minute, most of it to start
+        assert names[0] == "here"  # a minute or more, most of it to start: cheaper at any load of this machine
         assert document["num_usable"] == 2
         assert any("toaster" in why for why in document["refused"])
         shown = said("offers", "--pool", address, "--for", JOB, "--max-cost", "0.000001usd")
