@@ -4,10 +4,10 @@
 
 Three agents lend a share of this machine's CPU each (a control group's quota: 0.8, 0.55 and 0.4 of one core) and call
 it a CPU of one core, so that nothing but what ran there before tells the three apart. Each job is forecast and rented
-three times, as `stoker train --on pool` does it: for a short lease, whose deposit pays for the start and a few seconds
-of training (the probe); to its end, forecast from that probe (*cold*); to its end again, forecast from both
-(*history*). What is predicted is what the lease says (`forecast.credits`); what is paid is what the meter says at its
-end. Jobs take half a minute, so that starting Python counts as much as training: of real ones the pace matters.
+three times, as `stoker train --on pool` does it: for a minute, in which the shortest jobs end (the probe); to its end,
+forecast from that probe (*cold*); to its end again, forecast from both (*history*). What is predicted is what the lease
+says (`forecast.credits`); what is paid is what the meter says at its end. Jobs take half a minute to a minute: starting
+Python is a fifth of that, and a whole second of the meter 2 %.
 Other processes may be at work on this machine: groups of the pool's jobs get a hundred times their weight, so that
 their quota holds, and what is left is that caches and memory are shared.
 """
@@ -119,7 +119,7 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--folder", type=Path, required=True, help="on a file system that is quick to sync")
     options.add_argument("--jobs", type=int, default=20)
-    options.add_argument("--train-s", type=float, default=8.0, help="of CPU time, of each job [s]")
+    options.add_argument("--train-s", type=float, default=20.0, help="of CPU time, of each job [s]")
     options.add_argument("--probe-s", type=float, default=11.0, help="of CPU time, of a probe with its start [s]")
     options.add_argument("--most-s", type=float, default=1e9, help="no job is begun after it; the same command goes on")
     given = options.parse_args()

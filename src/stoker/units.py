@@ -70,28 +70,28 @@ def require_duration(name: str, value: object) -> None:
         raise BadSetting(f"{name} is a length such as stoker.epochs(5), got {value!r}")
 
 
-def parse_money(text: str) -> float:
-    """US dollars.
+def parse_money(text: str, option: str = "--max-cost") -> float:
+    """US dollars; `option` is what the text was given for.
 
     >>> [parse_money(text) for text in ("20usd", "$3.50", "7")]
     [20.0, 3.5, 7.0]
     """
     match = re.fullmatch(r"\$?\s*(\d+(?:\.\d+)?)\s*(?:usd|\$)?", text.strip().lower())
     if not match:
-        raise BadJob(f"--max-cost {text}: wanted US dollars, such as 20usd", remedy="Other currencies are not known.")
-    return _positive(float(match.group(1)), f"--max-cost {text}", "20usd")
+        raise BadJob(f"{option} {text}: wanted US dollars, such as 20usd", remedy="Other currencies are not known.")
+    return _positive(float(match.group(1)), f"{option} {text}", "20usd")
 
 
-def parse_memory(text: str) -> float:
-    """Bytes.
+def parse_memory(text: str, option: str = "--memory") -> float:
+    """Bytes; `option` is what the text was given for.
 
     >>> [parse_memory(text) for text in ("6GB", "512 MiB")]
     [6000000000.0, 536870912.0]
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if not match or match.group(2) not in _BYTES:
-        raise BadJob(f"--memory {text}: wanted an amount with its unit (MB, GB, TB, MiB, GiB or TiB), such as 6GB")
-    return _positive(float(match.group(1)) * _BYTES[match.group(2)], f"--memory {text}", "6GB")
+        raise BadJob(f"{option} {text}: wanted an amount with its unit (MB, GB, TB, MiB, GiB or TiB), such as 6GB")
+    return _positive(float(match.group(1)) * _BYTES[match.group(2)], f"{option} {text}", "6GB")
 
 
 def parse_duration(text: str, option: str = "--deadline") -> float:

@@ -159,6 +159,18 @@ def test_a_run_that_ends_well_is_finished(run: Path) -> None:
     assert state_of(run).phase == "finished"
 
 
+def test_a_run_that_has_finished_is_not_started_again(run: Path) -> None:
+    """Who started it was killed before it was seen: a second start would train another run, or fail to."""
+    (run / "run.json").write_text('{"record": "RunRecord", "status": "finished"}')
+    code, state = _supervised(run, "starts(); sys.exit(2)")
+    assert code == 0
+    assert (state.phase, state.exit_code, state.why) == ("finished", 0, "was trained to its end before this start")
+    assert not (run / "starts").exists()
+    for content in ('{"status": "running"}', "[]", "torn"):
+        (run / "run.json").write_text(content)
+        assert _supervised(run, "sys.exit(2)")[1].phase == "failed"
+
+
 def test_a_killed_rank_is_started_again(run: Path) -> None:
     """As long as it gets on: the count of starts in vain begins over with each sample more."""
     code, state = _supervised(run, "n = starts(); progress(10 * n); n < 6 and os.kill(os.getpid(), signal.SIGKILL)")

@@ -125,6 +125,20 @@ def test_what_is_unknown_is_not_started_again(job: Path, started: list[Submissio
     assert len(started) == 1
 
 
+def test_a_run_of_a_place_that_is_one_goes_on_at_any_target_of_it(
+    job: Path, started: list[Submission], fake_place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool has what was committed, and not the machine that an offer names."""
+    monkeypatch.setattr(type(fake_place), "is_one_place", True)
+    first = launch(job, on="fake:box", options=THEIRS)
+    fake_place.answers = [STOPPED]
+    again = launch(job, on="fake:other", options=THEIRS)
+    assert again.directory == first.directory
+    assert again.launch.place == "fake:other"
+    with pytest.raises(BadRun, match="is unfinished at fake:other"):
+        launch(job, on="ssh:box", options=THEIRS)
+
+
 def test_an_unfinished_run_is_not_started_at_another_place(
     job: Path, started: list[Submission], fake_place: Any
 ) -> None:

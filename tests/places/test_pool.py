@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,6 +20,7 @@ from typing import Any
 import pytest
 
 from bench.pool.cheats import CHEATS, cheating
+from bench.pool.local_pool import LocalPool
 from stoker.launching.bundle import Bundle, TreeFile, stoker_bundle
 from stoker.launching.launcher import LaunchTarget, Submission
 from stoker.pool import events as on
@@ -280,3 +284,50 @@ def test_another_kind_of_isolation_computes_the_same(folder, host, kind):
     until(job)
     verdict = verdicts(pool, lease, folder, host_of(kind), [0])[0]
     assert verdict.equal, verdict.why
+
+
+@pytest.fixture
+def lent(folder, host, monkeypatch) -> Iterator[LocalPool]:
+    """A control plane and an agent as processes: 0.4 of a core, which its offer calls one."""
+    for name in ("XDG_CONFIG_HOME", "STOKER_CACHE", "STOKER_POOL"):
+        monkeypatch.setenv(name, "")  # set by it, and put back after the test
+    pool = LocalPool(folder)
+    try:
+        pool.lend("slow", price=0.4, cores=0.4, beat_s=1.0, more=("--no-replay",))
+        yield pool
+    finally:
+        pool.end()
+
+
+def test_a_paid_minute_says_how_fast_a_job_is_and_is_gone_on_from(lent, folder):
+    """`pool offers --for`, a probe, `--for` again, and the run itself: at the probe's pace, and from its last block."""
+    (folder / "job.py").write_bytes(JOB)
+    job = ("job.py", "--set", "epochs=5000")
+
+    def stoker(*words: str, code: int = 0) -> str:
+        command = [sys.executable, "-m", "stoker", *words]
+        done = subprocess.run(command, cwd=folder, env=lent.environment, check=False, capture_output=True, text=True)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout
+
+    def forecast() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(stoker("pool", "offers", "--for", *job, "--verify", "0", "--json"))
+        return dict(found["matches"][0]["forecast"])
+
+    order = ("--verify", "none", "--place-option", "block=2s", "--place-option", "key=renter")
+    assert forecast()["basis"] != "history"
+    stoker("train", *job, "--on", "pool:slow", "--time-limit", "60s", *order, code=4)
+    [probe] = lent.leases()
+    assert probe["reason"] == "the deposit is used up"
+    first, last = probe["commitments"][0], probe["commitments"][-1]
+    pace = (last["update"] - first["update"]) / (last["at_s"] - first["at_s"])
+    found = forecast()
+    assert found["basis"] == "history"
+    assert found["run_s"] == pytest.approx(5000 * 12 / pace)
+    assert found["setup_s"] > 0
+    stoker("train", *job, "--on", "pool", *order)
+    [_, whole] = lent.leases()
+    assert whole["reason"] == "finished"
+    assert whole["commitments"][0]["update"] > last["update"]
+    assert whole["commitments"][-1]["update"] == 5000 * 12
+    assert 0 < whole["forecast"]["hours"] * 3600 < found["run_s"]

@@ -5,6 +5,7 @@ Its clock is the machine's plus seconds in a file, so that a test can let a minu
 
 from __future__ import annotations
 
+import json
 import math
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,33 @@ def in_thread(
         server.should_exit = True
         thread.join()
         listener.close()
+
+
+@contextmanager
+def answering(answer: Any) -> Iterator[str]:
+    """The address of a server that gives `answer(path)` to each request: bytes, or a document."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = answer(self.path)
+            content = found if isinstance(found, bytes) else json.dumps(found).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}#{'ab' * 32}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 class Killable:

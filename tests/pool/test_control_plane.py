@@ -252,6 +252,8 @@ def test_blobs_are_for_those_who_have_part_in_the_lease(tmp_path: Path) -> None:
         assert not (tmp_path / "stolen").exists()
         with pytest.raises(Refused, match="keys that have credits"):
             joined(operator, credit=0).put_blob(b"junk")
+        with pytest.raises(Refused, match="is not admitted to this pool"):
+            PoolClient(operator.address, Key.made()).put_blob(b"junk")
         with pytest.raises(Refused, match="there is no blob"):
             renter.get_blob("0" * 64, tmp_path / "none")
         with pytest.raises(Refused, match="names no blob"):
@@ -403,6 +405,9 @@ def test_addresses(tmp_path: Path) -> None:
         ("http://127.0.0.1:1", "wanted https"),
         ("http://example.org:1#" + "a" * 64, "has no TLS"),
         ("https://example.org:1#" + "A" * 64, "wanted https"),
+        ("https://example.org:99999#" + "a" * 64, "wanted https"),
+        ("https://example.org:ssh#" + "a" * 64, "wanted https"),
+        ("https://[::1#" + "a" * 64, "wanted https"),
     ):
         with pytest.raises(BadJob, match=words):
             PoolAddress.parse(text, {})

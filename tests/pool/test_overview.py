@@ -6,12 +6,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +26,7 @@ from stoker.pool.matching import hazard_interval
 from stoker.pool.overview import LogCheck, Overview
 from stoker.pool.state import Record
 from tests.pool.book import Book, offer, opened
-from tests.pool.server import in_thread, until
+from tests.pool.server import answering, in_thread, until
 from tests.pool.test_control_plane import joined
 
 
@@ -163,33 +160,6 @@ def test_the_interval_of_losses_holds_eight_in_ten() -> None:
 def no_key_yet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whatever key another test of this process made."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-
-
-@contextmanager
-def answering(answer: Any) -> Iterator[str]:
-    """The address of a server that gives `answer(path)` to each request: bytes, or a document."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            found = answer(self.path)
-            content = found if isinstance(found, bytes) else json.dumps(found).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: Any) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}#{'ab' * 32}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def looks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], address: str, times: int = 1) -> Any:

@@ -19,7 +19,7 @@ from stoker.launching.bundle import Bundle, TreeFile, stoker_bundle
 from stoker.launching.launcher import Submission
 from stoker.pool import control_plane, rented_run, renting, watch
 from stoker.pool import events as on
-from stoker.pool.agent import Agent, Lending
+from stoker.pool.agent import Agent, Lending, evidence_of
 from stoker.pool.client import PoolClient
 from stoker.pool.events import CREDIT
 from stoker.pool.isolation import Bubblewrap, Host, Limits, Program
@@ -204,6 +204,11 @@ def test_a_job_runs_is_checked_and_comes_home(market, tmp_path):
         assert len(lease["commitments"]) >= 2
         assert {one["block"] for one in lease["challenges"] if one["equal"]} == set(range(len(lease["commitments"])))
         assert 0 < lease["paid_s"] <= lease["closed_s"] - lease["accepted_s"] + 2
+        verifier = market.lenders["eye"].client
+        [record] = evidence_of(market.renter, lease, 0, tmp_path)
+        assert (record["verifier"], record["equal"]) == (verifier.key.public, True)
+        assert record["why"].endswith("made again, equal bit for bit")
+        assert evidence_of(PoolClient(verifier.address, Key.made()), lease, 0, tmp_path) == [], "a stranger reads it"
         LAUNCHER.fetch(handle, tmp_path / "home")
         assert (tmp_path / "home" / "events.jsonl").read_bytes() == LAUNCHER.events(handle, 0)
         assert (tmp_path / "home" / "model.safetensors").stat().st_size == 32
@@ -230,6 +235,12 @@ def test_an_agent_dies_and_a_cheat_is_slashed_and_the_job_finishes(market, tmp_p
         leases = market.leases()
         assert [lease["offer_id"] for lease in leases] == ["mayfly", "magpie", "ox"]
         until(lambda: market.slashed("magpie") == 1)
+        made: dict[int, list[str]] = {}
+        for one in leases[1]["challenges"]:
+            if one["equal"] is False:
+                made.setdefault(one["block"], []).append(one["made"])
+        assert max(map(len, made.values())) == 2
+        assert all(set(states) != {""} and len(set(states)) == 1 for states in made.values()), "verifiers disagree"
         assert market.slashed("mayfly") == market.slashed("ox") == market.slashed("eye") == 0
         LAUNCHER.fetch(handle, tmp_path / "home")
         state = b"\0" * 32

@@ -59,7 +59,7 @@ class Pool(FakePool):
         super().__init__(folder)
         self.address = SimpleNamespace(key=KEY, url="http://pool", __str__=lambda: f"http://pool#{KEY}")
         self.offers: dict[str, dict[str, Any]] = {}
-        self.balance, self.num_waiting, self.contract = 10**9, 0, ""
+        self.balance, self.num_waiting, self.contract, self.forward_price = 10**9, 0, "", 0
 
     def offer(self, name: str, price: int, **changes: Any) -> None:
         """A free offer."""
@@ -88,14 +88,15 @@ class Pool(FakePool):
         return more[what] if what in more else super().state(what)
 
     def rules(self) -> on.Founded:
-        return replace(super().rules(), contract=self.contract)
+        return replace(super().rules(), contract=self.contract, forward_price=self.forward_price)
 
     def post(self, body: on.Body, **more: Any) -> None:
         super().post(body, **more)
         if isinstance(body, on.Opened):
             lease = self.add_lease(body.lease_id, body.order)
             lease |= {"agent": body.offer_id, "offer_id": body.offer_id, "check_fraction": body.verify_fraction}
-            lease |= {"escrow": body.deposit, "rate_per_hour": body.rate_per_hour}
+            lease |= {"escrow": body.deposit, "rate_per_hour": body.rate_per_hour, "deposit": body.deposit}
+            lease |= {"bond": body.bond, "forecast": to_json(body.forecast)}
 
 
 @pytest.fixture
@@ -173,6 +174,21 @@ def test_the_cheapest_offer_is_taken_and_its_deposit_covers_the_checks(pool) -> 
     assert LAUNCHER.start(submission(), print)["job"] == handle["job"]
     assert len(pool.leases) == 1, "a run that is going on was started twice"
     assert lease["agent"] == "cheap"
+
+
+@pytest.mark.parametrize(
+    ("verify", "text"),
+    [
+        ("100%", "one of 60 blocks saves 0.001666 credits, and loses 0.20 credits with a chance of 100 %"),
+        ("none", "nothing is replayed: no bond"),
+    ],
+)
+def test_a_start_says_what_the_bond_is_good_for(pool, verify, text) -> None:
+    """Deposit, bond, and what cheating in a block would save and lose."""
+    told: list[str] = []
+    LAUNCHER.start(submission(options={"verify": verify}), told.append)
+    assert "bond 0.10 credits; " in told[-1]
+    assert text in told[-1]
 
 
 def test_the_rest_of_a_run_is_deposited_for_as_long_as_an_agent_may_take_to_accept(pool) -> None:
@@ -529,6 +545,29 @@ def test_a_run_whose_results_are_on_their_way_stays(pool, tmp_path) -> None:
     assert LAUNCHER.state(handle).phase == "running"
 
 
+def test_what_large_files_may_cost_is_set_aside(pool, tmp_path) -> None:
+    """By a run that moves, of its credits and of --max-cost: without it the next lease could not get its data."""
+    options = {"verify": "100%", "forwarding": "0.1usd"}
+    handle, lease = going_well(pool, tmp_path, options=options)
+    pool.offer("cheap", 100_000)
+    pool.balance, lease["escrow"], pool.forward_price = 290_000, 0, 50_000
+    assert LAUNCHER.state(handle).phase == "running"
+    pool.balance = 390_000
+    assert LAUNCHER.state({**handle, "max_credits": 300_000}).phase == "running"
+    assert LAUNCHER.state({**handle, "max_credits": 400_000}).phase == "requeued"
+    assert pool.of(on.Opened)[-1].deposit + 100_000 <= 390_000
+
+
+def test_a_deposit_leaves_room_for_large_files_in_the_most_that_is_spent(pool) -> None:
+    """--max-cost counts what goes through the pool, where that has a price."""
+    options = {"verify": "none", "forwarding": "0.05usd"}
+    for price, deposit in ((0, 100_000), (1, 50_000)):
+        pool.forward_price = price
+        pool.leases.clear()
+        LAUNCHER.start(submission(options=options, max_cost=0.1, time_limit_s=7200.0), lambda text: None)
+        assert pool.of(on.Opened)[-1].deposit == deposit
+
+
 @pytest.mark.parametrize("what", ["balance", "replays", "contract", "waiting"])
 def test_a_lease_is_not_closed_for_one_that_could_not_be_opened(pool, tmp_path, what) -> None:
     """Too little money once the replays of this lease are paid, a deposit that stays in a contract, others who wait."""
@@ -689,6 +728,9 @@ def test_checkpoints_and_memory_are_as_the_command_says(pool, tmp_path) -> None:
     [
         ({"verify": "much"}, "share of the blocks"),
         ({"isolation": "none"}, "wanted bubblewrap"),
+        ({"bond": "much"}, "--place-option bond much: wanted US dollars"),
+        ({"value": "-1usd"}, "--place-option value -1usd: wanted US dollars"),
+        ({"forwarding": "x"}, "--place-option forwarding x: wanted US dollars"),
     ],
 )
 def test_terms_that_cannot_be_meant_are_refused(options, why) -> None:

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
+
 from stoker.pool import events as on
 from stoker.pool.escrow import pay_for
-from stoker.pool.events import CREDIT
+from stoker.pool.events import CREDIT, sha256
 from stoker.pool.keys import Key
 from stoker.pool.lease import VERDICT_S
 from stoker.pool.watch import MOST_OPEN, due
@@ -201,15 +203,25 @@ def test_a_verifier_out_of_time_keeps_no_fee_from_the_next() -> None:
     assert book.balance(book.agent) == 10 * CREDIT + pay_for(60, CREDIT // 2)
 
 
-def drive(book: Book, lies: set[str], present: Mapping[str, str], rounds: int = 60) -> str:
-    """Let the pool work, and verifiers answer, those in `lies` that a block is unequal; how the lease ended."""
+def drive(
+    book: Book, lies: set[str], present: Mapping[str, str], rounds: int = 60, made: Mapping[str, str] | None = None
+) -> str:
+    """Let the pool work, and verifiers answer; how the lease ended.
+
+    Those in `lies` say that a block is unequal, and that they came to the state in `made`.
+    """
     keys = {key.public: key for key in (book.other, book.third, book.agent)}
     for _ in range(rounds):
         settle(book, present)
         lease = book.state.leases["job"]
         for one in lease.open_challenges:
+            is_equal = one.verifier not in lies
             verdict = on.VerdictGiven(
-                lease_id="job", block=one.block, verifier=one.verifier, equal=one.verifier not in lies
+                lease_id="job",
+                block=one.block,
+                verifier=one.verifier,
+                equal=is_equal,
+                made="" if is_equal else (made or {}).get(one.verifier, ""),
             )
             book.post(keys[one.verifier], verdict)
         if lease.state == "final":
@@ -240,6 +252,24 @@ def test_a_cheat_is_slashed_by_two_verifiers() -> None:
     assert drive(book, {book.other.public, book.third.public}, present) == "slashed"
     assert book.balance(book.agent) == 9 * CREDIT
     assert book.state.record_of(book.agent.public).slashed == 1
+
+
+@pytest.mark.parametrize(
+    ("states", "end"),
+    [((b"a", b"a"), "slashed"), ((b"a", b"b"), "refunded"), ((b"a", b""), "slashed"), ((b"", b""), "slashed")],
+)
+def test_verifiers_that_contradict_each_other_cut_no_bond(states: tuple[bytes, bytes], end: str) -> None:
+    """A job that computes something else on each machine: two replays that differ from each other prove nothing.
+
+    Where one of them compared by tolerance, in another class, its state says nothing about the other's.
+    """
+    book = Book()
+    book.finish(beats=6, blocks=1, verify_fraction=1.0)
+    verifiers = (book.other.public, book.third.public)
+    made = {key: sha256(state) if state else "" for key, state in zip(verifiers, states, strict=True)}
+    assert drive(book, set(verifiers), dict.fromkeys(verifiers, ""), made=made) == end
+    assert book.balance(book.agent) == (9 if end == "slashed" else 10) * CREDIT
+    assert book.state.record_of(book.agent.public).slashed == (end == "slashed")
 
 
 def test_one_liar_slashes_nobody() -> None:

@@ -15,6 +15,7 @@ import stoker
 from stoker.errors import BadRun, RunFailed
 from stoker.records import to_json
 from stoker.stepping.step import Step
+from stoker.stepping.torch_optimizers import use_implementation
 from stoker.store import CheckpointStore, sha256_file
 from stoker.training.checkpoints import restore
 from stoker.training.named_state import _require_same_placements, names_of, numbered, pack, tree_of, united, unpack
@@ -29,6 +30,18 @@ def test_state_goes_by_the_names_of_the_models_parameters() -> None:
     assert names_of(step) == ["0.weight", "3.weight", "0.bias", "3.bias"]
     assert torch.equal(tree["state"]["0.bias"]["exp_avg"], step.optimizer.state[step.model[0].bias]["exp_avg"])
     assert [group["params"] for group in tree["groups"]] == [["0.weight", "3.weight"], ["0.bias", "3.bias"]]
+
+
+@pytest.mark.parametrize("optimizer", [stoker.AdamW(lr=0.01), stoker.SGD(lr=0.1, momentum=0.9)])
+def test_how_an_update_is_computed_is_no_part_of_the_state(optimizer: Any) -> None:
+    """A run that switched to a fused kernel, and one that began with it, have one state: else a replay differs."""
+    step = step_of(tiny_job(optimizer=optimizer))
+    advance(step, 0, 1)
+    kept = [pack(tree_of(step), "optimizer")[0]]
+    for implementation in ("fused", "foreach", "default"):
+        assert use_implementation(step.optimizer, implementation, is_ours=True) is None
+        kept.append(pack(tree_of(step), "optimizer")[0])
+    assert all(one == kept[0] for one in kept)
 
 
 def test_what_is_of_no_parameter_is_kept_beside(tmp_path: Path) -> None:

@@ -47,10 +47,17 @@ PoolFolder = Annotated[
 
 @contextmanager
 def pool_reported(*, debug: bool) -> Iterator[None]:
-    """As `reported`; and what is not installed names the extra that brings it."""
+    """As `reported`; what is not installed names the extra that brings it, and a disk's error its file."""
     with reported(debug=debug):
         try:
             yield
+        except BrokenPipeError:
+            raise
+        except OSError as problem:
+            where = "" if problem.filename is None else f"{problem.filename}: "
+            raise BadRun(
+                f"{where}{problem.strerror or problem}", remedy="Is that disk full, or closed to this user?"
+            ) from problem
         except ModuleNotFoundError as problem:
             package = (problem.name or "").partition(".")[0]
             extra = "pool,chain" if package in _CHAIN_PACKAGES else "p2p" if package == "iroh" else "pool"
@@ -118,8 +125,8 @@ def pool_serve(
             least_window_s=0 if window is None else int(parse_duration(window, "--least-window")),
             forward_price=0
             if forward_price.strip() in ("0", "0usd")
-            else round(parse_money(forward_price) * pool.CREDIT),
-            forward_quota_bytes=0 if forward_quota is None else int(parse_memory(forward_quota)),
+            else round(parse_money(forward_price, "--forward-price") * pool.CREDIT),
+            forward_quota_bytes=0 if forward_quota is None else int(parse_memory(forward_quota, "--forward-quota")),
         )
         if (chain is None) != (contract is None) or (money_in_contract and chain is None):
             raise BadJob("a contract is named with --chain URL and --contract ADDRESS, both")
@@ -160,7 +167,7 @@ def pool_wallet(
                 account, equals, amount = word.partition("=")
                 if not equals:
                     raise BadJob(f"--grant {word}: wanted KEY=AMOUNT, such as {pool.own_key(key).public}=5usd")
-                granted = 0.0 if amount.strip() in ("0", "0usd") else parse_money(amount)
+                granted = 0.0 if amount.strip() in ("0", "0usd") else parse_money(amount, "--grant")
                 try:
                     body = pool.Deposited(account=account.strip(), amount=round(granted * pool.CREDIT))
                 except ValueError as problem:
@@ -335,7 +342,7 @@ def pool_offers(
         offers = client.state("offers")
         if job_file is not None:
             needs = {
-                "value": 0.0 if value.strip() in ("0", "0usd") else parse_money(value),
+                "value": 0.0 if value.strip() in ("0", "0usd") else parse_money(value, "--value"),
                 "verify": verify / 100,
                 "max_cost": None if max_cost is None else parse_money(max_cost),
                 "isolation": isolation,
@@ -344,7 +351,7 @@ def pool_offers(
             _offers_for(job_file, settings, offers, client, needs, as_json=as_json)
             return
         shown = [offer for offer in offers if show_all or (offer["is_free"] and offer["is_present"])]
-        shown.sort(key=lambda offer: offer["offer"]["price_per_hour"])
+        shown.sort(key=lambda offer: pool.read_offer(offer)[0].offer.price_per_hour)
         if as_json:
             print_document(shown)
             return

@@ -19,7 +19,7 @@ from rich.text import Text
 from stoker import api, pool
 from stoker.cli.pool import KeyName, PoolWord, client_of, pool_reported
 from stoker.cli.terminal import AsJson, Debug, output, print_document, printable
-from stoker.errors import BadJob, NoDevice, PlaceUnreachable, RunFailed
+from stoker.errors import BadJob, NoDevice, PlaceUnreachable, RunFailed, StokerError
 from stoker.records import Device
 from stoker.units import format_bytes, parse_duration, parse_memory, parse_money
 
@@ -75,7 +75,7 @@ def offer(
     key: KeyName = "default",
     beat: Annotated[float, typer.Option("--beat", metavar="SECONDS", min=0.2, max=20, help="Between beats.")] = 10.0,
     measures: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="Measure the device first: speed and memory, a minute.")
+        bool, typer.Option("--measure/--no-measure", help="First measure the device, for a minute, and the link.")
     ] = True,
     replays: Annotated[bool, typer.Option("--replay/--no-replay", help="Replay blocks of others for a fee.")] = True,
     p2p: Annotated[
@@ -117,7 +117,7 @@ def offer(
             memory_bytes=int(parse_memory(memory)) if memory else _memory_bytes() // 2,
             cores=cores or float(len(os.sched_getaffinity(0))),
             processes=processes,
-            disk_bytes=int(parse_memory(disk)),
+            disk_bytes=int(parse_memory(disk, "--disk")),
             time_s=longest_s,
         )
         lending = pool.Lending(
@@ -127,14 +127,16 @@ def offer(
             reclaim_s=round(parse_duration(reclaim, "--reclaim")),
             when=when,
             hours=_hours(hours),
-            max_upload_bytes=None if max_upload is None else int(parse_memory(max_upload.removesuffix("/day"))),
+            max_upload_bytes=None
+            if max_upload is None
+            else int(parse_memory(max_upload.removesuffix("/day"), "--max-upload")),
             max_temperature_c=max_temperature,
             max_s=longest_s,
             limits=limits,
             devices=files,
             beat_s=beat,
             replays=replays,
-            most_bond=round(parse_money(most_bond) * 1e6) if most_bond else None,
+            most_bond=round(parse_money(most_bond, "--most-bond") * 1e6) if most_bond else None,
             longest_window_s=parse_duration(longest_window, "--longest-window"),
         )
         place = _folder(folder)
@@ -146,7 +148,8 @@ def offer(
             with suppress(PlaceUnreachable):  # the agent says so itself, and asks again
                 if p2p:
                     pool.joined_peer(client, tell=tell)
-            agent = pool.Agent(client, lending, lent, kind, place, proof=proof, tell=tell)
+            link = _measured_link(client, place, tell) if measures else None
+            agent = pool.Agent(client, lending, lent, kind, place, proof=proof, link=link, tell=tell)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                     signal.signal(number, lambda *_: agent.stop())
@@ -209,8 +212,16 @@ def verify(
                     own_class=pool.determinism_class(device),
                     trace=trace or number in theirs,
                 )
+                others = pool.evidence_of(client, client.lease(lease), number, _folder(folder) / "checks")
                 found.append(
-                    {"block": number, "equal": verdict.equal, "why": verdict.why, "trace": list(verdict.trace)}
+                    {
+                        "block": number,
+                        "equal": verdict.equal,
+                        "why": verdict.why,
+                        "made": verdict.made,
+                        "trace": list(verdict.trace),
+                        "others": others,
+                    }
                 )
                 if number in theirs:
                     found[-1]["first_bad_update"] = bad = pool.first_bad_update(
@@ -224,6 +235,10 @@ def verify(
                 if not as_json:
                     word = {True: "equal", False: "UNEQUAL", None: "undecided"}[verdict.equal]
                     print(f"block {number}: {word}: {verdict.why}")
+                    for other in others:
+                        agrees = ", as here" if verdict.made and other["made"] == verdict.made else ""
+                        judged = "equal" if other["equal"] else "UNEQUAL"
+                        print(f"  {pool.short(other['verifier'])}: {judged}{agrees}: {other['why']}")
         if as_json:
             print_document({"lease": lease, "blocks": found})
         if any(verdict["equal"] is False for verdict in found):
@@ -268,7 +283,7 @@ def _per_hour(option: str, text: str) -> int:
     amount, _, unit = text.partition("/")
     if unit not in ("", "h", "hour"):
         raise BadJob(f"{option} {text}: wanted an amount an hour, such as 0.40usd/h")
-    return round(parse_money(amount) * 1e6)
+    return round(parse_money(amount, option) * 1e6)
 
 
 def _hours(text: str | None) -> tuple[int, int] | None:
@@ -302,6 +317,18 @@ def _measured(lent: Device, memory_bytes: int, tell: Callable[[str], None]) -> p
     shown = format_bytes(proof.proved_bytes)
     tell(f"{proof.flop_per_s / 1e9:,.1f} GFLOP/s in fp32, {shown} shown: {proof.why}")
     return proof
+
+
+def _measured_link(client: pool.PoolClient, folder: Path, tell: Callable[[str], None]) -> pool.MeasuredLink | None:
+    """The link to the pool; None where it cannot be measured now, which is no reason not to lend."""
+    try:
+        link = pool.measured_link(client, folder)
+    except StokerError as problem:
+        tell(f"the link to the pool is not measured: {problem.message}")
+        return None
+    up, down = (format_bytes(rate) for rate in (link.upload_bytes_per_s, link.download_bytes_per_s))
+    tell(f"the link to the pool: {up}/s up, {down}/s down")
+    return link
 
 
 def _measured_bytes(claimed: int, kind: str) -> int:

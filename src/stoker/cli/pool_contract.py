@@ -33,7 +33,7 @@ def _contract(chain: str, contract: str, key: str = "") -> pool.EscrowContract:
 
 
 def _micro(amount: str) -> int:
-    return round(parse_money(amount) * 1e6)
+    return round(parse_money(amount, "AMOUNT") * 1e6)
 
 
 @contract_app.command("deploy")

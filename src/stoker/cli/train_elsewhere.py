@@ -147,7 +147,7 @@ def launch_options(
         variables=_pairs("--var", given["--var"]),
         place=_pairs("--place-option", given["--place-option"]) | _terms(given),
         arguments=tuple(passed),
-        **({"send_limit": parse_memory(given["--send-limit"])} if given["--send-limit"] else {}),
+        **({"send_limit": parse_memory(given["--send-limit"], "--send-limit")} if given["--send-limit"] else {}),
         max_cost=parse_money(given["--max-cost"]) if given["--max-cost"] else None,
         time_limit_s=parse_duration(given["--time-limit"], "--time-limit") if given["--time-limit"] else None,
     )

@@ -74,7 +74,7 @@ def ui(
             control=control,
             services=service or (),
             webhooks=webhook or (),
-            budget_usd=None if budget is None else parse_money(budget),
+            budget_usd=None if budget is None else parse_money(budget, "--budget"),
             pool=Pool(command, f"the pool {address.partition('#')[0]}") if address else None,
             announce=lambda address: print(f"stoker ui: {address}", flush=True),
         )

@@ -316,6 +316,8 @@ class HostSupervisor:
         """Start the ranks, and restart them where that is right; returns this program's exit code."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, self._on_signal)
+        if _is_finished(self._directory):  # `stoker train` would begin another run
+            return self._end(RankOutcome("finished", "was trained to its end before this start", FINISHED))
         if self._state.without_progress >= (MOST_TAKEN_AWAY if self._was_taken_away else MOST_WITHOUT_PROGRESS):
             return self._end(self._given_up("the scheduler started it again"))
         if self._held_before_s and self._is_used_up(by_a_start=True):
@@ -520,6 +522,15 @@ def _next_start(state: HostState, samples: int) -> HostState:
         best_samples=max(samples, state.best_samples),
         without_progress=0 if samples > state.best_samples else state.without_progress + 1,
     )
+
+
+def _is_finished(directory: Path) -> bool:
+    """Whether the record of a run says that it is: who started it may have died before that was seen."""
+    try:
+        record = json.loads((directory / "run.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(record, dict) and record.get("status") == "finished"
 
 
 def newest_samples(events: Path) -> int:

@@ -475,7 +475,8 @@ def choose_run(
                 remedy=f"`stoker train {job_file} --resume {directory.name}` continues it here; or start another run "
                 "with --new.",
             )
-        if before.place != on:
+        kind = parse_target(on).kind
+        if before.place != on and not (before.kind == kind and launcher_of(kind).is_one_place):
             raise BadRun(
                 f"{directory.name} is unfinished at {before.place}, and {on} is another place.",
                 remedy=f"Go on there with --on {before.place}; or start another run here with --new.",

@@ -294,6 +294,8 @@ class Launcher(abc.ABC):
     """Whether it runs container images."""
     limits_time: bool = False
     """Whether the place wants to know how long a job may take: then a forecast is made before it is submitted."""
+    is_one_place: bool = False
+    """Whether a run may go on at any target of this kind: what it has saved is on none of the machines alone."""
 
     @abc.abstractmethod
     def parse(self, text: str) -> LaunchTarget:

@@ -44,12 +44,14 @@ from stoker.pool.escrow import credits_text
 from stoker.pool.hardware_proof import HardwareProof
 from stoker.pool.isolation import LEAST_FREE_BYTES, Host, IsolatedProcess, Isolation, Limits, remove_tree
 from stoker.pool.job_box import JobBox, PoolOrder, missing_packages, read_order
-from stoker.pool.lease import UNCOMMITTED_S, VERDICT_S
+from stoker.pool.lease import MOST_EVIDENCE_BYTES, UNCOMMITTED_S, VERDICT_S
 from stoker.pool.leased_job import INDEX_BYTES, BlobCache, LeasedJob
+from stoker.pool.link_probe import MeasuredLink
 from stoker.pool.owners_use import GpuWatch, LentGpu, OwnersUse, UploadQuota
 from stoker.pool.replay_check import ReplayVerdict, check_block, first_difference
 from stoker.records import Device
-from stoker.records.codec import digest, printable
+from stoker.records.codec import digest, parsed, printable
+from stoker.store.disk_errors import disk_errors
 from stoker.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -139,8 +141,10 @@ def offer_of(
     *,
     expires_s: float,
     payee: str = "",
+    link: MeasuredLink | None = None,
 ) -> on.Offer:
-    """The offer as it is signed; `payee`: address that a contract pays."""
+    """The offer as it is signed; `payee`: address that a contract pays; `link`: to the pool."""
+    link = link or MeasuredLink()
     measured = on.Measured(
         fp32_flop_per_s=0.0 if proof is None else proof.flop_per_s, cores=max(1, int(lending.limits.cores))
     )
@@ -161,6 +165,8 @@ def offer_of(
         hours=lending.hours,
         min_s=lending.min_s,
         max_s=lending.max_s,
+        upload_bytes_per_s=link.upload_bytes_per_s,
+        download_bytes_per_s=link.download_bytes_per_s,
         disk_bytes=lending.limits.disk_bytes,
         expires_s=expires_s,
         payee=payee,
@@ -178,6 +184,7 @@ class Agent:
         isolation: in which jobs run.
         folder: for everything on the disk.
         proof: what the device showed when it was measured.
+        link: to the pool, where it was measured.
         tell: receives a line of text about what happens.
     """
 
@@ -187,6 +194,7 @@ class Agent:
     isolation: Isolation
     folder: Path
     proof: HardwareProof | None = None
+    link: MeasuredLink | None = None
     tell: Callable[[str], None] = lambda _: None
     job_type: type[LeasedJob] = LeasedJob
     _job: LeasedJob | None = field(default=None, init=False)
@@ -214,8 +222,9 @@ class Agent:
         self._owner = OwnersUse(
             self.folder / _PAUSED, looks_at_load=is_idle_only, hours=lending.hours, uploads=uploads, gpu=watch
         )
-        for name in ("leases", "checks"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        with disk_errors(self.folder, "the agent's folder", error=BadRun, option="--folder DIR"):
+            for name in ("leases", "checks"):
+                (self.folder / name).mkdir(parents=True, exist_ok=True)
 
     @property
     def host(self) -> Host:
@@ -238,7 +247,9 @@ class Agent:
             Refused: the pool does not take the offer; the text says why.
             BadRun: another agent works in the folder.
         """
-        with (self.folder / _LOCK).open("w") as held:
+        with disk_errors(self.folder, "the agent's folder", error=BadRun, option="--folder DIR"):
+            held = (self.folder / _LOCK).open("w")
+        with held:
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -320,6 +331,7 @@ class Agent:
             self.proof,
             expires_s=time.time() + OFFER_S,
             payee="" if self._custody is None else self._custody.address,
+            link=self.link,
         )
         self.client.post(on.Offered(offer=offer))
         self._offered_until, self._has_offered = now + OFFER_S, True
@@ -484,8 +496,9 @@ class Agent:
             self._checked[lease_id, block] = _MOST_TRIES
             if verdict.equal is None:
                 return
+            made = "" if verdict.equal else verdict.made
             record = json.dumps(
-                {"lease_id": lease_id, "block": block, "equal": verdict.equal, "why": verdict.why}
+                {"lease_id": lease_id, "block": block, "equal": verdict.equal, "why": verdict.why, "made": made}
             ).encode()
             with suppress(on.Refused):  # a key without credits may not keep it there; the hash stands in the log
                 self.client.put_blob(record)
@@ -497,6 +510,7 @@ class Agent:
                     verifier=self.client.key.public,
                     equal=verdict.equal,
                     evidence=hashlib.sha256(record).hexdigest(),
+                    made=made,
                 ),
                 patience_s=60.0,
             )
@@ -506,9 +520,10 @@ class Agent:
             self.tell(f"{lease_id}: block {block} could not be replayed: {problem!r}")
         finally:
             self._replaying = None
-        boxes = sorted((self.folder / "checks").iterdir(), key=lambda path: path.stat().st_mtime)
-        for old in boxes[:-_KEPT_BOXES]:
-            remove_tree(old)
+        with suppress(OSError):
+            boxes = sorted((self.folder / "checks").iterdir(), key=lambda path: path.stat().st_mtime)
+            for old in boxes[:-_KEPT_BOXES]:
+                remove_tree(old)
 
 
 def blocks_of(lease: dict[str, Any], order: PoolOrder) -> list[Block]:
@@ -535,6 +550,29 @@ def first_bad_update(lease: dict[str, Any], number: int, claimed: Sequence[str],
     """
     index = first_difference(claimed, made)
     return None if index is None else int(lease["commitments"][number]["update"]) - len(made) + index + 1
+
+
+def evidence_of(client: PoolClient, lease: dict[str, Any], number: int, folder: Path) -> list[dict[str, Any]]:
+    """What verifiers of block `number` of a lease recorded, as far as it is there: `verifier`, `equal`, `why`, `made`.
+
+    Their words are theirs: only that they were recorded for this verdict is checked.
+    """
+    found, cache = [], BlobCache(client, folder / "evidence", MOST_EVIDENCE_BYTES)
+    for one in lease["challenges"]:
+        if int(one["block"]) != number or not one["evidence"]:
+            continue
+        with suppress(StokerError, ValueError, TypeError, LookupError):  # it was not kept, or is not JSON
+            record = parsed(cache.whole(str(one["evidence"]), MOST_EVIDENCE_BYTES))
+            found.append(
+                {
+                    "verifier": str(one["verifier"]),
+                    "equal": bool(one["equal"]),
+                    "why": printable(str(record["why"]))[:1000],
+                    "made": str(one["made"]),
+                }
+            )
+    cache.clear()
+    return found
 
 
 def replay_lease(

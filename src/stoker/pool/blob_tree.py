@@ -154,9 +154,10 @@ def pack_folder(root: Path, names: Iterable[str], target: Path, limits: TreeLimi
     hashed, whatever its writer does at the same time.
 
     Raises:
-        BadRun: there are more files or bytes than the limits allow, or the disk is full.
+        BadRun: there are more files or bytes than the limits allow.
+        PlaceFailed: the disk is full, or fails otherwise.
     """
-    with disk_errors(target, "a copy", error=BadRun), target.open("wb") as out:
+    with disk_errors(target, "a copy", error=PlaceFailed), target.open("wb") as out:
         writer = _Writer(out, limits)
         for name in sorted(names):
             try:

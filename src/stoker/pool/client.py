@@ -11,14 +11,15 @@ import atexit
 import hashlib
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable, StokerError
+from stoker.pool.answers import read_lease, read_state, read_work
 from stoker.pool.events import Body, Event, Founded, Refused, canonical, draft_of, read_event
 from stoker.pool.keys import Key, is_signed
 from stoker.pool.transport import HttpsTransport, PoolAnswer, Transport
@@ -68,11 +69,15 @@ class PoolAddress:
                 "no pool is named", remedy="--pool https://HOST:PORT#KEY, or STOKER_POOL; its operator has it."
             )
         url, _, key = given.partition("#")
-        parts = urlsplit(url)
         is_key = len(key) == 64 and not set(key) - set("0123456789abcdef")
-        if parts.scheme not in ("http", "https") or not parts.hostname or not is_key:
+        try:
+            parts = urlsplit(url)
+            scheme, host, _ = parts.scheme, parts.hostname, parts.port
+        except ValueError:  # a port, or an IPv6 address, that is none
+            scheme, host = "", None
+        if scheme not in ("http", "https") or not host or not is_key:
             raise BadJob(f"the pool {given[:100]!r}: wanted https://HOST:PORT#KEY, the key with 64 hexadecimal digits")
-        if parts.scheme == "http" and not _is_loopback(parts.hostname):
+        if scheme == "http" and not _is_loopback(host):
             raise BadJob(f"the pool {url} is on another machine and has no TLS", remedy="Use its https address.")
         return cls(url.rstrip("/"), key)
 
@@ -188,18 +193,26 @@ class PoolClient:
         Args:
             what: which.
             only: of leases: `prefix` of the name, `renter`, `agent`, `unsettled` ("1": what is not final).
+
+        Raises:
+            PlaceFailed: it answers something else.
         """
         query = f"?{urlencode(only)}" if only else ""
-        return self._json("GET", f"/v1/state/{quote(what)}{query}")
+        answer = self._json("GET", f"/v1/state/{quote(what)}{query}")
+        with self._reading():
+            return read_state(what, answer)
 
     def lease(self, lease_id: str) -> dict[str, Any]:
         """One lease; see `lease.Lease` for its fields, and `escrow` and `bond_held` for what is held."""
-        answer: dict[str, Any] = self._json("GET", f"/v1/leases/{quote(lease_id)}")
-        return answer
+        answer = self._json("GET", f"/v1/leases/{quote(lease_id)}")
+        with self._reading():
+            return read_lease(answer, lease_id)
 
     def rules(self) -> Founded:
         """The pool's rules."""
-        return from_json(self.state("pool")["rules"], Founded)
+        pool = self.state("pool")
+        with self._reading():
+            return from_json(pool["rules"], Founded)
 
     def work(self, *, wait_s: float = 0.0, replays: bool = True) -> dict[str, Any]:
         """What waits for this client's key: `leases` to accept, `challenges` to replay, `ended` leases to stop.
@@ -209,8 +222,20 @@ class PoolClient:
         key = self._require_key()
         query = urlencode({"agent": key.public, "wait_s": wait_s, "replays": int(replays)})
         target = f"/v1/work?{query}"
-        answer: dict[str, Any] = self._json("GET", target, wait_s=wait_s)
-        return answer
+        answer = self._json("GET", target, wait_s=wait_s)
+        with self._reading():
+            return read_work(answer)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Name the pool where its answer is none of a pool."""
+        try:
+            yield
+        except (ValueError, TypeError) as problem:
+            raise PlaceFailed(
+                f"{self.address.url} answers what no pool of this version does: {problem}",
+                remedy="Is the address a pool's, and this Stoker as new as the pool's?",
+            ) from problem
 
     # ----------------------------------------------------------------------------------------------------------- blobs
 
@@ -220,6 +245,8 @@ class PoolClient:
             self._request("HEAD", f"/v1/blobs/{digest}").close()
         except _Missing:
             return False
+        except Refused:
+            self._request("GET", f"/v1/blobs/{digest}").close()  # for the reason: an answer to HEAD has no text
         return True
 
     def put_blob(self, source: bytes | Path, *, through_pool: bool = False) -> str:

@@ -38,7 +38,7 @@ from stoker.pool.escrow import Transfer, credits_text, least_deposit, short
 from stoker.pool.events import CLOCK_WINDOW_S, MOST_BYTES, Body, Draft, Event, Refused, draft_of, read_draft
 from stoker.pool.forwarding import BULK_BYTES, forwarding_fee, forwarding_text, require_forwardable
 from stoker.pool.keys import Key, is_signed
-from stoker.pool.lease import LIVE, Lease
+from stoker.pool.lease import LIVE, MOST_EVIDENCE_BYTES, Lease
 from stoker.pool.log import EventLog
 from stoker.pool.state import Change, decide
 from stoker.pool.watch import PRESENT_S, due
@@ -208,6 +208,7 @@ class ControlPlane:
         self.state = self.log.replay()
         self.up_since_s = now()
         self._named: dict[str, set[str]] = defaultdict(set)
+        self._evidence_of: dict[str, set[str]] = defaultdict(set)
         self._concerned: dict[str, set[str]] = defaultdict(set)
         self._rented: dict[str, set[str]] = defaultdict(set)
         for lease in self.state.leases.values():
@@ -460,6 +461,8 @@ class ControlPlane:
         """Keep in mind which blobs a lease names and whose work it is; the keys that it concerns."""
         for digest in lease.blobs:
             self._named[digest].add(lease.lease_id)
+        for digest in lease.evidence:
+            self._evidence_of[digest].add(lease.lease_id)
         concerned = {lease.agent, *(asked.verifier for asked in lease.challenges)}
         for names in (self._rented[lease.renter], *(self._concerned[key] for key in concerned)):
             if lease.state == "final":
@@ -518,6 +521,7 @@ class ControlPlane:
                     self._documents.clear()
                     for digest in await asyncio.to_thread(self.blobs.delete_unneeded, self._needed_blobs()):
                         self._named.pop(digest, None)
+                        self._evidence_of.pop(digest, None)
             except Exception:  # noqa: BLE001 - else no lease would end any more; the fault is logged
                 _log.exception("a decision of the control plane failed")
             await asyncio.sleep(_TICK_S)
@@ -556,7 +560,10 @@ class ControlPlane:
             await asyncio.sleep(_CHAIN_S)
 
     def _needed_blobs(self) -> set[str]:
-        return {digest for name in self.state.unsettled for digest in self.state.leases[name].blobs}
+        leases = [self.state.leases[name] for name in self.state.unsettled]
+        evidence = self.blobs.sizes_of(digest for lease in leases for digest in lease.evidence)
+        small = {digest for digest, num_bytes in evidence.items() if num_bytes <= MOST_EVIDENCE_BYTES}
+        return small.union(*(lease.blobs for lease in leases))
 
     def present(self) -> dict[str, str]:
         """Agents that asked for work recently, with their determinism class."""
@@ -890,8 +897,17 @@ class ControlPlane:
         for lease in self.leases_naming(digest):
             namer = lease.renter if digest in (lease.order, *lease.inputs) else lease.agent
             if namer in readers:
-                readers |= {lease.renter, lease.agent, lease.delegate, *(one.verifier for one in lease.challenges)}
+                readers |= parties_of(lease)
+        for name in self._evidence_of.get(digest, ()):
+            lease = self.state.leases[name]
+            if lease.evidence.get(digest, set()) & self.blobs.senders(digest):
+                readers |= parties_of(lease)
         return readers - {""}
+
+
+def parties_of(lease: Lease) -> set[str]:
+    """Keys that have part in a lease."""
+    return {lease.renter, lease.agent, lease.delegate, *(one.verifier for one in lease.challenges)}
 
 
 def _named_by(body: Body) -> list[str]:

@@ -149,6 +149,28 @@ def required_deposit(forecast_credits: int, check_fraction: float) -> int:
     return forecast_credits + math.ceil(forecast_credits * check_fraction)
 
 
+def deterrence_text(pay: int, bond: int, check_fraction: float, num_blocks: int) -> str:
+    """What it would save and cost an agent to cheat in one block of a lease, as words.
+
+    One block is where cheating is found least: further ones save as much each. It does not pay where
+    p (pay + bond) > (1 - p) pay / n, with p the chance that a block of n is drawn. Since one is drawn at least, p is
+    1/n or more, so that the pay of the lease is enough, and the implied bond is 0.
+
+    >>> print(deterrence_text(1_000_000, 500_000, 0.05, 40))
+    cheating in one of 40 blocks saves 0.025 credits, and loses 1.50 credits with a chance of 5 %
+    >>> print(deterrence_text(1_000_000, 0, 0.0, 40))
+    nothing is replayed: no bond keeps the agent from cheating
+    """
+    if not check_fraction:
+        return "nothing is replayed: no bond keeps the agent from cheating"
+    blocks = max(1, num_blocks)
+    chance = math.ceil(check_fraction * blocks) / blocks
+    return (
+        f"cheating in one of {blocks:,} blocks saves {credits_text(pay // blocks)}, and loses "
+        f"{credits_text(pay + bond)} with a chance of {100 * chance:.0f} %"
+    )
+
+
 def least_deposit(min_s: float, rate_per_hour: int) -> int:
     """Least deposit whatever the forecast [micro-credits]: the shortest lease, and the time that an offer is held."""
     return max(pay_for(math.ceil(max(min_s, ACCEPT_S)), rate_per_hour), 1 if rate_per_hour else 0)

@@ -46,7 +46,7 @@ import time
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
-from stoker.errors import StokerError
+from stoker.errors import BadSetting, StokerError
 from stoker.pool.keys import Key, is_signed
 from stoker.records.codec import JSON, from_json, parsed, to_json
 
@@ -99,15 +99,15 @@ class Body:
     """What an event says. Fields named below are checked in the same way for all bodies.
 
     Raises:
-        ValueError: a value that cannot be meant.
+        BadSetting: a value that cannot be meant.
     """
 
     _ids: ClassVar[frozenset[str]] = frozenset({"lease_id", "offer_id"})
     _hashes: ClassVar[frozenset[str]] = frozenset(
-        {"account", "verifier", "order", "state", "blob", "previous", "result", "evidence", "root", "operator"}
+        {"account", "verifier", "order", "state", "blob", "previous", "result", "evidence", "made", "root", "operator"}
     )
     _addresses: ClassVar[frozenset[str]] = frozenset({"payer", "payee", "cosigner"})
-    _may_be_empty: ClassVar[frozenset[str]] = frozenset({"evidence", "result", "delegate", "previous"})
+    _may_be_empty: ClassVar[frozenset[str]] = frozenset({"evidence", "made", "result", "delegate", "previous"})
     _money: ClassVar[frozenset[str]] = frozenset(
         {
             "amount",
@@ -130,18 +130,18 @@ class Body:
 
     def _check(self, name: str, value: Any) -> None:
         if isinstance(value, str) and len(value) > _MOST_TEXT:
-            raise ValueError(f"{name} has {len(value)} characters, at most {_MOST_TEXT} are taken")
+            raise BadSetting(f"{name} has {len(value)} characters, at most {_MOST_TEXT} are taken")
         if name in self._ids and not _ID.fullmatch(value):
-            raise ValueError(f"{name} {value[:80]!r}: wanted 1 to 64 letters, digits, '.', '_' or '-'")
+            raise BadSetting(f"{name} {value[:80]!r}: wanted 1 to 64 letters, digits, '.', '_' or '-'")
         if name in self._hashes and not (_HASH.fullmatch(value) or (not value and name in self._may_be_empty)):
-            raise ValueError(f"{name} {value[:80]!r}: wanted 64 hexadecimal digits in lower case")
+            raise BadSetting(f"{name} {value[:80]!r}: wanted 64 hexadecimal digits in lower case")
         if name in self._addresses and value and not _ADDRESS.fullmatch(value):
-            raise ValueError(f"{name} {value[:80]!r}: wanted an address, 0x and 40 hexadecimal digits in lower case")
+            raise BadSetting(f"{name} {value[:80]!r}: wanted an address, 0x and 40 hexadecimal digits in lower case")
         if name in self._money and not 0 <= value <= _MOST_MONEY:
-            raise ValueError(f"{name} {value}: wanted 0 to {_MOST_MONEY} micro-credits")
+            raise BadSetting(f"{name} {value}: wanted 0 to {_MOST_MONEY} micro-credits")
         is_plain = name not in self._money and isinstance(value, int | float)
         if is_plain and not 0 <= value <= 2**53:  # neither is NaN
-            raise ValueError(f"{name} {value}: wanted 0 or more")
+            raise BadSetting(f"{name} {value}: wanted 0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,11 +169,11 @@ class Founded(Body):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.contract and not _CONTRACT.fullmatch(self.contract):
-            raise ValueError(f"contract {self.contract[:80]!r}: wanted eip155:CHAIN:ADDRESS in lower case")
+            raise BadSetting(f"contract {self.contract[:80]!r}: wanted eip155:CHAIN:ADDRESS in lower case")
         if self.contract and self.forward_price:
-            raise ValueError(f"forward_price {self.forward_price}: a contract pays for time alone; wanted 0 with one")
+            raise BadSetting(f"forward_price {self.forward_price}: a contract pays for time alone; wanted 0 with one")
         if not 1 <= self.verdicts_to_slash <= 9:
-            raise ValueError(f"verdicts_to_slash {self.verdicts_to_slash}: wanted 1 to 9")
+            raise BadSetting(f"verdicts_to_slash {self.verdicts_to_slash}: wanted 1 to 9")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +195,7 @@ class OfferedDevice(Body):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not _DEVICE.fullmatch(self.kind):
-            raise ValueError(f"device.kind {self.kind[:80]!r}: wanted 1 to 64 letters, digits, '.', '_', ':' or '-'")
+            raise BadSetting(f"device.kind {self.kind[:80]!r}: wanted 1 to 64 letters, digits, '.', '_', ':' or '-'")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,11 +244,11 @@ class Offer(Body):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.min_s > self.max_s:
-            raise ValueError(f"min_s {self.min_s} is more than max_s {self.max_s}")
+            raise BadSetting(f"min_s {self.min_s} is more than max_s {self.max_s}")
         if self.hours is not None and not all(0 <= hour < 24 for hour in self.hours):
-            raise ValueError(f"hours {self.hours}: wanted two hours of the day, 0 to 23")
+            raise BadSetting(f"hours {self.hours}: wanted two hours of the day, 0 to 23")
         if not 1 <= self.device.count <= 1024:
-            raise ValueError(f"device.count {self.device.count}: wanted 1 to 1024")
+            raise BadSetting(f"device.count {self.device.count}: wanted 1 to 1024")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,13 +335,13 @@ class Opened(Body):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.window_s > MOST_WINDOW_S:
-            raise ValueError(f"window_s {self.window_s}: wanted {MOST_WINDOW_S} s at most")
+            raise BadSetting(f"window_s {self.window_s}: wanted {MOST_WINDOW_S} s at most")
         if len(self.inputs) > 16 or not all(_HASH.fullmatch(one) for one in self.inputs):
-            raise ValueError("inputs: wanted 16 at most, each of 64 hexadecimal digits in lower case")
+            raise BadSetting("inputs: wanted 16 at most, each of 64 hexadecimal digits in lower case")
         if not 0 <= self.verify_fraction <= 1:
-            raise ValueError(f"verify_fraction {self.verify_fraction}: wanted 0 to 1")
+            raise BadSetting(f"verify_fraction {self.verify_fraction}: wanted 0 to 1")
         if self.delegate and not _HASH.fullmatch(self.delegate):
-            raise ValueError(f"delegate {self.delegate!r}: wanted a key, 64 hexadecimal digits in lower case")
+            raise BadSetting(f"delegate {self.delegate!r}: wanted a key, 64 hexadecimal digits in lower case")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,7 +379,7 @@ class Cosigned(Body):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not _VOUCHER.fullmatch(self.voucher):
-            raise ValueError("voucher: wanted a signature, 130 hexadecimal digits in lower case")
+            raise BadSetting("voucher: wanted a signature, 130 hexadecimal digits in lower case")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -459,6 +459,8 @@ class VerdictGiven(Body):
     Attributes:
         verifier: who replayed: the key that signs.
         evidence: SHA-256 of the record of the replay.
+        made: digest of the state that an unequal replay came to, where bits were compared; verifiers that came to
+            different ones contradict each other.
     """
 
     lease_id: str
@@ -466,6 +468,7 @@ class VerdictGiven(Body):
     verifier: str
     equal: bool
     evidence: str = ""
+    made: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -540,11 +543,11 @@ class TeamMade(Body):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not _ID.fullmatch(self.team):
-            raise ValueError(f"team {self.team[:80]!r}: wanted 1 to 64 letters, digits, '.', '_' or '-'")
+            raise BadSetting(f"team {self.team[:80]!r}: wanted 1 to 64 letters, digits, '.', '_' or '-'")
         if not all(_HASH.fullmatch(member) for member in self.members):
-            raise ValueError("members: wanted keys, each of 64 hexadecimal digits in lower case")
+            raise BadSetting("members: wanted keys, each of 64 hexadecimal digits in lower case")
         if not self.weight > 0:
-            raise ValueError(f"weight {self.weight}: wanted more than 0")
+            raise BadSetting(f"weight {self.weight}: wanted more than 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -558,7 +561,7 @@ class Waiting(Body):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not _ID.fullmatch(self.request_id):
-            raise ValueError(f"request_id {self.request_id[:80]!r}: wanted 1 to 64 letters, digits, '.', '_' or '-'")
+            raise BadSetting(f"request_id {self.request_id[:80]!r}: wanted 1 to 64 letters, digits, '.', '_' or '-'")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,9 +65,10 @@ def job_forecasts(
         except (DoesNotFit, NoDevice, BadJob) as problem:
             return problem.message.split("\n", 1)[0]
         total = max((forecast.total_s for forecast in forecasts), key=lambda one: one.value)  # an alias: the slowest
-        forecast = RunForecast.of_interval(total.value, total.low, total.high, basis=total.basis)
+        updates = forecasts[0].total_updates
+        forecast = RunForecast.of_interval(total.value, total.low, total.high, basis=total.basis, total_updates=updates)
         if offer_id in runs:
-            return after_runs(forecast, runs[offer_id], forecasts[0].total_updates)
+            return after_runs(forecast, runs[offer_id], updates)
         return calibrated(forecast, earlier_ratios(leases, name, kind))
 
     return forecast_of

@@ -18,6 +18,7 @@ kinds share with the owner where a GPU is lent.
 from __future__ import annotations
 
 import abc
+import errno
 import functools
 import hashlib
 import json
@@ -45,6 +46,13 @@ LEAST_FREE_BYTES = 1 << 30
 """Disk that is left to the owner, whatever a program's quota says [bytes]."""
 HOST_FULL = "the disk of this machine is full"
 """How `IsolatedProcess.exceeded` begins where it is no fault of the program."""
+_OWNERS_ERRORS = frozenset(
+    (
+        *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS),
+        *(errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE),
+    )
+)
+"""What an owner's disk, memory or limits lack; a program's files have other errors."""
 
 FIRST_USER, NUM_USERS = 61_000, 1000
 """Where the agent is root, programs run under user numbers of this range, which belong to no account."""
@@ -778,6 +786,11 @@ def disk_bytes(folder: Path) -> tuple[int, bool]:
         except OSError:
             return _BEYOND, True
     return total, is_whole
+
+
+def is_owners(problem: OSError) -> bool:
+    """Whether an error is trouble of the owner's machine, which says nothing about a program."""
+    return problem.errno in _OWNERS_ERRORS
 
 
 def remove_tree(folder: Path) -> None:

@@ -28,12 +28,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
 
-from stoker.errors import BadJob, BadRun, PlaceFailed
+from stoker.errors import BadJob, BadRun, PlaceFailed, StokerError
 from stoker.launching.at_place import LaunchOrder
 from stoker.launching.environment_lock import EnvironmentLock
 from stoker.launching.launcher import Submission
 from stoker.pool.blob_tree import TreeLimits, pack_bundles, unpack
-from stoker.pool.isolation import Host, Program, remove_tree
+from stoker.pool.isolation import Host, Program, is_owners, remove_tree
 from stoker.records.codec import dumps, loads
 from stoker.units import parse_memory
 
@@ -242,6 +242,7 @@ class JobBox:
 
         Raises:
             BadRun: the job has replaced the folder.
+            PlaceFailed: the disk is full, or fails otherwise.
         """
         with self._launch() as folder:
             with suppress(FileNotFoundError):
@@ -265,13 +266,13 @@ class JobBox:
                 os.mkdir("launch", dir_fd=run)
             folder = os.open("launch", flags, dir_fd=run)
         except OSError as error:
-            raise BadRun(f"the job has put something else in the place of launch/: {error.strerror}") from error
+            raise _launch_problem(error, "the job has put something else in the place of launch/") from error
         finally:
             os.close(run)
         try:
             yield folder
         except OSError as error:
-            raise BadRun(f"the job has closed launch/, or put a folder into it: {error.strerror}") from error
+            raise _launch_problem(error, "the job has closed launch/, or put a folder into it") from error
         finally:
             os.close(folder)
 
@@ -316,6 +317,13 @@ class JobBox:
             devices=host.devices,
             limits=host.limits,
         )
+
+
+def _launch_problem(error: OSError, what: str) -> StokerError:
+    """Why `launch/` cannot be written: this machine's disk, or what the job did there."""
+    if is_owners(error):
+        return PlaceFailed(f"launch/ of the run cannot be written here: {error.strerror}")
+    return BadRun(f"{what}: {error.strerror}")
 
 
 def value_of(arguments: Sequence[str], option: str) -> str | None:

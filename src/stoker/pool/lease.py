@@ -11,6 +11,7 @@ open → funded → running ⇄ suspect ─┐
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -41,6 +42,8 @@ PREEMPTED = "reclaimed for a higher priority"
 """Reason of a lease that makes room for another one; its agent has done nothing."""
 SAVES_NOTHING = "refused: it has saved nothing"
 """How the reason begins of an agent that leaves a job which saves nothing that could be paid."""
+MOST_EVIDENCE_BYTES = 1 << 20
+"""Largest record of a replay that is kept until its lease is settled [bytes]."""
 CLOCK_SLACK_S = 2.0
 """Most that the meter may be ahead of the time since the lease was accepted [s]."""
 
@@ -126,6 +129,7 @@ class Challenge:
     Attributes:
         fee: what the verifier gets, and once it answered, what it got [micro-credits].
         equal: its verdict; None: not yet.
+        made: digest of the state that an unequal replay came to; "": not compared by bits.
         since_s: when it was asked for [s since 1970].
         account: that gets the fee.
     """
@@ -137,6 +141,7 @@ class Challenge:
     equal: bool | None = None
     evidence: str = ""
     account: str = ""
+    made: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -375,6 +380,15 @@ class Lease:
         """Verifiers that found a block unequal."""
         return {one.verifier for one in self.challenges if one.block == block and one.equal is False}
 
+    def num_agreeing(self, block: int) -> int:
+        """How many verifiers that found a block unequal do not contradict each other.
+
+        Of those that compared bits it is those that came to one state: a job that computes something else on each
+        machine says nothing about its agent.
+        """
+        made = Counter(one.made for one in self.challenges if one.block == block and one.equal is False)
+        return made.pop("", 0) + max(made.values(), default=0)
+
     def equal(self, block: int) -> set[str]:
         """Verifiers that found a block equal."""
         return {one.verifier for one in self.challenges if one.block == block and one.equal is True}
@@ -383,6 +397,15 @@ class Lease:
     def unequal_blocks(self) -> list[int]:
         """Blocks that a verifier found unequal."""
         return sorted({one.block for one in self.challenges if one.equal is False})
+
+    @property
+    def evidence(self) -> dict[str, set[str]]:
+        """SHA-256 of the records of replays, and the verifiers that named each."""
+        found: dict[str, set[str]] = {}
+        for challenge in self.challenges:
+            if challenge.evidence:
+                found.setdefault(challenge.evidence, set()).add(challenge.verifier)
+        return found
 
     @property
     def blobs(self) -> frozenset[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import threading
 import time
@@ -25,20 +26,25 @@ from stoker.errors import BadRun, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.launching.at_place import HostState
 from stoker.pool import events as on
 from stoker.pool.blob_tree import TreeLimits, pack_folder, plain_names, unpack
-from stoker.pool.client import PoolClient, is_passing
+from stoker.pool.client import DiskFailed, PoolClient, is_passing
 from stoker.pool.commitment import Block, keep_block
-from stoker.pool.isolation import HOST_FULL, LEAST_FREE_BYTES, Host, IsolatedProcess, remove_tree
+from stoker.pool.isolation import HOST_FULL, LEAST_FREE_BYTES, Host, IsolatedProcess, is_owners, remove_tree
 from stoker.pool.job_box import JobBox, PoolOrder, read_order
 from stoker.pool.lease import SAVES_NOTHING, UNCOMMITTED_S
 from stoker.records.codec import loads, printable
 from stoker.store import CheckpointStore
 from stoker.store.checkpoint_store import order_of_name
+from stoker.store.disk_errors import disk_errors
 from stoker.store.foreign_files import read_below
-from stoker.units import format_seconds
+from stoker.units import format_bytes, format_seconds
 
 MOST_STATE_BYTES = 1 << 20
 INDEX_BYTES = 32 << 20
 """What a blob may have beyond the files in it [bytes]."""
+_RENTERS_FREE_BYTES = 256 << 20
+"""Disk that stays free where a renter fetches blobs [bytes]."""
+_OTHER_DISK = "STOKER_CACHE (a renter), or --folder DIR (an agent)"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _NOT_HOME = frozenset({"launch", "lock", "lock.held", "lock.taking", "started.json", "launch.json"})
 _MOST_TRIES = 5
 _FETCH_TRIES, _RETRY_S = 60, 10.0
@@ -50,9 +56,12 @@ _SENDING_ENDS_S = 5.0
 
 
 class BlobCache:
-    """Blobs of a pool, fetched into a folder when they are first read.
+    """Blobs of a pool, fetched into a folder when they are first read; a part of the disk stays free.
 
-    `most_bytes`: the largest that is fetched, and that leaves the owner's part of the disk free; None: any.
+    `most_bytes`: the largest that an agent fetches; None: any, as a renter does.
+
+    Raises:
+        DiskFailed: its folder cannot be made, or the disk is full.
     """
 
     def __init__(self, client: PoolClient, folder: Path, most_bytes: int | None = None) -> None:
@@ -64,23 +73,39 @@ class BlobCache:
 
     def aside(self) -> Path:
         """A file for what is made before it is sent."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._make_folder()
         return self._folder / f"sending-{os.getpid()}"
 
     def fetch(self, sha256: str, most_bytes: int | None = None) -> Path:
         """The file with a blob.
 
         Raises:
-            PlaceFailed: it is larger than is taken.
+            PlaceFailed: it is larger than is taken, or what is asked for is no SHA-256.
         """
+        if _SHA256.fullmatch(sha256) is None:  # it becomes the name of a file
+            raise PlaceFailed(f"{sha256[:80]!r} names no blob: wanted the SHA-256, 64 hexadecimal digits")
         path = self._folder / sha256
         if not path.exists():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            most = most_bytes or self._most_bytes
-            if self._most_bytes is not None:
-                most = min(most or 0, max(0, shutil.disk_usage(self._folder).free - LEAST_FREE_BYTES))
-            self._client.get_blob(sha256, path, most_bytes=most)
+            room, most = self._make_folder(), most_bytes or self._most_bytes
+            self._client.get_blob(sha256, path, most_bytes=room if most is None else min(most, room))
         return path
+
+    def _make_folder(self) -> int:
+        """Make the folder; bytes that may be written to it.
+
+        Raises:
+            DiskFailed: it cannot be made, or there are none.
+        """
+        with disk_errors(self._folder, "what comes from the pool", error=DiskFailed, option=_OTHER_DISK):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self._folder).free
+        stays_free = _RENTERS_FREE_BYTES if self._most_bytes is None else LEAST_FREE_BYTES
+        if free <= stays_free:
+            raise DiskFailed(
+                f"{self._folder}: {format_bytes(free)} of the disk are free, and {format_bytes(stays_free)} stay free",
+                remedy=f"Free some space there, or choose another place with {_OTHER_DISK}.",
+            )
+        return free - stays_free
 
     def whole(self, sha256: str, most_bytes: int) -> bytes:
         """A small blob.
@@ -275,7 +300,10 @@ class LeasedJob:
             except StokerError as problem:  # what the job left cannot be sent, or cannot be started again
                 self._close(_reason(problem))
             except Exception as problem:  # noqa: BLE001 - whatever the job left does not end the agent
-                self._close(f"failed: its files cannot be used: {problem!r}")
+                if isinstance(problem, OSError) and is_owners(problem):
+                    self._close(f"refused: this machine fails: {problem}")
+                else:
+                    self._close(f"failed: its files cannot be used: {problem!r}")
         except PlaceUnreachable as problem:
             self._tell(f"{self.lease_id}: the pool does not answer, the job goes on: {problem.message}")
         except on.Refused as refused:

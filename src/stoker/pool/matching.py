@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.pool.answers import read_offer
 from stoker.pool.escrow import FIRST_JOBS, LEAST_CHECKED, credits_text
 from stoker.pool.events import Isolation
 from stoker.pool.state import ListedOffer, Record
-from stoker.records.codec import from_json
 from stoker.units import format_bytes, format_seconds
 
 PRIOR_LOSSES, PRIOR_HOURS = 0.5, 24.0
@@ -51,6 +51,7 @@ class RunForecast:
             it; 0: not scaled.
         raw_s: `run_s` before earlier runs corrected it [s]; 0: they did not.
         setup_s: from accepted to training, transfers not counted [s]; None: as `Needs` has it.
+        total_updates: of the whole run; 0: not known.
     """
 
     run_s: float
@@ -59,6 +60,11 @@ class RunForecast:
     reference_flop_per_s: float = 0.0
     raw_s: float = 0.0
     setup_s: float | None = None
+    total_updates: int = 0
+
+    def done_s(self, updates: int) -> float:
+        """What the first updates of the run take of `run_s` [s]; 0 where their share is not known."""
+        return self.run_s * min(1.0, updates / self.total_updates) if self.total_updates else 0.0
 
     @classmethod
     def of_interval(cls, value_s: float, low_s: float, high_s: float, **more: Any) -> RunForecast:
@@ -665,11 +671,15 @@ def worth_moving(stay: Match, go: Match, *, move_credits: int, value_per_hour: i
 
 
 def listed_offers(documents: Sequence[Mapping[str, Any]]) -> tuple[list[ListedOffer], dict[str, Record]]:
-    """Offers that are free and whose agent is there, and the records of agents, as the control plane shows them."""
-    offers, records = [], {}
+    """Offers that are free and whose agent is there, and the records of agents, as the control plane shows them.
+
+    Raises:
+        PlaceFailed: one of them cannot be read.
+    """
+    offers, records = list[ListedOffer](), dict[str, Record]()
     for document in documents:
         if document.get("is_free") and document.get("is_present", True):
-            names = ("offer", "agent", "offered_s", "lease_id")
-            offers.append(from_json({name: document[name] for name in names}, ListedOffer))
-            records[document["agent"]] = from_json(document["record"], Record)
+            listed, record = read_offer(document)
+            offers.append(listed)
+            records[listed.agent] = record
     return offers, records

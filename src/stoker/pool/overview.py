@@ -17,13 +17,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from stoker.errors import StokerError
+from stoker.pool.answers import read_offer
 from stoker.pool.client import PoolAddress, PoolClient
 from stoker.pool.escrow import credits_text, pay_for, short
 from stoker.pool.events import CREDIT, FIRST_PREVIOUS, Draft, Event, Refused
 from stoker.pool.keys import keys_folder, read_key
 from stoker.pool.lease import Lease
 from stoker.pool.matching import declines, hazard_interval, hazard_per_hour
-from stoker.pool.state import ListedOffer, Record
 from stoker.records.codec import JSON, from_json, to_json
 from stoker.units import format_seconds
 
@@ -190,9 +190,7 @@ class Overview:
 
 def _offer(document: dict[str, Any], account: str) -> dict[str, Any]:
     """An offer, with the record of who made it as evidence; money in credits, the hazard by the hour."""
-    names = ("offer", "agent", "offered_s", "lease_id")
-    listed = from_json({name: document[name] for name in names}, ListedOffer)
-    record = from_json(document["record"], Record)
+    listed, record = read_offer(document)
     offer = listed.offer
     status = "free" if document["is_present"] is True else "away"
     if document["is_free"] is not True:

@@ -191,8 +191,12 @@ class Peer:
 
     async def _found(self, question: Head) -> list[_PeerTransport]:
         paths = []
-        for other in (await self._ask(question)).get("peers", ()):
-            key, addresses = str(other["key"]), [str(one) for one in other["addresses"]]
+        answer = await self._ask(question)
+        try:
+            peers = [(str(one["key"]), [str(place) for place in one["addresses"]]) for one in answer.get("peers", ())]
+        except (TypeError, LookupError, AttributeError) as problem:
+            raise PlaceFailed(f"the rendezvous answers what are no peers: {problem!r}") from problem
+        for key, addresses in peers:
             if time.monotonic() < self._no_path.get(key, 0.0):
                 continue
             was_known = self._endpoint.connection(key) is not None

@@ -55,6 +55,7 @@ class PoolLauncher(Launcher):
         "move",
     )
     limits_time = True
+    is_one_place = True
 
     def parse(self, text: str) -> LaunchTarget:
         """An offer by name, or the best; and the device to ask for."""

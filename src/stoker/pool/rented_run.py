@@ -24,7 +24,7 @@ from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable, StokerE
 from stoker.launching.launcher import Handle, LaunchTarget, seen_now
 from stoker.pool import events as on
 from stoker.pool.blob_tree import TreeLimits, read_index, read_member, same_files, unpack
-from stoker.pool.client import PoolClient, is_passing
+from stoker.pool.client import DiskFailed, PoolClient, is_passing
 from stoker.pool.commitment import chain_head
 from stoker.pool.escrow import credits_text, least_deposit, pay_for, required_deposit
 from stoker.pool.events import Refused
@@ -44,11 +44,12 @@ from stoker.pool.lease_documents import (
     wrong_blocks,
 )
 from stoker.pool.leased_job import BlobCache
-from stoker.pool.matching import Match, Needs, best_move, earlier_runs, listed_offers
+from stoker.pool.matching import Match, Needs, RunForecast, best_move, earlier_runs, listed_offers
 from stoker.pool.terms import Terms, ranked_offers
-from stoker.records.codec import dumps, parsed
+from stoker.records.codec import dumps, from_json, parsed
 from stoker.records.launch import LaunchPhase, LaunchState
 from stoker.store.checkpoint_store import MANIFEST, manifest_from
+from stoker.store.disk_errors import disk_errors
 from stoker.units import format_seconds
 
 if TYPE_CHECKING:
@@ -185,9 +186,10 @@ class RentedRun:
         pool = self.client.state("pool")
         if pool["rules"]["contract"] or int(pool.get("num_waiting", 0)):
             return False
+        forwarding = most_forwarding(from_json(pool["rules"], on.Founded), terms)
         rate, checked = int(last["rate_per_hour"]), 1.0 if terms.verify else 0.0
         spare = required_deposit(pay_for(_SPARE_S, rate), float(last["check_fraction"]))
-        _, paid_s = self._affordable([go], left_s, checked, terms, spare)
+        _, paid_s = self._affordable([go], left_s, checked, terms, spare + forwarding)
         if paid_s < go.metered_hours * 3600:
             return False
         offer = go.listed.offer
@@ -198,7 +200,7 @@ class RentedRun:
         )
         assert self.client.key is not None
         has = int(self.client.state("balances")["balances"].get(self.client.key.public, 0))
-        return has + max(0, int(last["escrow"]) - stays) >= deposit
+        return has + max(0, int(last["escrow"]) - stays) >= deposit + forwarding
 
     def _better_offer(
         self, last: dict[str, Any], leases: list[dict[str, Any]], terms: Terms
@@ -342,8 +344,10 @@ class RentedRun:
                 remedy="`stoker pool offers` lists what there is.",
             )
         checked = 1.0 if terms.verify else 0.0  # a provider without a record is checked whole
-        match, paid_s = self._affordable(offers, limit_s, checked, terms)
-        if (rules := self.client.rules()).contract:
+        rules = self.client.rules()
+        forwarding = most_forwarding(rules, terms)
+        match, paid_s = self._affordable(offers, limit_s, checked, terms, forwarding)
+        if rules.contract:
             return self._open_at(match, paid_s, order, number, checked, terms, rules)
         refusals = list[Refused]()
         while True:
@@ -355,7 +359,7 @@ class RentedRun:
                 if is_passing(refused) or not offers or len(refusals) == _MOST_ASKED:
                     raise refusals[0] from None
             try:
-                match, paid_s = self._affordable(offers, limit_s, checked, terms)
+                match, paid_s = self._affordable(offers, limit_s, checked, terms, forwarding)
             except BadJob:
                 raise refusals[0] from None
 
@@ -377,7 +381,9 @@ class RentedRun:
         digest = self.blobs.put(content)
         credits_ = pay_for(math.floor(limit_s), rate)
         deposit = max(required_deposit(credits_, checked), least_deposit(offer.min_s, rate))
-        expected_s = min(match.metered_hours * 3600, limit_s) if raw_hours else limit_s  # of a rest nothing is known
+        expected_s = limit_s
+        if isinstance(forecast := terms.forecast_of(match.listed), RunForecast):
+            expected_s = min(match.metered_hours * 3600 - forecast.done_s(order.resume_update), limit_s)
         body = on.Opened(
             lease_id=lease_id,
             offer_id=offer.offer_id,
@@ -496,9 +502,10 @@ class RentedRun:
         if not digest:
             return b""
         path = self.blobs.fetch(digest)
-        for other in path.parent.iterdir():  # checkpoints of earlier calls; orders are small, and read each time
-            if other != path and other.stat().st_size > _MOST_KEPT_BYTES:
-                other.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # another process that follows the run removes them as well
+            for other in path.parent.iterdir():  # checkpoints of earlier calls; orders are small, and read each time
+                if other != path and other.stat().st_size > _MOST_KEPT_BYTES:
+                    other.unlink(missing_ok=True)
         return read_member(path, _LOG, limits, _MOST_LOG_BYTES) or b""
 
     def fetch(self, into: Path) -> None:
@@ -506,16 +513,17 @@ class RentedRun:
         digest = self._newest()
         if not digest:
             return
-        into.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=".writing-", dir=into))
-        try:
-            index = unpack(self.blobs.fetch(digest), aside / "run", TreeLimits(num_bytes=_MOST_HOME_BYTES))
-            for entry in index.entries:
-                target = into / entry.path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                (aside / "run" / entry.path).replace(target)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+        with disk_errors(into, "the results", error=DiskFailed):
+            into.mkdir(parents=True, exist_ok=True)
+            aside = Path(tempfile.mkdtemp(prefix=".writing-", dir=into))
+            try:
+                index = unpack(self.blobs.fetch(digest), aside / "run", TreeLimits(num_bytes=_MOST_HOME_BYTES))
+                for entry in index.entries:
+                    target = into / entry.path
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    (aside / "run" / entry.path).replace(target)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
 
 
 _LIVE_WORDS: dict[str, tuple[LaunchPhase, str]] = {
@@ -524,6 +532,11 @@ _LIVE_WORDS: dict[str, tuple[LaunchPhase, str]] = {
     "suspect": ("running", "the agent has been silent for a while"),
     "reclaiming": ("saving", "the owner takes the machine back: the run saves"),
 }
+
+
+def most_forwarding(rules: on.Founded, terms: Terms) -> int:
+    """What large files of a lease may cost on the way through the pool, besides its deposit [micro-credits]."""
+    return terms.most_forwarding if rules.forward_price else 0
 
 
 def _total_updates(blob: Path) -> int:

@@ -23,6 +23,7 @@ from stoker.launching.launcher import Handle, LaunchTarget, Offer, Probe, Reques
 from stoker.pool import events as on
 from stoker.pool.agent import determinism_class
 from stoker.pool.client import DiskFailed, PoolAddress, PoolClient, joined_peer
+from stoker.pool.escrow import credits_text, deterrence_text
 from stoker.pool.events import Refused
 from stoker.pool.job_box import order_of, value_of
 from stoker.pool.keys import own_key
@@ -173,7 +174,12 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     run = RentedRun(client, handle, blobs)
     order = run.continued(order, before)
     lease_id = run.open(order, len(before), wrong_agents(before), submission.time_limit_s)
-    tell(f"opened the lease {lease_id}")
+    lease = client.lease(lease_id)
+    pay, bond, run_s = int(lease["forecast"]["credits"]), int(lease["bond"]), 3600 * float(lease["forecast"]["hours"])
+    tell(
+        f"opened the lease {lease_id}: deposit {credits_text(int(lease['deposit']))}, bond {credits_text(bond)}; "
+        + deterrence_text(pay, bond, float(lease["check_fraction"]), round(run_s / block_s))
+    )
     return {**handle, "sent_bytes": sent}
 
 

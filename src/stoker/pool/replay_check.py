@@ -23,7 +23,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +61,13 @@ class ReplayVerdict:
         equal: True, False, or None where it cannot be decided here.
         why: in a sentence, with the numbers.
         trace: digests of the states after each update, where they were asked for.
+        made: digest of the state that the replay came to, where bits were compared.
     """
 
     equal: bool | None
     why: str
     trace: tuple[str, ...] = ()
+    made: str = ""
 
 
 def check_block(
@@ -126,7 +128,7 @@ def check_block(
         num_updates = block.update - (0 if before is None else before.update)
         made = _Made(manifest, run, folder / "made.safetensors", host.limits.disk_bytes)
         verdict = _compare(claimed, made, start, plans, num_updates, is_same_class=is_same_class)
-        return ReplayVerdict(equal=verdict.equal, why=verdict.why, trace=states if trace else ())
+        return replace(verdict, trace=states if trace else (), made=manifest.state_digest() if is_same_class else "")
     finally:
         remove_tree(folder)
 

@@ -711,7 +711,7 @@ def _verdict(state: State, event: Event, body: on.VerdictGiven) -> Change:
     held = state.held(lease.lease_id)[0]
     is_late = not lease.is_in_time(asked, event.received_s)  # it is paid out of what is promised to no other
     fee = min(asked.fee, escrow.free_for_fees(lease, held, event.received_s) if is_late else held)
-    given = replace(asked, equal=body.equal, evidence=body.evidence, fee=fee)
+    given = replace(asked, equal=body.equal, evidence=body.evidence, fee=fee, made=body.made)
     challenges = tuple(given if one is asked else one for one in lease.challenges)
     record = state.record_of(body.verifier)
     return Change(
@@ -737,10 +737,10 @@ def _slashed(state: State, _: Event, body: on.Slashed) -> Change:
     after = lease.after("slashed")
     assert state.rules is not None
     needed = state.rules.verdicts_to_slash
-    found = max((len(lease.unequal(one.block)) for one in lease.challenges), default=0)
+    found = max((lease.num_agreeing(one.block) for one in lease.challenges), default=0)
     if found < needed:
         raise Refused(
-            f"{found} verifiers found a block of lease {lease.lease_id} unequal, {needed} are needed to slash"
+            f"{found} verifiers found a block of lease {lease.lease_id} unequal and agree, {needed} are needed to slash"
         )
     record = state.record_of(lease.agent)
     record = replace(record, slashed=record.slashed + 1, failed=record.failed + 1, passed=0)

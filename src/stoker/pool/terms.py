@@ -111,13 +111,17 @@ class Terms:
             pool=options.get("pool", ""),
             key=options.get("key", "default"),
             verify=_share(options.get("verify", "5%")),
-            bond=round(parse_money(options["bond"]) * 1e6) if "bond" in options else None,
+            bond=round(parse_money(options["bond"], "--place-option bond") * 1e6) if "bond" in options else None,
             block_s=parse_duration(options.get("block", "60s"), "--place-option block"),
             window_s=round(parse_duration(options.get("window", "1h"), "--place-option window")),
             isolation=isolation,
-            value_per_hour=round(parse_money(options["value"]) * 1e6) if "value" in options else cls.value_per_hour,
+            value_per_hour=round(parse_money(options["value"], "--place-option value") * 1e6)
+            if "value" in options
+            else cls.value_per_hour,
             deadline_s=parse_duration(options["deadline"]) if "deadline" in options else None,
-            most_forwarding=round(parse_money(options["forwarding"]) * 1e6) if "forwarding" in options else 0,
+            most_forwarding=round(parse_money(options["forwarding"], "--place-option forwarding") * 1e6)
+            if "forwarding" in options
+            else 0,
             is_p2p=options.get("p2p", "yes") != "no",
             may_move=options.get("move", "yes") != "no",
             forecasts=_forecasts_in(options.get(FORECASTS, "{}")),

@@ -168,13 +168,13 @@ def _disputed(
     draw, ends_s = key.sign(draw_message(key.public, lease)), _window_end(lease, up_since_s)
     is_open, bad = False, lease.unequal_blocks
     for block in bad:
-        if len(lease.unequal(block)) >= needed:
+        if lease.num_agreeing(block) >= needed:
             evidence = next(one.evidence for one in lease.challenges if one.block == block and one.equal is False)
             yield on.Slashed(
                 lease_id=name,
                 amount=state.held(name)[1],
                 evidence=evidence,
-                reason=f"block {block} is unequal by {len(lease.unequal(block))} replays",
+                reason=f"block {block} is unequal by {lease.num_agreeing(block)} replays",
             )
             return
     for block in bad:

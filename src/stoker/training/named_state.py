@@ -10,6 +10,8 @@ state     name of a parameter -> its state
 beside    what an optimiser keeps that belongs to no parameter
 groups    its groups: names of parameters, and settings
 ```
+Which of PyTorch's implementations computes an update is the plan's, and no part of a state: it may differ between a run
+and one that goes on from its checkpoint.
 The name is the parameter's in the whole model. A parameter that is not the model's goes by its number. One that several
 optimisers of a job's own step hold gets a prime for each further one.
 """
@@ -26,6 +28,7 @@ from stoker.errors import RunFailed
 from stoker.records.codec import JSON
 from stoker.stepping.distributed_tensors import is_spread, local
 from stoker.stepping.step import Step
+from stoker.stepping.torch_optimizers import LISTS
 
 Tensors = dict[str, torch.Tensor]
 
@@ -154,7 +157,11 @@ def tree_of(step: Step) -> dict[str, Any]:
         "state": {names[key]: value for key, value in state.items() if isinstance(key, int)},
         "beside": {key: value for key, value in state.items() if not isinstance(key, int)},
         "groups": [
-            {**group, "params": [names[number] for number in group["params"]]} for group in saved["param_groups"]
+            {
+                **{key: value for key, value in group.items() if key not in LISTS},
+                "params": [names[number] for number in group["params"]],
+            }
+            for group in saved["param_groups"]
         ],
         **{key: value for key, value in saved.items() if key not in _STANDARD},
     }

@@ -1,0 +1,190 @@
+"""What a control plane answers, checked before a client uses anything of it as a path, a number or a name.
+
+A control plane may be wrong, or lie: names of leases and hashes become names of files, numbers become sums and times.
+Documents stay as they came; fields that this version does not know are left in them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stoker.errors import PlaceFailed
+from stoker.pool.lease import MOST_COMMITMENTS, Commitment, Lease
+from stoker.pool.state import ListedOffer, Record
+from stoker.records.codec import JSON, from_json
+
+MOST_WORK = 1000
+"""Leases, and blocks to replay, of one answer at most: an agent does one of each at a time."""
+_LEASE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HASH = re.compile(r"[0-9a-f]{64}")
+_LARGEST = 2**53
+_LISTED = ("offer", "agent", "offered_s", "lease_id")
+
+
+def read_lease(document: JSON, lease_id: str | None = None) -> dict[str, Any]:
+    """A lease as the control plane shows it; `lease_id`: the one that was asked for.
+
+    Raises:
+        ValueError, TypeError: it is none, or another one.
+    """
+    found = _object(document, "lease")
+    own = {name: value for name, value in found.items() if name in Lease.__dataclass_fields__}
+    lease = from_json(own, Lease)
+    require_lease_id(lease.lease_id)
+    if lease_id is not None and lease.lease_id != lease_id:
+        raise ValueError(f"the lease {lease.lease_id} in the place of {lease_id}")
+    _require_numbers(found)
+    for name in ("escrow", "bond_held"):
+        _whole(found.get(name, 0), name)
+    hashes = {
+        "order": lease.order,
+        "result": lease.result,
+        **{f"inputs[{number}]": digest for number, digest in enumerate(lease.inputs)},
+    }
+    for name, digest in hashes.items():
+        _require_hash(digest, name, may_be_empty=name == "result")
+    if len(lease.commitments) > MOST_COMMITMENTS:
+        raise ValueError(f"{len(lease.commitments):,} blocks: a lease has {MOST_COMMITMENTS:,} at most")
+    before: Commitment | None = None
+    for number, block in enumerate(lease.commitments):
+        _require_hash(block.state, f"commitments[{number}].state")
+        _require_hash(block.blob, f"commitments[{number}].blob")
+        if block.block != number or block.update <= (0 if before is None else before.update):
+            raise ValueError(f"block {number} is number {block.block}, at update {block.update}")
+        before = block
+    for challenge in lease.challenges:
+        if not 0 <= challenge.block < len(lease.commitments):
+            raise ValueError(f"a replay of block {challenge.block}, of {len(lease.commitments)}")
+    return found
+
+
+def read_offer(document: Mapping[str, Any]) -> tuple[ListedOffer, Record]:
+    """An offer as the control plane lists it, and the record of its agent.
+
+    Raises:
+        PlaceFailed: it is none.
+    """
+    try:
+        listed = from_json({name: document[name] for name in _LISTED}, ListedOffer)
+        return listed, from_json(document["record"], Record)
+    except (ValueError, TypeError, LookupError) as problem:
+        raise PlaceFailed(
+            f"the pool lists what is no offer: {problem}", remedy="Is this Stoker as new as the pool's?"
+        ) from problem
+
+
+def read_work(document: JSON) -> dict[str, Any]:
+    """What waits for an agent: `leases`, `challenges`, `live`, and `leaving` with its times [s since 1970].
+
+    Raises:
+        ValueError, TypeError: it is something else.
+    """
+    found = _object(document, "work")
+    leases, challenges, live = (_list(found.get(name), name, MOST_WORK) for name in ("leases", "challenges", "live"))
+    for lease in leases:
+        read_lease(lease)
+    for challenge in challenges:
+        require_lease_id(_object(challenge, "challenge").get("lease_id"))
+        _whole(challenge.get("block"), "block")
+    leaving = _object(found.get("leaving", {}), "leaving")
+    for lease_id, by_s in (*((name, 0) for name in live), *leaving.items()):
+        require_lease_id(lease_id)
+        if not isinstance(by_s, int | float):
+            raise TypeError(f"leaving: {by_s!r} is no time")
+    _require_numbers(leaving)
+    return found
+
+
+def read_state(what: str, document: JSON) -> JSON:
+    """The answer to one of the questions of `PoolClient.state`.
+
+    Raises:
+        ValueError, TypeError: it is something else.
+    """
+    reader = _READERS.get(what)
+    return document if reader is None else reader(document)
+
+
+def require_lease_id(name: object) -> None:
+    """Raises ValueError where something is no name of a lease: it becomes the name of a folder."""
+    if not isinstance(name, str) or _LEASE_ID.fullmatch(name) is None:
+        raise ValueError(f"{str(name)[:80]!r} is no name of a lease")
+
+
+def _pool(document: JSON) -> JSON:
+    found = _object(document, "pool")
+    _object(found.get("rules"), "rules")
+    for name in ("seq", "num_waiting"):
+        _whole(found.get(name, 0), name)
+    rendezvous = found.get("rendezvous")
+    if rendezvous is not None:
+        for name in ("port", "bulk_bytes"):
+            _whole(_object(rendezvous, "rendezvous").get(name), name)
+    return found
+
+
+def _offers(document: JSON) -> JSON:
+    for one in _list(document, "offers"):
+        found = _object(one, "offer")  # `read_offer` reads one whole: thousands take seconds
+        for name in ("is_free", "is_present"):
+            if not isinstance(found.get(name), bool):
+                raise TypeError(f"{name}: {found.get(name)!r} is neither true nor false")
+    return document
+
+
+def _leases(document: JSON) -> JSON:
+    for one in _list(document, "leases"):
+        read_lease(one)
+    return document
+
+
+def _balances(document: JSON) -> JSON:
+    for account, amount in _object(_object(document, "balances").get("balances"), "balances").items():
+        if not isinstance(amount, int):
+            raise TypeError(f"the balance of {account[:80]!r} is no whole number")
+    return document
+
+
+_READERS: Mapping[str, Callable[[JSON], JSON]] = {
+    "pool": _pool,
+    "offers": _offers,
+    "leases": _leases,
+    "balances": _balances,
+}
+
+
+def _object(value: JSON, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{name}: wanted an object, found {type(value).__name__}")
+    return value
+
+
+def _list(value: JSON, name: str, most: int | None = None) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{name}: wanted a list, found {type(value).__name__}")
+    if most is not None and len(value) > most:
+        raise ValueError(f"{name}: {len(value):,} entries, at most {most:,} are taken")
+    return value
+
+
+def _whole(value: JSON, name: str) -> None:
+    if not isinstance(value, int) or not 0 <= value <= _LARGEST:
+        raise ValueError(f"{name}: {str(value)[:80]} is no whole number, 0 or more")
+
+
+def _require_hash(text: str, name: str, *, may_be_empty: bool = False) -> None:
+    if _HASH.fullmatch(text) is None and (text or not may_be_empty):
+        raise ValueError(f"{name}: {text[:80]!r} is no SHA-256")
+
+
+def _require_numbers(value: JSON) -> None:
+    """Raises ValueError where a number is not finite, or too large to be a time, a count or money."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict | list):
+            waiting += one.values() if isinstance(one, dict) else one
+        elif isinstance(one, int | float) and not abs(one) <= _LARGEST:  # also of NaN
+            raise ValueError(f"the number {one!r:.40}")

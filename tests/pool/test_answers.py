@@ -1,0 +1,251 @@
+"""What a control plane answers that is wrong, or lies: nothing of it becomes a path, a number or a crash."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.errors import PlaceFailed
+from stoker.pool import agent as agent_module
+from stoker.pool import events as on
+from stoker.pool import leased_job
+from stoker.pool.agent import Agent
+from stoker.pool.answers import read_lease, read_state, read_work
+from stoker.pool.client import DiskFailed, PoolClient
+from stoker.pool.isolation import Bubblewrap
+from stoker.pool.keys import Key
+from stoker.pool.leased_job import BlobCache
+from stoker.pool.matching import listed_offers
+from stoker.pool.state import ListedOffer, Record, draw_message
+from stoker.records.codec import to_json
+from tests.pool.book import Book, offer
+from tests.pool.server import answering, in_thread
+from tests.pool.test_agent import DEVICE, LENDING
+from tests.pool.test_control_plane import joined
+
+
+def a_lease() -> dict[str, Any]:
+    """A lease with three blocks and a replay, as the control plane shows it."""
+    book = Book()
+    book.finish(blocks=3, verify_fraction=1.0)
+    lease = book.state.leases["job"]
+    draw = book.operator.sign(draw_message(book.operator.public, lease))
+    book.post(book.operator, on.Challenged(lease_id="job", block=1, verifier=book.other.public, draw=draw, fee=1))
+    document: dict[str, Any] = json.loads(json.dumps(to_json(book.state.leases["job"])))
+    return document | {"escrow": 5, "bond_held": 0, "bulk": {"direct_bytes": 0, "pool_bytes": 9}, "of_later": [1]}
+
+
+LEASE = a_lease()
+"""One, whose keys are drawn once for all tests of this file."""
+OFFER: dict[str, Any] = {
+    **json.loads(json.dumps(to_json(ListedOffer(offer=offer(), agent="a" * 64, offered_s=1.0)))),
+    "is_free": True,
+    "is_present": True,
+    "network": "",
+    "record": to_json(Record()),
+}
+WORK = {"leases": [LEASE], "challenges": [{"lease_id": "job", "block": 1}], "live": ["job"], "leaving": {"job": 5.5}}
+
+
+def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """A copy with another value at a path."""
+    document = copy.deepcopy(document)
+    held = document
+    for step in path[:-1]:
+        held = held[step]
+    held[path[-1]] = value
+    return document
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """All paths in a document."""
+    steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, held in steps:
+        yield (*path, step)
+        yield from places(held, (*path, step))
+
+
+def test_a_control_planes_own_answers_are_taken(tmp_path: Path) -> None:
+    """Offers, leases, balances, work and rules of a real one are read as they came."""
+    assert read_lease(LEASE, "job") is LEASE
+    assert read_work(WORK) is WORK
+    with in_thread(tmp_path) as (_, operator):
+        agent = joined(operator)
+        for what in ("pool", "offers", "leases", "balances", "records"):
+            assert agent.state(what) is not None
+        assert agent.work()["leases"] == []
+        assert agent.rules().name == "test"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("lease_id",), "../../../home/owner"),
+        (("lease_id",), "/etc"),
+        (("lease_id",), ""),
+        (("lease_id",), "other"),
+        (("order",), "../../.ssh/id_ed25519"),
+        (("order",), ""),
+        (("result",), "../x"),
+        (("inputs",), ["0" * 63]),
+        (("inputs",), "0" * 64),
+        (("commitments", 1, "blob"), ".."),
+        (("commitments", 1, "state"), "x"),
+        (("commitments", 1, "block"), 7),
+        (("commitments", 1, "update"), 10),
+        (("commitments", 1, "update"), -1),
+        (("commitments",), [{**LEASE["commitments"][0], "block": n, "update": n + 1} for n in range(10_001)]),
+        (("challenges", 0, "block"), 3),
+        (("challenges", 0, "block"), -1),
+        (("deposit",), 10**300),
+        (("deposit",), 1.5),
+        (("window_s",), math.nan),
+        (("window_s",), math.inf),
+        (("check_fraction",), "much"),
+        (("escrow",), "5"),
+        (("escrow",), -1),
+        (("bulk", "pool_bytes"), 10**30),
+        (("state",), "paid twice"),
+        (("forecast",), None),
+    ],
+)
+def test_a_lease_that_is_none_is_refused(path: tuple[Any, ...], value: Any) -> None:
+    """Names that lead elsewhere, hashes that are none, numbers that no time or money is, blocks out of order."""
+    with pytest.raises((ValueError, TypeError)):
+        read_lease(changed(LEASE, path, value), "job")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("leases",), {}),
+        (("leases",), [LEASE] * 1001),
+        (("leases", 0, "lease_id"), "a/b"),
+        (("challenges", 0, "lease_id"), ".."),
+        (("challenges", 0, "block"), "1"),
+        (("challenges", 0), None),
+        (("live",), None),
+        (("live", 0), "../x"),
+        (("leaving", "job"), "soon"),
+        (("leaving", "job"), math.nan),
+        (("leaving",), []),
+    ],
+)
+def test_work_that_is_none_is_refused(path: tuple[Any, ...], value: Any) -> None:
+    """What an agent would walk through, make folders of, or subtract from its clock."""
+    with pytest.raises((ValueError, TypeError)):
+        read_work(changed(WORK, path, value))
+
+
+_ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(path=st.sampled_from(sorted(places(WORK), key=repr)), value=_ANY)
+def test_whatever_stands_anywhere_is_taken_or_refused(path: tuple[Any, ...], value: Any) -> None:
+    """No other error comes out, and a name of a lease is one wherever it was taken."""
+    try:
+        found = read_work(changed(WORK, path, value))
+    except (ValueError, TypeError):
+        return
+    assert {"/", ".."}.isdisjoint([*found["live"], *(one["lease_id"] for one in found["leases"])])
+
+
+@given(path=st.sampled_from(sorted(places(OFFER), key=repr)), value=_ANY)
+def test_an_offer_of_anything_is_taken_or_refused(path: tuple[Any, ...], value: Any) -> None:
+    """What is listed for a renter is read whole before it is ranked or shown."""
+    try:
+        found = listed_offers(read_state("offers", [changed(OFFER, path, value)]))
+    except (ValueError, TypeError, PlaceFailed):
+        return
+    assert len(found[0]) <= 1
+
+
+@given(what=st.sampled_from(("pool", "offers", "leases", "balances", "records")), value=_ANY)
+def test_a_list_of_anything_is_taken_or_refused(what: str, value: Any) -> None:
+    """The same of what is listed."""
+    try:
+        read_state(what, value)
+    except (ValueError, TypeError):
+        return
+
+
+def test_a_pool_that_lies_to_an_agent_reaches_none_of_its_owners_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease whose name leads out of the agent's folder would be refused, and the folder of that name removed."""
+    monkeypatch.setattr(agent_module, "_POLL_S", 0.0)
+    owners = tmp_path / "owners"
+    owners.mkdir()
+    (owners / "letter").write_text("kept")
+    away = "../../owners"
+    work = {"leases": [{**LEASE, "lease_id": away, "state": "funded"}], "challenges": [], "live": [away]}
+    said = list[str]()
+    with answering(lambda path: work if path.startswith("/v1/work") else {"rules": {"name": "x"}}) as address:
+        client = PoolClient(address, Key.made())
+        monkeypatch.setattr(client, "post", lambda *_, **__: None)
+        agent = Agent(client, LENDING, DEVICE, Bubblewrap(), tmp_path / "agent", tell=said.append)
+        agent.step()
+        work["leases"], work["challenges"] = [], [{"lease_id": away, "block": 0}]
+        agent.step()
+    assert (owners / "letter").read_text() == "kept"
+    assert "answers what no pool of this version does" in said[0]
+    assert "'../../owners' is no name of a lease" in said[0]
+
+
+def test_another_lease_than_the_one_asked_for_is_none() -> None:
+    """A replay would be made, and a verdict signed, for a lease that was not meant."""
+    with answering(lambda _: LEASE) as address, pytest.raises(PlaceFailed, match="job in the place of other"):
+        PoolClient(address).lease("other")
+
+
+@pytest.mark.parametrize("name", ["../secret", "", "A" * 64, "0" * 65])
+def test_what_is_no_hash_is_fetched_from_nowhere(tmp_path: Path, name: str) -> None:
+    """The name of a blob becomes the name of a file: one that is there already would be taken for it."""
+    (tmp_path / "secret").write_bytes(b"of the owner")
+    cache = BlobCache(SimpleNamespace(), tmp_path / "blobs")  # type: ignore[arg-type]
+    with pytest.raises(PlaceFailed, match="names no blob"):
+        cache.whole(name, 100)
+
+
+@pytest.mark.parametrize("call", ["fetch", "aside"])
+def test_a_cache_that_cannot_be_made_is_a_sentence(tmp_path: Path, call: str) -> None:
+    """A full or closed disk: where, why, and how to choose another place."""
+    (tmp_path / "file").write_bytes(b"")
+    cache = BlobCache(SimpleNamespace(), tmp_path / "file" / "blobs")  # type: ignore[arg-type]
+    with pytest.raises(DiskFailed, match=r"Cannot write what comes from the pool at .*/file/blobs") as found:
+        cache.fetch("0" * 64) if call == "fetch" else cache.aside()
+    assert "STOKER_CACHE" in str(found.value.remedy)
+
+
+@pytest.mark.parametrize(("most", "free"), [(1000, 1 << 30), (None, 256 << 20)])
+def test_a_part_of_the_disk_stays_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int | None, free: int
+) -> None:
+    """Neither an owner's nor a renter's disk is filled by what a pool sends."""
+    asked = []
+
+    class Pool:
+        def get_blob(self, digest: str, target: Path, *, most_bytes: int | None = None) -> None:
+            asked.append(most_bytes)
+            target.write_bytes(b"")
+
+    cache = BlobCache(Pool(), tmp_path / "blobs", most)  # type: ignore[arg-type]
+    monkeypatch.setattr(leased_job.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    with pytest.raises(DiskFailed, match="stay free"):
+        cache.fetch("0" * 64)
+    monkeypatch.setattr(leased_job.shutil, "disk_usage", lambda _: SimpleNamespace(free=free + 7))
+    cache.fetch("0" * 64)
+    assert asked == [7]
