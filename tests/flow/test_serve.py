@@ -406,7 +406,10 @@ def test_rolling_back_serves_an_older_version_and_the_newest_again(tmp_path: Pat
             return list(ask(f"{up.started.http}/v2/models/digits")[1]["versions"])
 
         outcome = stoker_here("rollback", model)
-        assert (outcome.code, outcome.out) == (0, "digits: version 2 serves from now on, before the newest version\n")
+        assert (outcome.code, outcome.out) == (
+            0,
+            "digits: version 2 serves from now on, instead of the newest version\n",
+        )
         assert serving_now() == ["2"]
         assert api.rollback(model) == Rollback(model="digits", before=2, now=1)
         assert serving_now() == ["1"]

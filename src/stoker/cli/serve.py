@@ -189,7 +189,7 @@ def rollback(
             return
         named = ("the newest version" if number is None else f"version {number}" for number in (done.before, done.now))
         before, now = named
-        text = f"{done.model}: {now} serves from now on, before {before}"
+        text = f"{done.model}: {now} serves from now on, instead of {before}"
         Console().print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
