@@ -70,11 +70,13 @@ def test_dynamic_dimensions_of_several_inputs_are_gathered() -> None:
     assert read_dynamic(None) == {}
 
 
-def test_objects_are_not_unpickled(tmp_path: Path) -> None:
-    """An .npz of objects could run code."""
+def test_files_of_inputs_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    """Objects, which could run code when they are unpickled; an array without a name; a file that is cut off."""
     np.savez(tmp_path / "o.npz", x=np.array([{"a": 1}], dtype=object))
     np.save(tmp_path / "a.npy", np.zeros(2))
-    for name in ("o.npz", "a.npy"):
+    np.savez(tmp_path / "cut.npz", x=np.zeros(100))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "cut.npz").read_bytes()[:-30])
+    for name in ("o.npz", "a.npy", "cut.npz", "none.npz"):
         with pytest.raises(BadArtifact, match="cannot be read"):
             read_inputs(tmp_path / name)
     assert read_inputs(None) is None

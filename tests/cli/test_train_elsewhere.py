@@ -75,6 +75,14 @@ def test_options_of_a_run_elsewhere_reach_the_place(
     assert (submission.variables, submission.send_limit, submission.time_limit_s) == ({"A": "1"}, 2.0**20, 7200.0)
 
 
+def test_a_number_of_zero_is_passed_on(job: Path, fake_place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused there as it is here; without it the run would go on as if nothing had been asked."""
+    given: list[Any] = []
+    monkeypatch.setattr(fake_place, "start", lambda submission, tell: given.append(submission) or {"directory": "/x"})
+    assert _train("--on", "fake:box", "--env", "theirs", "--threads", "0", "--detach", "--json") == 0
+    assert given[0].arguments == ("--threads", "0")
+
+
 def test_dry_run_prints_the_script(job: Path, fake_place: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """On standard output, alone, so that it can be kept."""
     assert _train("--on", "fake:box", "--env", "theirs", "--dry-run") == 0

@@ -50,6 +50,13 @@ def test_masks_pass_over_the_second_half_of_every_other_sample() -> None:
     assert mask.sum(1).tolist() == [6, 3, 6, 3]
 
 
+@pytest.mark.parametrize("shape", [("batch",), ()])
+def test_a_mask_without_positions_is_drawn_as_other_inputs(shape: tuple[str, ...]) -> None:
+    """One number a sample, or one for all: there is no second half of it."""
+    spec = TensorSpec(name="mask", datatype="FP32", shape=shape)
+    assert draw_inputs(looking_up([], 5), (spec,), {"batch": 8})["mask"].shape == (8,) * len(shape)
+
+
 def test_likely_sizes_are_those_of_sequences_and_of_images() -> None:
     """By the number of dimensions; two names have two sizes."""
     image = TensorSpec(name="x", datatype="FP32", shape=("batch", 3, "h", "w"))

@@ -116,6 +116,7 @@ def test_one_of_several_models_has_to_be_named(tmp_path: Path) -> None:
         (("models",), "what is to be found"),
         (("models", "--slo", "soon"), "p99=20ms"),
         (("models", "--rate", "1", "--callers", "1"), "not both"),
+        (("models", "--callers", "1", "--constant"), "--constant is for a rate"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(tmp_path: Path, words: tuple[str, ...], said: str) -> None:

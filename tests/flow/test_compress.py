@@ -142,6 +142,7 @@ def test_a_quantised_model_is_not_quantised_again(model: Artifact) -> None:
         (("--keep-all", "models"), "models is not empty"),
         (("--set", "epochs=1"), "--set is for the job of --job"),
         (("--job", "a_job.py", "--set", "epoch=1"), "'epoch'"),
+        (("--job", "digits_job.py"), "--job and --data both say where rows come from"),
     ],
 )
 @pytest.mark.usefixtures("model")
@@ -157,6 +158,7 @@ def test_bad_input_is_answered_with_what_is_wrong(options: tuple[str, ...], says
     Path("mean.py").write_text("def metric(outputs, targets):\n    return (outputs.argmax(1) == targets).mean()\n")
     Path("empty.py").write_text("")
     Path("a_job.py").write_text("def job(epochs=1.0):\n    raise AssertionError\n")
+    Path("digits_job.py").write_text(DIGITS)
     outcome = compress(*options)
     assert (outcome.code, says in " ".join(outcome.err.split())) == (2, True), outcome.err
     assert read("models/tiny").version == 1

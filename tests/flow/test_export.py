@@ -231,6 +231,14 @@ def test_examples_out_of_a_stream_are_those_at_its_beginning() -> None:
     assert (chosen[0], chosen[-1], len(chosen)) == (0, 63, 8)
 
 
+def test_examples_for_a_run_are_refused(place: Path) -> None:
+    """They come from its data; what is given would not be used."""
+    np.savez("x.npz", x=np.zeros((2, 2)))
+    outcome = stoker_here("export", "latest", "-o", "models/m", "--inputs", "x.npz")
+    assert outcome.code == BadArtifact.exit_code
+    assert "Example inputs of a run come from its data" in outcome.err
+
+
 def test_a_module_needs_examples(place: Path) -> None:
     """And with them becomes an artifact."""
     module = nn.Linear(2, 1).eval()

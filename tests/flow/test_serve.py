@@ -177,8 +177,10 @@ def test_sighup_reads_keys_again_and_reopens_the_log(tmp_path: Path) -> None:
         (["empty"], 2, "there is no exported model in empty"),
         (["models", "--set", "digits.rows=3"], 2, "there is no setting 'rows'"),
         (["models", "--api-keys", "nowhere"], 2, "cannot be read"),
-        (["models", "--http-port", "-1", "--grpc-port", "-1"], 2, "a server needs a door"),
+        (["models", "--http-port", "-1", "--grpc-port", "-1"], 2, "a server needs a port"),
         (["models", "--admin-host", "::"], 2, "--admin-keys"),
+        (["models", "--dry-run"], 2, "--dry-run is for a cluster"),
+        (["models", "--scale", "3"], 2, "--scale is for a cluster"),
         (["broken"], 4, "1 of 1 models cannot be served"),
     ],
 )
@@ -192,6 +194,13 @@ def test_what_it_cannot_start_with_is_told(
     tiny_artifact("broken", name="digits").graph_path.write_bytes(b"no graph")
     outcome = stoker_here("serve", *arguments, *(word for word in FREE if "--http-port" not in arguments))
     assert (outcome.code, says in outcome.err) == (code, True), outcome.err
+
+
+def test_options_that_a_service_on_a_cluster_does_not_have_are_refused(tmp_path: Path) -> None:
+    """Keys above all: without this its callers would need none."""
+    outcome = stoker_here("serve", tmp_path, "--on", "k8s:team", "--set", "max_batch_rows=8", "--api-keys", "keys")
+    assert outcome.code == 2
+    assert "--api-keys is for a server on this machine, and has no effect on k8s:team" in outcome.err
 
 
 def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
@@ -397,7 +406,10 @@ def test_rolling_back_serves_an_older_version_and_the_newest_again(tmp_path: Pat
             return list(ask(f"{up.started.http}/v2/models/digits")[1]["versions"])
 
         outcome = stoker_here("rollback", model)
-        assert (outcome.code, outcome.out) == (0, "digits: version 2 serves from now on, before the newest version\n")
+        assert (outcome.code, outcome.out) == (
+            0,
+            "digits: version 2 serves from now on, instead of the newest version\n",
+        )
         assert serving_now() == ["2"]
         assert api.rollback(model) == Rollback(model="digits", before=2, now=1)
         assert serving_now() == ["1"]

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from stoker.errors import ServiceError
-from stoker.loadtesting import serving_limit
+from stoker.loadtesting import load_test, measurement, serving_limit
+from stoker.loadtesting.http_connection import Address
+from stoker.loadtesting.load_generator import LoadTrace
 from stoker.loadtesting.measurement import LoadTarget
 from stoker.loadtesting.serving_limit import SettingsSearch
 from stoker.records import ServiceSettings
 from stoker.records.service import Objective, SettingsTrial
+from stoker.testing.tiny_models import tiny_artifact
 from tests.loadtesting.servers import PAYLOAD, served, single_server
 
 OBJECTIVE = Objective(q=0.99, within_s=0.25)
@@ -109,6 +114,26 @@ def test_where_nothing_is_held_other_settings_are_tried_at_rates_that_there_is_t
     assert found.chosen.rate == 0
     assert len(found.trials) > 1
     assert "missed at every rate tried, down to" in found.default.why
+
+
+def test_requests_at_equal_distances_are_so_in_a_search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`--constant` holds for every measurement of it, not for a single rate alone."""
+    dues: list[np.ndarray] = []
+
+    def loop(address: Address, payloads: object, due: np.ndarray, **options: object) -> LoadTrace:
+        dues.append(due)
+        times, each = due.tolist(), [1] * len(due)
+        done, statuses = [at + 0.001 for at in times], [200] * len(due)
+        return LoadTrace(due=times, noticed=times, done=done, statuses=statuses, rows=each)
+
+    monkeypatch.setattr(measurement, "open_loop", loop)
+    load = load_test.Load(is_constant=True)
+    target = load_test._target(Address("127.0.0.1", 1), "tiny", tiny_artifact(tmp_path), load, OBJECTIVE)
+    search = SettingsSearch(start=serving, objective=OBJECTIVE, default=DEFAULT, cores=1, seconds=0.1)
+    search._began = search.clock()
+    search._highest(target, first=1000.0)
+    assert dues
+    assert all(np.diff(due).std() < 1e-9 for due in dues)
 
 
 def test_a_rate_below_one_that_held_is_measured_twice_before_it_is_called_missed(

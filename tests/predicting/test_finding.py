@@ -42,6 +42,11 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
     _touch(tmp_path, "b.jsonl")
     with pytest.raises(BadJob, match=r"several kinds: \.csv, \.jsonl"):
         _names(tmp_path)
+    (tmp_path / "a.csv").unlink()
+    _touch(tmp_path, "a.parquet")
+    with pytest.raises(BadJob) as told:
+        _names(tmp_path)
+    assert told.value.remedy == f"Name one kind: {tmp_path}/*.jsonl"
 
 
 def test_images_beside_a_table_are_not_mixed_in(tmp_path: Path) -> None:

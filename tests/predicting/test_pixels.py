@@ -84,9 +84,9 @@ def test_integers_that_hold_bytes_take_them() -> None:
         assert _read(_png(pixels), replace(GREY, datatype=datatype), "0..255").tolist() == [pixels]
 
 
-@pytest.mark.parametrize("text", ["0..2", "a/b", "0.5", "0.1,0.2/1", "0/0", "1,2,3,4/1"])
+@pytest.mark.parametrize("text", ["0..2", "a/b", "0.5", "0.1,0.2/1", "0/0", "1,2,3,4/1", "nan/1", "0/inf", "0/-1"])
 def test_what_is_not_understood_is_refused(text: str) -> None:
-    """A range that does not exist, one side alone, a deviation of nothing, too many channels."""
+    """A range that does not exist, one side alone, a deviation of 0 or less, NaN, infinities, too many channels."""
     with pytest.raises(BadJob, match="--pixels"):
         parse_pixels(text, COLOUR)
 

@@ -190,7 +190,9 @@ class FakeService:
         outputs = _computed(manifest, inputs)
         if request.outputs:
             outputs = {one.name: outputs[one.name] for one in request.outputs}
-        return InferenceResponse(model=request.model, version="1", id=request.id, outputs=outputs)
+        return InferenceResponse(
+            model=request.model, version="1", id=request.id, outputs=outputs, labels=manifest.labels
+        )
 
     async def load(self, model: str, parameters: Mapping[str, Parameter] | None = None) -> None:
         self._known(model, "")

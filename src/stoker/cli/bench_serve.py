@@ -116,6 +116,8 @@ def bench(options: LoadOptions, console: Console | None) -> LoadMeasurement | Se
     if options.url is not None and not options.model:
         raise BadJob(f"{options.url}: which model?", remedy="Add --model NAME.")
     api.require_libraries()
+    if options.callers is not None and options.is_constant:
+        raise BadJob("--constant is for a rate: each of --callers sends its next request once the last was answered")
     if options.rate is not None or options.callers is not None:
         return _measure(options, console)
     if options.slo is None:

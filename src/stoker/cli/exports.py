@@ -122,14 +122,13 @@ def read_inputs(path: Path | None) -> dict[str, NDArray[Any]] | None:
     """
     if path is None:
         return None
-    import numpy as np  # noqa: PLC0415 - takes longer than a command's help
+    from stoker.data.reading.array_files import BadArrayFile, npz_arrays  # noqa: PLC0415 - NumPy is slow to import
 
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, TypeError, EOFError) as error:
+        return npz_arrays(path)
+    except BadArrayFile as error:
         remedy = "Write it with np.savez('inputs.npz', NAME=array, …), arrays of numbers."
-        raise BadArtifact(f"--inputs {path} cannot be read: {error}", remedy=remedy) from error
+        raise BadArtifact(f"--inputs {path} {error}", remedy=remedy) from error
 
 
 def _signature(manifest: Manifest) -> Table:

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from stoker import api
 from stoker.cli.terminal import AsJson, Debug, print_document, printable, reported, setting_pairs
+from stoker.errors import BadJob
 from stoker.records import TensorSpec, to_json
 from stoker.records.codec import JSON
 from stoker.units import format_seconds
@@ -31,6 +32,7 @@ _CLUSTER = "On a cluster"
 
 
 def serve(
+    context: typer.Context,
     models: Annotated[
         list[Path], typer.Argument(metavar="MODELS…", help="Models, or directories of models.", show_default=False)
     ],
@@ -94,6 +96,7 @@ def serve(
     """Serve exported models over the Open Inference Protocol, HTTP and gRPC, until stopped."""
     if on != "here":
         with reported(debug=debug):
+            _require_options_of_place(context, on)
             objects = api.deploy(
                 [str(model) for model in models],
                 on=on,
@@ -106,6 +109,7 @@ def serve(
             announce_deployment(objects, on=on, dry_run=dry_run, as_json=as_json)
         return
     with reported(debug=debug), announce_changes():
+        _require_options_of_place(context, on)
         api.serve(
             models,
             announce=lambda started: announce(started, as_json=as_json),
@@ -126,6 +130,30 @@ def serve(
             grace_s=grace,
             access_log=access_log,
             is_strict=strict,
+        )
+
+
+_OF_BOTH = ("models", "settings", "on", "as_json", "debug")
+
+
+def _require_options_of_place(context: typer.Context, on: str) -> None:
+    """Refuse options that would have no effect: those of a cluster here, and those of a server here on a cluster.
+
+    Raises:
+        BadJob: one is given.
+    """
+    is_here = on == "here"
+    for parameter in context.command.params:
+        name, is_of_cluster = parameter.name or "", getattr(parameter, "rich_help_panel", None) == _CLUSTER
+        source = context.get_parameter_source(name)
+        if name in _OF_BOTH or is_of_cluster is not is_here or source is None or source.name != "COMMANDLINE":
+            continue
+        option = parameter.opts[0]
+        if is_here:
+            raise BadJob(f"{option} is for a cluster", remedy="Add --on k8s:NAMESPACE, or leave it out.")
+        raise BadJob(
+            f"{option} is for a server on this machine, and has no effect on {on}",
+            remedy="Leave it out; --place-option and --set are for services on a cluster.",
         )
 
 
@@ -161,7 +189,7 @@ def rollback(
             return
         named = ("the newest version" if number is None else f"version {number}" for number in (done.before, done.now))
         before, now = named
-        text = f"{done.model}: {now} serves from now on, before {before}"
+        text = f"{done.model}: {now} serves from now on, instead of {before}"
         Console().print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 

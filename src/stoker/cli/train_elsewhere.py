@@ -133,7 +133,7 @@ def launch_options(
     for option, value in arguments.items():
         if value is True:
             passed.append(option)
-        elif value:
+        elif value is not None and value is not False:  # 0 is refused there, as it is here
             passed += [word for item in (value if isinstance(value, list) else [value]) for word in (option, str(item))]
     return api.LaunchOptions(
         run_dir=api.find_launched(resume).path if resume else run_dir,
@@ -144,8 +144,8 @@ def launch_options(
         send=tuple(given["--send"] or ()),
         data=tuple(given["--data"] or ()),
         plan=plan_file,
-        variables=_pairs("--var", given["--var"]),
-        place=_pairs("--place-option", given["--place-option"]) | _terms(given),
+        variables=setting_pairs(given["--var"], "--var"),
+        place=setting_pairs(given["--place-option"], "--place-option") | _terms(given),
         arguments=tuple(passed),
         **({"send_limit": parse_memory(given["--send-limit"], "--send-limit")} if given["--send-limit"] else {}),
         max_cost=parse_money(given["--max-cost"]) if given["--max-cost"] else None,
@@ -156,16 +156,6 @@ def launch_options(
 def _terms(given: Mapping[str, Any]) -> dict[str, str]:
     """What a pool is asked for, as options of the place."""
     return {name: given[f"--{name}"] for name in ("verify", "deadline") if given[f"--{name}"]}
-
-
-def _pairs(option: str, words: list[str] | None) -> dict[str, str]:
-    pairs = {}
-    for word in words or ():
-        name, equals, value = word.partition("=")
-        if not equals or not name:
-            raise BadJob(f"{option} {word}: wanted NAME=VALUE")
-        pairs[name.strip()] = value
-    return pairs
 
 
 def train_elsewhere(

@@ -85,9 +85,15 @@ def compress(  # noqa: PLR0913 - what the command line offers
 
     Raises:
         BadArtifact: the model cannot be read or run.
-        BadJob: no data or metric that fits, too few rows to judge by, or no job to train a pruned network by.
+        BadJob: both a job and a file for the rows, no data or metric that fits, too few rows to judge by, or no job to
+            train a pruned network by.
         RunFailed: a pruned network's training was stopped; the same call continues it.
     """
+    if data is not None and job is not None and not prune:
+        raise BadJob(
+            "--job and --data both say where rows come from",
+            remedy="Leave one of them out; with --prune both are used: the job trains, and the rows of --data judge.",
+        )
     source = read(model)
     source.verify()
     settings = read_settings(source.path.parent)

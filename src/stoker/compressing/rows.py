@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from stoker.artifacts import dtype_of
 from stoker.artifacts.dtypes import Arrays
+from stoker.data.reading.array_files import BadArrayFile, npz_arrays
 from stoker.engines import Engine
 from stoker.errors import BadJob, first_line
 from stoker.loading.order import Indices, KeyedPermutation, RandomStream, key_of
@@ -260,8 +260,7 @@ def read_rows(path: Path, manifest: Manifest) -> EvaluationRows:
         raise BadJob(f"there is no {path}")
     try:
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
+            arrays = npz_arrays(path)
         elif path.suffix == ".parquet":
             try:
                 import pyarrow.parquet as pq  # noqa: PLC0415 - an extra, which is loaded where it is used
@@ -271,7 +270,9 @@ def read_rows(path: Path, manifest: Manifest) -> EvaluationRows:
             arrays = {name: np.asarray(table.column(name).to_pylist()) for name in table.column_names}
         else:
             raise BadJob(f"{path} is neither .npz nor .parquet")
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except BadArrayFile as error:
+        raise BadJob(f"{path} {error}") from error
+    except (OSError, ValueError) as error:
         raise BadJob(f"{path} cannot be read: {first_line(error)}") from error
     names = [spec.name for spec in manifest.inputs]
     if missing := [name for name in names if name not in arrays]:

@@ -67,15 +67,19 @@ def export(
             inputs = {name: torch.as_tensor(value) for name, value in inputs.items()}
         with generators_kept(), users_code("the model", None, error=BadArtifact):
             return exporting.export_module(what, inputs, out, about)
-    if isinstance(what, Run):
-        return export_run(what, out, about or About(), job)
-    if Path(what).suffix == ".onnx":
+    if not isinstance(what, Run) and Path(what).suffix == ".onnx":
         if inputs is not None and not isinstance(inputs, Mapping):
             raise BadArtifact("Example inputs of an ONNX file go by name", remedy="Give inputs={NAME: array, …}.")
         arrays = None if inputs is None else {name: np.asarray(value) for name, value in inputs.items()}
         return exporting.import_onnx(Path(what), out, inputs=arrays, about=about)
-    _require_known_kind(Path(what))
-    return export_run(load(what), out, about or About(), job)
+    if inputs is not None:
+        raise BadArtifact(
+            "Example inputs of a run come from its data",
+            remedy="Leave them out; inputs are for ONNX files and modules.",
+        )
+    if not isinstance(what, Run):
+        _require_known_kind(Path(what))
+    return export_run(what if isinstance(what, Run) else load(what), out, about or About(), job)
 
 
 def export_run(run: Run, out: Path, about: About, job: Job | None = None) -> Artifact:

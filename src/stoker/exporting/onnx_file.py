@@ -236,7 +236,7 @@ def _draw(
     generator: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...], below: int, number: int
 ) -> NDArray[Any]:
     dtype = dtype_of(spec.datatype)
-    if "mask" in spec.name:
+    if "mask" in spec.name and len(shape) > 1:
         mask = np.ones(shape, dtype=dtype)
         mask[1::2, ..., shape[-1] - shape[-1] // 2 :] = 0
         return mask

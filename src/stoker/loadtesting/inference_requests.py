@@ -6,7 +6,6 @@ Source: KServe, Open Inference Protocol v2, REST and its binary tensor data exte
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -15,6 +14,7 @@ import numpy as np
 
 from stoker.artifacts import datatype_of, dtype_of
 from stoker.artifacts.dtypes import Arrays, to_raw
+from stoker.data.reading.array_files import BadArrayFile, npz_arrays
 from stoker.errors import BadJob, ServiceError
 from stoker.loadtesting.http_connection import Address, ask
 from stoker.loadtesting.load_generator import Payload
@@ -32,12 +32,9 @@ def from_file(path: Path) -> Arrays:
         BadJob: it cannot be read, or holds pickled objects.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile, AttributeError) as error:
-        raise BadJob(
-            f"{path} cannot be read: {error}", remedy="Write it with numpy.savez(path, NAME=array, …)."
-        ) from error
+        return npz_arrays(path)
+    except BadArrayFile as error:
+        raise BadJob(f"{path} {error}", remedy="Write it with numpy.savez(path, NAME=array, …).") from error
 
 
 def made_up(specs: Sequence[TensorSpec], *, rows: int = 8) -> Arrays:

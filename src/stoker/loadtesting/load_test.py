@@ -134,7 +134,7 @@ def measure_models(
     directory, artifact = _chosen(models, model)
     load = load or Load()
     with _served(directory, artifact, artifacts.read_settings(directory), load, objective) as target:
-        return _measured(target, rate=rate, callers=callers, seconds=seconds, load=load)
+        return _measured(target, rate=rate, callers=callers, seconds=seconds)
 
 
 def measure_url(
@@ -156,7 +156,7 @@ def measure_url(
     _require_one(rate, callers)
     load = load or Load()
     target = _target(address_of(url), model, None, load, objective)
-    return _measured(target, rate=rate, callers=callers, seconds=seconds, load=load)
+    return _measured(target, rate=rate, callers=callers, seconds=seconds)
 
 
 def highest_rate_of_url(
@@ -175,9 +175,7 @@ def highest_rate_of_url(
     capacity = with_callers(target, min(32, load.connections), min(_CAPACITY_S, seconds / 8))
     seeds = itertools.count(1)
     highest = highest_rate(
-        lambda rate, duration_s: at_rate(
-            target, rate, duration_s, is_constant=load.is_constant, cuts=True, seed=next(seeds)
-        ),
+        lambda rate, duration_s: at_rate(target, rate, duration_s, cuts=True, seed=next(seeds)),
         first=_FIRST_RATE * max(1.0, capacity.throughput),
         seconds_at=lambda rate: probe_seconds(
             rate, objective.q, shortest_s=min(2.0, seconds / 8), longest_s=max(2.0, seconds / 8)
@@ -199,12 +197,10 @@ def basis(limit: ServingLimit, artifact: Artifact) -> str:
     )
 
 
-def _measured(
-    target: LoadTarget, *, rate: float | None, callers: int | None, seconds: float, load: Load
-) -> LoadMeasurement:
+def _measured(target: LoadTarget, *, rate: float | None, callers: int | None, seconds: float) -> LoadMeasurement:
     greet(target)
     if rate is not None:
-        return at_rate(target, rate, seconds, is_constant=load.is_constant)
+        return at_rate(target, rate, seconds)
     assert callers is not None
     return with_callers(target, callers, seconds)
 
@@ -269,4 +265,6 @@ def _target(
     payloads = [
         infer_payload(address, model, request, headers=load.headers) for request in sized(requests, specs, load.sizes)
     ]
-    return LoadTarget(address, payloads, connections=load.connections, objective=objective)
+    return LoadTarget(
+        address, payloads, connections=load.connections, is_constant=load.is_constant, objective=objective
+    )

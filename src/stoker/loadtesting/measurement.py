@@ -48,12 +48,14 @@ _LATE_S = 0.001
 class LoadTarget:
     """The service to measure: its address, requests in turn, and the most connections.
 
-    `cpu_s` gives the CPU time [s] that the service has used so far, if that can be read.
+    `is_constant`: requests are sent at equal distances instead of at random times. `cpu_s` gives the CPU time [s] that
+    the service has used so far, if that can be read.
     """
 
     address: Address
     payloads: Sequence[Payload]
     connections: int = 128
+    is_constant: bool = False
     objective: Objective | None = None
     cpu_s: Callable[[], float] | None = None
     patience_s: float = 10.0
@@ -77,16 +79,14 @@ def greet(target: LoadTarget) -> None:
             raise ServiceError(f"the service answered with status {answer.status}: {text}")
 
 
-def at_rate(
-    target: LoadTarget, rate: float, seconds: float, *, is_constant: bool = False, cuts: bool = False, seed: int = 0
-) -> LoadMeasurement:
+def at_rate(target: LoadTarget, rate: float, seconds: float, *, cuts: bool = False, seed: int = 0) -> LoadMeasurement:
     """An open loop at `rate` requests/s for `seconds`; with `cuts` it ends once the objective cannot be held.
 
     Raises:
         BadJob: there would be no request, or more than a million.
         ServiceError: a connection cannot be opened.
     """
-    due = constant(rate, seconds) if is_constant else poisson(rate, seconds, seed=seed)
+    due = constant(rate, seconds) if target.is_constant else poisson(rate, seconds, seed=seed)
     limits, objective = LoadLimits(patience_s=target.patience_s), target.objective
     if cuts and objective is not None:
         limits = replace(limits, within_s=objective.within_s, most_late=max(0, most_late(len(due), objective.q)))

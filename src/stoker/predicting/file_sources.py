@@ -519,8 +519,10 @@ def _expanded(name: str) -> list[RowSource]:
         images = ImageSource(path)
         suffixes = sorted({file.suffix.lower() for file in tables})
         if len(suffixes) > 1 or (suffixes and len(files) > len(tables)):
-            kinds = ", ".join(sorted({file.suffix.lower() for file in files}))
-            raise BadJob(f"{path} holds files of several kinds: {kinds}", remedy=f"Name one kind: {path}/*{kinds[:4]}")
+            kinds = sorted({file.suffix.lower() for file in files})
+            raise BadJob(
+                f"{path} holds files of several kinds: {', '.join(kinds)}", remedy=f"Name one kind: {path}/*{kinds[0]}"
+            )
         if tables:
             return [_source_of(file) for file in tables]
         if not images.files():

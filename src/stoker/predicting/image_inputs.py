@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ def parse_pixels(text: str, spec: Input) -> Pixels:
     An input of UINT8 takes pixels unchanged and needs none; other integers that can hold 0..255 take only that.
 
     Raises:
-        BadJob: another form, one that the input's type cannot hold, or empty for an input of another type than UINT8.
+        BadJob: another form, one that the input's type cannot hold, a std that is not positive, or empty for an input
+            of another type than UINT8.
     """
     remedy = "Say what the model was trained on: --pixels 0..255, --pixels 0..1, or --pixels MEAN/STD of 0 to 1."
     if not text:
@@ -58,7 +60,8 @@ def parse_pixels(text: str, spec: Input) -> Pixels:
     except ValueError:
         raise BadJob(f"--pixels {text} is not understood", remedy=remedy) from None
     channels = (1, spec.image.channels if spec.image else 1)
-    if not slash or 0 in pixels.std or not {len(pixels.mean), len(pixels.std)} <= set(channels):
+    is_possible = all(map(math.isfinite, (*pixels.mean, *pixels.std))) and min(pixels.std) > 0
+    if not slash or not is_possible or not {len(pixels.mean), len(pixels.std)} <= set(channels):
         raise BadJob(f"--pixels {text} does not fit the input {spec}", remedy=remedy)
     return pixels
 

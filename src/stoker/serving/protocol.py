@@ -297,13 +297,11 @@ MOST_CLASSES = 16_384
 """Limit on the strings of an output; they are made one by one on the event loop."""
 
 
-def classify(
-    response: InferenceResponse, request: InferenceRequest, labels: Mapping[str, Sequence[str]]
-) -> InferenceResponse:
+def classify(response: InferenceResponse, request: InferenceRequest) -> InferenceResponse:
     """The response with outputs requested as classes replaced by `value:index:label` strings: BYTES [batch, k].
 
-    `labels` are those of the model's outputs (`Manifest.labels`). The first dimension is the batch, unless there is no
-    other. Equal values are ordered by index, and NaN comes last.
+    Labels are those of the response. The first dimension is the batch, unless there is no other. Equal values are
+    ordered by index, and NaN comes last.
 
     Raises:
         BadRequest: classes of a BYTES output are requested, or more than `MOST_CLASSES`.
@@ -312,7 +310,7 @@ def classify(
     if not num_classes:
         return response
     outputs = {
-        name: _top(array, num_classes[name], labels.get(name, ()), name) if name in num_classes else array
+        name: _top(array, num_classes[name], response.labels.get(name, ()), name) if name in num_classes else array
         for name, array in response.outputs.items()
     }
     return response._replace(outputs=outputs)
@@ -337,9 +335,13 @@ def _top(array: NDArray[Any], most: int, labels: Sequence[str], name: str) -> ND
 
 
 def _largest(row: NDArray[Any], most: int) -> NDArray[np.intp]:
-    """Indices of the `most` largest values, descending; equal values in the order of their indices."""
+    """Indices of the `most` largest values, descending and NaN last; equal values in the order of their indices."""
     if row.dtype.kind not in "biu":
-        row = np.where(np.isnan(row), -np.inf, row)
+        row = row if row.dtype.kind == "f" else row.astype(np.float32)
+        is_nan = np.isnan(row)
+        if is_nan.any():
+            known = np.flatnonzero(~is_nan)
+            return np.concatenate([known[_largest(row[known], most)], np.flatnonzero(is_nan)])[:most]
     indices = np.arange(len(row))
     if 0 < most < len(row):  # sort only these
         indices = indices[row >= np.partition(row, len(row) - most)[len(row) - most]]

@@ -221,7 +221,7 @@ class Server:
 def _check(options: ServerOptions) -> None:
     """Refuse options that contradict each other, or open more than intended."""
     if options.http_port is None and options.grpc_port is None:
-        raise BadJob("a server needs a door: give --http-port, --grpc-port or both")
+        raise BadJob("a server needs a port: give --http-port, --grpc-port or both")
     has_admin = options.admin_port is not None or options.admin_grpc_port is not None
     try:
         is_loopback = ipaddress.ip_address(options.admin_host).is_loopback

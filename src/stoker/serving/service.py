@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -53,12 +53,13 @@ class InferenceRequest(NamedTuple):
 
 
 class InferenceResponse(NamedTuple):
-    """Answer to a request: the outputs it named, in its order."""
+    """Answer to a request: the outputs it named, in its order; `labels` are class names of this version, by output."""
 
     model: str
     version: str
     id: str
     outputs: Arrays
+    labels: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 ModelState = Literal["READY", "UNAVAILABLE", "LOADING", "UNLOADING"]

@@ -29,11 +29,11 @@ class Rungs:
     @property
     def places(self) -> tuple[int, ...]:
         """The rungs [samples], all before the end."""
-        forecasts, place = [], self.first
+        places, place = [], self.first
         while place < self.total:
-            forecasts.append(place)
+            places.append(place)
             place *= REDUCTION
-        return tuple(forecasts)
+        return tuple(places)
 
 
 def rungs_of(first_samples: int, total_samples: int) -> Rungs:

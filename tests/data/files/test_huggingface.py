@@ -59,6 +59,17 @@ def test_an_empty_list_has_the_numbers_of_its_column() -> None:
     assert words.rows(np.array([1, 0]))["words"] == [[], ["a"]]
 
 
+@pytest.mark.parametrize("odd", [[[1.0, 2.0], [3.0]], [[1.0, None], [2.0, 3.0]]])
+@pytest.mark.parametrize("at", [0, 1])
+def test_lists_that_make_no_tensor_are_named(odd: list[list[float | None]], at: int) -> None:
+    """Ragged lists and lists with holes, in the first row of a batch or a later one."""
+    lists: list[Any] = [[[1.0, 2.0], [3.0, 4.0]]]
+    lists.insert(at, odd)
+    source = stoker.data.huggingface(dataset(x=lists, y=[0, 1]))
+    with pytest.raises(BadJob, match=f"'x' in row {at} of .* makes no tensor"):
+        source.rows(np.array([0, 1]))
+
+
 def test_truth_values_are_whole_numbers() -> None:
     """As labels of two classes, and as inputs, alone and in batches; they are so in lists as well."""
     source = stoker.data.huggingface(dataset(label=[True, False], flag=[False, True], flags=[[True], [False]]))

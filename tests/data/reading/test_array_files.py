@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.data.reading.array_files import BadArrayFile, npy_header
+from stoker.data.reading.array_files import BadArrayFile, npy_header, npz_arrays
 
 
 def npy(array: np.ndarray) -> bytes:
@@ -43,3 +44,17 @@ def test_a_header_that_is_no_python_is_refused() -> None:
     content = npy(np.zeros(3)).replace(b"{'descr'", b"{('descr")
     with pytest.raises(BadArrayFile):
         npy_header(io.BytesIO(content))
+
+
+def test_a_damaged_archive_is_one_error(tmp_path: Path) -> None:
+    """Cut off, with a wrong byte in an array, or with one array of no name: whatever NumPy and zipfile raise."""
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, x=np.arange(1000) % 7)
+    content = bytearray(path.read_bytes())
+    assert npz_arrays(path)["x"].shape == (1000,)
+    damaged = content.copy()
+    damaged[len(content) // 2] ^= 255
+    for wrong in (content[:-30], damaged, npy(np.zeros(3)), b""):
+        path.write_bytes(wrong)
+        with pytest.raises(BadArrayFile, match="cannot be read"):
+            npz_arrays(path)

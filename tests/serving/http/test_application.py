@@ -27,7 +27,14 @@ from stoker.serving.refusals import (
     Unauthorized,
     Unavailable,
 )
-from stoker.serving.service import AccessEntry, InFlight, RequestLimits, ServerContext
+from stoker.serving.service import (
+    AccessEntry,
+    InferenceRequest,
+    InferenceResponse,
+    InFlight,
+    RequestLimits,
+    ServerContext,
+)
 from tests.serving.fakes import ECHOES, FakeService, refusing, scores_of
 from tests.serving.http.asking import Answered, ask
 
@@ -53,6 +60,21 @@ def test_an_inference_in_json() -> None:
     assert answer.status == 200
     assert (output["name"], output["datatype"], output["shape"]) == ("scores", "FP32", [1, 10])
     np.testing.assert_array_equal(np.array(output["data"], np.float32), scores_of(IMAGE)[0])
+
+
+def test_classes_have_the_names_of_the_version_that_answers() -> None:
+    """A version with other classes takes over while the request's body arrives."""
+
+    class Reloading(FakeService):
+        async def infer(self, request: InferenceRequest) -> InferenceResponse:
+            others = {"scores": tuple(f"class {number}" for number in range(10))}
+            self.manifests["digits"] = replace(self.manifests["digits"], labels=others)
+            return await super().infer(request)
+
+    wanted = [{"name": "scores", "parameters": {"classification": 1}}]
+    (output,) = asked("POST", INFER, served(Reloading()), body={**ASKED, "outputs": wanted}).json["outputs"]
+    best = int(scores_of(IMAGE)[0].argmax())
+    assert output["data"][0].endswith(f":{best}:class {best}")
 
 
 def test_an_inference_in_binary() -> None:

@@ -10,11 +10,11 @@ from stoker.serving.service import InferenceRequest, InferenceResponse, Requeste
 
 def classes(array: np.ndarray, most: int, labels: tuple[str, ...] = ()) -> np.ndarray:
     """The largest values of one output."""
-    response = InferenceResponse(model="m", version="1", id="", outputs={"y": array, "z": array})
+    response = InferenceResponse(model="m", version="1", id="", outputs={"y": array, "z": array}, labels={"y": labels})
     request = InferenceRequest(
         model="m", inputs={}, outputs=(RequestedOutput(name="y", classification=most), RequestedOutput(name="z"))
     )
-    found = classify(response, request, {"y": labels})
+    found = classify(response, request)
     assert found.outputs["z"] is array
     return found.outputs["y"]
 
@@ -33,6 +33,9 @@ def test_more_than_there_are_is_all_of_them() -> None:
 def test_what_is_no_number_comes_last() -> None:
     """A NaN is not the best class."""
     assert classes(np.array([[np.nan, -1, 0]], np.float32), 3).tolist() == [[b"0.0:2", b"-1.0:1", b"nan:0"]]
+    masked = np.array([[np.nan, -np.inf, 1, np.nan]], np.float32)
+    assert classes(masked, 2).tolist() == [[b"1.0:2", b"-inf:1"]]
+    assert classes(masked, 4).tolist() == [[b"1.0:2", b"-inf:1", b"nan:0", b"nan:3"]]
 
 
 def test_unsigned_numbers_are_not_turned_round() -> None:
@@ -49,7 +52,7 @@ def test_strings_have_no_largest() -> None:
 def test_nothing_wanted_is_nothing_done() -> None:
     """The common case gives back what it was given."""
     response = InferenceResponse(model="m", version="1", id="", outputs={})
-    assert classify(response, InferenceRequest(model="m", inputs={}), {}) is response
+    assert classify(response, InferenceRequest(model="m", inputs={})) is response
 
 
 def test_a_few_bytes_do_not_ask_for_a_million_strings() -> None:
@@ -60,7 +63,7 @@ def test_a_few_bytes_do_not_ask_for_a_million_strings() -> None:
     def asked(most: int) -> InferenceResponse:
         response = InferenceResponse(model="m", version="1", id="", outputs={"y": scores})
         request = InferenceRequest(model="m", inputs={}, outputs=(RequestedOutput(name="y", classification=most),))
-        return classify(response, request, {})
+        return classify(response, request)
 
     with pytest.raises(BadRequest, match="would be 1,048,576 classes, at most 16,384"):
         asked(10**9)

@@ -75,7 +75,11 @@ class HuggingFace(IndexedSource):
         return str(index)
 
     def rows(self, indices: Indices) -> dict[str, Any] | None:
-        """All columns of these rows, from one read of the table; None for a dataset with a format of its own."""
+        """All columns of these rows, from one read of the table; None for a dataset with a format of its own.
+
+        Raises:
+            BadJob: a value is missing, or a list of numbers makes no tensor.
+        """
         if self._has_format:
             return None
         import torch
@@ -83,11 +87,22 @@ class HuggingFace(IndexedSource):
         columns = self.dataset[indices.tolist()]
         batch: dict[str, Any] = {}
         for name in self.columns:
-            entries = [self._entry(name, value, int(row)) for value, row in zip(columns[name], indices, strict=True)]
+            entries: list[Any] = [
+                self._entry(name, value, int(row)) for value, row in zip(columns[name], indices, strict=True)
+            ]
             if self._kinds[name] == "text":
                 batch[name] = entries
-            elif not isinstance(entries[0], torch.Tensor):
+            elif self._kinds[name] in ("label", "integer"):
                 batch[name] = torch.tensor(entries, dtype=torch.int64)
+            elif (
+                odd := next((i for i, entry in enumerate(entries) if not isinstance(entry, torch.Tensor)), None)
+            ) is not None:
+                raise BadJob(
+                    f"{name!r} in row {int(indices[odd])} of {self.name} makes no tensor: it has lists of several "
+                    "lengths, or values that are no numbers",
+                    remedy="Make batches of it with stoker.Fields(collate=…), or name the other columns: "
+                    "stoker.data.huggingface(dataset, columns=[…]).",
+                )
             elif any(entry.shape != entries[0].shape for entry in entries):
                 return None  # the reader of single rows reports which two differ
             else:
@@ -243,7 +258,7 @@ def _dtype(feature: Any) -> type[np.int64 | np.float32] | None:
 
 
 def _numbers(value: Any, dtype: Any, what: str) -> Any:
-    """Nested lists of numbers as a tensor of `dtype`; ragged and empty lists unchanged.
+    """Nested lists of numbers as a tensor of `dtype`; ragged ones, and those with other values, unchanged.
 
     Raises:
         BadJob: a whole number is too large for int64.

@@ -55,10 +55,25 @@ def numpy_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     Raises:
         BadArrayFile: it cannot be read.
     """
+    if path.suffix.lower() != ".npy":
+        return npz_arrays(path)
     try:
-        if path.suffix.lower() == ".npy":
-            return {path.stem: np.load(path, mmap_mode="r", allow_pickle=False)}
-        with np.load(path, allow_pickle=False) as archive:
+        return {path.stem: np.load(path, mmap_mode="r", allow_pickle=False)}
+    except (OSError, ValueError, EOFError) as error:
+        raise BadArrayFile(f"cannot be read: {first_line(error)}") from error
+
+
+def npz_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a .npz file by name.
+
+    Raises:
+        BadArrayFile: it cannot be read, is damaged, or is no such file.
+    """
+    try:
+        with path.open("rb") as file:  # NumPy leaves a damaged one open
+            archive = np.load(file, allow_pickle=False)
+            if not hasattr(archive, "files"):
+                raise ValueError("it holds one array without a name, as .npy files do")
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise BadArrayFile(f"cannot be read: {first_line(error)}") from error

@@ -437,9 +437,9 @@ class Application:
         inferred = await service.infer(request)
         is_raw = form.binary and not form.outputs and not request.outputs
         if not is_raw and sum(array.nbytes for array in inferred.outputs.values()) > WORTH_A_THREAD_BYTES:
-            encoded = await asyncio.to_thread(lambda: encode(classify(inferred, request, manifest.labels), form))
+            encoded = await asyncio.to_thread(lambda: encode(classify(inferred, request), form))
         else:
-            encoded = encode(classify(inferred, request, manifest.labels), form)
+            encoded = encode(classify(inferred, request), form)
         accepted = exchange.headers.get(b"accept-encoding", b"").decode("latin-1")
         if len(encoded.body) <= WORTH_A_THREAD_BYTES or not bodies.accepted_encoding(accepted):
             return inference_response(encoded, accepted)

@@ -471,6 +471,7 @@ class RepositoryService:
             version=served.version,
             id=request.id,
             outputs={output.name: answers[output.name] for output in request.outputs} if request.outputs else answers,
+            labels=served.manifest.labels,
         )
 
     async def load(self, model: str, parameters: Mapping[str, Parameter] | None = None) -> None:
