@@ -543,7 +543,6 @@ class LayoutCandidates:
             local = axis.searched(local, layout)
         if block_problem(self.parts(layout), layout) is not None:
             local = dataclasses.replace(local, numerics=tuple(one for one in local.numerics if one != "8bit-states"))
-        local = dataclasses.replace(local, offload_problem="the processes' layout divides the state")
         least = self._least_of(local)
         # Gathered in bf16 a model needs no more than in any other precision: these need not be traced.
         is_gathered = place.device.kind == "cuda" and layout.gathered_in(least.precision) is not None
@@ -554,7 +553,15 @@ class LayoutCandidates:
                 remedy="Take more devices, or ones with more memory.",
             )
         with users_code("the model or the loss", self.planner.prepared.entry):
-            ranked = rank(local, device, forecasts, name=place.name, is_here=place.is_here, is_limited=place.is_limited)
+            ranked = rank(
+                local,
+                device,
+                forecasts,
+                name=place.name,
+                is_here=place.is_here,
+                is_limited=place.is_limited,
+                can_offload=False,
+            )
         best = min((c for c in ranked if not c.plan.captured), key=_seconds_per_sample)
         if self._may_compile(layout):
             best = min((best, *compiled(best, local, forecasts)), key=lambda one: one.forecast.total_s.value)
