@@ -82,16 +82,15 @@ def activation_work(trace: Trace, blocks: Sequence[str]) -> ActivationWork:
         blocks: dotted names of the model's repeated blocks, in order.
     """
     numbers = _block_of_modules(trace, blocks)
-    flops: defaultdict[tuple[str, int | None], float] = defaultdict(float)
+    flops: defaultdict[tuple[str, int | None], int] = defaultdict(int)
+    passes: defaultdict[str, int] = defaultdict(int)
     for one in trace.occurrences:
         if one.part == 0:
-            done = trace.operations[one.operation].flops
-            flops[one.phase, numbers[one.module]] += done
-            flops[one.phase, None] += done if numbers[one.module] is not None else 0
+            flops[one.phase, numbers[one.module]] += trace.operations[one.operation].flops
+            passes[one.phase] += trace.operations[one.operation].flops
 
     def share(phase: str, block: int) -> float:
-        whole = flops[phase, None]
-        return flops[phase, block] / whole if whole else 1 / max(1, len(blocks))
+        return flops[phase, block] / passes[phase] if passes[phase] else 1 / max(1, len(blocks))
 
     return ActivationWork(
         copies=tuple(
