@@ -81,11 +81,11 @@ def test_what_does_not_fit_with_inputs_of_blocks_fits_with_those_on_the_host(tmp
     """Of 16 blocks 15 inputs of half a MiB."""
     job, found = stack_job(16), list[Any]()
     plan = dataclasses.replace(ON_GPU, checkpointed_blocks=16)
+    plain = dataclasses.replace(plan, activation_offload=False)
     gc.collect()
     try:
         simulate_gpus(torch.cuda.device_count(), memory_bytes=torch.cuda.memory_allocated(0) + 12 * MIB)
         with pytest.raises(StokerError, match="memory"):
-            plain = dataclasses.replace(plan, activation_offload=False)
             stoker.train(job, plan=plain, run_dir=tmp_path / "plain", sink=found.append)
         run = stoker.train(job, plan=plan, run_dir=tmp_path / "offloaded", sink=found.append)
     finally:

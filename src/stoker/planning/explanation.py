@@ -208,7 +208,7 @@ def describe_stand_in(forecasts: TracedForecasts, plan: Plan) -> tuple[str, ...]
 def describe_offload(
     forecasts: TracedForecasts, plan: Plan, device: Device, needed_bytes: float | None
 ) -> tuple[str, ...]:
-    """Why the optimiser or inputs of blocks are on the host, what that keeps of them, and how much of an update it takes.
+    """Why the optimiser or inputs of blocks are on the host, what they take there, and how much of an update it takes.
 
     Args:
         forecasts: of plans on the device.
@@ -232,7 +232,9 @@ def describe_offload(
     if (sent := forecasts.activation_work(plan)) is not None:
         which = f"inputs of {len(sent.copies)} of {plan.checkpointed_blocks} checkpointed blocks"
         what = f"{which} are on the host{{why}}" if work is None else f"so are {which}"
-        copied = f"{format_bytes(sent.sent_bytes)} go there in each micro-batch, and come back while blocks are computed"
+        copied = (
+            f"{format_bytes(sent.sent_bytes)} go there in each micro-batch, and come back while blocks are computed"
+        )
         shown = f"the device waits for them {format_seconds(spent.get(WAITING, 0.0))} of {whole}, at {link}"
         known = "by the catalogue" if hardware.host_link_bytes_per_s else "assumed"
         kept = f"; pinned they take {format_bytes(sent.kept_bytes)} {memory}"

@@ -553,15 +553,7 @@ class LayoutCandidates:
                 remedy="Take more devices, or ones with more memory.",
             )
         with users_code("the model or the loss", self.planner.prepared.entry):
-            ranked = rank(
-                local,
-                device,
-                forecasts,
-                name=place.name,
-                is_here=place.is_here,
-                is_limited=place.is_limited,
-                can_offload=False,
-            )
+            ranked = rank(local, device, forecasts, name=place.name, is_here=place.is_here, is_limited=place.is_limited)
         best = min((c for c in ranked if not c.plan.captured), key=_seconds_per_sample)
         if self._may_compile(layout):
             best = min((best, *compiled(best, local, forecasts)), key=lambda one: one.forecast.total_s.value)

@@ -79,7 +79,6 @@ def rank(
     is_here: bool = True,
     is_limited: bool = False,
     can_compile: bool = False,
-    can_offload: bool = True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[Candidate, ...]:
     """Plans that are forecast to fit, fastest first.
@@ -92,7 +91,6 @@ def rank(
         is_here: it is attached to this machine.
         is_limited: its memory is a limit that the user set, not its capacity.
         can_compile: compiled plans can be run there.
-        can_offload: the host may keep what does not fit; it may for one process.
         clock: reads seconds.
 
     Raises:
@@ -125,8 +123,6 @@ def rank(
             run_s = min(candidates, key=_seconds_per_sample).forecast.total_s.value
             if clock() - started > max(LEAST_RANKING_S, RANKING_SHARE * run_s):
                 break
-    if not candidates and not can_offload:
-        raise does_not_fit(profile, device, forecasts, is_limited=is_limited, is_offloaded=False)
     if not candidates:
         return _offloaded(profile, device, forecasts, name=name, is_here=is_here, is_limited=is_limited)
     uncompiled = [c for c in candidates if not c.plan.compile]
@@ -295,11 +291,9 @@ def _fitting(settings: Plan, profile: Profile, forecasts: Forecasts, most: int) 
         yield lightest(smaller)
 
 
-def does_not_fit(
-    profile: Profile, device: Device, forecasts: Forecasts, *, is_limited: bool = False, is_offloaded: bool = True
-) -> DoesNotFit:
+def does_not_fit(profile: Profile, device: Device, forecasts: Forecasts, *, is_limited: bool = False) -> DoesNotFit:
     """The error for a device on which no plan fits, with the memory of the least demanding one."""
-    least = least_demanding(profile, device, forecasts, is_offloaded=is_offloaded)
+    least = least_demanding(profile, device, forecasts)
     if least is None:
         group, batch = profile.coupling.group, profile.batch
         return DoesNotFit(

@@ -100,9 +100,9 @@ class Plan:
     `checkpointed_blocks` of the model's repeated blocks, the first ones, keep only their inputs and compute the rest
     again in the backward pass; where `checkpointing` is `selective` they keep what products, convolutions and attention
     without dropout gave as well, and recompute only the operations between those. Under `activation_offload` inputs of
-    checkpointed blocks, but for the last one's, are in the host's memory between the two passes. `loss_chunks` is in how many parts a
-    micro-batch's tokens go through output layer and loss. `optimizer_states` is what the optimiser's moments are kept
-    in; fewer bits have one implementation, `default`. Under `optimizer_offload` weights of precision bf16 are bf16 on
+    checkpointed blocks, but for the last one's, are in the host's memory between the two passes. `loss_chunks` is in
+    how many parts a micro-batch's tokens go through output layer and loss. `optimizer_states` is what the optimiser's
+    moments are kept in; fewer bits have one implementation, `default`. Under `optimizer_offload` weights of precision bf16 are bf16 on
     the device, their masters fp32 on the host. `malloc` is how the host's memory is had: `retained` keeps what
     the system gave once, `mapped` asks for each large tensor and gives it back at once. `captured` repeats the
     operations of a pass as they were noted once, without autograd. `checkpoint_every_s` is the time between checkpoints
@@ -152,10 +152,8 @@ class Plan:
                 f"{self.optimizer_states} optimizer_states have one implementation, default, and no "
                 f"{self.optimizer_implementation} one"
             )
-        if self.is_offloaded and (problem := self._offload_problem()):
-            raise ValueError(f"optimizer_offload is for {problem}")
-        if self.activation_offload and (problem := self._activation_offload_problem()):
-            raise ValueError(f"activation_offload is for {problem}")
+        if problem := self._optimizer_offload_problem() or self._activation_offload_problem():
+            raise ValueError(problem)
         if not self.checkpoint_every_s > 0:
             raise ValueError(f"checkpoint_every_s must be positive, got {self.checkpoint_every_s}")
         if self.device_mtbf_h is not None and not self.device_mtbf_h > 0:
@@ -176,8 +174,10 @@ class Plan:
         """Threads that a process computes with; None: all that PyTorch takes, where the host updates weights."""
         return None if self.is_offloaded else self.threads
 
-    def _offload_problem(self) -> str | None:
-        """What a plan has to be for offload, and this one is not; None if it is."""
+    def _optimizer_offload_problem(self) -> str | None:
+        """What a plan has to be for its optimizer_offload, and this one is not; None if there is nothing."""
+        if not self.is_offloaded:
+            return None
         layout, passes = self.layout, "captured" if self.captured else "compiled"
         problems = {
             f"GPUs, and the plan's device is {self.device}, whose memory is the host's": self.device == "cpu",
@@ -191,20 +191,22 @@ class Plan:
             "memory": self.optimizer_states != "full",
             f"contiguous weights, not {self.memory_format}": self.memory_format != "contiguous",
         }
-        return next((problem for problem, holds in problems.items() if holds), None)
+        return next((f"optimizer_offload is for {one}" for one, holds in problems.items() if holds), None)
 
     def _activation_offload_problem(self) -> str | None:
-        """What a plan has to be for activation offload, and this one is not; None if it is."""
+        """What a plan has to be for its activation_offload, and this one is not; None if there is nothing."""
+        if not self.activation_offload:
+            return None
         problems = {
             f"GPUs, and the plan's device is {self.device}, whose memory is the host's": self.device == "cpu",
             "checkpointing full, of which inputs of blocks are all that is kept, and this one is "
             f"{self.checkpointing}": self.checkpointing != "full",
-            f"checkpointed_blocks of 2 or more, and this plan has {self.checkpointed_blocks}: what goes to the host are "
-            "inputs of checkpointed blocks, except the last one's": self.checkpointed_blocks < 2,
+            f"checkpointed_blocks of 2 or more, and this plan has {self.checkpointed_blocks}: the inputs of these go to "
+            "the host, except the last one's": self.checkpointed_blocks < 2,
             "plans that are not compiled: what compiled blocks keep is the compiler's choice": self.compile,
             f"one process, and the layout is {self.layout.in_words()}": self.layout.world_size > 1,
         }
-        return next((problem for problem, holds in problems.items() if holds), None)
+        return next((f"activation_offload is for {one}" for one, holds in problems.items() if holds), None)
 
     def _require_capturable(self) -> None:
         if self.compile or self.checkpointed_blocks or self.loss_chunks > 1:

@@ -95,7 +95,7 @@ class OffloadedInputs(KeptInputs):
         self._has_moved: Any = None
         if not stay:
             before = previous()
-            self._had = set[int]() if before is None else before._identities()
+            self._had = set[int]() if before is None else before.identities()
             content = in_new_containers(content, self._copied_or_kept)
         super().__init__(name, content)
         self._move(lambda one, tensor: one.host.copy_(tensor, non_blocking=True))
@@ -135,7 +135,7 @@ class OffloadedInputs(KeptInputs):
             previous.come()
         return content
 
-    def _identities(self) -> set[int]:
+    def identities(self) -> set[int]:
         """Those of the inputs that are on the device."""
         found = {id(one.tensor) for one in self._copied}
         in_new_containers(self._content, lambda tensor: found.add(id(tensor)))

@@ -1,4 +1,4 @@
-"""Updates whose blocks' inputs are on the host: the device's memory and the update's time, from the trace of one without.
+"""Updates whose blocks' inputs are on the host: the device's memory and the time, from the trace of one without.
 
 In the trace of checkpointed blocks a block's input is the storage that is made before the block's forward pass, by the
 block before or ahead of all, and dies in its part of the backward pass. Offloaded it lives twice: until the next block
@@ -184,15 +184,16 @@ def _sent(trace: Trace, numbers: Sequence[int | None]) -> Iterator[_Sent]:
             kept[part, block].append(index)
     for (part, block), indices in sorted(kept.items()):
         following = block + 1
-        if following < count and ("forward", part, following) in first and ("backward", part, following) in first:
-            if block == 0:  # not what is made ahead of all blocks and needs no gradient, such as masks
-                sizes = {trace.storages[index].num_bytes for index in kept.get((part, 1), ())}
-                indices = [index for index in indices if trace.storages[index].num_bytes in sizes]
-            if indices:
-                yield _Sent(
-                    block=block,
-                    part=part,
-                    storages=tuple(indices),
-                    leave=first["forward", part, following] - 1,
-                    come=first["backward", part, following],
-                )
+        if following == count or not {("forward", part, following), ("backward", part, following)} <= first.keys():
+            continue
+        sizes = {trace.storages[index].num_bytes for index in kept.get((part, 1), ())}
+        # Ahead of all blocks other things are made too, such as masks, which stay.
+        passed_on = [index for index in indices if block > 0 or trace.storages[index].num_bytes in sizes]
+        if passed_on:
+            yield _Sent(
+                block=block,
+                part=part,
+                storages=tuple(passed_on),
+                leave=first["forward", part, following] - 1,
+                come=first["backward", part, following],
+            )

@@ -115,7 +115,7 @@ def offloaded_settings(profile: Profile, device: Device, what: Offloaded) -> Ite
         what: is on the host.
     """
     has_optimizer, has_activations = what != "activations", what != "optimizer"
-    if device.kind != "cuda" or (has_optimizer and profile.offload_problem is not None):
+    if device.kind != "cuda" or not profile.can_offload or (has_optimizer and profile.offload_problem is not None):
         return
     if has_activations and profile.num_blocks < LEAST_BLOCKS_OFFLOADED:
         return
