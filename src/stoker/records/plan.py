@@ -102,12 +102,12 @@ class Plan:
     without dropout gave as well, and recompute only the operations between those. Under `activation_offload` inputs of
     checkpointed blocks, but for the last one's, are in the host's memory between the two passes. `loss_chunks` is in
     how many parts a micro-batch's tokens go through output layer and loss. `optimizer_states` is what the optimiser's
-    moments are kept in; fewer bits have one implementation, `default`. Under `optimizer_offload` weights of precision bf16 are bf16 on
-    the device, their masters fp32 on the host. `malloc` is how the host's memory is had: `retained` keeps what
-    the system gave once, `mapped` asks for each large tensor and gives it back at once. `captured` repeats the
-    operations of a pass as they were noted once, without autograd. `checkpoint_every_s` is the time between checkpoints
-    [s]; where `device_mtbf_h` is given, the mean time of one device between two failures [h], it is a forecast, and
-    follows from that and what saving takes once that is measured.
+    moments are kept in; fewer bits have one implementation, `default`. Under `optimizer_offload` weights of precision
+    bf16 are bf16 on the device, their masters fp32 on the host. `malloc` is how the host's memory is had: `retained`
+    keeps what the system gave once, `mapped` asks for each large tensor and gives it back at once. `captured` repeats
+    the operations of a pass as they were noted once, without autograd. `checkpoint_every_s` is the time between
+    checkpoints [s]; where `device_mtbf_h` is given, the mean time of one device between two failures [h], it is a
+    forecast, and follows from that and what saving takes once that is measured.
     """
 
     schema: ClassVar[int] = 1
@@ -201,8 +201,8 @@ class Plan:
             f"GPUs, and the plan's device is {self.device}, whose memory is the host's": self.device == "cpu",
             "checkpointing full, of which inputs of blocks are all that is kept, and this one is "
             f"{self.checkpointing}": self.checkpointing != "full",
-            f"checkpointed_blocks of 2 or more, and this plan has {self.checkpointed_blocks}: the inputs of these go to "
-            "the host, except the last one's": self.checkpointed_blocks < 2,
+            f"checkpointed_blocks of 2 or more, and this plan has {self.checkpointed_blocks}: inputs of all but the "
+            "last go to the host": self.checkpointed_blocks < 2,
             "plans that are not compiled: what compiled blocks keep is the compiler's choice": self.compile,
             f"one process, and the layout is {self.layout.in_words()}": self.layout.world_size > 1,
         }
