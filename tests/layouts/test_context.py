@@ -62,6 +62,18 @@ def test_each_attention_has_keys_and_values_of_all_tokens(checkpointed: int, aga
     assert backward == (one,) * 2
 
 
+def test_queries_are_exchanged_in_causal_attention_alone() -> None:
+    """Attention to all tokens is computed by each process for its own queries."""
+    trace = traced()
+    operations = tuple(
+        dataclasses.replace(one, attributes=tuple((k, False if k == "is_causal" else v) for k, v in one.attributes))
+        for one in trace.operations
+    )
+    forward, _, backward = attentions(dataclasses.replace(trace, operations=operations))
+    assert [queries for _, queries in (*forward, *backward)] == [0] * 4
+    assert [keys for keys, _ in forward] == [keys for keys, _ in attentions(trace)[0]]
+
+
 def test_a_part_of_the_tokens_has_its_part_of_the_work_and_the_activations() -> None:
     """Half of the arithmetic; activations are half, and keys and values of all tokens in each of two layers."""
     whole, part = traced(), AXIS.trace_of(traced(), parts(), TWO, 0)

@@ -60,9 +60,8 @@ class Context(LayoutAxis):
         forward, again, backward = attentions(update.trace())
         passed = (*forward, *again)
         gathered = tuple(kv for kv, _ in passed)
-        moved = tuple(size for _, q in passed for size in (q, q))
         exchanged = tuple(
-            round(size / update.layout.context) for size in (*moved, *(q for _, q in backward for _ in (0, 1)))
+            round(q / update.layout.context) for _, q in (*passed, *backward) if q for _there_and_back in (0, 1)
         )
         traffic = [
             Traffic(
@@ -120,7 +119,7 @@ AXIS = Context()
 
 
 Sizes = tuple[tuple[int, int], ...]
-"""Of each attention, keys with values and queries of all tokens [bytes]."""
+"""Of each attention, keys with values, and queries of all tokens if they are exchanged: where it is causal [bytes]."""
 
 
 def attentions(trace: Trace) -> tuple[Sizes, Sizes, Sizes]:
@@ -132,7 +131,7 @@ def attentions(trace: Trace) -> tuple[Sizes, Sizes, Sizes]:
             is_backward = operation.name.endswith("_backward")
             q, k, v = operation.inputs[is_backward : 3 + is_backward]
             kind = 2 if is_backward else int(one.phase == "backward")
-            found[kind].append((bytes_of(k) + bytes_of(v), bytes_of(q)))
+            found[kind].append((bytes_of(k) + bytes_of(v), bytes_of(q) if operation.attribute("is_causal") else 0))
     forward, again, backward = map(tuple, found)
     settings = trace.settings
     if settings.checkpointing == "selective":  # results of attention are kept, and its messages sent again

@@ -262,9 +262,22 @@ def _first_loss(output: torch.Tensor, target: torch.Tensor) -> Loss:
     return Loss(values[:, 0].sum(), len(values))
 
 
+def _few_targets(*samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens whose targets are ignored but for those of a few samples."""
+    inputs, targets = texts(16)
+    is_counted = torch.zeros(16, dtype=torch.bool)
+    is_counted[list(samples)] = True
+    return inputs, targets.where(is_counted[:, None], -100)
+
+
 UNSEEN: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
     "softmax over tokens": (lambda: Tokenwise(lambda x: x.softmax(1)), {}, "softmax in Tokenwise gives something else"),
     "gradient": (lambda: Tokenwise(_Coupled.apply), {}, "the gradient of embedding.weight from parts"),
+    "gradient of a sample's targets": (
+        lambda: Tokenwise(_Coupled.apply),
+        {"data": _few_targets(5)},
+        "the gradient of embedding.weight from parts",
+    ),
     "metric": (
         lambda: Tokenwise(nn.Identity()),
         {"metrics": [_mean_of_samples]},
@@ -375,6 +388,22 @@ def untouched(world: World, layout: Layout) -> bool:
     return (
         is_same and all(p.grad is None for p in step.model.parameters()) and torch.equal(state, torch.get_rng_state())
     )
+
+
+def compared(world: World, layout: Layout) -> list[bool]:
+    """Whether the comparison is done, after a batch without a target that counts, and after one with some."""
+    job = make_job(lambda: Tokenwise(nn.Identity()), data=_few_targets(), loss="token_cross_entropy")
+    step = Step(job, Plan(device="cpu", micro_batch=8, layout=layout), SEPARABLE, world=world)
+    done = []
+    for content in (_few_targets(), _few_targets(3)):
+        step._strategy.check(content, step.objective)
+        done.append(step._strategy.is_checked)
+    return done
+
+
+def test_a_batch_without_targets_is_not_compared() -> None:
+    """0 is 0 however they are made: the next one is."""
+    assert on_ranks(Layout(context=2), compared, Layout(context=2)) == [[False, True]] * 2
 
 
 def test_the_comparison_leaves_no_trace() -> None:
