@@ -107,7 +107,8 @@ def execution_settings(profile: Profile, device: Device, compiling: Sequence[boo
 def offloaded_settings(profile: Profile, device: Device, what: Offloaded) -> Iterator[Plan]:
     """Ways to execute the job with a part of it on the host, the fastest first; none where it cannot be.
 
-    They are for jobs that fit no other way. Of precisions the fastest is taken, which also needs the least memory.
+    They are for jobs that fit no other way. Of precisions and memory formats the fastest is taken; the precision also
+    needs the least memory.
 
     Args:
         profile: the job's facts.
@@ -128,7 +129,7 @@ def offloaded_settings(profile: Profile, device: Device, what: Offloaded) -> Ite
     ]
     blocks = profile.num_blocks if has_activations else 0
     for settings, offload in itertools.product(plain, kinds):
-        if settings.precision == plain[0].precision:
+        if (settings.precision, settings.memory_format) == (plain[0].precision, plain[0].memory_format):
             yield dataclasses.replace(
                 settings, optimizer_offload=offload, activation_offload=has_activations, checkpointed_blocks=blocks
             )
