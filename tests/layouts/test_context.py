@@ -62,6 +62,18 @@ def test_each_attention_has_keys_and_values_of_all_tokens(checkpointed: int, aga
     assert backward == (one,) * 2
 
 
+def test_queries_are_exchanged_in_causal_attention_alone() -> None:
+    """Attention to all tokens is computed by each process for its own queries."""
+    trace = traced()
+    operations = tuple(
+        dataclasses.replace(one, attributes=tuple((k, False if k == "is_causal" else v) for k, v in one.attributes))
+        for one in trace.operations
+    )
+    forward, _, backward = attentions(dataclasses.replace(trace, operations=operations))
+    assert [queries for _, queries in (*forward, *backward)] == [0] * 4
+    assert [keys for keys, _ in forward] == [keys for keys, _ in attentions(trace)[0]]
+
+
 def test_a_part_of_the_tokens_has_its_part_of_the_work_and_the_activations() -> None:
     """Half of the arithmetic; activations are half, and keys and values of all tokens in each of two layers."""
     whole, part = traced(), AXIS.trace_of(traced(), parts(), TWO, 0)
@@ -72,8 +84,9 @@ def test_a_part_of_the_tokens_has_its_part_of_the_work_and_the_activations() -> 
         ]
         assert flops[1] == pytest.approx(flops[0] / 2, rel=1e-3)
     forward, _, _ = attentions(whole)
-    kept = part.storages[len(whole.storages) :]
-    assert sum(one.num_bytes for one in kept) == sum(size for size, _ in forward)
+    kept = [one for one in part.storages[len(whole.storages) :] if one.category == "activation"]
+    # Without the process's own half, which is in the trace; with a second copy of its half of the results.
+    assert sum(one.num_bytes for one in kept) == sum(size / 2 + queries / 2 for size, queries in forward)
     assert all(one.died is not None and one.died > one.born for one in kept)
     activations = [
         sum(
@@ -91,7 +104,7 @@ def test_recomputed_layers_keep_keys_and_values_of_one_layer_at_a_time() -> None
     """Those of the first pass are let go of at once."""
     whole = traced(2)
     part = AXIS.trace_of(whole, parts(), TWO, 0)
-    kept = part.storages[len(whole.storages) :]
+    kept = [one for one in part.storages[len(whole.storages) :] if one.category == "activation"]
     assert len(kept) == 4
     assert sum(one.died == one.born for one in kept) == 2
     live = sorted((one.born, one.died or 0) for one in kept if one.died != one.born)

@@ -14,16 +14,9 @@ from stoker.errors import BadJob, DoesNotFit
 from stoker.loading.datasets import datasets_of
 from stoker.planning.decision import plan as planned
 from stoker.planning.model import optimizer_offload
+from stoker.planning.model.host import LINK_SHARE, host_problem, link_rate
 from stoker.planning.model.memory import forecast_memory
-from stoker.planning.model.optimizer_offload import (
-    HostWork,
-    host_problem,
-    host_work,
-    link_rate,
-    memory_rate,
-    with_host,
-    with_offload,
-)
+from stoker.planning.model.optimizer_offload import HostWork, host_work, memory_rate, with_host, with_offload
 from stoker.planning.model.search_space import offloaded_settings, trace_settings
 from stoker.planning.model.update_time import UpdateTime
 from stoker.planning.pinned_plan import plan_of, problem_with, words_of
@@ -70,7 +63,7 @@ def test_the_device_holds_weights_alone_between_updates(is_bf16: bool) -> None:
     assert work.gradients == pytest.approx(work.weights)
     assert work.optimizer == pytest.approx(7 * work.masters, rel=0.01)
     kept = 2 * (work.masters + work.state) + work.gradients
-    assert work.kept_bytes == pytest.approx(kept + optimizer_offload.PROCESS_BYTES)
+    assert work.kept_bytes == pytest.approx(kept)
 
 
 def test_gradients_die_when_they_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +93,7 @@ def machine(**known: Any) -> Hardware:
     """A GPU at a link of 10 GB/s, and memory of 100, sustained."""
     hardware = Hardware(device=SMALL, dense_flops={}, bandwidth_bytes_per_s=1e12, idle_w=20.0)
     printed = {
-        "host_link_bytes_per_s": 10e9 / optimizer_offload.LINK_SHARE,
+        "host_link_bytes_per_s": 10e9 / LINK_SHARE,
         "host_bandwidth_bytes_per_s": 100e9 / optimizer_offload.MEMORY_SHARE,
     }
     return dataclasses.replace(hardware, **printed | known)
@@ -114,7 +107,7 @@ def test_an_update_waits_for_what_overlaps_with_nothing() -> None:
     """Copies of 2 GB in 0.2 s, hidden by a longer backward pass; 40 GB of memory in 0.4 s, longer than the way back."""
     assert with_host(time_of(0.5), WORK, machine(), "state", 1).step_s.value == pytest.approx(1.4)
     assert with_host(time_of(0.05), WORK, machine(), "state", 1).step_s.value == pytest.approx(1.4 + 0.15)
-    slow_link = machine(host_link_bytes_per_s=1e9 / optimizer_offload.LINK_SHARE)
+    slow_link = machine(host_link_bytes_per_s=1e9 / LINK_SHARE)
     assert with_host(time_of(2.0), WORK, slow_link, "state", 1).step_s.value == pytest.approx(1.0 + 2.0)
     # Four micro-batches summed on the host: the first sends 0.2 s, the others bring 4 GB back as well, 0.6 s.
     sent = with_host(time_of(0.4), WORK, machine(), "gradients", 4)
@@ -127,10 +120,11 @@ def test_an_update_waits_for_what_overlaps_with_nothing() -> None:
 
 def test_the_hosts_memory_is_a_limit_where_it_is_known() -> None:
     """12 bytes a parameter twice, for checkpoints, and 2 of gradients."""
-    assert host_problem(WORK, machine()) is None
-    assert host_problem(WORK, machine(host_memory_bytes=2**36)) is None
-    problem = host_problem(WORK, machine(host_memory_bytes=2**34)) or ""
-    assert "need 27.0 GiB of the host's memory, and it has 16.0 GiB" in problem
+    needed = WORK.kept_bytes
+    assert host_problem(needed, "it all", machine()) is None
+    assert host_problem(needed, "it all", machine(host_memory_bytes=2**36)) is None
+    problem = host_problem(needed, "it all", machine(host_memory_bytes=2**34))
+    assert problem == "it all, need 24.2 GiB of the host's memory, and it has 16.0 GiB"
     unknown = dataclasses.replace(machine(), host_link_bytes_per_s=None, host_bandwidth_bytes_per_s=None)
     assert link_rate(unknown) == pytest.approx(0.85 * 15.75e9)
     assert memory_rate(unknown) == pytest.approx(0.6 * 89.6e9)
@@ -181,7 +175,7 @@ def test_it_is_taken_only_where_nothing_faster_fits(parameters: float, offload: 
 
 def test_what_does_not_fit_with_it_says_so() -> None:
     """16 billion parameters in bf16 take more than 24 GiB; a job that cannot offload needs 16 bytes each."""
-    with pytest.raises(DoesNotFit, match=r"with its optimiser and gradients on the host, needs about 29\.8 GiB"):
+    with pytest.raises(DoesNotFit, match=r"with optimiser and gradients on the host, needs about 29\.8 GiB"):
         ranked(16e9)
     with pytest.raises(DoesNotFit, match=r"needs about 47\.7 GiB"):
         ranked(3.2e9, offload_problem="it keeps its state")
@@ -212,11 +206,11 @@ def test_with_one_micro_batch_both_kinds_of_offload_have_one_trace() -> None:
 
 def test_a_cpu_has_nowhere_to_offload_to() -> None:
     """Elsewhere it is considered in one precision: the fastest, but for fp16."""
-    assert not list(offloaded_settings(profile(), CPU))
-    assert not list(offloaded_settings(profile(offload_problem="why not"), GPU))
+    assert not list(offloaded_settings(profile(), CPU, "optimizer"))
+    assert not list(offloaded_settings(profile(offload_problem="why not"), GPU, "optimizer"))
     old = dataclasses.replace(GPU, fast_dtypes=("fp32", "fp16"))
     for device, precision in ((GPU, "bf16"), (old, "fp32")):
-        plans = list(offloaded_settings(profile(numerics=("fp16",)), device))
+        plans = list(offloaded_settings(profile(numerics=("fp16",)), device, "optimizer"))
         assert [(plan.optimizer_offload, plan.precision) for plan in plans] == [
             ("state", precision),
             ("gradients", precision),

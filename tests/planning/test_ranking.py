@@ -137,8 +137,8 @@ def test_a_device_far_too_small_is_known_after_few_questions() -> None:
     known = Known(GPU, facts, fixed=1e13)
     with pytest.raises(DoesNotFit):
         rank(facts, GPU, known, name="small")
-    assert len([plan for plan in known.asked if not plan.is_offloaded]) == 8  # two precisions, two formats
-    assert len([plan for plan in known.asked if plan.is_offloaded]) == 2
+    assert len([plan for plan in known.asked if not plan.uses_host_memory]) == 8  # two precisions, two formats
+    assert len([plan for plan in known.asked if plan.uses_host_memory]) == 1 + 2 + 2  # activations, optimiser, both
     assert {plan.micro_batch for plan in known.asked} == {1, 512}
 
 

@@ -127,7 +127,7 @@ def plan_in_brief(plan: Plan) -> str:
         parts.append(f"{plan.optimizer_implementation} optimiser")
     if plan.optimizer_states != "full":
         parts.append(f"{plan.optimizer_states.replace('8bit', '8-bit')} optimiser states")
-    if plan.is_offloaded:
+    if plan.uses_host_memory:
         parts.append(plan.offload_in_words())
     if plan.device == "cpu":
         parts.append(f"{plan.threads} thread{'' if plan.threads == 1 else 's'}")

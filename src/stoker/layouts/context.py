@@ -60,9 +60,8 @@ class Context(LayoutAxis):
         forward, again, backward = attentions(update.trace())
         passed = (*forward, *again)
         gathered = tuple(kv for kv, _ in passed)
-        moved = tuple(size for _, q in passed for size in (q, q))
         exchanged = tuple(
-            round(size / update.layout.context) for size in (*moved, *(q for _, q in backward for _ in (0, 1)))
+            round(q / update.layout.context) for _, q in (*passed, *backward) if q for _there_and_back in (0, 1)
         )
         traffic = [
             Traffic(
@@ -120,7 +119,7 @@ AXIS = Context()
 
 
 Sizes = tuple[tuple[int, int], ...]
-"""Of each attention, keys with values and queries of all tokens [bytes]."""
+"""Of each attention, keys with values, and queries of all tokens if they are exchanged: where it is causal [bytes]."""
 
 
 def attentions(trace: Trace) -> tuple[Sizes, Sizes, Sizes]:
@@ -132,7 +131,7 @@ def attentions(trace: Trace) -> tuple[Sizes, Sizes, Sizes]:
             is_backward = operation.name.endswith("_backward")
             q, k, v = operation.inputs[is_backward : 3 + is_backward]
             kind = 2 if is_backward else int(one.phase == "backward")
-            found[kind].append((bytes_of(k) + bytes_of(v), bytes_of(q)))
+            found[kind].append((bytes_of(k) + bytes_of(v), bytes_of(q) if operation.attribute("is_causal") else 0))
     forward, again, backward = map(tuple, found)
     settings = trace.settings
     if settings.checkpointing == "selective":  # results of attention are kept, and its messages sent again
@@ -158,7 +157,7 @@ def _divided(trace: Trace, parts: ModelParts, size: int) -> Trace:
         for one in trace.storages
     )
     divided = with_operations(dataclasses.replace(trace, storages=storages), lambda one, _: division.operation(one))
-    return _with_gathered(divided, trace)
+    return _with_gathered(divided, trace, size)
 
 
 class _DividedTokens:
@@ -260,30 +259,71 @@ class _DividedTokens:
         return shape if place is None else with_dim(shape, place, 1 / self._size)
 
 
-def _with_gathered(divided: Trace, trace: Trace) -> Trace:
+@dataclasses.dataclass(frozen=True)
+class GatheredBytes:
+    """Memory of one attention of a process that its trace without layout has not, by the steps of `attention_over`.
+
+    `kept` is until the backward pass: keys and values of all tokens, in place of the process's own, and of causal
+    attention its results, which are there in the order of the exchange too. `forward` and `backward` are the most that
+    either pass needs besides [bytes]; backward in the process that needs the most.
+    """
+
+    kept: int
+    forward: int
+    backward: int
+
+    @classmethod
+    def of(cls, operation: Operation, size: int) -> GatheredBytes:
+        """Those of an attention of all tokens, divided among `size` processes."""
+        queries, keys, values = (bytes_of(one) for one in operation.inputs[:3])
+        whole, q = keys + values, queries / size
+        own = whole / size
+        if not operation.attribute("is_causal"):  # put together, in a message and in their order
+            return cls(kept=round(whole - own), forward=round(whole + 3 * own), backward=round(whole + 2 * own))
+        # Queries there, and results back. Backward each of two parts of the keys and values has a gradient of its own,
+        # of which half are the larger one's, and all of them are added up.
+        backward = max(1.5 * whole + q / 2, whole + 2 * own - 2 * q)
+        forward = max(whole + 3 * own - q, 3 * q + own)
+        return cls(kept=round(whole + q - own), forward=round(forward), backward=round(backward))
+
+
+def _with_gathered(divided: Trace, trace: Trace, size: int) -> Trace:
     """The trace with keys and values of all tokens: kept from each attention to its backward pass.
 
     The last attention that was computed is the first to get gradients: those before it, whose blocks are computed
     again, free theirs at once.
     """
-    kept: list[tuple[int, int]] = []  # the occurrence, and the bytes
-    spans: list[tuple[int, int, int]] = []  # first and last occurrence, and the bytes
+    kept: list[tuple[int, GatheredBytes]] = []  # the occurrence, and its bytes
+    spans: list[tuple[int, int, GatheredBytes]] = []  # first and last occurrence, and the bytes
     for place, one in enumerate(trace.occurrences):
         operation = trace.operations[one.operation]
         if not operation.name.startswith(_ATTENTION):
             continue
         if not operation.name.endswith("_backward"):
-            kept.append((place, sum(map(bytes_of, operation.inputs[1:3]))))
+            kept.append((place, GatheredBytes.of(operation, size)))
         elif kept:
-            begin, size = kept.pop()
-            spans.append((begin, place, size))
-    spans += [(begin, begin, size) for begin, size in kept]
+            begin, gathered = kept.pop()
+            spans.append((begin, place, gathered))
+    spans += [(begin, begin, gathered) for begin, gathered in kept]
     storages, before, after = list(divided.storages), dict[int, list[int]](), dict[int, list[int]]()
     blocks = {one.born: one.block for one in trace.storages}
-    for begin, end, size in spans:
-        storages.append(Storage(num_bytes=size, category="activation", born=begin, died=end, block=blocks.get(begin)))
-        before.setdefault(begin, []).append(len(storages))
-        after.setdefault(end, []).append(-len(storages))
+
+    def temporary(num_bytes: int, place: int) -> list[int]:
+        """Events ahead of an occurrence's own."""
+        storages.append(
+            Storage(num_bytes=num_bytes, category="temporary", born=place, died=place, block=blocks.get(place))
+        )
+        return [len(storages), -len(storages)]
+
+    for begin, end, gathered in spans:
+        storages.append(
+            Storage(num_bytes=gathered.kept, category="activation", born=begin, died=end, block=blocks.get(begin))
+        )
+        number = len(storages)
+        before.setdefault(begin, []).extend((number, *temporary(gathered.forward, begin)))
+        after.setdefault(end, []).append(-number)
+        if end != begin:
+            before.setdefault(end, []).extend(temporary(gathered.backward, end))
     events: list[int] = []
     for event in divided.events:
         born = divided.storages[abs(event) - 1].born

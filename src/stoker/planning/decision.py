@@ -286,7 +286,7 @@ def compare(
         raise _fits_nowhere(planner, unfit)
     chosen = [d.chosen for d in decisions.values()]
     # Elsewhere the memory of a GPU's host is not known: what is kept there comes after all that fits on devices.
-    firm = [one for one in chosen if one.is_here or not one.plan.is_offloaded]
+    firm = [one for one in chosen if one.is_here or not one.plan.uses_host_memory]
     ranked, beyond = choose(firm or chosen, limits, objective)
     ranked = (*ranked, *(one for one in chosen if firm and one not in firm))
     best = decisions[ranked[0].device]
@@ -355,7 +355,7 @@ def on_one(planner: Planner, place: Place, only: Plan | None = None) -> Decision
 
 def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Decision:
     """The plan that trials confirm, stored for the next start; with `only`, that plan is tried and taken."""
-    if only is not None and only.is_offloaded:
+    if only is not None and only.uses_host_memory:
         with contextlib.suppress(BadJob):  # it cannot be traced: the trial decides
             _require_host_memory(planner, place, only)
     search, untraced = planner.confirmed(place, only)
@@ -406,8 +406,8 @@ def _require_host_memory(planner: Planner, place: Place, plan: Plan) -> None:
 
 
 def _describe_offload(planner: Planner, place: Place, chosen: Candidate, *, is_given: bool) -> tuple[str, ...]:
-    """Why the optimiser is on the host, and what it takes there, on one line; none where it is not."""
-    if not chosen.plan.is_offloaded:
+    """Why the optimiser or activations are on the host, and what they take there; none where they are not."""
+    if not chosen.plan.uses_host_memory:
         return ()
     forecasts, profile = planner.forecasts(place), planner.profile_at(place)
     least = None if is_given else least_demanding(profile, place.device, forecasts, is_offloaded=False)
@@ -428,7 +428,7 @@ def _not_compiled(
 
     Empty for an offloaded one, too, which is never compiled.
     """
-    if chosen.plan.compile or chosen.plan.is_offloaded or any(rejection.plan.compile for rejection in rejected):
+    if chosen.plan.compile or chosen.plan.uses_host_memory or any(rejection.plan.compile for rejection in rejected):
         return ()
     plan = dataclasses.replace(chosen.plan, compile=True, captured=False)
     missing = planner.cannot_compile(place)

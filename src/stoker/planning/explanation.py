@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from stoker.planning.model.activation_offload import WAITING
 from stoker.planning.model.communication import MessageTime
+from stoker.planning.model.host import link_rate
 from stoker.planning.model.layout_forecast import LayoutUpdate
-from stoker.planning.model.optimizer_offload import HOST_SHARES, link_rate, memory_rate
+from stoker.planning.model.optimizer_offload import HOST_SHARES, memory_rate
 from stoker.planning.model.run_forecast import TracedForecasts, seconds_per_sample
 from stoker.planning.plan_ranking import COMPILING_PAYS_BACK, pays_back, saved_s
 from stoker.planning.plan_search import PLANNING_SHARE
@@ -178,6 +180,7 @@ def _gains(chosen: Candidate, measured: Sequence[Measurement], rejected: Sequenc
 def _setting_text(setting: str, value: object) -> str:
     texts = {
         "threads": f"{value} thread{'' if value == 1 else 's'}",
+        "activation_offload": "inputs of blocks on the host" if value else "inputs of blocks on the device",
         "compile": "compiled" if value else "not compiled",
         "captured": "captured" if value else "not captured",
         "loss_chunks": f"loss in {value} chunk{'' if value == 1 else 's'}",
@@ -205,29 +208,43 @@ def describe_stand_in(forecasts: TracedForecasts, plan: Plan) -> tuple[str, ...]
 def describe_offload(
     forecasts: TracedForecasts, plan: Plan, device: Device, needed_bytes: float | None
 ) -> tuple[str, ...]:
-    """Why the optimiser is on the host, what it keeps there, and how much of an update that takes.
+    """Why the optimiser or inputs of blocks are on the host, what they take there, and how much of an update it takes.
 
     Args:
         forecasts: of plans on the device.
-        plan: one whose optimiser is on the host.
+        plan: one of which either is on the host.
         device: the device.
-        needed_bytes: of the device for the plan that needs the least with all state there; None: a user chose the plan.
+        needed_bytes: of the device for the plan that needs the least with all of it there; None: a user chose the plan.
     """
-    work, hardware = forecasts.host_work(plan), forecasts.hardware
-    assert work is not None, "something is offloaded"
+    hardware, update = forecasts.hardware, forecasts.update(plan)
+    there = hardware.host_memory_bytes
+    memory = f"of this machine's {format_bytes(there)}" if there else "of the host's memory, whose size is not known"
+    basis = "by the catalogue" if hardware.host_bandwidth_bytes_per_s else "assumed of an unknown host"
+    link = f"{format_bytes(link_rate(hardware))}/s of link"
+    whole = f"an update's {format_seconds(update.step_s.value)}"
+    spent = {share.what: share.value for share in update.shares}
+    lines: list[str] = []
+    if (work := forecasts.host_work(plan)) is not None:
+        kept = f"there it takes {format_bytes(forecasts.host_bytes(plan))} {memory}, the copy for checkpoints included"
+        taken = f"{format_seconds(sum(spent.get(what, 0.0) for what in HOST_SHARES))} of {whole} are the host's"
+        rates = f"{format_bytes(memory_rate(hardware))}/s of memory and {link}"
+        lines.append(f"the optimiser is on the host{{why}}; {kept}; {taken}, at {rates} ({basis})")
+    if (sent := forecasts.activation_work(plan)) is not None:
+        which = f"inputs of {len(sent.copies)} of {plan.checkpointed_blocks} checkpointed blocks"
+        what = f"{which} are on the host{{why}}" if work is None else f"so are {which}"
+        copied = (
+            f"{format_bytes(sent.sent_bytes)} go there in each micro-batch, and come back while blocks are computed"
+        )
+        shown = f"the device waits for them {format_seconds(spent.get(WAITING, 0.0))} of {whole}, at {link}"
+        known = "by the catalogue" if hardware.host_link_bytes_per_s else "assumed"
+        kept = f"; pinned they take {format_bytes(sent.kept_bytes)} {memory}"
+        lines.append(f"{what}; {copied}{kept}; {shown} ({known})")
     why = ""
     if needed_bytes is not None:
         least, has = format_bytes(needed_bytes), format_bytes(device.memory_bytes)
-        why = f" because nothing faster fits: with its state on the device an update needs {least} of {has}"
-    there = hardware.host_memory_bytes
-    memory = f"of this machine's {format_bytes(there)}" if there else "of the host's memory, whose size is not known"
-    kept = f"there it takes {format_bytes(work.kept_bytes)} {memory}, the copy for checkpoints included"
-    update = forecasts.update(plan)
-    spent_s = sum(share.value for share in update.shares if share.what in HOST_SHARES)
-    taken = f"{format_seconds(spent_s)} of an update's {format_seconds(update.step_s.value)} are the host's"
-    rates = f"{format_bytes(memory_rate(hardware))}/s of memory and {format_bytes(link_rate(hardware))}/s of link"
-    basis = "by the catalogue" if hardware.host_bandwidth_bytes_per_s else "assumed of an unknown host"
-    return (f"the optimiser is on the host{why}; {kept}; {taken}, at {rates} ({basis})",)
+        held = "with its state on the device" if work is not None else "with all of them on the device"
+        why = f" because nothing faster fits: {held} an update needs {least} of {has}"
+    return tuple(line.format(why=why) for line in lines)
 
 
 def describe_messages(spread: LayoutUpdate, links: Sequence[Links]) -> tuple[str, ...]:

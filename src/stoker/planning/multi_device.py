@@ -543,7 +543,6 @@ class LayoutCandidates:
             local = axis.searched(local, layout)
         if block_problem(self.parts(layout), layout) is not None:
             local = dataclasses.replace(local, numerics=tuple(one for one in local.numerics if one != "8bit-states"))
-        local = dataclasses.replace(local, offload_problem="the processes' layout divides the state")
         least = self._least_of(local)
         # Gathered in bf16 a model needs no more than in any other precision: these need not be traced.
         is_gathered = place.device.kind == "cuda" and layout.gathered_in(least.precision) is not None

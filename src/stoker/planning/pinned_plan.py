@@ -60,6 +60,8 @@ def plan_of(fields: Mapping[str, Any], place: Place, profile: Profile) -> Plan:
         if given.get("optimizer_states", "full") != "full":
             usual["optimizer_implementation"] = "default"
         usual["loader"] = "device" if profile.is_in_memory else "inline"
+    if str(given.get("activation_offload")).lower() == "true":  # of inputs of checkpointed blocks
+        usual["checkpointed_blocks"] = profile.num_blocks
     try:
         made = Layout(**{key: _valued(key, value, Layout) for key, value in layout.items()})
         chosen = {key: _valued(key, value, Plan) for key, value in given.items()}

@@ -2,8 +2,8 @@
 
 Dominated plans are skipped: for each way to execute and each micro-batch only the least memory saving that fits is
 forecast; of micro-batches that fit, the largest few, and, if all of these checkpoint blocks, the largest that need not.
-Compiled plans are kept only if compiling pays back within the run. The optimiser is on the host only where no plan fits
-otherwise.
+Compiled plans are kept only if compiling pays back within the run. Inputs of blocks are on the host only where no plan
+fits otherwise, then the optimiser, then both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from typing import Protocol
 
 from stoker.errors import BadJob, DoesNotFit
 from stoker.planning.model.memory import largest_that_fits
-from stoker.planning.model.search_space import execution_settings, offloaded_settings, saving_memory, saving_of
+from stoker.planning.model.search_space import (
+    OFFLOADED,
+    execution_settings,
+    offloaded_settings,
+    saving_memory,
+    saving_of,
+)
 from stoker.records import Candidate, Device, Estimate, Forecast, Plan, Profile
 from stoker.units import format_bytes
 
@@ -133,26 +139,27 @@ def rank(
 def _offloaded(
     profile: Profile, device: Device, forecasts: Forecasts, *, name: str, is_here: bool, is_limited: bool
 ) -> tuple[Candidate, ...]:
-    """Plans with the optimiser on the host that fit, fastest first.
+    """Plans with activations, or else the optimiser, or else both on the host that fit, fastest first.
 
     Raises:
         DoesNotFit: none does.
     """
-    candidates: list[Candidate] = []
     weights_bytes = profile.parameter_bytes / (2 if "bf16" in device.fast_dtypes else 1)
-    for settings in offloaded_settings(profile, device) if weights_bytes < device.memory_bytes else ():
-        try:
-            fitting = list(_fitting(settings, profile, forecasts, MOST_SIZES_ELSEWHERE))
-        except BadJob:  # weights of several dtypes cannot be bf16 alone
-            continue
-        for plan in fitting:
-            forecast, memory_bytes = forecasts.forecast(plan), device.memory_bytes
-            candidates.append(
-                Candidate(device=name, plan=plan, forecast=forecast, memory_bytes=memory_bytes, is_here=is_here)
-            )
-    if not candidates:
-        raise does_not_fit(profile, device, forecasts, is_limited=is_limited)
-    return tuple(sorted(candidates, key=_seconds_per_sample))
+    for what in OFFLOADED if weights_bytes < device.memory_bytes else ():
+        candidates: list[Candidate] = []
+        for settings in offloaded_settings(profile, device, what):
+            try:
+                fitting = list(_fitting(settings, profile, forecasts, MOST_SIZES_ELSEWHERE))
+            except BadJob:  # weights of several dtypes cannot be bf16 alone
+                continue
+            for plan in fitting:
+                forecast, memory_bytes = forecasts.forecast(plan), device.memory_bytes
+                candidates.append(
+                    Candidate(device=name, plan=plan, forecast=forecast, memory_bytes=memory_bytes, is_here=is_here)
+                )
+        if candidates:
+            return tuple(sorted(candidates, key=_seconds_per_sample))
+    raise does_not_fit(profile, device, forecasts, is_limited=is_limited)
 
 
 def compiled(fastest: Candidate, profile: Profile, forecasts: Forecasts) -> Iterator[Candidate]:
@@ -261,7 +268,8 @@ def _fitting(settings: Plan, profile: Profile, forecasts: Forecasts, most: int) 
         return next(plan for plan in ways(size) if plan == ways(size)[-1] or fits(plan))
 
     def fits_once(size: int) -> bool:
-        return fits([plan for plan in ways(size) if not plan.checkpointed_blocks][-1])
+        once = [plan for plan in ways(size) if not plan.checkpointed_blocks]
+        return bool(once) and fits(once[-1])
 
     sizes = profile.coupling.legal_micro_batches(profile.batch)
     if most == MOST_SIZES_ELSEWHERE:
@@ -296,7 +304,7 @@ def does_not_fit(profile: Profile, device: Device, forecasts: Forecasts, *, is_l
     coupled = f" (samples are coupled in groups of {least.micro_batch})" if profile.coupling.group else ""
     count = least.checkpointed_blocks
     blocks = f" and {'its one block' if count == 1 else f'all {count} blocks'} checkpointed" if count else ""
-    blocks += f", with its {least.offload_in_words()}," if least.is_offloaded else ""
+    blocks += f", with {least.offload_in_words()}," if least.uses_host_memory else ""
     there = format_bytes(device.memory_bytes)
     room = f"of {device.model} {there} may be used" if is_limited else f"{device.model} has {there}"
     return DoesNotFit(
@@ -312,7 +320,7 @@ def least_demanding(
 ) -> Plan | None:
     """The legal plan that needs the least memory of the device; None if no micro-batch is legal.
 
-    It may be one whose optimiser is on the host, if that saves much, unless `is_offloaded` is False.
+    It may be one with activations or the optimiser on the host, if that saves much, unless `is_offloaded` is False.
 
     With many weights and few samples it computes in fp32: autocast keeps a copy of the weights in bf16.
     """
@@ -325,19 +333,18 @@ def least_demanding(
         saving = (list(saving_memory(plan, profile))[-1] for plan in plans)
         return min(saving, key=forecasts.needed_bytes, default=None)
 
-    on_device = least(execution_settings(profile, device))
-    if on_device is None or not is_offloaded:
-        return on_device
-    with contextlib.suppress(BadJob):  # weights of several dtypes cannot be bf16 alone
-        offloaded = least(offloaded_settings(profile, device))
-        if offloaded is not None:
-            saves = forecasts.needed_bytes(offloaded) < _WORTH_OFFLOADING * forecasts.needed_bytes(on_device)
-            return offloaded if saves else on_device
-    return on_device
+    found = least(execution_settings(profile, device))
+    for what in OFFLOADED if is_offloaded and found is not None else ():
+        with contextlib.suppress(BadJob):  # weights of several dtypes cannot be bf16 alone
+            offloaded = least(offloaded_settings(profile, device, what))
+            if offloaded is not None and found is not None:
+                saves = forecasts.needed_bytes(offloaded) < _WORTH_OFFLOADING * forecasts.needed_bytes(found)
+                found = offloaded if saves else found
+    return found
 
 
 _WORTH_OFFLOADING = 0.9
-"""Share of the memory of the least demanding plan that one whose optimiser is on the host needs at most to be it."""
+"""Share of the memory of the least demanding plan that one with more on the host needs at most to be it."""
 
 _COPIES_OF_PARAMETERS = 4
 

@@ -362,6 +362,7 @@ _SETTINGS = (
     "optimizer_implementation",
     "optimizer_states",
     "optimizer_offload",
+    "activation_offload",
     "threads",
     "checkpointed_blocks",
     "checkpointing",

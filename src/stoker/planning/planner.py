@@ -42,7 +42,7 @@ from stoker.planning.plan_ranking import SURE_ENOUGH, Forecasts, has_plenty, lea
 from stoker.planning.plan_search import PlanSearch
 from stoker.planning.resolved_job import ResolvedJob, users_code
 from stoker.profiling.ceilings import Turn, measure_anchors
-from stoker.profiling.job_profile import fetch_seconds, job_profile
+from stoker.profiling.job_profile import block_names, fetch_seconds, job_profile
 from stoker.profiling.micro_benchmark import host_seconds
 from stoker.profiling.plan_trial import try_plan
 from stoker.records import (
@@ -130,7 +130,7 @@ class Planner:
     @functools.cached_property
     def needs(self) -> Needs:
         """The needs of the job's updates."""
-        return Needs(TraceBook(self.prepared, self.coupling))
+        return Needs(TraceBook(self.prepared, self.coupling), block_names(self.prepared.model))
 
     def profile(self, kind: str) -> Profile:
         """The job's facts, for devices of this kind."""

@@ -73,10 +73,15 @@ def _relative_cost(job: Job) -> float:
     return resizing if selective is None else resizing * selective.relative_cost()
 
 
+def block_names(model: nn.Module) -> tuple[str, ...]:
+    """Dotted names of the model's repeated blocks, in order."""
+    names = {id(module): name for name, module in model.named_modules()}
+    return tuple(names[id(block)] for block in repeated_blocks(model))
+
+
 def model_parts(model: nn.Module) -> ModelParts:
     """The parameters of `model`, which may be on the meta device, and its repeated blocks; nothing is divided."""
-    names = {id(module): name for name, module in model.named_modules()}
-    blocks = tuple(names[id(block)] for block in repeated_blocks(model))
+    blocks = block_names(model)
     parameters = tuple(
         Parameter(
             name=name,

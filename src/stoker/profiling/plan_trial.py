@@ -109,6 +109,7 @@ def gradient_error(job: Job, plan: Plan, coupling: Coupling, data: Datasets) -> 
         micro_batch=plan.micro_batch,
         checkpointed_blocks=plan.checkpointed_blocks,
         checkpointing=plan.checkpointing,
+        activation_offload=plan.activation_offload,
         loss_chunks=plan.loss_chunks,
         threads=plan.threads,
         loader="inline",

@@ -63,6 +63,9 @@ waits for the oldest. At 25 GB/s they take 11 ms."""
 PIECE = 2**24
 """Values of a gradient that are added at once to what the host has of its sum, so that temporaries stay small."""
 
+LEAST_OFFLOADED_BYTES = 2**12
+"""Inputs of checkpointed blocks from which on they are worth a copy to the host [bytes]."""
+
 VALUES_AT_ONCE = {"cpu": 2**16, "cuda": 2**23}
 """Values of a parameter whose moments of fewer bits are updated at once, so that temporaries stay small."""
 
@@ -96,14 +99,15 @@ class Plan:
     that many (the last may be smaller). `layout` is over how many processes, and how; `device` is the first one's.
     `checkpointed_blocks` of the model's repeated blocks, the first ones, keep only their inputs and compute the rest
     again in the backward pass; where `checkpointing` is `selective` they keep what products, convolutions and attention
-    without dropout gave as well, and recompute only the operations between those. `loss_chunks` is in how many parts a
-    micro-batch's tokens go through output layer and loss. `optimizer_states` is what the optimiser's moments are kept
-    in; fewer bits have one implementation, `default`. Under `optimizer_offload` weights of precision bf16 are bf16 on
-    the device, their masters fp32 on the host. `malloc` is how the host's memory is had: `retained` keeps what
-    the system gave once, `mapped` asks for each large tensor and gives it back at once. `captured` repeats the
-    operations of a pass as they were noted once, without autograd. `checkpoint_every_s` is the time between checkpoints
-    [s]; where `device_mtbf_h` is given, the mean time of one device between two failures [h], it is a forecast, and
-    follows from that and what saving takes once that is measured.
+    without dropout gave as well, and recompute only the operations between those. Under `activation_offload` inputs of
+    checkpointed blocks, but for the last one's, are in the host's memory between the two passes. `loss_chunks` is in
+    how many parts a micro-batch's tokens go through output layer and loss. `optimizer_states` is what the optimiser's
+    moments are kept in; fewer bits have one implementation, `default`. Under `optimizer_offload` weights of precision
+    bf16 are bf16 on the device, their masters fp32 on the host. `malloc` is how the host's memory is had: `retained`
+    keeps what the system gave once, `mapped` asks for each large tensor and gives it back at once. `captured` repeats
+    the operations of a pass as they were noted once, without autograd. `checkpoint_every_s` is the time between
+    checkpoints [s]; where `device_mtbf_h` is given, the mean time of one device between two failures [h], it is a
+    forecast, and follows from that and what saving takes once that is measured.
     """
 
     schema: ClassVar[int] = 1
@@ -116,6 +120,7 @@ class Plan:
     optimizer_offload: OptimizerOffload = field(default="none", metadata=OMIT_DEFAULT)
     checkpointed_blocks: int = 0
     checkpointing: Checkpointing = field(default="full", metadata=OMIT_DEFAULT)
+    activation_offload: bool = field(default=False, metadata=OMIT_DEFAULT)
     loss_chunks: int = 1
     compile: bool = False
     captured: bool = False
@@ -147,8 +152,8 @@ class Plan:
                 f"{self.optimizer_states} optimizer_states have one implementation, default, and no "
                 f"{self.optimizer_implementation} one"
             )
-        if self.is_offloaded and (problem := self._offload_problem()):
-            raise ValueError(f"optimizer_offload is for {problem}")
+        if problem := self._optimizer_offload_problem() or self._activation_offload_problem():
+            raise ValueError(problem)
         if not self.checkpoint_every_s > 0:
             raise ValueError(f"checkpoint_every_s must be positive, got {self.checkpoint_every_s}")
         if self.device_mtbf_h is not None and not self.device_mtbf_h > 0:
@@ -160,12 +165,19 @@ class Plan:
         return self.optimizer_offload != "none"
 
     @property
+    def uses_host_memory(self) -> bool:
+        """Whether the host's memory holds what a GPU's would otherwise: the optimiser's state, or activations."""
+        return self.is_offloaded or self.activation_offload
+
+    @property
     def intra_op_threads(self) -> int | None:
         """Threads that a process computes with; None: all that PyTorch takes, where the host updates weights."""
         return None if self.is_offloaded else self.threads
 
-    def _offload_problem(self) -> str | None:
-        """What a plan has to be for offload, and this one is not; None if it is."""
+    def _optimizer_offload_problem(self) -> str | None:
+        """What a plan has to be for its optimizer_offload, and this one is not; None if there is nothing."""
+        if not self.is_offloaded:
+            return None
         layout, passes = self.layout, "captured" if self.captured else "compiled"
         problems = {
             f"GPUs, and the plan's device is {self.device}, whose memory is the host's": self.device == "cpu",
@@ -179,7 +191,22 @@ class Plan:
             "memory": self.optimizer_states != "full",
             f"contiguous weights, not {self.memory_format}": self.memory_format != "contiguous",
         }
-        return next((problem for problem, holds in problems.items() if holds), None)
+        return next((f"optimizer_offload is for {one}" for one, holds in problems.items() if holds), None)
+
+    def _activation_offload_problem(self) -> str | None:
+        """What a plan has to be for its activation_offload, and this one is not; None if there is nothing."""
+        if not self.activation_offload:
+            return None
+        problems = {
+            f"GPUs, and the plan's device is {self.device}, whose memory is the host's": self.device == "cpu",
+            "checkpointing full, of which inputs of blocks are all that is kept, and this one is "
+            f"{self.checkpointing}": self.checkpointing != "full",
+            f"checkpointed_blocks of 2 or more, and this plan has {self.checkpointed_blocks}: inputs of all but the "
+            "last go to the host": self.checkpointed_blocks < 2,
+            "plans that are not compiled: what compiled blocks keep is the compiler's choice": self.compile,
+            f"one process, and the layout is {self.layout.in_words()}": self.layout.world_size > 1,
+        }
+        return next((f"activation_offload is for {one}" for one, holds in problems.items() if holds), None)
 
     def _require_capturable(self) -> None:
         if self.compile or self.checkpointed_blocks or self.loss_chunks > 1:
@@ -191,7 +218,7 @@ class Plan:
 
     def without_checkpointing(self) -> Plan:
         """The same plan, in which nothing is computed twice."""
-        return replace(self, checkpointed_blocks=0, checkpointing="full")
+        return replace(self, checkpointed_blocks=0, checkpointing="full", activation_offload=False)
 
     def checkpointing_in_words(self) -> str:
         """`12 checkpointed blocks`, or `12 selectively checkpointed blocks`."""
@@ -199,8 +226,18 @@ class Plan:
         return f"{self.checkpointed_blocks} {how}checkpointed block{'' if self.checkpointed_blocks == 1 else 's'}"
 
     def offload_in_words(self) -> str:
-        """`optimiser on the host`, or `optimiser and gradients on the host`."""
-        return f"optimiser{' and gradients' if self.optimizer_offload == 'gradients' else ''} on the host"
+        """`optimiser on the host`, or `optimiser and gradients on the host`, or `inputs of blocks on the host`."""
+        parts = ["optimiser"] if self.is_offloaded else []
+        parts += ["gradients"] if self.optimizer_offload == "gradients" else []
+        parts += ["inputs of blocks"] if self.activation_offload else []
+        return f"{' and '.join(parts)} on the host"
+
+    def on_host_in_words(self) -> str:
+        """What the host's memory holds of an update, as the beginning of a sentence."""
+        parts = ["the optimiser's state, masters and gradients"] if self.is_offloaded else []
+        parts += ["inputs of blocks"] if self.activation_offload else []
+        copied = ", with the copy that a checkpoint is written from" if self.is_offloaded else ""
+        return " and ".join(parts) + copied
 
     def in_words(self) -> str:
         """The choices on one line: `bf16 · micro-batch 512 · channels-last · 2 threads`."""
@@ -214,7 +251,7 @@ class Plan:
             parts.append(f"{self.optimizer_implementation} optimiser")
         else:
             parts.append(f"{self.optimizer_states.replace('8bit', '8-bit')} optimiser states")
-        if self.is_offloaded:
+        if self.uses_host_memory:
             parts.append(self.offload_in_words())
         if self.checkpointed_blocks:
             parts.append(self.checkpointing_in_words())
@@ -431,6 +468,7 @@ class OutOfMemory:
         saves_no_more = (
             plan.checkpointed_blocks <= self.plan.checkpointed_blocks
             and (plan.checkpointing == "selective" or self.plan.checkpointing == "full" or not plan.checkpointed_blocks)
+            and plan.activation_offload <= self.plan.activation_offload
             and plan.loss_chunks <= self.plan.loss_chunks
             and _MALLOC_BY_BYTES.index(plan.malloc) >= _MALLOC_BY_BYTES.index(self.plan.malloc)
             and _STATES_BY_BYTES.index(plan.optimizer_states) >= _STATES_BY_BYTES.index(self.plan.optimizer_states)

@@ -77,7 +77,8 @@ class Profile:
     of whole images (progressive resizing, selective backprop). `device_mtbf_h` is how long one device works between two
     failures [h], if it was given; `machine_devices` are those of one machine, which share its disk, and `restart_s` is
     the time to go on after a failure [s] (None: by the number of machines). `is_double`: all weights are in float64.
-    `numerics` are the job's. `offload_problem` says why the optimiser's state cannot be on the host (None: it can).
+    `numerics` are the job's. `offload_problem` says why the optimiser's state cannot be on the host (None: it can);
+    `can_offload` is False of a part of the job, since several processes keep all on their devices.
     """
 
     schema: ClassVar[int] = 2
@@ -105,6 +106,7 @@ class Profile:
     is_double: bool = False
     numerics: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
     offload_problem: str | None = field(default=None, metadata=OMIT_DEFAULT)
+    can_offload: bool = field(default=True, metadata=OMIT_DEFAULT)
 
 
 Division = Literal["columns", "rows", "vocabulary"]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NamedTuple
 
 from stoker.records.codec import JSON, OMIT_DEFAULT
@@ -146,8 +146,8 @@ class TraceSettings:
     the first. `checkpointed_blocks`, `checkpointing` and `loss_chunks` as in a Plan. `gathered_in` is the dtype that a
     layout gathers parameters in and computes with, while masters, summed gradients and the optimiser's state are fp32
     (`fully_shard` with `MixedPrecisionPolicy(param_dtype, reduce_dtype=fp32)`); None: weights are used as they are
-    stored, and `precision` bf16 is autocast. `optimizer_states` and
-    `optimizer_offload` as in a Plan; what is traced has full ones, on the device.
+    stored, and `precision` bf16 is autocast. `optimizer_states`, `optimizer_offload` and `activation_offload` as in a
+    Plan; what is traced has full ones, and all on the device.
     """
 
     schema: ClassVar[int] = 1
@@ -164,6 +164,11 @@ class TraceSettings:
     gathered_in: Literal["bf16"] | None = field(default=None, metadata=OMIT_DEFAULT)
     optimizer_states: OptimizerStates = field(default="full", metadata=OMIT_DEFAULT)
     optimizer_offload: OptimizerOffload = field(default="none", metadata=OMIT_DEFAULT)
+    activation_offload: bool = field(default=False, metadata=OMIT_DEFAULT)
+
+    def on_device(self) -> TraceSettings:
+        """The same update with nothing offloaded."""
+        return replace(self, optimizer_offload="none", activation_offload=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,9 @@ from torch.utils.checkpoint import checkpoint as checkpointed
 from stoker.errors import BadJob, DoesNotFit
 from stoker.loading.fields import map_tensors
 from stoker.records.plan import Checkpointing
+from stoker.stepping.activation_offload import ActivationOffload
 from stoker.stepping.batch_norm import batch_norms
+from stoker.stepping.kept_inputs import NOT_CHECKPOINTED, KeptInputs, changes_in_place
 from stoker.stepping.without_compiler import without_compiler
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
@@ -122,7 +124,6 @@ def _num_parameters(blocks: list[nn.Module]) -> int:
     return sum(parameter.numel() for block in blocks for parameter in block.parameters())
 
 
-_REMEDY = "Use a plan with checkpointed_blocks 0."
 _ATEN = torch.ops.aten
 _KEPT = frozenset(
     getattr(_ATEN, name)
@@ -157,6 +158,7 @@ def checkpoint(
     conditions: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     *,
     checkpointing: Checkpointing = "full",
+    offloaded_from: torch.device | None = None,
 ) -> None:
     """Checkpoint the first `count` of `repeated_blocks(model)`, in place; names and identity of modules stay.
 
@@ -165,6 +167,7 @@ def checkpoint(
         count: number of blocks; 0 changes nothing.
         conditions: the context of the second forward pass, besides autocast, which PyTorch restores itself.
         checkpointing: `selective` keeps what products, convolutions and attention give.
+        offloaded_from: the GPU from which inputs go to the host; None: they stay on it.
 
     Raises:
         BadJob: the model has fewer blocks.
@@ -176,12 +179,19 @@ def checkpoint(
         have = f"{len(blocks)} repeated blocks" if blocks else "no repeated blocks"
         raise BadJob(
             f"the plan checkpoints {count} blocks, but {type(model).__name__} has {have}",
-            remedy=f"Use a plan with checkpointed_blocks of 0 to {len(blocks)}." if blocks else _REMEDY,
+            remedy=f"Use a plan with checkpointed_blocks of 0 to {len(blocks)}." if blocks else NOT_CHECKPOINTED,
         )
     names = {id(module): name for name, module in model.named_modules()}
-    for block in blocks[:count]:
+    offload = None if offloaded_from is None else ActivationOffload(offloaded_from)
+    for number, block in enumerate(blocks[:count], start=1):
         block.forward = Checkpointed(
-            block, block.forward, names[id(block)], conditions, is_selective=checkpointing == "selective"
+            block,
+            block.forward,
+            names[id(block)],
+            conditions,
+            is_selective=checkpointing == "selective",
+            offload=offload,
+            is_last=number == count,
         )
 
 
@@ -190,7 +200,7 @@ def not_repeatable(problem: CheckpointError) -> DoesNotFit:
     return DoesNotFit(
         "a checkpointed block did something else in its second forward pass than in its first (does it keep a "
         f"cache, or other state hidden in Python?): {str(problem).splitlines()[0]}",
-        remedy=_REMEDY,
+        remedy=NOT_CHECKPOINTED,
     )
 
 
@@ -208,6 +218,8 @@ class Checkpointed:
     name: str
     conditions: Callable[[], contextlib.AbstractContextManager[Any]]
     is_selective: bool = False
+    offload: ActivationOffload | None = None
+    is_last: bool = False
     changing: frozenset[str] | None = field(default=None, init=False)
     """Names of the block's buffers, except batch norms', that a pass has changed; None before the first pass."""
 
@@ -228,8 +240,11 @@ class Checkpointed:
             if self.is_selective:
                 return selectively_checkpointed(self.forward, *args, **kwargs)
             return checkpointed(self.forward, *args, use_reentrant=False, **kwargs)
-        # Inputs go in as one structure, so that PyTorch keeps them as they are and `_Passes` can tell what was changed.
-        kept = _as_it_is_now((args, kwargs))
+        # Inputs go in as one object, so that PyTorch keeps them as they are.
+        if self.offload is None:
+            kept = KeptInputs(self.name, (args, kwargs))
+        else:
+            kept = self.offload.kept(self.name, (args, kwargs), is_last=self.is_last)
         contexts = _eager_contexts if self.is_selective else noop_context_fn
         with without_cached_casts():
             return checkpointed(_Passes(self, args, kwargs), kept, use_reentrant=False, context_fn=contexts)
@@ -299,7 +314,7 @@ class _Keeping(TorchDispatchMode):
             # base's changes in place only with this key.
             with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):  # noqa: SLF001
                 detached = map_tensors(result, torch.Tensor.detach)
-            self._kept.append(_KeptResult(func, detached, _versions(detached)))
+            self._kept.append(_KeptResult(func, detached, changes_in_place(detached)))
         return result
 
 
@@ -322,7 +337,7 @@ class _Reusing(TorchDispatchMode):
             kept = next(self._next, None)
             if kept is None or kept.operation is not func:
                 raise CheckpointError(f"the second pass computes {func}, which the first did not at that place")
-            if _versions(kept.result) == kept.versions:
+            if changes_in_place(kept.result) == kept.versions:
                 return kept.result
         return func(*args, **(kwargs or {}))
 
@@ -337,24 +352,16 @@ class _Passes:
     def __init__(self, block: Checkpointed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._block = block
         self._given: tuple[tuple[Any, ...], dict[str, Any]] | None = (args, kwargs)
-        self._versions: list[int] = []
         self._device = next((p.device.type for p in block.block.parameters()), "cpu")
         self._is_autocast = True
         self._before: dict[str, torch.Tensor] = {}
 
-    def __call__(self, kept: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+    def __call__(self, kept: KeptInputs) -> Any:
         """The block's output for its inputs, and in the second pass for the inputs that were kept."""
         if self._given is not None:
             (args, kwargs), self._given = self._given, None
-            self._versions = _versions(kept)
             return self._first_pass(args, kwargs)
-        if _versions(kept) != self._versions:
-            raise DoesNotFit(
-                f"an input of the checkpointed block {self._block.name!r} was changed in place after the block had "
-                "read it, so that it cannot be computed again",
-                remedy=f"{_REMEDY} Or take the operation that is not in place (`x = x + y` for `x += y`).",
-            )
-        args, kwargs = kept
+        args, kwargs = kept.again()
         autocast = contextlib.nullcontext() if self._is_autocast else torch.autocast(self._device, enabled=False)
         with self._block.conditions(), autocast, _buffers_untouched(self._block, self._before):
             return self._block.forward(*args, **kwargs)
@@ -419,7 +426,7 @@ def _changed_unexpectedly(block: Checkpointed, name: str, how: str) -> DoesNotFi
     return DoesNotFit(
         f"buffer {name!r} of the checkpointed block {block.name!r} was {how}: the block cannot be computed again from "
         "what it began with",
-        remedy=_REMEDY,
+        remedy=NOT_CHECKPOINTED,
     )
 
 
@@ -438,17 +445,3 @@ def _put(block: nn.Module, name: str, buffer: torch.Tensor) -> None:
     """Make `buffer` the block's buffer of that dotted name."""
     owner, _, own = name.rpartition(".")
     setattr(block.get_submodule(owner), own, buffer)
-
-
-def _as_it_is_now(content: Any) -> Any:
-    """The same tensors in new lists, tuples and dicts: a list may grow from block to block, as in a DenseNet."""
-    if type(content) in {list, tuple}:
-        return type(content)(map(_as_it_is_now, content))
-    return {key: _as_it_is_now(item) for key, item in content.items()} if type(content) is dict else content
-
-
-def _versions(content: Any) -> list[int]:
-    """How often each tensor in `content` has been changed in place."""
-    versions: list[int] = []
-    map_tensors(content, lambda tensor: versions.append(tensor._version))  # noqa: SLF001 - autograd's own count
-    return versions

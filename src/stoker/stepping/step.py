@@ -173,7 +173,13 @@ class Step:
         skip_blocks(self.model, job.objective.stochastic_depth)
         self._has_dropout, self._fewer_draws = has_dropout(self.model), fewer_draws
         # Before stages lose blocks.
-        checkpoint(self.model, plan.checkpointed_blocks, self._conditions, checkpointing=plan.checkpointing)
+        checkpoint(
+            self.model,
+            plan.checkpointed_blocks,
+            self._conditions,
+            checkpointing=plan.checkpointing,
+            offloaded_from=self.device if plan.activation_offload else None,
+        )
         # A given dtype takes the place of the plan's precision.
         computed = plan if dtype is None else dataclasses.replace(plan, precision="fp32")
         self._strategy = parallelize(computed, self.model, world, job, is_local_sgd=job.sync is not None)
@@ -313,6 +319,7 @@ class Step:
             "device",
             "checkpointed_blocks",
             "checkpointing",
+            "activation_offload",
             "loss_chunks",
             "layout",
             "optimizer_states",

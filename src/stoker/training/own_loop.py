@@ -251,5 +251,10 @@ def _apply(plan: Plan, model: nn.Module, optimizers: list[torch.optim.Optimizer]
         notes.append("the loss and the passes are the loop's own: they are neither cut into chunks nor captured")
     reports = map(functools.partial(use_implementation, implementation=plan.optimizer_implementation), optimizers)
     notes += [problem for problem in reports if problem]
-    checkpoint(model, plan.checkpointed_blocks, checkpointing=plan.checkpointing)
+    checkpoint(
+        model,
+        plan.checkpointed_blocks,
+        checkpointing=plan.checkpointing,
+        offloaded_from=device if plan.activation_offload else None,
+    )
     return tuple(notes)

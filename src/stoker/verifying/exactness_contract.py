@@ -87,7 +87,14 @@ def _begins_under(prepared: ResolvedJob, device: Device, plan: Plan) -> Plan | N
         return None
     loading = {name: getattr(plan, name) for name in ("loader", "num_workers", "prefetch_batches", "threads")}
     began = replace(start[0].chosen.plan, **loading)
-    built = ("checkpointed_blocks", "checkpointing", "loss_chunks", "optimizer_states", "optimizer_offload")
+    built = (
+        "checkpointed_blocks",
+        "checkpointing",
+        "activation_offload",
+        "loss_chunks",
+        "optimizer_states",
+        "optimizer_offload",
+    )
     is_same_build = all(getattr(plan, name) == getattr(began, name) for name in built)
     return began if is_same_build and began.in_words() != plan.in_words() else None
 

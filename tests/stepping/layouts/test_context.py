@@ -262,9 +262,22 @@ def _first_loss(output: torch.Tensor, target: torch.Tensor) -> Loss:
     return Loss(values[:, 0].sum(), len(values))
 
 
+def _few_targets(*samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens whose targets are ignored but for those of a few samples."""
+    inputs, targets = texts(16)
+    is_counted = torch.zeros(16, dtype=torch.bool)
+    is_counted[list(samples)] = True
+    return inputs, targets.where(is_counted[:, None], -100)
+
+
 UNSEEN: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
     "softmax over tokens": (lambda: Tokenwise(lambda x: x.softmax(1)), {}, "softmax in Tokenwise gives something else"),
     "gradient": (lambda: Tokenwise(_Coupled.apply), {}, "the gradient of embedding.weight from parts"),
+    "gradient of a sample's targets": (
+        lambda: Tokenwise(_Coupled.apply),
+        {"data": _few_targets(5)},
+        "the gradient of embedding.weight from parts",
+    ),
     "metric": (
         lambda: Tokenwise(nn.Identity()),
         {"metrics": [_mean_of_samples]},
@@ -365,6 +378,88 @@ def test_executed_messages_have_the_bytes_of_the_forecast() -> None:
         assert dict(found) == expected
 
 
+class _Group:
+    """A group of so many processes, of which this one is the last; messages are its own memory."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def size(self) -> int:
+        """Number of processes."""
+        return self._size
+
+    def rank(self) -> int:
+        """That of this process, which needs the most memory."""
+        return self._size - 1
+
+
+class _Attention(torch.autograd.Function):
+    """Takes no memory but for its result and its gradients, and keeps what a fused kernel keeps."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        result = torch.empty(q.shape, device=q.device)
+        ctx.save_for_backward(q, k, v, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, _gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.empty(one.shape, device=one.device) for one in ctx.saved_tensors[:3])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [2, 8])
+@pytest.mark.parametrize("size", [2, 8])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_memory_of_gathered_keys_is_as_forecast(
+    size: int, heads: int, is_causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an attention keeps, and the peaks of both passes."""
+    from stoker.layouts.context import GatheredBytes
+    from stoker.records import Operation, TensorShape
+    from stoker.stepping.layouts import experts, tensor_layers
+    from stoker.stepping.layouts.context_attention import attention_over
+
+    def received(found: torch.Tensor, *_: Any, **__: Any) -> None:
+        found.zero_()
+
+    monkeypatch.setattr(tensor_layers, "_ALL_GATHER", received)
+    monkeypatch.setattr(tensor_layers, "_REDUCE_SCATTER", received)
+    monkeypatch.setattr(experts.dist, "all_to_all_single", received)
+    shapes = [TensorShape(shape=(1, count, 1024 * size, 64), dtype="fp32") for count in (heads, 2, 2)]
+    attention = Operation(
+        name="_scaled_dot_product_flash_attention",
+        inputs=tuple(shapes),
+        outputs=(),
+        flops=0,
+        bytes_read=0,
+        bytes_written=0,
+        attributes=(("is_causal", is_causal),),
+    )
+    expected = GatheredBytes.of(attention, size)
+
+    def allocated() -> int:
+        return torch.cuda.memory_allocated(0)
+
+    def peak() -> int:
+        return torch.cuda.max_memory_allocated(0)
+
+    q, k, v = (torch.ones(1, one.shape[1], 1024, 64, device="cuda:0", requires_grad=True) * 1 for one in shapes)
+    given, results = allocated(), q.nbytes
+    torch.cuda.reset_peak_memory_stats(0)
+    group: Any = _Group(size)
+    out = attention_over(group, lambda *qkv, **_: _Attention.apply(*qkv[:3]), q, k, v, is_causal=is_causal)
+    assert peak() - given == expected.kept + expected.forward
+    del q, k, v  # which a trace without layout keeps, with the result
+    assert allocated() - given - results == expected.kept
+    gradient = torch.zeros_like(out)
+    started = allocated()
+    torch.cuda.reset_peak_memory_stats(0)
+    out.backward(gradient)
+    # `out` is still here, which a model lets go of before.
+    assert peak() - started == expected.backward + (results if is_causal else 0)
+
+
 def untouched(world: World, layout: Layout) -> bool:
     """Whether the comparison before the first update leaves weights, gradients and generators as they were."""
     step = Step(JOBS["gpt"][0](), Plan(device="cpu", micro_batch=8, layout=layout), SEPARABLE, world=world)
@@ -375,6 +470,22 @@ def untouched(world: World, layout: Layout) -> bool:
     return (
         is_same and all(p.grad is None for p in step.model.parameters()) and torch.equal(state, torch.get_rng_state())
     )
+
+
+def compared(world: World, layout: Layout) -> list[bool]:
+    """Whether the comparison is done, after a batch without a target that counts, and after one with some."""
+    job = make_job(lambda: Tokenwise(nn.Identity()), data=_few_targets(), loss="token_cross_entropy")
+    step = Step(job, Plan(device="cpu", micro_batch=8, layout=layout), SEPARABLE, world=world)
+    done = []
+    for content in (_few_targets(), _few_targets(3)):
+        step._strategy.check(content, step.objective)
+        done.append(step._strategy.is_checked)
+    return done
+
+
+def test_a_batch_without_targets_is_not_compared() -> None:
+    """0 is 0 however they are made: the next one is."""
+    assert on_ranks(Layout(context=2), compared, Layout(context=2)) == [[False, True]] * 2
 
 
 def test_the_comparison_leaves_no_trace() -> None:

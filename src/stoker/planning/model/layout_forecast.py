@@ -95,7 +95,12 @@ def local_profile(profile: Profile, layout: Layout) -> Profile:
     coupling = profile.coupling
     if coupling.group is not None and layout.sample_parts > 1:
         coupling = dataclasses.replace(coupling, group=math.ceil(coupling.group / layout.sample_parts))
-    return dataclasses.replace(profile, batch=math.ceil(batch / layout.sample_parts), coupling=coupling)
+    return dataclasses.replace(
+        profile,
+        batch=math.ceil(batch / layout.sample_parts),
+        coupling=coupling,
+        can_offload=profile.can_offload and layout.world_size == 1,
+    )
 
 
 class LayoutForecasts(TracedForecasts):

@@ -14,27 +14,20 @@ backward pass still runs is left out: only without clipping does it.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import deque
 from dataclasses import dataclass
 
 from stoker.layouts.trace_division import resized
+from stoker.planning.model.host import link_rate, rate_error, with_waiting
 from stoker.planning.model.update_time import UpdateTime
-from stoker.records import Estimate, Hardware, Operation, OptimizerOffload, Share, Storage, Trace, TraceSettings
+from stoker.records import Hardware, Operation, OptimizerOffload, Share, Storage, Trace
 from stoker.records.plan import IN_FLIGHT_BYTES, PIECE
-from stoker.units import format_bytes
 
 OFFLOADED = "offloaded_optimizer"
 """The name of the operations in the place of the optimiser's."""
 
 HOST_SHARES = "the optimiser's update on the host", "gradients' way to the host, beyond the backward pass"
 """What an update waits for."""
-
-LINK_SHARE = 0.85
-"""Share of the link's printed rate that copies of pinned memory sustain [0 to 1], after the protocol's overhead."""
-
-USUAL_LINK_BYTES_PER_S = 15.75e9
-"""The link of a GPU without one in the catalogue [bytes/s]: PCIe 3.0 x16, one way."""
 
 MEMORY_SHARE = 0.6
 """Share of the printed rate of a CPU's memory that an update sustains [0 to 1]: a copy reaches 59 of 96 GB/s on two
@@ -43,12 +36,6 @@ already."""
 
 USUAL_MEMORY_BYTES_PER_S = 89.6e9
 """The printed rate of the memory of a host that is not known [bytes/s]: two channels of DDR5-5600 (JESD79-5)."""
-
-_OFF_BY, _OFF_BY_HERE = 2.0, 1.4
-"""Factor that the host's rates may be off by to either side in 8 cases of 10: assumed, and of the machine here."""
-
-PROCESS_BYTES = 3e9
-"""Memory of a process that trains on a GPU, besides its data and what is offloaded [bytes]. A judgement."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +57,7 @@ class HostWork:
     @property
     def kept_bytes(self) -> float:
         """Memory that the host needs [bytes], with the copy that a checkpoint is written from."""
-        return self.masters + self.state + self.gradients + (self.masters + self.state) + PROCESS_BYTES
+        return self.masters + self.state + self.gradients + (self.masters + self.state)
 
     @property
     def moved_bytes(self) -> float:
@@ -78,11 +65,6 @@ class HostWork:
         widened = self.gradients + self.sums
         narrowed = self.masters + self.weights if self.weights < self.masters else 0.0
         return self.optimizer + widened + narrowed
-
-
-def on_device(settings: TraceSettings) -> TraceSettings:
-    """The settings of the trace that is made: of an update on the device."""
-    return dataclasses.replace(settings, optimizer_offload="none")
 
 
 def host_work(trace: Trace) -> HostWork:
@@ -187,11 +169,6 @@ def _is_gradient(storage: Storage) -> bool:
     return storage.category == "gradient" and storage.born >= 0
 
 
-def link_rate(hardware: Hardware) -> float:
-    """Sustained rate between host and device, one way [bytes/s]."""
-    return LINK_SHARE * (hardware.host_link_bytes_per_s or USUAL_LINK_BYTES_PER_S)
-
-
 def memory_rate(hardware: Hardware) -> float:
     """Sustained rate of the memory of the device's host [bytes/s]."""
     return MEMORY_SHARE * (hardware.host_bandwidth_bytes_per_s or USUAL_MEMORY_BYTES_PER_S)
@@ -217,30 +194,5 @@ def with_host(
     updating_s, returning_s = work.moved_bytes / memory_rate(hardware), work.weights / link
     host_s = max(updating_s, returning_s)
     parts = [Share(what=what, value=value) for what, value in zip(HOST_SHARES, (host_s, leaving_s), strict=True)]
-    factor = _OFF_BY if hardware.host_memory_bytes is None else _OFF_BY_HERE
-    more_s, step = host_s + leaving_s, time.step_s
-    # The errors of device and host are independent.
-    up = math.hypot(step.high - step.value, (factor - 1) * more_s)
-    down = math.hypot(step.value - step.low, (1 - 1 / factor) * more_s)
-    value = step.value + more_s
-    power = time.power_w
-    if power is not None:  # the device waits for the host
-        idle = hardware.idle_w or 0.0
-        power = power.scaled((power.value * step.value + idle * more_s) / (power.value * value))
-    return dataclasses.replace(
-        time,
-        step_s=Estimate(value=value, low=value - down, high=value + up, unit="s", basis=step.basis),
-        power_w=power,
-        shares=tuple(sorted((*time.shares, *(item for item in parts if item.value > 0)), key=lambda item: -item.value)),
-    )
-
-
-def host_problem(work: HostWork, hardware: Hardware) -> str | None:
-    """Why the host's memory does not hold what is offloaded; None if it does, or is not known."""
-    there = hardware.host_memory_bytes
-    if there is None or work.kept_bytes <= there:
-        return None
-    return (
-        f"the optimiser's state, masters and gradients, with the copy that a checkpoint is written from, need "
-        f"{format_bytes(work.kept_bytes)} of the host's memory, and it has {format_bytes(there)}"
-    )
+    factor, more_s = rate_error(hardware), host_s + leaving_s
+    return with_waiting(time, parts, more_s / factor, more_s * factor, hardware)

@@ -11,9 +11,16 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from stoker.planning.model.activation_offload import (
+    ActivationWork,
+    activation_work,
+    with_activations_offloaded,
+    with_copies,
+)
 from stoker.planning.model.caching_allocator import AllocatorSettings, rounded
 from stoker.planning.model.checkpoint_cost import saving
 from stoker.planning.model.compiled_graphs import compiled_storages
+from stoker.planning.model.host import PROCESS_BYTES, host_problem
 from stoker.planning.model.memory import (
     AllocationTimeline,
     MemoryForecast,
@@ -30,14 +37,7 @@ from stoker.planning.model.memory import (
     timeline_of,
 )
 from stoker.planning.model.objectives import energy_kwh
-from stoker.planning.model.optimizer_offload import (
-    HostWork,
-    host_problem,
-    host_work,
-    on_device,
-    with_host,
-    with_offload,
-)
+from stoker.planning.model.optimizer_offload import HostWork, host_work, with_host, with_offload
 from stoker.planning.model.optimizer_states import full_states, with_states
 from stoker.planning.model.search_space import num_micro_batches, trace_settings
 from stoker.planning.model.update_time import (
@@ -94,13 +94,15 @@ class Needs:
 
     Args:
         traces: traces of the job's updates.
+        blocks: dotted names of the model's repeated blocks, in order, for plans whose activations are offloaded.
     """
 
-    def __init__(self, traces: Traces) -> None:
+    def __init__(self, traces: Traces, blocks: Sequence[str] = ()) -> None:
 
         def traced(settings: TraceSettings) -> Trace:
-            with_full = with_states(traces(on_device(full_states(settings))), settings.optimizer_states)
-            return with_offload(with_full, settings.optimizer_offload)
+            with_full = with_states(traces(full_states(settings).on_device()), settings.optimizer_states)
+            offloaded = with_offload(with_full, settings.optimizer_offload)
+            return with_activations_offloaded(offloaded, blocks) if settings.activation_offload else offloaded
 
         # Those of a layout are recomputed when they are needed again: large models have too many to keep all.
         self.trace = functools.lru_cache(maxsize=_MOST_KEPT)(traced)
@@ -113,6 +115,7 @@ class Needs:
         self._kept: dict[TraceSettings, int] = {}
         self._inputs: dict[TraceSettings, int] = {}
         self._host: dict[TraceSettings, HostWork] = {}
+        self._blocks, self._activations = blocks, dict[TraceSettings, ActivationWork]()
         self._work: dict[tuple[TraceSettings, int], UpdateWork] = {}
 
     def peak(self, settings: TraceSettings, micro_batches: int, *, is_compiled: bool = False) -> MemoryForecast:
@@ -190,15 +193,21 @@ class Needs:
     def kept(self, settings: TraceSettings) -> int:
         """Size of a checkpoint [bytes]."""
         if settings not in self._kept:
-            storages = self.trace(on_device(settings)).storages
+            storages = self.trace(settings.on_device()).storages
             self._kept[settings] = sum(s.num_bytes for s in storages if s.born < 0 and s.category in _SAVED)
         return self._kept[settings]
 
     def host(self, settings: TraceSettings) -> HostWork:
-        """What is offloaded to the host."""
+        """What the host does where the optimiser is offloaded to it."""
         if settings not in self._host:
-            self._host[settings] = host_work(self.trace(on_device(settings)))
+            self._host[settings] = host_work(self.trace(settings.on_device()))
         return self._host[settings]
+
+    def activations(self, settings: TraceSettings) -> ActivationWork:
+        """What goes to the host and back where activations are offloaded to it."""
+        if settings not in self._activations:
+            self._activations[settings] = activation_work(self.trace(settings.on_device()), self._blocks)
+        return self._activations[settings]
 
     def inputs(self, settings: TraceSettings) -> int:
         """Size of a micro-batch as it is copied to a GPU [bytes]."""
@@ -423,25 +432,35 @@ class TracedForecasts:
             malloc=plan.malloc,
             loader=plan.loader,
         )
-        if not plan.is_offloaded:
-            return time
-        return with_host(time, needs.host(settings), hardware, plan.optimizer_offload, passes)
+        if plan.activation_offload:
+            time = with_copies(time, needs.activations(settings), hardware, passes)
+        if plan.is_offloaded:
+            time = with_host(time, needs.host(settings), hardware, plan.optimizer_offload, passes)
+        return time
 
     def host_work(self, plan: Plan) -> HostWork | None:
-        """What the plan keeps and does on the host; None where nothing is offloaded."""
+        """What the host keeps and does of the plan's optimiser; None where that is not offloaded."""
         return self._needs.host(self._settings(plan)) if plan.is_offloaded else None
+
+    def activation_work(self, plan: Plan) -> ActivationWork | None:
+        """What the host keeps of the plan's activations; None where those are not offloaded."""
+        return self._needs.activations(self._settings(plan)) if plan.activation_offload else None
 
     @property
     def hardware(self) -> Hardware:
         """The device."""
         return self._hardware
 
+    def host_bytes(self, plan: Plan) -> float:
+        """The host's memory for a process that offloads [bytes]."""
+        works = (self.host_work(plan), self.activation_work(plan))
+        return PROCESS_BYTES + sum(work.kept_bytes for work in works if work is not None)
+
     def host_problem(self, plan: Plan) -> str | None:
         """Why the host's memory does not hold what the plan offloads; None if it does."""
-        if self._hardware.host_memory_bytes is None:
+        if not plan.uses_host_memory or self._hardware.host_memory_bytes is None:
             return None
-        work = self.host_work(plan)
-        return None if work is None else host_problem(work, self._hardware)
+        return host_problem(self.host_bytes(plan), plan.on_host_in_words(), self._hardware)
 
     @property
     def _kinds(self) -> Sequence[Needs]:

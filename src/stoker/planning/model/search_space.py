@@ -45,6 +45,15 @@ _MALLOCS: tuple[Malloc, ...] = ("retained", "default", "mapped")
 DATA_SHARE = 0.1
 """Training data are kept in a GPU's memory if they take at most this share of it."""
 
+LEAST_BLOCKS_OFFLOADED = 3
+"""Repeated blocks from which on their inputs are offloaded: those of two at least then, since the last one's stay."""
+
+Offloaded = Literal["activations", "optimizer", "both"]
+"""What plans for which a device has too little memory keep on the host."""
+
+OFFLOADED: tuple[Offloaded, ...] = ("activations", "optimizer", "both")
+"""The fastest first."""
+
 MemoryFormat = Literal["contiguous", "channels_last"]
 
 
@@ -95,29 +104,41 @@ def execution_settings(profile: Profile, device: Device, compiling: Sequence[boo
         )
 
 
-def offloaded_settings(profile: Profile, device: Device) -> Iterator[Plan]:
-    """Ways to execute the job with its optimiser on the host, the fastest first; none where it cannot be.
+def offloaded_settings(profile: Profile, device: Device, what: Offloaded) -> Iterator[Plan]:
+    """Ways to execute the job with a part of it on the host, the fastest first; none where it cannot be.
 
-    They are slower than the same without, and for jobs that fit no other way. Of precisions the fastest is taken, which
-    also needs the least memory.
+    They are for jobs that fit no other way. Of precisions and memory formats the fastest is taken; the precision also
+    needs the least memory.
+
+    Args:
+        profile: the job's facts.
+        device: where it is to run.
+        what: is on the host.
     """
-    if device.kind != "cuda" or profile.offload_problem is not None:
+    has_optimizer, has_activations = what != "activations", what != "optimizer"
+    if device.kind != "cuda" or not profile.can_offload or (has_optimizer and profile.offload_problem is not None):
         return
-    kinds: tuple[OptimizerOffload, ...] = ("state", "gradients")
+    if has_activations and profile.num_blocks < LEAST_BLOCKS_OFFLOADED:
+        return
+    kinds: tuple[OptimizerOffload, ...] = ("state", "gradients") if has_optimizer else ("none",)
     plain = [
         settings
         for settings in execution_settings(profile, device)
-        if settings.precision != "fp16"
-        and settings.memory_format == "contiguous"
-        and settings.optimizer_states == "full"
+        if settings.optimizer_states == "full"
+        and not (has_optimizer and (settings.precision == "fp16" or settings.memory_format != "contiguous"))
     ]
+    blocks = profile.num_blocks if has_activations else 0
     for settings, offload in itertools.product(plain, kinds):
-        if settings.precision == plain[0].precision:
-            yield dataclasses.replace(settings, optimizer_offload=offload)
+        if (settings.precision, settings.memory_format) == (plain[0].precision, plain[0].memory_format):
+            yield dataclasses.replace(
+                settings, optimizer_offload=offload, activation_offload=has_activations, checkpointed_blocks=blocks
+            )
 
 
 def saving_memory(plan: Plan, profile: Profile) -> Iterator[Plan]:
     """`plan`, then with settings that save memory, the least costly in time first.
+
+    Where activations are offloaded, all blocks are checkpointed.
 
     Only models of few blocks checkpoint some of them: under autocast such an update does not repeat from block to
     block, so that all blocks have to be traced. On a CPU, where the time between products is a large part, selective
@@ -134,6 +155,8 @@ def saving_memory(plan: Plan, profile: Profile) -> Iterator[Plan]:
         (0, "full", chunks) for chunks in dict.fromkeys((1, profile.loss_chunks))
     ]
     ways += [(count, checkpointing, profile.loss_chunks) for count, checkpointing in checkpointed]
+    if plan.activation_offload:
+        ways = [(num_blocks, "full", profile.loss_chunks)]
     for count, checkpointing, chunks in ways:
         for malloc in _MALLOCS if on_cpu else ("default",):
             yield dataclasses.replace(
@@ -184,6 +207,7 @@ def trace_settings(plan: Plan, profile: Profile, capability: str, layout: Layout
         optimizer_offload="state" if sums_nothing else plan.optimizer_offload,
         checkpointed_blocks=plan.checkpointed_blocks,
         checkpointing=plan.checkpointing,
+        activation_offload=plan.activation_offload,
         loss_chunks=plan.loss_chunks,
         gathered_in=computes_in(plan, layout),
     )

@@ -33,6 +33,7 @@ from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
 from stoker.loading.batches import Pass
 from stoker.loading.fields import Content, map_tensors
+from stoker.loading.lengths import ignored_target
 from stoker.loading.order import generators_kept
 from stoker.records import Layout, Plan, Precision
 from stoker.stepping.buffers import Buffers
@@ -108,7 +109,8 @@ class ContextParallel(Strategy):
         self.is_checked = False
         self._inner, self._world, self._precision = inner, world, precision
         self._outline = outline
-        self._call = job.fields.call
+        self._call, self._fields = job.fields.call, job.fields
+        self._ignored = ignored_target(job.objective.loss)
         self._group: dist.ProcessGroup = world.mesh["context"].get_group()
         self._positions = Positions(part=self._group.rank())
         self._known: dict[int, frozenset[Site]] = {}  # by the number of tokens of a sample
@@ -159,15 +161,21 @@ class ContextParallel(Strategy):
     def check(self, content: Content, objective: TrainingObjective) -> None:
         """As `Strategy.check`: of two short samples, all that is computed of parts is what is computed of the whole.
 
-        Collective.
+        Collective. Where no target of the batch counts, nothing would be compared: the next batch is checked then.
 
         Raises:
             BadJob: it is not.
         """
-        self.is_checked = True
         size, parts = 2, self._group.size()
         tokens = min(self._num_tokens(content), shortest(parts))
-        short = map_tensors(content, lambda tensor: tensor[torch.arange(size) % len(tensor), :tokens])
+        rows, begin, num_counted = self._window(content, tokens)
+        counted = torch.tensor(num_counted, device=self._world.device)
+        dist.all_reduce(counted)
+        if not counted:
+            return
+        self.is_checked = True
+        rows = rows[torch.arange(size) % len(rows)]
+        short = map_tensors(content, lambda tensor: tensor[rows.to(tensor.device), begin : begin + tokens])
         buffers, precision, device = Buffers(self.model), self._precision, self._world.device
         if buffers.are_there:
             buffers.keep()
@@ -190,6 +198,22 @@ class ContextParallel(Strategy):
                 buffers.restore()
         if problem is not None:
             raise BadJob(f"{self._world.layout.in_words()}: {problem}", remedy=_REMEDY)
+
+    def _window(self, content: Content, tokens: int) -> tuple[torch.Tensor, int, int]:
+        """Samples, those with most targets that count first; where so many tokens of them begin; how many count there.
+
+        The loss and its gradient are compared, and of targets that the loss ignores these are 0.
+        """
+        length = self._num_tokens(content)
+        target = self._fields.target_of(content)
+        is_known = isinstance(target, torch.Tensor) and isinstance(self._ignored, int)
+        if not is_known:
+            return torch.arange(next(iter(tensors_of(content))).shape[0]), 0, 1
+        counts = (target != self._ignored).flatten(2).any(-1) if target.dim() > 2 else target != self._ignored
+        counts = counts[:, : length // tokens * tokens].unflatten(1, (-1, tokens)).sum(-1).cpu()  # [samples, windows]
+        window = int(counts.sum(0).argmax())
+        rows = counts[:, window].argsort(descending=True, stable=True)
+        return rows, window * tokens, int(counts[rows[:2], window].sum())
 
     def _num_tokens(self, content: Content) -> int:
         length = num_tokens(content)
