@@ -162,7 +162,7 @@ def test_a_damaged_best_checkpoint_that_is_passed_over_is_the_best_no_more() -> 
         weights.write_bytes(content)
     for name in CheckpointStore(Path("before")).names():
         shutil.copytree(f"before/{name}", store.directory / name)
-    with pytest.raises(BadRun, match="000000000160: model.safetensors has SHA-256"):
+    with pytest.raises(BadRun, match=r"000000000160: model\.safetensors has SHA-256"):
         store.best()
     stoker.train(job, run_dir="run", sink=_stop_at_once)
     best = store.best()

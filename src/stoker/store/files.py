@@ -423,7 +423,10 @@ def _remember(folder: Path, stamps: Mapping[str, Stamp], digests: Mapping[str, s
     settled = {name: stamp for name, stamp in stamps.items() if now.get(name) == stamp and stamp[4] < latest}
     known = _known(folder)
     whole = _Known(
-        str(folder.resolve()), _boot(), known.stamps | settled, known.digests | {name: digests[name] for name in settled}
+        str(folder.resolve()),
+        _boot(),
+        known.stamps | settled,
+        known.digests | {name: digests[name] for name in settled},
     )
     with suppress(OSError, StokerError):
         make_directories(_path(folder).parent)
