@@ -146,7 +146,7 @@ class RunLock:
         try:
             disk().write(descriptor, memoryview(self._signature()))
         except BaseException:
-            disk().remove_file(path)  # without a name in it, nobody could take it over
+            disk().remove_file(path)  # unsigned, it could not be taken over
             raise
         finally:
             os.close(descriptor)
