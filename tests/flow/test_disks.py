@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import stoker
 from stoker.errors import BadRun
+from stoker.records import Event
 from stoker.store import CheckpointStore
 from stoker.testing import FaultyDisk
 from tests.flow.builders import assert_equal_weights, blobs_job, stopped_run
@@ -139,3 +141,30 @@ def test_a_library_that_cannot_write_fails_in_words_as_well() -> None:
     assert "larger than allowed here" in outcome.err
     assert "Traceback" not in outcome.err
     assert list(Path("runs").iterdir()) == []
+
+
+def _stop_at_once(event: Event) -> None:
+    if event.kind == "resumed":
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_damaged_best_checkpoint_that_is_passed_over_is_the_best_no_more() -> None:
+    """The best before it is marked again, and so kept: else the run would end without any best weights."""
+    job = blobs_job(metrics=[], until=stoker.epochs(6))
+    first = stopped_run(job, at_samples=80, run_dir="run")
+    store = CheckpointStore(first.directory.checkpoints)
+    shutil.copytree(store.directory, "before")
+    stopped_run(job, at_samples=160, run_dir="run")
+    for name in store.names():
+        weights = store.directory / name / "model.safetensors"
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        weights.write_bytes(content)
+    for name in CheckpointStore(Path("before")).names():
+        shutil.copytree(f"before/{name}", store.directory / name)
+    with pytest.raises(BadRun, match=r"000000000160: model\.safetensors has SHA-256"):
+        store.best()
+    stoker.train(job, run_dir="run", sink=_stop_at_once)
+    best = store.best()
+    assert best is not None
+    assert best[1].position.samples == 80

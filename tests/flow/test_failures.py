@@ -62,6 +62,16 @@ def test_a_run_that_had_failed_and_is_stopped_later_is_no_failure() -> None:
     assert (again.record.status, again.record.failure) == ("unfinished", None)
 
 
+def test_a_run_that_had_failed_is_unfinished_while_it_goes_on() -> None:
+    """A kill leaves the record as it is then, which must not name the earlier failure."""
+    run = stopped_run(blobs_job())
+    run.directory.write_run(dataclasses.replace(run.record, status="failed", failure="the disk was full"))
+    seen = []
+    stoker.train(blobs_job(), sink=lambda event: seen.append((event.kind, run.directory.read_run())))
+    (record,) = [record for kind, record in seen if kind == "resumed"]
+    assert (record.status, record.failure) == ("unfinished", None)
+
+
 def test_a_run_that_fails_before_its_first_checkpoint_leaves_nothing() -> None:
     """There is nothing to continue, and nothing to clear away by hand."""
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,6 +82,17 @@ def test_resume_continues_the_run_it_names_and_no_other() -> None:
     assert (run.name, run.status) == (older.name, "finished")
     assert stoker.load(newer.name).status == "unfinished"
     assert stoker.train(blobs_job(), resume=str(newer.path)).name == newer.name
+
+
+@pytest.mark.parametrize(
+    "choices", [{"fork": "b"}, {"new": True}, {"run_dir": "b"}], ids=["fork", "new", "another directory"]
+)
+def test_a_run_that_is_named_is_not_to_be_another_one_too(choices: dict[str, Any]) -> None:
+    """Refused: one of the two would not be what happens."""
+    stopped = stopped_run(blobs_job(), run_dir="a")
+    with pytest.raises(BadJob, match="exclude each other"):
+        stoker.train(blobs_job(), resume=str(stopped.path), **choices)
+    assert stoker.load(stopped.path).record == stopped.record
 
 
 def test_a_finished_run_is_not_resumed() -> None:

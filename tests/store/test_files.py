@@ -98,6 +98,26 @@ def test_the_digest_is_sha256(tmp_path: Path) -> None:
     assert sha256_file(tmp_path / "a") == hashlib.sha256(b"abc" * 100_000).hexdigest()
 
 
+def test_a_file_that_changes_while_others_are_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its digest is of what it was, and must not be kept for what it is."""
+    (tmp_path / "first").write_bytes(b"a")
+    (tmp_path / "second").write_bytes(b"b")
+    digest = sha256_file
+
+    def digest_and_change(path: Path) -> str:
+        result = digest(path)
+        (tmp_path / "first").write_bytes(b"changed")
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "_SETTLED_S", -60.0)  # as if reading had taken a minute
+        patched.setattr(files, "sha256_file", digest_and_change)
+        files.file_digests(tmp_path, ["first", "second"])
+    assert files.file_digests(tmp_path, ["first"])["first"] == sha256_file(tmp_path / "first")
+
+
 LINES = st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=20), max_size=6)
 
 
@@ -131,6 +151,14 @@ def test_a_line_on_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path) -> None:
     with FaultyDisk.full(tmp_path, after_bytes=4), pytest.raises(RunFailed, match="the disk is full"):
         append_line(path, "second")
     assert path.read_bytes() == b"first\n"
+
+
+def test_a_durable_line_survives_a_power_cut_with_its_new_log(tmp_path: Path) -> None:
+    """The name of a log that was made for the line is as durable as the line."""
+    path = tmp_path / "log"
+    with PowerCutAt(100, loses="data and names"):
+        append_line(path, "first", is_durable=True)
+    assert read_lines(path) == [b"first"]
 
 
 def test_several_processes_append_whole_lines(tmp_path: Path) -> None:

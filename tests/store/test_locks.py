@@ -233,3 +233,12 @@ def test_while_a_stale_lock_is_being_taken_over_others_are_refused(tmp_path: Pat
         RunLock(tmp_path).acquire()
     assert "lock.taking" in str(caught.value.remedy)
     assert (tmp_path / "lock.held").exists()
+
+
+@pytest.mark.usefixtures("without_flock")
+def test_a_stand_in_that_cannot_be_signed_is_no_lock(tmp_path: Path) -> None:
+    """A full disk: with space again the run is free."""
+    with FaultyDisk.full(tmp_path, after_bytes=0), pytest.raises(BadRun, match="the disk is full"):
+        RunLock(tmp_path).acquire()
+    with RunLock(tmp_path):
+        pass

@@ -17,6 +17,7 @@ from stoker.records import Event
 from stoker.store import CheckpointStore, RunDirectory, checkpoint_name
 from stoker.store.mirror import Mirror
 from stoker.store.remote_runs import RemoteRuns, bring_home, event_pieces
+from stoker.testing import operations_of
 from tests.store.builders import content, make_run, manifest_at, run_record, save, spec
 
 DIGEST = spec().digest()
@@ -220,6 +221,30 @@ def test_a_run_that_is_further_there_is_fetched_and_one_that_is_further_here_is_
     assert CheckpointStore(here.checkpoints).newest_position().samples == 3000
     mirrored(here, remote)
     assert remote.checkpoints(remote.files("mlp"))[-1] == "000000003000"
+
+
+def test_every_file_that_comes_home_is_on_the_disk_before_it_has_its_name(tmp_path: Path, remote: RemoteRuns) -> None:
+    """The log too: a power cut must not leave an empty one with newer records."""
+    run = make_run(tmp_path / "a/mlp")
+    run.append_event(Event(kind="progress", at=1.0, fields={"samples": 1}))
+    mirrored(run, remote)
+    operations = operations_of(lambda: came_home(remote, tmp_path / "b/mlp"))
+    for name in ("events.jsonl", "run.json"):
+        (renamed,) = [place for place, done in enumerate(operations) if done.startswith("rename") and name in done]
+        assert operations[renamed - 1].startswith(f"sync .writing-{name}")
+
+
+def test_a_damaged_checkpoint_here_is_replaced_by_the_whole_one_there(tmp_path: Path, remote: RemoteRuns) -> None:
+    """Else the run would go on from the one before, although the newest is kept."""
+    run = make_run(tmp_path / "mlp")
+    for samples in (1000, 2000):
+        checkpointed(run, samples)
+    mirrored(run, remote)
+    (run.checkpoints / "000000002000/model.safetensors").write_bytes(b"cut")
+    assert "is further" in came_home(remote, run.path)[0]
+    newest = CheckpointStore(run.checkpoints, spec_digest=DIGEST).newest()
+    assert newest is not None
+    assert newest[1].position.samples == 2000
 
 
 def test_another_jobs_run_of_that_name_is_not_replaced(tmp_path: Path, remote: RemoteRuns) -> None:

@@ -51,6 +51,15 @@ def test_the_record_of_a_run_is_replaced(tmp_path: Path) -> None:
     assert run.read_run().metrics == {"test/accuracy": 0.9}
 
 
+@pytest.mark.parametrize(("status", "samples"), [("unfinished", 900), ("failed", 900), ("finished", 100)])
+def test_the_headway_of_a_run_is_that_of_its_newest_checkpoint(tmp_path: Path, status: str, samples: int) -> None:
+    """A run that went on and was killed wrote no record of it, also one that had failed before."""
+    run = make_run(tmp_path / "a")
+    run.write_run(run_record(spec(), status=status, samples=100))
+    save(CheckpointStore(run.checkpoints), 900)
+    assert run.read_headway().samples == samples
+
+
 @pytest.mark.parametrize("loses", ["nothing", "data", "data and names"])
 def test_a_power_cut_leaves_a_whole_run_or_a_vacant_directory(tmp_path: Path, loses: str) -> None:
     """At every operation of `create`; whatever it left, the next `create` succeeds with nothing of the old in it."""

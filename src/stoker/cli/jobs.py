@@ -260,8 +260,6 @@ def train(
         if profile:  # read when torch is loaded: its profiler would write into the live display
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        if sum(bool(choice) for choice in (new, resume, fork)) > 1:
-            raise BadJob("--new, --resume and --fork exclude each other", remedy="Give one of them, or none.")
         if checkpoint_every is not None and not math.isfinite(checkpoint_every):
             raise BadJob(f"--checkpoint-every {checkpoint_every}: wanted a number of seconds, such as 3600")
         every = None if checkpoint_every is None else seconds(checkpoint_every)

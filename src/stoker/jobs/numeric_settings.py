@@ -53,11 +53,11 @@ def require_probability(p: object) -> None:
         raise BadSetting(f"p is a probability, in [0, 1], got {p!r}")
 
 
-def require_interval(name: str, values: object, *, least: float = 0.0, most: float = float("inf")) -> None:
-    """Refuse anything but an interval of numbers above `least` and up to `most`."""
+def require_interval(name: str, values: object, *, most: float = float("inf")) -> None:
+    """Refuse anything but an interval of numbers above 0 and up to `most`."""
     ends: Sequence[Any] = values if isinstance(values, tuple | list) else ()
-    if not (len(ends) == 2 and all(map(is_number, ends)) and least < ends[0] <= ends[1] <= most):
-        limits = f"above {least:g}" if most == float("inf") else f"above {least:g}, at most {most:g}"
+    if not (len(ends) == 2 and all(map(is_number, ends)) and 0 < ends[0] <= ends[1] <= most):
+        limits = "above 0" if most == float("inf") else f"above 0, at most {most:g}"
         raise BadSetting(f"{name} is an interval (low, high) of numbers {limits}, got {values!r}")
 
 

@@ -261,6 +261,7 @@ def append_line(
                 _write_all(descriptor, data)
                 if is_durable:
                     disk().sync(descriptor)
+                    disk().sync_directory(path.parent)  # the log's name may be as new as the line
             except BaseException:
                 with suppress(OSError):
                     disk().truncate(descriptor, end)
@@ -409,17 +410,23 @@ def file_digests(
         return fresh
     reading(sum(stamps[name][2] for name in missing))
     digests = {name: fresh.get(name) or sha256_file(folder / name) for name in stamps}
-    remember_digests(folder, digests)
+    _remember(folder, stamps, digests)
     return digests
 
 
-def remember_digests(folder: Path, digests: Mapping[str, str]) -> None:
-    """Keep digests of files that were just computed; a cache that cannot be written costs the next start a reading."""
-    latest = time.time_ns() - int(_SETTLED_S * 1e9)
-    stamps = {name: stamp for name, stamp in _stamps(folder, digests).items() if stamp[4] < latest}
+def _remember(folder: Path, stamps: Mapping[str, Stamp], digests: Mapping[str, str]) -> None:
+    """Keep digests of files that had these stamps before they were read, and have them still.
+
+    A cache that cannot be written costs the next start a reading.
+    """
+    latest, now = time.time_ns() - int(_SETTLED_S * 1e9), _stamps(folder, stamps)
+    settled = {name: stamp for name, stamp in stamps.items() if now.get(name) == stamp and stamp[4] < latest}
     known = _known(folder)
     whole = _Known(
-        str(folder.resolve()), _boot(), known.stamps | stamps, known.digests | {name: digests[name] for name in stamps}
+        str(folder.resolve()),
+        _boot(),
+        known.stamps | settled,
+        known.digests | {name: digests[name] for name in settled},
     )
     with suppress(OSError, StokerError):
         make_directories(_path(folder).parent)

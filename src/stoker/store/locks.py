@@ -145,6 +145,9 @@ class RunLock:
             raise self._refusal(holder, delete=path) from None
         try:
             disk().write(descriptor, memoryview(self._signature()))
+        except BaseException:
+            disk().remove_file(path)  # unsigned, it could not be taken over
+            raise
         finally:
             os.close(descriptor)
         self._stand_in = path

@@ -344,6 +344,7 @@ def _fetch(
             for file, offset, size in event_pieces(files):
                 out.writelines(remote.blocks(name, file, end - offset, size))
                 end = offset + size
+        sync_file(aside)
         disk().rename(aside, log)
         samples = _fetch_checkpoints(remote, name, files, run, target, tell) if has_checkpoints else run.samples
         _get(remote, name, "run.json", target / "run.json")
@@ -408,9 +409,12 @@ def _get_checkpoint(
     folder: Path,
     tell: Callable[[str], None],
 ) -> None:
-    """Fetch a checkpoint; one whose content is not as its manifest says is left out, and the one before is fetched."""
+    """Fetch a checkpoint; one whose content is not as its manifest says is left out, and the one before is fetched.
+
+    One of this name that is whole here stays; a damaged one is replaced.
+    """
     manifest = remote.usable(name, files, checkpoint, spec_digest)
-    if isinstance(manifest, str) or (folder / checkpoint).exists():
+    if isinstance(manifest, str) or _is_whole(folder, checkpoint):
         return
     make_directories(folder)
     aside = aside_path(folder / checkpoint)
@@ -421,6 +425,8 @@ def _get_checkpoint(
         wrong = next((entry.name for entry in manifest.files if sha256_file(aside / entry.name) != entry.sha256), None)
         if wrong is None and manifest_from((aside / MANIFEST).read_bytes()) == manifest:
             disk().sync_directory(aside)
+            if (folder / checkpoint).exists():
+                remove_tree(folder / checkpoint)
             disk().rename(aside, folder / checkpoint)
             return
     finally:
@@ -435,6 +441,15 @@ def _get_checkpoint(
             remedy="Restore one of them, or start another run with --new.",
         )
     _get_checkpoint(remote, name, rest, before[0], spec_digest, folder, tell)
+
+
+def _is_whole(folder: Path, checkpoint: str) -> bool:
+    """Whether a checkpoint is here with all of its files, in their sizes."""
+    try:
+        CheckpointStore(folder).named(checkpoint)
+    except BadRun:
+        return False
+    return True
 
 
 def _get(remote: RemoteRuns, name: str, file: str, target: Path) -> None:

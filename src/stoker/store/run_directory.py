@@ -228,10 +228,11 @@ class RunDirectory:
     def read_headway(self) -> Run:
         """The run's record, with the position of its newest checkpoint where that is ahead; raises as `read_run`.
 
-        A run that was killed has not written how far it came: its checkpoints are named by samples.
+        A run that was killed, also after it had failed and went on, has not written how far it came: its checkpoints
+        are named by samples.
         """
         run = self.read_run()
-        if run.status != "unfinished":
+        if run.status == "finished":
             return run
         names = CheckpointStore(self.checkpoints).names()
         saved = int(names[-1].partition(".")[0]) if names else 0

@@ -30,7 +30,7 @@ from stoker.jobs.objective import Objective
 from stoker.loading.fields import map_tensors
 from stoker.planning.decision import decide, given_plan
 from stoker.planning.model.search_space import precisions
-from stoker.planning.resolved_job import resolve_job as prepare_job
+from stoker.planning.resolved_job import resolve_job
 from stoker.records import Decision, Device, Plan
 from stoker.stepping.activation_checkpointing import checkpoint
 from stoker.stepping.model import is_double
@@ -212,7 +212,7 @@ def _measured(
         name="own loop",
         loss=Objective(mean_loss, scope="batch"),  # a loop computes the loss of whole batches
     )
-    return decide(prepare_job(job), device)[0]
+    return decide(resolve_job(job), device)[0]
 
 
 def _apply(plan: Plan, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> tuple[str, ...]:

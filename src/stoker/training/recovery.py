@@ -5,7 +5,8 @@ and generators it began with (`UpdateSnapshot`), at the next smaller legal micro
 move, training goes back to the last checkpoint. A number that is not finite: what `Job(on_non_finite=…)` asks for.
 Use when: always. Costs: half a microsecond an update for a model without buffers; 17 µs for the 24 buffers of eight
 batch norms; the copy of large buffers that change. Reading Python's and NumPy's generators takes 40 µs: for a model
-that has not drawn from them, every 256 updates only. PyTorch's are seeded before each micro-batch.
+that has not drawn from them, every 256 updates only. If it has begun to draw since, training goes back to the last
+checkpoint. PyTorch's are seeded before each micro-batch.
 Does not combine with: coupled samples that must stay whole (no smaller micro-batch is legal, and the error says so);
 state that is no buffer (a generator of the model's own; a plain attribute, unless a plan that is tried fails); large
 buffers written past PyTorch's version counter (`.data`). A process that the system kills for want of memory is not
@@ -292,8 +293,8 @@ class UpdateSnapshot:
 
     def restore(self) -> bool:
         """Put the copy back; returns whether all of it could be."""
-        self._generators.restore()
-        return self._buffers.restore()
+        are_back = self._generators.restore()
+        return self._buffers.restore() and are_back
 
 
 class Generators:
@@ -301,24 +302,34 @@ class Generators:
 
     def __init__(self) -> None:
         self._kept: tuple[object, object] | None = None
-        self._are_drawn = False
+        self._are_drawn = self._is_present = False
         self._times = 0
 
     def keep(self) -> None:
         """Copy their states: each time if something draws from them, else every 256 updates."""
         self._times += 1
-        if self._times % _LOOK_EVERY and self._times > 2 and not self._are_drawn:
+        self._is_present = self._are_drawn or self._times <= 2 or self._times % _LOOK_EVERY == 0
+        if not self._is_present:
             return
         before = self._kept
-        self._kept = random.getstate(), np.random.get_state()  # noqa: NPY002 - the generator that users draw from
+        self._kept = _generator_states()
         self._are_drawn = self._are_drawn or (before is not None and not _are_equal(before, self._kept))
 
-    def restore(self) -> None:
-        """Put the copies back; an older copy is as good, since nothing was drawn after it."""
-        if self._kept is not None:
-            python, numpy = self._kept
-            random.setstate(python)  # type: ignore[arg-type]
-            np.random.set_state(numpy)  # type: ignore[arg-type]  # noqa: NPY002 - see `keep`
+    def restore(self) -> bool:
+        """Put the copies back; returns whether that was possible.
+
+        If something drew from them after an older copy, how far they were before the last update is not known.
+        """
+        if self._kept is None or not self._is_present:
+            return self._kept is None or _are_equal(self._kept, _generator_states())
+        python, numpy = self._kept
+        random.setstate(python)  # type: ignore[arg-type]
+        np.random.set_state(numpy)  # type: ignore[arg-type]  # noqa: NPY002 - see `_generator_states`
+        return True
+
+
+def _generator_states() -> tuple[object, object]:
+    return random.getstate(), np.random.get_state()  # noqa: NPY002 - the generator that users draw from
 
 
 def _are_equal(one: tuple[object, object], other: tuple[object, object]) -> bool:

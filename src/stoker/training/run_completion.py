@@ -226,15 +226,14 @@ def record_failure(directory: RunDirectory, error: StokerError, sinks: Sequence[
     """Record the failure as far as the disk allows; a run begun by this command that kept nothing leaves nothing."""
     samples, is_left = 0, not is_new
     with suppress(StokerError):  # the first error is the one to report
-        names = CheckpointStore(directory.checkpoints).names()
-        is_left = not is_new or bool(names) or directory.dumps.exists()
+        is_left = not is_new or bool(CheckpointStore(directory.checkpoints).names()) or directory.dumps.exists()
         if not is_left:
             directory.discard()
             return
         if isinstance(error, BadRun):
             return  # the directory cannot be used, and is left as it is
-        samples = int(names[-1].split(".")[0]) if names else 0
-        record = dataclasses.replace(directory.read_run(), status="failed", failure=error.message, samples=samples)
+        record = dataclasses.replace(directory.read_headway(), status="failed", failure=error.message)
+        samples = record.samples
         directory.write_run(record)
     for sink in sinks if is_left else ():
         with suppress(StokerError):

@@ -34,6 +34,7 @@ from stoker.stepping.step import Step
 from stoker.stepping.weight_averaging import EqualAverage
 from stoker.stepping.world import ALONE, World
 from stoker.store import CheckpointStore, RunDirectory, find_run, runs_root
+from stoker.store.checkpoint_store import order_of_name
 from stoker.training.checkpoints import (
     Checkpointer,
     keep_weights,
@@ -247,10 +248,15 @@ def _try_plans(loop: Loop, prepared: ResolvedJob, device: Device, plans: PlanInF
 def _repeat_if_missed(
     prepared: ResolvedJob, directory: RunDirectory, store: CheckpointStore, start: _Start, progress: dict[str, JSON]
 ) -> None:
-    """Repeat what follows the writing of a checkpoint, where a kill came in between: mark the best, keep weights."""
+    """Repeat what follows the writing of a checkpoint, where a kill came in between: mark the best, keep weights.
+
+    The mark may also be of a later checkpoint, which was damaged and passed over: its evaluation is made again.
+    """
     every, position, folder = prepared.job.evaluation.keep_every, start.position, directory.kept_weights
-    if "best" in progress and progress["best"]["samples"] == position.samples:
-        store.mark_best(start.path.name)
+    at_best = progress["best"]["samples"] if "best" in progress else 0
+    written = [name for name in store.names() if (order_of_name(name) or (None,))[0] == at_best]
+    if at_best and written:
+        store.mark_best(start.path.name if at_best == position.samples else written[-1])
     if not start.is_own:
         return
     if every is None or position.updates == 0 or kept_path(folder, position).exists():

@@ -124,11 +124,13 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
         The run; its status is `unfinished` if it was asked to stop.
 
     Raises:
-        BadJob, DoesNotFit, NoDevice: before anything was spent; no run is left behind.
+        BadJob, DoesNotFit, NoDevice: before anything was spent; no run is left behind. Of `new`, `resume` and `fork`
+            one may be given, and `run_dir` not with `resume`.
         BadRun: the run directory cannot be used, or is in use.
         RunFailed: training could not go on; what was saved is intact.
     """
     _require_here(on)
+    _require_one_run(run_dir, resume, fork, new=new)
     if checkpoint_every is not None and checkpoint_every.unit != "seconds":
         raise BadJob(f"checkpoints are counted in seconds, not {checkpoint_every.unit}")
     require_mtbf(device_mtbf_h)
@@ -364,6 +366,14 @@ def _failure_recorded(directory: RunDirectory, sinks: Sequence[Sink], *, is_new:
     except StokerError as error:
         record_failure(directory, error, sinks, is_new=is_new)
         raise
+
+
+def _require_one_run(run_dir: str | Path | None, resume: str | None, fork: str | None, *, new: bool) -> None:
+    """Refuse options of which one would be ignored, since another one says which run is meant."""
+    if sum(map(bool, (new, resume, fork))) > 1:
+        raise BadJob("--new, --resume and --fork exclude each other", remedy="Give one of them, or none.")
+    if resume and run_dir is not None:
+        raise BadJob("--resume and --run-dir exclude each other", remedy="A run that is named has its directory.")
 
 
 def _require_possible(
