@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import stoker
 from stoker.jobs import load_job
+from stoker.planning import job_traces
 from stoker.planning.job_traces import TraceBook
 from stoker.planning.model.trace_extrapolation import NotDerivable, derived
 from stoker.planning.resolved_job import resolve_job
-from stoker.profiling.tracing import fake_device
-from stoker.records import Coupling, TraceSettings
+from stoker.profiling.tracing import fake_device, repetition
+from stoker.records import Coupling, Trace, TraceSettings
 from tests.flow.builders import blobs_job
 from tests.flow.test_planning import JOBS
 
@@ -72,6 +75,26 @@ def test_a_trace_of_a_stand_in_and_one_of_the_target_give_no_third(monkeypatch: 
     assert large.is_fallback
     with pytest.raises(NotDerivable):
         derived(small, large, 10)
+
+
+def test_a_micro_batch_is_derived_from_two_that_are_traced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is made once for both; of them only the one that is missing is traced later."""
+    made: list[list[int]] = []
+
+    def traces(*arguments: Any) -> Sequence[Trace]:
+        made.append([settings.micro_batch for settings in arguments[-1]])
+        return repetition.traces_with_repetition(*arguments)
+
+    monkeypatch.setattr(job_traces, "traces_with_repetition", traces)
+    first = book()
+    assert first(on_gpu(10)).settings.micro_batch == 10
+    first(on_gpu(12))
+    book()(on_gpu(10))  # of another process, which finds them
+    assert made == [[2, 4]]
+    unkept = TraceBook(resolve_job(blobs_job()), SEPARABLE)
+    unkept(on_gpu(2))
+    unkept(on_gpu(10))
+    assert made == [[2, 4], [2], [4]]
 
 
 OF_LENGTHS = """

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from stoker.jobs.job_description import describe_settings
 from stoker.loading.fields import map_tensors
 from stoker.planning.model.trace_extrapolation import NotDerivable, derived, expanded
 from stoker.planning.resolved_job import ResolvedJob
-from stoker.profiling.tracing.repetition import trace_with_repetition
+from stoker.profiling.tracing.fake_device import can_pretend_cuda
+from stoker.profiling.tracing.repetition import traces_with_repetition
 from stoker.profiling.tracing.update import FETCHED
 from stoker.records import Coupling, Trace, TraceSettings, digest
 from stoker.store import cache_root, trace_cache
@@ -72,7 +74,10 @@ class TraceBook:
         is_uniform = self._coupling.kind == "separable" and not isinstance(job.batch, TokenBatch)
         if not is_uniform or settings.micro_batch in sizes or len(sizes) < 2:
             return self._traced(settings)
-        small, large = (self._traced(dataclasses.replace(settings, micro_batch=size)) for size in sizes)
+        both = [dataclasses.replace(settings, micro_batch=size) for size in sizes]
+        if settings.target == "cuda" and can_pretend_cuda():  # on a CPU batches are storages in the midst of the state
+            self._make(both)
+        small, large = map(self._traced, both)
         try:
             return derived(small, large, settings.micro_batch)
         except NotDerivable:
@@ -80,24 +85,34 @@ class TraceBook:
 
     def _traced(self, settings: TraceSettings) -> Trace:
         """A trace as it is made or cached, with only a few of the repeated blocks."""
-        if settings in self._short:
-            return self._short[settings]
-        prepared, coupling = self._prepared, self._coupling
-        if self._identity is None:
-            trace = trace_with_repetition(prepared.job, prepared.data, coupling, settings)
-        else:
-            shapes = self._shapes(settings.micro_batch)
-            key = digest([self._identity, shapes, settings, coupling.kind, coupling.group])
-            cached = self._cache.read(key)
+        self._make([settings])
+        return self._short[settings]
+
+    def _make(self, every: Sequence[TraceSettings]) -> None:
+        """Make, or read, those of the traces that are not known; the settings differ in the micro-batch alone."""
+        keys = {settings: self._key(settings) for settings in every if settings not in self._short}
+        for settings, key in keys.items():
+            cached = None if key is None else self._cache.read(key)
             if cached is not None and not cached.is_fallback:
-                trace = cached
-            else:
-                trace = trace_with_repetition(prepared.job, prepared.data, coupling, settings)
-                if not trace.is_fallback:  # the next process may be able to pretend the target
-                    with contextlib.suppress(RunFailed):  # an unwritable cache costs the next planning seconds
-                        self._cache.write(trace, key)
-        self._short[settings] = trace
-        return trace
+                self._short[settings] = cached
+        missing = [settings for settings in keys if settings not in self._short]
+        if not missing:
+            return
+        prepared = self._prepared
+        traces = traces_with_repetition(prepared.job, prepared.data, self._coupling, missing)
+        for settings, trace in zip(missing, traces, strict=True):
+            key = keys[settings]
+            if key is not None and not trace.is_fallback:  # the next process may be able to pretend the target
+                with contextlib.suppress(RunFailed):  # an unwritable cache costs the next planning seconds
+                    self._cache.write(trace, key)
+            self._short[settings] = trace
+
+    def _key(self, settings: TraceSettings) -> str | None:
+        """The key of a trace in the cache; None for a job without a file."""
+        if self._identity is None:
+            return None
+        shapes, coupling = self._shapes(settings.micro_batch), self._coupling
+        return digest([self._identity, shapes, settings, coupling.kind, coupling.group])
 
     def _shapes(self, micro_batch: int) -> list[str]:
         """Shapes and dtypes of the samples that a trace of so many is made of."""
