@@ -72,11 +72,13 @@ class TraceBook:
         sizes = [size for size in _SIZES if size * settings.parts <= job.batch_size]
         # In batches stated in tokens, small micro-batches have the longest samples.
         is_uniform = self._coupling.kind == "separable" and not isinstance(job.batch, TokenBatch)
-        if not is_uniform or settings.micro_batch in sizes or len(sizes) < 2:
-            return self._traced(settings)
         both = [dataclasses.replace(settings, micro_batch=size) for size in sizes]
-        if settings.target == "cuda" and can_pretend_cuda():  # on a CPU batches are storages in the midst of the state
-            self._make(both)
+        is_derivable = is_uniform and len(both) == len(_SIZES)
+        # On a CPU, batches are storages in the midst of the state: each trace has its own order.
+        if is_derivable and settings.target == "cuda" and can_pretend_cuda():
+            self._make(both)  # where one is asked for, the other soon will be
+        if not is_derivable or settings in both:
+            return self._traced(settings)
         small, large = map(self._traced, both)
         try:
             return derived(small, large, settings.micro_batch)
