@@ -71,7 +71,8 @@ def test_a_trace_of_a_stand_in_and_one_of_the_target_give_no_third(monkeypatch: 
     """They are of different devices, whatever their settings say."""
     small = book()(on_gpu(2))
     pretend_nothing(monkeypatch)
-    large = book()(on_gpu(4))
+    job, _ = load_job(JOBS / "branches_on_values.py", {})
+    large = TraceBook(resolve_job(job), SEPARABLE)(on_gpu(4))  # without a file: that of the target is not found
     assert large.is_fallback
     with pytest.raises(NotDerivable):
         derived(small, large, 10)

@@ -18,7 +18,7 @@ from stoker.jobs.batch_size import TokenBatch
 from stoker.jobs.code_digest import reached_digest
 from stoker.jobs.job_description import describe_settings
 from stoker.loading.fields import map_tensors
-from stoker.planning.model.trace_extrapolation import NotDerivable, derived, expanded
+from stoker.planning.model.trace_extrapolation import Derivation, NotDerivable, expanded
 from stoker.planning.resolved_job import ResolvedJob
 from stoker.profiling.tracing.fake_device import can_pretend_cuda
 from stoker.profiling.tracing.repetition import traces_with_repetition
@@ -52,6 +52,7 @@ class TraceBook:
         self._identity = _identity(prepared)
         self._short: dict[TraceSettings, Trace] = {}
         self._whole: dict[TraceSettings, Trace] = {}
+        self._derivations: dict[TraceSettings, Derivation] = {}
         self._shapes_of: dict[int, list[str]] = {}
 
     def __call__(self, settings: TraceSettings) -> Trace:
@@ -62,12 +63,12 @@ class TraceBook:
         """
         if settings not in self._whole:
             same = with_same_kernels(settings)
-            whole = expanded(self._derived(same)) if same == settings else self(same)
+            whole = self._made(same) if same == settings else self(same)
             self._whole[settings] = dataclasses.replace(whole, settings=settings)
         return self._whole[settings]
 
-    def _derived(self, settings: TraceSettings) -> Trace:
-        """Extrapolated from two small micro-batches where that is exact, else traced as it is."""
+    def _made(self, settings: TraceSettings) -> Trace:
+        """Extrapolated from two small micro-batches where that is exact, else traced as it is; with all blocks."""
         job = self._prepared.job
         sizes = [size for size in _SIZES if size * settings.parts <= job.batch_size]
         # In batches stated in tokens, small micro-batches have the longest samples.
@@ -78,12 +79,15 @@ class TraceBook:
         if is_derivable and settings.target == "cuda" and can_pretend_cuda():
             self._make(both)  # where one is asked for, the other soon will be
         if not is_derivable or settings in both:
-            return self._traced(settings)
-        small, large = map(self._traced, both)
+            return expanded(self._traced(settings))
+        small = both[0]
         try:
-            return derived(small, large, settings.micro_batch)
+            if small not in self._derivations:
+                # Blocks are put in before sizes are derived: that is done once, and sizes of many micro-batches.
+                self._derivations[small] = Derivation(*(expanded(self._traced(each)) for each in both))
+            return self._derivations[small].at(settings.micro_batch)
         except NotDerivable:
-            return self._traced(settings)
+            return expanded(self._traced(settings))
 
     def _traced(self, settings: TraceSettings) -> Trace:
         """A trace as it is made or cached, with only a few of the repeated blocks."""

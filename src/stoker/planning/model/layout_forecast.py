@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from stoker.imports import collector_paused
 from stoker.layouts import axes_of
 from stoker.layouts.base import DividedUpdate, Traffic
 from stoker.layouts.local_state import OptimizerFootprint, RankState, held_parts, rank_state
@@ -381,6 +382,7 @@ class LayoutForecasts(TracedForecasts):
             ranks = [rank + place * distance for rank in ranks for place in places]
         return ranks
 
+    @collector_paused()
     def _rank_trace(self, settings: TraceSettings, rank: int) -> Trace:
         """The trace of process number `rank`."""
         trace, parts = self._whole(settings), self.parts

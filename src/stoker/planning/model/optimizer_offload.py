@@ -18,6 +18,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
+from stoker.imports import collector_paused
 from stoker.layouts.trace_division import resized
 from stoker.planning.model.update_time import UpdateTime
 from stoker.records import Estimate, Hardware, Operation, OptimizerOffload, Share, Storage, Trace, TraceSettings
@@ -106,6 +107,7 @@ def host_work(trace: Trace) -> HostWork:
     )
 
 
+@collector_paused()
 def with_offload(trace: Trace, offload: OptimizerOffload) -> Trace:
     """The trace of an update on the device, as one whose optimiser is on the host."""
     settings = dataclasses.replace(trace.settings, optimizer_offload=offload)
