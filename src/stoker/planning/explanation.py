@@ -262,14 +262,24 @@ def describe_message(message: MessageTime) -> str:
     )
 
 
-def why_slower(spread: LayoutUpdate, forecast: Forecast, best: Forecast) -> str:
-    """Why a layout is slower: `1.40x the time: 12 ms of messages show, 3 ms of stages waiting`."""
-    ratio = forecast.seconds_per_sample / best.seconds_per_sample
+def why_slower(update: LayoutUpdate, best: LayoutUpdate, ratio: float) -> str:
+    """Why a layout is slower: `1.40x the time: 12 ms more of messages that nothing hides, 3 ms more of …`.
+
+    Args:
+        update: one of its updates.
+        best: one of the fastest layout's, of the same batch.
+        ratio: its time of a sample over the fastest layout's [1].
+    """
     parts = [
-        (spread.exposed_s - (best.exposed_s.value if best.exposed_s is not None else 0.0), "more of messages show"),
-        (spread.bubble_s, "of stages waiting"),
-        (spread.waiting_s, "of processes waiting for each other at messages"),
-        (spread.overhead_s, "of the layout's own work"),
+        (update.exposed_s - best.exposed_s, "messages that nothing hides"),
+        (update.bubble_s - best.bubble_s, "stages waiting for each other"),
+        (update.waiting_s - best.waiting_s, "processes waiting for each other at messages"),
+        (update.overhead_s - best.overhead_s, "the layout's own work"),
+        (update.compute_s - update.bubble_s - (best.compute_s - best.bubble_s), "computing"),
     ]
-    reasons = [f"{format_seconds(s)} {what}" for s, what in parts if s > LEAST_SHARE * spread.total_s]
-    return f"{ratio:.2f}x the time" + (f": {', '.join(reasons)} an update" if reasons else "")
+    reasons = [
+        f"{format_seconds(more_s)} more of {what}"
+        for more_s, what in sorted(parts, reverse=True)
+        if more_s > LEAST_SHARE * update.total_s
+    ]
+    return f"{ratio:.2f}x the time" + (f": {', '.join(reasons)} in an update" if reasons else "")

@@ -79,14 +79,13 @@ def on_many(planner: Planner, place: Place, only: Plan | None = None) -> Decisio
     ranked, rejected = layouts.ranked() if only is None else ((layouts.given(only),), ())
     price = planner.price_at(place)
     chosen, *others = (with_costs(place, c, layouts.forecasts(c.plan.layout), price) for c in ranked)
-    slower, lost = [], []
+    forecasts, own = layouts.forecasts(chosen.plan.layout), without_layout(chosen.plan)
+    best, slower, lost = forecasts.spread(own), [], []
     for other in others:
         ratio = other.forecast.seconds_per_sample / chosen.forecast.seconds_per_sample
         slower.append(dataclasses.replace(other, why=f"{ratio:.2f}x the time"))
         update = layouts.forecasts(other.plan.layout).spread(without_layout(other.plan))
-        reason = why_slower(update, other.forecast, chosen.forecast)
-        lost.append(Rejection(device=other.device, plan=other.plan, reason=reason))
-    forecasts, own = layouts.forecasts(chosen.plan.layout), without_layout(chosen.plan)
+        lost.append(Rejection(device=other.device, plan=other.plan, reason=why_slower(update, best, ratio)))
     device = dataclasses.replace(place.device, memory_bytes=place.memory_bytes_each)
     return Decision(
         device=place.name,
@@ -96,7 +95,7 @@ def on_many(planner: Planner, place: Place, only: Plan | None = None) -> Decisio
             *planner.prepared.notes,
             *notes,
             *explain(chosen, layouts.profile, device, (), ()),
-            *describe_messages(forecasts.spread(own), [layouts.links(place.count, 1)]),
+            *describe_messages(best, [layouts.links(place.count, 1)]),
             *layouts.of_lockstep(chosen),
             *layouts.of_context(chosen, others),
             *describe_stand_in(forecasts, own),
