@@ -243,8 +243,8 @@ def test_what_the_fastest_layout_loses_too_is_no_reason() -> None:
     assert why_slower(best, best, 1.0) == "1.00x the time"
     slower = dataclasses.replace(best, compute_s=6.5, bubble_s=2.0, waiting_s=0.5)
     assert why_slower(slower, best, 1.26) == (
-        "1.26x the time: 1.0 s more of stages waiting for each other, 500 ms more of computing, 250 ms more of processes "
-        "waiting for each other at messages in an update"
+        "1.26x the time: 1.0 s more of stages waiting for each other, 500 ms more of computing, 250 ms more of "
+        "processes waiting for each other at messages in an update"
     )
 
 
