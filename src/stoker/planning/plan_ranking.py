@@ -124,7 +124,9 @@ def rank(
         return tuple(sorted(candidates, key=_seconds_per_sample_with_compiling))
     fastest = min(uncompiled, key=_seconds_per_sample)
     if can_compile and not is_here:  # without trials, forecasts decide whether compiling pays
-        candidates += compiled(fastest, profile, forecasts)
+        # Compiled, the fastest may not be sure enough to fit: then the next one that is, such as with smaller states.
+        each = (list(compiled(one, profile, forecasts)) for one in sorted(uncompiled, key=_seconds_per_sample))
+        candidates += next(filter(None, each), [])
     kept = [c for c in candidates if pays_back(c.forecast, fastest.forecast)]
     captured = [c for plain in kept if (c := _captured(plain, profile, forecasts)) is not None] if is_here else []
     return tuple(sorted((*kept, *captured), key=_seconds_per_sample_with_compiling))
