@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import stoker
+from stoker.errors import BadJob
 from stoker.jobs import load_job
 from stoker.planning import job_traces
 from stoker.planning.job_traces import TraceBook
@@ -96,6 +99,23 @@ def test_a_micro_batch_is_derived_from_two_that_are_traced_at_once(monkeypatch: 
     unkept(on_gpu(2))
     unkept(on_gpu(10))
     assert made == [[2, 4], [2, 4]]
+
+
+class AtMostTwo(nn.Linear):
+    """A model that takes two samples and no more."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if len(inputs) > 2:
+            raise ValueError("more than two samples")
+        return super().forward(inputs)
+
+
+def test_a_micro_batch_can_be_traced_where_others_cannot() -> None:
+    """The one that is traced along with it fails; so do those that are derived from both."""
+    of_two = TraceBook(resolve_job(blobs_job(model=lambda: AtMostTwo(6, 2))), SEPARABLE)
+    assert of_two(on_gpu(2)).operations
+    with pytest.raises(BadJob, match="more than two samples"):
+        of_two(on_gpu(10))
 
 
 OF_LENGTHS = """

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from stoker.errors import RunFailed
+from stoker.errors import BadJob, RunFailed
 from stoker.jobs.batch_size import TokenBatch
 from stoker.jobs.code_digest import reached_digest
 from stoker.jobs.job_description import describe_settings
@@ -52,7 +52,7 @@ class TraceBook:
         self._identity = _identity(prepared)
         self._short: dict[TraceSettings, Trace] = {}
         self._whole: dict[TraceSettings, Trace] = {}
-        self._derivations: dict[TraceSettings, Derivation] = {}
+        self._derivations: dict[TraceSettings, Derivation | None] = {}
         self._shapes_of: dict[int, list[str]] = {}
 
     def __call__(self, settings: TraceSettings) -> Trace:
@@ -77,17 +77,27 @@ class TraceBook:
         is_derivable = is_uniform and len(both) == len(_SIZES)
         # On a CPU, batches are storages in the midst of the state: each trace has its own order.
         if is_derivable and settings.target == "cuda" and can_pretend_cuda():
-            self._make(both)  # where one is asked for, the other soon will be
+            with contextlib.suppress(BadJob):  # where one is asked for, the other soon will be: if it can be traced
+                self._make(both)
         if not is_derivable or settings in both:
             return expanded(self._traced(settings))
-        small = both[0]
-        try:
-            if small not in self._derivations:
-                # Blocks are put in before sizes are derived: that is done once, and sizes of many micro-batches.
-                self._derivations[small] = Derivation(*(expanded(self._traced(each)) for each in both))
-            return self._derivations[small].at(settings.micro_batch)
-        except NotDerivable:
-            return expanded(self._traced(settings))
+        derivation = self._derivation(*both)
+        if derivation is not None:
+            with contextlib.suppress(NotDerivable):
+                return derivation.at(settings.micro_batch)
+        return expanded(self._traced(settings))
+
+    def _derivation(self, small: TraceSettings, large: TraceSettings) -> Derivation | None:
+        """What other micro-batches are derived by; None if they cannot be.
+
+        Blocks left out are put in before sizes are derived: once for all micro-batches.
+        """
+        if small not in self._derivations:
+            wholes = expanded(self._traced(small)), expanded(self._traced(large))
+            self._derivations[small] = None
+            with contextlib.suppress(NotDerivable):
+                self._derivations[small] = Derivation(*wholes)
+        return self._derivations[small]
 
     def _traced(self, settings: TraceSettings) -> Trace:
         """A trace as it is made or cached, with only a few of the repeated blocks."""

@@ -97,7 +97,7 @@ def trace_updates(
     Raises:
         BadJob: as `trace_update`.
     """
-    of_few = [data.train.fetch(data.train.representative(FETCHED, each.micro_batch), 0) for each in every]
+    few_samples = [data.train.fetch(data.train.representative(FETCHED, each.micro_batch), 0) for each in every]
     largest = max(settings.micro_batch for settings in every) * every[0].parts
     indices = np.arange(largest, dtype=np.int64) % len(data.train)
     job = with_all_unfrozen(replace(job, batch=largest, init=None))  # values are not used; the end takes most memory
@@ -118,7 +118,7 @@ def trace_updates(
                 update(_widened(fetched, traced, size), size)
             step.loss_pass.ordinary.forget_constants()
 
-        for settings, fetched in zip(every, of_few, strict=True):
+        for settings, fetched in zip(every, few_samples, strict=True):
             micro_batch, size = settings.micro_batch, settings.micro_batch * settings.parts
             step.change_to(replace(step.plan, micro_batch=micro_batch))
             raw = _widened(fetched, traced, size)
