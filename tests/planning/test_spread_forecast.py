@@ -217,7 +217,7 @@ def test_a_process_has_its_part_of_a_batch_and_of_each_group() -> None:
 def test_the_breakdown_names_messages_and_waiting() -> None:
     """With the operations, the largest first."""
     shares = forecasts(Layout(stages=2), "cpu").breakdown(dataclasses.replace(ON_CPU, micro_batch=16)).step_s
-    assert {"stages waiting", "activations handed on", "the layout's own work"} <= {one.what for one in shares}
+    assert {"stages waiting", "activations handed on", "the layout's copies and hooks"} <= {one.what for one in shares}
     assert all(one.value >= other.value for one, other in itertools.pairwise(shares))
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from stoker.planning.model.communication import MessageTime
-from stoker.planning.model.layout_forecast import LayoutUpdate
+from stoker.planning.model.layout_forecast import COPIES_AND_HOOKS, LayoutUpdate
 from stoker.planning.model.optimizer_offload import HOST_SHARES, link_rate, memory_rate
 from stoker.planning.model.run_forecast import TracedForecasts, seconds_per_sample
 from stoker.planning.plan_ranking import COMPILING_PAYS_BACK, pays_back, saved_s
@@ -274,7 +274,7 @@ def why_slower(update: LayoutUpdate, best: LayoutUpdate, ratio: float) -> str:
         (update.exposed_s - best.exposed_s, "messages that nothing hides"),
         (update.bubble_s - best.bubble_s, "stages waiting for each other"),
         (update.waiting_s - best.waiting_s, "processes waiting for each other at messages"),
-        (update.overhead_s - best.overhead_s, "the layout's own work"),
+        (update.overhead_s - best.overhead_s, COPIES_AND_HOOKS),
         (update.compute_s - update.bubble_s - (best.compute_s - best.bubble_s), "computing"),
     ]
     reasons = [
