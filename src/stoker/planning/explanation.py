@@ -9,7 +9,7 @@ from stoker.planning.model.communication import MessageTime
 from stoker.planning.model.layout_forecast import COPIES_AND_HOOKS, LayoutUpdate
 from stoker.planning.model.optimizer_offload import HOST_SHARES, link_rate, memory_rate
 from stoker.planning.model.run_forecast import TracedForecasts, seconds_per_sample
-from stoker.planning.plan_ranking import COMPILING_PAYS_BACK, pays_back, saved_s
+from stoker.planning.plan_ranking import COMPILING_PAYS_BACK, SURE_ENOUGH, pays_back, saved_s
 from stoker.planning.plan_search import PLANNING_SHARE
 from stoker.profiling.tracing import fake_device
 from stoker.records import NOT_COMPARED, Candidate, Device, Forecast, Measurement, Plan, Profile, Rejection
@@ -99,6 +99,9 @@ def why_not_compiled(chosen: Candidate, compiled: Forecast) -> str:
     if gain <= 0:
         return f"{words}: nothing saved, and {takes}"
     words += f", which saves {format_seconds(gain)} of the run; {takes}"
+    likely = compiled.probability_it_fits
+    if likely is not None and likely < SURE_ENOUGH:
+        return f"{words}: not taken, since it fits with {likely:.0%} probability, and {SURE_ENOUGH:.0%} are asked for"
     if not pays_back(compiled, plain):
         return f"{words}, and is done where it saves {COMPILING_PAYS_BACK:g} times that"
     return f"{words}: not tried, since that would take over {PLANNING_SHARE:.0%} of the run or save less than it costs"

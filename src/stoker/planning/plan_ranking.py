@@ -17,7 +17,13 @@ from typing import Protocol
 
 from stoker.errors import BadJob, DoesNotFit
 from stoker.planning.model.memory import largest_that_fits
-from stoker.planning.model.search_space import execution_settings, offloaded_settings, saving_memory, saving_of
+from stoker.planning.model.search_space import (
+    allowed_states,
+    execution_settings,
+    offloaded_settings,
+    saving_memory,
+    saving_of,
+)
 from stoker.records import Candidate, Device, Estimate, Forecast, Plan, Profile
 from stoker.units import format_bytes
 
@@ -124,9 +130,7 @@ def rank(
         return tuple(sorted(candidates, key=_seconds_per_sample_with_compiling))
     fastest = min(uncompiled, key=_seconds_per_sample)
     if can_compile and not is_here:  # without trials, forecasts decide whether compiling pays
-        # Compiled, the fastest may not be sure enough to fit: then the next one that is, such as with smaller states.
-        each = (list(compiled(one, profile, forecasts)) for one in sorted(uncompiled, key=_seconds_per_sample))
-        candidates += next(filter(None, each), [])
+        candidates += compiled(fastest, profile, forecasts)
     kept = [c for c in candidates if pays_back(c.forecast, fastest.forecast)]
     captured = [c for plain in kept if (c := _captured(plain, profile, forecasts)) is not None] if is_here else []
     return tuple(sorted((*kept, *captured), key=_seconds_per_sample_with_compiling))
@@ -161,11 +165,17 @@ def compiled(fastest: Candidate, profile: Profile, forecasts: Forecasts) -> Iter
     """The fastest plan that is not compiled, compiled; then such with less saving and a larger micro-batch; all fit.
 
     Kernels keep no intermediates: memory that had to be saved may be there. What they keep is less certain: where the
-    plan is not sure enough to fit, it is one with more saving. A larger micro-batch is looked at where it needs no more
-    saving, and only the next one: of what is kept, a half is of products, which stay.
+    plan is not sure enough to fit, it is one with optimiser states of fewer bits, if it has few already, and one with
+    more saving. A larger micro-batch is looked at where it needs no more saving, and only the next one: of what is
+    kept, a half is of products, which stay.
     """
     plan = dataclasses.replace(fastest.plan, compile=True)
     plans, saving = [plan] if forecasts.fits(plan, SURE_ENOUGH) else [], saving_of(plan)
+    if not plans and plan.optimizer_states != "full":
+        allowed = allowed_states(profile.numerics)
+        fewer = allowed[allowed.index(plan.optimizer_states) + 1 :]
+        smaller = (dataclasses.replace(plan, optimizer_states=states) for states in fewer)
+        yield from (_forecast_as(fastest, one, forecasts) for one in smaller if forecasts.fits(one, SURE_ENOUGH))
     sizes = [size for size in _sizes(profile) if size > plan.micro_batch] if plans else []
     for size in (plan.micro_batch, *sizes[-1:]):
         least = dataclasses.replace(plan.without_checkpointing(), micro_batch=size, loss_chunks=1)
@@ -178,8 +188,12 @@ def compiled(fastest: Candidate, profile: Profile, forecasts: Forecasts) -> Iter
                 break
             if plans and saving_of(way) == saving:
                 break
-    for one in plans:
-        yield dataclasses.replace(fastest, plan=one, forecast=forecasts.forecast(one))
+    yield from (_forecast_as(fastest, one, forecasts) for one in plans)
+
+
+def _forecast_as(candidate: Candidate, plan: Plan, forecasts: Forecasts) -> Candidate:
+    """Another plan of the same place, with its forecast."""
+    return dataclasses.replace(candidate, plan=plan, forecast=forecasts.forecast(plan))
 
 
 def _sizes(profile: Profile) -> tuple[int, ...]:
