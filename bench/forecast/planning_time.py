@@ -3,9 +3,9 @@
     python -m bench.forecast.planning_time [--repeats 3] [--traces-only]
 
 Each time in a fresh process: cold with an empty cache, then again with what the first has left there. Beside it, what
-the parts take: tracing (repeated blocks once) under each precision, with and without checkpointing, at two
-micro-batches; putting in the blocks left out; deriving a third micro-batch; writing and reading a trace. Seconds are of
-wall clock and, since neighbours show in those, of the CPU, which the bars are of.
+the parts take: tracing two micro-batches at once (repeated blocks once) under each precision, with and without
+checkpointing; putting in the blocks left out of both; deriving a third micro-batch; writing and reading a trace.
+Seconds are of wall clock and, since neighbours show in those, of the CPU, which the bars are of.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from bench.forecast.registration import surroundings
 from stoker.jobs import load_job
 from stoker.loading.dataset_adapters import as_samples
 from stoker.loading.datasets import Datasets
-from stoker.planning.model.trace_extrapolation import derived, expanded
-from stoker.profiling.tracing.repetition import trace_with_repetition
+from stoker.planning.model.trace_extrapolation import Derivation, expanded
+from stoker.profiling.tracing.repetition import traces_with_repetition
 from stoker.records import Coupling, Trace, TraceSettings
 from stoker.store.record_caches import packed_trace, unpacked_trace
 
-DATE = "2026-11-26"
+DATE = "2026-11-27"
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "examples" / "llama8b.py"
 RESULTS = ROOT / "bench" / "results"
@@ -147,10 +147,13 @@ def traced() -> Iterator[dict[str, Any]]:
                 )
                 for size in (2, 4)
             )
-            one, trace_s = _timed(lambda small=small: trace_with_repetition(job, data, SEPARABLE, small))
-            other, second_s = _timed(lambda large=large: trace_with_repetition(job, data, SEPARABLE, large))
-            whole, expand_s = _timed(lambda one=one: expanded(one))
-            _, derive_s = _timed(lambda one=one, other=other: derived(one, other, 8))
+            both, trace_s = _timed(
+                lambda small=small, large=large: traces_with_repetition(job, data, SEPARABLE, (small, large))
+            )
+            one = both[0]
+            wholes, expand_s = _timed(lambda both=both: [expanded(each) for each in both])
+            whole = wholes[0]
+            _, derive_s = _timed(lambda wholes=wholes: Derivation(*wholes).at(8))
             content, pack_s = _timed(lambda one=one: packed_trace(one))
             _, read_s = _timed(lambda content=content: unpacked_trace(content))
             row = {
@@ -158,8 +161,8 @@ def traced() -> Iterator[dict[str, Any]]:
                 "checkpointed_blocks": blocks,
                 "is_repeated": one.repetition is not None,
                 "operations": [len(one.occurrences), len(whole.occurrences)],
-                "trace_s": [trace_s, second_s],
-                "expand_s": expand_s,
+                "trace_both_s": trace_s,
+                "expand_both_s": expand_s,
                 "derive_s": derive_s,
                 "pack_s": pack_s,
                 "read_s": read_s,

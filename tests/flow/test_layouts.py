@@ -163,6 +163,31 @@ def test_in_a_run_of_a_stated_time_the_layout_that_trains_on_more_samples_is_fir
     assert _in_order([slow, fast]) == (fast, slow)
 
 
+@pytest.mark.parametrize(("gain", "is_taken"), [(0.03, False), (0.1, True)])
+@pytest.mark.parametrize("is_over_machines", [False, True])
+def test_samples_are_divided_where_that_is_faster_by_more_than_forecasts_err(
+    gain: float, is_taken: bool, is_over_machines: bool
+) -> None:
+    """By 3 % shards stay first, which would lose to other layouts then."""
+    plan = Plan(device="cuda:0", micro_batch=4)
+    shards, context, hybrid = (
+        Candidate(
+            device="8xh100",
+            plan=dataclasses.replace(plan, layout=layout),
+            memory_bytes=2**34,
+            forecast=forecast_of(plan, total_s=total_s),
+        )
+        for layout, total_s in (
+            (Layout(shards=8), 100.0),
+            (Layout(context=8), 100.0 * (1 - gain)),
+            (Layout(replicas=2, shards=4), 100.0 * (1 - gain)),
+        )
+    )
+    first = _in_order([shards, context], is_over_machines=is_over_machines)[0]
+    assert first == (context if is_taken else shards)
+    assert _in_order([shards, hybrid], is_over_machines=is_over_machines)[0] == hybrid
+
+
 def test_over_machines_the_surer_of_two_layouts_is_first_if_it_is_no_slower() -> None:
     """Shards within machines depend less on the network; within one machine the simpler layout stays."""
     plan = Plan(device="cuda:0", micro_batch=4)

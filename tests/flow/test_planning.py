@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ import stoker
 from stoker.devices import Place, attached_cpu, planned_devices
 from stoker.errors import BadJob, DoesNotFit, NoDevice
 from stoker.jobs import load_job
-from stoker.planning import decision, planner
+from stoker.planning import decision, explanation, planner
 from stoker.planning.plan_ranking import least_demanding
 from stoker.planning.resolved_job import resolve_job
 from stoker.records import Candidate, Device, Estimate, Measurement, Plan
@@ -114,6 +115,21 @@ def test_the_whole_catalogue_is_compared() -> None:
     known = [cost.value for cost in costs if cost is not None]
     assert known == sorted(known)
     assert all(cost is None for cost in costs[len(known) :])
+
+
+@pytest.mark.usefixtures("nothing_is_run")
+def test_of_devices_elsewhere_only_the_best_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the others' time and memory are made of is not forecast: a decision shows the best one's."""
+    explained: list[str] = []
+
+    def explain(chosen: Candidate, *arguments: Any) -> tuple[str, ...]:
+        explained.append(chosen.device)
+        return explanation.explain(chosen, *arguments)
+
+    monkeypatch.setattr(decision, "explain", explain)
+    found = stoker.plan(blobs_job(), on="h100,l4,a100-80")
+    assert len(found.candidates) == 3
+    assert explained == [found.chosen.device]
 
 
 @pytest.mark.usefixtures("nothing_is_run")

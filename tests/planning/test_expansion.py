@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -13,7 +14,7 @@ from stoker.loading.datasets import Datasets
 from stoker.planning.model.caching_allocator import rounded
 from stoker.planning.model.memory import gradients_between, kept_by_blocks
 from stoker.planning.model.run_forecast import Needs
-from stoker.planning.model.trace_extrapolation import expanded
+from stoker.planning.model.trace_extrapolation import derived, expanded
 from stoker.profiling.tracing.repetition import trace_with_repetition
 from stoker.profiling.tracing.update import trace_update
 from stoker.records import Coupling, Occurrence, Operation, Repetition, Segment, Storage, Trace, TraceSettings
@@ -113,6 +114,15 @@ def test_an_expanded_trace_equals_the_one_of_the_whole_model(model, job, setting
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, CUDA | {"precision": "bf16", "checkpointed_blocks": 6, "parts": 2}])
+def test_another_micro_batch_is_the_same_derived_before_or_after(settings):
+    """Once for all micro-batches the blocks left out are put in, and sizes derived from the whole model's."""
+    small, large = (traces(job_with(gpt), micro_batch=size, **settings)[1] for size in (2, 3))
+    before, after = expanded(derived(small, large, 7)), derived(expanded(small), expanded(large), 7)
+    assert small.repetition is not None
+    assert after == before
+
+
 def test_a_trace_of_a_whole_model_stays_as_it_is():
     """Where nothing was left out there is nothing to put in."""
     whole, short = traces(job_with(lambda: gpt(layers=5)))
@@ -220,19 +230,26 @@ def test_the_first_block_may_do_more_before_what_the_second_frees():
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize("model", [gpt, llama])
 def test_what_blocks_keep_is_told_from_a_trace_that_checkpoints_them(model, precision, parts) -> None:
-    """Never more than they keep until the backward pass, and most of it; of a model on a GPU."""
+    """Never more than they keep until the backward pass, and most of it; of a model on a GPU.
+
+    So is what they keep where all are checkpointed selectively.
+    """
     job = job_with(model)
     data = Datasets(train=as_samples(job.data, what="data"), held_out={}, test=None)
-    saving, plain = (
+    saving, plain, selective = (
         expanded(
             trace_with_repetition(
                 job,
                 data,
                 SEPARABLE,
-                TraceSettings(**CUDA, micro_batch=2, precision=precision, parts=parts, checkpointed_blocks=blocks),
+                TraceSettings(**CUDA, micro_batch=2, precision=precision, parts=parts, **changed),
             )
         )
-        for blocks in (6, 0)
+        for changed in (
+            {"checkpointed_blocks": 6},
+            {},
+            {"checkpointed_blocks": 6, "checkpointing": "selective"},
+        )
     )
     kept = sum(
         rounded(one.num_bytes)
@@ -243,10 +260,10 @@ def test_what_blocks_keep_is_told_from_a_trace_that_checkpoints_them(model, prec
     assert kept_by_blocks(plain) == 0
     gradients = sum(rounded(one.num_bytes) for one in plain.storages if one.category == "parameter")
     assert gradients_between(saving) == (gradients if parts == 2 else 0)
-    needs = Needs(lambda settings: saving if settings.checkpointed_blocks else plain)
+    needs = Needs({trace.settings: trace for trace in (saving, plain, selective)}.__getitem__)
     needs.live_bytes(saving.settings, parts)
-    for is_compiled in (False, True):
-        least = needs.least_live_bytes(plain.settings, parts, 6, is_compiled=is_compiled)
-        live = needs.live_bytes(plain.settings, parts, is_compiled=is_compiled)
+    for trace, is_compiled in itertools.product((plain, selective), (False, True)):
+        least = needs.least_live_bytes(trace.settings, parts, 6, is_compiled=is_compiled)
+        live = needs.live_bytes(trace.settings, parts, is_compiled=is_compiled)
         assert 0.5 * live < least <= live
-    assert 0 < kept_by_blocks(saving, is_compiled=True) < kept_by_blocks(saving)
+    assert 0 < kept_by_blocks(saving, "products") <= kept_by_blocks(saving, "fused") < kept_by_blocks(saving)

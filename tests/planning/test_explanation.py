@@ -139,19 +139,28 @@ def test_hardware_is_named_for_what_it_has(device: Device, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plain_s", "pace", "words"),
+    ("plain_s", "pace", "likely", "words"),
     [
-        (1000.0, 1.1, "1.10x the time of an update (0.99 to 1.21) by forecast: nothing saved, and compiling"),
-        (100.0, 0.8, "which saves 20.0 s of the run; compiling takes 20.0 s, 22.0 s at most, and is done where"),
-        (1000.0, 0.8, "which saves 3 min 20 s of the run; compiling takes 20.0 s, 22.0 s at most: not tried, since"),
+        (1000.0, 1.1, None, "1.10x the time of an update (0.99 to 1.21) by forecast: nothing saved, and compiling"),
+        (100.0, 0.8, None, "which saves 20.0 s of the run; compiling takes 20.0 s, 22.0 s at most, and is done where"),
+        (
+            1000.0,
+            0.8,
+            0.95,
+            "which saves 3 min 20 s of the run; compiling takes 20.0 s, 22.0 s at most: not tried, since",
+        ),
+        (1000.0, 0.8, 0.84, "at most: not taken, since it fits with 84% probability, and 90% are asked for"),
     ],
 )
-def test_why_a_plan_is_not_compiled(plain_s: float, pace: float, words: str) -> None:
+def test_why_a_plan_is_not_compiled(plain_s: float, pace: float, likely: float | None, words: str) -> None:
     """What it would give by forecast, what it costs, and which rule it fails."""
     plan = Plan(device="cpu", micro_batch=64)
     per_sample = plain_s / 270_000
     chosen = Candidate(
         device="cpu", plan=plan, forecast=forecast_of(plan, total_s=plain_s, pace_s=per_sample), memory_bytes=2**33
     )
-    compiled = forecast_of(plan, total_s=plain_s * pace + 20, pace_s=per_sample * pace, compile_s=20.0)
+    compiled = dataclasses.replace(
+        forecast_of(plan, total_s=plain_s * pace + 20, pace_s=per_sample * pace, compile_s=20.0),
+        probability_it_fits=likely,
+    )
     assert words in why_not_compiled(chosen, compiled)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import stoker
+from stoker.errors import BadJob
 from stoker.jobs import load_job
+from stoker.planning import job_traces
 from stoker.planning.job_traces import TraceBook
 from stoker.planning.model.trace_extrapolation import NotDerivable, derived
 from stoker.planning.resolved_job import resolve_job
-from stoker.profiling.tracing import fake_device
-from stoker.records import Coupling, TraceSettings
+from stoker.profiling.tracing import fake_device, repetition
+from stoker.records import Coupling, Trace, TraceSettings
 from tests.flow.builders import blobs_job
 from tests.flow.test_planning import JOBS
 
@@ -68,10 +74,48 @@ def test_a_trace_of_a_stand_in_and_one_of_the_target_give_no_third(monkeypatch: 
     """They are of different devices, whatever their settings say."""
     small = book()(on_gpu(2))
     pretend_nothing(monkeypatch)
-    large = book()(on_gpu(4))
+    job, _ = load_job(JOBS / "branches_on_values.py", {})
+    large = TraceBook(resolve_job(job), SEPARABLE)(on_gpu(4))  # without a file: that of the target is not found
     assert large.is_fallback
     with pytest.raises(NotDerivable):
         derived(small, large, 10)
+
+
+def test_a_micro_batch_is_derived_from_two_that_are_traced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is made once for both, also where one of them is asked for; both are kept."""
+    made: list[list[int]] = []
+
+    def traces(*arguments: Any) -> Sequence[Trace]:
+        made.append([settings.micro_batch for settings in arguments[-1]])
+        return repetition.traces_with_repetition(*arguments)
+
+    monkeypatch.setattr(job_traces, "traces_with_repetition", traces)
+    first = book()
+    assert first(on_gpu(10)).settings.micro_batch == 10
+    first(on_gpu(12))
+    book()(on_gpu(10))  # of another process, which finds them
+    assert made == [[2, 4]]
+    unkept = TraceBook(resolve_job(blobs_job()), SEPARABLE)
+    unkept(on_gpu(2))
+    unkept(on_gpu(10))
+    assert made == [[2, 4], [2, 4]]
+
+
+class AtMostTwo(nn.Linear):
+    """A model that takes two samples and no more."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if len(inputs) > 2:
+            raise ValueError("more than two samples")
+        return super().forward(inputs)
+
+
+def test_a_micro_batch_can_be_traced_where_others_cannot() -> None:
+    """The one that is traced along with it fails; so do those that are derived from both."""
+    of_two = TraceBook(resolve_job(blobs_job(model=lambda: AtMostTwo(6, 2))), SEPARABLE)
+    assert of_two(on_gpu(2)).operations
+    with pytest.raises(BadJob, match="more than two samples"):
+        of_two(on_gpu(10))
 
 
 OF_LENGTHS = """

@@ -272,6 +272,25 @@ def test_a_compiled_plan_uses_the_memory_that_its_kernels_leave(
     assert all(known.needed_bytes(c.plan) <= GPU.memory_bytes for c in found)
 
 
+def test_smaller_states_make_room_for_a_compiled_plan() -> None:
+    """Compiled, the fastest plan would not be sure enough to fit; one that is slower without compiling would be."""
+    facts = profile(num_blocks=24, has_convolutions=False, numerics=("bf16-states", "8bit-states"))
+    states = {"full": 4.0, "bf16": 2.0, "8bit": 1.0}
+
+    class FewBits(Fused):
+        def needed_bytes(self, plan: Plan) -> float:
+            return (12e9 + 2e9 * states[plan.optimizer_states]) * (1.15 if plan.compile else 1.0)
+
+        def forecast(self, plan: Plan) -> Forecast:
+            found = super().forecast(plan)
+            pace_s = found.seconds_per_sample * (1.01 if plan.optimizer_states == "8bit" else 1.0)
+            return forecast_of(plan, pace_s=pace_s, total_s=270_000 * pace_s, compile_s=20.0 if plan.compile else None)
+
+    device = dataclasses.replace(GPU, memory_bytes=int(16.5e9))
+    found = rank(facts, device, FewBits(device, facts), name="it", is_here=False, can_compile=True)
+    assert [(c.plan.optimizer_states, c.plan.compile) for c in found[:2]] == [("8bit", True), ("bf16", False)]
+
+
 def test_a_compiled_plan_that_does_not_fit_saves_more() -> None:
     """Less certain memory than that of the plan that is not compiled needs more room."""
     facts = profile(num_blocks=12)

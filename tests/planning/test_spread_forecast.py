@@ -10,7 +10,7 @@ import pytest
 
 from stoker.planning.explanation import describe_message, describe_messages, why_slower
 from stoker.planning.model import layout_forecast, run_forecast
-from stoker.planning.model.layout_forecast import LayoutForecasts, local_profile
+from stoker.planning.model.layout_forecast import LayoutForecasts, LayoutUpdate, local_profile
 from stoker.planning.model.run_forecast import Extents, Needs, TracedForecasts
 from stoker.records import Coupling, Hardware, Layout, Operation, Plan
 from stoker.records.hardware import Links
@@ -230,7 +230,7 @@ def test_a_process_has_its_part_of_a_batch_and_of_each_group() -> None:
 def test_the_breakdown_names_messages_and_waiting() -> None:
     """With the operations, the largest first."""
     shares = forecasts(Layout(stages=2), "cpu").breakdown(dataclasses.replace(ON_CPU, micro_batch=16)).step_s
-    assert {"stages waiting", "activations handed on", "the layout's own work"} <= {one.what for one in shares}
+    assert {"stages waiting", "activations handed on", "the layout's copies and hooks"} <= {one.what for one in shares}
     assert all(one.value >= other.value for one, other in itertools.pairwise(shares))
 
 
@@ -246,9 +246,19 @@ def test_words_tell_how_much_and_how_long() -> None:
     assert "of it hidden" in said
     lines = describe_messages(spread, [dataclasses.replace(hidden, note="assumed")])
     assert lines[-1] == "links: a wire, measured here; assumed"
-    best = forecasts(Layout(replicas=2)).forecast(PLAN)
-    slower = forecasts(Layout(stages=2)).forecast(PLAN)
-    assert "of stages waiting" in why_slower(forecasts(Layout(stages=2)).spread(PLAN), slower, best)
+    best, slower = forecasts(Layout(replicas=2)).spread(PLAN), forecasts(Layout(stages=2)).spread(PLAN)
+    assert "more of stages waiting for each other" in why_slower(slower, best, 1.2)
+
+
+def test_what_the_fastest_layout_loses_too_is_no_reason() -> None:
+    """Parts count by how much longer they take than the fastest's, the largest first; of equal ones none is named."""
+    best = LayoutUpdate(compute_s=5.0, bubble_s=1.0, overhead_s=0.5, messages=(), waiting_s=0.25)
+    assert why_slower(best, best, 1.0) == "1.00x the time"
+    slower = dataclasses.replace(best, compute_s=6.5, bubble_s=2.0, waiting_s=0.5)
+    assert why_slower(slower, best, 1.26) == (
+        "1.26x the time: 1.0 s more of stages waiting for each other, 500 ms more of computing, 250 ms more of "
+        "processes waiting for each other at messages in an update"
+    )
 
 
 def test_communication_buffers_are_told_by_their_name() -> None:

@@ -10,7 +10,7 @@ import pytest
 _SCRIPT = """
 import sys, torch
 from torch import nn
-from stoker.jobs import SGD, AdamW
+from stoker.jobs import SGD, AdamW, Job
 from stoker.loading.datasets import datasets_of
 from stoker.profiling.tracing.update import trace_update
 from stoker.records import Plan, TraceSettings
@@ -18,6 +18,7 @@ from stoker.stepping.coupling import unprobed
 from stoker.stepping.model import meta_model
 from stoker.stepping.random_draws import RandomDraws
 from stoker.stepping.torch_optimizers import build_optimizer
+from stoker.units import updates
 from tests.stepping.models import make_job, mlp
 
 torch.set_num_threads(1)
@@ -41,12 +42,32 @@ for optimizer in (AdamW(lr=0.1), SGD(lr=0.1, momentum=0.9)):
             target="cpu", capability="", micro_batch=16, optimizer_implementation=implementation
         )
         assert trace_update(job, datasets_of(job), unprobed(job), settings).operations
+table = torch.linspace(0, 1, 32)[16:]  # a view of a real tensor, which a trace makes a fake of
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return (x.cpu() * table).to(x.device)
+
+inputs = torch.zeros(16, 16)
+job = Job(model=Blocks, data=(inputs, inputs), loss="mse", optimizer=AdamW(lr=0.1), batch=16, until=updates(2))
+for kind in ("full", "selective"):
+    settings = TraceSettings(
+        target="cuda", capability="8.0", micro_batch=16, precision="bf16", checkpointed_blocks=2, checkpointing=kind
+    )
+    assert trace_update(job, datasets_of(job), unprobed(job), settings).operations
 meta_model(make_job(lambda: nn.Sequential(nn.Embedding(4, 2), nn.Linear(2, 2))))
 assert "torch._dynamo" not in sys.modules
 assert "_dynamo" not in vars(torch)
 compiled = torch.compile(lambda x: x * 2, backend="eager")  # the whole of it is there when it is asked for
 assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
 assert torch._dynamo.config is sys.modules["torch._dynamo.config"]
+assert not hasattr(torch.utils.checkpoint.checkpoint.__wrapped__, "__dynamo_disable")  # it is compiled as ever
 print("done")
 """
 
@@ -55,7 +76,8 @@ print("done")
 def test_an_update_and_its_trace_do_without_the_compiler() -> None:
     """Making, saving and loading an optimiser, seeing every operation, initial weights without memory, a step, a trace.
 
-    And it works when it is asked for.
+    So do traces for a GPU, of checkpointed blocks and of tensors that are not the model's. And it works when it is
+    asked for.
     """
     done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "done", done.stderr

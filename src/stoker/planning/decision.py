@@ -9,7 +9,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -263,13 +264,13 @@ def compare(
     Raises:
         DoesNotFit: the job fits on none of them, or none keeps the limits.
     """
-    decisions: dict[str, Decision] = {}
+    choices: dict[str, _Choice] = {}
     unfit: list[_Misfit] = []
     unusable: list[tuple[Place, BadJob]] = []
     for place in places:
         try:
             pinned = None if only is None else _pinned(only, place, planner.profile_at(place))
-            decisions[place.name] = on_one(planner, place, pinned)
+            choices[place.name] = _choice(planner, place, pinned)
         except DoesNotFit as problem:
             unfit.append((place, problem))
         except BadJob as problem:  # a job that cannot use several devices may use one, and a given plan suit another
@@ -277,19 +278,19 @@ def compare(
                 raise
             unusable.append((place, problem))
     left_out = [f"{place.name} is left out: {problem.message}" for place, problem in unusable]
-    if not decisions and not unfit:
+    if not choices and not unfit:
         first = unusable[0][1]
         if len({problem.message for _, problem in unusable}) == 1:
             raise first
         raise BadJob("; ".join(left_out), remedy=first.remedy)
-    if not decisions:
+    if not choices:
         raise _fits_nowhere(planner, unfit)
-    chosen = [d.chosen for d in decisions.values()]
+    chosen = [choice.chosen for choice in choices.values()]
     # Elsewhere the memory of a GPU's host is not known: what is kept there comes after all that fits on devices.
     firm = [one for one in chosen if one.is_here or not one.plan.uses_host_memory]
     ranked, beyond = choose(firm or chosen, limits, objective)
     ranked = (*ranked, *(one for one in chosen if firm and one not in firm))
-    best = decisions[ranked[0].device]
+    best = choices[ranked[0].device].explained()
     if len(places) == 1:  # of several devices: the other layouts
         ranked = (ranked[0], *best.candidates[1:])
     too_small = []
@@ -312,15 +313,28 @@ def on_one(planner: Planner, place: Place, only: Plan | None = None) -> Decision
         BadJob: `only` is not legal for the job.
         DoesNotFit: no legal plan fits.
     """
+    return _choice(planner, place, only).explained()
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The plan for a place, and what makes its decision: of many places only the best one's is read."""
+
+    chosen: Candidate
+    explained: Callable[[], Decision]
+
+
+def _choice(planner: Planner, place: Place, only: Plan | None) -> _Choice:
+    """As `on_one`."""
     if only is not None:
         profile = planner.profile_at(place)
         problem = problem_with(only, profile, place.device, local_profile(profile, only.layout))
         if problem is not None:
             raise BadJob(f"the plan is not legal: {problem}")
-    if place.count > 1 or (only is not None and only.layout.world_size > 1):
-        return on_many(planner, place, only)
-    if place.is_here and planner.is_too_large_here is None:
-        return _confirmed(planner, place, only)
+    is_on_many = place.count > 1 or (only is not None and only.layout.world_size > 1)
+    if is_on_many or (place.is_here and planner.is_too_large_here is None):
+        decision = on_many(planner, place, only) if is_on_many else _confirmed(planner, place, only)
+        return _Choice(decision.chosen, lambda: decision)
     if only is not None:
         forecast = planner.forecasts(place).forecast(only)
         ranked: tuple[Candidate, ...] = (
@@ -338,15 +352,21 @@ def on_one(planner: Planner, place: Place, only: Plan | None = None) -> Decision
     chosen = dataclasses.replace(
         with_costs(place, ranked[0], planner.forecasts(place), planner.price_at(place)), why=why
     )
+    return _Choice(chosen, lambda: _by_forecast(planner, place, chosen, ranked, is_given=only is not None))
+
+
+def _by_forecast(
+    planner: Planner, place: Place, chosen: Candidate, ranked: tuple[Candidate, ...], *, is_given: bool
+) -> Decision:
+    """The decision for a device elsewhere on `chosen`, the first of `ranked`."""
     lines = explain(chosen, planner.profile(place.device.kind), place.device, (), ())
     lines = (*lines, *describe_stand_in(planner.forecasts(place), chosen.plan))
-    lines = (*lines, *_describe_offload(planner, place, chosen, is_given=only is not None))
+    lines = (*lines, *_describe_offload(planner, place, chosen, is_given=is_given))
+    losers = losers_of(ranked)
     return Decision(
         device=place.name,
         candidates=(chosen,),
-        rejected=()
-        if only is not None
-        else (*losers_of(ranked), *_not_compiled(planner, place, chosen, losers_of(ranked))),
+        rejected=() if is_given else (*losers, *_not_compiled(planner, place, chosen, losers)),
         explanation=(*planner.prepared.notes, *lines, price_assumptions(chosen)),
         took_s=0.0,
         breakdown=_breakdown(planner, place, chosen),
@@ -442,7 +462,7 @@ def _rentable(planner: Planner) -> list[Candidate]:
     for place in planned_devices("all", ()):
         if cheapest(place.name) is not None:
             with contextlib.suppress(DoesNotFit):
-                candidates.append(on_one(planner, place).chosen)
+                candidates.append(_choice(planner, place, None).chosen)
     return candidates
 
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from stoker.planning.model.activation_offload import WAITING
 from stoker.planning.model.communication import MessageTime
 from stoker.planning.model.host import link_rate
-from stoker.planning.model.layout_forecast import LayoutUpdate
+from stoker.planning.model.layout_forecast import COPIES_AND_HOOKS, LayoutUpdate
 from stoker.planning.model.optimizer_offload import HOST_SHARES, memory_rate
 from stoker.planning.model.run_forecast import TracedForecasts, seconds_per_sample
-from stoker.planning.plan_ranking import COMPILING_PAYS_BACK, pays_back, saved_s
+from stoker.planning.plan_ranking import COMPILING_PAYS_BACK, SURE_ENOUGH, pays_back, saved_s
 from stoker.planning.plan_search import PLANNING_SHARE
 from stoker.profiling.tracing import fake_device
 from stoker.records import NOT_COMPARED, Candidate, Device, Forecast, Measurement, Plan, Profile, Rejection
@@ -101,6 +101,9 @@ def why_not_compiled(chosen: Candidate, compiled: Forecast) -> str:
     if gain <= 0:
         return f"{words}: nothing saved, and {takes}"
     words += f", which saves {format_seconds(gain)} of the run; {takes}"
+    likely = compiled.probability_it_fits
+    if likely is not None and likely < SURE_ENOUGH:
+        return f"{words}: not taken, since it fits with {likely:.0%} probability, and {SURE_ENOUGH:.0%} are asked for"
     if not pays_back(compiled, plain):
         return f"{words}, and is done where it saves {COMPILING_PAYS_BACK:g} times that"
     return f"{words}: not tried, since that would take over {PLANNING_SHARE:.0%} of the run or save less than it costs"
@@ -279,14 +282,24 @@ def describe_message(message: MessageTime) -> str:
     )
 
 
-def why_slower(spread: LayoutUpdate, forecast: Forecast, best: Forecast) -> str:
-    """Why a layout is slower: `1.40x the time: 12 ms of messages show, 3 ms of stages waiting`."""
-    ratio = forecast.seconds_per_sample / best.seconds_per_sample
+def why_slower(update: LayoutUpdate, best: LayoutUpdate, ratio: float) -> str:
+    """Why a layout is slower: `1.40x the time: 12 ms more of messages that nothing hides, 3 ms more of …`.
+
+    Args:
+        update: one of its updates.
+        best: one of the fastest layout's, of the same batch.
+        ratio: its time of a sample over the fastest layout's [1].
+    """
     parts = [
-        (spread.exposed_s - (best.exposed_s.value if best.exposed_s is not None else 0.0), "more of messages show"),
-        (spread.bubble_s, "of stages waiting"),
-        (spread.waiting_s, "of processes waiting for each other at messages"),
-        (spread.overhead_s, "of the layout's own work"),
+        (update.exposed_s - best.exposed_s, "messages that nothing hides"),
+        (update.bubble_s - best.bubble_s, "stages waiting for each other"),
+        (update.waiting_s - best.waiting_s, "processes waiting for each other at messages"),
+        (update.overhead_s - best.overhead_s, COPIES_AND_HOOKS),
+        (update.compute_s - update.bubble_s - (best.compute_s - best.bubble_s), "computing"),
     ]
-    reasons = [f"{format_seconds(s)} {what}" for s, what in parts if s > LEAST_SHARE * spread.total_s]
-    return f"{ratio:.2f}x the time" + (f": {', '.join(reasons)} an update" if reasons else "")
+    reasons = [
+        f"{format_seconds(more_s)} more of {what}"
+        for more_s, what in sorted(parts, reverse=True)
+        if more_s > LEAST_SHARE * update.total_s
+    ]
+    return f"{ratio:.2f}x the time" + (f": {', '.join(reasons)} in an update" if reasons else "")

@@ -6,20 +6,22 @@ import contextlib
 import dataclasses
 import functools
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from stoker.errors import RunFailed
+from stoker.errors import BadJob, RunFailed
 from stoker.jobs.batch_size import TokenBatch
 from stoker.jobs.code_digest import reached_digest
 from stoker.jobs.job_description import describe_settings
 from stoker.loading.fields import map_tensors
-from stoker.planning.model.trace_extrapolation import NotDerivable, derived, expanded
+from stoker.planning.model.trace_extrapolation import Derivation, NotDerivable, expanded
 from stoker.planning.resolved_job import ResolvedJob
-from stoker.profiling.tracing.repetition import trace_with_repetition
+from stoker.profiling.tracing.fake_device import can_pretend_cuda
+from stoker.profiling.tracing.repetition import traces_with_repetition
 from stoker.profiling.tracing.update import FETCHED
 from stoker.records import Coupling, Trace, TraceSettings, digest
 from stoker.store import cache_root, trace_cache
@@ -50,6 +52,7 @@ class TraceBook:
         self._identity = _identity(prepared)
         self._short: dict[TraceSettings, Trace] = {}
         self._whole: dict[TraceSettings, Trace] = {}
+        self._derivations: dict[TraceSettings, Derivation | None] = {}
         self._shapes_of: dict[int, list[str]] = {}
 
     def __call__(self, settings: TraceSettings) -> Trace:
@@ -60,44 +63,72 @@ class TraceBook:
         """
         if settings not in self._whole:
             same = with_same_kernels(settings)
-            whole = expanded(self._derived(same)) if same == settings else self(same)
+            whole = self._made(same) if same == settings else self(same)
             self._whole[settings] = dataclasses.replace(whole, settings=settings)
         return self._whole[settings]
 
-    def _derived(self, settings: TraceSettings) -> Trace:
-        """Extrapolated from two small micro-batches where that is exact, else traced as it is."""
+    def _made(self, settings: TraceSettings) -> Trace:
+        """Extrapolated from two small micro-batches where that is exact, else traced as it is; with all blocks."""
         job = self._prepared.job
         sizes = [size for size in _SIZES if size * settings.parts <= job.batch_size]
         # In batches stated in tokens, small micro-batches have the longest samples.
         is_uniform = self._coupling.kind == "separable" and not isinstance(job.batch, TokenBatch)
-        if not is_uniform or settings.micro_batch in sizes or len(sizes) < 2:
-            return self._traced(settings)
-        small, large = (self._traced(dataclasses.replace(settings, micro_batch=size)) for size in sizes)
-        try:
-            return derived(small, large, settings.micro_batch)
-        except NotDerivable:
-            return self._traced(settings)
+        both = [dataclasses.replace(settings, micro_batch=size) for size in sizes]
+        is_derivable = is_uniform and len(both) == len(_SIZES)
+        # On a CPU, batches are storages in the midst of the state: each trace has its own order.
+        if is_derivable and settings.target == "cuda" and can_pretend_cuda():
+            with contextlib.suppress(BadJob):  # where one is asked for, the other soon will be: if it can be traced
+                self._make(both)
+        if not is_derivable or settings in both:
+            return expanded(self._traced(settings))
+        derivation = self._derivation(*both)
+        if derivation is not None:
+            with contextlib.suppress(NotDerivable):
+                return derivation.at(settings.micro_batch)
+        return expanded(self._traced(settings))
+
+    def _derivation(self, small: TraceSettings, large: TraceSettings) -> Derivation | None:
+        """What other micro-batches are derived by; None if they cannot be.
+
+        Blocks left out are put in before sizes are derived: once for all micro-batches.
+        """
+        if small not in self._derivations:
+            wholes = expanded(self._traced(small)), expanded(self._traced(large))
+            self._derivations[small] = None
+            with contextlib.suppress(NotDerivable):
+                self._derivations[small] = Derivation(*wholes)
+        return self._derivations[small]
 
     def _traced(self, settings: TraceSettings) -> Trace:
         """A trace as it is made or cached, with only a few of the repeated blocks."""
-        if settings in self._short:
-            return self._short[settings]
-        prepared, coupling = self._prepared, self._coupling
-        if self._identity is None:
-            trace = trace_with_repetition(prepared.job, prepared.data, coupling, settings)
-        else:
-            shapes = self._shapes(settings.micro_batch)
-            key = digest([self._identity, shapes, settings, coupling.kind, coupling.group])
-            cached = self._cache.read(key)
+        self._make([settings])
+        return self._short[settings]
+
+    def _make(self, every: Sequence[TraceSettings]) -> None:
+        """Make, or read, those of the traces that are not known; the settings differ in the micro-batch alone."""
+        keys = {settings: self._key(settings) for settings in every if settings not in self._short}
+        for settings, key in keys.items():
+            cached = None if key is None else self._cache.read(key)
             if cached is not None and not cached.is_fallback:
-                trace = cached
-            else:
-                trace = trace_with_repetition(prepared.job, prepared.data, coupling, settings)
-                if not trace.is_fallback:  # the next process may be able to pretend the target
-                    with contextlib.suppress(RunFailed):  # an unwritable cache costs the next planning seconds
-                        self._cache.write(trace, key)
-        self._short[settings] = trace
-        return trace
+                self._short[settings] = cached
+        missing = [settings for settings in keys if settings not in self._short]
+        if not missing:
+            return
+        prepared = self._prepared
+        traces = traces_with_repetition(prepared.job, prepared.data, self._coupling, missing)
+        for settings, trace in zip(missing, traces, strict=True):
+            key = keys[settings]
+            if key is not None and not trace.is_fallback:  # the next process may be able to pretend the target
+                with contextlib.suppress(RunFailed):  # an unwritable cache costs the next planning seconds
+                    self._cache.write(trace, key)
+            self._short[settings] = trace
+
+    def _key(self, settings: TraceSettings) -> str | None:
+        """The key of a trace in the cache; None for a job without a file."""
+        if self._identity is None:
+            return None
+        shapes, coupling = self._shapes(settings.micro_batch), self._coupling
+        return digest([self._identity, shapes, settings, coupling.kind, coupling.group])
 
     def _shapes(self, micro_batch: int) -> list[str]:
         """Shapes and dtypes of the samples that a trace of so many is made of."""

@@ -19,6 +19,7 @@ from stoker.errors import BadJob, DoesNotFit
 from stoker.planning.model.memory import largest_that_fits
 from stoker.planning.model.search_space import (
     OFFLOADED,
+    allowed_states,
     execution_settings,
     offloaded_settings,
     saving_memory,
@@ -166,11 +167,17 @@ def compiled(fastest: Candidate, profile: Profile, forecasts: Forecasts) -> Iter
     """The fastest plan that is not compiled, compiled; then such with less saving and a larger micro-batch; all fit.
 
     Kernels keep no intermediates: memory that had to be saved may be there. What they keep is less certain: where the
-    plan is not sure enough to fit, it is one with more saving. A larger micro-batch is looked at where it needs no more
-    saving, and only the next one: of what is kept, a half is of products, which stay.
+    plan is not sure enough to fit, it is one with optimiser states of fewer bits, if it has few already, and one with
+    more saving. A larger micro-batch is looked at where it needs no more saving, and only the next one: of what is
+    kept, a half is of products, which stay.
     """
     plan = dataclasses.replace(fastest.plan, compile=True)
     plans, saving = [plan] if forecasts.fits(plan, SURE_ENOUGH) else [], saving_of(plan)
+    if not plans and plan.optimizer_states != "full":
+        allowed = allowed_states(profile.numerics)
+        fewer = allowed[allowed.index(plan.optimizer_states) + 1 :]
+        smaller = (dataclasses.replace(plan, optimizer_states=states) for states in fewer)
+        yield from (_forecast_as(fastest, one, forecasts) for one in smaller if forecasts.fits(one, SURE_ENOUGH))
     sizes = [size for size in _sizes(profile) if size > plan.micro_batch] if plans else []
     for size in (plan.micro_batch, *sizes[-1:]):
         least = dataclasses.replace(plan.without_checkpointing(), micro_batch=size, loss_chunks=1)
@@ -183,8 +190,12 @@ def compiled(fastest: Candidate, profile: Profile, forecasts: Forecasts) -> Iter
                 break
             if plans and saving_of(way) == saving:
                 break
-    for one in plans:
-        yield dataclasses.replace(fastest, plan=one, forecast=forecasts.forecast(one))
+    yield from (_forecast_as(fastest, one, forecasts) for one in plans)
+
+
+def _forecast_as(candidate: Candidate, plan: Plan, forecasts: Forecasts) -> Candidate:
+    """Another plan of the same place, with its forecast."""
+    return dataclasses.replace(candidate, plan=plan, forecast=forecasts.forecast(plan))
 
 
 def _sizes(profile: Profile) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ from stoker.errors import BadJob, DoesNotFit, NoDevice, RunFailed
 from stoker.loading.order import generators_kept
 from stoker.planning.job_traces import TraceBook
 from stoker.planning.model.objectives import co2_kg, cost_assumptions, cost_usd
-from stoker.planning.model.run_forecast import Extents, Needs, TracedForecasts
+from stoker.planning.model.run_forecast import MOST_KEPT_OF_ONE, Extents, Needs, TracedForecasts
 from stoker.planning.model.shared_cpu import describe_pace, pace_of
 from stoker.planning.plan_history import (
     OomAwareForecasts,
@@ -130,7 +130,8 @@ class Planner:
     @functools.cached_property
     def needs(self) -> Needs:
         """The needs of the job's updates."""
-        return Needs(TraceBook(self.prepared, self.coupling), block_names(self.prepared.model))
+        book = TraceBook(self.prepared, self.coupling)
+        return Needs(book, block_names(self.prepared.model), most_kept=MOST_KEPT_OF_ONE)
 
     def profile(self, kind: str) -> Profile:
         """The job's facts, for devices of this kind."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import torch.utils.checkpoint
+
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+_INSTEAD = "__dynamo_disable"
+"""The attribute of a wrapped function in which its wrapper keeps what it calls instead."""
 
 
 def without_compiler(wrapper: FunctionT) -> FunctionT:
@@ -20,9 +26,25 @@ def without_compiler(wrapper: FunctionT) -> FunctionT:
     Source: `_disable_dynamo` in torch/_compile.py. In a version without the attribute the compiler is imported.
     """
     plain = inspect.getclosurevars(wrapper).nonlocals.get("fn")  # its `__wrapped__` may name another
-    if plain is not None and not hasattr(plain, "__dynamo_disable"):
-        setattr(plain, "__dynamo_disable", plain)
+    if plain is not None and not hasattr(plain, _INSTEAD):
+        setattr(plain, _INSTEAD, plain)
     return wrapper
+
+
+@contextlib.contextmanager
+def checkpointing_without_compiler() -> Iterator[None]:
+    """Within the block PyTorch's activation checkpointing does without the compiler; no step is compiled in it."""
+    names = ("checkpoint", "_run_fn_with_dynamo_disabled")
+    wrappers = [getattr(torch.utils.checkpoint, name) for name in names if hasattr(torch.utils.checkpoint, name)]
+    functions = [inspect.getclosurevars(wrapper).nonlocals.get("fn") for wrapper in wrappers]
+    new = [function for function in functions if function is not None and not hasattr(function, _INSTEAD)]
+    for function in new:
+        setattr(function, _INSTEAD, function)
+    try:
+        yield
+    finally:
+        for function in new:
+            delattr(function, _INSTEAD)
 
 
 def _operations_without_compiler() -> None:

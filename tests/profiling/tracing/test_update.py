@@ -13,7 +13,7 @@ from stoker.jobs.objective import Objective
 from stoker.loading.datasets import datasets_of
 from stoker.loading.transforms import RandomFlip, RandomShift
 from stoker.planning.model.update_time import counted
-from stoker.profiling.tracing.update import trace_update
+from stoker.profiling.tracing.update import trace_update, trace_updates
 from stoker.records import Trace, dumps, loads
 from stoker.zoo import GPT, ResNet9
 from tests.profiling.tracing.jobs import (
@@ -331,3 +331,26 @@ def test_micro_batches_are_counted_right_under_a_loss_in_chunks():
     for chunks in (1, 8):
         one = flops(1, 1, chunks)
         assert flops(2, 4, chunks) == {phase: 4 * value for phase, value in one.items()}, chunks
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("mlp", {}),
+        ("mlp", {"parts": 2, "optimizer_implementation": "fused"}),
+        ("gpt", {"parts": 2, "precision": "bf16", "checkpointed_blocks": 3}),
+        ("gpt", {"parts": 2, "checkpointed_blocks": 3, "checkpointing": "selective", "loss_chunks": 4}),
+        ("gpt", {"parts": 2, "precision": "bf16", "gathered_in": "bf16"}),
+        ("encoder", {"parts": 2, "precision": "bf16"}),
+        ("lstm", {"parts": 2}),
+    ],
+)
+def test_updates_of_several_sizes_are_traced_at_once_as_each_alone(name: str, changed: dict[str, object]) -> None:
+    """Storages, their order, operations and lines are equal, though the model and its state are made once."""
+    job = JOBS[name]()
+    every = [settings("cuda", micro_batch=size, **changed) for size in (2, 4)]
+    at_once = trace_updates(job, datasets_of(job), SEPARABLE, every)
+    alone = [trace_update(job, datasets_of(job), SEPARABLE, each) for each in every]
+    assert [dataclasses.replace(trace, took_s=0.0) for trace in at_once] == [
+        dataclasses.replace(trace, took_s=0.0) for trace in alone
+    ]

@@ -20,6 +20,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
+from stoker.imports import collector_paused
 from stoker.records.trace import TensorShape, Trace
 
 _CHAINED = frozenset(
@@ -215,6 +216,7 @@ def _bytes_across(trace: Trace, chain: Sequence[int], births: dict[int, list[int
     return moved
 
 
+@collector_paused()
 def compiled_storages(trace: Trace) -> Trace:
     """The trace of a GPU with the storages that compiled code makes: what stays within a kernel takes no memory.
 

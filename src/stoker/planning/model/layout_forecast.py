@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from stoker.imports import collector_paused
 from stoker.layouts import axes_of
 from stoker.layouts.base import DividedUpdate, Traffic
 from stoker.layouts.local_state import OptimizerFootprint, RankState, held_parts, rank_state
@@ -51,6 +52,8 @@ from stoker.records.profile import ModelParts
 HardwareOf = Callable[[int | None], Hardware]
 
 
+COPIES_AND_HOOKS = "the layout's copies and hooks"
+"""Copies into and out of messages; on a CPU also Python, hooks and DTensor's dispatch."""
 _BOARDS_DIFFER = 0.015
 """Standard deviation of the rates of equal GPUs under their power limits [fraction]. Source: S. Bekman, "Machine
 Learning Engineering", accelerators: devices of a node differ by 5 % and more between the fastest and the slowest."""
@@ -68,8 +71,8 @@ class LayoutUpdate:
     """One update over a layout.
 
     `compute_s` is the slowest process's arithmetic, with the turns in which stages wait (`bubble_s`); `overhead_s` is
-    the layout's own work, `messages` those between processes, `waiting_s` the time that processes wait for each other:
-    on one CPU at messages, on GPUs for the slowest of them.
+    the layout's copies and hooks, `messages` those between processes, `waiting_s` the time that processes wait for each
+    other: on one CPU at messages, on GPUs for the slowest of them.
     """
 
     compute_s: float
@@ -265,7 +268,7 @@ class LayoutForecasts(TracedForecasts):
         parts = (
             *messages,
             ("stages waiting", spread.bubble_s),
-            ("the layout's own work", spread.overhead_s),
+            (COPIES_AND_HOOKS, spread.overhead_s),
             ("waiting for the other processes", spread.waiting_s),
         )
         added = [Share(what=what, value=value) for what, value in parts if value > 0]
@@ -386,6 +389,7 @@ class LayoutForecasts(TracedForecasts):
             ranks = [rank + place * distance for rank in ranks for place in places]
         return ranks
 
+    @collector_paused()
     def _rank_trace(self, settings: TraceSettings, rank: int) -> Trace:
         """The trace of process number `rank`."""
         trace, parts = self._whole(settings), self.parts

@@ -27,13 +27,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
+from typing import Literal
 
+from stoker.imports import collector_paused
 from stoker.planning.model.caching_allocator import AllocatorSettings, CachingAllocator, rounded
 from stoker.planning.model.system_malloc import ALIGNMENT, DEFAULT, MAPPED, RETAINED, MallocSettings, SystemMalloc
 from stoker.planning.model.workspaces import cublas_workspace_bytes, hidden_blocks, is_product
 from stoker.records import Estimate, Share
 from stoker.records.plan import Basis, Malloc
-from stoker.records.trace import Trace
+from stoker.records.trace import Operation, Trace
 
 WORKSPACE = "library workspace"
 """Memory of kernels and libraries that is not in the tensors of the trace."""
@@ -93,6 +95,7 @@ def forecast_memory(
     return memory_along(trace, timeline_of(trace, micro_batches=micro_batches), settings)
 
 
+@collector_paused()
 def memory_along(
     trace: Trace, timeline: AllocationTimeline, settings: AllocatorSettings | None = None
 ) -> MemoryForecast:
@@ -115,6 +118,7 @@ def memory_along(
     )
 
 
+@collector_paused()
 def replay(timeline: AllocationTimeline, settings: AllocatorSettings | None = None) -> Replay:
     """Replay the caching allocator over the first two updates, or until it exceeds its capacity.
 
@@ -168,9 +172,10 @@ def least_capacities(is_enough: Callable[[int], bool], allocated: int, reserved:
 
 def live_peak(timeline: AllocationTimeline, size_of: Callable[[int], int]) -> tuple[int, int]:
     """Peak of live memory in a later update [bytes], and the event that reaches it; -1: before all events."""
-    live = sum(size_of(timeline.sizes[i]) for i in timeline.persisting)
+    by_size = {size: size_of(size) for size in set(timeline.sizes)}  # equal blocks have equal sizes
+    rounded_sizes = [by_size[size] for size in timeline.sizes]
+    live = sum(rounded_sizes[i] for i in timeline.persisting)
     peak, peak_event = live, -1
-    rounded_sizes = [size_of(size) for size in timeline.sizes]
     for number, event in enumerate(timeline.later):
         if event < 0:
             live -= rounded_sizes[-event - 1]
@@ -181,10 +186,16 @@ def live_peak(timeline: AllocationTimeline, size_of: Callable[[int], int]) -> tu
     return peak, peak_event
 
 
-def kept_by_blocks(trace: Trace, *, is_compiled: bool = False) -> int:
-    """Memory that the blocks of a micro-batch keep for the backward pass where none is checkpointed [bytes], or less.
+KeptByBlocks = Literal["all", "fused", "products"]
+"""What blocks keep for the backward pass: all that is needed; the results of arithmetic, where kernels compute others
+again; those of products and convolutions, as selective checkpointing does (of attention's only where it drops nothing).
+"""
 
-    Compiled ones keep the results of products at least: others may be computed again within a kernel.
+_PRODUCTS_KEPT = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution"})
+
+
+def kept_by_blocks(trace: Trace, kind: KeptByBlocks = "all") -> int:
+    """Memory that the blocks of a micro-batch keep for the backward pass where none is checkpointed [bytes], or less.
 
     Derived from a trace on a GPU in which all are checkpointed: before its backward pass a block recomputes what it
     would have kept. Those are the storages of its part of the backward pass that are made in the order of its forward
@@ -194,6 +205,9 @@ def kept_by_blocks(trace: Trace, *, is_compiled: bool = False) -> int:
     for index, storage in enumerate(trace.storages):
         if storage.block is not None and storage.born >= 0 and trace.occurrences[storage.born].part == 0:
             made[trace.occurrences[storage.born].phase, storage.block].append(index)
+
+    def is_kept(operation: Operation) -> bool:
+        return operation.name in _PRODUCTS_KEPT if kind == "products" else kind == "all" or operation.flops > 0
 
     def form(index: int) -> tuple[int, int]:
         storage = trace.storages[index]
@@ -213,7 +227,7 @@ def kept_by_blocks(trace: Trace, *, is_compiled: bool = False) -> int:
                 rounded(one.num_bytes)
                 for one in storages
                 if (one.died is None or one.died >= end)
-                and not (is_compiled and trace.operations[trace.occurrences[one.born].operation].flops == 0)
+                and is_kept(trace.operations[trace.occurrences[one.born].operation])
             )
     return kept
 
@@ -283,6 +297,7 @@ class AllocationTimeline:
         return tuple(sorted(_alive_after(self.before, self.first)))
 
 
+@collector_paused()
 def timeline_of(trace: Trace, *, micro_batches: int | None = None) -> AllocationTimeline:
     """The timeline of a trace with all repeated blocks.
 

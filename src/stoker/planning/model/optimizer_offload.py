@@ -17,6 +17,7 @@ import dataclasses
 from collections import deque
 from dataclasses import dataclass
 
+from stoker.imports import collector_paused
 from stoker.layouts.trace_division import resized
 from stoker.planning.model.host import link_rate, rate_error, with_waiting
 from stoker.planning.model.update_time import UpdateTime
@@ -88,6 +89,7 @@ def host_work(trace: Trace) -> HostWork:
     )
 
 
+@collector_paused()
 def with_offload(trace: Trace, offload: OptimizerOffload) -> Trace:
     """The trace of an update on the device, as one whose optimiser is on the host."""
     settings = dataclasses.replace(trace.settings, optimizer_offload=offload)

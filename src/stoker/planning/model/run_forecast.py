@@ -23,6 +23,7 @@ from stoker.planning.model.compiled_graphs import compiled_storages
 from stoker.planning.model.host import PROCESS_BYTES, host_problem
 from stoker.planning.model.memory import (
     AllocationTimeline,
+    KeptByBlocks,
     MemoryForecast,
     MemoryResiduals,
     fit_probability,
@@ -76,7 +77,10 @@ _Update = tuple[TraceSettings, int, bool]
 """What the memory of an update depends on: its trace, its number of micro-batches, whether it is compiled."""
 
 _MOST_KEPT = 2
-"""Traces, and timelines of them, that are kept: what a plan is asked about is mostly asked at once."""
+"""Traces, and timelines of them, that are kept of a layout: what a plan is asked about is mostly asked at once."""
+
+MOST_KEPT_OF_ONE = 16
+"""The same of one process, about which each device asks."""
 
 _COPIED_AHEAD = ("memory", "workers")
 """Loaders that copy the next batch to a GPU during an update."""
@@ -95,9 +99,10 @@ class Needs:
     Args:
         traces: traces of the job's updates.
         blocks: dotted names of the model's repeated blocks, in order, for plans whose activations are offloaded.
+        most_kept: traces with few bits or offload, and timelines, that are kept.
     """
 
-    def __init__(self, traces: Traces, blocks: Sequence[str] = ()) -> None:
+    def __init__(self, traces: Traces, blocks: Sequence[str] = (), *, most_kept: int = _MOST_KEPT) -> None:
 
         def traced(settings: TraceSettings) -> Trace:
             with_full = with_states(traces(full_states(settings).on_device()), settings.optimizer_states)
@@ -105,12 +110,12 @@ class Needs:
             return with_activations_offloaded(offloaded, blocks) if settings.activation_offload else offloaded
 
         # Those of a layout are recomputed when they are needed again: large models have too many to keep all.
-        self.trace = functools.lru_cache(maxsize=_MOST_KEPT)(traced)
-        self._timeline = functools.lru_cache(maxsize=_MOST_KEPT)(self._made_timeline)
+        self.trace = functools.lru_cache(maxsize=most_kept)(traced)
+        self._timeline = functools.lru_cache(maxsize=most_kept)(self._made_timeline)
         self._peaks: dict[_Update, MemoryForecast] = {}
         self._least: dict[_Update, tuple[list[tuple[int, int]], Iterator[tuple[int, int]]]] = {}
         self._lives: dict[_Update, int] = {}
-        self._uncheckpointed: dict[tuple[_Update, bool], int] = {}
+        self._uncheckpointed: dict[tuple[_Update, KeptByBlocks], int] = {}
         self._resident: dict[tuple[TraceSettings, int, Malloc], float] = {}
         self._kept: dict[TraceSettings, int] = {}
         self._inputs: dict[TraceSettings, int] = {}
@@ -139,22 +144,22 @@ class Needs:
     def least_live_bytes(
         self, settings: TraceSettings, micro_batches: int, num_blocks: int, *, is_compiled: bool = False
     ) -> int:
-        """What live tensors of a GPU need at least where no block is checkpointed [bytes], without a trace of that.
+        """What live tensors of a GPU need at least [bytes] where no block is checkpointed, or all are selectively.
 
-        By the trace in which all are, if it is known; else 0.
+        Without a trace of that: by the one in which all are checkpointed, if it is known; else 0.
         """
+        kept: KeptByBlocks = "products" if settings.checkpointed_blocks else "fused" if is_compiled else "all"
+        full = dataclasses.replace(settings, checkpointed_blocks=num_blocks, checkpointing="full")
         for key in list(self._lives):
             known, passes, was_compiled = key
-            same = dataclasses.replace(known, checkpointed_blocks=0, loss_chunks=settings.loss_chunks)
-            is_full = known.checkpointed_blocks == num_blocks and known.checkpointing == "full"
-            is_like = is_full and passes == micro_batches and not was_compiled
-            if is_like and same == settings:
-                if (key, is_compiled) not in self._uncheckpointed:
+            is_like = dataclasses.replace(known, loss_chunks=settings.loss_chunks) == full
+            if is_like and passes == micro_batches and not was_compiled:
+                if (key, kept) not in self._uncheckpointed:
                     timeline, trace = self._timeline(key), self.trace(known)
                     before = sum(rounded(timeline.sizes[index]) for index in timeline.persisting)
-                    kept = gradients_between(trace) + kept_by_blocks(trace, is_compiled=is_compiled)
-                    self._uncheckpointed[key, is_compiled] = before + kept
-                return self._uncheckpointed[key, is_compiled]
+                    least = before + gradients_between(trace) + kept_by_blocks(trace, kept)
+                    self._uncheckpointed[key, kept] = least
+                return self._uncheckpointed[key, kept]
         return 0
 
     def least_reserved(
@@ -294,7 +299,7 @@ class TracedForecasts:
             return self._probability(num_bytes + context, plan) >= probability
 
         settings, passes, num_blocks = self._settings(plan), self._micro_batches(plan), self._profile.num_blocks
-        if num_blocks and not plan.checkpointed_blocks:
+        if num_blocks and (not plan.checkpointed_blocks or plan.checkpointing == "selective"):
             least = (
                 needs.least_live_bytes(settings, passes, num_blocks, is_compiled=plan.compile) for needs in self._kinds
             )

@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from stoker.imports import collector_paused
 from stoker.records.trace import (
     BlockRun,
     Occurrence,
@@ -48,21 +49,74 @@ def derived(small: Trace, large: Trace, micro_batch: int) -> Trace:
     """
     if micro_batch in (small.settings.micro_batch, large.settings.micro_batch):
         return small if micro_batch == small.settings.micro_batch else large
-    _require_same_sequence(small, large)
-    line = _Line(small.settings.micro_batch, large.settings.micro_batch, micro_batch)
-    operations = _Operations(small, large, line)
-    pairs = zip(small.occurrences, large.occurrences, strict=True)
-    occurrences = tuple(operations.occurrence(one, other) for one, other in pairs)
-    storages = zip(small.storages, large.storages, strict=True)
-    return dataclasses.replace(
-        small,
-        settings=dataclasses.replace(small.settings, micro_batch=micro_batch),
-        occurrences=occurrences,
-        operations=tuple(operations.made),
-        storages=tuple(line.storage(one, other) for one, other in storages),
-        repetition=line.repetition(small.repetition, large.repetition),
-        took_s=small.took_s + large.took_s,
-    )
+    return Derivation(small, large).at(micro_batch)
+
+
+class Derivation:
+    """What two traces have in common and where they differ, from which traces at other micro-batches are made.
+
+    Raises:
+        NotDerivable: as `derived`, if the two differ in more than sizes.
+    """
+
+    @collector_paused()
+    def __init__(self, small: Trace, large: Trace) -> None:
+        _require_same_sequence(small, large)
+        self._small, self._large = small, large
+        executed = zip(small.occurrences, large.occurrences, strict=True)
+        self._executed = [(one.operation, other.operation) for one, other in executed]
+        self._operations = list(dict.fromkeys(self._executed))
+        self._growing = [
+            index
+            for index, (one, other) in enumerate(zip(small.storages, large.storages, strict=True))
+            if one.num_bytes != other.num_bytes
+        ]
+        for one, other in zip(small.storages, large.storages, strict=True):
+            if (one.born, one.died, one.category, one.block) != (other.born, other.died, other.category, other.block):
+                lives = f"from {one.born} to {one.died}, and from {other.born} to {other.died}"
+                raise NotDerivable(f"a storage lives {lives}")
+
+    @collector_paused()
+    def at(self, micro_batch: int) -> Trace:
+        """The trace at `micro_batch` samples.
+
+        Raises:
+            NotDerivable: as `derived`.
+        """
+        small, large = self._small, self._large
+        line = _Line(small.settings.micro_batch, large.settings.micro_batch, micro_batch)
+        operations: list[Operation] = []
+        numbers: dict[tuple[int, int], int] = {}
+        for pair in self._operations:
+            operation = line.operation(small.operations[pair[0]], large.operations[pair[1]])
+            if operation not in operations:  # two operations may be equal at one size only
+                operations.append(operation)
+            numbers[pair] = operations.index(operation)
+        occurrences = small.occurrences
+        if any(number != pair[0] for pair, number in numbers.items()):
+            occurrences = tuple(
+                dataclasses.replace(one, operation=numbers[pair])
+                for one, pair in zip(small.occurrences, self._executed, strict=True)
+            )
+        storages = list(small.storages)
+        for index in self._growing:
+            one = storages[index]
+            storages[index] = Storage(
+                num_bytes=line.at(one.num_bytes, large.storages[index].num_bytes),
+                category=one.category,
+                born=one.born,
+                died=one.died,
+                block=one.block,
+            )
+        return dataclasses.replace(
+            small,
+            settings=dataclasses.replace(small.settings, micro_batch=micro_batch),
+            occurrences=occurrences,
+            operations=tuple(operations),
+            storages=tuple(storages),
+            repetition=line.repetition(small.repetition, large.repetition),
+            took_s=small.took_s + large.took_s,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,14 +162,6 @@ class _Line:
             attributes=one.attributes,
         )
 
-    def storage(self, one: Storage, other: Storage) -> Storage:
-        if one == other:
-            return one
-        storage = dataclasses.replace(one, num_bytes=self.at(one.num_bytes, other.num_bytes))
-        if dataclasses.replace(other, num_bytes=storage.num_bytes) != storage:
-            raise NotDerivable(f"a storage lives from {one.born} to {one.died}, and from {other.born} to {other.died}")
-        return storage
-
     def repetition(self, one: Repetition | None, other: Repetition | None) -> Repetition | None:
         if one is None or other is None:
             if one is not other:
@@ -129,24 +175,6 @@ class _Line:
         ]
         grown = [(index, self.at(a, b)) for (index, a), (_, b) in _zipped(one.grown, other.grown)]
         return dataclasses.replace(one, widened=tuple(widened), grown=tuple(grown))
-
-
-class _Operations:
-    """The operations of the derived trace, in the order in which they are first executed."""
-
-    def __init__(self, small: Trace, large: Trace, line: _Line) -> None:
-        self._small, self._large, self._line = small, large, line
-        self.made: list[Operation] = []
-        self._numbers: dict[tuple[int, int], int] = {}
-
-    def occurrence(self, one: Occurrence, other: Occurrence) -> Occurrence:
-        key = (one.operation, other.operation)
-        if key not in self._numbers:
-            operation = self._line.operation(self._small.operations[key[0]], self._large.operations[key[1]])
-            if operation not in self.made:  # two operations may be equal at one size only
-                self.made.append(operation)
-            self._numbers[key] = self.made.index(operation)
-        return dataclasses.replace(one, operation=self._numbers[key])
 
 
 def _require_same_sequence(small: Trace, large: Trace) -> None:
@@ -175,6 +203,7 @@ def _zipped(one: tuple[T, ...], other: tuple[T, ...]) -> zip[tuple[T, T]]:
     return zip(one, other, strict=True)
 
 
+@collector_paused()
 def expanded(trace: Trace) -> Trace:
     """The trace of the whole model, equal to one made without shortening it; `trace` itself if it is whole.
 

@@ -40,7 +40,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from stoker.errors import NoDevice
 from stoker.loading.order import generator_states, restore_generators
 from stoker.records import TraceSettings
-from stoker.stepping.without_compiler import without_compiler
+from stoker.stepping.without_compiler import checkpointing_without_compiler, without_compiler
 
 try:
     from torch._subclasses import fake_tensor
@@ -145,8 +145,6 @@ def pretending(settings: TraceSettings) -> Iterator[Pretence]:
             remedy="Add it to a catalogue of your own (STOKER_CATALOGUE).",
         )
     is_cuda = wants_cuda and can_pretend_cuda()
-    if is_cuda:
-        importlib.import_module("torch._dynamo")  # inspects signatures: before anything is replaced
     with contextlib.ExitStack() as stack:
         if can_pretend_cuda() and not torch.cuda.is_available():  # any fake mode may replace the guard
             guards = _guards()
@@ -166,19 +164,26 @@ def pretending(settings: TraceSettings) -> Iterator[Pretence]:
         yield Pretence(mode, torch.device("cuda", 0) if is_cuda else torch.device("cpu"), wants_cuda and not is_cuda)
 
 
-class _StandIn(types.ModuleType):
-    """`torch._dynamo` with its settings alone, and names of sources; whatever else is asked of it is imported.
+def _name_of_source(kind: str) -> Callable[..., object]:
+    """What makes the names of where fakes come from, in place of a class of the compiler's."""
+    if not kind.endswith("Source"):
+        raise AttributeError(kind)
+    return lambda *_, **named: types.SimpleNamespace(**{"name": kind, **named})
 
-    Fakes import it, which takes a second, and without symbolic shapes need nothing else of it.
+
+class _StandIn(types.ModuleType):
+    """`torch._dynamo` with its settings, names of sources and `disable`; whatever else is asked of it is imported.
+
+    Fakes and activation checkpointing import it, which takes a second, and without symbolic shapes need nothing else of
+    it.
     """
 
     def __init__(self) -> None:
         super().__init__(_COMPILER)
         self.__path__ = [str(Path(torch.__file__).parent / "_dynamo")]
-        names = types.SimpleNamespace
         self.source = types.ModuleType(f"{_COMPILER}.source")
-        vars(self.source).update({f"{kind}Source": names for kind in ("Attr", "RandomValue")})
-        vars(self.source)["ConstantSource"] = lambda name: names(name=name)
+        vars(self.source)["__getattr__"] = _name_of_source
+        self.disable = lambda function: function  # as a decorator: within the block nothing is compiled
         self._parts: dict[str, types.ModuleType] = {_COMPILER: self, f"{_COMPILER}.source": self.source}
         with self.imported():
             self._parts[f"{_COMPILER}.config"] = importlib.import_module(f"{_COMPILER}.config")
@@ -217,7 +222,7 @@ def _compiler_left_out() -> Iterator[Callable[[], contextlib.AbstractContextMana
         with stand_in.imported():
             return convert(*args, **kwargs)
 
-    with Patches() as patches:
+    with Patches() as patches, checkpointing_without_compiler():
         patches.put(FakeTensorConverter, "from_real_tensor", from_real_tensor)
         torch._dynamo = stand_in
         try:

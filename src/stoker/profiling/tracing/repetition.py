@@ -31,7 +31,7 @@ from stoker.loading.datasets import Datasets
 from stoker.profiling.tracing.fake_device import next_sequence_number
 from stoker.profiling.tracing.storages import Recording, TensorUse, TracedLoop, Widening
 from stoker.profiling.tracing.target_kernels import replaced_kernels
-from stoker.profiling.tracing.update import trace_update
+from stoker.profiling.tracing.update import trace_updates
 from stoker.records import Coupling, Repetition, Segment, Trace, TraceSettings
 from stoker.records.trace import NotPeriodic, prove
 from stoker.stepping.activation_checkpointing import repeated_blocks
@@ -47,19 +47,32 @@ def trace_with_repetition(job: Job, data: Datasets, coupling: Coupling, settings
     Raises:
         BadJob: as `trace_update`.
     """
-    blocks = RepeatedBlocks(job, settings.checkpointed_blocks)
-    what = f"tracing an update in {settings.precision}, {settings.micro_batch} samples"
+    (trace,) = traces_with_repetition(job, data, coupling, (settings,))
+    return trace
+
+
+def traces_with_repetition(
+    job: Job, data: Datasets, coupling: Coupling, every: Sequence[TraceSettings]
+) -> Sequence[Trace]:
+    """As `trace_with_repetition`, of several updates as of `trace_updates`.
+
+    Raises:
+        BadJob: as `trace_update`.
+    """
+    blocks = RepeatedBlocks(job, every[0].checkpointed_blocks)
+    sizes = " and ".join(str(settings.micro_batch) for settings in every)
+    what = f"tracing an update in {every[0].precision}, {sizes} samples"
     try:
         with doing(what):
-            trace = trace_update(job, data, coupling, settings, shortening=blocks)
+            traces = trace_updates(job, data, coupling, every, shortening=blocks)
     except Exception:  # the shortened model may fail for its own reasons: the whole one shows any real error
         if not blocks.has_shortened:
             raise
     else:
-        if not blocks.has_shortened or trace.repetition is not None:
-            return trace
+        if not blocks.has_shortened or all(trace.repetition is not None for trace in traces):
+            return traces
     with doing(f"{what}, all blocks"):
-        return trace_update(job, data, coupling, settings)
+        return trace_updates(job, data, coupling, every)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,11 +48,16 @@ class TracingSession:
     started: float
 
     def trace(
-        self, run: Callable[[], object], hold: Callable[[], None], begin: Callable[[], object] | None = None
+        self,
+        settings: TraceSettings,
+        run: Callable[[], object],
+        hold: Callable[[], None],
+        begin: Callable[[], object] | None = None,
     ) -> tuple[Trace, Recording]:
         """The trace of a call of `run`, and its recording, which also has the owner of each storage.
 
         Args:
+            settings: those of the session, but for the micro-batch.
             run: the step to trace.
             hold: marks the tensors that live from update to update; called before `run`.
             begin: makes the state that exists after the first update; `run` itself by default.
@@ -60,13 +65,14 @@ class TracingSession:
         Raises:
             BadJob: an operation cannot be traced, or sizes depend on the data.
         """
+        self.answers.number = 1
         with self.recorder.following():
             run_traced(self, begin or run)
             recording = self._recorded(run, hold)
             if self.answers.lines_of_numbers:
                 self._require_same(recording, run, hold)
         took_s = time.perf_counter() - self.started
-        return _trace(recording, self, took_s), recording
+        return _trace(recording, settings, self, took_s), recording
 
     def _recorded(self, run: Callable[[], object], hold: Callable[[], None]) -> Recording:
         hold()
@@ -153,13 +159,13 @@ def _executed(recording: Recording) -> list[object]:
     return [recording.operations[occurrence.operation] for occurrence in recording.occurrences]
 
 
-def _trace(recording: Recording, session: TracingSession, took_s: float) -> Trace:
+def _trace(recording: Recording, settings: TraceSettings, session: TracingSession, took_s: float) -> Trace:
     phases: list[Phase] = [occurrence.phase for occurrence in recording.occurrences]
     for index in range(len(phases) - 1, -1, -1):  # all after the last backward pass belongs to the optimiser
         if phases[index] == "backward":
             break
         phases[index] = "optimizer"
-    last_part, starts = session.settings.parts - 1, _micro_batch_starts(recording)
+    last_part, starts = settings.parts - 1, _micro_batch_starts(recording)
     occurrences = tuple(
         dataclasses.replace(occurrence, phase=phase, part=min(bisect.bisect_right(starts, index), last_part))
         for index, (occurrence, phase) in enumerate(zip(recording.occurrences, phases, strict=True))
@@ -174,7 +180,7 @@ def _trace(recording: Recording, session: TracingSession, took_s: float) -> Trac
         for life in recording.lives
     )
     return Trace(
-        settings=session.settings,
+        settings=settings,
         operations=tuple(recording.operations),
         occurrences=occurrences,
         storages=storages,
@@ -229,7 +235,7 @@ def trace_step(
         batch = map_tensors(example_batch, traced.fakes.of)
         for name, module in reached.modules.items():  # a single model's modules need no prefix
             traced.recorder.name_modules(module, "" if len(reached.modules) == 1 else name)
-        trace, _ = traced.trace(lambda: step(batch), lambda: _hold(reached, batch, traced))
+        trace, _ = traced.trace(settings, lambda: step(batch), lambda: _hold(reached, batch, traced))
     return trace
 
 
