@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.records import Estimate
-from stoker.reporting.pages import COLOURS, PHASE_COLOURS, bundled, compact_json, render, repainting, script_json
+from stoker.reporting.colours import COLOURS, PHASE_COLOURS, repainting
+from stoker.reporting.pages import bundled, compact_json, render, script_json
 from stoker.reporting.run_page import render_html
 from stoker.reporting.run_sections import strip_positions
 from stoker.reporting.summary import PHASES

@@ -733,6 +733,38 @@ def test_runs_that_train_do_not_wait_for_a_look_at_all_folders(tmp_path: Path, m
     asyncio.run(asyncio.wait_for(work(), 20))
 
 
+def test_a_page_that_is_opened_comes_before_the_folders_that_were_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the request for the page to that for its rows the look at folders pauses, and then goes on."""
+    for number in range(50):
+        write_run(tmp_path, f"run-{number}", b"", lr=0.1 + number)
+    ui, original, is_opened = Ui(UiOptions(roots=[tmp_path], token=TOKEN, port=PORT)), RunIndex.scanning, []
+
+    def scanning(self: RunIndex) -> Iterator[None]:
+        for number, step in enumerate(original(self)):
+            while number == 2 and not is_opened:
+                yield
+            yield step
+
+    monkeypatch.setattr(RunIndex, "scanning", scanning)
+    monkeypatch.setattr(server, "_SCAN_PART_S", 0.0)
+    monkeypatch.setattr(server, "_OPENING_S", 1e6)
+
+    async def work() -> None:
+        application = ui.application()
+        async with ui._lifespan(application):
+            await asked(application, "/api/runs?part=1")
+            await asked(application, "/")
+            is_opened.append(True)
+            await asyncio.sleep(0.2)
+            assert len(ui.index.rows) <= 5
+            assert (await asked(application, "/api/runs?part=1")).status == 200
+            assert len((await asked(application, "/api/runs")).json()["rows"]) == 50
+
+    asyncio.run(asyncio.wait_for(work(), 20))
+
+
 def test_rows_are_sent_while_the_folders_are_looked_at_for_the_first_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

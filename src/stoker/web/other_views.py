@@ -16,7 +16,7 @@ from stoker.records.codec import JSON
 from stoker.records.data_check import CleanList, DataCheck
 from stoker.records.study import StudyForecast, StudySettings
 from stoker.reporting.data_page import render_data_page
-from stoker.reporting.run_documents import short
+from stoker.reporting.wording import short
 from stoker.store.foreign_files import read_below
 from stoker.store.run_query import value_of
 from stoker.web.run_index import Row, RunIndex, read_json

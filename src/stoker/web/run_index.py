@@ -28,15 +28,14 @@ from stoker.launching.meter import spent_of
 from stoker.records import Event, JobSpec, Launch, Run, loads
 from stoker.records.codec import JSON, printable
 from stoker.records.progress import MOST
-from stoker.reporting.history import as_number, numbers
-from stoker.reporting.run_documents import forecast_of, price_of, short
-from stoker.reporting.wording import headline_metric
+from stoker.reporting.history import as_number, forecast_of, numbers, price_of
+from stoker.reporting.wording import headline_metric, short
 from stoker.store.foreign_files import open_below, read_below
 from stoker.store.locations import is_on_network
 from stoker.store.locks import HELD_FILE, LOCK_FILE, is_alive
 from stoker.store.run_query import Value, values_of
-from stoker.web.run_log import EVENTS
 
+EVENTS = "events.jsonl"
 ANNOTATIONS = "annotations.json"
 """Tags, note and whether a run is archived, in its directory."""
 
