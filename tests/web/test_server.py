@@ -733,6 +733,23 @@ def test_runs_that_train_do_not_wait_for_a_look_at_all_folders(tmp_path: Path, m
     asyncio.run(asyncio.wait_for(work(), 20))
 
 
+def test_a_trial_that_its_study_ended_is_pruned_until_it_trains_again(tmp_path: Path) -> None:
+    """In the table and in the study, with the reason; a stop of the user's stays a stop."""
+    show(tmp_path)
+    ui, trial = ui_of(tmp_path), "digits-search/trials/0018"
+    row = ui.index.rows[trial]
+    assert (row.document["state"], row.document["status"], row.document["eta_s"]) == ("pruned", "unfinished", None)
+    assert row.document["trial"]["reason"] == "asha at 54,000 samples"
+    assert ui.index.rows["digits-search/trials/0023"].document["state"] == "stopped"
+    of_study = ask(ui, "/api/study?study=digits-search").json()["trials"]
+    assert sorted(one["state"] for one in of_study) == ["finished"] * 17 + ["pruned"] * 5 + ["stopped"] * 2
+    sign(tmp_path / trial, os.getpid())
+    with (tmp_path / trial / "events.jsonl").open("ab") as log:
+        log.write(as_log([story.young_run()[-1]]))
+    ui.index.scan()
+    assert ui.index.rows[trial].document["state"] == "running"
+
+
 def test_a_page_that_is_opened_comes_before_the_folders_that_were_not_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

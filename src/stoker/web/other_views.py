@@ -96,11 +96,11 @@ def _trial(row: Row, settings: StudySettings) -> dict[str, JSON]:
             if name.rsplit("/", 1)[-1] == settings.objective.rsplit("/", 1)[-1]
         }
         value = next(iter(named.values()), None)
-    is_pruned = document.get("status") == "unfinished" and bool(read_json(row.root, f"{row.name}/pruning.json"))
     return {
         "id": row.id,
         "name": document.get("name"),
-        "state": "pruned" if is_pruned else document.get("state"),
+        "state": document.get("state"),
+        "trial": document.get("trial"),
         "value": value if isinstance(value, float) and math.isfinite(value) else None,
         "parameters": {short(one.name, 60): row.values.get(one.name) for one in settings.space},
         "samples": document.get("samples"),

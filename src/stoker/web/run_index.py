@@ -33,6 +33,7 @@ from stoker.reporting.wording import headline_metric, short
 from stoker.store.foreign_files import open_below, read_below
 from stoker.store.locations import is_on_network
 from stoker.store.locks import HELD_FILE, LOCK_FILE, is_alive
+from stoker.store.run_directory import TRIAL_FILE
 from stoker.store.run_query import Value, values_of
 
 EVENTS = "events.jsonl"
@@ -56,7 +57,8 @@ _TO_BE_NOTED = -1
 """A time that no folder has, so that there is a scan."""
 
 State = str
-"""queued, planning, running, stalled, stopped, finished, failed, unreadable; of a run elsewhere its launch's phase."""
+"""queued, planning, running, stalled, stopped, finished, failed, unreadable; of a trial that its study ended pruned or
+handed on; of a run elsewhere its launch's phase."""
 
 
 class Tail(NamedTuple):
@@ -356,6 +358,8 @@ class RunIndex:
             row.document, row.values = describe(row, stamp[:_LOG_STAMP] + stamp[_LOG_STAMP + 3 :])
         status, launch = row.document.get("status"), row.document.get("launch")
         state = _state(row, status, launch, self._clock(), is_heard=is_heard)
+        if state == "stopped" and (trial := row.document.get("trial")):
+            state, row.document = trial["state"], {**row.document, "eta_s": None}
         if row.document is before and state == before["state"]:
             return
         row.document = {**row.document, "state": state}
@@ -376,7 +380,7 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-_STAMPED = ("run.json", EVENTS, ANNOTATIONS, "launch.json", "plan.json")
+_STAMPED = ("run.json", EVENTS, ANNOTATIONS, "launch.json", "plan.json", TRIAL_FILE)
 _LOG_STAMP = 3 * _STAMPED.index(EVENTS)
 _MAKE_A_RUN = ("run.json", "launch.json")
 """A run elsewhere has no run.json here before it is fetched."""
@@ -527,8 +531,11 @@ def _records(row: Row, stamp: tuple[int, ...]) -> _Records:
     values: dict[str, Value] = {"name": run.name, "status": run.status}
     values = values_of(run, spec) if spec else values
     expected = forecast_of(decision)
+    trial = read_json(root, f"{name}/{TRIAL_FILE}")
+    is_ended = trial.get("state") in ("pruned", "handed on")
     document |= {
         "status": run.status,
+        "trial": {"state": trial["state"], "reason": short(trial.get("reason", ""), 200)} if is_ended else None,
         "job": short(spec.name if spec else "", 80),
         "created_at": short(run.created_at, 40),
         "price_per_h": price,

@@ -50,7 +50,7 @@ export const tile = (label, value, note = "", css = "") =>
     h("p", { class: "note" }, note));
 
 /* The state of a run, with the reason where one points at it. */
-export const pill = (row) => h("span", { class: `state ${row.state}`, title: row.launch ? `${row.launch.place}: ${row.launch.why}` : row.failure || row.problem || "" }, row.state);
+export const pill = (row) => h("span", { class: `state ${row.state}`, title: row.launch ? `${row.launch.place}: ${row.launch.why}` : row.trial?.reason || row.failure || row.problem || "" }, row.state);
 
 export const empty = (title, ...lines) =>
   h("div", { class: "empty" }, h("h2", {}, title), lines.map((line) => (typeof line === "string" ? h("p", {}, line) : line)));

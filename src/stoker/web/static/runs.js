@@ -5,7 +5,7 @@ import { follow, go, href, known, link, loadRuns, notify } from "./app.js";
 import { empty, h, pill, replace, sparkline } from "./dom.js";
 import * as format from "./format.js";
 
-const STATES = ["running", "stalled", "planning", "queued", "stopped", "failed", "finished"];
+const STATES = ["running", "stalled", "planning", "queued", "stopped", "failed", "pruned", "handed on", "finished"];
 const LIVE = ["running", "planning", "stalled"];
 
 const eta = (row) => {

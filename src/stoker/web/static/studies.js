@@ -26,7 +26,7 @@ export const open = async (main, id) => {
     const spent = study.trials.reduce((sum, trial) => sum + (trial.wall_s ?? 0), 0), cost = study.trials.reduce((sum, trial) => sum + (trial.cost_usd ?? 0), 0);
     const expected = study.forecast?.pruned_s ?? study.forecast?.total_s;
     const trials = [...ranked, ...study.trials.filter((trial) => trial.value === null)].slice(0, 500);
-    const columns = withContent([["trial", (trial) => link(href("run", trial.id), trial.name)], ["state", (trial) => pill({ state: trial.state })], [study.objective, (trial) => (trial.value === null ? "" : format.metric(study.objective, trial.value))],
+    const columns = withContent([["trial", (trial) => link(href("run", trial.id), trial.name)], ["state", (trial) => pill(trial)], [study.objective, (trial) => (trial.value === null ? "" : format.metric(study.objective, trial.value))],
       ...study.space.map(({ name }) => [name, (trial) => value(trial.parameters[name])]), ["samples", (trial) => format.count(trial.samples)], ["time", (trial) => format.seconds(trial.wall_s)], ["cost", (trial) => format.money(trial.cost_usd)]], trials);
     replace(main,
       h("div", { class: "title" }, h("h1", {}, study.name), h("span", { class: "note" }, `${study.sampler}, pruner ${study.pruner}, on ${study.on}`)),
