@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from stoker import units
 from stoker.records.codec import JSON
@@ -44,6 +44,7 @@ def _environment() -> jinja2.Environment:
     environment.globals |= {"colour_sheet": colour_sheet, "resource": resource}
     environment.filters |= {
         "bytes": units.format_bytes,
+        "coded": coded,
         "described": event_text.describe_event,
         "interval": wording.format_interval,
         "percent": lambda fraction, digits=0: f"{100 * fraction:.{digits}f} %",
@@ -53,6 +54,17 @@ def _environment() -> jinja2.Environment:
         "spread": wording.format_spread,
     }
     return environment
+
+
+def coded(text: object) -> Markup:
+    """Running text as HTML: what stands between backticks is code.
+
+    >>> coded("`stoker runs` lists <all>")
+    Markup('<code>stoker runs</code> lists &lt;all&gt;')
+    """
+    parts = re.split(r"`([^`]+)`", str(text))
+    code = Markup("<code>{}</code>")
+    return Markup("").join(code.format(part) if index % 2 else escape(part) for index, part in enumerate(parts))
 
 
 def render(template: str, **values: object) -> str:
