@@ -733,6 +733,23 @@ def test_runs_that_train_do_not_wait_for_a_look_at_all_folders(tmp_path: Path, m
     asyncio.run(asyncio.wait_for(work(), 20))
 
 
+def test_data_checks_are_listed_with_what_they_found(tmp_path: Path) -> None:
+    """Of one that cannot be read, why."""
+    show(tmp_path)
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "check.json").write_text("{")
+    found = {one["id"]: one for one in ask(ui_of(tmp_path), "/api/checks").json()}
+    assert found["images-check"] | {"made_at": ""} == {
+        "id": "images-check",
+        "source": "images",
+        "samples": 4400,
+        "faults": 3,
+        "suspects": 0,
+        "made_at": "",
+    }
+    assert "cannot be used" in found["torn"]["problem"]
+
+
 def test_a_trial_that_its_study_ended_is_pruned_until_it_trains_again(tmp_path: Path) -> None:
     """In the table and in the study, with the reason; a stop of the user's stays a stop."""
     show(tmp_path)

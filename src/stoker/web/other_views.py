@@ -218,6 +218,30 @@ def plans_known(index: RunIndex) -> list[dict[str, JSON]]:
 # --------------------------------------------------------------------------------------------------------- data checks
 
 
+def checks_known(index: RunIndex) -> list[dict[str, JSON]]:
+    """Data checks in the folders: of what, samples, faults and suspects, when; or why one cannot be read."""
+    documents: list[dict[str, JSON]] = []
+    for check, (root, name) in list(index.checks.items())[:200]:
+        try:
+            found = _read(root, f"{name}/check.json", DataCheck, "the data check")
+        except StokerError as problem:
+            documents.append({"id": check, "problem": short(problem, 300)})
+            continue
+        assert isinstance(found, DataCheck)
+        gravities = [finding.gravity for finding in found.findings]
+        documents.append(
+            {
+                "id": check,
+                "source": short(found.source),
+                "samples": found.num_samples,
+                "faults": gravities.count("fault") + gravities.count("corrupt"),
+                "suspects": gravities.count("suspect"),
+                "made_at": short(found.made_at, 40),
+            }
+        )
+    return documents
+
+
 def check_html(index: RunIndex, check: str) -> str:
     """A data check as HTML, without pictures: those are files elsewhere, which this page does not read.
 

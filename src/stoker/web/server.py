@@ -185,6 +185,7 @@ class Ui:
             Route("/api/plans", self._in_thread(lambda: web.other_views.plans_known)),
             Route("/api/places", self._in_thread(lambda: web.other_views.places_document)),
             Route("/api/pool", self._pool),
+            Route("/api/checks", self._in_thread(lambda: web.other_views.checks_known)),
             Route("/api/check", self._check),
             Route("/api/services", self._services),
             Route("/api/do/{what}", self._do, methods=["POST"]),
@@ -347,7 +348,6 @@ class Ui:
                 "control": self.options.allows_changes,
                 "roots": [str(root) for root in index.roots],
                 "studies": sorted(index.studies),
-                "checks": sorted(index.checks),
                 "services": len(self.options.services),
             }
         )

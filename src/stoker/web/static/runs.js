@@ -67,7 +67,7 @@ export const open = async (main, _, query) => {
   settings.text = query.get("where") ?? settings.text;
   const picked = new Set();
   let shown = [], selected = null, problem = "", asked = 0;
-  const field = h("input", { type: "search", value: settings.text, placeholder: "name, tag, or status=finished lr<0.1 valid/accuracy>0.9", "aria-label": "Filter runs", autocomplete: "off", spellcheck: "false" });
+  const field = h("input", { type: "search", value: settings.text, placeholder: "name, tag, or status=finished lr<0.1", "aria-label": "Filter runs", autocomplete: "off", spellcheck: "false" });
   field.value = settings.text;
   const chips = h("div", { class: "chips", role: "group", "aria-label": "State" });
   const say = h("p", { class: "note say", role: "status" });
