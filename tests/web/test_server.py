@@ -733,6 +733,28 @@ def test_runs_that_train_do_not_wait_for_a_look_at_all_folders(tmp_path: Path, m
     asyncio.run(asyncio.wait_for(work(), 20))
 
 
+@pytest.mark.parametrize("scale", [1, 3, 40])
+def test_of_a_long_log_as_much_is_taken_of_its_end_as_of_the_rest(tmp_path: Path, scale: int) -> None:
+    """The last progress and all other events are, and the share of waiting is that of the whole run."""
+    events = []
+    for number in range(60 * scale):
+        early = number < 30 * scale
+        fields = {
+            "samples": number + 1,
+            "wall_s": number * 1.0,
+            "loss": 1.0,
+            "split_s": {"data": 0.2 * early, "update": 0.8},
+        }
+        events.append(Event(kind="progress", at=float(number), fields=fields))
+    events.insert(-3, Event(kind="evaluated", at=1.0, fields={"split": "valid", "metrics": {"accuracy": 0.5}}))
+    write_run(tmp_path, "run", as_log(events), status="unfinished")
+    row = ui_of(tmp_path).index.rows["run"]
+    assert row.document["samples"] == 60 * scale
+    assert row.document["metrics"] == {"valid/accuracy": 0.5}
+    assert row.document["waiting"] == pytest.approx(6 / 54, abs=1e-9 if scale == 1 else 0.02)
+    assert len(row.curve) == 60 if scale == 1 else len(row.curve) < 80
+
+
 def test_data_checks_are_listed_with_what_they_found(tmp_path: Path) -> None:
     """Of one that cannot be read, why."""
     show(tmp_path)

@@ -84,6 +84,8 @@ def text(event: Event, name: str, default: str = "") -> str:
 
 def as_number(value: JSON) -> float | None:
     """A JSON value as a number; None if it is none, or one that no float can hold."""
+    if type(value) is float:  # nearly always
+        return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return float(value)

@@ -382,6 +382,7 @@ def _is_file(path: Path) -> bool:
 
 _STAMPED = ("run.json", EVENTS, ANNOTATIONS, "launch.json", "plan.json", TRIAL_FILE)
 _LOG_STAMP = 3 * _STAMPED.index(EVENTS)
+_RECORDS = tuple(file for file in _STAMPED if file != EVENTS)
 _MAKE_A_RUN = ("run.json", "launch.json")
 """A run elsewhere has no run.json here before it is fetched."""
 
@@ -446,7 +447,7 @@ def _read_log(row: Row) -> None:
                 _take(row, line)
     content = os.pread(descriptor, size - start, start)
     lines = content[: content.rfind(b"\n") + 1]
-    row.untaken += lines
+    row.untaken += _sampled_lines(lines, size) if is_anew else lines
     # At once: streams read it while a thread scans.
     row.tail = Tail(log, start + len(lines), b"") if is_anew else Tail(log, start, lines)
 
@@ -455,6 +456,25 @@ def _sampled_offsets(size: int) -> list[int]:
     """Where lines are looked at in a log: evenly, before its end."""
     rest = size - _TAIL_BYTES
     return [rest * number // _NUM_SAMPLED for number in range(_NUM_SAMPLED)] if rest > 0 else []
+
+
+def _sampled_lines(end: bytes, size: int) -> bytes:
+    """The end of a log of `size` bytes with as much of its progress, the last included, as is taken of what is before.
+
+    Its other events stay, and so does all of a log that is not longer.
+    """
+    rest = size - _TAIL_BYTES
+    most = max(8, _NUM_SAMPLED * _TAIL_BYTES // rest) if rest > 0 else size
+    lines = end.splitlines(keepends=True)
+    left = sum(_PROGRESS in line for line in lines)
+    step = max(1, -(-left // most))
+    kept = []
+    for line in lines:
+        is_progress = _PROGRESS in line
+        left -= is_progress
+        if not is_progress or left % step == 0:
+            kept.append(line)
+    return b"".join(kept)
 
 
 def _take(row: Row, line: bytes) -> None:
@@ -476,7 +496,7 @@ def _take(row: Row, line: bytes) -> None:
             row.curve = row.curve[1::2]
         split = fields.get("split_s")
         for phase, seconds in split.items() if isinstance(split, dict) and len(split) < 32 else ():
-            if isinstance(seconds, float | int):
+            if type(seconds) in (float, int):
                 part = "data" if phase == "data" else "other"
                 row.split_s[part] = row.split_s.get(part, 0.0) + seconds
         row.last = {**fields, "at": event.get("at")}
@@ -507,14 +527,19 @@ class _Records:
 def _records(row: Row, stamp: tuple[int, ...]) -> _Records:
     root, name = row.root, row.name
     document = _named(row)
-    notes = read_json(root, f"{name}/{ANNOTATIONS}", 256 * 1024)
+    missing = {file for file, inode in zip(_RECORDS, stamp[::3], strict=True) if not inode} if stamp else set()
+
+    def known(file: str, most_bytes: int = MOST_RECORD_BYTES) -> dict[str, Any]:
+        return {} if file in missing else read_json(root, f"{name}/{file}", most_bytes)
+
+    notes = known(ANNOTATIONS, 256 * 1024)
     tags = notes.get("tags")
     document |= {
         "tags": [short(tag, 40) for tag in tags[:20]] if isinstance(tags, list) else [],
         "note": short(notes.get("note") or "", 2000),
         "is_archived": notes.get("is_archived") is True,
     }
-    document["launch"] = launch = launch_of(root, name)
+    document["launch"] = launch = None if "launch.json" in missing else launch_of(root, name)
     try:
         content, spec_content = (
             read_below(root, f"{name}/{file}", MOST_RECORD_BYTES) for file in ("run.json", "spec.json")
@@ -526,12 +551,12 @@ def _records(row: Row, stamp: tuple[int, ...]) -> _Records:
     except (StokerError, ValueError, RecursionError) as problem:
         document |= {"status": "unreadable", "problem": short(problem, 400), "values": {}}
         return _Records(stamp, document, values={"name": name})
-    decision = read_json(root, f"{name}/plan.json")
+    decision = known("plan.json")
     price = (launch or {}).get("price_per_h") or price_of(decision)
     values: dict[str, Value] = {"name": run.name, "status": run.status}
     values = values_of(run, spec) if spec else values
     expected = forecast_of(decision)
-    trial = read_json(root, f"{name}/{TRIAL_FILE}")
+    trial = known(TRIAL_FILE)
     is_ended = trial.get("state") in ("pruned", "handed on")
     document |= {
         "status": run.status,
@@ -543,7 +568,7 @@ def _records(row: Row, stamp: tuple[int, ...]) -> _Records:
         "failure": short(run.failure or "", 600),
         "forked_from": short(run.forked_from or "", 80) or None,
     }
-    return _Records(stamp, document, run, expected, price, _launch(root, name), values)
+    return _Records(stamp, document, run, expected, price, _launch(root, name) if launch else None, values)
 
 
 def _launch(root: Path, name: str) -> Launch | None:

@@ -84,7 +84,7 @@ const scatter = (candidates, isWithin, best, { longest, shortest, most, least })
     };
     return svg("svg", { class: "scatter", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${priced.length} plans by time and cost; chosen: ${best?.device ?? "none"}` },
       ticks(least, most, ROUND_MONEY, 6).map((value) => [svg("line", { class: "grid", x1: left, x2: width - 20, y1: y(value), y2: y(value) }), text(left - 8, y(value) + 4, format.money(value), "end")]),
-      ticks(shortest, longest, ROUND_TIMES, Math.floor(width / 110)).map((value) => [svg("line", { class: "grid", x1: x(value), x2: x(value), y1: 20, y2: height - bottom }), text(x(value), height - 12, format.seconds(value))]),
+      ticks(shortest, longest, ROUND_TIMES, Math.floor(width / 80)).map((value) => [svg("line", { class: "grid", x1: x(value), x2: x(value), y1: 20, y2: height - bottom }), text(x(value), height - 12, format.seconds(value))]),
       [...priced].sort((a, b) => Number(b === best) - Number(a === best)).map((one) => {
         const css = one === best ? "chosen" : isWithin(one) ? "" : "out", at = [x(one.total_s.value), y(one.cost_usd.value)];
         return svg("g", { class: css }, svg("line", { x1: Math.max(left, x(one.total_s.low)), x2: x(one.total_s.high), y1: at[1], y2: at[1] }), svg("line", { x1: at[0], x2: at[0], y1: y(one.cost_usd.low), y2: y(one.cost_usd.high) }),
