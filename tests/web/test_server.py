@@ -789,6 +789,25 @@ def test_a_trial_that_its_study_ended_is_pruned_until_it_trains_again(tmp_path: 
     assert ui.index.rows[trial].document["state"] == "running"
 
 
+def test_the_address_is_open_before_the_server_is_imported(tmp_path: Path) -> None:
+    """A browser that connects then waits for its answer; the table's server needs neither NumPy nor templates."""
+    code = (
+        "import socket, sys\n"
+        "from stoker.web.ui import serve_ui\n"
+        "class Announced(Exception): pass\n"
+        "def announce(address):\n"
+        "    socket.create_connection(('127.0.0.1', int(address.split(':')[2].split('/')[0])), 5).close()\n"
+        "    print([name in sys.modules for name in ('stoker.web.server', 'uvicorn')])\n"
+        "    import stoker.web.server\n"
+        "    print([name in sys.modules for name in ('numpy', 'jinja2', 'stoker.devices')])\n"
+        "    raise Announced\n"
+        "try: serve_ui([], port=0, announce=announce)\n"
+        "except Announced: pass\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert said.stdout.splitlines() == ["[False, False]", "[False, False, False]"]
+
+
 def test_a_page_that_is_opened_comes_before_the_folders_that_were_not_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
