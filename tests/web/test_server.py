@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -731,6 +732,21 @@ def test_runs_that_train_do_not_wait_for_a_look_at_all_folders(tmp_path: Path, m
         assert (await asked(application, "/api/study?study=digits-search")).status == 200
 
     asyncio.run(asyncio.wait_for(work(), 20))
+
+
+def test_a_run_of_a_newer_version_says_so(tmp_path: Path) -> None:
+    """Alone, whichever record it is; the others are shown."""
+    for name, file in (("run", "run.json"), ("plan", "plan.json"), ("well", "")):
+        path = write_run(tmp_path, name, as_log(story.whole_run()))
+        if file:
+            (path / file).write_text(re.sub(r'"schema": ?\d+', '"schema": 99', (path / file).read_text()))
+    ui = ui_of(tmp_path)
+    assert ui.index.rows["run"].document["state"] == "unreadable"
+    assert "a newer Stoker wrote it: update this one" in ui.index.rows["run"].document["problem"]
+    assert ui.index.rows["plan"].document["state"] == "finished"
+    assert ask(ui, "/api/series?run=plan").status == 200
+    assert "a newer Stoker wrote it" in ask(ui, "/api/plan?plan=plan").json()["error"]
+    assert ask(ui, "/api/sections?run=well").status == 200
 
 
 @pytest.mark.parametrize("scale", [1, 3, 40])
