@@ -83,7 +83,7 @@ def test_bundled_modules_find_what_they_import() -> None:
         assert not line.startswith(("import ", "export ")), line
     assert found == {"format.js", "dom.js", "vendor/uPlot.js", "chart.js"}
     assert "return uPlot;" in script
-    assert re.search(r"return \{ COLOURS, colour, repaint, Axis, LineChart, joined \};", script)
+    assert re.search(r"return \{ COLOURS, colour, Axis, LineChart, joined \};", script)
 
 
 def test_numbers_in_a_page_have_six_figures() -> None:

@@ -31,6 +31,12 @@ const script = document.createElement("script");
 script.type = "module";
 script.src = policy ? policy.createScriptURL(address) : address;
 document.head.append(script);
+for (const name of ["api", "dom", "format", "runs"]) {
+  const link = document.createElement("link");
+  link.rel = "modulepreload";
+  link.href = `/static/${name}.js`;
+  document.head.append(link);
+}
 """
 """The one inline script: what it loads may run (`strict-dynamic`), an element that a parser made may not."""
 

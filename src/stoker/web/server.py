@@ -138,7 +138,7 @@ class Ui:
         """Set, and then another one, when a part of the folders has been looked at."""
         self._scan: asyncio.Task[None] | None = None
         self._is_opened = asyncio.Event()
-        """Not set from the request for a page to the one for its rows."""
+        """Not set from the request for a page to that for its events, when it is drawn, or to one for a single run."""
         self._is_opened.set()
         self._scanner = ThreadPoolExecutor(1, "scanner")
         """Its own: looks at runs that train wait for a part of a scan, which must not wait for requests' threads."""
@@ -337,7 +337,6 @@ class Ui:
             await self._is_scanned.wait()
         while not (index.rows or self._is_scanned.is_set()):
             await self._next_part.wait()
-        self._is_opened.set()
         return _json(
             {
                 "epoch": self.epoch,
@@ -393,6 +392,7 @@ class Ui:
     async def _row(self, request: Request) -> Row:
         """The run that a request names: only what the index found can be named, if need be just now."""
         run = request.query_params.get("run", "")
+        self._is_opened.set()
         while run not in self.index.rows and self._scan is not None:
             await self._next_part.wait()  # as when the page's server has just been started
         if run not in self.index.rows:
@@ -501,6 +501,7 @@ class Ui:
 
     async def _events(self, request: Request) -> Response:
         """A stream: `rows` that changed, `alert`s, and with `run` the `events` of its log from an offset on."""
+        self._is_opened.set()
         query = request.query_params
         run = query.get("run")
         row = await self._row(request) if run else None
