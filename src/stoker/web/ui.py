@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stoker import web
 from stoker.errors import BadJob
+from stoker.imports import collector_paused
 from stoker.serving.http.listener import bound_listener
 from stoker.store import runs_root
 from stoker.web.alerts import checked_webhooks
@@ -58,8 +59,10 @@ def serve_ui(  # noqa: PLR0913 - what the command takes
     known_services, known_webhooks = [Service(one) for one in services], checked_webhooks(webhooks)
     listener.listen()
     announce(f"http://{HOST}:{bound_port}/?token={secret}")
-    web.server.serve(
-        web.server.UiOptions(
+    with collector_paused():
+        server = web.server
+    server.serve(
+        server.UiOptions(
             roots=[Path(folder) for folder in folders] or [runs_root()],
             token=secret,
             port=bound_port,
