@@ -110,15 +110,20 @@ def cold_starts(browser: Any, folder: Path, repeats: int, versions: dict[str, Pa
             page = browser.new_page()
             page.goto(f"http://127.0.0.1:{port}/?token={TOKEN}", wait_until="commit")
             page.wait_for_selector(".body .row")
-            rows_s = time.perf_counter() - began
+            rows_s, used_s = time.perf_counter() - began, cpu_s(process.pid)
             painted(page, ALL_ROWS)
             all_s = time.perf_counter() - began
             process.kill()
             page.close()
             if number:  # the first time, files are read from the disk
-                found = times.setdefault(name, {"address_s": [], "first_rows_s": [], "all_rows_s": []})
-                for what, value in zip(found, (named_s, rows_s, all_s), strict=True):
-                    found[what].append(value)
+                values = {
+                    "address_s": named_s,
+                    "first_rows_s": rows_s,
+                    "all_rows_s": all_s,
+                    "server_cpu_s_at_first_rows": used_s,
+                }
+                for what, value in values.items():
+                    times.setdefault(name, {}).setdefault(what, []).append(value)
     return {"runs": 1000} | {
         name: {what: spread(values) for what, values in found.items()} for name, found in times.items()
     }
