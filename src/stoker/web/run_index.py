@@ -464,7 +464,9 @@ def _sampled_lines(end: bytes, size: int) -> bytes:
     Its other events stay, and so does all of a log that is not longer.
     """
     rest = size - _TAIL_BYTES
-    most = max(8, _NUM_SAMPLED * _TAIL_BYTES // rest) if rest > 0 else size
+    if rest <= 0:
+        return end
+    most = max(8, _NUM_SAMPLED * _TAIL_BYTES // rest)
     lines = end.splitlines(keepends=True)
     left = sum(_PROGRESS in line for line in lines)
     step = max(1, -(-left // most))
