@@ -172,18 +172,19 @@ def main() -> None:
             show(Path(folder) / "runs")
             arguments = ("--control", "--service", admin, "--pool", str(operator.address))
             process, port, _ = served(str(Path(folder) / "runs"), *arguments, cache=Path(folder) / "cache")
-            for name in names:
-                rows = [
-                    [shot(browser, port, name, theme, width, height) for width, height, _ in SIZES]
-                    for theme in ("light", "dark")
-                ]
-                sheet(browser, rows, options.out / "pages" / f"{name}.jpg")
+            # First: the planted run is called stalled after two minutes.
             for file, (name, height) in SHOWN.items():
                 if name in names:
                     write_png([shot(browser, port, name, "light", 1280, height)], options.out / f"{file}.png")
             if not options.only:
                 phone = [shot(browser, port, name, theme, 390, 844) for name, theme in PHONE]
                 write_png(phone, options.out / "ui-phone.png")
+            for name in names:
+                rows = [
+                    [shot(browser, port, name, theme, width, height) for width, height, _ in SIZES]
+                    for theme in ("light", "dark")
+                ]
+                sheet(browser, rows, options.out / "pages" / f"{name}.jpg")
             browser.close()
             process.kill()
 
