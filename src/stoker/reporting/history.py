@@ -1,8 +1,8 @@
 """Reading a run's events: what is left of them after a resume, and their fields as numbers.
 
 A killed run goes back to its last checkpoint and does some of its samples again. What it said of them the first time is
-superseded; `live_history` leaves it out, so that a curve never runs twice over the same samples. Also the forecast and the
-price of a stored plan, which curves are compared with.
+superseded; `live_history` leaves it out, so that a curve never runs twice over the same samples. Also the forecast and
+the price of a stored plan, which curves are compared with.
 """
 
 from __future__ import annotations
