@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import compileall
 import json
 import os
 import random
@@ -34,13 +35,19 @@ from tests.reporting import story
 TOKEN = "0123456789abcdef0123"  # noqa: S105 - of a server on this machine, for a minute
 
 
-def served(*arguments: str, cache: Path) -> tuple[subprocess.Popen[str], int, float]:
-    """A server, its port, and how long it took until it answered [s]."""
+SOURCES = Path(__file__).parents[2] / "src"
+
+
+def served(*arguments: str, cache: Path, sources: Path = SOURCES) -> tuple[subprocess.Popen[str], int, float]:
+    """A server, its port, and how long it took until it named its address [s]."""
     began = time.perf_counter()
     command = [sys.executable, "-m", "stoker", "ui", *arguments, "--port", "0", "--token", TOKEN]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "STOKER_CACHE": str(cache)}
-    )
+    environment = {
+        **os.environ,
+        "STOKER_CACHE": str(cache),
+        "PYTHONPATH": f"{sources}:{os.environ.get('PYTHONPATH', '')}",
+    }
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     atexit.register(process.kill)
     assert process.stdout is not None
     port = int(re.search(r":(\d+)/", process.stdout.readline())[1])  # type: ignore[index]
@@ -84,26 +91,54 @@ def painted(page: Any, condition: str) -> float:
     return float(page.evaluate(f"({PAINTED})(() => {condition})"))
 
 
-def thousand_runs(browser: Any, folder: Path, repeats: int) -> dict[str, Any]:
-    """First paint of the table with a server that is up, and with one that was started just now; filters."""
+ALL_ROWS = "document.documentElement.dataset.rows === '1000' && document.querySelectorAll('.body .row').length > 5"
+
+
+def cold_starts(browser: Any, folder: Path, repeats: int, versions: dict[str, Path]) -> dict[str, Any]:
+    """From the start of a server to the first rows, and to all of them, of each version in turns.
+
+    Modules are compiled beforehand, as those of an installed package are.
+    """
     many(folder, 1000)
-    rows = "document.documentElement.dataset.rows === '1000' && document.querySelectorAll('.body .row').length > 5"
-    first, cold, words, conditions = [], [], [], []
-    for _ in range(3):
-        began = time.perf_counter()
-        process, port, up_s = served(str(folder), cache=folder.parent / "cache")
-        page = browser.new_page()
-        page.goto(f"http://127.0.0.1:{port}/?token={TOKEN}", wait_until="commit")
-        page.wait_for_selector(".body .row")
-        cold.append(time.perf_counter() - began)
-        process.kill()
-        page.close()
-    process, port, up_s = served(str(folder), cache=folder.parent / "cache")
+    times: dict[str, dict[str, list[float]]] = {}
+    for sources in versions.values():
+        compileall.compile_dir(sources, quiet=1)
+    for number in range(repeats + 1):
+        for name, sources in versions.items():
+            began = time.perf_counter()
+            process, port, named_s = served(str(folder), cache=folder.parent / "cache", sources=sources)
+            page = browser.new_page()
+            page.goto(f"http://127.0.0.1:{port}/?token={TOKEN}", wait_until="commit")
+            page.wait_for_selector(".body .row")
+            rows_s, used_s = time.perf_counter() - began, cpu_s(process.pid)
+            painted(page, ALL_ROWS)
+            all_s = time.perf_counter() - began
+            process.kill()
+            page.close()
+            if number:  # the first time, files are read from the disk
+                values = {
+                    "address_s": named_s,
+                    "first_rows_s": rows_s,
+                    "all_rows_s": all_s,
+                    "server_cpu_s_at_first_rows": used_s,
+                }
+                for what, value in values.items():
+                    times.setdefault(name, {}).setdefault(what, []).append(value)
+    return {"runs": 1000} | {
+        name: {what: spread(values) for what, values in found.items()} for name, found in times.items()
+    }
+
+
+def thousand_runs(browser: Any, folder: Path, repeats: int) -> dict[str, Any]:
+    """First paint of the table, with a server that is up; filters."""
+    many(folder, 1000)
+    first, words, conditions = [], [], []
+    process, port, _ = served(str(folder), cache=folder.parent / "cache")
     page = browser.new_context().new_page()
     enter(page, port)
     for _ in range(repeats):
         page.goto(f"http://127.0.0.1:{port}/", wait_until="commit")
-        first.append(painted(page, rows))
+        first.append(painted(page, ALL_ROWS))
     typed = f"""async ([text, count]) => {{
       const field = document.querySelector('input[type=search]');
       const began = performance.now();
@@ -127,8 +162,6 @@ def thousand_runs(browser: Any, folder: Path, repeats: int) -> dict[str, Any]:
     return {
         "runs": 1000,
         "first_paint_ms": spread(first),
-        "first_rows_after_starting_the_server_s": spread(cold),
-        "server_starts_s": up_s,
         "filter_by_word_ms": spread(words),
         "filter_by_condition_ms": spread(conditions),
         "server_cpu_s_in_all": used,
@@ -304,8 +337,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=60.0, help="for which the cost is measured")
     parser.add_argument("--only", default="")
+    parser.add_argument(
+        "--against", type=Path, help="`src` of another version, whose cold starts are measured in turns"
+    )
     options = parser.parse_args()
+    versions = {"before": options.against} if options.against else {}
+    versions["now"] = SOURCES
     parts: dict[str, Callable[[Any, Path], dict[str, Any]]] = {
+        "cold_starts": lambda browser, folder: cold_starts(browser, folder, options.repeats, versions),
         "thousand_runs": lambda browser, folder: thousand_runs(browser, folder, options.repeats),
         "million_points": lambda browser, folder: million_points(browser, folder, options.repeats),
         "event_to_screen": lambda browser, folder: event_to_screen(browser, folder, options.repeats),

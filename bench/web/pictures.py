@@ -1,26 +1,28 @@
 """Pictures of every page of `stoker ui` at 390, 1,280 and 2,560 pixels in both themes: one sheet for each page.
 
-    python -m bench.web.pictures [--out docs/images/pages]
+    python -m bench.web.pictures [--out docs/images]
 
-To be looked at after each change of a style sheet; docs/ui.md links to them.
+To be looked at after each change of a style sheet; docs/ui.md links to the sheets and shows some pages as they are.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import io
 import math
 import os
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from bench.web.measure import enter, served
@@ -47,6 +49,17 @@ READY = {"services": ".service", "places": ".ledger li", "pool": ".ledger li"}
 """What a page shows once what it asks others for is there."""
 SIZES = ((2560, 1440, 800), (1280, 800, 540), (390, 844, 208))
 """Width and height of the window, and width in the sheet [pixels]."""
+
+
+SHOWN = {
+    "ui-runs": ("runs", 1000),
+    "ui-run": ("run-live", 1000),
+    "ui-plan": ("plan", 1000),
+    "ui-compare": ("compare", 750),
+    "ui-pool": ("pool", 800),
+}
+"""Pages that docs/ui.md shows, 1,280 pixels wide, and their height [pixels]."""
+PHONE = (("runs", "light"), ("run-live", "dark"), ("study", "light"), ("plan", "dark"))
 
 
 @contextmanager
@@ -98,30 +111,40 @@ def service(qps: float = 180.0) -> Iterator[str]:
         server.server_close()
 
 
-def shots(browser: Any, port: int, name: str, theme: str) -> list[str]:
-    """A page at each size, as `data:` addresses."""
-    taken = []
-    for width, height, _ in SIZES:
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
-        page = context.new_page()
-        enter(page, port)
-        page.goto(f"http://127.0.0.1:{port}{PAGES[name]}")
-        page.wait_for_selector("main[data-ready]")
-        page.wait_for_selector(READY.get(name, "main"))
-        if name == "pool":
-            page.locator(".pool").evaluate("one => one.scrollIntoView()")
-        if name == "services":
-            page.wait_for_timeout(6000)  # rates are of the time between two looks
-        page.wait_for_timeout(600)  # charts of a page are drawn when they come into sight
-        taken.append("data:image/png;base64," + base64.b64encode(page.screenshot()).decode())
-        context.close()
-    return taken
+def shot(browser: Any, port: int, name: str, theme: str, width: int, height: int) -> bytes:
+    """A page in a window of that size [pixels], as a PNG."""
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
+    page = context.new_page()
+    enter(page, port)
+    page.goto(f"http://127.0.0.1:{port}{PAGES[name]}")
+    page.wait_for_selector("main[data-ready]")
+    page.wait_for_selector(READY.get(name, "main"))
+    if name == "pool":
+        page.locator(".pool").evaluate("one => one.scrollIntoView()")
+    if name == "services":
+        page.wait_for_timeout(6000)  # rates are of the time between two looks
+    page.wait_for_timeout(600)  # charts of a page are drawn when they come into sight
+    content: bytes = page.screenshot()
+    context.close()
+    return content
 
 
-def sheet(browser: Any, rows: list[list[str]], path: Path) -> None:
+def write_png(shots: Sequence[bytes], path: Path) -> None:
+    """Shots side by side in 256 colours, which pages of few colours do not miss."""
+    images = [Image.open(io.BytesIO(content)).convert("RGB") for content in shots]
+    gap = 20
+    whole = Image.new("RGB", (sum(one.width + gap for one in images) - gap, images[0].height), "white")
+    for number, image in enumerate(images):
+        whole.paste(image, (number * (image.width + gap), 0))
+    whole.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+def sheet(browser: Any, rows: list[list[bytes]], path: Path) -> None:
     """All shots of a page in one picture: a row for each theme."""
     images = (
-        f'<img src="{shot}" width="{width}">' for row in rows for shot, (_, _, width) in zip(row, SIZES, strict=True)
+        f'<img src="data:image/png;base64,{base64.b64encode(content).decode()}" width="{width}">'
+        for row in rows
+        for content, (_, _, width) in zip(row, SIZES, strict=True)
     )
     page = browser.new_page(viewport={"width": 1600, "height": 960})
     page.set_content(
@@ -135,10 +158,11 @@ def sheet(browser: Any, rows: list[list[str]], path: Path) -> None:
 def main() -> None:
     """Take and write them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("docs/images/pages"))
+    parser.add_argument("--out", type=Path, default=Path("docs/images"))
     parser.add_argument("--only", default="", help="names of pages, with commas")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "pages").mkdir(parents=True, exist_ok=True)
+    names = options.only.split(",") if options.only else list(PAGES)
     with sync_playwright() as started, tempfile.TemporaryDirectory() as folder, service() as admin:
         os.environ["XDG_CONFIG_HOME"] = f"{folder}/config"  # of keys
         browser = started.chromium.launch(
@@ -148,9 +172,19 @@ def main() -> None:
             show(Path(folder) / "runs")
             arguments = ("--control", "--service", admin, "--pool", str(operator.address))
             process, port, _ = served(str(Path(folder) / "runs"), *arguments, cache=Path(folder) / "cache")
-            for name in options.only.split(",") if options.only else PAGES:
-                rows = [shots(browser, port, name, theme) for theme in ("light", "dark")]
-                sheet(browser, rows, options.out / f"{name}.jpg")
+            # First: the planted run is called stalled after two minutes.
+            for file, (name, height) in SHOWN.items():
+                if name in names:
+                    write_png([shot(browser, port, name, "light", 1280, height)], options.out / f"{file}.png")
+            if not options.only:
+                phone = [shot(browser, port, name, theme, 390, 844) for name, theme in PHONE]
+                write_png(phone, options.out / "ui-phone.png")
+            for name in names:
+                rows = [
+                    [shot(browser, port, name, theme, width, height) for width, height, _ in SIZES]
+                    for theme in ("light", "dark")
+                ]
+                sheet(browser, rows, options.out / "pages" / f"{name}.jpg")
             browser.close()
             process.kill()
 

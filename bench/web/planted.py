@@ -18,7 +18,8 @@ from typing import Any
 from stoker.records import Candidate, Estimate, Event, JobSpec, Price, Run, dumps
 from stoker.records.data_check import DataCheck, Finding, SplitFacts
 from stoker.records.launch import Launch, LaunchState
-from stoker.records.study import Parameter, StudySettings
+from stoker.records.study import Parameter, StudySettings, StudyTrial
+from stoker.store.run_directory import TRIAL_FILE
 from tests.reporting import story
 
 STATUSES = ("finished", "finished", "finished", "finished", "finished", "failed", "unfinished", "finished")
@@ -396,8 +397,8 @@ def study(path: Path) -> None:
         )
         spec = story.spec("digits")
         spec = dataclasses.replace(spec, parameters={"width": width, "augment": augment})
-        status = "finished" if number < 20 else "unfinished"
-        write_run(
+        status = "finished" if number < 17 else "unfinished"
+        trial = write_run(
             path / "trials",
             f"{number:04d}",
             _variant(status, number % 4),
@@ -408,6 +409,9 @@ def study(path: Path) -> None:
             age_s=3000 - number,
             usd_per_hour=0.44,
         )
+        if 17 <= number < 22:
+            ended = StudyTrial(number=number, state="pruned", parameters={}, reason="asha at 54,000 samples")
+            (trial / TRIAL_FILE).write_text(dumps(ended) + "\n")
 
 
 def devices_plan() -> Any:

@@ -8,9 +8,9 @@ from typing import Any, get_args
 import pytest
 
 from stoker.records import Achieved, Bottleneck, Bound, Estimate, Event, Kernel, KernelTable, Share, to_json
+from stoker.reporting.colours import BOUND_COLOURS, COLOURS
 from stoker.reporting.display import PlainDisplay
 from stoker.reporting.event_text import closing_lines
-from stoker.reporting.pages import BOUND_COLOURS, COLOURS
 from stoker.reporting.panel import RunSnapshot
 from stoker.reporting.run_page import render_html
 from stoker.reporting.summary import summary_lines

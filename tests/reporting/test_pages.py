@@ -1,5 +1,7 @@
 """HTML from templates, and the colours of pages."""
 
+import dataclasses
+import html
 import json
 import math
 import re
@@ -9,12 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.records import Estimate
-from stoker.reporting.pages import COLOURS, PHASE_COLOURS, bundled, compact_json, render, repainting, script_json
+from stoker.records import Estimate, Event
+from stoker.reporting.colours import COLOURS, PHASE_COLOURS, repainting
+from stoker.reporting.pages import bundled, coded, compact_json, render, script_json
 from stoker.reporting.run_page import render_html
-from stoker.reporting.run_sections import strip_positions
+from stoker.reporting.run_sections import render_sections, strip_positions
 from stoker.reporting.summary import PHASES
 from tests.reporting import story
+from tests.reporting.test_bottlenecks import FOUND
 
 EVIL = "\"'><script>alert(1)</script>"
 
@@ -34,6 +38,23 @@ def test_text_and_attributes_are_escaped() -> None:
     )
     assert made.count("&#34;&#39;&gt;&lt;script&gt;alert(1)&lt;/script&gt;") == 8
     assert "<script" not in made
+
+
+@given(st.text(alphabet="`<>&\"'a "))
+def test_code_in_running_text_is_escaped(text: str) -> None:
+    """What is between backticks becomes an element, and nothing else does; no character is lost."""
+    made = str(coded(text))
+    assert not re.search("[<>\"']", re.sub("</?code>", "", made))
+    assert html.unescape(re.sub("</?code>", "`", made)) == text
+
+
+def test_no_text_of_a_report_has_backticks() -> None:
+    """What events, the plan and the bottleneck say of commands is shown as code."""
+    *events, end = story.whole_run()
+    warning = Event(kind="warned", at=end.at, fields={"message": "`nproc` says 4"})
+    sections = render_sections(dataclasses.replace(story.report([*events, warning, end]), bottleneck=FOUND))
+    assert "<code>nproc</code> says 4" in sections
+    assert "`" not in sections
 
 
 def test_a_value_that_is_missing_is_an_error() -> None:
@@ -62,7 +83,7 @@ def test_bundled_modules_find_what_they_import() -> None:
         assert not line.startswith(("import ", "export ")), line
     assert found == {"format.js", "dom.js", "vendor/uPlot.js", "chart.js"}
     assert "return uPlot;" in script
-    assert re.search(r"return \{ COLOURS, colour, repaint, Axis, LineChart, joined \};", script)
+    assert re.search(r"return \{ COLOURS, colour, Axis, LineChart, joined \};", script)
 
 
 def test_numbers_in_a_page_have_six_figures() -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from stoker.records import Layout, RankTimes, Report
-from stoker.reporting.pages import COLOURS
+from stoker.reporting.colours import COLOURS
 from stoker.reporting.rank_section import LANE_COLOURS, efficiency, lane_picture, merged, rank_lines, shown_stretch
 from tests.reporting import story
 from tests.reporting.test_html import page

@@ -9,6 +9,8 @@ import pytest
 
 from stoker.errors import BadJob, RunFailed
 from stoker.records.study import StudyTrial
+from stoker.store.files import read_record
+from stoker.store.run_directory import TRIAL_FILE
 from stoker.tuning.conductor import Conductor
 from stoker.tuning.processes import Judge, TrialReading, TrialRequest, TrialResult, TrialSlot
 from stoker.tuning.study_database import importance, read_trials
@@ -65,6 +67,24 @@ def test_asha_gives_up_what_is_worse_and_counts_samples() -> None:
     finished = [one for one in found if one.state == "finished"]
     assert min(finished, key=lambda one: one.value).samples == TOTAL
     assert sum(one.samples for one in found) < 0.5 * 30 * TOTAL
+
+
+def test_a_trial_that_was_given_up_says_so_in_its_run(tmp_path: Path) -> None:
+    """Its own record says that it is unfinished; a disk that is full costs a warning, not the study."""
+
+    def learning(request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:
+        request.directory.mkdir(parents=True)
+        if request.number == 0:
+            (request.directory / TRIAL_FILE).mkdir()  # where it cannot be written
+        return learning_branin(request, slot, judge)
+
+    told = Told()
+    found = trials_of(conducted(tmp_path, settings(pruner="asha"), trials=12, run_trial=learning, tell=told))
+    assert [one.state for one in found].count("pruned") > 2
+    for trial in found[1:]:
+        kept = read_record(tmp_path / trial.run / TRIAL_FILE, StudyTrial, remedy="")
+        assert kept == trial
+    assert len(told.of("warned")) == 1
 
 
 @pytest.mark.parametrize("pruner", ["median", "hyperband"])

@@ -625,6 +625,22 @@ def _quoted(part: str) -> str:
     return quote(part, safe="")
 
 
+def test_commands_in_texts_are_shown_as_code(browser: Any, tmp_path: Path) -> None:
+    """Not with the backticks of a terminal; of a name they are a part."""
+    warning = Event(kind="warned", at=time.time(), fields={"message": "`nproc` says <b>4</b>"})
+    write_run(tmp_path / "runs", "a`b`c", as_log([*story.young_run(), warning]))
+    server = Server(tmp_path / "runs")
+    try:
+        page = opened(browser, server, "/run/a%60b%60c")
+        until(page, "document.querySelectorAll('main li code').length > 0")
+        assert page.locator("main li code").first.inner_text() == "nproc"
+        assert "nproc says <b>4</b>" in page.locator("main").inner_text()
+        assert page.locator("h1").inner_text() == "a`b`c"
+        assert page.problems == []
+    finally:
+        server.kill()
+
+
 def test_tags_are_kept_where_changes_are_allowed(browser: Any, shown: Server) -> None:
     """A tag that is given on the page is in the run's directory and in the table."""
     page = opened(browser, shown)

@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -729,6 +730,128 @@ def test_runs_that_train_do_not_wait_for_a_look_at_all_folders(tmp_path: Path, m
         is_sent.set()
         await ui._scan
         assert (await asked(application, "/api/study?study=digits-search")).status == 200
+
+    asyncio.run(asyncio.wait_for(work(), 20))
+
+
+def test_a_run_of_a_newer_version_says_so(tmp_path: Path) -> None:
+    """Alone, whichever record it is; the others are shown."""
+    for name, file in (("run", "run.json"), ("plan", "plan.json"), ("well", "")):
+        path = write_run(tmp_path, name, as_log(story.whole_run()))
+        if file:
+            (path / file).write_text(re.sub(r'"schema": ?\d+', '"schema": 99', (path / file).read_text()))
+    ui = ui_of(tmp_path)
+    assert ui.index.rows["run"].document["state"] == "unreadable"
+    assert "a newer Stoker wrote it: update this one" in ui.index.rows["run"].document["problem"]
+    assert ui.index.rows["plan"].document["state"] == "finished"
+    assert ask(ui, "/api/series?run=plan").status == 200
+    assert "a newer Stoker wrote it" in ask(ui, "/api/plan?plan=plan").json()["error"]
+    assert ask(ui, "/api/sections?run=well").status == 200
+
+
+@pytest.mark.parametrize("scale", [1, 3, 40])
+def test_of_a_long_log_as_much_is_taken_of_its_end_as_of_the_rest(tmp_path: Path, scale: int) -> None:
+    """The last progress and all other events are, and the share of waiting is that of the whole run."""
+    events = []
+    for number in range(60 * scale):
+        early = number < 30 * scale
+        fields = {
+            "samples": number + 1,
+            "wall_s": number * 1.0,
+            "loss": 1.0,
+            "split_s": {"data": 0.2 * early, "update": 0.8},
+        }
+        events.append(Event(kind="progress", at=float(number), fields=fields))
+    events.insert(-3, Event(kind="evaluated", at=1.0, fields={"split": "valid", "metrics": {"accuracy": 0.5}}))
+    write_run(tmp_path, "run", as_log(events), status="unfinished")
+    row = ui_of(tmp_path).index.rows["run"]
+    assert row.document["samples"] == 60 * scale
+    assert row.document["metrics"] == {"valid/accuracy": 0.5}
+    assert row.document["waiting"] == pytest.approx(6 / 54, abs=1e-9 if scale == 1 else 0.02)
+    assert len(row.curve) == 60 if scale == 1 else len(row.curve) < 80
+
+
+def test_data_checks_are_listed_with_what_they_found(tmp_path: Path) -> None:
+    """Of one that cannot be read, why."""
+    show(tmp_path)
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "check.json").write_text("{")
+    found = {one["id"]: one for one in ask(ui_of(tmp_path), "/api/checks").json()}
+    assert found["images-check"] | {"made_at": ""} == {
+        "id": "images-check",
+        "source": "images",
+        "samples": 4400,
+        "faults": 3,
+        "suspects": 0,
+        "made_at": "",
+    }
+    assert "cannot be used" in found["torn"]["problem"]
+
+
+def test_a_trial_that_its_study_ended_is_pruned_until_it_trains_again(tmp_path: Path) -> None:
+    """In the table and in the study, with the reason; a stop of the user's stays a stop."""
+    show(tmp_path)
+    ui, trial = ui_of(tmp_path), "digits-search/trials/0018"
+    row = ui.index.rows[trial]
+    assert (row.document["state"], row.document["status"], row.document["eta_s"]) == ("pruned", "unfinished", None)
+    assert row.document["trial"]["reason"] == "asha at 54,000 samples"
+    assert ui.index.rows["digits-search/trials/0023"].document["state"] == "stopped"
+    of_study = ask(ui, "/api/study?study=digits-search").json()["trials"]
+    assert sorted(one["state"] for one in of_study) == ["finished"] * 17 + ["pruned"] * 5 + ["stopped"] * 2
+    sign(tmp_path / trial, os.getpid())
+    with (tmp_path / trial / "events.jsonl").open("ab") as log:
+        log.write(as_log([story.young_run()[-1]]))
+    ui.index.scan()
+    assert ui.index.rows[trial].document["state"] == "running"
+
+
+def test_the_address_is_open_before_the_server_is_imported(tmp_path: Path) -> None:
+    """A browser that connects then waits for its answer; the table's server needs neither NumPy nor templates."""
+    code = (
+        "import socket, sys\n"
+        "from stoker.web.ui import serve_ui\n"
+        "class Announced(Exception): pass\n"
+        "def announce(address):\n"
+        "    socket.create_connection(('127.0.0.1', int(address.split(':')[2].split('/')[0])), 5).close()\n"
+        "    print([name in sys.modules for name in ('stoker.web.server', 'uvicorn')])\n"
+        "    import stoker.web.server\n"
+        "    print([name in sys.modules for name in ('numpy', 'jinja2', 'stoker.devices')])\n"
+        "    raise Announced\n"
+        "try: serve_ui([], port=0, announce=announce)\n"
+        "except Announced: pass\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert said.stdout.splitlines() == ["[False, False]", "[False, False, False]"]
+
+
+def test_a_page_that_is_opened_comes_before_the_folders_that_were_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the request for the page to that for its rows the look at folders pauses, and then goes on."""
+    for number in range(50):
+        write_run(tmp_path, f"run-{number}", b"", lr=0.1 + number)
+    ui, original, is_opened = Ui(UiOptions(roots=[tmp_path], token=TOKEN, port=PORT)), RunIndex.scanning, []
+
+    def scanning(self: RunIndex) -> Iterator[None]:
+        for number, step in enumerate(original(self)):
+            while number == 2 and not is_opened:
+                yield
+            yield step
+
+    monkeypatch.setattr(RunIndex, "scanning", scanning)
+    monkeypatch.setattr(server, "_SCAN_PART_S", 0.0)
+    monkeypatch.setattr(server, "_OPENING_S", 1e6)
+
+    async def work() -> None:
+        application = ui.application()
+        async with ui._lifespan(application):
+            await asked(application, "/api/runs?part=1")
+            await asked(application, "/")
+            is_opened.append(True)
+            await asyncio.sleep(0.2)
+            assert len(ui.index.rows) <= 5
+            assert (await asked(application, "/api/runs?part=1")).status == 200
+            assert len((await asked(application, "/api/runs")).json()["rows"]) == 50
 
     asyncio.run(asyncio.wait_for(work(), 20))
 

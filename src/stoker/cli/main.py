@@ -6,7 +6,6 @@ import io
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -29,6 +28,7 @@ from stoker.cli import (
     tune,
     ui,
 )
+from stoker.imports import import_name
 
 BEFORE, TRAINING, ELSEWHERE, AFTER = "Before training", "Training", "Runs elsewhere", "After training"
 """What commands are for: the parts of `stoker --help`."""
@@ -44,6 +44,7 @@ app = typer.Typer(
 
 def _show_version(is_asked: bool) -> None:
     if is_asked:
+        version = import_name("importlib.metadata", "version")  # which no other command needs
         typer.echo(f"stoker {version('stoker')}")
         raise typer.Exit
 

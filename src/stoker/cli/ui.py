@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -46,13 +47,11 @@ def ui(
 ) -> None:
     """Show runs, plans, studies and services on a local page; only this machine reaches it."""
     with reported(debug=debug):
-        try:
-            from stoker.web.pool import Pool  # noqa: PLC0415 - an extra
-            from stoker.web.ui import serve_ui  # noqa: PLC0415 - likewise
-        except ImportError as problem:
+        missing = [name for name in ("starlette", "uvicorn", "httptools", "orjson") if find_spec(name) is None]
+        if missing:
             raise ServiceError(
-                f"the page needs {problem.name}, which is not installed here", remedy="pip install 'stoker[ui]'"
-            ) from problem
+                f"the page needs {', '.join(missing)}, which is not installed here", remedy="pip install 'stoker[ui]'"
+            )
         address = pool or os.environ.get("STOKER_POOL", "")
         if address:
             with suppress(ModuleNotFoundError):  # the page of places says what to install; the others do without
@@ -66,6 +65,9 @@ def ui(
                 print(
                     f"stoker ui: there is no folder {folder} yet; its runs are shown once it is there.", file=sys.stderr
                 )
+        from stoker.web.pool import Pool  # noqa: PLC0415 - an extra
+        from stoker.web.ui import serve_ui  # noqa: PLC0415 - likewise
+
         command = [sys.executable, "-m", "stoker.pool.overview", "--pool", address, "--key", key]
         serve_ui(
             folders or (),

@@ -20,7 +20,8 @@ from stoker.errors import BadJob, BadRun
 from stoker.pool.control_plane import ControlPlane, Rates
 from stoker.pool.events import Founded
 from stoker.pool.keys import Key, own_key
-from stoker.serving.http.announced_server import AnnouncedServer, bound_listener
+from stoker.serving.http.announced_server import AnnouncedServer
+from stoker.serving.http.listener import bound_listener
 from stoker.store.files import write_atomic
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def serve_pool(  # noqa: PLR0913 - the command's options
     )
     shown = f"[{host}]" if ":" in host else socket.gethostname() if host == "0.0.0.0" else host  # noqa: S104
     address = f"{'https' if is_secure else 'http'}://{shown}:{listener.getsockname()[1]}#{key.public}"
-    AnnouncedServer(config, lambda: announce(address)).run(sockets=[listener])
+    AnnouncedServer(config, announce=lambda: announce(address)).run(sockets=[listener])
 
 
 def _require_free_udp(host: str, port: int) -> None:

@@ -209,7 +209,9 @@ def _decode_record(value: JSON, record: type, path: str) -> Any:
         if name != record.__name__:
             raise ValueError(f"{path}: this is a {name!r} record, wanted {record.__name__!r}")
         if version != schema:
-            raise ValueError(f"{path}: schema version {version!r}, this Stoker reads version {schema}")
+            is_newer = isinstance(version, int) and version > schema
+            hint = "; a newer Stoker wrote it: update this one" if is_newer else ""
+            raise ValueError(f"{path}: schema version {version!r}, this Stoker reads version {schema}{hint}")
     names, required = _names_of(record)
     if unknown := sorted(content.keys() - names):
         raise ValueError(f"{path}: unknown field {unknown[0]!r}")

@@ -19,9 +19,9 @@ from plotly.subplots import make_subplots
 
 from stoker.records import Event, Report, dumps
 from stoker.reporting import pages
+from stoker.reporting.colours import light, repainting
 from stoker.reporting.folded_log import thinned
 from stoker.reporting.history import evaluation_metrics, finite, live_history, of_kind, text
-from stoker.reporting.pages import light
 from stoker.reporting.wording import is_of_class
 
 Point = tuple[float, float]
@@ -40,7 +40,7 @@ class Chart:
 def render_with_figures(template: str, charts: Sequence[Chart], **values: object) -> str:
     """A page with its figures' data and what draws them: about 5 MB of plotly.js (MIT licence), if it has figures."""
     figures = ",".join(f"{dumps(chart.key)}:{chart.figure}" for chart in charts)
-    data = f'{{"figures":{{{figures}}},"dark":{dumps(pages.repainting(), indent=None)}}}'
+    data = f'{{"figures":{{{figures}}},"dark":{dumps(repainting(), indent=None)}}}'
     return pages.render_with_scripts(template, _programs() if charts else (), data, values)
 
 

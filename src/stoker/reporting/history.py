@@ -1,7 +1,8 @@
 """Reading a run's events: what is left of them after a resume, and their fields as numbers.
 
 A killed run goes back to its last checkpoint and does some of its samples again. What it said of them the first time is
-superseded; `live_history` leaves it out, so that a curve never runs twice over the same samples.
+superseded; `live_history` leaves it out, so that a curve never runs twice over the same samples. Also the forecast and
+the price of a stored plan, which curves are compared with.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ def text(event: Event, name: str, default: str = "") -> str:
 
 def as_number(value: JSON) -> float | None:
     """A JSON value as a number; None if it is none, or one that no float can hold."""
+    if type(value) is float:  # nearly always
+        return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return float(value)
@@ -205,3 +208,33 @@ def _plan_changes(report: Report, planned: Plan) -> list[tuple[float, Plan]]:
 
 def _evaluation_place(event: Event) -> tuple[str, float | None]:
     return text(event, "split", "valid"), number(event, "samples")
+
+
+def _inner(document: JSON, *path: str | int) -> JSON:
+    """A value inside of JSON from elsewhere; None where the path does not lead to one."""
+    for key in path:
+        try:
+            document = document[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return document
+
+
+def forecast_of(decision: JSON) -> dict[str, JSON]:
+    """The part of a stored Decision that rows and charts need: estimates as [value, low, high]."""
+    forecast = _inner(decision, "candidates", 0, "forecast")
+    document: dict[str, JSON] = {
+        "device": _inner(decision, "device"),
+        "is_settled": _inner(decision, "is_settled") is not False,
+    }
+    for name in ("total_s", "samples_per_s", "peak_bytes", "step_s", "cost_usd"):
+        ends = [as_number(_inner(forecast, name, end)) for end in ("value", "low", "high")]
+        if None not in ends:
+            document[name] = ends
+    return document
+
+
+def price_of(decision: JSON) -> float | None:
+    """The price of an hour of the chosen plan's devices [USD]; None where that is not known."""
+    price = as_number(_inner(decision, "candidates", 0, "price", "usd_per_hour"))
+    return price if price is not None and 0 < price < 1e9 else None

@@ -1,9 +1,6 @@
-"""Pages from templates: the Jinja environment, the content security policy, and the colours.
+"""Pages from templates: the Jinja environment and the content security policy.
 
-A template escapes every value on its way in; only `Markup` is HTML already. Colours have a light and a dark form, one
-table for the style sheet and the figures. Text colours have a contrast of at least 4.5 to 1 against both backgrounds,
-lines and areas of at least 3 to 1 (WCAG 2.2, 1.4.3 and 1.4.11); series differ by hue, lightness and labels, never by
-hue alone.
+A template escapes every value on its way in; only `Markup` is HTML already.
 """
 
 from __future__ import annotations
@@ -19,71 +16,12 @@ from dataclasses import dataclass
 from importlib import resources
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from stoker import units
 from stoker.records.codec import JSON
 from stoker.reporting import event_text, wording
-
-COLOURS: dict[str, tuple[str, str]] = {
-    "paper": ("#faf8f5", "#131417"),
-    "surface": ("#ffffff", "#1b1d21"),
-    "ink": ("#1c1d20", "#eceae5"),
-    "muted": ("#5f646c", "#a3a8b0"),
-    "line": ("#e4dfd7", "#31343a"),
-    "grid": ("#efebe4", "#26292e"),
-    "ember": ("#c2410c", "#ff8c4b"),
-    "blue": ("#3a6db3", "#86b3f2"),
-    "teal": ("#0f7a6b", "#4fc9b1"),
-    "violet": ("#6f49c4", "#b8a0ff"),
-    "amber": ("#9a6206", "#e2b23f"),
-    "grey": ("#7d828a", "#7f858e"),
-    "good": ("#17744a", "#52cf93"),
-    "bad": ("#bd2334", "#ff838a"),
-}
-"""Name: (light, dark)."""
-
-PHASE_COLOURS = {
-    "update": "ember",
-    "data": "blue",
-    "evaluation": "teal",
-    "checkpoint": "violet",
-    "planning": "amber",
-    "other": "grey",
-}
-"""The colour of each phase in the time bar; phases that are not named here are grey."""
-
-BOUND_COLOURS = {
-    "arithmetic": "ember",
-    "memory bandwidth": "amber",
-    "host launch": "violet",
-    "data": "blue",
-    "evaluation": "teal",
-    "copies": "good",
-    "checkpoints": "muted",
-    "unknown": "grey",
-}
-"""The colour of each thing that a run waits for."""
-
-
-def light(name: str) -> str:
-    """The light colour of that name; figures are drawn in it and repainted by the page when the browser is dark."""
-    return COLOURS[name][0]
-
-
-@functools.cache
-def colour_sheet() -> Markup:
-    """The colours as a style sheet; a page may be set to one of both themes, and paper is light."""
-    light, dark = ("".join(f"--{name}:{pair[number]};" for name, pair in COLOURS.items()) for number in (0, 1))
-    return Markup(  # noqa: S704 - our own colours
-        f":root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}\n"
-        f"@media screen{{:root[data-theme=dark]{{{dark}}}}}\n"
-    )
-
-
-def repainting() -> dict[str, str]:
-    """Light colour to dark colour, for figures."""
-    return dict(COLOURS.values())
+from stoker.reporting.colours import colour_sheet
 
 
 @functools.cache
@@ -106,6 +44,7 @@ def _environment() -> jinja2.Environment:
     environment.globals |= {"colour_sheet": colour_sheet, "resource": resource}
     environment.filters |= {
         "bytes": units.format_bytes,
+        "coded": coded,
         "described": event_text.describe_event,
         "interval": wording.format_interval,
         "percent": lambda fraction, digits=0: f"{100 * fraction:.{digits}f} %",
@@ -115,6 +54,17 @@ def _environment() -> jinja2.Environment:
         "spread": wording.format_spread,
     }
     return environment
+
+
+def coded(text: object) -> Markup:
+    """Running text as HTML: what stands between backticks is code.
+
+    >>> coded("`stoker runs` lists <all>")
+    Markup('<code>stoker runs</code> lists &lt;all&gt;')
+    """
+    parts = re.split(r"`([^`]+)`", str(text))
+    code = Markup("<code>{}</code>")
+    return Markup("").join(code.format(part) if index % 2 else escape(part) for index, part in enumerate(parts))
 
 
 def render(template: str, **values: object) -> str:

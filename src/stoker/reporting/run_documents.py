@@ -13,24 +13,19 @@ import numpy as np
 
 from stoker.errors import BadRun
 from stoker.records import Plan, from_json
-from stoker.records.codec import JSON, printable
+from stoker.records.codec import JSON
 from stoker.records.run import ExampleSet
 from stoker.reporting import history
 from stoker.reporting.event_text import describe_event
 from stoker.reporting.folded_log import COLUMNS, FoldedLog, Kept, Table, downsampled, thinned
+from stoker.reporting.history import forecast_of, price_of
+from stoker.reporting.wording import short
 
 _MOST_EVENTS = 300
 _MOST_TEXT = 400
-_LONGEST_NAME = 160
 _MOST_CLASSES = 64
 _MOST_EVALUATIONS = 2000
 """Points of all metrics together."""
-
-
-def short(text: object, most: int = _LONGEST_NAME) -> str:
-    """Text of a record, printable and bounded: it may hold anything."""
-    shown = printable(str(text)[: most + 1])
-    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def event_document(kept: Kept) -> dict[str, JSON]:
@@ -254,33 +249,3 @@ def _most_confused(counts: Sequence[Sequence[int]], names: Sequence[str]) -> str
         return "no class is taken for another"
     cell, row, column = max(pairs, key=lambda pair: (pair[0], -pair[1], -pair[2]))
     return f"most often {names[row]} taken for {names[min(column, len(names) - 1)]}, {cell:,} times"
-
-
-def _inner(document: JSON, *path: str | int) -> JSON:
-    """A value inside of JSON from elsewhere; None where the path does not lead to one."""
-    for key in path:
-        try:
-            document = document[key]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return document
-
-
-def forecast_of(decision: JSON) -> dict[str, JSON]:
-    """The part of a stored Decision that rows and charts need: estimates as [value, low, high]."""
-    forecast = _inner(decision, "candidates", 0, "forecast")
-    document: dict[str, JSON] = {
-        "device": _inner(decision, "device"),
-        "is_settled": _inner(decision, "is_settled") is not False,
-    }
-    for name in ("total_s", "samples_per_s", "peak_bytes", "step_s", "cost_usd"):
-        ends = [history.as_number(_inner(forecast, name, end)) for end in ("value", "low", "high")]
-        if None not in ends:
-            document[name] = ends
-    return document
-
-
-def price_of(decision: JSON) -> float | None:
-    """The price of an hour of the chosen plan's devices [USD]; None where that is not known."""
-    price = history.as_number(_inner(decision, "candidates", 0, "price", "usd_per_hour"))
-    return price if price is not None and 0 < price < 1e9 else None

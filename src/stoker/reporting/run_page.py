@@ -16,7 +16,8 @@ from stoker.records.codec import JSON
 from stoker.records.run import ExampleSet
 from stoker.reporting import history, pages, summary, wording
 from stoker.reporting.folded_log import COLUMNS, FoldedLog
-from stoker.reporting.run_documents import confusion_document, price_of, run_document, series_document
+from stoker.reporting.history import price_of
+from stoker.reporting.run_documents import confusion_document, run_document, series_document
 from stoker.reporting.run_sections import run_sections
 
 _MODULES = ("vendor/uPlot.js", "format.js", "dom.js", "chart.js", "run.js", "frozen.js")

@@ -15,9 +15,10 @@ from stoker.records import NOT_COMPARED, Achieved, Bottleneck, Candidate, Coupli
 from stoker.records.codec import JSON
 from stoker.records.run import Example, ExampleSet
 from stoker.reporting import history, pages, rank_section, summary, wording
+from stoker.reporting.colours import BOUND_COLOURS, PHASE_COLOURS
 from stoker.reporting.event_text import HOW_TO_OPEN, advice
 from stoker.reporting.launch_text import launch_words
-from stoker.reporting.pages import BOUND_COLOURS, PHASE_COLOURS, BarSegment
+from stoker.reporting.pages import BarSegment
 from stoker.reporting.plan_strip import WIDTH, plan_strip
 from stoker.units import format_bytes, format_seconds
 

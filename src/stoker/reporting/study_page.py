@@ -12,9 +12,9 @@ import plotly.graph_objects as go
 from stoker.records import Estimate
 from stoker.records.codec import JSON
 from stoker.records.study import Parameter, StudyForecast, StudyResult, StudyTrial
+from stoker.reporting.colours import light
 from stoker.reporting.figures import Chart, as_chart, blank_figure, line_trace, render_with_figures
 from stoker.reporting.folded_log import thinned
-from stoker.reporting.pages import light
 from stoker.reporting.wording import are_fractions, format_interval, format_metric, format_quantity, format_samples
 from stoker.units import format_seconds
 

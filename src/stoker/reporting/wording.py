@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from stoker.records import Estimate, Plan
+from stoker.records.codec import printable
 from stoker.units import format_bytes, format_count, format_rate, format_seconds
 
 DATA_GUARANTEES = {
@@ -213,3 +214,9 @@ def plan_in_difference(plan: Plan, chosen: Plan) -> str:
         for name, mine in differences
     ]
     return ", ".join(parts) or "the same settings"
+
+
+def short(text: object, most: int = 160) -> str:
+    """Text of a record, printable and of at most `most` characters: it may hold anything."""
+    shown = printable(str(text)[: most + 1])
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"

@@ -23,7 +23,7 @@ DIR/run.json           Run: status, metrics, how far; written last, so that a di
     lock               see RunLock
 ```
 Training and trackers add `job/` (a copy of the job file), `model.safetensors`, `examples.json`,
-`pruning.json`, `tracking/`.
+`pruning.json`, `tracking/`; tuning adds `trial.json` (StudyTrial) to a trial that has ended.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ from stoker.store.files import (
     write_atomic,
 )
 from stoker.store.locks import HELD_FILE, LOCK_FILE, TAKING_FILE, RunLock, is_held_here
+
+TRIAL_FILE = "trial.json"
 
 R = TypeVar("R", bound=Record)
 

@@ -24,6 +24,8 @@ from stoker import records
 from stoker.errors import BadJob, RunFailed, StokerError, nearest
 from stoker.records.codec import JSON
 from stoker.records.study import StudyEvent, StudyEventKind, StudySettings, StudyTrial
+from stoker.store import write_atomic
+from stoker.store.run_directory import TRIAL_FILE
 from stoker.tuning.population import Origin, Population
 from stoker.tuning.processes import TrialReading, TrialRequest, TrialResult
 from stoker.tuning.search_algorithms import GridSampler, distributions, lacks_equals, sampler_for, suggest
@@ -172,6 +174,7 @@ class Conductor:
         best = best_of(self._trials(), higher_is_better=self._settings.higher_is_better)
         fields = {name: value for name, value in records.to_json(trial).items() if name not in ("record", "schema")}
         self._tell("ended", **fields, objective=self._settings.objective, best=best)
+        self._keep_in_its_run(trial)
         # After three equal failures in a row the study stops: it is not the settings that are wrong.
         if ending.kind != "failed":
             self._failures.clear()
@@ -184,6 +187,15 @@ class Conductor:
                 f"{_MOST_EQUAL} trials in a row failed with the same error: {ending.words}",
                 remedy="Mend it and give the same command again; what is done is kept.",
             )
+
+    def _keep_in_its_run(self, trial: StudyTrial) -> None:
+        """Write a trial's outcome into its run, whose own record says of a pruned one that it is unfinished."""
+        run = self._work.directory / trial.run
+        if run.is_dir():
+            try:
+                write_atomic(run / TRIAL_FILE, records.dumps(trial) + "\n", what="the trial's outcome", error=RunFailed)
+            except RunFailed as problem:  # the study has it in its storage
+                self._tell("warned", message=problem.message)
 
     def _verdict(self, number: int, ending: TrialResult) -> tuple[TrialState, float | None, str]:
         """The verdict on a trial: its state, its value if it is finished, and why if it is not."""

@@ -31,6 +31,12 @@ const script = document.createElement("script");
 script.type = "module";
 script.src = policy ? policy.createScriptURL(address) : address;
 document.head.append(script);
+for (const name of ["api", "dom", "format", "runs"]) {
+  const link = document.createElement("link");
+  link.rel = "modulepreload";
+  link.href = `/static/${name}.js`;
+  document.head.append(link);
+}
 """
 """The one inline script: what it loads may run (`strict-dynamic`), an element that a parser made may not."""
 
@@ -131,7 +137,7 @@ class Access:
         given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]
         if given:
             if not self._is_right(given):
-                return _refused(401, "The token is wrong. `stoker ui` prints the address with the right one.")
+                return _refused(401, "The token is wrong: stoker ui has printed the address with the right one.")
             # Not a redirect: after a link from another site a browser would follow it without the new cookie.
             where = html.escape(quote(scope["path"] or "/"), quote=True)
             answer = HTMLResponse(
@@ -147,7 +153,7 @@ class Access:
             cookie = None
         if cookie is not None and self._is_right(cookie.value):
             return None
-        return _refused(401, "This page needs its token: open the address that `stoker ui` printed.")
+        return _refused(401, "This page needs its token: open the address that stoker ui has printed.")
 
     def _is_right(self, token: str) -> bool:
         return hmac.compare_digest(token.encode("utf-8", "replace"), self._token.encode())

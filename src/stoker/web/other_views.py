@@ -16,7 +16,7 @@ from stoker.records.codec import JSON
 from stoker.records.data_check import CleanList, DataCheck
 from stoker.records.study import StudyForecast, StudySettings
 from stoker.reporting.data_page import render_data_page
-from stoker.reporting.run_documents import short
+from stoker.reporting.wording import short
 from stoker.store.foreign_files import read_below
 from stoker.store.run_query import value_of
 from stoker.web.run_index import Row, RunIndex, read_json
@@ -96,11 +96,11 @@ def _trial(row: Row, settings: StudySettings) -> dict[str, JSON]:
             if name.rsplit("/", 1)[-1] == settings.objective.rsplit("/", 1)[-1]
         }
         value = next(iter(named.values()), None)
-    is_pruned = document.get("status") == "unfinished" and bool(read_json(row.root, f"{row.name}/pruning.json"))
     return {
         "id": row.id,
         "name": document.get("name"),
-        "state": "pruned" if is_pruned else document.get("state"),
+        "state": document.get("state"),
+        "trial": document.get("trial"),
         "value": value if isinstance(value, float) and math.isfinite(value) else None,
         "parameters": {short(one.name, 60): row.values.get(one.name) for one in settings.space},
         "samples": document.get("samples"),
@@ -216,6 +216,30 @@ def plans_known(index: RunIndex) -> list[dict[str, JSON]]:
 
 
 # --------------------------------------------------------------------------------------------------------- data checks
+
+
+def checks_known(index: RunIndex) -> list[dict[str, JSON]]:
+    """Data checks in the folders: of what, samples, faults and suspects, when; or why one cannot be read."""
+    documents: list[dict[str, JSON]] = []
+    for check, (root, name) in list(index.checks.items())[:200]:
+        try:
+            found = _read(root, f"{name}/check.json", DataCheck, "the data check")
+        except StokerError as problem:
+            documents.append({"id": check, "problem": short(problem, 300)})
+            continue
+        assert isinstance(found, DataCheck)
+        gravities = [finding.gravity for finding in found.findings]
+        documents.append(
+            {
+                "id": check,
+                "source": short(found.source),
+                "samples": found.num_samples,
+                "faults": gravities.count("fault") + gravities.count("corrupt"),
+                "suspects": gravities.count("suspect"),
+                "made_at": short(found.made_at, 40),
+            }
+        )
+    return documents
 
 
 def check_html(index: RunIndex, check: str) -> str:

@@ -28,15 +28,15 @@ from stoker.launching.meter import spent_of
 from stoker.records import Event, JobSpec, Launch, Run, loads
 from stoker.records.codec import JSON, printable
 from stoker.records.progress import MOST
-from stoker.reporting.history import as_number, numbers
-from stoker.reporting.run_documents import forecast_of, price_of, short
-from stoker.reporting.wording import headline_metric
+from stoker.reporting.history import as_number, forecast_of, numbers, price_of
+from stoker.reporting.wording import headline_metric, short
 from stoker.store.foreign_files import open_below, read_below
 from stoker.store.locations import is_on_network
 from stoker.store.locks import HELD_FILE, LOCK_FILE, is_alive
+from stoker.store.run_directory import TRIAL_FILE
 from stoker.store.run_query import Value, values_of
-from stoker.web.run_log import EVENTS
 
+EVENTS = "events.jsonl"
 ANNOTATIONS = "annotations.json"
 """Tags, note and whether a run is archived, in its directory."""
 
@@ -57,7 +57,8 @@ _TO_BE_NOTED = -1
 """A time that no folder has, so that there is a scan."""
 
 State = str
-"""queued, planning, running, stalled, stopped, finished, failed, unreadable; of a run elsewhere its launch's phase."""
+"""queued, planning, running, stalled, stopped, finished, failed, unreadable; of a trial that its study ended pruned or
+handed on; of a run elsewhere its launch's phase."""
 
 
 class Tail(NamedTuple):
@@ -357,6 +358,8 @@ class RunIndex:
             row.document, row.values = describe(row, stamp[:_LOG_STAMP] + stamp[_LOG_STAMP + 3 :])
         status, launch = row.document.get("status"), row.document.get("launch")
         state = _state(row, status, launch, self._clock(), is_heard=is_heard)
+        if state == "stopped" and (trial := row.document.get("trial")):
+            state, row.document = trial["state"], {**row.document, "eta_s": None}
         if row.document is before and state == before["state"]:
             return
         row.document = {**row.document, "state": state}
@@ -377,8 +380,9 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-_STAMPED = ("run.json", EVENTS, ANNOTATIONS, "launch.json", "plan.json")
+_STAMPED = ("run.json", EVENTS, ANNOTATIONS, "launch.json", "plan.json", TRIAL_FILE)
 _LOG_STAMP = 3 * _STAMPED.index(EVENTS)
+_RECORDS = tuple(file for file in _STAMPED if file != EVENTS)
 _MAKE_A_RUN = ("run.json", "launch.json")
 """A run elsewhere has no run.json here before it is fetched."""
 
@@ -443,7 +447,7 @@ def _read_log(row: Row) -> None:
                 _take(row, line)
     content = os.pread(descriptor, size - start, start)
     lines = content[: content.rfind(b"\n") + 1]
-    row.untaken += lines
+    row.untaken += _sampled_lines(lines, size) if is_anew else lines
     # At once: streams read it while a thread scans.
     row.tail = Tail(log, start + len(lines), b"") if is_anew else Tail(log, start, lines)
 
@@ -452,6 +456,27 @@ def _sampled_offsets(size: int) -> list[int]:
     """Where lines are looked at in a log: evenly, before its end."""
     rest = size - _TAIL_BYTES
     return [rest * number // _NUM_SAMPLED for number in range(_NUM_SAMPLED)] if rest > 0 else []
+
+
+def _sampled_lines(end: bytes, size: int) -> bytes:
+    """The end of a log of `size` bytes with as much of its progress, the last included, as is taken of what is before.
+
+    Its other events stay, and so does all of a log that is not longer.
+    """
+    rest = size - _TAIL_BYTES
+    if rest <= 0:
+        return end
+    most = max(8, _NUM_SAMPLED * _TAIL_BYTES // rest)
+    lines = end.splitlines(keepends=True)
+    left = sum(_PROGRESS in line for line in lines)
+    step = max(1, -(-left // most))
+    kept = []
+    for line in lines:
+        is_progress = _PROGRESS in line
+        left -= is_progress
+        if not is_progress or left % step == 0:
+            kept.append(line)
+    return b"".join(kept)
 
 
 def _take(row: Row, line: bytes) -> None:
@@ -473,7 +498,7 @@ def _take(row: Row, line: bytes) -> None:
             row.curve = row.curve[1::2]
         split = fields.get("split_s")
         for phase, seconds in split.items() if isinstance(split, dict) and len(split) < 32 else ():
-            if isinstance(seconds, float | int):
+            if type(seconds) in (float, int):
                 part = "data" if phase == "data" else "other"
                 row.split_s[part] = row.split_s.get(part, 0.0) + seconds
         row.last = {**fields, "at": event.get("at")}
@@ -504,14 +529,19 @@ class _Records:
 def _records(row: Row, stamp: tuple[int, ...]) -> _Records:
     root, name = row.root, row.name
     document = _named(row)
-    notes = read_json(root, f"{name}/{ANNOTATIONS}", 256 * 1024)
+    missing = {file for file, inode in zip(_RECORDS, stamp[::3], strict=True) if not inode} if stamp else set()
+
+    def known(file: str, most_bytes: int = MOST_RECORD_BYTES) -> dict[str, Any]:
+        return {} if file in missing else read_json(root, f"{name}/{file}", most_bytes)
+
+    notes = known(ANNOTATIONS, 256 * 1024)
     tags = notes.get("tags")
     document |= {
         "tags": [short(tag, 40) for tag in tags[:20]] if isinstance(tags, list) else [],
         "note": short(notes.get("note") or "", 2000),
         "is_archived": notes.get("is_archived") is True,
     }
-    document["launch"] = launch = launch_of(root, name)
+    document["launch"] = launch = None if "launch.json" in missing else launch_of(root, name)
     try:
         content, spec_content = (
             read_below(root, f"{name}/{file}", MOST_RECORD_BYTES) for file in ("run.json", "spec.json")
@@ -523,13 +553,16 @@ def _records(row: Row, stamp: tuple[int, ...]) -> _Records:
     except (StokerError, ValueError, RecursionError) as problem:
         document |= {"status": "unreadable", "problem": short(problem, 400), "values": {}}
         return _Records(stamp, document, values={"name": name})
-    decision = read_json(root, f"{name}/plan.json")
+    decision = known("plan.json")
     price = (launch or {}).get("price_per_h") or price_of(decision)
     values: dict[str, Value] = {"name": run.name, "status": run.status}
     values = values_of(run, spec) if spec else values
     expected = forecast_of(decision)
+    trial = known(TRIAL_FILE)
+    is_ended = trial.get("state") in ("pruned", "handed on")
     document |= {
         "status": run.status,
+        "trial": {"state": trial["state"], "reason": short(trial.get("reason", ""), 200)} if is_ended else None,
         "job": short(spec.name if spec else "", 80),
         "created_at": short(run.created_at, 40),
         "price_per_h": price,
@@ -537,7 +570,7 @@ def _records(row: Row, stamp: tuple[int, ...]) -> _Records:
         "failure": short(run.failure or "", 600),
         "forked_from": short(run.forked_from or "", 80) or None,
     }
-    return _Records(stamp, document, run, expected, price, _launch(root, name), values)
+    return _Records(stamp, document, run, expected, price, _launch(root, name) if launch else None, values)
 
 
 def _launch(root: Path, name: str) -> Launch | None:

@@ -14,11 +14,13 @@ from pathlib import Path
 import numpy as np
 import orjson
 
+from stoker.records.codec import JSON
 from stoker.records.progress import MOST, read_event
 from stoker.reporting.folded_log import COLUMNS, FoldedLog, Kept, row_of
+from stoker.reporting.run_documents import event_document
 from stoker.store.foreign_files import open_below
+from stoker.web.run_index import EVENTS
 
-EVENTS = "events.jsonl"
 _SAMPLES = COLUMNS.index("samples")
 _CHUNK_BYTES = 4 * 2**20
 _LONGEST_LINE = 8 * 2**20
@@ -148,3 +150,39 @@ def _whole_lines(descriptor: int, start: int, end: int) -> Iterator[tuple[bytes,
             rest, is_first = b"", False
         else:
             rest += piece
+
+
+_OF_PROGRESS = (
+    "samples",
+    "total_samples",
+    "updates",
+    "epoch",
+    "loss",
+    "lr",
+    "lrs",
+    "grad_norm",
+    "samples_per_s",
+    "eta_s",
+    "wall_s",
+    "resident_bytes",
+    "allocated_bytes",
+    "split_s",
+    "trying",
+)
+
+
+def line_document(line: bytes, offset: int) -> dict[str, JSON] | None:
+    """A line of the log as a page takes it; None for one that cannot be read."""
+    try:
+        document = orjson.loads(line)
+        if document["kind"] == "progress":
+            fields = document["fields"]
+            return {
+                "kind": "progress",
+                "at": document["at"],
+                "offset": offset,
+                **{name: fields[name] for name in _OF_PROGRESS if name in fields},
+            }
+        return event_document(Kept(offset, read_event(line)))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None

@@ -30,11 +30,11 @@ from stoker.records.plan_schedule import PlanSchedule
 from stoker.records.run import ExampleSet, ExampleSets, leaves
 from stoker.reporting import run_documents
 from stoker.reporting.folded_log import COLUMNS, Table
-from stoker.reporting.run_documents import short
 from stoker.reporting.run_sections import render_sections
+from stoker.reporting.wording import short
 from stoker.store.foreign_files import open_below, read_below
-from stoker.web.run_index import Row, read_json
-from stoker.web.run_log import EVENTS, RunLog
+from stoker.web.run_index import EVENTS, Row, read_json
+from stoker.web.run_log import RunLog
 
 R = TypeVar("R", bound=Record)
 
@@ -168,6 +168,11 @@ def examples_of(row: Row) -> tuple[ExampleSet, ...]:
         return ()
     sets = found.sets if found is not None else ()
     return tuple(one for one in sets if all(map(_is_drawn, (*one.worst, *one.first))))
+
+
+def confusion(row: Row) -> list[dict[str, JSON]]:
+    """The run's confusion matrices; see `run_documents.confusion_document`."""
+    return run_documents.confusion_document(examples_of(row))
 
 
 def _is_drawn(example: object) -> bool:

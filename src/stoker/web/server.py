@@ -13,9 +13,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import importlib
 import logging
 import math
 import os
+import socket
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Container, Iterator, Sequence
@@ -23,9 +26,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -35,27 +39,32 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from stoker import web
 from stoker.errors import BadRun, StokerError
 from stoker.records.codec import JSON
-from stoker.records.progress import read_event
-from stoker.reporting.folded_log import Kept
-from stoker.reporting.pages import colour_sheet
-from stoker.reporting.run_documents import confusion_document, event_document, short
+from stoker.reporting.colours import colour_sheet
+from stoker.reporting.wording import short
+from stoker.serving.http.announced_server import AnnouncedServer
 from stoker.store.foreign_files import open_below
 from stoker.store.run_query import selected_ids
-from stoker.web import control, other_views, run_view
 from stoker.web.access import LOADER, Access, content_policy
 from stoker.web.alerts import Alert, alerts_of, send
 from stoker.web.pool import Pool
-from stoker.web.run_index import Row, RunIndex, Tail
-from stoker.web.run_log import EVENTS, RunLog
+from stoker.web.run_index import EVENTS, Row, RunIndex, Tail
 from stoker.web.services import Service, ask_all
+
+if TYPE_CHECKING:
+    from stoker.web.run_log import RunLog
 
 _LIVE_S, _SCAN_S, _IDLE_S, _WHOLE_SCAN_S = 0.9, 5.0, 15.0, 60.0
 """Pauses between two looks: at the logs of runs that train, and at the folders that may have new runs; at either while
 no page is open; and at everything [s]."""
 _SCAN_PART_S = 0.05
 """For which folders are looked at before the logs that grow may be [s]."""
+_OPENING_S = 0.6
+"""For which a page that is being opened comes before the folders that were not looked at yet, at most [s]."""
+_SWITCH_S = 0.001
+"""After which a thread that looks at folders lets a request go on [s]; each file of a page would wait Python's 5 ms."""
 _SERVICES_S = 2.0
 _MOST_LOGS = 12
 """Logs that are kept folded; the one that was not asked for longest goes first."""
@@ -128,6 +137,9 @@ class Ui:
         self._next_part = asyncio.Event()
         """Set, and then another one, when a part of the folders has been looked at."""
         self._scan: asyncio.Task[None] | None = None
+        self._is_opened = asyncio.Event()
+        """Not set from the request for a page to that for its events, when it is drawn, or to one for a single run."""
+        self._is_opened.set()
         self._scanner = ThreadPoolExecutor(1, "scanner")
         """Its own: looks at runs that train wait for a part of a scan, which must not wait for requests' threads."""
         self._index_lock = asyncio.Lock()
@@ -168,11 +180,12 @@ class Ui:
             Route("/api/sections", self._sections),
             Route("/api/picture", self._picture),
             Route("/api/compare", self._compare),
-            Route("/api/study", self._in_thread(other_views.study_document, "study")),
-            Route("/api/plan", self._in_thread(other_views.plan_document, "plan")),
-            Route("/api/plans", self._in_thread(other_views.plans_known)),
-            Route("/api/places", self._in_thread(other_views.places_document)),
+            Route("/api/study", self._in_thread(lambda: web.other_views.study_document, "study")),
+            Route("/api/plan", self._in_thread(lambda: web.other_views.plan_document, "plan")),
+            Route("/api/plans", self._in_thread(lambda: web.other_views.plans_known)),
+            Route("/api/places", self._in_thread(lambda: web.other_views.places_document)),
             Route("/api/pool", self._pool),
+            Route("/api/checks", self._in_thread(lambda: web.other_views.checks_known)),
             Route("/api/check", self._check),
             Route("/api/services", self._services),
             Route("/api/do/{what}", self._do, methods=["POST"]),
@@ -254,12 +267,16 @@ class Ui:
                         is_through = await asyncio.get_running_loop().run_in_executor(self._scanner, part)
                     self._wake()  # for logs that grew as well, which no row may tell
                     self._end_part()
+                    if self.index.rows:
+                        with contextlib.suppress(TimeoutError):
+                            await asyncio.wait_for(self._is_opened.wait(), _OPENING_S)
                 self._scanned_at = time.monotonic()
                 self._raise_alerts()
         finally:
             self._scan = None
             self._end_part()
         self._is_scanned.set()
+        await asyncio.get_running_loop().run_in_executor(self._scanner, _load_views)
 
     def _end_part(self) -> None:
         self._next_part.set()
@@ -309,12 +326,14 @@ class Ui:
     # ----------------------------------------------------------------------------------------------------------- pages
 
     async def _page(self, _: Request) -> Response:
+        self._is_opened.clear()
         return HTMLResponse(_SHELL, headers={"content-security-policy": content_policy()})
 
     async def _runs(self, request: Request) -> Response:
         """All rows; with `part`, while the folders are looked at for the first time, those that are there by now."""
         index = self.index
         if "part" not in request.query_params:
+            self._is_opened.set()
             await self._is_scanned.wait()
         while not (index.rows or self._is_scanned.is_set()):
             await self._next_part.wait()
@@ -328,7 +347,6 @@ class Ui:
                 "control": self.options.allows_changes,
                 "roots": [str(root) for root in index.roots],
                 "studies": sorted(index.studies),
-                "checks": sorted(index.checks),
                 "services": len(self.options.services),
             }
         )
@@ -339,16 +357,19 @@ class Ui:
         values = {row.id: row.values for row in list(self.index.rows.values())}
         return _json(selected_ids(values, where=where, sort=sort))
 
-    def _in_thread(self, make: Callable[..., Any], *names: str) -> Callable[[Request], Any]:
+    def _in_thread(self, maker: Callable[[], Callable[..., Any]], *names: str) -> Callable[[Request], Any]:
+        """A route of what `maker()`, which may have to be imported, makes of the index and of some query parameters."""
+
         async def route(request: Request) -> Response:
             await self._is_scanned.wait()
             values = [request.query_params.get(name, "") for name in names]
-            return _json(await run_in_threadpool(make, self.index, *values))
+            return _json(await run_in_threadpool(lambda: maker()(self.index, *values)))
 
         return route
 
     async def _check(self, request: Request) -> Response:
-        html = await run_in_threadpool(other_views.check_html, self.index, request.query_params.get("check", ""))
+        check = request.query_params.get("check", "")
+        html = await run_in_threadpool(lambda: web.other_views.check_html(self.index, check))
         return Response(html, media_type="text/plain")
 
     async def _services(self, _: Request) -> Response:
@@ -364,13 +385,14 @@ class Ui:
     async def _compare(self, request: Request) -> Response:
         await self._is_scanned.wait()
         rows = [self.index.rows[run] for run in request.query_params.getlist("run")[:32] if run in self.index.rows]
-        return _json(await run_in_threadpool(run_view.compare_document, rows))
+        return _json(await run_in_threadpool(web.run_view.compare_document, rows))
 
     # ------------------------------------------------------------------------------------------------------- of a run
 
     async def _row(self, request: Request) -> Row:
         """The run that a request names: only what the index found can be named, if need be just now."""
         run = request.query_params.get("run", "")
+        self._is_opened.set()
         while run not in self.index.rows and self._scan is not None:
             await self._next_part.wait()  # as when the page's server has just been started
         if run not in self.index.rows:
@@ -381,7 +403,7 @@ class Ui:
 
     async def _log(self, row: Row) -> tuple[RunLog, bool]:
         """The run's log, read to its end if that is short work; whether it was."""
-        self._logs[row.id] = log = self._logs.pop(row.id, None) or RunLog(row.root, row.name)
+        self._logs[row.id] = log = self._logs.pop(row.id, None) or web.run_log.RunLog(row.root, row.name)
         while len(self._logs) > _MOST_LOGS:
             del self._logs[next(iter(self._logs))]
 
@@ -412,12 +434,12 @@ class Ui:
 
     async def _run(self, row: Row, _: Request) -> Any:
         log, _is_whole = await self._log(row)
-        return await asyncio.to_thread(run_view.run_document, row, log)
+        return await asyncio.to_thread(web.run_view.run_document, row, log)
 
     async def _series(self, row: Row, request: Request) -> Any:
         log, is_whole = await self._log(row)
         query = request.query_params
-        preview = None if is_whole else await asyncio.to_thread(run_view.preview_of, row)
+        preview = None if is_whole else await asyncio.to_thread(web.run_view.preview_of, row)
 
         def number(name: str) -> float | None:
             try:
@@ -428,7 +450,7 @@ class Ui:
         start, end = number("from"), number("to")
         px = int(min(4000, max(50, number("px") or 1000)))
         return await asyncio.to_thread(
-            run_view.series_document,
+            web.run_view.series_document,
             row,
             log,
             preview=preview,
@@ -439,19 +461,19 @@ class Ui:
         )
 
     async def _confusion(self, row: Row, _: Request) -> Any:
-        return await asyncio.to_thread(lambda: confusion_document(run_view.examples_of(row)))
+        return await asyncio.to_thread(lambda: web.run_view.confusion(row))
 
     async def _sections(self, request: Request) -> Response:
         row = await self._row(request)
         log, is_whole = await self._log(row)
         if not is_whole:
             raise BadRun("the run's log is still being read")
-        return Response(await asyncio.to_thread(run_view.sections_html, row, log), media_type="text/plain")
+        return Response(await asyncio.to_thread(web.run_view.sections_html, row, log), media_type="text/plain")
 
     async def _picture(self, request: Request) -> Response:
         row = await self._row(request)
         log, _ = await self._log(row)
-        content = await asyncio.to_thread(run_view.picture_of, row, log, request.query_params.get("file", ""))
+        content = await asyncio.to_thread(web.run_view.picture_of, row, log, request.query_params.get("file", ""))
         return Response(content, media_type="image/png", headers={"cache-control": "private, max-age=3600"})
 
     async def _do(self, request: Request) -> Response:
@@ -465,11 +487,11 @@ class Ui:
         given = orjson.loads(bytes(body)) if body else {}
         said = "done"
         if what == "stop":
-            said = control.stop(row)
+            said = web.control.stop(row)
         elif what in ("resume", "fork"):
-            said = await asyncio.to_thread(control.restart, row, is_fork=what == "fork")
+            said = await asyncio.to_thread(web.control.restart, row, is_fork=what == "fork")
         elif what == "annotate" and isinstance(given, dict):
-            control.annotate(row, given)
+            web.control.annotate(row, given)
         else:
             raise BadRun(f"there is nothing like {short(what, 40)!r} to do")
         await self._rescan()
@@ -479,6 +501,7 @@ class Ui:
 
     async def _events(self, request: Request) -> Response:
         """A stream: `rows` that changed, `alert`s, and with `run` the `events` of its log from an offset on."""
+        self._is_opened.set()
         query = request.query_params
         run = query.get("run")
         row = await self._row(request) if run else None
@@ -558,6 +581,25 @@ class Ui:
         return [made[key]], at
 
 
+def serve(options: UiOptions, listener: socket.socket) -> None:
+    """Serve the page at `listener`, which is bound to this machine's loopback, until SIGINT or SIGTERM."""
+    sys.setswitchinterval(_SWITCH_S)
+    page = Ui(options)
+    config = uvicorn.Config(
+        page.application(),
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        lifespan="on",
+        timeout_graceful_shutdown=1,
+        http="httptools",
+        ws="none",
+        h11_max_incomplete_event_size=16 * 1024,
+    )
+    AnnouncedServer(config, leave=page.end_streams).run(sockets=[listener])
+
+
 def _new_lines(row: Row, tail: Tail, log: str, offset: int) -> tuple[bytes, int, str, bool]:
     """A log from byte `offset` to the end of `tail` as events; that end, of which file, and whether to fetch again."""
     if not tail.log or (log and log != tail.log):
@@ -571,7 +613,7 @@ def _new_lines(row: Row, tail: Tail, log: str, offset: int) -> tuple[bytes, int,
     parts: list[bytes] = []
     for line in lines.split(b"\n")[:-1]:
         offset += len(line) + 1
-        if (document := _line_document(line, offset)) is not None:
+        if (document := web.run_log.line_document(line, offset)) is not None:
             parts.append(_event("event", document, offset))
     return b"".join(parts), offset, tail.log, False
 
@@ -596,42 +638,6 @@ def _lines_before(row: Row, tail: Tail, offset: int) -> bytes:
         return os.pread(descriptor, tail.end - offset, offset) if is_same else b""
     finally:
         os.close(descriptor)
-
-
-_OF_PROGRESS = (
-    "samples",
-    "total_samples",
-    "updates",
-    "epoch",
-    "loss",
-    "lr",
-    "lrs",
-    "grad_norm",
-    "samples_per_s",
-    "eta_s",
-    "wall_s",
-    "resident_bytes",
-    "allocated_bytes",
-    "split_s",
-    "trying",
-)
-
-
-def _line_document(line: bytes, offset: int) -> dict[str, JSON] | None:
-    """A line of the log as a page takes it; None for one that cannot be read."""
-    try:
-        document = orjson.loads(line)
-        if document["kind"] == "progress":
-            fields = document["fields"]
-            return {
-                "kind": "progress",
-                "at": document["at"],
-                "offset": offset,
-                **{name: fields[name] for name in _OF_PROGRESS if name in fields},
-            }
-        return event_document(Kept(offset, read_event(line)))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None
 
 
 def _event(kind: str, document: JSON, offset: int | None = None) -> bytes:
@@ -666,6 +672,12 @@ _SHELL = (
     + '<link rel="icon" href="/static/icon.svg">\n'
     + f"</head>\n<body>\n<script>{LOADER}</script>\n</body>\n</html>\n"
 )
+
+
+def _load_views() -> None:
+    """Import what the page of a run needs before one is opened; see `stoker.web`."""
+    for module in ("run_view", "other_views"):
+        importlib.import_module(f"stoker.web.{module}")
 
 
 async def _static(request: Request) -> Response:

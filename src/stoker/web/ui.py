@@ -6,14 +6,13 @@ import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import uvicorn
-
+from stoker import web
 from stoker.errors import BadJob
-from stoker.serving.http.announced_server import AnnouncedServer, bound_listener
+from stoker.imports import collector_paused
+from stoker.serving.http.listener import bound_listener
 from stoker.store import runs_root
 from stoker.web.alerts import checked_webhooks
 from stoker.web.pool import Pool
-from stoker.web.server import Ui, UiOptions
 from stoker.web.services import Service
 
 HOST = "127.0.0.1"
@@ -45,7 +44,8 @@ def serve_ui(  # noqa: PLR0913 - what the command takes
         webhooks: addresses that receive alerts.
         budget_usd: cost of a run above which there is an alert [USD].
         pool: shown on the page of places; None: none is.
-        announce: called with the address once it answers.
+        announce: called with the address as soon as requests to it wait for their answers: a browser can begin to load
+            while the server is being imported.
 
     Raises:
         BadJob: the token is too short, or an address is none.
@@ -55,28 +55,22 @@ def serve_ui(  # noqa: PLR0913 - what the command takes
         raise BadJob(f"the token has {len(token)} characters", remedy="Give at least 16 letters and digits, or none.")
     listener = bound_listener(HOST, port)
     secret = token or secrets.token_hex(16)
-    options = UiOptions(
-        roots=[Path(folder) for folder in folders] or [runs_root()],
-        token=secret,
-        port=listener.getsockname()[1],
-        allows_changes=control,
-        services=[Service(one) for one in services],
-        webhooks=checked_webhooks(webhooks),
-        budget_usd=budget_usd,
-        pool=pool,
+    bound_port = listener.getsockname()[1]
+    known_services, known_webhooks = [Service(one) for one in services], checked_webhooks(webhooks)
+    listener.listen()
+    announce(f"http://{HOST}:{bound_port}/?token={secret}")
+    with collector_paused():
+        server = web.server
+    server.serve(
+        server.UiOptions(
+            roots=[Path(folder) for folder in folders] or [runs_root()],
+            token=secret,
+            port=bound_port,
+            allows_changes=control,
+            services=known_services,
+            webhooks=known_webhooks,
+            budget_usd=budget_usd,
+            pool=pool,
+        ),
+        listener,
     )
-    page = Ui(options)
-    config = uvicorn.Config(
-        page.application(),
-        log_level="error",
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        lifespan="on",
-        timeout_graceful_shutdown=1,
-        http="httptools",
-        ws="none",
-        h11_max_incomplete_event_size=16 * 1024,
-    )
-    address = f"http://{HOST}:{options.port}/?token={secret}"
-    AnnouncedServer(config, lambda: announce(address), page.end_streams).run(sockets=[listener])

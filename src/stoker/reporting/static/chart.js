@@ -9,7 +9,9 @@ export const COLOURS = ["blue", "ember", "teal", "violet", "amber", "good", "bad
 let styles = null;
 export const colour = (name) => (styles ??= getComputedStyle(document.documentElement)).getPropertyValue(`--${name}`).trim();
 const charts = new Set();
-export const repaint = () => { styles = null; for (const chart of charts) chart.rebuild(); };
+const repaint = () => { styles = null; for (const chart of charts) chart.rebuild(); };
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+document.addEventListener("themechange", repaint);
 
 /* On paper charts are light, fit one of two columns, and have twice the pixels; style sheets halve them again. */
 const PAPER = { width: 300, height: 180, scale: 2 };

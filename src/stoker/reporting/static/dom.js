@@ -1,5 +1,9 @@
 /* Elements without HTML text: what a record holds is always text, never markup. */
 
+/* In running text `words` between backticks are code, as `coded` of the templates has it; names stay as they are. */
+const NAMES = ["a", "b", "button", "code", "h1", "option", "pre"];
+const coded = (text) => text.split(/`([^`]+)`/).map((part, index) => (index % 2 ? h("code", {}, part) : part));
+
 export const h = (tag, properties = {}, ...children) => {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties ?? {})) {
@@ -10,7 +14,8 @@ export const h = (tag, properties = {}, ...children) => {
     else if (name in element && typeof value !== "string") element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  const shown = children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+  element.append(...shown.flatMap((child) => (typeof child === "string" && child.includes("`") && !NAMES.includes(tag) ? coded(child) : child)));
   return element;
 };
 
@@ -50,7 +55,7 @@ export const tile = (label, value, note = "", css = "") =>
     h("p", { class: "note" }, note));
 
 /* The state of a run, with the reason where one points at it. */
-export const pill = (row) => h("span", { class: `state ${row.state}`, title: row.launch ? `${row.launch.place}: ${row.launch.why}` : row.failure || row.problem || "" }, row.state);
+export const pill = (row) => h("span", { class: `state ${row.state}`, title: row.launch ? `${row.launch.place}: ${row.launch.why}` : row.trial?.reason || row.failure || row.problem || "" }, row.state);
 
 export const empty = (title, ...lines) =>
   h("div", { class: "empty" }, h("h2", {}, title), lines.map((line) => (typeof line === "string" ? h("p", {}, line) : line)));

@@ -1,6 +1,5 @@
 /* A report: the page of a run, with all that it was ever sent inside of it. */
 
-import { repaint } from "./chart.js";
 import { open } from "./run.js";
 
 const { state, series, confusion } = JSON.parse(document.getElementById("data").textContent);
@@ -12,7 +11,6 @@ const priced = ({ progress, rates, scalars, evaluations }, price) => {
   return { progress: along(progress), rates: rates.map(along), scalars: each(scalars, along), evaluations: each(evaluations ?? {}, (points) => points.map(([x, y]) => [cost(x), y])) };
 };
 
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 open(document.getElementById("run"), {
   state: async () => state,
   series: async ({ over }) => (over === "cost" ? priced(series.wall_s, state.row.price_per_h) : series[over]),

@@ -252,6 +252,8 @@ export const open = async (main, source) => {
     const isAway = now.status === "unfinished" && (!page || now.state === "stopped");
     const saved = state.saved && h("p", {}, `The last checkpoint holds ${format.count(state.saved)} samples; the same command continues from there.`);
     replace(notice, now.status === "failed" && h("aside", { class: "notice failed" }, h("h2", {}, `Training failed at ${format.count(now.samples)} samples`), h("pre", {}, now.failure || "no reason was recorded"), saved),
+      page && now.state === "pruned" && h("aside", { class: "notice" }, h("h2", {}, "Its study ended this trial early"), h("p", {}, `${now.trial.reason}: others were better by then. ${format.count(now.samples)} of ${format.count(now.total_samples)} samples are done.`)),
+      page && now.state === "handed on" && h("aside", { class: "notice" }, h("h2", {}, "This trial's interval is over"), h("p", {}, "Another trial of the population goes on from its weights.")),
       isAway && h("aside", { class: "notice" }, h("h2", {}, `${format.count(now.samples)} of ${format.count(now.total_samples)} samples are done`), last?.kind === "stopped" ? h("p", {}, last.text) : page && h("p", {}, now.launch ? "Its place has not said why: it may train on if the place does not answer." : state.is_whole ? "Its process is gone and has not said why: it was killed, or its machine went down." : ""), saved),
       now.has_nan && h("aside", { class: "notice failed" }, h("h2", {}, "The loss is not a number")),
       now.state === "stalled" && h("aside", { class: "notice" }, h("h2", {}, "Nothing was heard for a while"), h("p", {}, "Its process holds the run and writes nothing; a hang is broken off by its own watchdog.")),

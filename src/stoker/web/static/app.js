@@ -1,7 +1,6 @@
 /* The page around all pages: navigation, theme, what is known of all runs, notices. */
 
 import { get, Stream } from "./api.js";
-import { repaint } from "./chart.js";
 import { h, replace, empty } from "./dom.js";
 import { plural } from "./format.js";
 
@@ -92,7 +91,7 @@ const setTheme = (name) => {
   if (name) document.documentElement.dataset.theme = name;
   else delete document.documentElement.dataset.theme;
   try { localStorage.setItem("theme", name); } catch { /* a browser that keeps nothing */ }
-  repaint();
+  document.dispatchEvent(new Event("themechange"));  // charts, if the page has any
 };
 const themeButton = h("button", { class: "plain theme", onclick: () => {
   const isDark = theme() ? theme() === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -146,7 +145,6 @@ document.addEventListener("keydown", (event) => {
   if (number >= 0 && event.key) go(PAGES[number][0]);
 });
 window.addEventListener("popstate", show);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 
 try { setTheme(localStorage.getItem("theme") ?? ""); } catch { setTheme(""); }
 bell.hidden = !("Notification" in window) || Notification.permission !== "default";

@@ -57,6 +57,8 @@ export const open = async (main, id) => {
   return { close: () => { main.className = ""; } };
 };
 
+const ROUND_MONEY = [-2, -1, 0, 1, 2, 3, 4, 5].flatMap((power) => [1, 2, 5].map((one) => one * 10 ** power));
+const ROUND_TIMES = [[1, [1, 2, 5, 10, 20]], [60, [0.5, 1, 2, 5, 10, 20]], [3600, [0.5, 1, 2, 4, 8]], [86400, [0.5, 1, 2, 4, 8, 16, 32, 64]]].flatMap(([unit, ones]) => ones.map((one) => one * unit));
 /* Time against money, logarithmic both, with intervals. */
 const scatter = (candidates, isWithin, best, { longest, shortest, most, least }) => {
   const height = 380, left = 64, bottom = 40;
@@ -64,7 +66,10 @@ const scatter = (candidates, isWithin, best, { longest, shortest, most, least })
   const y = (value) => height - bottom - 24 - share(Math.max(value, least * 0.5), least, most) * (height - bottom - 60);
   const text = (at, height_, words, anchor = "middle", css = "") => svg("text", { x: at, y: height_, "text-anchor": anchor, class: css }, document.createTextNode(words));
   const priced = candidates.filter((one) => one.cost_usd);
-  const ticks = (low, high) => [0, 0.5, 1].map((part) => low * (high / low) ** part);
+  const ticks = (low, high, round, most_) => {
+    const inside = round.filter((value) => value >= 0.8 * low && value <= 1.25 * high);
+    return inside.length > 1 ? inside.filter((_, index) => index % Math.ceil(inside.length / most_) === 0) : [low, high];
+  };
   const drawn = (width) => {
     const x = (value) => left + 20 + share(Math.max(value, shortest * 0.5), shortest, longest) * (width - left - Math.min(150, 0.3 * width));
     const used = priced.map((one) => [x(one.total_s.value) - 6, y(one.cost_usd.value) - 6, 12, 12]);  // boxes that no label may touch
@@ -78,8 +83,8 @@ const scatter = (candidates, isWithin, best, { longest, shortest, most, least })
       return text(at[0] + dx, at[1] + dy, one.device, anchor, "name");
     };
     return svg("svg", { class: "scatter", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${priced.length} plans by time and cost; chosen: ${best?.device ?? "none"}` },
-      ticks(least, most).map((value) => [svg("line", { class: "grid", x1: left, x2: width - 20, y1: y(value), y2: y(value) }), text(left - 8, y(value) + 4, format.money(value), "end")]),
-      ticks(shortest, longest).map((value) => text(x(value), height - 12, format.seconds(value))),
+      ticks(least, most, ROUND_MONEY, 6).map((value) => [svg("line", { class: "grid", x1: left, x2: width - 20, y1: y(value), y2: y(value) }), text(left - 8, y(value) + 4, format.money(value), "end")]),
+      ticks(shortest, longest, ROUND_TIMES, Math.floor(width / 80)).map((value) => [svg("line", { class: "grid", x1: x(value), x2: x(value), y1: 20, y2: height - bottom }), text(x(value), height - 12, format.seconds(value))]),
       [...priced].sort((a, b) => Number(b === best) - Number(a === best)).map((one) => {
         const css = one === best ? "chosen" : isWithin(one) ? "" : "out", at = [x(one.total_s.value), y(one.cost_usd.value)];
         return svg("g", { class: css }, svg("line", { x1: Math.max(left, x(one.total_s.low)), x2: x(one.total_s.high), y1: at[1], y2: at[1] }), svg("line", { x1: at[0], x2: at[0], y1: y(one.cost_usd.low), y2: y(one.cost_usd.high) }),

@@ -5,7 +5,7 @@ import { follow, go, href, known, link, loadRuns, notify } from "./app.js";
 import { empty, h, pill, replace, sparkline } from "./dom.js";
 import * as format from "./format.js";
 
-const STATES = ["running", "stalled", "planning", "queued", "stopped", "failed", "finished"];
+const STATES = ["running", "stalled", "planning", "queued", "stopped", "failed", "pruned", "handed on", "finished"];
 const LIVE = ["running", "planning", "stalled"];
 
 const eta = (row) => {
@@ -67,7 +67,7 @@ export const open = async (main, _, query) => {
   settings.text = query.get("where") ?? settings.text;
   const picked = new Set();
   let shown = [], selected = null, problem = "", asked = 0;
-  const field = h("input", { type: "search", value: settings.text, placeholder: "name, tag, or status=finished lr<0.1 valid/accuracy>0.9", "aria-label": "Filter runs", autocomplete: "off", spellcheck: "false" });
+  const field = h("input", { type: "search", value: settings.text, placeholder: "name, tag, or status=finished lr<0.1", "aria-label": "Filter runs", autocomplete: "off", spellcheck: "false" });
   field.value = settings.text;
   const chips = h("div", { class: "chips", role: "group", "aria-label": "State" });
   const say = h("p", { class: "note say", role: "status" });
