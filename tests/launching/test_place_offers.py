@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from stoker.launching import place_offers
+from stoker.launching import parse_target, place_offers
+from stoker.launching.bundle import Bundle
 from stoker.launching.launch import launch
 from stoker.launching.launch_options import LaunchOptions
-from stoker.launching.launcher import Offer, Probe
-from stoker.launching.place_history import PlaceLessons, PlaceRun, lessons_of, place_history
+from stoker.launching.launcher import Offer, Probe, Submission
+from stoker.launching.place_history import PlaceLessons, PlaceRun, job_key, lessons_of, place_history, setting_key
 from stoker.launching.place_offers import PlaceOffer, ranked
 from stoker.launching.sky import PREEMPTED_PER_H, STARTING_S
 from stoker.planning.model.objectives import PlanLimits
@@ -153,6 +154,48 @@ def test_a_job_is_expected_at_its_own_pace_there(place: Path) -> None:
     assert "at the pace of 1 earlier run of this job there (forecast × 0.50)" in priced(1, same).why
     for job, device in (("same", "2xl4"), ("third", "l4"), ("", "")):
         assert lessons_of("fake:box", job=job, device=device).run_time(forecast).value == pytest.approx(2 * HOUR_S + 60)
+
+
+def test_a_pace_is_of_the_setting_in_which_it_was_measured(place: Path) -> None:
+    """Another image may train at another pace: a launch takes that of its own, a plan that of the newest run."""
+    forecast = candidate(1).forecast
+    for setting, hours in (("image a", 0.5), ("image b", 2.0)):
+        place_history().append(
+            PlaceRun(
+                place="fake:box",
+                word="fake:box/l4",
+                run="r",
+                at="2026-11-25T10:00:00+00:00",
+                job="same",
+                device="l4",
+                setting=setting,
+                measured_s=hours * HOUR_S,
+                samples=forecast.total_samples,
+            )
+        )
+    expected = {"image a": 0.5, "image b": 2.0, None: 2.0, "image c": 1.0}
+    for setting, hours in expected.items():
+        lessons = lessons_of("fake:box", job="same", device="l4", setting=setting)
+        assert lessons.run_time(forecast).value == pytest.approx(hours * HOUR_S), setting
+        assert lessons.num_paces == int(setting != "image c")
+
+
+def test_a_setting_is_environment_and_options_but_not_who_pays() -> None:
+    """Another Python, image, variable or option is another one; an account or a time limit is not."""
+    code = Bundle(kind="code", name="job.py", files=())
+    base = Submission(run="r", target=parse_target("ssh:box"), code=code, stoker=code, job_file="job.py")
+    others = [
+        dataclasses.replace(base, environment="/opt/conda/bin/python"),
+        dataclasses.replace(base, image="me/image:1"),
+        dataclasses.replace(base, variables={"OMP_NUM_THREADS": "1"}),
+        dataclasses.replace(base, options={"cpus": "1"}),
+    ]
+    assert len({setting_key(submission) for submission in (base, *others)}) == 5
+    paid = dataclasses.replace(base, options={"account": "ml", "time": "1:00:00"}, run="other", secrets=())
+    assert setting_key(paid) == setting_key(base)
+    plain, high = (parse_target(word) for word in ("slurm:gpu/a100", "slurm:gpu/a100:qos=high"))
+    assert job_key("c", (), plain) != job_key("c", (), high)
+    assert job_key("c", (), plain) != job_key("c", (), parse_target("slurm:gpu/2x1xa100"))
 
 
 def test_a_run_is_compared_with_the_forecast_that_was_shown(

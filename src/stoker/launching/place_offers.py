@@ -283,8 +283,11 @@ def _offers_of(
             device=offer.device,
         )
         best = _forecast(shape, answer.probe, forecasts)
-        key = "" if sent is None else job_key(*sent, shape.num_nodes)
-        lessons = lessons_of(place_of(word), job=key, device=device_word(shape, answer.probe) or "")
+        key = "" if sent is None else job_key(*sent, shape)
+        device = device_word(shape, answer.probe) or ""
+        lessons = lessons_of(place_of(offer.text), job=key, device=device)
+        if not lessons.num_runs:  # the word leaves the place open, as `sky:any`, and so did earlier runs
+            lessons = lessons_of(place_of(word), job=key, device=device)
         if isinstance(best, Candidate) and answer.launcher.limits_time:
             offer = _with_limit(answer.launcher, shape, offer, best, lessons)  # noqa: PLW2901 - the same, asked for precisely
         offers.append(_priced(offer, best, lessons, sent_bytes))

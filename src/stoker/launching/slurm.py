@@ -156,7 +156,7 @@ class SlurmLauncher(Launcher):
             return Probe(facts=facts, missing=(why,))
         if answer.code != 0:
             facts["asked"] = f"only the scheduler, since no step could start at once: {answer.last_line()}"
-            return Probe(facts=facts, device=shape.model, cores=shape.cpus)
+            return Probe(facts=facts, device=shape.model, cores=shape.cpus, place=_place(target, partition))
         reports = _reports(answer.text)
         missing = _missing_on_nodes(reports, root, shape)
         first = reports[0] if reports else {}
@@ -166,14 +166,20 @@ class SlurmLauncher(Launcher):
         facts["asked"] = ", ".join(sorted(report.get("host", "?") for report in reports))
         identifier = first.get("cpu", "") if shape.device == "cpu" else first.get("gpu", "").partition(" (")[0]
         device = identifier or shape.model
-        return Probe(facts=facts, missing=tuple(missing), device=device, cores=shape.cpus)
+        return Probe(
+            facts=facts,
+            missing=tuple(missing),
+            device=device,
+            cores=shape.cpus,
+            place=_place(target, partition),
+        )
 
     def offers(self, request: Request) -> tuple[Offer, ...]:
         """The partitions that have the shape, each with the start that the scheduler estimates for it."""
         target = request.target
         line, stated = _line(target), _options(target, request.options)
         cluster = _ask_cluster(line, "")
-        host, named = _address(target)
+        _, named = _address(target)
         candidates = (
             [cluster.partition(target)]
             if named
@@ -209,7 +215,7 @@ class SlurmLauncher(Launcher):
             why += [f"about {shape.slices} starts, of which each saves and continues"] if shape.slices > 1 else []
             result.append(
                 Offer(
-                    text=f"slurm:{f'{host}:' if host else ''}{partition.name}/{_shape_text(target, shape.device)}",
+                    text=f"{_place(target, partition)}/{_shape_text(target, shape.device)}",
                     num_nodes=target.num_nodes,
                     devices_each=target.devices_each,
                     device=shape.device,
@@ -726,10 +732,18 @@ def _elsewhere(cluster: _Cluster, target: LaunchTarget) -> str:
     return f" It fits in partition {', '.join(fits)}." if fits else ""
 
 
+def _place(target: LaunchTarget, partition: Partition) -> str:
+    """Kind, login node and partition, also where the word leaves the partition open."""
+    host, _ = _address(target)
+    return f"slurm:{f'{host}:' if host else ''}{partition.name}"
+
+
 def _shape_text(target: LaunchTarget, device: str) -> str:
+    """The part of a word behind the place: nodes, devices, options."""
     nodes = f"{target.num_nodes}x" if target.num_nodes > 1 else ""
     each = f"{target.devices_each}x" if target.devices_each > 1 or target.num_nodes > 1 else ""
-    return f"{nodes}{each}{device}"
+    options = ",".join(sorted(target.options))
+    return f"{nodes}{each}{device}{f':{options}' if options else ''}"
 
 
 def _address(target: LaunchTarget) -> tuple[str, str]:
