@@ -148,7 +148,7 @@ def test_a_job_is_expected_at_its_own_pace_there(place: Path) -> None:
         )
     same = lessons_of("fake:box", job="same", device="l4")
     assert same.run_time(forecast).value == pytest.approx(0.5 * HOUR_S)
-    assert same.run_time(forecast).high == pytest.approx(0.5 * forecast.total_s.high)
+    assert same.run_time(forecast).high == pytest.approx(0.5 * HOUR_S * same.pace_factor)
     twice = dataclasses.replace(forecast, total_samples=2 * forecast.total_samples)
     assert same.run_time(twice).value == pytest.approx(HOUR_S)
     assert "at the pace of 1 earlier run of this job there (forecast × 0.50)" in priced(1, same).why
@@ -178,6 +178,32 @@ def test_a_pace_is_of_the_setting_in_which_it_was_measured(place: Path) -> None:
         lessons = lessons_of("fake:box", job="same", device="l4", setting=setting)
         assert lessons.run_time(forecast).value == pytest.approx(hours * HOUR_S), setting
         assert lessons.num_paces == int(setting != "image c")
+
+
+def test_the_interval_of_a_pace_is_as_wide_as_runs_differ(place: Path) -> None:
+    """One run says little of how much the next differs; runs that differ more than usual widen it, the forecast not."""
+    forecast = candidate(1).forecast
+    factors = []
+    for hours in (1.0, 1.0, 3.0):
+        place_history().append(
+            PlaceRun(
+                place="fake:box",
+                word="fake:box/l4",
+                run="r",
+                at="2026-11-25T10:00:00+00:00",
+                job="same",
+                device="l4",
+                measured_s=hours * HOUR_S,
+                samples=forecast.total_samples,
+            )
+        )
+        lessons = lessons_of("fake:box", job="same", device="l4")
+        run = lessons.run_time(forecast)
+        assert (run.value, run.basis) == (pytest.approx(HOUR_S), "calibrated")
+        assert run.high / run.value == pytest.approx(run.value / run.low)
+        factors.append(run.high / run.value)
+    assert 1.15 < factors[1] < factors[0] < 1.25
+    assert factors[2] > 2
 
 
 def test_a_setting_is_environment_and_options_but_not_who_pays() -> None:
@@ -239,6 +265,7 @@ def test_one_table_has_places_and_devices(place: Path, fake_place: Any, monkeypa
     document = json.loads(stoker_here("plan", job_file(), "--on", words, "--json").out)
     offers = {one["text"]: one for one in document["offers"]}
     assert [one["text"] for one in document["offers"]][:2] == ["cpu", "fake:box/l4"]
+    assert "start-up not known yet, counted as none" in offers["fake:box/l4"]["why"]
     assert document["offers"][-1]["text"] == "fake:gone"
     assert offers["fake:box/l4"]["finish_s"] == pytest.approx(HOUR_S + 30, rel=0.01)
     assert "no route" in offers["fake:gone"]["problem"]

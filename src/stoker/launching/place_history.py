@@ -10,10 +10,11 @@ It may be deleted; the next estimate then knows less.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from statistics import geometric_mean, median
+from statistics import NormalDist, geometric_mean, median, stdev
 from typing import ClassVar
 
 from stoker.errors import StokerError
@@ -32,6 +33,12 @@ NEWEST_PACES = 3
 
 _PACELESS = ("account", "clock", "time")
 """Options of places that say who pays, and for how long: the pace does not depend on them."""
+
+PACE_DEVIATION = 0.1
+"""Standard deviation of the logarithm of a pace between runs of the same job, where fewer differ less [1]: of nine runs
+on two shared cores (bench/results/place_start_*_2026-11-27.json)."""
+
+_EIGHT_OF_TEN = NormalDist().inv_cdf(0.9)
 
 FEWEST_RATIOS = 2
 """One run alone may have met a bad day: forecasts are corrected from so many on."""
@@ -94,6 +101,7 @@ class PlaceLessons:
         mean_error: mean distance of measured from forecast times, as a factor above 1; None: too few.
         pace_s: median time per sample of the same job on the same devices, in one setting [s]; None: it never ran so.
         num_paces: runs that it was measured in.
+        pace_factor: in 8 of 10 runs the pace is between it divided and it multiplied by this [1].
     """
 
     num_runs: int = 0
@@ -106,24 +114,25 @@ class PlaceLessons:
     mean_error: float | None = None
     pace_s: float | None = None
     num_paces: int = 0
+    pace_factor: float = 1.0
 
     def run_time(self, forecast: Forecast) -> Estimate:
         """The time of training there [s]: at the pace of the same job, or else the forecast, corrected."""
-        return forecast.total_s.scaled(self._factor(forecast))
+        if self.pace_s is None or not forecast.total_samples:
+            return forecast.total_s.scaled(self.ratio)
+        value = self.pace_s * forecast.total_samples
+        low, high = value / self.pace_factor, value * self.pace_factor
+        return Estimate(value=value, low=low, high=high, unit="s", basis="calibrated")
 
     def in_words(self, forecast: Forecast) -> str:
         """What `run_time` rests on beyond the forecast; "" for nothing."""
         runs = f"{self.num_paces} earlier run{'s' if self.num_paces > 1 else ''}"
         if self.pace_s is not None and forecast.total_samples:
-            return f"at the pace of {runs} of this job there (forecast × {self._factor(forecast):.2f})"
+            ratio = self.run_time(forecast).value / forecast.total_s.value
+            return f"at the pace of {runs} of this job there (forecast × {ratio:.2f})"
         if self.num_ratios and self.ratio != 1:
             return f"forecast × {self.ratio:.2f}, as {self.num_ratios} earlier runs took"
         return ""
-
-    def _factor(self, forecast: Forecast) -> float:
-        if self.pace_s is None or not forecast.total_samples:
-            return self.ratio
-        return self.pace_s * forecast.total_samples / forecast.total_s.value
 
 
 NO_LESSONS = PlaceLessons()
@@ -218,7 +227,7 @@ def lessons_of(place: str, *, job: str = "", device: str = "", setting: str | No
     if setting is None and same:
         setting = same[-1].setting
     measured = [(run, run.measured_s) for run in same if run.setting == setting and run.measured_s]
-    paces = [(measured_s - run.tried_s) / run.samples for run, measured_s in measured]
+    paces = [(measured_s - run.tried_s) / run.samples for run, measured_s in measured][-NEWEST_PACES:]
     is_enough = len(ratios) >= FEWEST_RATIOS
     return PlaceLessons(
         num_runs=len(known),
@@ -229,9 +238,19 @@ def lessons_of(place: str, *, job: str = "", device: str = "", setting: str | No
         ratio=median(ratios) if is_enough else 1.0,
         num_ratios=len(ratios),
         mean_error=geometric_mean([max(ratio, 1 / ratio) for ratio in ratios]) if is_enough else None,
-        pace_s=_median(paces[-NEWEST_PACES:]),
-        num_paces=min(len(paces), NEWEST_PACES),
+        pace_s=_median(paces),
+        num_paces=len(paces),
+        pace_factor=_factor_of(paces),
     )
+
+
+def _factor_of(paces: Sequence[float]) -> float:
+    """By how much the next pace may differ from the median of these, as a factor in 8 of 10 runs [1]."""
+    if not paces:
+        return 1.0
+    logs = [math.log(pace) for pace in paces]
+    deviation = max(PACE_DEVIATION, stdev(logs) if len(logs) > 1 else 0.0)
+    return math.exp(_EIGHT_OF_TEN * deviation * math.sqrt(1 + 1 / len(logs)))
 
 
 def _values(measured: Iterable[float | None]) -> list[float]:

@@ -324,6 +324,8 @@ def _priced(offer: Offer, best: Candidate | str, lessons: PlaceLessons, sent_byt
         parts.append(f"wait: median of {lessons.num_runs} earlier runs")
     if startup_s + submit_s:
         parts.append(f"start-up {format_seconds(startup_s + submit_s)}, as earlier runs took")
+    else:
+        parts.append("start-up not known yet, counted as none")
     made = PlaceOffer(
         text=offer.text,
         starts_in_s=starts_in_s,
