@@ -274,7 +274,9 @@ def test_one_table_has_places_and_devices(place: Path, fake_place: Any, monkeypa
     for expected in ("finished in", "fake:box/l4", "yours", "$0.80", "is sent"):
         assert expected in shown.out
     fake_place.probed = Probe(facts={}, missing=("box has no Python",))
-    assert "box has no Python" in stoker_here("plan", "blobs.py", "--on", "fake:box").out
+    nowhere = stoker_here("plan", "blobs.py", "--on", "fake:box")
+    assert "box has no Python" in nowhere.out
+    assert nowhere.code == 4  # no place can take it
     assert stoker_here("plan", "blobs.py", "--on", "fake:!").code == 2
 
 
