@@ -152,8 +152,11 @@ def test_a_job_is_expected_at_its_own_pace_there(place: Path) -> None:
     twice = dataclasses.replace(forecast, total_samples=2 * forecast.total_samples)
     assert same.run_time(twice).value == pytest.approx(HOUR_S)
     assert "at the pace of 1 earlier run of this job there (forecast × 0.50)" in priced(1, same).why
+    assert priced(1, same, sent_bytes=125_000_000).transfer_s == 0  # its files are there
     for job, device in (("same", "2xl4"), ("third", "l4"), ("", "")):
-        assert lessons_of("fake:box", job=job, device=device).run_time(forecast).value == pytest.approx(2 * HOUR_S + 60)
+        lessons = lessons_of("fake:box", job=job, device=device)
+        assert lessons.run_time(forecast).value == pytest.approx(2 * HOUR_S + 60)
+        assert lessons.is_sent is (job == "same")
 
 
 def test_a_pace_is_of_the_setting_in_which_it_was_measured(place: Path) -> None:

@@ -101,6 +101,7 @@ class PlaceLessons:
         mean_error: mean distance of measured from forecast times, as a factor above 1; None: too few.
         pace_s: median time per sample of the same job on the same devices, in one setting [s]; None: it never ran so.
         num_paces: runs that it was measured in.
+        is_sent: whether the files of the job were sent there before.
         pace_factor: in 8 of 10 runs the pace is between it divided and it multiplied by this [1].
     """
 
@@ -114,6 +115,7 @@ class PlaceLessons:
     mean_error: float | None = None
     pace_s: float | None = None
     num_paces: int = 0
+    is_sent: bool = False
     pace_factor: float = 1.0
 
     def run_time(self, forecast: Forecast) -> Estimate:
@@ -240,6 +242,7 @@ def lessons_of(place: str, *, job: str = "", device: str = "", setting: str | No
         mean_error=geometric_mean([max(ratio, 1 / ratio) for ratio in ratios]) if is_enough else None,
         pace_s=_median(paces),
         num_paces=len(paces),
+        is_sent=any(run.job == job for run in history if job),
         pace_factor=_factor_of(paces),
     )
 

@@ -330,7 +330,7 @@ def _priced(offer: Offer, best: Candidate | str, lessons: PlaceLessons, sent_byt
         text=offer.text,
         starts_in_s=starts_in_s,
         startup_s=startup_s + submit_s,
-        transfer_s=sent_bytes / ASSUMED_BYTES_PER_S,
+        transfer_s=0.0 if lessons.is_sent else sent_bytes / ASSUMED_BYTES_PER_S,
         price_per_h=offer.price_per_h,
         currency=offer.currency,
         price_source=offer.price_source,
