@@ -37,6 +37,9 @@ from stoker.units import format_money, format_seconds
 ASSUMED_BYTES_PER_S = 12.5e6
 """Rate at which files are sent, where none is known [bytes/s]: 100 Mbit/s."""
 
+_SEEN_S = 0.1
+"""A shorter difference between two places is none [s]."""
+
 RESTART_S = 120.0
 """Time from a preemption to training again beyond the queue, where a place has not shown it [s]: a judgement."""
 
@@ -395,7 +398,8 @@ def _why(offer: PlaceOffer, best: PlaceOffer | None, *, by_money: bool) -> str:
         first = "the cheapest to finish" if by_money else "finished first"
     else:
         later_s = offer.finish_s - (best.finish_s or 0.0)
-        first = f"{format_seconds(abs(later_s))} {'later' if later_s >= 0 else 'sooner'}"
+        how_much = f"{format_seconds(abs(later_s))} {'later' if later_s > 0 else 'sooner'}"
+        first = how_much if abs(later_s) >= _SEEN_S else "as soon"
         if offer.sticker is not None and best.sticker is not None and offer.sticker < best.sticker:
             first += ", though cheaper an hour"
     return "; ".join([first, *([offer.why] if offer.why else [])])

@@ -212,7 +212,7 @@ class SlurmLauncher(Launcher):
                 limits_text(partition),
             ]
             why += [f"jobs of {', '.join(others)} may take its nodes"] if others else []
-            why += [f"about {shape.slices} starts, of which each saves and continues"] if shape.slices > 1 else []
+            why += [f"up to {shape.slices} starts, of which each saves and continues"] if shape.slices > 1 else []
             result.append(
                 Offer(
                     text=f"{_place(target, partition)}/{_shape_text(target, shape.device)}",
@@ -411,7 +411,7 @@ class Shape:
         cpus: CPUs of each node; 0: the cluster's default.
         time_s: longest time of one start [s]; None: the partition's default.
         notice_s: time before its end at which the run is asked to save [s].
-        slices: number of starts that the whole time takes, at least.
+        slices: number of starts that the whole time takes, which is an upper bound.
         more: further options by name, as Slurm names them.
     """
 
@@ -491,7 +491,7 @@ def batch_script(submission: Submission, shipped: Shipped, shape: Shape) -> str:
     ]
     if shape.slices > 1:
         longest = format_seconds(shape.time_s or 0)
-        notes.append(f"jobs of the partition end after {longest}: about {shape.slices} starts are forecast")
+        notes.append(f"jobs of the partition end after {longest}: up to {shape.slices} starts are forecast")
     if not shape.cpus:
         notes.append("CPUs of each node, and a GPU's name there, are filled in from sinfo when it is submitted")
     # A line of a setting is a comment too: sbatch reads no #SBATCH behind the first command.
