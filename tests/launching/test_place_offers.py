@@ -183,6 +183,21 @@ def test_a_pace_is_of_the_setting_in_which_it_was_measured(place: Path) -> None:
         assert lessons.num_paces == int(setting != "image c")
 
 
+def test_what_was_measured_here_may_take_longer_at_a_place_that_has_shown_nothing(place: Path) -> None:
+    """Until its runs say how long they took: the interval is open to more, and the reason is said."""
+    here = candidate(1)
+    by_datasheet = dataclasses.replace(here.forecast.total_s, basis="datasheet")
+    there = dataclasses.replace(here, forecast=dataclasses.replace(here.forecast, total_s=by_datasheet))
+    seen = PlaceLessons(mean_error=1.1, num_ratios=2)
+    unseen = priced(1)
+    assert unseen.run is not None
+    assert unseen.run.high == pytest.approx(1.7 * HOUR_S)
+    assert (unseen.run.value, unseen.run.low) == (HOUR_S, here.forecast.total_s.low)
+    assert "measured here and not there, so up to × 1.7" in unseen.why
+    assert priced(1, seen).run == here.forecast.total_s
+    assert place_offers._priced(offer(), there, PlaceLessons(), 0).run == by_datasheet
+
+
 def test_the_interval_of_a_pace_is_as_wide_as_runs_differ(place: Path) -> None:
     """One run says little of how much the next differs; runs that differ more than usual widen it, the forecast not."""
     forecast = candidate(1).forecast

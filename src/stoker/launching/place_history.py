@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist, geometric_mean, median, stdev
 from typing import ClassVar
 
@@ -33,6 +33,10 @@ NEWEST_PACES = 3
 
 _PACELESS = ("account", "clock", "time")
 """Options of places that say who pays, and for how long: the pace does not depend on them."""
+
+UNSEEN_FACTOR = 1.7
+"""By how much a run may take longer than was measured on this machine for a place that has shown nothing yet [1]: seven
+took 1.03 to 1.73 of that (bench/results/place_start_*.json, and one of 30 s of 2026-11-27)."""
 
 PACE_DEVIATION = 0.1
 """Standard deviation of the logarithm of a pace between runs of the same job, where fewer differ less [1]: of nine runs
@@ -120,6 +124,9 @@ class PlaceLessons:
 
     def run_time(self, forecast: Forecast) -> Estimate:
         """The time of training there [s]: at the pace of the same job, or else the forecast, corrected."""
+        if self._is_unseen(forecast):
+            high = max(forecast.total_s.high, UNSEEN_FACTOR * forecast.total_s.value)
+            return replace(forecast.total_s, high=high)
         if self.pace_s is None or not forecast.total_samples:
             return forecast.total_s.scaled(self.ratio)
         value = self.pace_s * forecast.total_samples
@@ -128,6 +135,8 @@ class PlaceLessons:
 
     def in_words(self, forecast: Forecast) -> str:
         """What `run_time` rests on beyond the forecast; "" for nothing."""
+        if self._is_unseen(forecast):
+            return f"measured here and not there, so up to × {UNSEEN_FACTOR:g}"
         runs = f"{self.num_paces} earlier run{'s' if self.num_paces > 1 else ''}"
         if self.pace_s is not None and forecast.total_samples:
             ratio = self.run_time(forecast).value / forecast.total_s.value
@@ -135,6 +144,10 @@ class PlaceLessons:
         if self.num_ratios and self.ratio != 1:
             return f"forecast × {self.ratio:.2f}, as {self.num_ratios} earlier runs took"
         return ""
+
+    def _is_unseen(self, forecast: Forecast) -> bool:
+        """Whether no run there says how what was measured on this machine differs there."""
+        return self.mean_error is None and self.pace_s is None and forecast.total_s.basis == "measured here"
 
 
 NO_LESSONS = PlaceLessons()
