@@ -240,6 +240,7 @@ def test_a_setting_is_environment_and_options_but_not_who_pays() -> None:
     plain, high = (parse_target(word) for word in ("slurm:gpu/a100", "slurm:gpu/a100:qos=high"))
     assert job_key("c", (), plain) != job_key("c", (), high)
     assert job_key("c", (), plain) != job_key("c", (), parse_target("slurm:gpu/2x1xa100"))
+    assert job_key("c", (), plain) == job_key("c", (), parse_target("slurm:gpu/a100:account=ml,time=2:00:00"))
 
 
 def test_a_run_is_compared_with_the_forecast_that_was_shown(

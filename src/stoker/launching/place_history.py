@@ -169,7 +169,8 @@ def place_of(word: str) -> str:
 
 def job_key(code_digest: str, arguments: Iterable[str], target: LaunchTarget) -> str:
     """SHA-256 (hex) of what is trained and how: files, arguments of `train`, nodes, options of the word."""
-    return digest([code_digest, list(arguments), target.num_nodes, *sorted(target.options)])
+    options = sorted(option for option in target.options if option.partition("=")[0] not in _PACELESS)
+    return digest([code_digest, list(arguments), target.num_nodes, *options])
 
 
 def setting_key(submission: Submission) -> str:
