@@ -58,7 +58,7 @@ test-trackers: $(INSTALLED) ## Runs at trackers of others, read by their own rea
 test-keep: $(INSTALLED) ## Runs kept in S3: a server of its API and the real s3fs (in an environment of its own)
 	$(BIN)/python -m venv $(VENV)/keep
 	$(VENV)/keep/bin/python -m pip install --quiet -e '.[keep]' -r bench/resume/requirements.txt
-	$(VENV)/keep/bin/python -m pytest -q -n 0 tests/store/test_mirror.py tests/flow/test_keep_s3.py
+	$(VENV)/keep/bin/python -m pytest -q tests/store/test_mirror.py tests/flow/test_keep_s3.py
 
 lint: $(INSTALLED) ## Style, formatting, types and layers
 	$(BIN)/ruff check

@@ -72,8 +72,9 @@ def main() -> int:
             words = command(run, epochs, "--slice", options.slice)
             done = subprocess.run(words, capture_output=True, text=True, check=False)
             took_s = round(time.monotonic() - began, 3)
-            reached = json.loads(done.stdout.splitlines()[-1])["samples"]
-            return {"exit": done.returncode, "took_s": took_s, "samples": reached}
+            events = [json.loads(line) for line in done.stdout.splitlines()]
+            reached = [event["samples"] for event in events if event["event"] in {"stopped", "finished"}]
+            return {"exit": done.returncode, "took_s": took_s, "samples": reached[-1]}
 
         epochs = options.epochs
         if epochs is None:
