@@ -33,8 +33,12 @@ pytest: $(INSTALLED)
 test-slow: $(INSTALLED) ## The slow ones: whole runs, kills, studies, traces of large models; CI runs them too (20 minutes)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 4 --dist worksteal -m slow
 
-test-places: $(INSTALLED) ## Runs on servers of places, started here: sshd, network namespaces (as root), Slurm, Kubernetes
+test-places: $(INSTALLED) build/ray build/sky ## Runs on servers of places, started here: sshd, network namespaces (as root), Slurm, Kubernetes, Ray; images
 	$(BIN)/python -m pytest -q -n 0 -m places tests/places
+
+# In environments of their own; where they cannot be installed, their tests are skipped with the reason.
+build/ray build/sky: build/%: tests/places/requirements-%.txt | $(INSTALLED)
+	$(BIN)/python -m venv $@ && $@/bin/python -m pip install --quiet -r $< && touch $@ || rm -rf $@
 
 test-simulated-gpu: $(INSTALLED) ## What is for GPUs, on two simulated ones (compiled with g++); prints how much of it was executed (5 minutes)
 	rm -f build/cuda.coverage*; mkdir -p build
@@ -54,7 +58,7 @@ test-trackers: $(INSTALLED) ## Runs at trackers of others, read by their own rea
 test-keep: $(INSTALLED) ## Runs kept in S3: a server of its API and the real s3fs (in an environment of its own)
 	$(BIN)/python -m venv $(VENV)/keep
 	$(VENV)/keep/bin/python -m pip install --quiet -e '.[keep]' -r bench/resume/requirements.txt
-	$(VENV)/keep/bin/python -m pytest -q -n 0 tests/store/test_mirror.py tests/flow/test_keep_s3.py
+	$(VENV)/keep/bin/python -m pytest -q tests/store/test_mirror.py tests/flow/test_keep_s3.py
 
 lint: $(INSTALLED) ## Style, formatting, types and layers
 	$(BIN)/ruff check

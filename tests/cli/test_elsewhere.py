@@ -149,7 +149,11 @@ def test_places_are_asked(run: Elsewhere) -> None:
     assert listed.code == 0
     for expected in ("fake:name[/[N×]DEVICE]", "fake:box", "python 3.11"):
         assert expected in listed.out
+    assert "◐" not in listed.out.partition("\n\n●")[0]
     run.launcher.probed = Probe(facts={}, missing=("box has no disk",))
+    named = stoker_here("places", "fake:box").out
+    assert named.lstrip().startswith("place")  # the kinds of places were not asked for
+    assert "◐  fake:box" in named
     outcome = stoker_here("places", "fake:box", "fake:gone", "--json")
     assert outcome.code == 4
     there, gone = json.loads(outcome.out)["places"]

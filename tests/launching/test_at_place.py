@@ -223,6 +223,19 @@ def test_a_rank_saves_when_its_supervisor_is_killed(run: Path) -> None:
     _until(lambda: at_place.newest_samples(log) == 7)
 
 
+def test_a_rank_that_ends_while_it_is_signalled_has_ended(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal that comes in the moment between two looks finds that the rank is gone: its exit code counts."""
+
+    def beat(supervisor: HostSupervisor) -> None:
+        (rank,) = supervisor._processes
+        os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
+        supervisor._on_signal(signal.SIGTERM, None)
+
+    monkeypatch.setattr(HostSupervisor, "_beat", beat)
+    code, state = _supervised(run, "progress(1)")
+    assert (code, state.phase) == (0, "finished")
+
+
 def _until(holds: Callable[[], bool]) -> None:
     end = time.monotonic() + 60
     while not holds():

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from stoker.launching import place_offers
+from stoker.launching import parse_target, place_offers
+from stoker.launching.bundle import Bundle
 from stoker.launching.launch import launch
 from stoker.launching.launch_options import LaunchOptions
-from stoker.launching.launcher import Offer, Probe
-from stoker.launching.place_history import PlaceLessons, PlaceRun, lessons_of, place_history
+from stoker.launching.launcher import Offer, Probe, Submission
+from stoker.launching.place_history import PlaceLessons, PlaceRun, job_key, lessons_of, place_history, setting_key
 from stoker.launching.place_offers import PlaceOffer, ranked
 from stoker.launching.sky import PREEMPTED_PER_H, STARTING_S
 from stoker.planning.model.objectives import PlanLimits
@@ -147,12 +148,99 @@ def test_a_job_is_expected_at_its_own_pace_there(place: Path) -> None:
         )
     same = lessons_of("fake:box", job="same", device="l4")
     assert same.run_time(forecast).value == pytest.approx(0.5 * HOUR_S)
-    assert same.run_time(forecast).high == pytest.approx(0.5 * forecast.total_s.high)
+    assert same.run_time(forecast).high == pytest.approx(0.5 * HOUR_S * same.pace_factor)
     twice = dataclasses.replace(forecast, total_samples=2 * forecast.total_samples)
     assert same.run_time(twice).value == pytest.approx(HOUR_S)
     assert "at the pace of 1 earlier run of this job there (forecast × 0.50)" in priced(1, same).why
+    assert priced(1, same, sent_bytes=125_000_000).transfer_s == 0  # its files are there
     for job, device in (("same", "2xl4"), ("third", "l4"), ("", "")):
-        assert lessons_of("fake:box", job=job, device=device).run_time(forecast).value == pytest.approx(2 * HOUR_S + 60)
+        lessons = lessons_of("fake:box", job=job, device=device)
+        assert lessons.run_time(forecast).value == pytest.approx(2 * HOUR_S + 60)
+        assert lessons.is_sent is (job == "same")
+
+
+def test_a_pace_is_of_the_setting_in_which_it_was_measured(place: Path) -> None:
+    """Another image may train at another pace: a launch takes that of its own, a plan that of the newest run."""
+    forecast = candidate(1).forecast
+    for setting, hours in (("image a", 0.5), ("image b", 2.0)):
+        place_history().append(
+            PlaceRun(
+                place="fake:box",
+                word="fake:box/l4",
+                run="r",
+                at="2026-11-25T10:00:00+00:00",
+                job="same",
+                device="l4",
+                setting=setting,
+                measured_s=hours * HOUR_S,
+                samples=forecast.total_samples,
+            )
+        )
+    expected = {"image a": 0.5, "image b": 2.0, None: 2.0, "image c": 1.0}
+    for setting, hours in expected.items():
+        lessons = lessons_of("fake:box", job="same", device="l4", setting=setting)
+        assert lessons.run_time(forecast).value == pytest.approx(hours * HOUR_S), setting
+        assert lessons.num_paces == int(setting != "image c")
+
+
+def test_what_was_measured_here_may_take_longer_at_a_place_that_has_shown_nothing(place: Path) -> None:
+    """Until its runs say how long they took: the interval is open to more, and the reason is said."""
+    here = candidate(1)
+    by_datasheet = dataclasses.replace(here.forecast.total_s, basis="datasheet")
+    there = dataclasses.replace(here, forecast=dataclasses.replace(here.forecast, total_s=by_datasheet))
+    seen = PlaceLessons(mean_error=1.1, num_ratios=2)
+    unseen = priced(1)
+    assert unseen.run is not None
+    assert unseen.run.high == pytest.approx(1.7 * HOUR_S)
+    assert (unseen.run.value, unseen.run.low) == (HOUR_S, here.forecast.total_s.low)
+    assert "measured here and not there, so up to × 1.7" in unseen.why
+    assert priced(1, seen).run == here.forecast.total_s
+    assert place_offers._priced(offer(), there, PlaceLessons(), 0).run == by_datasheet
+
+
+def test_the_interval_of_a_pace_is_as_wide_as_runs_differ(place: Path) -> None:
+    """One run says little of how much the next differs; runs that differ more than usual widen it, the forecast not."""
+    forecast = candidate(1).forecast
+    factors = []
+    for hours in (1.0, 1.0, 3.0):
+        place_history().append(
+            PlaceRun(
+                place="fake:box",
+                word="fake:box/l4",
+                run="r",
+                at="2026-11-25T10:00:00+00:00",
+                job="same",
+                device="l4",
+                measured_s=hours * HOUR_S,
+                samples=forecast.total_samples,
+            )
+        )
+        lessons = lessons_of("fake:box", job="same", device="l4")
+        run = lessons.run_time(forecast)
+        assert (run.value, run.basis) == (pytest.approx(HOUR_S), "calibrated")
+        assert run.high / run.value == pytest.approx(run.value / run.low)
+        factors.append(run.high / run.value)
+    assert 1.15 < factors[1] < factors[0] < 1.25
+    assert factors[2] > 2
+
+
+def test_a_setting_is_environment_and_options_but_not_who_pays() -> None:
+    """Another Python, image, variable or option is another one; an account or a time limit is not."""
+    code = Bundle(kind="code", name="job.py", files=())
+    base = Submission(run="r", target=parse_target("ssh:box"), code=code, stoker=code, job_file="job.py")
+    others = [
+        dataclasses.replace(base, environment="/opt/conda/bin/python"),
+        dataclasses.replace(base, image="me/image:1"),
+        dataclasses.replace(base, variables={"OMP_NUM_THREADS": "1"}),
+        dataclasses.replace(base, options={"cpus": "1"}),
+    ]
+    assert len({setting_key(submission) for submission in (base, *others)}) == 5
+    paid = dataclasses.replace(base, options={"account": "ml", "time": "1:00:00"}, run="other", secrets=())
+    assert setting_key(paid) == setting_key(base)
+    plain, high = (parse_target(word) for word in ("slurm:gpu/a100", "slurm:gpu/a100:qos=high"))
+    assert job_key("c", (), plain) != job_key("c", (), high)
+    assert job_key("c", (), plain) != job_key("c", (), parse_target("slurm:gpu/2x1xa100"))
+    assert job_key("c", (), plain) == job_key("c", (), parse_target("slurm:gpu/a100:account=ml,time=2:00:00"))
 
 
 def test_a_run_is_compared_with_the_forecast_that_was_shown(
@@ -196,6 +284,7 @@ def test_one_table_has_places_and_devices(place: Path, fake_place: Any, monkeypa
     document = json.loads(stoker_here("plan", job_file(), "--on", words, "--json").out)
     offers = {one["text"]: one for one in document["offers"]}
     assert [one["text"] for one in document["offers"]][:2] == ["cpu", "fake:box/l4"]
+    assert "start-up not known yet, counted as none" in offers["fake:box/l4"]["why"]
     assert document["offers"][-1]["text"] == "fake:gone"
     assert offers["fake:box/l4"]["finish_s"] == pytest.approx(HOUR_S + 30, rel=0.01)
     assert "no route" in offers["fake:gone"]["problem"]
@@ -204,7 +293,9 @@ def test_one_table_has_places_and_devices(place: Path, fake_place: Any, monkeypa
     for expected in ("finished in", "fake:box/l4", "yours", "$0.80", "is sent"):
         assert expected in shown.out
     fake_place.probed = Probe(facts={}, missing=("box has no Python",))
-    assert "box has no Python" in stoker_here("plan", "blobs.py", "--on", "fake:box").out
+    nowhere = stoker_here("plan", "blobs.py", "--on", "fake:box")
+    assert "box has no Python" in nowhere.out
+    assert nowhere.code == 4  # no place can take it
     assert stoker_here("plan", "blobs.py", "--on", "fake:!").code == 2
 
 

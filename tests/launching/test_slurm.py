@@ -555,6 +555,14 @@ def test_offers_are_partitions_with_the_scheduler_s_estimate(fake: FakeSlurm) ->
     assert LAUNCHER.offers(Request(target=LAUNCHER.parse("low/cpu"))) == ()
 
 
+def test_the_word_of_an_offer_keeps_its_options_and_names_its_partition(fake: FakeSlurm, tmp_path: Path) -> None:
+    """It can be typed as it is shown; what is learned where the word leaves the partition open is of the one taken."""
+    fake.says("sbatch", error="sbatch: Job 9 to start at 2030-01-01T00:00:00 using 1 processors on nodes n1")
+    offers = LAUNCHER.offers(Request(target=LAUNCHER.parse("/a100:qos=high,account=ml")))
+    assert offers[0].text == "slurm:low/a100:account=ml,qos=high"
+    assert LAUNCHER.probe(LAUNCHER.parse("/cpu"), {"root": str(tmp_path)}).place == "slurm:low"
+
+
 def test_ranks_come_from_the_step_and_the_script() -> None:
     """A host is a node of the step; each start of a job meets in another port below the ephemeral ones."""
     environ = {"SLURM_JOB_ID": "77", "SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2", "STOKER_MASTER": "10.0.0.1"}

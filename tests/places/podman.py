@@ -14,7 +14,8 @@ from pathlib import Path
 
 _PURE_CGROUPS = (
     "umount -R /sys/fs/cgroup 2>/dev/null; mount -t cgroup2 none /sys/fs/cgroup; exec "
-    'runuser -u "$0" -- env HOME="$1/home" TMPDIR="$1/home" XDG_RUNTIME_DIR="$1/runtime" "${@:2}"'
+    'runuser -u "$0" -- env HOME="$1/home" TMPDIR="$1/home" XDG_CONFIG_HOME="$1/home/.config" '
+    'XDG_RUNTIME_DIR="$1/runtime" "${@:2}"'
 )
 """In a mount namespace of its own: crun refuses both versions of cgroups at once. Then as the user `$0`."""
 

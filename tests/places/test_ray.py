@@ -24,7 +24,7 @@ from tests.launching.test_ray import submission
 RAY = Path(os.environ.get("STOKER_RAY", "build/ray")) / "bin" / "ray"
 pytestmark = [
     pytest.mark.places,
-    pytest.mark.skipif(not RAY.exists(), reason="no Ray in build/ray: make a virtual environment with ray[default]"),
+    pytest.mark.skipif(not RAY.exists(), reason="no Ray in build/ray: `make build/ray`"),
 ]
 
 

@@ -23,9 +23,7 @@ __all__ = ["sky"]
 PYTHON = Path(os.environ.get("STOKER_SKY", "build/sky")) / "bin" / "python"
 pytestmark = [
     pytest.mark.places,
-    pytest.mark.skipif(
-        not PYTHON.exists(), reason="no SkyPilot in build/sky: make a virtual environment with skypilot"
-    ),
+    pytest.mark.skipif(not PYTHON.exists(), reason="no SkyPilot in build/sky: `make build/sky`"),
 ]
 
 VMS = {

@@ -25,6 +25,7 @@ from stoker.cli.terminal import (
 )
 from stoker.errors import BadRun, PlaceFailed, StokerError
 from stoker.records import Event, to_json
+from stoker.reporting.launch_text import SHORTEST_WAIT_S
 from stoker.units import format_money, format_seconds
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def places(
             document = [_place_document(place) for place in known]
             print_document({"kinds": [{"kind": kind, "form": form} for kind, form in kinds], "places": document})
         else:
-            _render_places(kinds, known, Console())
+            _render_places([] if words else kinds, known, Console())
         if words and not all(place.can_start for place in known):
             raise typer.Exit(PlaceFailed.exit_code)
 
@@ -220,34 +221,36 @@ def _end_document(followed: Followed) -> dict[str, JSON]:
 
 
 def _render_places(kinds: list[tuple[str, str]], known: list[KnownPlace], console: Console) -> None:
+    """Print the kinds of places, where there are any, and the places that were asked."""
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("kind", no_wrap=True)
     table.add_column("form of --on")
     for kind, form in kinds:
         table.add_row(Text(kind, "bold"), Text(form))
-    print_table(table, console)
+    if kinds:
+        print_table(table, console)
+        console.print()
     if not known:
-        console.print(Text("\nNo place was used yet; `stoker places PLACE` asks one.", "dim"))
+        console.print(Text("No place was used yet; `stoker places PLACE` asks one.", "dim"))
         return
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("", "place", "runs", "queue", "start-up", "measured / forecast", "says"):
         table.add_column(title, overflow="fold")
     for place in known:
         learned = place.lessons
-        mark, style = ("●", "green") if place.can_start else ("●", "yellow") if place.is_reachable else ("○", "red")
+        mark, style = ("●", "green") if place.can_start else ("◐", "yellow") if place.is_reachable else ("○", "red")
         error = "" if learned.mean_error is None else f"{learned.ratio:.2f}× of {learned.num_ratios}"
         table.add_row(
             Text(mark, style),
             Text(place.word, "bold"),
             str(learned.num_runs),
-            _time(learned.queue_s),
+            "none" if learned.queue_s is not None and learned.queue_s < SHORTEST_WAIT_S else _time(learned.queue_s),
             _time(learned.startup_s),
             error,
             Text(printable(place.in_words())),
         )
-    console.print()
     print_table(table, console)
-    console.print(Text("\n● can start a run (yellow: something is missing)   ○ does not answer", "dim"))
+    console.print(Text("\n● can start a run   ◐ cannot: see what it says   ○ does not answer", "dim"))
 
 
 def _time(duration_s: float | None) -> str:

@@ -56,7 +56,7 @@ from stoker.cli.train_elsewhere import (
     train_elsewhere,
 )
 from stoker.cli.ui import local_page
-from stoker.errors import BadJob, RunFailed
+from stoker.errors import BadJob, PlaceFailed, RunFailed
 from stoker.launching import is_elsewhere
 from stoker.records import Verdict, to_json
 from stoker.units import format_seconds, parse_duration, parse_money, seconds
@@ -130,6 +130,8 @@ def plan(
                 print_document(to_json(comparison))
             else:
                 cli.place_table.render_comparison(comparison, Console())
+            if all(offer.problem for offer in comparison.offers):
+                raise typer.Exit(PlaceFailed.exit_code)
             return
         with output(for_json=as_json), waiting("working out what the job needs", quiet=as_json):
             job, entry = load_job(job_file, settings)

@@ -192,8 +192,9 @@ def train_elsewhere(
         if as_json:
             print_document(to_json(launched.launch))
         else:
+            began = f"{name} was submitted to {on}; " if launched.is_new else ""
             console.print(
-                Text(f"{name} runs at {on}; `stoker attach {name}` shows it, `stoker stop {name}` saves and ends it"),
+                Text(f"{began}`stoker attach {name}` shows it, `stoker stop {name}` saves and ends it"),
                 soft_wrap=True,
             )
         return

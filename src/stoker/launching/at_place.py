@@ -376,7 +376,7 @@ class HostSupervisor:
     def _wait(self) -> list[int]:
         """Wait for the ranks and return their exit codes; a heartbeat is written until then."""
         beat_at = 0.0
-        while any(process.poll() is None for process in self._processes):
+        while running := [process for process in self._processes if process.poll() is None]:
             if not self._over and self._is_used_up():
                 self._over = "saved and left"
                 with suppress(OSError):  # for the other hosts
@@ -390,7 +390,7 @@ class HostSupervisor:
                 beat_at = time.monotonic() + HEARTBEAT_S
                 self._beat()
             with suppress(subprocess.TimeoutExpired):
-                next(process for process in self._processes if process.returncode is None).wait(0.2)
+                running[0].wait(0.2)  # at once where it has ended since
         return [int(process.returncode) for process in self._processes]
 
     def _beat(self) -> None:

@@ -1,8 +1,9 @@
 """Forecasts for places, kept for a day: a run that is submitted after `stoker plan --on` is not forecast a second time.
 
 What: the forecast of a job on a device, before earlier runs of a place correct it, in the cache. It counts for the same
-code and parameters, the same data, and the same version of PyTorch. Costs: reading the job's data once more to compare
-them, only where there is such a forecast.
+code and parameters, the same data, and the same version of PyTorch. It is of devices, not of an environment or options
+there: by how much those differ is learned with the pace (`place_history`). Costs: reading the job's data once more to
+compare them, only where there is such a forecast.
 """
 
 from __future__ import annotations

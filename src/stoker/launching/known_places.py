@@ -84,6 +84,8 @@ def _ask(word: str) -> KnownPlace:
         return KnownPlace(word=word, is_reachable=False, problem=problem.message, lessons=lessons)
     except (StokerError, ImportError) as problem:
         return KnownPlace(word=word, is_reachable=True, problem=str(problem).split("\n", 1)[0], lessons=lessons)
+    if probe.place:
+        lessons = lessons_of(probe.place)
     return KnownPlace(word=word, is_reachable=True, facts=probe.facts, missing=probe.missing, lessons=lessons)
 
 

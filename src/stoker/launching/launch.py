@@ -50,7 +50,7 @@ from stoker.launching.launcher import (
     utc_now,
 )
 from stoker.launching.meter import LEAST_RESERVE_S, Meter, most_seconds, price_there
-from stoker.launching.place_history import NO_LESSONS, PlaceLessons, job_key, lessons_of, place_of
+from stoker.launching.place_history import NO_LESSONS, PlaceLessons, job_key, lessons_of, place_of, setting_key
 from stoker.planning.decision import plan
 from stoker.planning.resolved_job import resolve_job
 from stoker.records import ENDED, Forecast, Launch, LaunchState
@@ -150,8 +150,10 @@ def launch(
         save_s = submission.save_s  # before a limit there has to be time for a save; the run there forecasts its own
         if is_limited and forecast is not None:
             save_s = forecast.checkpoint_s.high
-            key = job_key(submission.code.digest, submission.arguments, target.num_nodes)
-            limits.append(time_limit(forecast, lessons_of(place_of(on), job=key, device=device or "")))
+            key = job_key(submission.code.digest, submission.arguments, target)
+            place = probe.place or place_of(on)
+            lessons = lessons_of(place, job=key, device=device or "", setting=setting_key(submission))
+            limits.append(time_limit(forecast, lessons))
         if options.plan is not None or options.arguments:  # it is of the plan that is chosen without these
             forecast = None
         submission = replace(submission, save_s=max(save_s, longest_save_s(directory.events_path)))
@@ -186,6 +188,8 @@ def launch(
             states=(*earlier, replace(seen_now("queued", "submitted"), at=submitted_at)),
             device=device or "",
             submit_s=submit_s,
+            setting=setting_key(submission),
+            place_taken=probe.place,
         )
         directory.write_launch(record)
         keep_sources(directory, entry)

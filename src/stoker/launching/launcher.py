@@ -74,12 +74,15 @@ class Probe:
 
     `device` is the model of each device as the place names it, "" if that is unknown; `cores` those of a host's CPU, 0
     if unknown: what a forecast is made for.
+
+    `place` is kind and address where the word leaves them open, as `slurm:gpu` for `slurm:`; "" where it does not.
     """
 
     facts: dict[str, str]
     missing: tuple[str, ...] = ()
     device: str = ""
     cores: int = 0
+    place: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,9 @@ from stoker.units import format_money, format_seconds
 ASSUMED_BYTES_PER_S = 12.5e6
 """Rate at which files are sent, where none is known [bytes/s]: 100 Mbit/s."""
 
+_SEEN_S = 0.1
+"""A shorter difference between two places is none [s]."""
+
 RESTART_S = 120.0
 """Time from a preemption to training again beyond the queue, where a place has not shown it [s]: a judgement."""
 
@@ -283,8 +286,11 @@ def _offers_of(
             device=offer.device,
         )
         best = _forecast(shape, answer.probe, forecasts)
-        key = "" if sent is None else job_key(*sent, shape.num_nodes)
-        lessons = lessons_of(place_of(word), job=key, device=device_word(shape, answer.probe) or "")
+        key = "" if sent is None else job_key(*sent, shape)
+        device = device_word(shape, answer.probe) or ""
+        lessons = lessons_of(place_of(offer.text), job=key, device=device)
+        if not lessons.num_runs:  # the word leaves the place open, as `sky:any`, and so did earlier runs
+            lessons = lessons_of(place_of(word), job=key, device=device)
         if isinstance(best, Candidate) and answer.launcher.limits_time:
             offer = _with_limit(answer.launcher, shape, offer, best, lessons)  # noqa: PLW2901 - the same, asked for precisely
         offers.append(_priced(offer, best, lessons, sent_bytes))
@@ -321,11 +327,13 @@ def _priced(offer: Offer, best: Candidate | str, lessons: PlaceLessons, sent_byt
         parts.append(f"wait: median of {lessons.num_runs} earlier runs")
     if startup_s + submit_s:
         parts.append(f"start-up {format_seconds(startup_s + submit_s)}, as earlier runs took")
+    else:
+        parts.append("start-up not known yet, counted as none")
     made = PlaceOffer(
         text=offer.text,
         starts_in_s=starts_in_s,
         startup_s=startup_s + submit_s,
-        transfer_s=sent_bytes / ASSUMED_BYTES_PER_S,
+        transfer_s=0.0 if lessons.is_sent else sent_bytes / ASSUMED_BYTES_PER_S,
         price_per_h=offer.price_per_h,
         currency=offer.currency,
         price_source=offer.price_source,
@@ -390,7 +398,8 @@ def _why(offer: PlaceOffer, best: PlaceOffer | None, *, by_money: bool) -> str:
         first = "the cheapest to finish" if by_money else "finished first"
     else:
         later_s = offer.finish_s - (best.finish_s or 0.0)
-        first = f"{format_seconds(abs(later_s))} {'later' if later_s >= 0 else 'sooner'}"
+        how_much = f"{format_seconds(abs(later_s))} {'later' if later_s > 0 else 'sooner'}"
+        first = how_much if abs(later_s) >= _SEEN_S else "as soon"
         if offer.sticker is not None and best.sticker is not None and offer.sticker < best.sticker:
             first += ", though cheaper an hour"
     return "; ".join([first, *([offer.why] if offer.why else [])])

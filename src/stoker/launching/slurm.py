@@ -156,7 +156,7 @@ class SlurmLauncher(Launcher):
             return Probe(facts=facts, missing=(why,))
         if answer.code != 0:
             facts["asked"] = f"only the scheduler, since no step could start at once: {answer.last_line()}"
-            return Probe(facts=facts, device=shape.model, cores=shape.cpus)
+            return Probe(facts=facts, device=shape.model, cores=shape.cpus, place=_place(target, partition))
         reports = _reports(answer.text)
         missing = _missing_on_nodes(reports, root, shape)
         first = reports[0] if reports else {}
@@ -166,14 +166,20 @@ class SlurmLauncher(Launcher):
         facts["asked"] = ", ".join(sorted(report.get("host", "?") for report in reports))
         identifier = first.get("cpu", "") if shape.device == "cpu" else first.get("gpu", "").partition(" (")[0]
         device = identifier or shape.model
-        return Probe(facts=facts, missing=tuple(missing), device=device, cores=shape.cpus)
+        return Probe(
+            facts=facts,
+            missing=tuple(missing),
+            device=device,
+            cores=shape.cpus,
+            place=_place(target, partition),
+        )
 
     def offers(self, request: Request) -> tuple[Offer, ...]:
         """The partitions that have the shape, each with the start that the scheduler estimates for it."""
         target = request.target
         line, stated = _line(target), _options(target, request.options)
         cluster = _ask_cluster(line, "")
-        host, named = _address(target)
+        _, named = _address(target)
         candidates = (
             [cluster.partition(target)]
             if named
@@ -206,10 +212,10 @@ class SlurmLauncher(Launcher):
                 limits_text(partition),
             ]
             why += [f"jobs of {', '.join(others)} may take its nodes"] if others else []
-            why += [f"about {shape.slices} starts, of which each saves and continues"] if shape.slices > 1 else []
+            why += [f"up to {shape.slices} starts, of which each saves and continues"] if shape.slices > 1 else []
             result.append(
                 Offer(
-                    text=f"slurm:{f'{host}:' if host else ''}{partition.name}/{_shape_text(target, shape.device)}",
+                    text=f"{_place(target, partition)}/{_shape_text(target, shape.device)}",
                     num_nodes=target.num_nodes,
                     devices_each=target.devices_each,
                     device=shape.device,
@@ -405,7 +411,7 @@ class Shape:
         cpus: CPUs of each node; 0: the cluster's default.
         time_s: longest time of one start [s]; None: the partition's default.
         notice_s: time before its end at which the run is asked to save [s].
-        slices: number of starts that the whole time takes, at least.
+        slices: number of starts that the whole time takes, which is an upper bound.
         more: further options by name, as Slurm names them.
     """
 
@@ -485,7 +491,7 @@ def batch_script(submission: Submission, shipped: Shipped, shape: Shape) -> str:
     ]
     if shape.slices > 1:
         longest = format_seconds(shape.time_s or 0)
-        notes.append(f"jobs of the partition end after {longest}: about {shape.slices} starts are forecast")
+        notes.append(f"jobs of the partition end after {longest}: up to {shape.slices} starts are forecast")
     if not shape.cpus:
         notes.append("CPUs of each node, and a GPU's name there, are filled in from sinfo when it is submitted")
     # A line of a setting is a comment too: sbatch reads no #SBATCH behind the first command.
@@ -726,10 +732,18 @@ def _elsewhere(cluster: _Cluster, target: LaunchTarget) -> str:
     return f" It fits in partition {', '.join(fits)}." if fits else ""
 
 
+def _place(target: LaunchTarget, partition: Partition) -> str:
+    """Kind, login node and partition, also where the word leaves the partition open."""
+    host, _ = _address(target)
+    return f"slurm:{f'{host}:' if host else ''}{partition.name}"
+
+
 def _shape_text(target: LaunchTarget, device: str) -> str:
+    """The part of a word behind the place: nodes, devices, options."""
     nodes = f"{target.num_nodes}x" if target.num_nodes > 1 else ""
     each = f"{target.devices_each}x" if target.devices_each > 1 or target.num_nodes > 1 else ""
-    return f"{nodes}{each}{device}"
+    options = ",".join(sorted(target.options))
+    return f"{nodes}{each}{device}{f':{options}' if options else ''}"
 
 
 def _address(target: LaunchTarget) -> tuple[str, str]:

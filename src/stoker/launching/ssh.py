@@ -114,7 +114,8 @@ class SshLauncher(Launcher):
         facts: dict[str, str] = {}
         missing: list[str] = []
         for line, (about, clock_s) in zip(lines, answers, strict=True):
-            facts |= {f"{line.name}: {name}": text for name, text in _facts(about, clock_s).items()}
+            host = f"{line.name}: " if len(lines) > 1 else ""
+            facts |= {f"{host}{name}": text for name, text in _facts(about, clock_s).items()}
             missing += _missing(line.name, about, clock_s, target, options)
         if len(lines) > 1 and not missing:
             missing += _unshared(lines, root)
@@ -146,8 +147,8 @@ class SshLauncher(Launcher):
         shipped, environment = Shipped.of(submission, root), submission.environment
         lines = [f"# on {hosts[0]}, below {root} (relative to the home directory unless absolute)"]
         lines += [
-            f"# {bundle.folder}: {bundle.name}, {len(bundle.files)} files, {format_bytes(bundle.num_bytes)}; sent if "
-            "it is not there"
+            f"# {bundle.folder}: {bundle.name}, {len(bundle.files)} file{'s' if len(bundle.files) > 1 else ''}, "
+            f"{format_bytes(bundle.num_bytes)}; sent if it is not there"
             for bundle in (*submission.data, submission.stoker, submission.code)
         ]
         if isinstance(environment, EnvironmentLock):
@@ -285,7 +286,7 @@ def _facts(about: Mapping[str, list[str]], clock_s: float) -> dict[str, str]:
         or "no GPU"
     )
     return {
-        "Python": ", ".join(sorted(set(about.get("python", [])))) or "none",
+        "Python": ", ".join(sorted(set(filter(None, about.get("python", []))))) or "none",  # "": a name that fails
         "devices": f"{devices}; {first('cores')} cores, {first('cpu')}",
         **({"driver": gpus[0][3]} if gpus and len(gpus[0]) > 3 else {}),
         "load": first("load"),

@@ -81,6 +81,8 @@ class Launch:
         forecast_s: forecast total time of the run there [s], as forecast for places are made, before earlier runs
             correct it; low and high at 80 %. None: not forecast.
         device: what a forecast is for, as `stoker plan --on` names it, such as `4xa100-80g`; "": not known here.
+        setting: SHA-256 of the environment and options there, on which the pace of the job may depend; "": not known.
+        place_taken: kind and address where `place` leaves them open, as `slurm:gpu` for `slurm:`; "": as in `place`.
         submit_s: time from the command to the submission, with what was sent [s]; None: not measured.
         price_per_h, currency, price_source: of all devices together; None: unknown.
         secrets: names of the environment variables whose values were sent.
@@ -120,6 +122,8 @@ class Launch:
     continued_here_at: str = field(default="", metadata=OMIT_DEFAULT)
     device: str = field(default="", metadata=OMIT_DEFAULT)
     submit_s: float | None = field(default=None, metadata=OMIT_DEFAULT)
+    setting: str = field(default="", metadata=OMIT_DEFAULT)
+    place_taken: str = field(default="", metadata=OMIT_DEFAULT)
 
     @property
     def submitted_s(self) -> float | None:

@@ -7,13 +7,16 @@ from collections.abc import Iterable
 from stoker.records import Event, Launch
 from stoker.units import format_money, format_seconds
 
+SHORTEST_WAIT_S = 1.0
+"""A shorter one is no wait to speak of [s]: such a place has no queue."""
+
 
 def launch_words(launch: Launch, events: Iterable[Event]) -> str:
     """Place, wait, restarts and cost on one line: `ssh:box · waited 15.7 s · $1.50, forecast $2.00`."""
     queue_s, _ = launch_waits(launch, events)
     restarts = sum(state.phase in ("requeued", "preempted", "lost") for state in launch.states)
     parts = [launch.place]
-    if queue_s is not None:
+    if queue_s is not None and queue_s >= SHORTEST_WAIT_S:
         parts.append(f"waited {format_seconds(queue_s)}")
     if restarts:
         parts.append(f"interrupted {restarts} {'time' if restarts == 1 else 'times'}")
