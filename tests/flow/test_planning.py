@@ -243,7 +243,7 @@ def test_a_model_that_fits_on_larger_devices_is_told_the_smallest() -> None:
     ended = stoker_here("plan", JOBS / "huge_model.py", "--set", "width=100000", "--on", "l4,t4")
     assert ended.code == 3
     for name in ("l4", "t4"):
-        assert re.search(name + r": a micro-batch of 1, with its optimiser .*on the host, needs about", ended.err)
+        assert re.search(name + r": a micro-batch of 1, with optimiser .*on the host, needs about", ended.err)
     assert "The smallest GPU that does it is" in ended.err
 
 

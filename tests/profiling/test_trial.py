@@ -210,7 +210,7 @@ def test_what_is_checkpointed_stays_so_in_the_comparison(monkeypatch: pytest.Mon
     """The fp32 gradient is computed within the memory that the plan needs."""
     seen: list[tuple[int, str]] = []
 
-    def noted(model: object, count: int, conditions: object, *, checkpointing: str) -> None:
+    def noted(model: object, count: int, conditions: object, *, checkpointing: str, **_: object) -> None:
         seen.append((count, checkpointing))
 
     monkeypatch.setattr("stoker.stepping.step.checkpoint", noted)

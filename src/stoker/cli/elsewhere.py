@@ -25,7 +25,6 @@ from stoker.cli.terminal import (
 )
 from stoker.errors import BadRun, PlaceFailed, StokerError
 from stoker.records import Event, to_json
-from stoker.reporting.launch_text import SHORTEST_WAIT_S
 from stoker.units import format_money, format_seconds
 
 if TYPE_CHECKING:
@@ -244,7 +243,7 @@ def _render_places(kinds: list[tuple[str, str]], known: list[KnownPlace], consol
             Text(mark, style),
             Text(place.word, "bold"),
             str(learned.num_runs),
-            "none" if learned.queue_s is not None and learned.queue_s < SHORTEST_WAIT_S else _time(learned.queue_s),
+            "none" if learned.queue_s is not None and learned.queue_s < 1 else _time(learned.queue_s),
             _time(learned.startup_s),
             error,
             Text(printable(place.in_words())),

@@ -103,10 +103,14 @@ class OffloadedInputs(KeptInputs):
     def leave(self) -> None:
         """Let the inputs go once the host has them."""
         self.wait()
+        self._require_unchanged()
+        for one in self._copied:
+            one.tensor = None
+
+    def _require_unchanged(self) -> None:
         for one in self._copied:
             if one.tensor is not None and one.tensor._version != one.version:  # noqa: SLF001 - as above
                 raise changed_in_place(self.name)
-            one.tensor = None
 
     def come(self) -> None:
         """Begin to copy them back, if they have left."""
@@ -115,6 +119,8 @@ class OffloadedInputs(KeptInputs):
         for one in self._copied:  # in memory of the stream that uses them
             one.tensor = torch.empty_like(one.host, device=self._offload.device, pin_memory=False)
         self._move(lambda one, tensor: tensor.copy_(one.host, non_blocking=True))
+        for one in self._copied:
+            one.version = one.tensor._version  # noqa: SLF001 - as above
         self._offload.coming = self
 
     def wait(self) -> None:
@@ -126,6 +132,7 @@ class OffloadedInputs(KeptInputs):
 
     def again(self) -> Any:
         """As `KeptInputs`; then those of the block before begin to come back."""
+        self._require_unchanged()
         self.come()
         self.wait()
         content = _filled(super().again())
@@ -147,6 +154,9 @@ class OffloadedInputs(KeptInputs):
             return tensor
         if torch.empty_like(tensor, device="meta").stride() != tensor.stride():
             return tensor  # its copy would have other strides, and other kernels might round differently
+        for copied in self._copied:
+            if copied.tensor is tensor:
+                return copied  # a block that is given a tensor twice is given one again
         self._copied.append(_Copied(tensor))
         return self._copied[-1]
 

@@ -301,9 +301,10 @@ class _Normalized(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             total_2C = own_2C.clone() if ctx.counts else torch.zeros_like(own_2C)
             dist.all_reduce(total_2C, group=ctx.group)
-            gradient = torch.zeros_like(x)
             if ctx.counts:
                 gradient = kernels.gradient(dy, x, mean_C, scale_C, weight_C, total_2C / count)
+            else:
+                gradient = torch.zeros_like(x)
         of_weight = own_2C[1] * scale_C if ctx.needs_input_grad[1] else None
         of_bias = own_2C[0] if ctx.needs_input_grad[2] else None
         of_both = (None if each is None else each.to(weight_C.dtype) for each in (of_weight, of_bias))

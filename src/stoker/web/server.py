@@ -268,8 +268,10 @@ class Ui:
                     self._wake()  # for logs that grew as well, which no row may tell
                     self._end_part()
                     if self.index.rows:
-                        with contextlib.suppress(TimeoutError):
+                        try:
                             await asyncio.wait_for(self._is_opened.wait(), _OPENING_S)
+                        except TimeoutError:  # the page is hidden, or gone: no other part waits for it
+                            self._is_opened.set()
                 self._scanned_at = time.monotonic()
                 self._raise_alerts()
         finally:
