@@ -51,7 +51,7 @@ def read_lease(document: JSON, lease_id: str | None = None) -> dict[str, Any]:
     for number, block in enumerate(lease.commitments):
         _require_hash(block.state, f"commitments[{number}].state")
         _require_hash(block.blob, f"commitments[{number}].blob")
-        if block.block != number or block.update <= (0 if before is None else before.update):
+        if block.block != number or block.update <= (-1 if before is None else before.update):
             raise ValueError(f"block {number} is number {block.block}, at update {block.update}")
         before = block
     for challenge in lease.challenges:

@@ -174,12 +174,15 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     run = RentedRun(client, handle, blobs)
     order = run.continued(order, before)
     lease_id = run.open(order, len(before), wrong_agents(before), submission.time_limit_s)
-    lease = client.lease(lease_id)
-    pay, bond, run_s = int(lease["forecast"]["credits"]), int(lease["bond"]), 3600 * float(lease["forecast"]["hours"])
-    tell(
-        f"opened the lease {lease_id}: deposit {credits_text(int(lease['deposit']))}, bond {credits_text(bond)}; "
-        + deterrence_text(pay, bond, float(lease["check_fraction"]), round(run_s / block_s))
-    )
+    tell(f"opened the lease {lease_id}")
+    with suppress(StokerError):  # it is open, whether or not the pool can tell more now
+        lease = client.lease(lease_id)
+        forecast, bond = lease["forecast"], int(lease["bond"])
+        num_blocks = round(3600 * float(forecast["hours"]) / block_s)
+        tell(
+            f"deposit {credits_text(int(lease['deposit']))}, bond {credits_text(bond)}; "
+            + deterrence_text(int(forecast["credits"]), bond, float(lease["check_fraction"]), num_blocks)
+        )
     return {**handle, "sent_bytes": sent}
 
 

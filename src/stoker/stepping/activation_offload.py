@@ -118,9 +118,7 @@ class OffloadedInputs(KeptInputs):
             return
         for one in self._copied:  # in memory of the stream that uses them
             one.tensor = torch.empty_like(one.host, device=self._offload.device, pin_memory=False)
-        self._move(lambda one, tensor: tensor.copy_(one.host, non_blocking=True))
-        for one in self._copied:
-            one.version = one.tensor._version  # noqa: SLF001 - as above
+        self._move(_fill)
         self._offload.coming = self
 
     def wait(self) -> None:
@@ -171,6 +169,11 @@ class OffloadedInputs(KeptInputs):
                 assert one.tensor is not None, "it is on the device"
                 copy(one, one.tensor)
             self._has_moved = stream.record_event()
+
+
+def _fill(one: _Copied, tensor: torch.Tensor) -> None:
+    tensor.copy_(one.host, non_blocking=True)
+    one.version = tensor._version  # noqa: SLF001 - as above
 
 
 def _filled(content: Any) -> Any:
