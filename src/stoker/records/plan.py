@@ -142,6 +142,11 @@ class Plan:
             raise ValueError(f"loader {self.loader!r} does not go with num_workers={self.num_workers}")
         if self.captured:
             self._require_capturable()
+        if self.precision == "fp8" and self.layout.world_size > self.layout.replicas * self.layout.shards:
+            raise ValueError(
+                "precision fp8 is for one process, replicas and shards so far, and the layout is "
+                f"{self.layout.in_words()}; bf16 goes with all layouts"
+            )
         if self.optimizer_states != "full" and self.optimizer_implementation != "default":
             raise ValueError(
                 f"{self.optimizer_states} optimizer_states have one implementation, default, and no "
@@ -175,6 +180,7 @@ class Plan:
             or self.compile,
             "fp32, tf32, bf16 and fp64; under fp16 an update is made again from gradients that are still on the "
             "device": self.precision == "fp16",
+            "fp32, tf32, bf16 and fp64, and the precision is fp8": self.precision == "fp8",
             f"full optimizer_states, not {self.optimizer_states}: fewer bits save the device's "
             "memory": self.optimizer_states != "full",
             f"contiguous weights, not {self.memory_format}": self.memory_format != "contiguous",
@@ -227,6 +233,13 @@ class Plan:
         if self.malloc != "default":
             parts.append(f"{self.malloc} memory")
         return " · ".join(parts)
+
+
+def precision_problem(precision: Precision, numerics: Collection[str]) -> str | None:
+    """Why a job of these `numerics` does not allow a plan of this precision; None if it does."""
+    if precision not in ("fp16", "fp8") or precision in numerics:
+        return None
+    return f'precision {precision} is for jobs that allow it: Job(numerics=["{precision}"])'
 
 
 def states_problem(plan: Plan, numerics: Collection[str]) -> str | None:
