@@ -109,15 +109,8 @@ class _Fp8Products(torch.autograd.Function):
         x8_MK, x_scale = _rounded(x_MK, torch.float8_e4m3fn)
         weight8_NK, weight_scale = _rounded(weight_NK, torch.float8_e4m3fn)
         # Fast accumulation only here, as by the recipe: gradients are summed in full fp32.
-        output_MN = torch._scaled_mm(  # noqa: SLF001 - there is no public way that counts FLOPs
-            x8_MK,
-            weight8_NK.t(),
-            x_scale,
-            weight_scale,
-            bias=None if bias is None else bias.bfloat16(),
-            out_dtype=torch.bfloat16,
-            use_fast_accum=True,
-        )
+        short_bias = None if bias is None else bias.bfloat16()
+        output_MN = _multiplied(x8_MK, weight8_NK.t(), x_scale, weight_scale, short_bias, is_fast=True)
         # The weight, not its 8 bits: under shards it is let go of after the forward pass, and gathered again.
         ctx.save_for_backward(x8_MK, x_scale, weight_NK)
         ctx.shape, ctx.dtype = x.shape, x.dtype
@@ -134,18 +127,38 @@ class _Fp8Products(torch.autograd.Function):
         grad_x = grad_weight = grad_bias = None
         if needs_x:
             weight8_NK, weight_scale = _rounded(weight_NK, torch.float8_e4m3fn)
-            grad_x = _product(grad8_MN, weight8_NK, grad_scale, weight_scale).view(ctx.shape).to(ctx.dtype)
+            grad_x_MK = _multiplied(grad8_MN, _by_columns(weight8_NK), grad_scale, weight_scale)
+            grad_x = grad_x_MK.view(ctx.shape).to(ctx.dtype)
         if needs_weight:
-            grad_weight = _product(grad8_MN.t().contiguous(), x8_MK, grad_scale, x_scale).to(weight_NK.dtype)
+            grad_weight_NK = _multiplied(grad8_MN.t().contiguous(), _by_columns(x8_MK), grad_scale, x_scale)
+            grad_weight = grad_weight_NK.to(weight_NK.dtype)
         if needs_bias and ctx.bias_dtype is not None:
             grad_bias = grad_MN.sum(0).to(ctx.bias_dtype)
         return grad_x, grad_weight, grad_bias
 
 
-def _product(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor) -> torch.Tensor:
-    """a @ b in bf16; tensor cores take rows of the first matrix and columns of the second."""
-    columns = b.t().contiguous().t()
-    return torch._scaled_mm(a, columns, a_scale, b_scale, out_dtype=torch.bfloat16)  # noqa: SLF001 - as above
+def _multiplied(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    is_fast: bool = False,
+) -> torch.Tensor:
+    """a @ b + bias in bf16; tensor cores take rows of `a` and columns of `b`.
+
+    Without autocast, which would round within the CPU's kernel.
+    """
+    with torch.autocast(a.device.type, enabled=False):
+        return torch._scaled_mm(  # noqa: SLF001 - the public function's operation has no formula of its FLOPs
+            a, b, a_scale, b_scale, bias, out_dtype=torch.bfloat16, use_fast_accum=is_fast
+        )
+
+
+def _by_columns(matrix: torch.Tensor) -> torch.Tensor:
+    """The matrix with its columns contiguous."""
+    return matrix.t().contiguous().t()
 
 
 def _rounded(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
