@@ -33,9 +33,7 @@ LAYERS = ["attention.query", "attention.out", "mlp.gate", "mlp.up", "mlp.down"]
 def llama_job(**changed: Any) -> Job:
     """Two blocks wide enough for fp8; a batch is 128 rows of each layer."""
     given = {"data": texts(32), "loss": "token_cross_entropy", "optimizer": AdamW(lr=1e-3), "numerics": ["fp8"]}
-    model = functools.partial(
-        Llama, layers=2, width=256, heads=4, kv_heads=2, hidden=512, context=8, vocab=96
-    )
+    model = functools.partial(Llama, layers=2, width=256, heads=4, kv_heads=2, hidden=512, context=8, vocab=96)
     return make_job(model, **{**given, **changed})
 
 
@@ -76,6 +74,7 @@ def error(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> 
 
 
 def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """Every bit."""
     assert found.keys() == expected.keys()
     assert all(torch.equal(one, expected[name]) for name, one in found.items())
 
@@ -198,7 +197,9 @@ def test_what_fp8_does_not_go_with_is_refused(monkeypatch: pytest.MonkeyPatch) -
     for layout in (Layout(tensor=2), Layout(stages=2), Layout(experts=2), Layout(context=2)):
         with pytest.raises(ValueError, match="fp8 is for one process, replicas and shards so far, and the layout is"):
             plan_of(16, precision="fp8", layout=layout)
-    with pytest.raises(ValueError, match="optimizer_offload is for fp32, tf32, bf16 and fp64, and the precision is fp8"):
+    with pytest.raises(
+        ValueError, match="optimizer_offload is for fp32, tf32, bf16 and fp64, and the precision is fp8"
+    ):
         Plan(device="cuda", micro_batch=16, precision="fp8", optimizer_offload="state")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     with pytest.raises(BadJob, match=r"cuda has compute capability 8\.0; fp8 came with 8\.9"):

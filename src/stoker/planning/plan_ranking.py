@@ -181,9 +181,7 @@ def compiled(fastest: Candidate, profile: Profile, forecasts: Forecasts) -> Iter
         yield dataclasses.replace(fastest, plan=one, forecast=forecasts.forecast(one))
 
 
-def in_fp8(
-    candidates: Sequence[Candidate], profile: Profile, device: Device, forecasts: Forecasts
-) -> list[Candidate]:
+def in_fp8(candidates: Sequence[Candidate], profile: Profile, device: Device, forecasts: Forecasts) -> list[Candidate]:
     """The fastest compiled plan in bf16, in fp8 where the job allows it, the device has it, and it fits.
 
     Not compiled, casts to fp8 take as long as its products save.
