@@ -142,11 +142,7 @@ class Plan:
             raise ValueError(f"loader {self.loader!r} does not go with num_workers={self.num_workers}")
         if self.captured:
             self._require_capturable()
-        if self.precision == "fp8" and self.layout.world_size > self.layout.replicas * self.layout.shards:
-            raise ValueError(
-                "precision fp8 is for one process, replicas and shards so far, and the layout is "
-                f"{self.layout.in_words()}; bf16 goes with all layouts"
-            )
+        self._require_layout_of_precision()
         if self.optimizer_states != "full" and self.optimizer_implementation != "default":
             raise ValueError(
                 f"{self.optimizer_states} optimizer_states have one implementation, default, and no "
@@ -194,6 +190,14 @@ class Plan:
             raise ValueError("a captured pass does not go with fp16, whose loss scale changes")
         if self.layout.world_size > 1:
             raise ValueError("a captured pass is one process's")
+
+    def _require_layout_of_precision(self) -> None:
+        layout = self.layout
+        if self.precision == "fp8" and layout.world_size > layout.replicas * layout.shards:
+            raise ValueError(
+                "precision fp8 is for one process, replicas and shards so far, and the layout is "
+                f"{layout.in_words()}; bf16 goes with all layouts"
+            )
 
     def without_checkpointing(self) -> Plan:
         """The same plan, in which nothing is computed twice."""

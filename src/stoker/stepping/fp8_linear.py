@@ -74,7 +74,8 @@ def prepare_linears(model: nn.Module) -> None:
             if type(module) is nn.Linear and all(
                 size >= LEAST_FEATURES and size % _MULTIPLE == 0 for size in module.weight.shape
             ):
-                module.forward = Fp8Forward(module, module.forward)
+                layer: Any = module  # its type says that `forward` is a method
+                layer.forward = Fp8Forward(module, module.forward)
 
 
 @dataclass(eq=False)
@@ -146,7 +147,7 @@ def _multiplied(
     *,
     is_fast: bool = False,
 ) -> torch.Tensor:
-    """a @ b + bias in bf16; tensor cores take rows of `a` and columns of `b`.
+    """The product a @ b + bias in bf16; tensor cores take rows of `a` and columns of `b`.
 
     Without autocast, which would round within the CPU's kernel.
     """
@@ -162,7 +163,7 @@ def _by_columns(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def _rounded(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """x in 8 bits, its largest magnitude at the end of the range, and the factor that gives x back."""
+    """The tensor in 8 bits, its largest magnitude at the end of the range, and the factor that gives it back."""
     largest = x.abs().amax().float().clamp(min=_LEAST_MAGNITUDE)
     scale = torch.finfo(dtype).max / largest
     return (x.float() * scale).to(dtype), scale.reciprocal()

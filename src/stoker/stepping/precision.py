@@ -95,7 +95,7 @@ def _tf32(*, allowed: bool) -> Iterator[None]:
 def autocasting(
     precision: Precision, device: torch.device, *, dtype: torch.dtype | None, draws: bool, drops: bool = False
 ) -> contextlib.AbstractContextManager[Any]:
-    """The context of a forward pass: autocast for bf16, fp8 and fp16; for proofs `dtype` throughout, or no random draws.
+    """The context of a forward pass: autocast for bf16, fp8, fp16; for proofs `dtype` throughout, or no random draws.
 
     `drops`: the model has dropout, which takes fewer draws on a CPU.
     """
