@@ -103,8 +103,8 @@ def test_fp8_is_for_devices_that_have_it_and_jobs_that_allow_it() -> None:
     for place, why in (
         (
             old,
-            "a100-80 has no fp8 (compute capability 8.9 and newer have it: L4, RTX 40, H100); precision may be fp32, "
-            "tf32, bf16",
+            "a100-80 has no fp8 (compute capability 8.9 and newer have it: L4, RTX 40, H100); "
+            + "precision may be fp32, tf32, bf16",
         ),
         (cpu, "a CPU has no fp8 (GPUs of compute capability 8.9 and newer have it); precision may be fp32, bf16"),
     ):
