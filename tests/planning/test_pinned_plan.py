@@ -100,13 +100,13 @@ def test_fp8_is_for_devices_that_have_it_and_jobs_that_allow_it() -> None:
     """An A100 and a CPU have none; an H100 has, if the job allows it."""
     allowed = dataclasses.replace(PROFILE, numerics=("fp8",))
     (old,), (cpu,) = planned_devices("a100-80", ()), planned_devices("cpu", attached_devices())
+    newer = "compute capability 8.9 and newer"
     for place, why in (
         (
             old,
-            "a100-80 has no fp8 (compute capability 8.9 and newer have it: L4, RTX 40, H100); "
-            + "precision may be fp32, tf32, bf16",
+            f"a100-80 has no fp8 ({newer} have it: L4, RTX 40, H100); precision may be fp32, tf32, bf16",
         ),
-        (cpu, "a CPU has no fp8 (GPUs of compute capability 8.9 and newer have it); precision may be fp32, bf16"),
+        (cpu, f"a CPU has no fp8 (GPUs of {newer} have it); precision may be fp32, bf16"),
     ):
         assert problem_with(plan_of({"precision": "fp8"}, place, allowed), allowed, place.device, allowed) == why
     plan = plan_of({"precision": "fp8", "shards": 8}, PLACE, allowed)
