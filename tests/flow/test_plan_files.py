@@ -111,7 +111,7 @@ def test_a_pinned_plan_that_takes_more_than_is_allowed_is_refused() -> None:
         ({"record": "Plan", "schema": 1, "device": "cpu", "micro_batch": "4"}, "Plan.micro_batch: wanted"),
         ({"record": "Plan", "schema": 1, "device": "cpu", "micro_batch": 0}, "micro_batch must be at least 1, got 0"),
         ({"record": "Plan", "schema": 1, "device": "cpu", "micro_batch": 4, "thread": 2}, "unknown field 'thread'"),
-        (to_json(PLAN) | {"precision": "fp8"}, "precision: wanted one of"),
+        (to_json(PLAN) | {"precision": "fp4"}, "precision: wanted one of"),
         (to_json(PLAN) | {"loader": "workers"}, "does not go with num_workers=0"),
         ({"record": "Run", "schema": 1}, "'Run' record"),
         ({"record": "Decision", "schema": 1, "candidates": []}, "holds no plan"),

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from stoker.devices import planned_devices
+from stoker.devices import attached_devices, planned_devices
 from stoker.errors import BadJob
 from stoker.planning.pinned_plan import plan_of, problem_with, words_of
 from stoker.records import Coupling, Profile
@@ -59,7 +59,8 @@ def test_weights_in_fp64_stay_so() -> None:
         ("micro_batch=four", "micro_batch is a number"),
         ("micro_batch=2.5", "micro_batch is a whole number"),
         ("micro_batch=0", "micro_batch must be at least 1"),
-        ("precision=fp8", "precision is one of fp32, tf32, bf16, fp16, fp64"),
+        ("precision=fp4", "precision is one of fp32, tf32, bf16, fp16, fp8, fp64"),
+        ("precision=fp8 tensor=8", "fp8 is for one process, replicas and shards so far, and the layout is"),
         ("compile=maybe", "compile is true or false"),
         ("shards=0", "shards must be from 1"),
         ("loader=workers", "does not go with num_workers=0"),
@@ -93,6 +94,25 @@ def test_a_precision_that_a_device_lacks_is_named_with_those_it_has() -> None:
     plan = plan_of({"precision": "bf16"}, old, PROFILE)
     assert problem_with(plan, PROFILE, old.device, PROFILE) == "v100-16 has no bf16; precision may be fp32"
     assert problem_with(plan_of({}, old, PROFILE), PROFILE, old.device, PROFILE) is None
+
+
+def test_fp8_is_for_devices_that_have_it_and_jobs_that_allow_it() -> None:
+    """An A100 and a CPU have none; an H100 has, if the job allows it."""
+    allowed = dataclasses.replace(PROFILE, numerics=("fp8",))
+    (old,), (cpu,) = planned_devices("a100-80", ()), planned_devices("cpu", attached_devices())
+    newer = "compute capability 8.9 and newer"
+    for place, why in (
+        (
+            old,
+            f"a100-80 has no fp8 ({newer} have it: L4, RTX 40, H100); precision may be fp32, tf32, bf16",
+        ),
+        (cpu, f"a CPU has no fp8 (GPUs of {newer} have it); precision may be fp32, bf16"),
+    ):
+        assert problem_with(plan_of({"precision": "fp8"}, place, allowed), allowed, place.device, allowed) == why
+    plan = plan_of({"precision": "fp8", "shards": 8}, PLACE, allowed)
+    assert problem_with(plan, allowed, PLACE.device, allowed) is None
+    why = 'precision fp8 is for jobs that allow it: Job(numerics=["fp8"])'
+    assert problem_with(plan, PROFILE, PLACE.device, PROFILE) == why
 
 
 def test_states_of_fewer_bits_are_for_jobs_that_allow_them() -> None:

@@ -36,7 +36,7 @@ class Known:
         return self.probability_it_fits(plan) >= probability
 
     def forecast(self, plan: Plan) -> Forecast:
-        pace = {"bf16": 1.0, "fp32": 2.0}[plan.precision] / plan.threads + 1.0 / plan.micro_batch
+        pace = {"fp8": 0.7, "bf16": 1.0, "fp32": 2.0}[plan.precision] / plan.threads + 1.0 / plan.micro_batch
         pace *= 1 + plan.checkpointed_blocks / 30 + (plan.malloc == "mapped") * 0.1
         return forecast_of(plan, pace_s=pace, peak_bytes=self.needed_bytes(plan))
 
@@ -301,6 +301,27 @@ def test_a_compiled_plan_that_does_not_fit_saves_more() -> None:
     assert [(plan.micro_batch, plan.checkpointed_blocks, plan.checkpointing) for plan in found] == [
         (256, 12, "selective")
     ]
+
+
+@pytest.mark.parametrize(
+    ("numerics", "dtypes", "can_compile", "best"),
+    [
+        (("fp8",), ("bf16", "fp8"), True, "fp8"),
+        ((), ("bf16", "fp8"), True, "bf16"),
+        (("fp8",), ("bf16",), True, "bf16"),
+        (("fp8",), ("bf16", "fp8"), False, "bf16"),
+    ],
+)
+@pytest.mark.parametrize("is_here", [True, False])
+def test_fp8_is_proposed_compiled_where_job_and_device_allow_it(
+    numerics: tuple[str, ...], dtypes: tuple[str, ...], can_compile: bool, best: str, is_here: bool
+) -> None:
+    """One plan, the fastest compiled one in bf16; its products pay only where casts are fused."""
+    facts = profile(numerics=numerics)
+    device = dataclasses.replace(GPU, fast_dtypes=("fp32", *dtypes))
+    found = rank(facts, device, Fused(device, facts), name="it", is_here=is_here, can_compile=can_compile)
+    assert found[0].plan.precision == best
+    assert sum(c.plan.precision == "fp8" for c in found) == (best == "fp8")
 
 
 class _Captured(Known):

@@ -126,7 +126,7 @@ def test_parts_of_records_are_nothing_but_their_fields(record: type) -> None:
         (PLAN, {"micro_batch": "64"}, 'Plan.micro_batch: wanted .*int.*, found "64"'),
         (PLAN, {"micro_batch": 64.0}, "Plan.micro_batch: wanted .*int.*, found 64.0"),
         (PLAN, {"micro_batch": True}, "Plan.micro_batch: wanted .*int.*, found true"),
-        (PLAN, {"precision": "fp8"}, "Plan.precision: wanted one of .*'bf16'.*, found \"fp8\""),
+        (PLAN, {"precision": "fp4"}, "Plan.precision: wanted one of .*'bf16'.*, found \"fp4\""),
         (PLAN, {"checkpoint_every_s": "soon"}, 'Plan.checkpoint_every_s: wanted a number, found "soon"'),
         (PLAN, {"checkpoint_every_s": 10**400}, "Plan.checkpoint_every_s: wanted a number that a float can hold"),
         (PLAN, {"micro_batch": 0}, "Plan: micro_batch must be at least 1, got 0"),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LOSSES = ("cross_entropy", "token_cross_entropy", "binary_cross_entropy", "mse", "l1", "own")
 RECIPES = ("fast",)
-NUMERICS = ("fp16", "bf16-states", "8bit-states")
+NUMERICS = ("fp16", "fp8", "bf16-states", "8bit-states")
 METRICS = ("accuracy", "top5_accuracy", "token_accuracy", "binary_accuracy", "mse", "l1")
 
 _NUMBERS = ("batch", "clip_norm", "average", "coupling_group", "seed")
@@ -133,8 +133,9 @@ class Job:
         on_non_finite: reaction to a loss or gradient that is not finite: "stop"; "roll_back" to the last checkpoint
             and continue in fp32; or "skip", which leaves the update out and so changes what is learned.
         numerics: what plans may round more than the contract allows: `"fp16"`, passes in fp16 with a dynamic loss
-            scale on devices without bf16; `"bf16-states"` and `"8bit-states"`, moments of Adam and AdamW kept in fewer
-            bits where memory is short. See docs/contract.md.
+            scale on devices without bf16; `"fp8"`, products of linear layers in fp8 on devices that have it, where
+            that is faster; `"bf16-states"` and `"8bit-states"`, moments of Adam and AdamW kept in fewer bits where
+            memory is short. See docs/contract.md.
         recipe: "fast" sets whatever is left open here of the optimiser, schedule, augmentation and label smoothing, for
             image classifiers that should be good after few epochs; see `stoker.recipes`.
         seed: fixes the initial weights, the order, the augmentation and the model's own random draws.

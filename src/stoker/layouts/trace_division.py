@@ -12,7 +12,7 @@ PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 STATE = ("parameter", "optimizer state", "average")
 """Categories of storages that live from update to update."""
 
-_ITEM_BYTES = {"fp64": 8, "int64": 8, "bf16": 2, "fp16": 2, "bool": 1, "uint8": 1}
+_ITEM_BYTES = {"fp64": 8, "int64": 8, "bf16": 2, "fp16": 2, "fp8": 1, "bool": 1, "uint8": 1}
 
 
 def bytes_of(shape: TensorShape) -> int:

@@ -36,8 +36,10 @@ _SIZES = (2, 4)
 def with_same_kernels(settings: TraceSettings) -> TraceSettings:
     """The settings under which the same operations are traced: of GPUs those of the oldest with the same kernels.
 
-    GPUs newer than compute capability 8.0 run its kernels; in fp32 all GPUs do.
+    GPUs newer than compute capability 8.0 run its kernels, and fp8 came with 8.9; in fp32 all GPUs do.
     """
+    if settings.target == "cuda" and settings.precision == "fp8":
+        return dataclasses.replace(settings, capability="8.9")
     has_kernels_of_8 = settings.precision == "fp32" or float(settings.capability or 0) > 8
     is_other = settings.target == "cuda" and has_kernels_of_8
     return dataclasses.replace(settings, capability="8.0") if is_other else settings

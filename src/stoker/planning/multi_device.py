@@ -45,7 +45,7 @@ from stoker.planning.model.search_space import (
     saving_memory,
     trace_settings,
 )
-from stoker.planning.plan_ranking import LEAST_GAIN, SURE_ENOUGH, compiled, rank
+from stoker.planning.plan_ranking import LEAST_GAIN, SURE_ENOUGH, compiled, in_fp8, rank
 from stoker.planning.planner import Planner, measured_hardware, price_assumptions, with_costs
 from stoker.planning.resolved_job import users_code
 from stoker.planning.slow_links import recommend
@@ -358,7 +358,8 @@ class LayoutCandidates:
         if layout.sample_parts < self.place.count:
             return False
         forecasts = self.forecasts(layout)
-        favourite = dataclasses.replace(favourite, compile=favourite.compile and compiles(layout))
+        if not compiles(layout):
+            favourite = dataclasses.replace(_without_fp8(favourite), compile=False)
         if not forecasts.fits(favourite, SURE_ENOUGH):
             return False
         found.candidates.append(
@@ -559,8 +560,10 @@ class LayoutCandidates:
             ranked = rank(local, device, forecasts, name=place.name, is_here=place.is_here, is_limited=place.is_limited)
         best = min((c for c in ranked if not c.plan.captured), key=_seconds_per_sample)
         if self._may_compile(layout):
-            best = min((best, *compiled(best, local, forecasts)), key=lambda one: one.forecast.total_s.value)
-        self._favourite = self._favourite or best.plan
+            faster = [best, *compiled(best, local, forecasts)]
+            faster += in_fp8(faster, local, place.device, forecasts)
+            best = min(faster, key=lambda one: one.forecast.total_s.value)
+        self._favourite = self._favourite or _without_fp8(best.plan)
         plan = dataclasses.replace(best.plan, layout=layout)
         return dataclasses.replace(
             best, plan=plan, is_here=place.is_here, memory_bytes=device.memory_bytes, why="by forecast"
@@ -629,6 +632,11 @@ class LayoutCandidates:
             is_here=place.is_here,
             why="as asked",
         )
+
+
+def _without_fp8(plan: Plan) -> Plan:
+    """The plan whose precision goes with all layouts."""
+    return dataclasses.replace(plan, precision="bf16") if plan.precision == "fp8" else plan
 
 
 def _smallest(local: Profile) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from stoker.devices import Place
 from stoker.errors import BadJob, nearest
 from stoker.records import Device, Layout, Plan, Profile
-from stoker.records.plan import states_problem
+from stoker.records.plan import precision_problem, states_problem
 
 _PLAN = [one.name for one in dataclasses.fields(Plan) if one.name not in ("device", "layout", "device_mtbf_h")]
 _LAYOUT = [one.name for one in dataclasses.fields(Layout) if one.name != "added"]
@@ -111,15 +111,18 @@ def problem_with(plan: Plan, profile: Profile, device: Device, local: Profile) -
     if plan.checkpointed_blocks > profile.num_blocks:
         return f"checkpointed_blocks is {plan.checkpointed_blocks}; the model has {profile.num_blocks} equal blocks"
     if plan.precision not in ("fp32", "fp64") and device.kind == "cuda" and plan.precision not in device.fast_dtypes:
-        allowed = ("tf32", "bf16", *(one for one in profile.numerics if one == "fp16"))
+        allowed = ("tf32", "bf16", *(one for one in profile.numerics if one in ("fp16", "fp8")))
         have = ", ".join(("fp32", *(dtype for dtype in allowed if dtype in device.fast_dtypes)))
-        return f"{device.name} has no {plan.precision}; precision may be {have}"
+        since = " (compute capability 8.9 and newer have it: L4, RTX 40, H100)" if plan.precision == "fp8" else ""
+        return f"{device.name} has no {plan.precision}{since}; precision may be {have}"
+    if plan.precision == "fp8" and device.kind == "cpu":
+        return "a CPU has no fp8 (GPUs of compute capability 8.9 and newer have it); precision may be fp32, bf16"
     if plan.is_offloaded and profile.offload_problem is not None:
         return f"the plan has optimizer_offload, and {profile.offload_problem}"
     if (states := states_problem(plan, profile.numerics)) is not None:
         return states
-    if plan.precision == "fp16" and "fp16" not in profile.numerics:
-        return 'precision fp16 is for jobs that allow it: Job(numerics=["fp16"])'
+    if (precision := precision_problem(plan.precision, profile.numerics)) is not None:
+        return precision
     if (plan.precision == "fp64") != profile.is_double:
         return (
             f"precision is {plan.precision}, and the model's weights are in {'fp64' if profile.is_double else 'fp32'}"

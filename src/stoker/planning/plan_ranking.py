@@ -132,6 +132,7 @@ def rank(
     fastest = min(uncompiled, key=_seconds_per_sample)
     if can_compile and not is_here:  # without trials, forecasts decide whether compiling pays
         candidates += compiled(fastest, profile, forecasts)
+    candidates += in_fp8(candidates, profile, device, forecasts)
     kept = [c for c in candidates if pays_back(c.forecast, fastest.forecast)]
     captured = [c for plain in kept if (c := _captured(plain, profile, forecasts)) is not None] if is_here else []
     return tuple(sorted((*kept, *captured), key=_seconds_per_sample_with_compiling))
@@ -196,6 +197,21 @@ def compiled(fastest: Candidate, profile: Profile, forecasts: Forecasts) -> Iter
 def _forecast_as(candidate: Candidate, plan: Plan, forecasts: Forecasts) -> Candidate:
     """Another plan of the same place, with its forecast."""
     return dataclasses.replace(candidate, plan=plan, forecast=forecasts.forecast(plan))
+
+
+def in_fp8(candidates: Sequence[Candidate], profile: Profile, device: Device, forecasts: Forecasts) -> list[Candidate]:
+    """The fastest compiled plan in bf16, in fp8 where the job allows it, the device has it, and it fits.
+
+    Not compiled, casts to fp8 take as long as its products save.
+    """
+    plans = [c for c in candidates if c.plan.compile and c.plan.precision == "bf16"]
+    if not ("fp8" in profile.numerics and "fp8" in device.fast_dtypes and plans):
+        return []
+    fastest = min(plans, key=_seconds_per_sample)
+    plan = dataclasses.replace(fastest.plan, precision="fp8")
+    if not forecasts.fits(plan, SURE_ENOUGH):
+        return []
+    return [dataclasses.replace(fastest, plan=plan, forecast=forecasts.forecast(plan))]
 
 
 def _sizes(profile: Profile) -> tuple[int, ...]:

@@ -7,10 +7,10 @@ from typing import ClassVar, Literal
 
 from stoker.records import codec
 
-Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp64"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "fp64"]
 """Precisions of a plan: plain fp32, tf32 products, bf16 over fp32 weights and reductions (autocast, or under shards
-parameters gathered in bf16), autocast fp16 with a loss scale, or plain fp64 for models whose weights are in float64,
-which nothing reduces."""
+parameters gathered in bf16), autocast fp16 with a loss scale, bf16 with products of linear layers in fp8, or plain fp64
+for models whose weights are in float64, which nothing reduces."""
 FULL_PRECISIONS = ("fp32", "fp64")
 """The precisions that compute as the model is written."""
 

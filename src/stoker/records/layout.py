@@ -123,7 +123,7 @@ class Layout:
 
     def gathered_in(self, precision: Precision) -> Literal["bf16"] | None:
         """The dtype in which shards gather fp32 parameters, and compute, in a precision; None: as they are stored."""
-        return "bf16" if precision == "bf16" and self.shards * self.experts * self.context > 1 else None
+        return "bf16" if precision in ("bf16", "fp8") and self.shards * self.experts * self.context > 1 else None
 
     @property
     def divides_tensors(self) -> bool:

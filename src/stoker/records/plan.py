@@ -147,6 +147,7 @@ class Plan:
             raise ValueError(f"loader {self.loader!r} does not go with num_workers={self.num_workers}")
         if self.captured:
             self._require_capturable()
+        self._require_layout_of_precision()
         if self.optimizer_states != "full" and self.optimizer_implementation != "default":
             raise ValueError(
                 f"{self.optimizer_states} optimizer_states have one implementation, default, and no "
@@ -187,6 +188,7 @@ class Plan:
             or self.compile,
             "fp32, tf32, bf16 and fp64; under fp16 an update is made again from gradients that are still on the "
             "device": self.precision == "fp16",
+            "fp32, tf32, bf16 and fp64, and the precision is fp8": self.precision == "fp8",
             f"full optimizer_states, not {self.optimizer_states}: fewer bits save the device's "
             "memory": self.optimizer_states != "full",
             f"contiguous weights, not {self.memory_format}": self.memory_format != "contiguous",
@@ -215,6 +217,14 @@ class Plan:
             raise ValueError("a captured pass does not go with fp16, whose loss scale changes")
         if self.layout.world_size > 1:
             raise ValueError("a captured pass is one process's")
+
+    def _require_layout_of_precision(self) -> None:
+        layout = self.layout
+        if self.precision == "fp8" and layout.world_size > layout.replicas * layout.shards:
+            raise ValueError(
+                "precision fp8 is for one process, replicas and shards so far, and the layout is "
+                f"{layout.in_words()}; bf16 goes with all layouts"
+            )
 
     def without_checkpointing(self) -> Plan:
         """The same plan, in which nothing is computed twice."""
@@ -264,6 +274,13 @@ class Plan:
         if self.malloc != "default":
             parts.append(f"{self.malloc} memory")
         return " · ".join(parts)
+
+
+def precision_problem(precision: Precision, numerics: Collection[str]) -> str | None:
+    """Why a job of these `numerics` does not allow a plan of this precision; None if it does."""
+    if precision not in ("fp16", "fp8") or precision in numerics:
+        return None
+    return f'precision {precision} is for jobs that allow it: Job(numerics=["{precision}"])'
 
 
 def states_problem(plan: Plan, numerics: Collection[str]) -> str | None:

@@ -172,7 +172,7 @@ class MuonOptimizer(torch.optim.Optimizer):
 
 def products_dtype(precision: Precision, matrices: Iterable[torch.Tensor]) -> torch.dtype | None:
     """The dtype of products under a precision; None is the matrices' own. Momenta and weights keep theirs."""
-    is_bf16 = precision == "bf16" and all(matrix.dtype == torch.float32 for matrix in matrices)
+    is_bf16 = precision in ("bf16", "fp8") and all(matrix.dtype == torch.float32 for matrix in matrices)
     return torch.bfloat16 if is_bf16 else None
 
 

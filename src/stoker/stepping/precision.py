@@ -25,33 +25,42 @@ from stoker.errors import BadJob
 from stoker.records import Precision
 from stoker.stepping.distributed_tensors import is_spread
 from stoker.stepping.dropout import draws_fewer, fewer_draws, kept
+from stoker.stepping.fp8_linear import FP8_SINCE, fp8_products, has_fp8_products
 from stoker.stepping.model import default_dtype
 from stoker.stepping.random_draws import RandomDraws
 
 NO_CONDITIONS = contextlib.nullcontext()
 """A context without effect, made once: it can be entered again and within itself."""
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}
 
-_TF32_SINCE = (8, 0)
-"""Compute capability of the first devices that multiply in tf32.
+_SINCE = {"tf32": (8, 0), "fp8": FP8_SINCE}
+"""Compute capability of the first devices that multiply in a precision.
 
-Source: NVIDIA A100 Tensor Core GPU Architecture whitepaper (2020), table 5.
+Source of tf32: NVIDIA A100 Tensor Core GPU Architecture whitepaper (2020), table 5.
 """
 
 
 def require_precision(precision: Precision, device: torch.device) -> None:
-    """Raise BadJob where the device lacks this arithmetic and would silently compute in another."""
-    if precision != "tf32":
+    """Raise BadJob where the device or this PyTorch lacks this arithmetic.
+
+    A CPU multiplies in fp8, slowly.
+    """
+    if precision not in _SINCE:
         return
     remedy = 'Use precision "fp32" or "bf16".'
-    if device.type != "cuda":
+    if precision == "fp8" and not has_fp8_products():
+        raise BadJob(f"the plan's precision is fp8, and this PyTorch ({torch.__version__}) has none", remedy=remedy)
+    if precision == "tf32" and device.type != "cuda":
         raise BadJob(f"the plan's precision is tf32, which a {device.type.upper()} does not have", remedy=remedy)
+    if device.type != "cuda":
+        return
     capability = torch.cuda.get_device_capability(device)
-    if capability < _TF32_SINCE:
-        have, since = (".".join(map(str, pair)) for pair in (capability, _TF32_SINCE))
+    if capability < _SINCE[precision]:
+        have, since = (".".join(map(str, pair)) for pair in (capability, _SINCE[precision]))
         raise BadJob(
-            f"the plan's precision is tf32, but {device} has compute capability {have}; tf32 came with {since}",
+            f"the plan's precision is {precision}, but {device} has compute capability {have}; {precision} came with "
+            f"{since}",
             remedy=remedy,
         )
 
@@ -86,7 +95,7 @@ def _tf32(*, allowed: bool) -> Iterator[None]:
 def autocasting(
     precision: Precision, device: torch.device, *, dtype: torch.dtype | None, draws: bool, drops: bool = False
 ) -> contextlib.AbstractContextManager[Any]:
-    """The context of a forward pass: autocast for bf16 and fp16; for proofs `dtype` throughout, or no random draws.
+    """The context of a forward pass: autocast for bf16, fp8, fp16; for proofs `dtype` throughout, or no random draws.
 
     `drops`: the model has dropout, which takes fewer draws on a CPU.
     """
@@ -94,14 +103,23 @@ def autocasting(
     if dtype is None and draws and precision not in _AUTOCAST:
         return fewer_draws() if drops else NO_CONDITIONS
     cast_to = _AUTOCAST.get(precision) if dtype is None else None
-    return _conditions(device, dtype, cast_to=cast_to, draws=draws, drops=drops)
+    is_fp8 = dtype is None and precision == "fp8"
+    return _conditions(device, dtype, cast_to=cast_to, draws=draws, drops=drops, is_fp8=is_fp8)
 
 
 @contextlib.contextmanager
 def _conditions(
-    device: torch.device, dtype: torch.dtype | None, *, cast_to: torch.dtype | None, draws: bool, drops: bool
+    device: torch.device,
+    dtype: torch.dtype | None,
+    *,
+    cast_to: torch.dtype | None,
+    draws: bool,
+    drops: bool,
+    is_fp8: bool,
 ) -> Iterator[None]:
     with contextlib.ExitStack() as conditions:
+        if is_fp8:
+            conditions.enter_context(fp8_products())
         conditions.enter_context(torch.autocast(device.type, cast_to, enabled=cast_to is not None))
         if drops:
             conditions.enter_context(fewer_draws())

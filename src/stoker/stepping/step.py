@@ -32,6 +32,7 @@ from stoker.stepping.captured_updates import LENGTH, CapturedUpdates
 from stoker.stepping.chunked_loss import in_chunks
 from stoker.stepping.diloco import OuterOptimizer, SiteUpdate, SiteWeights
 from stoker.stepping.dropout import has_dropout
+from stoker.stepping.fp8_linear import prepare_linears
 from stoker.stepping.frozen_parameters import GradualUnfreezing
 from stoker.stepping.fused_update import FusedUpdate, fused_update
 from stoker.stepping.gradient_clipping import GradientClipping
@@ -172,6 +173,8 @@ class Step:
         self.model = place_model(built, plan, dtype)
         skip_blocks(self.model, job.objective.stochastic_depth)
         self._has_dropout, self._fewer_draws = has_dropout(self.model), fewer_draws
+        if "fp8" in job.numerics and dtype is None:  # before checkpoints and layouts wrap blocks
+            prepare_linears(self.model)
         # Before stages lose blocks.
         checkpoint(
             self.model,

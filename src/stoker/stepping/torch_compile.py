@@ -200,6 +200,8 @@ def _first_call() -> Iterator[None]:
     """Sets `_SWITCHES`, and hides warnings about PyTorch's own access to gradients, and advice."""
     with doing("compiling", is_long=True), contextlib.ExitStack() as stack, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
+        # The compiler makes an object of a function's class to capture it, of which PyTorch warns its users.
+        warnings.filterwarnings("ignore", r".*autograd\.function\.Function.* should not be instantiated")
         # Advice of inductor about speed, such as to allow tf32: the plan has decided.
         warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._inductor\.")
         # Advice about changes in place under selective checkpointing, which compiled code does not have.

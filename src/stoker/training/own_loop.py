@@ -224,6 +224,11 @@ def _apply(plan: Plan, model: nn.Module, optimizers: list[torch.optim.Optimizer]
             "the plan's precision is fp16, and a loop of your own has no loss scale",
             remedy='Use precision "bf16", "tf32" or "fp32".',
         )
+    if plan.precision == "fp8":
+        raise BadJob(
+            "the plan's precision is fp8, and the layers of your loop's own model are as you wrote them",
+            remedy='Use precision "bf16", "tf32" or "fp32".',
+        )
     if plan.optimizer_states != "full":
         raise BadJob(
             f"the plan has {plan.optimizer_states} optimizer_states, and the optimiser is your loop's own",

@@ -29,6 +29,10 @@ def seconds(made, scales=Scales(), **changes) -> float:  # noqa: B008 - frozen
     ("made", "kind"),
     [
         (product(64, 64, 64, "bf16"), ("product", "bf16")),
+        (
+            operation("_scaled_mm", (tensor(64, 64, dtype="fp8"), tensor(64, 64, dtype="fp8"), tensor(1)), ()),
+            ("product", "fp8"),
+        ),
         (batched(8, 64, 64, 64), ("batched product", "fp32")),
         (convolution(), ("convolution", "fp32")),
         (convolution("convolution_backward"), ("convolution", "fp32")),

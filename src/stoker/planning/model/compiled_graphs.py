@@ -137,7 +137,8 @@ Seconds = Callable[[float], float]
 
 _BATCH_NORMS = ("batch_norm",)
 _BATCH_PASSES = 1
-"""More passes of a norm whose reduction goes over the batch: it ends before its results can be used."""
+"""More passes of a norm whose reduction goes over the batch, and of the largest magnitude that scales a tensor to fp8:
+it ends before its results can be used."""
 
 
 def chains_of(trace: Trace, *, is_on_gpu: bool) -> list[tuple[list[int], float]]:
@@ -211,7 +212,8 @@ def _bytes_across(trace: Trace, chain: Sequence[int], births: dict[int, list[int
         made.update(operation.outputs)
         results = (trace.storages[storage] for storage in births.get(index, ()))
         moved += sum(one.num_bytes for one in results if one.died is None or one.died > end)
-        if any(name in operation.name for name in _BATCH_NORMS):
+        is_over_all = operation.name == "amax" and operation.outputs[0].numel == 1
+        if is_over_all or any(name in operation.name for name in _BATCH_NORMS):
             moved += _BATCH_PASSES * operation.inputs[0].numel * each
     return moved
 

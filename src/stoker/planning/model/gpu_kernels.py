@@ -35,7 +35,7 @@ from stoker.records.trace import Operation, TensorShape
 
 Sizes = tuple[int, int, int, int]
 
-SINGLE = ("mm", "addmm", "linear", "_addmm_activation")
+SINGLE = ("mm", "addmm", "linear", "_addmm_activation", "_scaled_mm")
 BATCHED = ("bmm", "baddbmm", "_grouped_mm")
 
 

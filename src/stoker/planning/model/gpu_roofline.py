@@ -101,7 +101,8 @@ class Scales:
 def kind_of(operation: Operation) -> tuple[Kind, str]:
     """The kind of an operation, which decides what bounds it, and the dtype it computes in (streams: none)."""
     name = operation.name
-    dtype = next((tensor.dtype for tensor in reversed(operation.inputs) if tensor.dtype in _BYTES), "fp32")
+    operands = operation.inputs[:2] if name == "_scaled_mm" else operation.inputs  # scales and bias come after them
+    dtype = next((tensor.dtype for tensor in reversed(operands) if tensor.dtype in _BYTES), "fp32")
     if name in gpu_kernels.SINGLE and gpu_kernels.product_sizes(operation):
         return "product", dtype
     if name in gpu_kernels.BATCHED and gpu_kernels.product_sizes(operation):

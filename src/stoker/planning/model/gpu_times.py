@@ -204,7 +204,7 @@ class GpuCalibration:
             return self.fitted[kind, dtype]
         if kind in {"row", "stream"}:
             return self.fitted.get(("stream", ""), Scales())
-        return self.fitted.get(("product", dtype), Scales())
+        return self.fitted.get(("product", "bf16" if dtype == "fp8" else dtype), Scales())  # fp8 is not measured
 
 
 def calibrate(sustained: Sustained) -> GpuCalibration:

@@ -200,7 +200,9 @@ def trace_settings(plan: Plan, profile: Profile, capability: str, layout: Layout
         capability=kernel_generation(capability),
         micro_batch=plan.micro_batch,
         parts=parts,
-        precision=plan.precision if plan.precision in ("bf16", "fp16") else "fp32",  # the others differ in dtypes only
+        precision=plan.precision
+        if plan.precision in ("bf16", "fp8", "fp16")
+        else "fp32",  # the others differ in dtypes
         memory_format=plan.memory_format,
         optimizer_implementation=_traced_optimizer(plan, profile),
         optimizer_states=plan.optimizer_states,

@@ -221,7 +221,18 @@ _ROWS_PER_THREAD = 10
 _RNN_TEMPORARY = 4.2
 """An LSTM layer's temporaries, in each direction, in multiples of its output in fp32; measured 4.0 to 4.2."""
 
-_ITEM_BYTES = {"fp64": 8, "int64": 8, "fp32": 4, "tf32": 4, "int32": 4, "bf16": 2, "fp16": 2, "bool": 1, "uint8": 1}
+_ITEM_BYTES = {
+    "fp64": 8,
+    "int64": 8,
+    "fp32": 4,
+    "tf32": 4,
+    "int32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "fp8": 1,
+    "bool": 1,
+    "uint8": 1,
+}
 
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "linear", "_scaled_mm", "addbmm"})
 

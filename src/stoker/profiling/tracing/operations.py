@@ -24,6 +24,8 @@ _DTYPES = {
     torch.float32: "fp32",
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "fp8",
+    torch.float8_e5m2: "fp8",
     torch.int64: "int64",
     torch.int32: "int32",
     torch.int16: "int16",
@@ -45,7 +47,7 @@ _ATTRIBUTES = (
     "transposed",
 )
 """Parameters kept as attributes, by their names in ATen's schemas."""
-_PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
+_PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "_scaled_mm": (0, 1)}
 """Matrix products, and the argument indices of their two factors."""
 _LAID_OUT = ("convolution", "batch_norm", "group_norm", "pool")
 """Operations whose speed depends on the memory format of images."""

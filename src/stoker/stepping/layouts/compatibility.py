@@ -17,7 +17,7 @@ from stoker.jobs.metrics import is_stateful
 from stoker.jobs.optimizers import ScheduleFree
 from stoker.layouts.rules import JobTraits, compiles, layout_problem
 from stoker.records import ONE_PROCESS, Coupling, Layout, Plan
-from stoker.records.plan import states_problem
+from stoker.records.plan import precision_problem, states_problem
 from stoker.stepping.batch_norm import batch_norms
 from stoker.stepping.losses import measure_name, takes_model
 from stoker.stepping.torch_optimizers import needs_closure
@@ -89,11 +89,8 @@ def require_legal(job: Job, plan: Plan, coupling: Coupling) -> None:
             f"compiled plans are for one process, replicas and shards so far, and this one is for {layout.in_words()}",
             remedy="Use the plan without compile.",
         )
-    if plan.precision == "fp16" and "fp16" not in job.numerics:
-        raise BadJob(
-            "the plan's precision is fp16, whose range is smaller than fp32's, and the job does not allow it",
-            remedy='Allow it, `Job(numerics=["fp16"])`, or use a plan of precision fp32.',
-        )
+    if problem := precision_problem(plan.precision, job.numerics):
+        raise BadJob(problem, remedy="Allow it, or use a plan of precision bf16 or fp32.")
     if problem := states_problem(plan, job.numerics):
         raise BadJob(problem, remedy="Allow it, or use a plan of full optimizer_states.")
     if problem := micro_batch_problem(coupling, plan.micro_batch, job.batch_size, layout):
