@@ -235,7 +235,12 @@ def test_a_setting_is_environment_and_options_but_not_who_pays() -> None:
         dataclasses.replace(base, options={"cpus": "1"}),
     ]
     assert len({setting_key(submission) for submission in (base, *others)}) == 5
-    paid = dataclasses.replace(base, options={"account": "ml", "time": "1:00:00"}, run="other", secrets=())
+    paid = dataclasses.replace(
+        base,
+        options={"account": "ml", "time": "1:00:00", "verify": "5%", "forwarding": "1usd"},
+        run="other",
+        secrets=(),
+    )
     assert setting_key(paid) == setting_key(base)
     plain, high = (parse_target(word) for word in ("slurm:gpu/a100", "slurm:gpu/a100:qos=high"))
     assert job_key("c", (), plain) != job_key("c", (), high)

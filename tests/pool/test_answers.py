@@ -86,6 +86,12 @@ def test_a_control_planes_own_answers_are_taken(tmp_path: Path) -> None:
         assert agent.rules().name == "test"
 
 
+def test_a_first_block_at_update_0_is_taken() -> None:
+    """The control plane takes it from an agent: the renter must be able to read, and to stop, the lease."""
+    document = changed(LEASE, ("commitments", 0, "update"), 0)
+    assert read_lease(document, "job") is document
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [

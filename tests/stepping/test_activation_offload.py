@@ -211,6 +211,31 @@ def test_an_input_that_changes_on_its_way_is_refused() -> None:
 
 
 @pytest.mark.gpu
+def test_an_input_that_changes_after_the_last_block_that_is_called_is_refused_in_the_backward_pass() -> None:
+    """A model may leave out its last blocks: nothing looks at the inputs before they are used again."""
+    x = torch.randn(512, 32, device="cuda:0", requires_grad=True) * 1
+    kept = ActivationOffload(torch.device("cuda:0")).kept("a", ((x,), {}), is_last=False)
+    with torch.no_grad():
+        x.add_(1)
+    with pytest.raises(DoesNotFit, match="'a' was changed in place"):
+        kept.again()
+
+
+@pytest.mark.gpu
+def test_a_tensor_that_a_block_gets_twice_comes_back_as_one(sent: list[int]) -> None:
+    """As attention asks whether its query is its key; it is sent once."""
+    offload = ActivationOffload(torch.device("cuda:0"))
+    x = torch.randn(512, 32, device="cuda:0", requires_grad=True) * 1
+    kept = offload.kept("a", ((x, x), {}), is_last=False)
+    assert sent == [x.nbytes]
+    offload.kept("b", ((), {}), is_last=True)
+    (first, second), _ = kept.again()
+    assert first is second
+    assert first is not x
+    assert torch.equal(first, x)
+
+
+@pytest.mark.gpu
 def test_views_with_holes_stay_and_other_strides_are_kept(sent: list[int]) -> None:
     """A transposed input comes back transposed, every second column not at all, since it would have no holes."""
     offload, device = ActivationOffload(torch.device("cuda:0")), "cuda:0"

@@ -102,6 +102,18 @@ def test_generators_that_nobody_draws_from_are_looked_at_now_and_then(monkeypatc
     assert before.restore()
 
 
+def test_where_updates_are_skipped_generators_are_always_put_back() -> None:
+    """Another thread may draw from them now and then, which must not end the run."""
+    before = UpdateSnapshot(nn.Linear(1, 1), always=True)
+    for _ in range(5):
+        before.keep()
+    random.random()
+    before.keep()
+    following = random.random()
+    assert before.restore()
+    assert random.random() == following
+
+
 def test_generators_drawn_from_after_an_old_copy_are_not_put_back() -> None:
     """The draw may be of an earlier update, which is not made again: its draws must not come twice."""
     before = UpdateSnapshot(nn.Linear(1, 1))

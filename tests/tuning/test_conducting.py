@@ -85,6 +85,9 @@ def test_a_trial_that_was_given_up_says_so_in_its_run(tmp_path: Path) -> None:
         kept = read_record(tmp_path / trial.run / TRIAL_FILE, StudyTrial, remedy="")
         assert kept == trial
     assert len(told.of("warned")) == 1
+    (tmp_path / found[1].run / TRIAL_FILE).unlink()  # as where a kill came before it was written
+    conducted(tmp_path, settings(pruner="asha"), trials=12, run_trial=learning)
+    assert read_record(tmp_path / found[1].run / TRIAL_FILE, StudyTrial, remedy="") == found[1]
 
 
 @pytest.mark.parametrize("pruner", ["median", "hyperband"])

@@ -856,6 +856,31 @@ def test_a_page_that_is_opened_comes_before_the_folders_that_were_not_looked_at(
     asyncio.run(asyncio.wait_for(work(), 20))
 
 
+def test_a_page_that_is_hidden_holds_the_folders_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks for nothing more: after the longest wait no other part of the look waits for it."""
+    for number in range(5):
+        write_run(tmp_path, f"run-{number}", b"", lr=0.1 + number)
+    ui, waits, wait_for = Ui(UiOptions(roots=[tmp_path], token=TOKEN, port=PORT)), [], asyncio.wait_for
+
+    async def counted(waiting: Any, longest_s: float | None) -> Any:
+        if longest_s == 0.01 and not ui._is_opened.is_set():
+            waits.append(longest_s)
+        return await wait_for(waiting, longest_s)
+
+    monkeypatch.setattr(server, "_SCAN_PART_S", 0.0)
+    monkeypatch.setattr(server, "_OPENING_S", 0.01)
+    monkeypatch.setattr(server.asyncio, "wait_for", counted)
+
+    async def work() -> None:
+        application = ui.application()
+        async with ui._lifespan(application):
+            ui._is_opened.clear()
+            await ui._is_scanned.wait()
+
+    asyncio.run(work())
+    assert len(waits) == 1
+
+
 def test_rows_are_sent_while_the_folders_are_looked_at_for_the_first_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

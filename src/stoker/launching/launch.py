@@ -141,6 +141,7 @@ def launch(
                 _bring_log(directory, launcher, before, tell)
         tell(f"asking {on}")
         probe = _answered(question)
+        setting = setting_key(submission)
         submission = launcher.with_forecasts(job, entry, submission, tell)
         price_per_h, currency, price_source = _price(launcher, target, options)
         held = _held_limit(directory, earlier, options, price_per_h)
@@ -152,7 +153,7 @@ def launch(
             save_s = forecast.checkpoint_s.high
             key = job_key(submission.code.digest, submission.arguments, target)
             place = probe.place or place_of(on)
-            lessons = lessons_of(place, job=key, device=device or "", setting=setting_key(submission))
+            lessons = lessons_of(place, job=key, device=device or "", setting=setting)
             limits.append(time_limit(forecast, lessons))
         if options.plan is not None or options.arguments:  # it is of the plan that is chosen without these
             forecast = None
@@ -188,7 +189,7 @@ def launch(
             states=(*earlier, replace(seen_now("queued", "submitted"), at=submitted_at)),
             device=device or "",
             submit_s=submit_s,
-            setting=setting_key(submission),
+            setting=setting,
             place_taken=probe.place,
         )
         directory.write_launch(record)

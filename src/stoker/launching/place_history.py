@@ -31,8 +31,10 @@ NEWEST = 20
 NEWEST_PACES = 3
 """Runs of the same job that count for its pace: what else its devices do changes."""
 
-_PACELESS = ("account", "clock", "time")
-"""Options of places that say who pays, and for how long: the pace does not depend on them."""
+_PACELESS = frozenset({"account", "clock", "time"}) | {
+    *("bond", "deadline", "forwarding", "key", "move", "p2p", "pool", "value", "verify", "window")  # of a pool
+}
+"""Options of places that say who pays, for how long, and who is trusted: the pace does not depend on them."""
 
 UNSEEN_FACTOR = 1.7
 """By how much a run may take longer than was measured on this machine for a place that has shown nothing yet [1]: seven

@@ -1,7 +1,7 @@
 """What a control plane answers, checked before a client uses anything of it as a path, a number or a name.
 
 A control plane may be wrong, or lie: names of leases and hashes become names of files, numbers become sums and times.
-Documents stay as they came; fields that this version does not know are left in them.
+Documents stay as they came; fields of a lease itself that this version does not know are left in it.
 """
 
 from __future__ import annotations

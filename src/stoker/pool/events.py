@@ -43,12 +43,12 @@ import math
 import re
 import secrets
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from stoker.errors import BadSetting, StokerError
 from stoker.pool.keys import Key, is_signed
-from stoker.records.codec import JSON, from_json, parsed, to_json
+from stoker.records.codec import JSON, OMIT_DEFAULT, from_json, parsed, to_json
 
 CREDIT = 1_000_000
 """Micro-credits of one credit."""
@@ -125,8 +125,8 @@ class Body:
     )
 
     def __post_init__(self) -> None:
-        for field in fields(self):  # type: ignore[arg-type]  # every body is a dataclass
-            self._check(field.name, getattr(self, field.name))
+        for each in fields(self):  # type: ignore[arg-type]  # every body is a dataclass
+            self._check(each.name, getattr(self, each.name))
 
     def _check(self, name: str, value: Any) -> None:
         if isinstance(value, str) and len(value) > _MOST_TEXT:
@@ -468,7 +468,7 @@ class VerdictGiven(Body):
     verifier: str
     equal: bool
     evidence: str = ""
-    made: str = ""
+    made: str = field(default="", metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True, kw_only=True)

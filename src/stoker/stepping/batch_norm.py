@@ -273,10 +273,10 @@ class _Normalized(torch.autograd.Function):
         counts: bool,  # noqa: FBT001 - autograd passes arguments by position
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """See the class."""
-        kernels = _Fused if _is_fused(x) else _Plain
+        kernels = _Fused if _is_fused(x) and x.numel() else _Plain
         channels, exact = x.shape[1], x.dtype if x.dtype is torch.float64 else torch.float32
         all_RS = x.new_zeros(dist.get_world_size(group), 2 * channels + 1, dtype=exact)  # zeros where none count
-        if counts:
+        if counts and x.numel():
             num_values = all_RS.new_full((1,), x.numel() / channels)
             all_RS[dist.get_rank(group)] = torch.cat([*kernels.mean_and_variance(x, eps), num_values])
         dist.all_reduce(all_RS, group=group)  # gathers: sums with zeros are exact
@@ -295,7 +295,7 @@ class _Normalized(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
         """Gradients of the inputs here, and this process's share of those of weight and bias."""
         x, weight_C, mean_C, scale_C, count = ctx.saved_tensors
-        kernels = _Fused if _is_fused(x) else _Plain
+        kernels = _Fused if _is_fused(x) and x.numel() else _Plain  # on nothing the GPU's kernels are not launched
         own_2C = kernels.sums(dy, x, mean_C, scale_C)
         gradient = None
         if ctx.needs_input_grad[0]:

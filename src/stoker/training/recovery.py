@@ -90,7 +90,7 @@ class Recovery:
         self._tell, self._replanned, self._dumps, self._in_data = tell, replanned, dumps, in_data
         self.compare: Callable[[], object] = lambda: None
         """Finds how samples are coupled, where that is not known, so that smaller micro-batches may be legal."""
-        self._before = UpdateSnapshot(step.model)
+        self._before = UpdateSnapshot(step.model, always=step.job.on_non_finite == "skip")
         self._skipped, self._last_skipped = 0, -1
 
     def keep(self) -> None:
@@ -279,11 +279,14 @@ _LOOK_EVERY = 256
 
 
 class UpdateSnapshot:
-    """A model's buffers and the global generators, as they were before an update; weights change last."""
+    """A model's buffers and the global generators, as they were before an update; weights change last.
 
-    def __init__(self, model: nn.Module) -> None:
+    `always`: generators are copied before each update, since one that fails is skipped and not made again.
+    """
+
+    def __init__(self, model: nn.Module, *, always: bool = False) -> None:
         self._buffers = Buffers(model)
-        self._generators = Generators()
+        self._generators = Generators(always=always)
 
     def keep(self) -> None:
         """Copy the present state."""
@@ -300,9 +303,9 @@ class UpdateSnapshot:
 class Generators:
     """Python's and NumPy's global generators as they were."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, always: bool = False) -> None:
         self._kept: tuple[object, object] | None = None
-        self._are_drawn = self._is_present = False
+        self._are_drawn, self._is_present = always, False
         self._times = 0
 
     def keep(self) -> None:

@@ -108,14 +108,10 @@ def _left_unfinished(prepared: ResolvedJob) -> str | None:
 
 
 def note_continuation_here(directory: RunDirectory) -> None:
-    """Write into a run's records that it goes on, on this machine.
+    """Write into the record of a run that was executed elsewhere that it goes on here.
 
-    One that had failed is unfinished again, also after a kill. The place of one that was executed elsewhere knows
-    nothing of it: without a note the same command would go on there from an older checkpoint.
+    Its place knows nothing of it: without a note the same command would go on there from an older checkpoint.
     """
-    run = directory.read_run()
-    if run.status == "failed":
-        directory.write_run(replace(run, status="unfinished", failure=None))
     launch = directory.read_launch()
     if launch is not None and not launch.continued_here_at:
         moment = datetime.now(UTC).isoformat(timespec="milliseconds")

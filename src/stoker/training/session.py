@@ -229,6 +229,7 @@ def build_session(  # noqa: PLR0913 - what a session is made of
     for problem in store.problems:
         telemetry.emit("warned", message=problem)
     if start is not None:
+        _note_that_it_goes_on(directory, world)
         telemetry.emit("resumed", samples=position.samples, updates=position.updates, checkpoint=str(start.path))
     if given is None:
         _announce_start(session, device)
@@ -357,6 +358,13 @@ def _continues(theirs: JobSpec, mine: JobSpec) -> bool:
         if isinstance(optimizer, dict) and "type" in optimizer:  # Stoker's own: settings may differ, state may not
             optimizers[number] = optimizer["type"]
     return same_order and theirs.data_fingerprint == mine.data_fingerprint and optimizers[0] == optimizers[1]
+
+
+def _note_that_it_goes_on(directory: RunDirectory, world: World) -> None:
+    """A run that had failed is unfinished from here on, also if it is killed."""
+    record = directory.read_run()
+    if world.rank == 0 and record.status == "failed":
+        directory.write_run(dataclasses.replace(record, status="unfinished", failure=None))
 
 
 def _announce_start(session: TrainingSession, device: Device) -> None:

@@ -89,6 +89,9 @@ class Conductor:
             if not settings.storage or trial_of(trial).worker == work.worker
         ]
         """Trials to take up again: their process is gone, or was stopped."""
+        for trial in map(trial_of, study.get_trials(deepcopy=False)):  # a kill may have come before it was written
+            if trial.state not in ("running", "waiting") and not (work.directory / trial.run / TRIAL_FILE).exists():
+                self._keep_in_its_run(trial)
 
     @property
     def seconds_left(self) -> float | None:
@@ -173,8 +176,8 @@ class Conductor:
         trial = self._trial(number)
         best = best_of(self._trials(), higher_is_better=self._settings.higher_is_better)
         fields = {name: value for name, value in records.to_json(trial).items() if name not in ("record", "schema")}
-        self._tell("ended", **fields, objective=self._settings.objective, best=best)
         self._keep_in_its_run(trial)
+        self._tell("ended", **fields, objective=self._settings.objective, best=best)
         # After three equal failures in a row the study stops: it is not the settings that are wrong.
         if ending.kind != "failed":
             self._failures.clear()

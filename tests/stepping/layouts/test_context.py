@@ -472,6 +472,25 @@ def untouched(world: World, layout: Layout) -> bool:
     )
 
 
+def _last_target() -> tuple[torch.Tensor, torch.Tensor]:
+    """Samples of 12 tokens, of which the target of the last one counts."""
+    inputs, targets = (torch.cat([one, one], 1)[:, :12] for one in texts(16))
+    return inputs, targets.where(torch.arange(12) == 11, -100)
+
+
+def compared_at_the_end(world: World, layout: Layout) -> bool:
+    """Whether the comparison is done by a batch of such samples."""
+    job = make_job(lambda: Tokenwise(nn.Identity()), data=_last_target(), loss="token_cross_entropy")
+    step = Step(job, Plan(device="cpu", micro_batch=8, layout=layout), SEPARABLE, world=world)
+    step._strategy.check(_last_target(), step.objective)
+    return step._strategy.is_checked
+
+
+def test_samples_of_which_the_last_token_counts_are_compared() -> None:
+    """As answers of few tokens; the samples are no whole number of the parts that are compared."""
+    assert on_ranks(Layout(context=2), compared_at_the_end, Layout(context=2)) == [True] * 2
+
+
 def compared(world: World, layout: Layout) -> list[bool]:
     """Whether the comparison is done, after a batch without a target that counts, and after one with some."""
     job = make_job(lambda: Tokenwise(nn.Identity()), data=_few_targets(), loss="token_cross_entropy")

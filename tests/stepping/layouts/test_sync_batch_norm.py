@@ -58,7 +58,7 @@ def passed(module: nn.Module, inputs: torch.Tensor, *, counts: bool = True) -> d
     x = inputs.clone().requires_grad_()
     module(x)
     output = module(x)
-    slopes = torch.linspace(-1, 2, output[0].numel(), dtype=x.dtype).view(*output.shape[2:], CHANNELS)
+    slopes = torch.linspace(-1, 2, output.shape[1:].numel(), dtype=x.dtype).view(*output.shape[2:], CHANNELS)
     total = (output.movedim(1, -1).square() * slopes).sum()
     total.backward(torch.full_like(total, float(counts)))
     gradients = {f"gradient of {name}": p.grad for name, p in module.named_parameters()}
@@ -111,6 +111,24 @@ def test_a_sample_that_does_not_count_gets_no_gradient(found: list[dict[str, dic
     """Nor does it add to anything."""
     without = found[1]["none here"]
     assert not any(without[key].any() for key in without if key.startswith("gradient"))
+
+
+def nothing_here(world: World) -> dict[str, torch.Tensor]:
+    """The first process passes all samples, the second none at all, which count."""
+    assert world.data is not None
+    module = CASES["2d"].module()
+    SyncBatchNorm(module, world.data)
+    return passed(module, CASES["2d"].inputs()[: 0 if world.rank else 8])
+
+
+def test_a_process_without_values_adds_nothing() -> None:
+    """As where a detector proposes no regions: no NaN reaches the others."""
+    expected = passed(CASES["2d"].module(), CASES["2d"].inputs())
+    first, second = on_ranks(Layout(replicas=2), nothing_here)
+    torch.testing.assert_close(first["output"], expected["output"], rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(first["gradient"], expected["gradient"], rtol=1e-8, atol=1e-9)
+    assert second["output"].shape[0] == 0
+    assert torch.equal(first["running_mean"], second["running_mean"])
 
 
 def evaluated(world: World) -> tuple[torch.Tensor, torch.Tensor]:

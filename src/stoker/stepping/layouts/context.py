@@ -210,10 +210,12 @@ class ContextParallel(Strategy):
         if not is_known:
             return torch.arange(next(iter(tensors_of(content))).shape[0]), 0, 1
         counts = (target != self._ignored).flatten(2).any(-1) if target.dim() > 2 else target != self._ignored
-        counts = counts[:, : length // tokens * tokens].unflatten(1, (-1, tokens)).sum(-1).cpu()  # [samples, windows]
-        window = int(counts.sum(0).argmax())
-        rows = counts[:, window].argsort(descending=True, stable=True)
-        return rows, window * tokens, int(counts[rows[:2], window].sum())
+        ends = [*range(tokens, length, tokens), length]  # of windows; the last ends with the samples
+        each = [counts[:, end - tokens : end].sum(-1) for end in ends]
+        in_windows = torch.stack(each, 1).cpu()  # [samples, windows]
+        window = int(in_windows.sum(0).argmax())
+        rows = in_windows[:, window].argsort(descending=True, stable=True)
+        return rows, ends[window] - tokens, int(in_windows[rows[:2], window].sum())
 
     def _num_tokens(self, content: Content) -> int:
         length = num_tokens(content)
