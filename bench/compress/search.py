@@ -28,12 +28,15 @@ from bench.train.results import document, save
 from stoker import api
 from stoker.artifacts import Artifact
 from stoker.compressing.compress import _material
-from stoker.compressing.contender import CompressionTerms, Examination, gain_of
+from stoker.compressing.contender import CompressionTerms, Examination, gain_of, time_interleaved
 from stoker.compressing.gates import accepted
+from stoker.compressing.rows import cut_to, row_lengths
 from stoker.compressing.scores import Metric
 from stoker.exporting import About, export_module
+from stoker.loading.datasets import datasets_of
 from stoker.loading.samples import Samples
-from stoker.records import to_json
+from stoker.records import loads, to_json
+from stoker.records.compression import Compression
 
 RESULTS = Path(__file__).parents[1] / "results"
 TEXTS = 1200
@@ -163,8 +166,6 @@ def _by_hand(
 
 
 def _cut(course: Examination, row: Any) -> Any:
-    from stoker.compressing.rows import cut_to, row_lengths  # noqa: PLC0415 - where it is used
-
     manifest = course.source.manifest
     return cut_to(row.inputs, manifest, int(row_lengths(row, manifest)[0]))
 
@@ -177,8 +178,6 @@ def _torch_compile(run: str, best: Artifact, data: Path | None, sizes: tuple[int
     engine = course.engine_of(best.manifest, best.graph_path)
     samples: Samples = _valid(run)
     told: dict[str, Any] = {"weights_bytes": sum(p.numel() * p.element_size() for p in model.state_dict().values())}
-    from stoker.compressing.contender import time_interleaved  # noqa: PLC0415 - where it is used
-
     races = []
     for size in sizes:
         compiled = torch.compile(model, options={"freezing": True})
@@ -196,15 +195,10 @@ def _torch_compile(run: str, best: Artifact, data: Path | None, sizes: tuple[int
 
 def flow_record(best: Artifact) -> Any:
     """The record of the search that made a version."""
-    from stoker.records import loads  # noqa: PLC0415 - where it is used
-    from stoker.records.compression import Compression  # noqa: PLC0415 - likewise
-
     return loads((best.path / "compression.json").read_text(), Compression)
 
 
 def _valid(run: str) -> Samples:
-    from stoker.loading.datasets import datasets_of  # noqa: PLC0415 - where it is used
-
     found = datasets_of(api.load(run).job()).valid
     assert found is not None
     return found

@@ -77,7 +77,7 @@ def test_inputs_of_all_checkpointed_blocks_but_the_last_are_sent(checkpointed: i
 
 def test_pinned_memory_is_a_power_of_two() -> None:
     """For each input, as PyTorch's allocator has it."""
-    copies = tuple(InputCopy(size, 0.5, 0.5) for size in (1000, 1024, 1025))
+    copies = tuple(InputCopy(sizes, 0.5, 0.5) for sizes in ((1000,), (1024, 1025)))
     assert ActivationWork(copies).kept_bytes == 1024 + 1024 + 2048
 
 
@@ -120,7 +120,7 @@ def test_an_update_waits_for_copies_that_take_longer_than_blocks() -> None:
     time = UpdateTime(step_s=step, forward_s=2.0, compile_s=None, power_w=power, shares=(), backward_s=6.0)
 
     def of(num_bytes: float, **known: Any) -> UpdateTime:
-        work = ActivationWork((InputCopy(int(num_bytes), 0.1, 0.1),) * 9)
+        work = ActivationWork((InputCopy((int(num_bytes),), 0.1, 0.1),) * 9)
         return with_copies(time, work, machine(**known), 2)
 
     assert of(1e9).step_s.value == pytest.approx(8.0)

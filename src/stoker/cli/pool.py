@@ -54,9 +54,10 @@ def pool_reported(*, debug: bool) -> Iterator[None]:
         except BrokenPipeError:
             raise
         except OSError as problem:
-            where = "" if problem.filename is None else f"{problem.filename}: "
+            if problem.filename is None:  # no file's: a network's, or a certificate's
+                raise BadRun(str(problem)) from problem
             raise BadRun(
-                f"{where}{problem.strerror or problem}", remedy="Is that disk full, or closed to this user?"
+                f"{problem.filename}: {problem.strerror}", remedy="Is that disk full, or closed to this user?"
             ) from problem
         except ModuleNotFoundError as problem:
             package = (problem.name or "").partition(".")[0]

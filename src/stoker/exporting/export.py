@@ -72,13 +72,13 @@ def export(
             raise BadArtifact("Example inputs of an ONNX file go by name", remedy="Give inputs={NAME: array, …}.")
         arrays = None if inputs is None else {name: np.asarray(value) for name, value in inputs.items()}
         return exporting.import_onnx(Path(what), out, inputs=arrays, about=about)
+    if not isinstance(what, Run):
+        _require_known_kind(Path(what))
     if inputs is not None:
         raise BadArtifact(
             "Example inputs of a run come from its data",
             remedy="Leave them out; inputs are for ONNX files and modules.",
         )
-    if not isinstance(what, Run):
-        _require_known_kind(Path(what))
     return export_run(what if isinstance(what, Run) else load(what), out, about or About(), job)
 
 

@@ -265,9 +265,9 @@ def lessons_of(place: str, *, job: str = "", device: str = "", setting: str | No
 
 def _factor_of(paces: Sequence[float]) -> float:
     """By how much the next pace may differ from the median of these, as a factor in 8 of 10 runs [1]."""
-    if not paces:
+    logs = [math.log(pace) for pace in paces if pace > 0]
+    if not logs:
         return 1.0
-    logs = [math.log(pace) for pace in paces]
     deviation = max(PACE_DEVIATION, stdev(logs) if len(logs) > 1 else 0.0)
     return math.exp(_EIGHT_OF_TEN * deviation * math.sqrt(1 + 1 / len(logs)))
 

@@ -142,8 +142,7 @@ def _leases(document: JSON) -> JSON:
 
 def _balances(document: JSON) -> JSON:
     for account, amount in _object(_object(document, "balances").get("balances"), "balances").items():
-        if not isinstance(amount, int):
-            raise TypeError(f"the balance of {account[:80]!r} is no whole number")
+        _whole(amount, f"the balance of {account[:80]!r}")
     return document
 
 

@@ -279,6 +279,8 @@ class RentedRun:
             lease_id = self.open(order, len(leases), avoided, left_s, recently_lost(leases), preferred)
         except BadJob as problem:
             return seen_now(phase="failed", why=f"{why}; {problem.message}", restarts=restarts)
+        except DiskFailed:
+            raise  # of this machine: no other offer mends it
         except (PlaceFailed, Refused) as problem:
             return seen_now(
                 phase="queued", why=f"{why}; waiting for another offer: {problem.message}", restarts=restarts

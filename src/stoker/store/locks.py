@@ -146,7 +146,8 @@ class RunLock:
         try:
             disk().write(descriptor, memoryview(self._signature()))
         except BaseException:
-            disk().remove_file(path)  # unsigned, it could not be taken over
+            with suppress(OSError):
+                disk().remove_file(path)  # unsigned, it could not be taken over
             raise
         finally:
             os.close(descriptor)

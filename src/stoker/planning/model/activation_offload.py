@@ -26,15 +26,20 @@ WAITING = "inputs of blocks on their way from and to the host"
 
 @dataclass(frozen=True)
 class InputCopy:
-    """Inputs of one block in a micro-batch [bytes], and what their ways overlap with.
+    """Inputs of one block in a micro-batch, the size of each [bytes], and what their copies overlap with.
 
     `forward_share` is the block's share of the forward pass, `backward_share` that of the next block of the backward
     pass [0 to 1].
     """
 
-    num_bytes: int
+    sizes: tuple[int, ...]
     forward_share: float
     backward_share: float
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all of them [bytes]."""
+        return sum(self.sizes)
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class ActivationWork:
     @property
     def kept_bytes(self) -> int:
         """Memory of the host for it [bytes]: PyTorch's allocator of pinned memory rounds up to powers of two."""
-        return sum(1 << (one.num_bytes - 1).bit_length() for one in self.copies)
+        return sum(1 << (size - 1).bit_length() for copy in self.copies for size in copy.sizes)
 
     def waiting_s(self, time: UpdateTime, link_bytes_per_s: float, passes: int) -> float:
         """Time of an update in which the device waits for copies at that rate [s]."""
@@ -95,7 +100,7 @@ def activation_work(trace: Trace, blocks: Sequence[str]) -> ActivationWork:
     return ActivationWork(
         copies=tuple(
             InputCopy(
-                num_bytes=sum(trace.storages[index].num_bytes for index in one.storages),
+                sizes=tuple(trace.storages[index].num_bytes for index in one.storages),
                 forward_share=share("forward", one.block),
                 backward_share=share("backward", one.block + 1),
             )
@@ -160,23 +165,21 @@ def _sent(trace: Trace, numbers: Sequence[int | None]) -> Iterator[_Sent]:
     """The inputs that are sent, of all checkpointed blocks but the last."""
     first: dict[tuple[str, int, int], int] = {}
     last: dict[tuple[str, int, int], int] = {}
-    begins: dict[int, int] = {}
     for index, one in enumerate(trace.occurrences):
-        begins.setdefault(one.part, index)
         if (block := numbers[one.module]) is not None:
             first.setdefault((one.phase, one.part, block), index)
             last[one.phase, one.part, block] = index
     kept: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # activations by part, and the block they precede
     count = trace.settings.checkpointed_blocks
     starts = {
-        part: [begin, *(first[key] for block in range(count) if (key := ("forward", part, block)) in first)]
-        for part, begin in begins.items()
+        part: [(block, first[key]) for block in range(count) if (key := ("forward", part, block)) in first]
+        for part in {one.part for one in trace.occurrences}
     }
     for index, storage in enumerate(trace.storages):
         if storage.category != "activation" or storage.num_bytes < LEAST_OFFLOADED_BYTES or storage.died is None:
             continue
         part = trace.occurrences[storage.born].part
-        block = next((n for n, start in enumerate(starts[part][1:]) if storage.born < start), None)
+        block = next((block for block, start in starts[part] if storage.born < start), None)
         if block is None:
             continue
         back = "backward", part, block

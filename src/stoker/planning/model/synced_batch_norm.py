@@ -1,6 +1,7 @@
 """Batch norms over the processes that share a batch: their messages, and on CPUs the work that they add.
 
-On GPUs the same kernels compute them as compute those of one process.
+On GPUs kernels of their own read tensors as often as those of one process; the small operations on statistics that come
+with each are left out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 /* Elements without HTML text: what a record holds is always text, never markup. */
 
 /* In running text `words` between backticks are code, as `coded` of the templates has it; names stay as they are. */
-const NAMES = ["a", "b", "button", "code", "h1", "option", "pre"];
+const NAMES = ["a", "b", "button", "code", "dd", "h1", "h2", "option", "pre", "td"];
 const coded = (text) => text.split(/`([^`]+)`/).map((part, index) => (index % 2 ? h("code", {}, part) : part));
 
 export const h = (tag, properties = {}, ...children) => {
