@@ -85,7 +85,7 @@ def trace_updates(
     """Traces of updates that differ in their micro-batch alone, as `trace_update` makes each.
 
     The model and its state are made once: two traces take three quarters of the time of two that are made separately.
-    Samples must be separable. A model that keeps something for each size it has seen keeps that of the sizes before too.
+    Samples must be separable. A model that keeps something for each size keeps that of the sizes before, too.
 
     Args:
         job: as of `trace_update`, as the other arguments.
