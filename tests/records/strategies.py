@@ -127,11 +127,16 @@ def _sampled_updates() -> st.SearchStrategy[records.SampledUpdates]:
 
 
 def _plans() -> st.SearchStrategy[records.Plan]:
+    return values_of(records.Precision).flatmap(_plans_in)
+
+
+def _plans_in(precision: str) -> st.SearchStrategy[records.Plan]:
+    shards = st.builds(records.Layout, shards=st.integers(1, 64))
     return st.builds(
         records.Plan,
         device=TEXT,
         micro_batch=st.integers(1, 512),
-        precision=values_of(records.Precision),
+        precision=st.just(precision),
         checkpointed_blocks=st.integers(1, 100),
         checkpointing=st.sampled_from(["full", "selective"]),
         compile=st.booleans(),
@@ -141,7 +146,7 @@ def _plans() -> st.SearchStrategy[records.Plan]:
         num_workers=st.integers(1, 8),
         prefetch_batches=st.integers(1, 4),
         checkpoint_every_s=st.floats(0.1, 1e6),
-        layout=_layouts(),
+        layout=shards if precision == "fp8" else _layouts(),
     )
 
 
