@@ -270,7 +270,7 @@ def test_what_does_not_go_together_is_refused() -> None:
         dataclasses.replace(job, optimizer=Adam(lr=0.1, amsgrad=True))
     with pytest.raises(BadJob, match="without amsgrad"):
         dataclasses.replace(job, optimizer=AdamW(lr=0.1, groups={"*": {"amsgrad": True}}))
-    with pytest.raises(BadJob, match="'fp16', 'bf16-states', '8bit-states', got"):
+    with pytest.raises(BadJob, match="'fp16', 'fp8', 'bf16-states', '8bit-states', got"):
         dataclasses.replace(job, numerics=["4bit-states"])
     with pytest.raises(ValueError, match="8bit optimizer_states have one implementation, default"):
         plan_of(16, optimizer_states="8bit", optimizer_implementation="fused")

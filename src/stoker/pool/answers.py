@@ -142,7 +142,8 @@ def _leases(document: JSON) -> JSON:
 
 def _balances(document: JSON) -> JSON:
     for account, amount in _object(_object(document, "balances").get("balances"), "balances").items():
-        _whole(amount, f"the balance of {account[:80]!r}")
+        if not isinstance(amount, int) or abs(amount) > _LARGEST:  # a chain's own account may be below 0
+            raise TypeError(f"the balance of {account[:80]!r} is no whole number of at most {_LARGEST:,}")
     return document
 
 
