@@ -302,6 +302,6 @@ def make_job(size: Size, name: str) -> stoker.Job:
     """The job of that size and name."""
     if size != "start":
         return JOBS[size][name]()
-    from bench.start.kinds import KINDS, job_of  # noqa: PLC0415 - of this size alone
+    from bench.start.kinds import ALL_KINDS, job_of  # noqa: PLC0415 - of this size alone
 
-    return job_of(KINDS[name], Path(os.environ[START_DATA]))
+    return job_of(ALL_KINDS[name], Path(os.environ[START_DATA]))

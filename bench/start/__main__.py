@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.forecast.registration import dated
-from bench.start.kinds import KINDS, prepare
+from bench.start.kinds import ALL_KINDS, KINDS, prepare
 from bench.train import results
 
 CALIBRATION_UPDATES = 40
@@ -111,7 +111,7 @@ def main() -> int:
         for kind in given.kinds.split(","):
             runs: dict[str, list[dict[str, Any]]] = {contender: [] for contender in ("stoker", *peers)}
             asked = given.seconds
-            updates = KINDS[kind].updates if asked is None else updates_in(asked, peers[0], kind, folder)
+            updates = ALL_KINDS[kind].updates if asked is None else updates_in(asked, peers[0], kind, folder)
             content.setdefault("updates", {})[kind] = updates
             for _ in range(given.pairs):
                 for contender, of in runs.items():

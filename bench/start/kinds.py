@@ -1,4 +1,6 @@
-"""Eight kinds of job for cold starts: models that people train, small enough that a run takes less than a minute.
+"""Kinds of job for cold starts: models that people train, small enough that a run takes less than a minute.
+
+Eight are those by which the start was made; `OTHER_KINDS` were written afterwards, to see how it does elsewhere.
 
 Shapes: B samples; C channels, H height, W width of an image; T tokens or bytes; V vocabulary; F features; K classes.
 """
@@ -178,6 +180,152 @@ class HFClassifier(nn.Module):
         return logits_BK
 
 
+class Separable(nn.Module):
+    """An inverted residual block of MobileNetV2: [B, C, H, W] to [B, out, H / stride, W / stride]."""
+
+    def __init__(self, channels: int, out: int, stride: int, expand: int = 4) -> None:
+        super().__init__()
+        inner = channels * expand
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, inner, 1, bias=False),
+            nn.BatchNorm2d(inner),
+            nn.ReLU6(),
+            nn.Conv2d(inner, inner, 3, stride=stride, padding=1, groups=inner, bias=False),
+            nn.BatchNorm2d(inner),
+            nn.ReLU6(),
+            nn.Conv2d(inner, out, 1, bias=False),
+            nn.BatchNorm2d(out),
+        )
+        self.adds = stride == 1 and channels == out
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """The features [B, out, H / stride, W / stride]."""
+        y_BCHW: torch.Tensor = self.layers(x_BCHW)
+        return x_BCHW + y_BCHW if self.adds else y_BCHW
+
+
+class ConvNeXtBlock(nn.Module):
+    """Depthwise 7 x 7, LayerNorm over channels, two linear layers: [B, C, H, W] to the same."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
+        self.mix = nn.Sequential(
+            nn.LayerNorm(channels), nn.Linear(channels, 4 * channels), nn.GELU(), nn.Linear(4 * channels, channels)
+        )
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """The features [B, C, H, W]."""
+        y_BHWC: torch.Tensor = self.mix(self.depthwise(x_BCHW).permute(0, 2, 3, 1))
+        return x_BCHW + y_BHWC.permute(0, 3, 1, 2)
+
+
+class TemporalConv(nn.Module):
+    """bytes_BT to logits_BTV by dilated causal convolutions over time."""
+
+    def __init__(self, width: int = 128, layers: int = 6, vocab: int = 256) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocab, width)
+        self.convolutions = nn.ModuleList([nn.Conv1d(width, 2 * width, 3, dilation=2**n) for n in range(layers)])
+        self.head = nn.Linear(width, vocab)
+
+    def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        """Logits [B, T, V] of the byte after each."""
+        x_BDT = self.tokens(tokens_BT).transpose(1, 2)
+        for n, convolution in enumerate(self.convolutions):
+            x_BDT = x_BDT + F.glu(convolution(F.pad(x_BDT, (2 ** (n + 1), 0))), 1)
+        logits_BTV: torch.Tensor = self.head(x_BDT.transpose(1, 2))
+        return logits_BTV
+
+
+class Recommender(nn.Module):
+    """64 features, each as one of 1,000 embeddings, pairwise products and a linear net: table_BF to logits_BK."""
+
+    def __init__(self, features: int = 64, rows: int = 1_000, width: int = 16, classes: int = 10) -> None:
+        super().__init__()
+        self.embeddings = nn.Embedding(features * rows, width)
+        self.register_buffer("first", torch.arange(features) * rows)
+        self.rows = rows
+        pairs = features * (features - 1) // 2
+        self.top = nn.Sequential(
+            nn.Linear(pairs + features, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, classes)
+        )
+
+    def forward(self, table_BF: torch.Tensor) -> torch.Tensor:
+        """Logits [B, K]."""
+        bins_BF = (table_BF.sigmoid() * (self.rows - 1)).long() + self.first
+        vectors_BFD = self.embeddings(bins_BF)
+        products_BFF = vectors_BFD @ vectors_BFD.transpose(1, 2)
+        above = torch.triu_indices(products_BFF.shape[1], products_BFF.shape[1], 1)
+        logits_BK: torch.Tensor = self.top(torch.cat([products_BFF[:, above[0], above[1]], table_BF], 1))
+        return logits_BK
+
+
+class MixerBlock(nn.Module):
+    """An MLP over patches, then one over channels: [B, T, D] to the same."""
+
+    def __init__(self, patches: int, width: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.over_patches = nn.Sequential(nn.Linear(patches, 2 * patches), nn.GELU(), nn.Linear(2 * patches, patches))
+        self.over_channels = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        """The patches [B, T, D]."""
+        x_BTD = x_BTD + self.over_patches(self.norms[0](x_BTD).transpose(1, 2)).transpose(1, 2)
+        y_BTD: torch.Tensor = x_BTD + self.over_channels(self.norms[1](x_BTD))
+        return y_BTD
+
+
+class Mixer(nn.Module):
+    """images_B1HW (28 x 28) to logits_BK: patches of 4 x 4 through blocks of linear layers."""
+
+    def __init__(self, width: int = 128, depth: int = 6, classes: int = 10) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, width, 4, stride=4)
+        self.blocks = nn.Sequential(*[MixerBlock(49, width) for _ in range(depth)])
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, classes))
+
+    def forward(self, x_B1HW: torch.Tensor) -> torch.Tensor:
+        """Logits [B, K]."""
+        logits_BK: torch.Tensor = self.head(self.blocks(self.patches(x_B1HW).flatten(2).transpose(1, 2)).mean(1))
+        return logits_BK
+
+
+class Translator(nn.Module):
+    """bytes_BT to logits_BTV: an LSTM reads the first half, one with attention to it writes the rest."""
+
+    def __init__(self, width: int = 192, vocab: int = 256) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocab, width)
+        self.reader = nn.LSTM(width, width, batch_first=True)
+        self.writer = nn.LSTM(width, width, batch_first=True)
+        self.attention = nn.MultiheadAttention(width, 4, batch_first=True)
+        self.head = nn.Linear(2 * width, vocab)
+
+    def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        """Logits [B, T, V]: of the first half by what is read, of the second by what is written."""
+        first_BTD, second_BTD = self.tokens(tokens_BT).chunk(2, 1)
+        read_BTD, state = self.reader(first_BTD)
+        written_BTD, _ = self.writer(second_BTD, state)
+        looked_BTD, _ = self.attention(written_BTD, read_BTD, read_BTD, need_weights=False)
+        halves = torch.cat([read_BTD, read_BTD], 2), torch.cat([written_BTD, looked_BTD], 2)
+        logits_BTV: torch.Tensor = self.head(torch.cat(halves, 1))
+        return logits_BTV
+
+
+def _mobilenet() -> nn.Module:
+    blocks = [Separable(16, 24, 2), Separable(24, 24, 1), Separable(24, 48, 2), Separable(48, 48, 1)]
+    stem = (nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU6())
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10))
+
+
+def _convnext() -> nn.Module:
+    first = [nn.Conv2d(1, 48, 2, stride=2), ConvNeXtBlock(48), ConvNeXtBlock(48)]
+    second = [nn.Conv2d(48, 96, 2, stride=2), ConvNeXtBlock(96), ConvNeXtBlock(96)]
+    return nn.Sequential(*first, *second, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, 10))
+
+
 def _resnet9() -> nn.Module:
     from stoker.zoo import ResNet9  # noqa: PLC0415 - Lightning's process imports Stoker for this kind and the GPT
 
@@ -217,6 +365,21 @@ KINDS = {
     )
 }
 """The kinds by name."""
+
+OTHER_KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("mobilenet", _mobilenet, "cross_entropy", "images", batch=128, updates=400),
+        Kind("convnext", _convnext, "cross_entropy", "images", batch=64, updates=300),
+        Kind("temporal_conv", TemporalConv, "token_cross_entropy", "text", batch=32, updates=300),
+        Kind("recommender", Recommender, "cross_entropy", "table", batch=256, updates=2000),
+        Kind("mixer", Mixer, "cross_entropy", "images", batch=64, updates=400),
+        Kind("translator", Translator, "token_cross_entropy", "text", batch=32, updates=300),
+    )
+}
+"""More kinds by name, on the same data."""
+
+ALL_KINDS = KINDS | OTHER_KINDS
 
 
 def loss_of(kind: Kind, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

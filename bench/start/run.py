@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from bench.start.kinds import KINDS, WEIGHT_DECAY, Kind, loss_of, read
+from bench.start.kinds import ALL_KINDS, WEIGHT_DECAY, Kind, loss_of, read
 
 
 class Clock:
@@ -115,7 +115,7 @@ def plain(kind: Kind, folder: Path, clock: Clock) -> None:
 def main(arguments: list[str]) -> None:
     """Train to the end and write when each update was done."""
     contender, name, updates, folder, started, out = arguments
-    kind, clock = dataclasses.replace(KINDS[name], updates=int(updates)), Clock(float(started))
+    kind, clock = dataclasses.replace(ALL_KINDS[name], updates=int(updates)), Clock(float(started))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if contender == "stoker":
         with_stoker(kind, Path(folder), clock)
