@@ -4,8 +4,8 @@
 
 For each job: one run that is never stopped, then one under the same plan that is killed again and again at random
 moments, every other time while a checkpoint is being written. With `--trying` the runs try plans on their own updates:
-every other kill falls before the choice is settled, and the run that is never stopped is given the final schedule. The
-result (kills, where they fell, SHA-256 of the final weights) is printed and written to bench/results/.
+each is killed twice before its choice is settled and twice after, and the run that is never stopped is given the final
+schedule. The result (kills, where they fell, SHA-256 of the final weights) is printed and written to bench/results/.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -73,18 +75,24 @@ def train_to_the_end(arguments: list[str]) -> list[dict[str, object]]:
 
 
 def kill_at(
-    arguments: list[str], run: Path, target: int, jitter_s: float, *, in_checkpoint: bool
+    arguments: list[str],
+    run: Path,
+    target: int,
+    jitter_s: float,
+    *,
+    in_checkpoint: bool = False,
+    once: Callable[[], bool] = lambda: True,
 ) -> dict[str, object] | None:
     """Start the command and SIGKILL it `jitter_s` after it passed `target` samples; None if it finished before.
 
-    With `in_checkpoint`, the kill waits for the next checkpoint to be half-written. Loader workers are left to notice
-    by themselves.
+    `once` is waited for before the jitter. With `in_checkpoint`, the kill waits for the next checkpoint to be
+    half-written. Loader workers are left to notice by themselves.
     """
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     at = 0
     for line in process.stdout or ():
         at = int(json.loads(line).get("samples", 0))
-        if at >= target:
+        if at >= target and once():
             break
     time.sleep(jitter_s)
     writing = run / "checkpoints"
@@ -145,22 +153,19 @@ def prove_trying(job: str, kills: int, randomly: random.Random) -> dict[str, obj
         while len(happened) < kills:
             run = folder / f"killed{len(are_equal)}"
             arguments = [*command(job, folder, run.name)[:-2], "--checkpoint-every", "0.15"]
-            while len(happened) < kills:
-                is_settled = any(json.loads(line)["kind"] == "settled" for line in switches(run))
-                if is_settled and len(happened) % 2 == 0:
-                    break  # the next kill is to fall among trials: those of another run
-                killed = kill_at(
-                    arguments, run, 1, randomly.uniform(0.0, 1.5 if is_settled else 0.6), in_checkpoint=False
-                )
+            moments = [True, True, False, False][: kills - len(happened)]
+            for is_early in moments:
+                switched = len(switches(run)) + randomly.randrange(1, 5)
+                once = partial(has_switched, run, switched) if is_early else partial(is_settled, run)
+                killed = kill_at(arguments, run, 1, randomly.uniform(0.0, 0.3 if is_early else 1.0), once=once)
                 if killed is None:
                     break
-                plans = [json.loads(line) for line in switches(run)]
-                happened.append({**killed, "while_trying": plans[-1]["kind"] != "settled", "switches": len(plans)})
+                happened.append({**killed, "while_trying": not is_settled(run), "switches": len(switches(run))})
             train_to_the_end(arguments)
             for attempt in range(ATTEMPTS):
                 reference = folder / f"reference{len(are_equal)}-{attempt}"
                 undisturbed = [*command(job, folder, reference.name)[:-2], "--checkpoint-every", "0.15"]
-                kill_at(undisturbed, reference, 1, 0.0, in_checkpoint=False)
+                kill_at(undisturbed, reference, 1, 0.0)
                 shutil.rmtree(reference / "checkpoints", ignore_errors=True)
                 for file in ("plans.jsonl", "plan.json", "coupling.json"):
                     shutil.copy(run / file, reference / file)
@@ -179,6 +184,16 @@ def switches(run: Path) -> list[str]:
     """The lines of a run's schedule."""
     path = run / "plans.jsonl"
     return path.read_text().splitlines() if path.exists() else []
+
+
+def has_switched(run: Path, times: int) -> bool:
+    """Whether the run's schedule has so many lines."""
+    return len(switches(run)) >= times
+
+
+def is_settled(run: Path) -> bool:
+    """Whether the run has chosen its plan."""
+    return any(json.loads(line)["kind"] == "settled" for line in switches(run))
 
 
 def main() -> int:
