@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -152,6 +153,7 @@ def prove_trying(job: str, kills: int, randomly: random.Random) -> dict[str, obj
         are_equal: list[bool] = []
         while len(happened) < kills:
             run = folder / f"killed{len(are_equal)}"
+            os.environ["STOKER_CACHE"] = str(folder / f"cache{len(are_equal)}")  # no plan is kept from a run before
             arguments = [*command(job, folder, run.name)[:-2], "--checkpoint-every", "0.15"]
             moments = [True, True, False, False][: kills - len(happened)]
             for is_early in moments:
