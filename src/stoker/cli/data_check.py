@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from stoker import api
-from stoker.cli.terminal import AsJson, Debug, output, print_document, reported
+from stoker.cli.terminal import AsJson, Debug, column_table, output, print_document, reported
 from stoker.records import to_json
 from stoker.units import format_rate, format_seconds
 
@@ -134,9 +133,8 @@ def render_check(checked: CheckedData, console: Console) -> None:
         soft_wrap=True,
     )
     if check.findings:
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for heading, justify in (("", "left"), ("finding", "left"), ("how many", "right"), ("the first", "left")):
-            table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        titles = ("", "finding", ">how many", "the first")
+        table = column_table(*titles, folds=titles)
         for (gravity, fault), count in check.counts().items():
             first = next(finding for finding in check.findings if (finding.gravity, finding.fault) == (gravity, fault))
             example = f"{first.id or first.where} {first.detail}".strip()

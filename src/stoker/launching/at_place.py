@@ -329,7 +329,7 @@ class HostSupervisor:
                 return self._end(self._limit_over())
             if not verdict.is_again or self._must_leave():
                 return self._end(verdict)
-            self._count_restart()
+            self._state = _next_start(self._state, newest_samples(self._directory / "events.jsonl"))
             if self._state.without_progress >= MOST_WITHOUT_PROGRESS:
                 return self._end(self._given_up(verdict.why))
             self._set("requeued", verdict.why, evidence=self._last_output(), exit_code=verdict.exit_code)
@@ -432,9 +432,6 @@ class HostSupervisor:
         with suppress(OSError):
             return (self._directory / "events.jsonl").stat().st_size
         return 0
-
-    def _count_restart(self) -> None:
-        self._state = _next_start(self._state, newest_samples(self._directory / "events.jsonl"))
 
     def _given_up(self, why: str) -> RankOutcome:
         count = self._state.without_progress

@@ -152,10 +152,9 @@ class Data:
     file: str = ""
 
 
-def work_folder(job_file: Path, working: Path | None = None) -> Path:
+def work_folder(job_file: Path) -> Path:
     """The folder rebuilt at the place: the working directory if the job file is below it, else the file's own."""
-    here = (working or Path.cwd()).resolve()
-    job = job_file.resolve()
+    here, job = Path.cwd().resolve(), job_file.resolve()
     return here if job.is_relative_to(here) else job.parent
 
 

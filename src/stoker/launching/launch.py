@@ -171,7 +171,7 @@ def launch(
             handle=handle,
             identity=identity,
             code_digest=submission.code.digest,
-            environment_digest=_environment_digest(submission),
+            environment_digest="" if isinstance(submission.environment, str) else submission.environment.digest,
             arguments=submission.arguments,
             submitted_at=submitted_at,
             commit=commit.name,
@@ -591,11 +591,6 @@ def _environment(entry: Entry, options: LaunchOptions) -> EnvironmentLock | str:
     if options.env == "lock":
         return lock_of(imported_modules(entry.sources.values()))
     return "python3" if options.env == "theirs" else options.env
-
-
-def _environment_digest(submission: Submission) -> str:
-    environment = submission.environment
-    return "" if isinstance(environment, str) else environment.digest
 
 
 def imported_modules(texts: Iterable[str]) -> set[str]:

@@ -181,6 +181,11 @@ class Submission:
     options: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def bundles(self) -> tuple[Bundle, ...]:
+        """All folders that are sent."""
+        return (*self.data, self.stoker, self.code)
+
+    @property
     def root(self) -> str:
         """Folder for everything of Stoker at the place; relative to the home directory there, unless absolute."""
         return self.options.get("root", ROOT)

@@ -297,7 +297,9 @@ def _environment(packages: Mapping[str, str], notes: list[str]) -> _Contents:
         notes.append(
             f"not here, so not in the image: {', '.join(libraries.missing)} (drivers give theirs when it runs)"
         )
-    large = {name: files for name, files in by_package.items() if _num_bytes(files) > _OWN_LAYER_BYTES}
+    large = {
+        name: files for name, files in by_package.items() if sum(file.num_bytes for file in files) > _OWN_LAYER_BYTES
+    }
     small = [file for name, files in by_package.items() if name not in large for file in files]
     contents: _Contents = [
         ("the system's libraries", [*libraries.files, *_system_files()]),
@@ -413,10 +415,6 @@ def _folder(path: str) -> TreeFile:
 
 def _below(folder: str, files: Iterable[TreeFile]) -> list[TreeFile]:
     return [replace(file, path=f"{folder}/{file.path}") for file in files]
-
-
-def _num_bytes(files: Iterable[TreeFile]) -> int:
-    return sum(file.num_bytes for file in files)
 
 
 def _architecture() -> str:

@@ -241,7 +241,9 @@ def run_objects(
         "patience_s": grace_s(submission) + 60,
         "expected": list(submission.expected),
     }
-    maps = _config_maps(name, parts, {"start.py": _start_text(), "start.json": json.dumps(start, indent=1)})
+    start_text = Path(pod_start.__file__).read_text(encoding="utf-8")
+    texts = {"start.py": start_text, "start.json": json.dumps(start, indent=1)}
+    maps = _config_maps(name, parts, texts)
     owned = [*maps]
     if secrets:
         owned.append(
@@ -283,10 +285,6 @@ def _require_kind(kind: str, num_nodes: int, cluster: Cluster) -> None:
             f"Kubernetes {version} has no Indexed Jobs, which {num_nodes} nodes need (1.24).",
             remedy="Ask for one node.",
         )
-
-
-def _start_text() -> str:
-    return Path(pod_start.__file__).read_text(encoding="utf-8")
 
 
 def _packed(bundles: Sequence[Bundle]) -> tuple[dict[str, list[str]], dict[str, bytes], tuple[Bundle, ...]]:
@@ -341,8 +339,8 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _metadata(name: str, instance: str = "", component: str = "training") -> Object:
-    return {"name": name, "labels": labels(instance or name, component)}
+def _metadata(name: str, instance: str = "") -> Object:
+    return {"name": name, "labels": labels(instance or name)}
 
 
 def labels(instance: str, component: str = "training") -> dict[str, str]:
@@ -355,9 +353,10 @@ def labels(instance: str, component: str = "training") -> dict[str, str]:
     }
 
 
-def selector(instance: str) -> str:
-    """Label selector of all objects of a run or a service."""
-    return f"app.kubernetes.io/instance={instance},app.kubernetes.io/managed-by={MANAGER}"
+def selector(instance: str, component: str = "") -> str:
+    """Label selector of all objects of a run or a service, or of one component of it."""
+    all_of_it = f"app.kubernetes.io/instance={instance},app.kubernetes.io/managed-by={MANAGER}"
+    return f"{all_of_it},app.kubernetes.io/component={component}" if component else all_of_it
 
 
 def _headless_service(name: str) -> Object:
