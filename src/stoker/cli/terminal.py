@@ -98,9 +98,12 @@ def column_table(*titles: str, folds: Collection[str] = (), title: str | None = 
         padding=(0, 2, 0, 0),
     )
     for name in titles:
-        may_fold, justify = name in folds, "right" if name.startswith(">") else "left"
+        may_fold = name in folds
         table.add_column(
-            name.removeprefix(">"), justify=justify, no_wrap=not may_fold, overflow="fold" if may_fold else "ellipsis"
+            name.removeprefix(">"),
+            justify="right" if name.startswith(">") else "left",
+            no_wrap=not may_fold,
+            overflow="fold" if may_fold else "ellipsis",
         )
     return table
 

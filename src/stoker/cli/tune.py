@@ -196,8 +196,8 @@ def study_document(result: StudyResult) -> dict[str, JSON]:
 
 def _table(result: StudyResult) -> Table:
     figures = (">trial", f">{result.settings.objective}", ">samples", ">time")
-    members = ["member/interval"] if result.settings.members else []
-    table = column_table(*figures, *members, "settings", "", folds={"settings", ""})
+    populated = ["member/interval"] if result.settings.members else []
+    table = column_table(*figures, *populated, "settings", "", folds={"settings", ""})
     for trial in result.ranked[:_MOST_ROWS]:
         cells: list[str | Text] = [
             str(trial.number),

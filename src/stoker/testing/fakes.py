@@ -269,7 +269,7 @@ class PowerCutAt(Disk):
         self._stack.enter_context(installed(self))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, _error: object, _trace: object) -> bool:
         """Cut the power if it is still on, restore the real disk, and swallow PowerCut."""
         if not self.is_off and self.at is not None and kind is None:
             self._cut()
