@@ -228,19 +228,8 @@ def rank_command(order: LaunchOrder, directory: Path, num_hosts: int) -> list[st
     """The command of each process of this host."""
     several = num_hosts == 1 and order.ranks_each > 1
     place = f"{order.ranks_each}x{order.device}" if several else order.device
-    return [
-        sys.executable,
-        "-m",
-        "stoker",
-        "train",
-        order.job_file,
-        *order.arguments,
-        "--on",
-        place,
-        "--run-dir",
-        str(directory),
-        "--json",
-    ]
+    command = [sys.executable, "-m", "stoker", "train", order.job_file, *order.arguments]
+    return [*command, "--on", place, "--run-dir", str(directory), "--json"]
 
 
 @dataclass(frozen=True)

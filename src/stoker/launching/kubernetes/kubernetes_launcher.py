@@ -23,7 +23,7 @@ from stoker.devices import catalogue
 from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable, StokerError, nearest
 from stoker.launching.bundle import require_sendable, secret_values, sending_text
 from stoker.launching.kubernetes import cluster_state
-from stoker.launching.kubernetes.cluster_api import AlreadyThere, ClusterApi, Object, connect, contexts
+from stoker.launching.kubernetes.cluster_api import AlreadyThere, ClusterApi, Object, connect, contexts, reference_to
 from stoker.launching.kubernetes.cluster_nodes import survey, wanted_pool
 from stoker.launching.kubernetes.manifests import (
     APIS,
@@ -213,7 +213,7 @@ class KubernetesLauncher(Launcher):
         release, stored = _hold_back(owner), None
         try:
             stored = api.create(owner)
-            reference = _reference(stored)
+            reference = reference_to(stored)
             tell(sending_text(submission.bundles, f"namespace {api.namespace}"))
             for thing in objects.owned:
                 thing["metadata"]["ownerReferences"] = [reference]
@@ -267,7 +267,7 @@ class KubernetesLauncher(Launcher):
         api = _open(handle)
         owner = _owner(api, handle)
         has_ended = owner is None or cluster_state.has_ended(owner)
-        volume = RunVolume(api, handle["name"], handle["pod"], None if owner is None else _reference(owner))
+        volume = RunVolume(api, handle["name"], handle["pod"], None if owner is None else reference_to(owner))
         return volume.read(f"runs/{handle['run']}/events.jsonl", offset, may_visit=has_ended)
 
     def stop(self, handle: Handle) -> None:
@@ -289,7 +289,7 @@ class KubernetesLauncher(Launcher):
         """The run's directory on the volume."""
         api = _open(handle)
         owner = _owner(api, handle)
-        volume = RunVolume(api, handle["name"], handle["pod"], None if owner is None else _reference(owner))
+        volume = RunVolume(api, handle["name"], handle["pod"], None if owner is None else reference_to(owner))
         try:
             volume.fetch(f"runs/{handle['run']}", into)
         finally:
@@ -409,12 +409,6 @@ def _handle(submission: Submission, settings: ClusterOptions, objects: RunObject
             "placement": placement(pool),
         },
     }
-
-
-def _reference(stored: Object) -> Object:
-    """The owner reference that makes another object belong to this one."""
-    about = stored["metadata"]
-    return {"apiVersion": stored["apiVersion"], "kind": stored["kind"], "name": about["name"], "uid": about["uid"]}
 
 
 def _hold_back(owner: Object) -> Object:

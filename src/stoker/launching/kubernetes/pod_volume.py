@@ -19,7 +19,7 @@ from typing import IO, cast
 from stoker.errors import PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import Bundle
 from stoker.launching.kubernetes import pod_files
-from stoker.launching.kubernetes.cluster_api import AlreadyThere, ClusterApi, Object
+from stoker.launching.kubernetes.cluster_api import AlreadyThere, ClusterApi, Object, new_object
 from stoker.launching.kubernetes.cluster_state import ending_of, host_of, state_of
 from stoker.launching.kubernetes.manifests import CONTAINER, MOUNT, SECURITY, labels, pod_rights, selector
 from stoker.launching.lines import Answer, extract_tar, files_to_copy, write_tar
@@ -203,7 +203,7 @@ def visitor(pod_name: str, name: str, about: Object, owner: Object | None) -> Ob
         "volumes": [{"name": "run", "persistentVolumeClaim": {"claimName": about["claim"]}}],
         **about.get("placement", {}),
     }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    return new_object("v1", "Pod", metadata, spec=spec)
 
 
 _PROGRAM = ["python3", "-c", Path(pod_files.__file__).read_text(encoding="utf-8")]
