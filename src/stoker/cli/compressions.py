@@ -15,7 +15,6 @@ from stoker import api
 from stoker.cli.terminal import AsJson, Debug, Settings, column_table, load_job, output, print_document, reported
 from stoker.errors import BadJob
 from stoker.records import Event, to_json
-from stoker.records.codec import JSON
 from stoker.units import Duration, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -86,7 +85,8 @@ def compress(
                 sink=silence if as_json else None,
             )
         if as_json:
-            print_document(compression_document(result))
+            path = None if result.artifact is None else str(result.artifact.path)
+            print_document({"path": path, "compression": to_json(result.record)})
         else:
             render_compression(result, Console())
 
@@ -160,12 +160,6 @@ def _no_gain(record: Compression) -> str:
         return "There was nothing to try: no version was written."
     among = f" among {tried} of {len(record.trials) - 1} candidates" if tried < len(record.trials) - 1 else ""
     return f"Nothing was better than the original{among}: no version was written."
-
-
-def compression_document(result: Compressed) -> dict[str, JSON]:
-    """The search for `--json`."""
-    path = None if result.artifact is None else str(result.artifact.path)
-    return {"path": path, "compression": to_json(result.record)}
 
 
 def _table(record: Compression) -> Table:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -65,7 +65,7 @@ def check(
                 path, options, against=against or (), out=out, drop_suspects=drop == "suspects", tell=tell
             )
         if as_json:
-            print_document(check_document(checked))
+            print_document({"check": to_json(checked.check), "clean": to_json(checked.clean)})
         else:
             render_check(checked, Console())
             if out is not None:
@@ -115,11 +115,6 @@ def check_display(*, quiet: bool, console: Console) -> Iterator[Tell]:
             yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
     else:
         yield _Lines(console, clock=time.monotonic)
-
-
-def check_document(checked: CheckedData) -> dict[str, Any]:
-    """Everything, as JSON values."""
-    return {"check": to_json(checked.check), "clean": to_json(checked.clean)}
 
 
 def render_check(checked: CheckedData, console: Console) -> None:

@@ -343,7 +343,7 @@ def prepare(
     paths = data_paths(job)
     inside = [path for path in paths if is_below(path, root)]
     data = [data_of(path, root) for path in dict.fromkeys((*inside, *options.data))]
-    arguments = (*settings_words(entry), *options.arguments)
+    arguments = (*entry.setting_words, *options.arguments)
     extra: dict[str, bytes] = {}
     if options.plan is not None:
         extra[_PLAN_FILE] = _content_of(options.plan)
@@ -580,11 +580,6 @@ def _texts(settings: Mapping[str, object] | None) -> dict[str, str]:
         name: value if isinstance(value, str) else "none" if value is None else json.dumps(value)
         for name, value in (settings or {}).items()
     }
-
-
-def settings_words(entry: Entry) -> tuple[str, ...]:
-    """The settings of a job file as words of a command."""
-    return tuple(word for name, text in entry.settings.items() for word in ("--set", f"{name}={text}"))
 
 
 def _environment(entry: Entry, options: LaunchOptions) -> EnvironmentLock | str:

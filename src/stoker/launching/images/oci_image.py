@@ -200,8 +200,7 @@ def build_image(
     ]
     slug = re.sub(r"[^a-z0-9._-]+", "-", (options.name or job_file.stem).lower()).strip("-._") or "job"
     reference = f"localhost/{slug}:{tree_digest(code.files)[:12]}"
-    settings = [word for name, text in entry.settings.items() for word in ("--set", f"{name}={text}")]
-    command = ("train", job_file.resolve().relative_to(root).as_posix(), *settings)
+    command = ("train", job_file.resolve().relative_to(root).as_posix(), *entry.setting_words)
     with disk_errors(out, "the image", option="-o FILE"):
         make_directories(out.parent)
         aside = aside_path(out)
