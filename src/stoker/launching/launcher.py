@@ -120,13 +120,11 @@ class Request:
     Attributes:
         target: where, and in which shape.
         time_limit_s: longest time of the run [s], from the upper bound of its forecast and a save; None: unknown.
-        disk_bytes: of code, data, environment and checkpoints.
         options: of `--place-option`.
     """
 
     target: LaunchTarget
     time_limit_s: float | None = None
-    disk_bytes: int = 0
     options: Mapping[str, str] = field(default_factory=dict)
 
 
