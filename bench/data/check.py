@@ -91,7 +91,7 @@ def fashion(folder: Path, sheet: Path) -> dict[str, Any]:
             "missed_by_hash": len(one_by_one - by_hash),
             "only_by_hash": len(by_hash - one_by_one),
         },
-        "near_leaks": [{"train": one.id, "test": one.beside[0], "r": one.measure} for one in leaks],
+        "near_leaks": [{"train": one.id, "test": one.related[0], "r": one.measure} for one in leaks],
     }
 
 
@@ -138,7 +138,7 @@ def draw_sheet(leaks: list[Finding], picture: Any, path: Path, across: int = 8) 
     pen = ImageDraw.Draw(sheet)
     for number, one in enumerate(leaks):
         left, top = gap + number % across * wide, gap + number // across * high
-        for place, name in enumerate((one.id, one.beside[0])):
+        for place, name in enumerate((one.id, one.related[0])):
             sheet.paste(picture(name).resize((size, size), Image.Resampling.NEAREST), (left + place * (size + 2), top))
         pen.text((left, top + size + 2), f"{number + 1}: r = {one.measure:.4f}", fill="black")
     sheet.save(path, optimize=True)

@@ -29,7 +29,7 @@ from bench.train.results import document, read, save
 from stoker.loading.dataset_adapters import as_samples
 from stoker.loading.order import EpochOrder
 from stoker.loading.samples import Samples
-from stoker.stepping.diloco_exchange import codec_of
+from stoker.stepping.diloco_exchange import CODECS
 from stoker.zoo import GPT
 
 SITES, BATCH, HELD_OUT = 2, 32, 1024
@@ -147,7 +147,7 @@ class Sites:
         self.rows = [Row(size, self.rate) for _ in range(SITES if case.every else 1)]
         self.start = self.rows[0].weights.clone()
         self.velocity = torch.zeros_like(self.start)
-        self.codec = codec_of("int8" if case.is_int8 else "none")
+        self.codec = CODECS["int8" if case.is_int8 else "none"]
         self.since, self.exchanges = 0, 0
         self.under_way: tuple[int, list[torch.Tensor]] | None = None
 

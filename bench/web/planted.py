@@ -463,12 +463,12 @@ def check(path: Path) -> None:
             fault="duplicate",
             gravity="fault",
             id="cats/0012.jpg",
-            beside=("cats/0411.jpg",),
+            related=("cats/0411.jpg",),
             detail="equal byte for byte",
         ),
         Finding(fault="corrupt", gravity="corrupt", id="dogs/0007.jpg", detail="ends after 2,048 of 18,210 bytes"),
         Finding(
-            fault="leak", gravity="fault", id="valid/0003.jpg", beside=("cats/0100.jpg",), detail="is in training too"
+            fault="leak", gravity="fault", id="valid/0003.jpg", related=("cats/0100.jpg",), detail="is in training too"
         ),
     )
     found = DataCheck(

@@ -75,7 +75,7 @@ def test_another_set_is_held_against(tmp_path: Path) -> None:
     after = set(checked(tmp_path / "set", against=(tmp_path / "other",)).findings)
     (leak,) = after - before
     assert (leak.fault, leak.id) == ("leak", "train/cross/00049.png")
-    assert leak.beside == (f"{tmp_path / 'other'}/cross/same.png",)
+    assert leak.related == (f"{tmp_path / 'other'}/cross/same.png",)
 
 
 def test_tables_are_held_against_tables(tmp_path: Path) -> None:

@@ -131,11 +131,12 @@ def test_too_much_is_refused_with_the_largest_files() -> None:
 
 def test_stoker_travels_as_a_folder_that_python_imports(tmp_path: Path) -> None:
     """With it alone on PYTHONPATH, Python finds this version and starts the program of places."""
-    stoker_bundle().write_to(tmp_path)
+    there = tmp_path / "stoker"
+    LocalLine().send_tree(stoker_bundle().files, str(there))
     program = "import stoker.launching.at_place as a, importlib.metadata as m; print(a.__file__, m.version('stoker'))"
     said = subprocess.run(
         [sys.executable, "-S", "-c", program],
-        env={"PYTHONPATH": str(tmp_path)},
+        env={"PYTHONPATH": str(there)},
         capture_output=True,
         text=True,
         check=True,

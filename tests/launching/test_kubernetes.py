@@ -23,7 +23,7 @@ from stoker.launching.kubernetes.cluster_state import with_host
 from stoker.launching.kubernetes.kubernetes_launcher import LAUNCHER
 from stoker.launching.kubernetes.manifests import EXIT_AGAIN, _tar_gz, labels
 from stoker.launching.launcher import HostRanks, Request, Submission
-from stoker.launching.lines import Answer
+from stoker.launching.lines import Answer, LocalLine
 from stoker.records import LaunchState
 from stoker.testing import LauncherConformance
 from tests.optional import optional
@@ -702,7 +702,7 @@ def test_data_are_looked_for_in_the_container(tmp_path: Path, monkeypatch: pytes
     one = Bundle(kind="data", name="a.csv", files=files[:1])
     api: Any = LocalPod()
     volume = pod_volume.RunVolume(api, "job", {}, None)
-    whole.write_to(tmp_path / "sets" / "digits")
+    LocalLine().send_tree(whole.files, f"{tmp_path}/sets/digits")
     for bundle, data in ((whole, tmp_path / "sets"), (one, tmp_path / "sets" / "digits")):
         folder = tmp_path / "volume" / bundle.folder
         assert not volume.send(bundle, str(data))

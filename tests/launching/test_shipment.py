@@ -28,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("STOKER_DATA", raising=False)
     monkeypatch.setattr("stoker.launching.shipment._their_python", lambda *_: "/usr/bin/python3")
-    SET.write_to(tmp_path / "sets" / "digits")
+    LocalLine().send_tree(SET.files, f"{tmp_path}/sets/digits")
     return tmp_path
 
 
@@ -123,7 +123,7 @@ def test_one_look_says_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     launch = tmp_path / ".stoker" / "runs" / "blobs" / "launch"
     launch.mkdir(parents=True)
     (launch / "order.json").write_bytes(b'{"a":\n"\xff"}\n')
-    SET.write_to(tmp_path / ".stoker" / SET.folder)
+    LocalLine().send_tree(SET.files, f"{tmp_path}/.stoker/{SET.folder}")
     ready = tmp_path / ".stoker" / lock.folder("3.11")
     ready.mkdir(parents=True)
     (ready / "complete").touch()

@@ -50,7 +50,7 @@ def test_every_fault_has_words() -> None:
 def test_pictures_are_few_and_spread_over_the_ranking() -> None:
     """Of a thousand findings the worst, the mildest and some between are shown, and how many there are is said."""
     findings = [
-        Finding(fault="near-duplicate", gravity="suspect", id=f"{n:04d}", beside=(f"b{n:04d}",), measure=1 - n / 1e4)
+        Finding(fault="near-duplicate", gravity="suspect", id=f"{n:04d}", related=(f"b{n:04d}",), measure=1 - n / 1e4)
         for n in range(1000)
     ]
     check = _check(*findings)

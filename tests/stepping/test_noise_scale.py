@@ -35,7 +35,6 @@ def measured(signal: float, noise: float, *, num_groups: int = 64, seed: int = 0
     meter = NoiseMeter(GROUP)
     for gradient in gaussian_groups(signal, noise, num_groups, seed):
         meter.add(gradient)
-    assert meter.can_tell
     return meter.read(0)
 
 

@@ -13,22 +13,3 @@ from stoker.artifacts.directory import (
 )
 from stoker.artifacts.dtypes import Arrays, datatype_of, dtype_of
 from stoker.artifacts.golden import Golden, difference, excess, served_sizes
-
-__all__ = [
-    "MANIFEST",
-    "SETTINGS",
-    "Arrays",
-    "Artifact",
-    "Golden",
-    "datatype_of",
-    "difference",
-    "dtype_of",
-    "excess",
-    "publish",
-    "read",
-    "read_settings",
-    "served_sizes",
-    "version_number",
-    "versions",
-    "write_settings",
-]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -15,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker import api
-from stoker.cli.terminal import AsJson, Debug, print_document, reported
+from stoker.cli.terminal import AsJson, Debug, column_table, print_document, reported
 from stoker.errors import BadJob
 from stoker.records import ServiceSettings, to_json
 from stoker.records.service import LoadMeasurement, Objective, ServingLimit, SettingsTrial
@@ -57,23 +56,34 @@ def bench_serve(
 ) -> None:
     """Find the rate a model's service holds within a latency, and the settings that hold it; or measure one rate."""
     with reported(debug=debug):
-        options = LoadOptions(
-            models=models,
-            slo=slo,
-            url=url,
-            model=model,
-            rate=rate,
-            callers=callers,
-            seconds=seconds,
+        if (models is None) == (url is None):
+            raise BadJob("wanted MODELS to serve here, or --url of a server that runs; one of them")
+        if url is not None and not model:
+            raise BadJob(f"{url}: which model?", remedy="Add --model NAME.")
+        api.require_libraries()
+        if callers is not None and constant:
+            raise BadJob(
+                "--constant is for a rate: each of --callers sends its next request once the last was answered"
+            )
+        load = api.load_test.Load(
             inputs=inputs,
             rows=rows,
-            sizes=tuple(sizes or ()),
+            sizes={name: many for word in sizes or () for name, many in api.sizes_of(word).items()},
             connections=connections,
+            headers=parse_headers(headers or ()),
             is_constant=constant,
-            headers=tuple(headers or ()),
-            writes=not dry_run,
         )
-        result = bench(options, None if as_json else Console())
+        target, objective = _Target(models, url, model, load), None if slo is None else parse_objective(slo)
+        console = None if as_json else Console()
+        result: LoadMeasurement | ServingLimit | SettingsTrial
+        if rate is not None or callers is not None:
+            result = _measure(target, objective, rate, callers, seconds or _MEASURE_S, console)
+        elif objective is None:
+            raise BadJob(
+                "what is to be found?", remedy="Add --slo p99=20ms to search, or --rate or --callers to measure."
+            )
+        else:
+            result = _search(target, objective, seconds or _SEARCH_S, console, writes=not dry_run)
         if as_json:
             print_document(to_json(result))
 
@@ -84,108 +94,60 @@ _OBJECTIVE = re.compile(r"p(\d{1,2}(?:\.\d+)?)=(\d+(?:\.\d+)?)(us|µs|ms|s)")
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadOptions:
-    """The options of `stoker bench-serve`, as they were given."""
+class _Target(NamedTuple):
+    """What is measured: models to serve here, or the URL of a server; its model; and the requests."""
 
     models: Path | None
-    slo: str | None
     url: str | None
     model: str
-    rate: float | None
-    callers: int | None
-    seconds: float | None
-    inputs: Path | None
-    rows: int
-    sizes: tuple[str, ...]
-    connections: int
-    is_constant: bool
-    headers: tuple[str, ...]
-    writes: bool
+    load: Load
 
 
-def bench(options: LoadOptions, console: Console | None) -> LoadMeasurement | ServingLimit | SettingsTrial:
-    """Do what the options ask for, and print it where there is a console.
-
-    Raises:
-        BadJob: the options do not go together.
-        StokerError: the service cannot be asked; see `stoker.loadtesting.load_test`.
-    """
-    if (options.models is None) == (options.url is None):
-        raise BadJob("wanted MODELS to serve here, or --url of a server that runs; one of them")
-    if options.url is not None and not options.model:
-        raise BadJob(f"{options.url}: which model?", remedy="Add --model NAME.")
-    api.require_libraries()
-    if options.callers is not None and options.is_constant:
-        raise BadJob("--constant is for a rate: each of --callers sends its next request once the last was answered")
-    if options.rate is not None or options.callers is not None:
-        return _measure(options, console)
-    if options.slo is None:
-        raise BadJob("what is to be found?", remedy="Add --slo p99=20ms to search, or --rate or --callers to measure.")
-    return _search(options, parse_objective(options.slo), console)
-
-
-def _measure(options: LoadOptions, console: Console | None) -> LoadMeasurement:
-    load, seconds = _load(options), options.seconds or _MEASURE_S
-    objective = None if options.slo is None else parse_objective(options.slo)
-    if options.models is not None:
+def _measure(
+    target: _Target,
+    objective: Objective | None,
+    rate: float | None,
+    callers: int | None,
+    seconds: float,
+    console: Console | None,
+) -> LoadMeasurement:
+    models, url, model, load = target
+    if models is not None:
         result = api.load_test.measure_models(
-            options.models,
-            rate=options.rate,
-            callers=options.callers,
-            seconds=seconds,
-            model=options.model,
-            objective=objective,
-            load=load,
+            models, rate=rate, callers=callers, seconds=seconds, model=model, objective=objective, load=load
         )
     else:
-        assert options.url is not None
+        assert url is not None
         result = api.load_test.measure_url(
-            options.url,
-            options.model,
-            rate=options.rate,
-            callers=options.callers,
-            seconds=seconds,
-            objective=objective,
-            load=load,
+            url, model, rate=rate, callers=callers, seconds=seconds, objective=objective, load=load
         )
     if console is not None:
-        render_measurement(options.model or str(options.models), result, console)
+        render_measurement(model or str(models), result, console)
     return result
 
 
-def _search(options: LoadOptions, objective: Objective, console: Console | None) -> ServingLimit | SettingsTrial:
-    load, seconds = _load(options), options.seconds or _SEARCH_S
-    if options.models is None:
-        assert options.url is not None
-        trial = api.load_test.highest_rate_of_url(options.url, options.model, objective, seconds=seconds, load=load)
+def _search(
+    target: _Target, objective: Objective, seconds: float, console: Console | None, *, writes: bool
+) -> ServingLimit | SettingsTrial:
+    models, url, model, load = target
+    if models is None:
+        assert url is not None
+        trial = api.load_test.highest_rate_of_url(url, model, objective, seconds=seconds, load=load)
         if console is not None:
-            render_rate(options.model, objective, trial, console)
+            render_rate(model, objective, trial, console)
         return trial
     result = api.load_test.bench_serve(
-        options.models,
+        models,
         objective,
-        model=options.model,
+        model=model,
         seconds=seconds,
         load=load,
-        writes=options.writes,
+        writes=writes,
         on_trial=lambda trial: None if console is None else console.print(trial_line(trial, objective), soft_wrap=True),
     )
     if console is not None:
         render_limit(result, console)
     return result
-
-
-def _load(options: LoadOptions) -> Load:
-    sizes = {name: many for word in options.sizes for name, many in api.sizes_of(word).items()}
-    return api.load_test.Load(
-        inputs=options.inputs,
-        rows=options.rows,
-        sizes=sizes,
-        connections=options.connections,
-        headers=parse_headers(options.headers),
-        is_constant=options.is_constant,
-    )
 
 
 def parse_objective(word: str) -> Objective:
@@ -229,9 +191,7 @@ def render_measurement(title: str, measured: LoadMeasurement, console: Console) 
     if measured.server_cpu_s is not None and measured.answered:
         costs += f", answering {format_seconds(measured.server_cpu_s / measured.answered)}"
     console.print(Text(f"{rates}; {costs}"), soft_wrap=True)
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("latency", "", "95 % interval"):
-        table.add_column(column, justify="right")
+    table = column_table(">latency", ">", ">95 % interval")
     for quantile in measured.quantiles:
         table.add_row(
             f"p{quantile.q * 100:g}", _time(quantile.seconds), f"{_time(quantile.low)} – {_time(quantile.high)}"
@@ -302,9 +262,8 @@ def _headline(trial: SettingsTrial, objective: Objective) -> str:
 
 
 def _levels(measurements: Sequence[LoadMeasurement]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("asked/s", "answered/s", "good/s", "p50", "p90", "p99", "p99 at most", "held"):
-        table.add_column(column, justify="right")
+    titles = (">asked/s", ">answered/s", ">good/s", ">p50", ">p90", ">p99", ">p99 at most", ">held")
+    table = column_table(*titles, folds=titles)
     for measurement in measurements:
         p50, p90, p99 = (measurement.quantile(q) for q in (0.5, 0.9, 0.99))
         times = [_time(value) for value in (p50.seconds, p90.seconds, p99.seconds, p99.high)]

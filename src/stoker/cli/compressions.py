@@ -12,10 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker import api
-from stoker.cli.terminal import AsJson, Debug, Settings, load_job, output, print_document, reported
+from stoker.cli.terminal import AsJson, Debug, Settings, column_table, load_job, output, print_document, reported
 from stoker.errors import BadJob
 from stoker.records import Event, to_json
-from stoker.records.codec import JSON
 from stoker.units import Duration, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -86,7 +85,8 @@ def compress(
                 sink=silence if as_json else None,
             )
         if as_json:
-            print_document(compression_document(result))
+            path = None if result.artifact is None else str(result.artifact.path)
+            print_document({"path": path, "compression": to_json(result.record)})
         else:
             render_compression(result, Console())
 
@@ -162,21 +162,9 @@ def _no_gain(record: Compression) -> str:
     return f"Nothing was better than the original{among}: no version was written."
 
 
-def compression_document(result: Compressed) -> dict[str, JSON]:
-    """The search for `--json`."""
-    path = None if result.artifact is None else str(result.artifact.path)
-    return {"path": path, "compression": to_json(result.record)}
-
-
 def _table(record: Compression) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("candidate", no_wrap=True)
-    table.add_column("size", justify="right")
-    for rows in record.batch_sizes:
-        table.add_column(f"batch {rows}", justify="right")
-    table.add_column("speed", justify="right")
-    table.add_column(f"{record.metric} lost", justify="right")
-    table.add_column("verdict", no_wrap=True)
+    figures = (">size", *(f">batch {rows}" for rows in record.batch_sizes), ">speed", f">{record.metric} lost")
+    table = column_table("candidate", *figures, "verdict", folds=figures)
     for trial in record.trials:
         seconds = [trial.latency_s.get(str(size)) for size in record.batch_sizes]
         times = ["" if value is None else format_seconds(value) for value in seconds]

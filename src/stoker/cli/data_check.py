@@ -6,15 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from stoker import api
-from stoker.cli.terminal import AsJson, Debug, output, print_document, reported
+from stoker.cli.terminal import AsJson, Debug, column_table, output, print_document, reported
 from stoker.records import to_json
 from stoker.units import format_rate, format_seconds
 
@@ -66,7 +65,7 @@ def check(
                 path, options, against=against or (), out=out, drop_suspects=drop == "suspects", tell=tell
             )
         if as_json:
-            print_document(check_document(checked))
+            print_document({"check": to_json(checked.check), "clean": to_json(checked.clean)})
         else:
             render_check(checked, Console())
             if out is not None:
@@ -118,11 +117,6 @@ def check_display(*, quiet: bool, console: Console) -> Iterator[Tell]:
         yield _Lines(console, clock=time.monotonic)
 
 
-def check_document(checked: CheckedData) -> dict[str, Any]:
-    """Everything, as JSON values."""
-    return {"check": to_json(checked.check), "clean": to_json(checked.clean)}
-
-
 def render_check(checked: CheckedData, console: Console) -> None:
     """A line on the data, a table of what was found, and what is left."""
     check, clean = checked.check, checked.clean
@@ -134,9 +128,8 @@ def render_check(checked: CheckedData, console: Console) -> None:
         soft_wrap=True,
     )
     if check.findings:
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for heading, justify in (("", "left"), ("finding", "left"), ("how many", "right"), ("the first", "left")):
-            table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        titles = ("", "finding", ">how many", "the first")
+        table = column_table(*titles, folds=titles)
         for (gravity, fault), count in check.counts().items():
             first = next(finding for finding in check.findings if (finding.gravity, finding.fault) == (gravity, fault))
             example = f"{first.id or first.where} {first.detail}".strip()

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from stoker.cli.terminal import print_document
+from stoker.cli.terminal import column_table, print_document
 from stoker.devices import (
     COLUMNS,
     Catalogue,
@@ -75,7 +75,9 @@ def show_prices(name: str | None, *, as_json: bool) -> None:
 def render_devices(known: Catalogue, prices: PriceList, attached: Sequence[Device], console: Console) -> None:
     """Print every device on a line, what is attached first; then what could not be read."""
     extra = (console.width >= _WIDE) + (console.width >= _WIDEST)
-    table = _table(extra)
+    # Not every terminal has room for the last two.
+    more = ("at", "model")[:extra]
+    table = column_table("", ">memory", ">bandwidth", ">bf16", ">fp32", ">power", ">from", *more)
     _add_section(table, "here")
     for device in attached:
         _add_attached(table, device, known, extra)
@@ -148,18 +150,6 @@ def _entry_document(entry: CatalogueEntry, prices: PriceList, attached: Sequence
         "cheapest": None if cheapest is None else to_json(cheapest),
         "prices": [to_json(price) for price in prices.of(entry.name)],
     }
-
-
-def _table(extra: int) -> Table:
-    """The empty table with so many of the two columns for which not every terminal has room."""
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("", no_wrap=True)
-    for title in ("memory", "bandwidth", "bf16", "fp32", "power"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("from", justify="right", no_wrap=True)
-    for title in ("at", "model")[:extra]:
-        table.add_column(title, no_wrap=True, overflow="ellipsis")
-    return table
 
 
 def _add_section(table: Table, title: str) -> None:
@@ -273,15 +263,7 @@ _WIDE_OFFERS = 104
 
 def render_prices(entries: Sequence[CatalogueEntry], prices: PriceList, today: date, console: Console) -> None:
     """Print for each device its lowest and highest price on demand, the lowest on spot, and how old the news is."""
-    table = _price_table(
-        ("device", "left"),
-        ("from", "right"),
-        ("at", "left"),
-        ("to", "right"),
-        ("spot from", "right"),
-        ("offers", "right"),
-        ("newest", "right"),
-    )
+    table = column_table("device", ">from", "at", ">to", ">spot from", ">offers", ">newest")
     silent = []
     for entry in entries:
         offers = prices.of(entry.name)
@@ -316,8 +298,7 @@ def render_offers(entry: CatalogueEntry, prices: PriceList, today: date, console
         console.print(Text("No price is known. A file named by $STOKER_PRICES can say one.", "dim"))
         return
     is_wide = console.width >= _WIDE_OFFERS
-    columns = [("USD/h", "right"), ("provider", "left"), ("region", "left"), ("seen", "left"), ("age", "right")]
-    table = _price_table(*columns, *((("", "left"),) if is_wide else ()))
+    table = column_table(">USD/h", "provider", "region", "seen", ">age", *[""] * is_wide)
     for market in ("on demand", "spot"):
         if chosen := prices.of(entry.name, market):
             if market == "spot":
@@ -357,13 +338,6 @@ def _usd(price: Price | None, *, fresh: str = "", stale: str = "") -> Text:
     if price is None:
         return Text(f"{_UNKNOWN}{fresh}")
     return Text(f"${price.usd_per_hour:.2f}{stale if price.is_stale else fresh}", "dim" if price.is_stale else "")
-
-
-def _price_table(*columns: tuple[str, str]) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for title, justify in columns:
-        table.add_column(title, justify="right" if justify == "right" else "left", no_wrap=True)
-    return table
 
 
 def _print_closing(prices: PriceList, console: Console, hint: str) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from stoker import api
@@ -16,6 +15,7 @@ from stoker.cli.terminal import (
     AsJson,
     Debug,
     RunWord,
+    column_table,
     output,
     print_document,
     print_table,
@@ -221,9 +221,7 @@ def _end_document(followed: Followed) -> dict[str, JSON]:
 
 def _render_places(kinds: list[tuple[str, str]], known: list[KnownPlace], console: Console) -> None:
     """Print the kinds of places, where there are any, and the places that were asked."""
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("kind", no_wrap=True)
-    table.add_column("form of --on")
+    table = column_table("kind", "form of --on", folds={"form of --on"})
     for kind, form in kinds:
         table.add_row(Text(kind, "bold"), Text(form))
     if kinds:
@@ -232,9 +230,8 @@ def _render_places(kinds: list[tuple[str, str]], known: list[KnownPlace], consol
     if not known:
         console.print(Text("No place was used yet; `stoker places PLACE` asks one.", "dim"))
         return
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("", "place", "runs", "queue", "start-up", "measured / forecast", "says"):
-        table.add_column(title, overflow="fold")
+    titles = ("", "place", "runs", "queue", "start-up", "measured / forecast", "says")
+    table = column_table(*titles, folds=titles)
     for place in known:
         learned = place.lessons
         mark, style = ("●", "green") if place.can_start else ("◐", "yellow") if place.is_reachable else ("○", "red")
@@ -270,17 +267,8 @@ def _place_document(place: KnownPlace) -> dict[str, Any]:
 
 def render_launched(directories: list[RunDirectory], console: Console) -> None:
     """Print runs that are executed elsewhere, as last seen: phase, place, how far, time to go, money."""
-    table = Table(
-        title="elsewhere, as last seen",
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        header_style="dim",
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-    )
-    for title in ("run", "phase", "place", "samples", "to go", "cost"):
-        table.add_column(title, no_wrap=title in ("run", "phase"), overflow="fold")
+    folds = ("place", "samples", "to go", "cost")
+    table = column_table("run", "phase", *folds, folds=folds, title="elsewhere, as last seen")
     for document in map(launched_document, directories):
         phase, share, to_go, spent = (document[name] for name in ("phase", "share", "eta_s", "spent"))
         style = {"failed": "red", "lost": "red", "running": "green"}.get(str(phase), "yellow")

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker import api
-from stoker.cli.terminal import AsJson, Debug, output, print_document, reported, waiting
+from stoker.cli.terminal import AsJson, Debug, column_table, output, print_document, reported, waiting
 from stoker.errors import BadArtifact
 from stoker.records import Manifest, Proof, TensorSpec, to_json
 from stoker.records.codec import JSON
@@ -163,7 +163,4 @@ def _proofs(proofs: Sequence[Proof]) -> Table:
 
 
 def _table(*titles: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in titles:
-        table.add_column(title, overflow="fold")
-    return table
+    return column_table(*titles, folds=titles)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from stoker import api
@@ -16,6 +15,7 @@ from stoker.cli.terminal import (
     Debug,
     JobFile,
     Settings,
+    column_table,
     load_job,
     output,
     print_document,
@@ -70,9 +70,7 @@ def image(
 
 def render_image(made: ImageRecord, console: Console) -> None:
     """Print the layers of an image, its name and digest, and how to run it."""
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for title, justify in (("layer", "left"), ("size", "right"), ("digest", "left")):
-        table.add_column(title, justify="right" if justify == "right" else "left", no_wrap=title != "layer")
+    table = column_table("layer", ">size", "digest", folds={"layer"})
     for layer in made.layers:
         table.add_row(Text(layer.what), format_bytes(layer.num_bytes), Text(layer.digest[:19], "dim"))
     print_table(table, console)

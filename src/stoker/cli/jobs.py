@@ -30,6 +30,7 @@ from stoker.cli.terminal import (
     PreemptedEvery,
     Settings,
     Threads,
+    column_table,
     load_job,
     output,
     print_document,
@@ -370,9 +371,7 @@ def render_lr_range(name: str, result: LrRange, console: Console) -> None:
         ends = f"{result.rates[0]:.0e}".ljust(len(row) - 6) + f"{result.rates[len(losses) - 1]:.0e}".rjust(6)
         console.print(Text(f"rate  {ends}", "dim"))
         console.print()
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("seed", "updates", "lowest loss", "runs away at"):
-        table.add_column(title, justify="right")
+    table = column_table(">seed", ">updates", ">lowest loss", ">runs away at")
     for sweep in result.sweeps:
         edge = "not seen" if sweep.edge is None else f"{sweep.edge:.3g}"
         lowest = f"{min(sweep.losses):.4g}" if sweep.losses else "-"

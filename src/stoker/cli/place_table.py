@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from stoker.cli.plan_table import WIDE
-from stoker.cli.terminal import print_table, printable
+from stoker.cli.terminal import column_table, print_table, printable
 from stoker.reporting.panel import EMBER, marked
 from stoker.reporting.wording import format_interval
 from stoker.units import format_bytes, format_money, format_seconds
@@ -23,14 +22,10 @@ _SEEN_RISK = 0.005
 
 def render_comparison(comparison: PlaceComparison, console: Console) -> None:
     """Print the places, the best first, with the parts of the time to finish, money, risk, and the sticker order."""
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     is_wide = console.width >= WIDE or not console.is_terminal
-    table.add_column("", width=1, no_wrap=True)
-    table.add_column("place", no_wrap=True)
-    for title in ("start", "send", "run", "finished in", "cost", "risk", "by $/h"):
-        table.add_column(title, justify="right", no_wrap=True)
-    if is_wide:
-        table.add_column("why", overflow="fold")
+    figures = (">start", ">send", ">run", ">finished in", ">cost", ">risk", ">by $/h")
+    table = column_table("", "place", *figures, *["why"] * is_wide, folds={"why"})
+    table.columns[0].width = 1
     best = next((offer for offer in comparison.offers if not offer.problem and offer.finish_s is not None), None)
     reasons = []
     for offer in comparison.offers:

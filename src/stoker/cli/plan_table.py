@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from stoker.cli.terminal import column_table
 from stoker.devices import catalogue, price_list
 from stoker.records import Candidate, Decision, Plan, Share
 from stoker.reporting.event_text import ERRORS_SO_FAR
@@ -63,7 +64,7 @@ def print_catalogue_problems(console: Console) -> None:
 
 
 def _candidates(decision: Decision, *, is_wide: bool) -> Table:
-    table = _table()
+    table = column_table()
     table.add_column("", width=1, no_wrap=True)
     is_spread = any(c.plan.layout.world_size > 1 for c in decision.candidates)
     least = 14 if is_wide else 10  # in 80 columns wider ones would cut off the last column
@@ -203,11 +204,7 @@ def _whole(value: float, shares: Sequence[Share], written: Callable[[float], str
 
 
 def _shares(title: str, shares: Sequence[Share], written: Callable[[float], str]) -> Table:
-    table = _table(title)
-    table.add_column("what")
-    table.add_column("", justify="right", no_wrap=True)
-    table.add_column("share", justify="right", no_wrap=True)
-    table.add_column("where")
+    table = column_table("what", ">", ">share", "where", folds={"what", "where"}, title=title)
     whole = sum(share.value for share in shares) or 1.0
     for share in shares[:MOST_SHARES]:
         table.add_row(share.what, written(share.value), f"{share.value / whole:.0%}", share.where)
@@ -218,10 +215,8 @@ def _shares(title: str, shares: Sequence[Share], written: Callable[[float], str]
 
 
 def _rejections(decision: Decision) -> Table:
-    table = _table(f"rejected ({len(decision.rejected)})")
-    table.add_column("device", no_wrap=True)
-    table.add_column("plan")
-    table.add_column("lost by")
+    title = f"rejected ({len(decision.rejected)})"
+    table = column_table("device", "plan", "lost by", folds={"plan", "lost by"}, title=title)
     for rejection in decision.rejected:
         is_same_device = rejection.device == decision.chosen.device
         text = plan_in_difference(rejection.plan, decision.chosen.plan) if is_same_device else ""
@@ -229,7 +224,3 @@ def _rejections(decision: Decision) -> Table:
             text = rejection.plan.layout.in_words()
         table.add_row(rejection.device, text or plan_in_brief(rejection.plan), rejection.reason)
     return table
-
-
-def _table(title: str | None = None) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=None, header_style="dim", pad_edge=False)

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from stoker import api, pool
@@ -21,6 +20,7 @@ from stoker.cli.terminal import (
     AsJson,
     Debug,
     Settings,
+    column_table,
     load_job,
     output,
     print_document,
@@ -397,19 +397,8 @@ def _offers_for(
 
 
 def _render_ranking(ranking: pool.Ranking, console: Console) -> None:
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for title, justify in (
-        ("offer", "left"),
-        ("device", "left"),
-        ("an hour", "right"),
-        ("by price", "right"),
-        ("done in", "right"),
-        ("in all", "right"),
-        ("in 8 of 10", "right"),
-        ("risk", "right"),
-        ("why", "left"),
-    ):
-        table.add_column(title, justify="right" if justify == "right" else "left", no_wrap=title != "why")
+    titles = ("offer", "device", ">an hour", ">by price", ">done in", ">in all", ">in 8 of 10", ">risk", "why")
+    table = column_table(*titles, folds={"why"})
     for number, match in enumerate(ranking.matches):
         offer = match.listed.offer
         interval = f"{pool.credits_text(match.low_credits).split()[0]} to {pool.credits_text(match.high_credits)}"
@@ -433,21 +422,8 @@ def _render_ranking(ranking: pool.Ranking, console: Console) -> None:
 
 
 def _render_offers(shown: list[dict[str, Any]], num_hidden: int, console: Console) -> None:
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for title, justify in (
-        ("offer", "left"),
-        ("device", "left"),
-        ("an hour", "right"),
-        ("isolation", "left"),
-        ("notice", "right"),
-        ("jobs", "right"),
-        ("lost", "right"),
-        ("slashed", "right"),
-        ("network", "left"),
-        ("agent", "left"),
-        ("", "left"),
-    ):
-        table.add_column(title, justify="right" if justify == "right" else "left", no_wrap=True)
+    figures = (">an hour", "isolation", ">notice", ">jobs", ">lost", ">slashed")
+    table = column_table("offer", "device", *figures, "network", "agent", "")
     for one in shown:
         offer, record = one["offer"], one["record"]
         status = "taken" if one["lease_id"] else "lapsed" if not one["is_free"] else "" if one["is_present"] else "away"

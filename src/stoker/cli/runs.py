@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker import api
-from stoker.cli.terminal import print_table
+from stoker.cli.terminal import column_table, print_table
 from stoker.errors import BadRun
 from stoker.records import JobSpec, Report, Run, to_json
 from stoker.records.codec import JSON
@@ -68,7 +68,7 @@ def render_runs(
     if not runs:
         console.print(Text("no runs here yet; `stoker train JOB.py` makes one", style="dim"))
         return
-    table = _table()
+    table = column_table()
     for title in ("run", "status", "result", *columns, "samples", "time", "when"):
         # A name is there to be copied: where room is short, results are cut, and names last of all.
         table.add_column(title, no_wrap=title in _WHOLE, overflow="ellipsis")
@@ -108,7 +108,9 @@ def read_reports(words: Sequence[str]) -> list[Report]:
 
 def render_diff(a: Report, b: Report, console: Console) -> None:
     """Print what two runs differ in: their jobs, their plans, and what came of them."""
-    table = _table("", a.run.name, b.run.name, "change")
+    table = column_table()
+    for title in ("", a.run.name, b.run.name, "change"):
+        table.add_column(Text(title, overflow="fold"))
     _add_part(table, "job", [(*row, "") for row in _spec_differences(a, b)], if_empty="the same")
     both_planned = a.decision is not None and b.decision is not None
     plans = [(*row, "") for row in _plan_differences(a, b)]
@@ -216,13 +218,6 @@ def _add_part(table: Table, title: str, rows: Sequence[tuple[str, str, str, str]
     table.add_row(Text(title, style="bold"), Text("" if rows else if_empty, style="dim"))
     for row in rows:
         table.add_row(*(Text(_DIGEST.sub(r"\1…", cell), overflow="fold") for cell in row))
-
-
-def _table(*titles: str) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for title in titles:
-        table.add_column(Text(title, overflow="fold"))
-    return table
 
 
 def _local_time(created_at: str, *, is_short: bool) -> str:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker import api
-from stoker.cli.terminal import AsJson, Debug, print_document, printable, reported, setting_pairs
+from stoker.cli.terminal import AsJson, Debug, column_table, print_document, printable, reported, setting_pairs
 from stoker.errors import BadJob
 from stoker.records import TensorSpec, to_json
 from stoker.records.codec import JSON
@@ -288,9 +288,8 @@ def _zeros(spec: TensorSpec) -> JSON | None:
 
 
 def _models(models: tuple[ServedModel, ...]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("model", "version", "engine", "precision", "instances × threads", "most rows", "loaded in"):
-        table.add_column(title, no_wrap=title == "model")
+    titles = ("model", "version", "engine", "precision", "instances × threads", "most rows", "loaded in")
+    table = column_table(*titles, folds=titles[1:])
     for model in models:
         settings = model.settings
         table.add_row(

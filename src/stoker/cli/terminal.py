@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 import rich.control
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from stoker import api
 from stoker.errors import BadJob, StokerError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from stoker.jobs import Entry, Job
 
 
@@ -79,6 +78,34 @@ def waiting(what: str, *, quiet: bool) -> Iterator[None]:
     """What is being done, on standard error, while it takes seconds; nothing if `quiet`."""
     with nullcontext() if quiet else api.waiting(what, Console(stderr=True)):
         yield
+
+
+def column_table(*titles: str, folds: Collection[str] = (), title: str | None = None) -> Table:
+    """An empty table without lines; `>` before a title aligns its column right.
+
+    Args:
+        titles: of the columns.
+        folds: titles of the columns whose cells may take several lines, where the terminal is too narrow.
+        title: over the table.
+    """
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        header_style="dim",
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    for name in titles:
+        may_fold = name in folds
+        table.add_column(
+            name.removeprefix(">"),
+            justify="right" if name.startswith(">") else "left",
+            no_wrap=not may_fold,
+            overflow="fold" if may_fold else "ellipsis",
+        )
+    return table
 
 
 def print_table(table: Table, console: Console) -> None:

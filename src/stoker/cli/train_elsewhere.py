@@ -135,6 +135,7 @@ def launch_options(
             passed.append(option)
         elif value is not None and value is not False:  # 0 is refused there, as it is here
             passed += [word for item in (value if isinstance(value, list) else [value]) for word in (option, str(item))]
+    pool_terms = {name: given[f"--{name}"] for name in ("verify", "deadline") if given[f"--{name}"]}
     return api.LaunchOptions(
         run_dir=api.find_launched(resume).path if resume else run_dir,
         new=new,
@@ -145,17 +146,12 @@ def launch_options(
         data=tuple(given["--data"] or ()),
         plan=plan_file,
         variables=setting_pairs(given["--var"], "--var"),
-        place=setting_pairs(given["--place-option"], "--place-option") | _terms(given),
+        place=setting_pairs(given["--place-option"], "--place-option") | pool_terms,
         arguments=tuple(passed),
         **({"send_limit": parse_memory(given["--send-limit"], "--send-limit")} if given["--send-limit"] else {}),
         max_cost=parse_money(given["--max-cost"]) if given["--max-cost"] else None,
         time_limit_s=parse_duration(given["--time-limit"], "--time-limit") if given["--time-limit"] else None,
     )
-
-
-def _terms(given: Mapping[str, Any]) -> dict[str, str]:
-    """What a pool is asked for, as options of the place."""
-    return {name: given[f"--{name}"] for name in ("verify", "deadline") if given[f"--{name}"]}
 
 
 def train_elsewhere(

@@ -13,7 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker import api
-from stoker.cli.terminal import AsJson, Debug, Place, Settings, output, print_document, reported, setting_pairs
+from stoker.cli.terminal import (
+    AsJson,
+    Debug,
+    Place,
+    Settings,
+    column_table,
+    output,
+    print_document,
+    reported,
+    setting_pairs,
+)
 from stoker.errors import BadJob
 from stoker.records import to_json
 from stoker.records.codec import JSON
@@ -185,15 +195,9 @@ def study_document(result: StudyResult) -> dict[str, JSON]:
 
 
 def _table(result: StudyResult) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("trial", justify="right", no_wrap=True)
-    table.add_column(result.settings.objective, justify="right", no_wrap=True)
-    table.add_column("samples", justify="right", no_wrap=True)
-    table.add_column("time", justify="right", no_wrap=True)
-    if result.settings.members:
-        table.add_column("member/interval", no_wrap=True)
-    table.add_column("settings", overflow="fold")
-    table.add_column("", overflow="fold")
+    figures = (">trial", f">{result.settings.objective}", ">samples", ">time")
+    populated = ["member/interval"] if result.settings.members else []
+    table = column_table(*figures, *populated, "settings", "", folds={"settings", ""})
     for trial in result.ranked[:_MOST_ROWS]:
         cells: list[str | Text] = [
             str(trial.number),

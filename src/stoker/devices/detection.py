@@ -142,20 +142,19 @@ def ask_nvidia_smi(command: Sequence[str] = QUERY, timeout_s: float = TIMEOUT_S)
     return GpuAnswer(table=done.stdout)
 
 
-def describe_gpus(table: str, visible: str | None = None, known: Catalogue | None = None) -> tuple[Device, ...]:
+def describe_gpus(table: str, visible: str | None = None) -> tuple[Device, ...]:
     """The GPUs of a table of `QUERY`, as CUDA will number them in this process.
 
     Args:
         table: lines of `index, uuid, name, memory [MiB], compute capability, driver`; a line that does not begin
             with a number is a message and not a GPU.
         visible: value of CUDA_VISIBLE_DEVICES; None if not set.
-        known: catalogue with the number of multiprocessors; the user's if None.
 
     Returns:
         Devices in CUDA's order. `cores` counts multiprocessors, 0 if the catalogue does not have the model;
         `memory_bytes` is 0 if the driver does not say.
     """
-    known = catalogue() if known is None else known
+    known = catalogue()
     gpus = [
         _describe_gpu([cell.strip() for cell in row], known)
         for row in csv.reader(table.splitlines(), skipinitialspace=True)

@@ -143,7 +143,7 @@ def _contradictions(survey: ImageSurvey, rows: list[int]) -> Iterator[Finding]:
             gravity="fault",
             id=survey.ids[row],
             where=survey.split_name(row),
-            beside=others,
+            related=others,
             detail=f"is labelled {survey.label(row)}; equal pixels are labelled {labels}",
         )
 
@@ -159,7 +159,7 @@ def _repetitions(survey: ImageSurvey, rows: list[int]) -> Iterator[Finding]:
             gravity="fault",
             id=survey.ids[row],
             where=survey.split_name(row),
-            beside=(survey.ids[kept],),
+            related=(survey.ids[kept],),
             detail=detail,
         )
 
@@ -309,7 +309,7 @@ def _label_findings(survey: ImageSurvey, verdicts: Verdicts) -> Iterator[Finding
             gravity="suspect",
             id=survey.ids[row],
             where=survey.split_name(row),
-            beside=tuple(survey.ids[near] for near in verdicts.nearest[place].tolist()),
+            related=tuple(survey.ids[near] for near in verdicts.nearest[place].tolist()),
             detail=f"is labelled {survey.label(row)}; {verdicts.votes[place]} of its {_NEIGHBOURS} nearest are {other}",
             measure=float(verdicts.votes[place]),
         )

@@ -145,7 +145,7 @@ def _finding(survey: ImageSurvey, row: int, other: int, r: float) -> Finding:
         gravity="suspect",
         id=survey.ids[row],
         where=survey.split_name(row),
-        beside=(survey.ids[other],),
+        related=(survey.ids[other],),
         measure=round(r, 4),
         detail=f"looks like {survey.ids[other]}{where} (r = {r:.4f}){differ}",
     )

@@ -363,7 +363,7 @@ class RowDigests:
                 detail = f"has the values of {kept}" + (f" in {home}" if split != home else "")
                 fault: Fault = "leak" if split != home else "duplicate"
                 yield Finding(
-                    fault=fault, gravity="fault", id=self._id(row), where=split, beside=(kept,), detail=detail
+                    fault=fault, gravity="fault", id=self._id(row), where=split, related=(kept,), detail=detail
                 )
         if self._roles.target:
             _, groups = groups_of(_rows(self._features))
@@ -384,7 +384,7 @@ class RowDigests:
                     gravity="suspect",
                     id=self._id(row),
                     where=self._split(row),
-                    beside=others,
+                    related=others,
                     detail=detail,
                 )
 

@@ -5,23 +5,3 @@ from stoker.jobs.job import LOSSES, METRICS, Holdout, Job, Loss, holdout
 from stoker.jobs.job_file import Entry, load_job
 from stoker.jobs.optimizers import SGD, Adam, AdamW, Muon, Optimizer
 from stoker.jobs.sync import DiLoCo, LocalSGD, Sync
-
-__all__ = [
-    "EMA",
-    "LOSSES",
-    "METRICS",
-    "SGD",
-    "Adam",
-    "AdamW",
-    "DiLoCo",
-    "Entry",
-    "Holdout",
-    "Job",
-    "LocalSGD",
-    "Loss",
-    "Muon",
-    "Optimizer",
-    "Sync",
-    "holdout",
-    "load_job",
-]

@@ -48,6 +48,11 @@ class Entry:
         return digest(self.functions)
 
     @property
+    def setting_words(self) -> tuple[str, ...]:
+        """The settings as words of a command: `--set NAME=VALUE`."""
+        return tuple(word for name, text in self.settings.items() for word in ("--set", f"{name}={text}"))
+
+    @property
     def text_digest(self) -> str:
         """SHA-256 (hex) of their texts, comments included."""
         return digest(self.sources)

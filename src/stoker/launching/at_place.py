@@ -228,19 +228,8 @@ def rank_command(order: LaunchOrder, directory: Path, num_hosts: int) -> list[st
     """The command of each process of this host."""
     several = num_hosts == 1 and order.ranks_each > 1
     place = f"{order.ranks_each}x{order.device}" if several else order.device
-    return [
-        sys.executable,
-        "-m",
-        "stoker",
-        "train",
-        order.job_file,
-        *order.arguments,
-        "--on",
-        place,
-        "--run-dir",
-        str(directory),
-        "--json",
-    ]
+    command = [sys.executable, "-m", "stoker", "train", order.job_file, *order.arguments]
+    return [*command, "--on", place, "--run-dir", str(directory), "--json"]
 
 
 @dataclass(frozen=True)
@@ -329,7 +318,7 @@ class HostSupervisor:
                 return self._end(self._limit_over())
             if not verdict.is_again or self._must_leave():
                 return self._end(verdict)
-            self._count_restart()
+            self._state = _next_start(self._state, newest_samples(self._directory / "events.jsonl"))
             if self._state.without_progress >= MOST_WITHOUT_PROGRESS:
                 return self._end(self._given_up(verdict.why))
             self._set("requeued", verdict.why, evidence=self._last_output(), exit_code=verdict.exit_code)
@@ -432,9 +421,6 @@ class HostSupervisor:
         with suppress(OSError):
             return (self._directory / "events.jsonl").stat().st_size
         return 0
-
-    def _count_restart(self) -> None:
-        self._state = _next_start(self._state, newest_samples(self._directory / "events.jsonl"))
 
     def _given_up(self, why: str) -> RankOutcome:
         count = self._state.without_progress

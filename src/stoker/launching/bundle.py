@@ -115,18 +115,6 @@ class Bundle:
         """Bytes of all files [bytes]."""
         return sum(file.num_bytes for file in self.files)
 
-    def write_to(self, folder: Path) -> None:
-        """Write it as a folder here; files that exist are replaced."""
-        for file in self.files:
-            target = folder / file.path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.unlink(missing_ok=True)
-            if file.link:
-                target.symlink_to(file.link)
-            else:
-                with file.open() as content:
-                    target.write_bytes(content.read())
-
 
 def tree_digest(files: Iterable[TreeFile]) -> str:
     """SHA-256 (hex) of a folder's paths, contents, links and permissions to execute; the order does not matter."""
@@ -152,10 +140,9 @@ class Data:
     file: str = ""
 
 
-def work_folder(job_file: Path, working: Path | None = None) -> Path:
+def work_folder(job_file: Path) -> Path:
     """The folder rebuilt at the place: the working directory if the job file is below it, else the file's own."""
-    here = (working or Path.cwd()).resolve()
-    job = job_file.resolve()
+    here, job = Path.cwd().resolve(), job_file.resolve()
     return here if job.is_relative_to(here) else job.parent
 
 

@@ -173,21 +173,9 @@ def _install(folder: Path, lock: EnvironmentLock, log: IO[str]) -> None:
     requirements = folder / "requirements.txt"
     requirements.write_text("\n".join(lock.requirements) + "\n")
     environment = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
+    quietly = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off")
     pip = subprocess.run(
-        [
-            folder / "bin" / "python",
-            "-m",
-            "pip",
-            "install",
-            "--no-input",
-            "--disable-pip-version-check",
-            "--only-binary",
-            ":all:",
-            "--progress-bar",
-            "off",
-            "-r",
-            requirements,
-        ],
+        [folder / "bin" / "python", "-m", "pip", "install", *quietly, "--only-binary", ":all:", "-r", requirements],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

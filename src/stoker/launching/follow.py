@@ -26,7 +26,7 @@ from stoker.records.plan import Forecast
 from stoker.records.progress import read_event
 from stoker.reporting.event_text import describe_event
 from stoker.store import RunDirectory, RunLock, disk_errors, write_atomic
-from stoker.store.files import LocksUnsupported, disk, make_directories, wait_lock
+from stoker.store.files import append_at, disk
 from stoker.units import format_bytes, format_seconds
 
 POLL_S, STATE_EVERY_S = 1.0, 5.0
@@ -90,7 +90,9 @@ class EventStream:
                     remedy="Log less at once (stoker.log), or read the log there; the run is not touched.",
                 )
         whole = data[: data.rfind(b"\n") + 1]
-        return self._append(offset, whole) if whole else 0
+        if whole and not append_at(self._path, offset, whole, what="the run's events", error=BadRun):
+            return 0  # another client was faster
+        return len(whole)
 
     def new_events(self) -> list[Event]:
         """Events of the file here that were not returned before; a line that cannot be read is a `warned` event."""
@@ -112,27 +114,6 @@ class EventStream:
                 events.append(Event(kind="warned", at=events[-1].at if events else 0.0, fields={"message": message}))
             start += len(line) + 1
         return events
-
-    def _append(self, offset: int, data: bytes) -> int:
-        with disk_errors(self._path, "the run's events", needed_bytes=len(data), error=BadRun):
-            make_directories(self._path.parent)
-            descriptor = disk().open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-            try:
-                with suppress(LocksUnsupported):
-                    wait_lock(descriptor)
-                if os.lseek(descriptor, 0, os.SEEK_END) != offset:  # another client was faster
-                    return 0
-                rest = memoryview(data)
-                try:
-                    while rest:
-                        rest = rest[disk().write(descriptor, rest) :]
-                except BaseException:
-                    with suppress(OSError):
-                        disk().truncate(descriptor, offset)
-                    raise
-            finally:
-                os.close(descriptor)
-        return len(data)
 
 
 def set_log_aside(path: Path) -> None:

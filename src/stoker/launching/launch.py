@@ -171,7 +171,7 @@ def launch(
             handle=handle,
             identity=identity,
             code_digest=submission.code.digest,
-            environment_digest=_environment_digest(submission),
+            environment_digest="" if isinstance(submission.environment, str) else submission.environment.digest,
             arguments=submission.arguments,
             submitted_at=submitted_at,
             commit=commit.name,
@@ -343,7 +343,7 @@ def prepare(
     paths = data_paths(job)
     inside = [path for path in paths if is_below(path, root)]
     data = [data_of(path, root) for path in dict.fromkeys((*inside, *options.data))]
-    arguments = (*settings_words(entry), *options.arguments)
+    arguments = (*entry.setting_words, *options.arguments)
     extra: dict[str, bytes] = {}
     if options.plan is not None:
         extra[_PLAN_FILE] = _content_of(options.plan)
@@ -582,20 +582,10 @@ def _texts(settings: Mapping[str, object] | None) -> dict[str, str]:
     }
 
 
-def settings_words(entry: Entry) -> tuple[str, ...]:
-    """The settings of a job file as words of a command."""
-    return tuple(word for name, text in entry.settings.items() for word in ("--set", f"{name}={text}"))
-
-
 def _environment(entry: Entry, options: LaunchOptions) -> EnvironmentLock | str:
     if options.env == "lock":
         return lock_of(imported_modules(entry.sources.values()))
     return "python3" if options.env == "theirs" else options.env
-
-
-def _environment_digest(submission: Submission) -> str:
-    environment = submission.environment
-    return "" if isinstance(environment, str) else environment.digest
 
 
 def imported_modules(texts: Iterable[str]) -> set[str]:

@@ -120,13 +120,11 @@ class Request:
     Attributes:
         target: where, and in which shape.
         time_limit_s: longest time of the run [s], from the upper bound of its forecast and a save; None: unknown.
-        disk_bytes: of code, data, environment and checkpoints.
         options: of `--place-option`.
     """
 
     target: LaunchTarget
     time_limit_s: float | None = None
-    disk_bytes: int = 0
     options: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -179,6 +177,11 @@ class Submission:
     send_limit: float = 10 * 2.0**30
     max_cost: float | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def bundles(self) -> tuple[Bundle, ...]:
+        """All folders that are sent."""
+        return (*self.data, self.stoker, self.code)
 
     @property
     def root(self) -> str:

@@ -33,7 +33,6 @@ from pathlib import Path, PurePosixPath
 from stoker.errors import PlaceFailed, StokerError
 from stoker.launching import launcher_of
 from stoker.launching.at_place import HostSupervisor, LaunchOrder, state_of
-from stoker.launching.bundle import Bundle
 from stoker.launching.launcher import LEFT_THERE, Submission
 from stoker.records.codec import dumps, loads, to_json
 from stoker.records.launch import LaunchState
@@ -51,15 +50,10 @@ _CHUNK_BYTES = 48 * 1024
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*){0,5}")
 
 
-def bundles_of(submission: Submission) -> tuple[Bundle, ...]:
-    """All that is sent."""
-    return (*submission.data, submission.stoker, submission.code)
-
-
 def sent_files(submission: Submission) -> Iterator[tuple[str, bytes | Path]]:
     """Paths and contents of the folder that is sent; links are in a file of their own, since archives lose them."""
     links = {}
-    for bundle in bundles_of(submission):
+    for bundle in submission.bundles:
         for file in bundle.files:
             if file.link:
                 links[f"{bundle.folder}/{file.path}"] = file.link

@@ -24,7 +24,7 @@ from stoker.jobs import Entry, Job
 from stoker.launching import is_elsewhere, launcher_of, parse_target
 from stoker.launching.bundle import code_bundle, data_of, stoker_bundle, work_folder
 from stoker.launching.kept_forecasts import keep_forecast
-from stoker.launching.launch import data_paths, device_word, is_below, settings_words, time_limit
+from stoker.launching.launch import data_paths, device_word, is_below, time_limit
 from stoker.launching.launcher import Launcher, LaunchTarget, Offer, Probe, Request
 from stoker.launching.place_history import PlaceLessons, job_key, lessons_of, place_of
 from stoker.planning.decision import STARTING_S, memory_limit, most_threads, on_one, require_mtbf
@@ -163,7 +163,7 @@ def compare_places(
     for word in elsewhere:
         parse_target(word)
     sent_bytes, code_digest = (0, "") if entry is None else to_send(job, entry)
-    sent = None if entry is None else (code_digest, settings_words(entry))
+    sent = None if entry is None else (code_digest, entry.setting_words)
     planner = Planner(
         resolve_job(job, entry), is_all_elsewhere="here" not in names, device_mtbf_h=require_mtbf(device_mtbf_h)
     )

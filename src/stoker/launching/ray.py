@@ -45,7 +45,6 @@ from stoker.launching.launcher import (
 from stoker.launching.logged_run import (
     ONE_NODE,
     below_home,
-    bundles_of,
     entrypoint,
     events_in,
     files_in,
@@ -130,8 +129,8 @@ class RayLauncher(Launcher):
 
     def script(self, submission: Submission) -> str:
         """The job as it is posted."""
-        files = sum(len(bundle.files) for bundle in bundles_of(submission))
-        size = format_bytes(sum(bundle.num_bytes for bundle in bundles_of(submission)))
+        files = sum(len(bundle.files) for bundle in submission.bundles)
+        size = format_bytes(sum(bundle.num_bytes for bundle in submission.bundles))
         job = _job(submission, {}, 1, "(now)")
         return (
             f"# runs: {train_command(submission)}\n"
@@ -162,7 +161,7 @@ class RayLauncher(Launcher):
             return _handle(submission, str(going[0]["submission_id"]), 0)
         sent, path = 0, f"/api/packages/gcs/{_package(submission)}"
         if _request(address, path, allow=(404,))[0] == 404:
-            num_bytes = sum(bundle.num_bytes for bundle in bundles_of(submission))
+            num_bytes = sum(bundle.num_bytes for bundle in submission.bundles)
             if num_bytes > _MOST_PACKAGE_BYTES:
                 raise PlaceFailed(
                     f"Ray takes {format_bytes(_MOST_PACKAGE_BYTES)}, and {format_bytes(num_bytes)} would be sent",
@@ -338,7 +337,7 @@ def _package(submission: Submission) -> str:
     """The package's name, by what is in it."""
     about = [submission.run, submission.arguments, submission.job_file, dict(submission.variables), submission.expected]
     order = json.dumps(about)
-    digests = "\n".join([*(bundle.digest for bundle in bundles_of(submission)), order, submission.owner])
+    digests = "\n".join([*(bundle.digest for bundle in submission.bundles), order, submission.owner])
     return f"_ray_pkg_{hashlib.sha256(digests.encode()).hexdigest()[:40]}.zip"
 
 

@@ -135,7 +135,7 @@ _THEIR_PYTHON = (
 
 def look(line: Line, submission: Submission) -> Found:
     """What the place has already, by one command that changes nothing."""
-    environment, bundles = submission.environment, _bundles(submission)
+    environment, bundles = submission.environment, submission.bundles
     is_theirs = isinstance(environment, str)
     ready = "" if isinstance(environment, str) else environment.folder(environment.python)
     about = [submission.root.removeprefix("~/"), submission.run, ready, environment if is_theirs else ""]
@@ -210,10 +210,6 @@ def order_file(submission: Submission, shipped: Shipped, *, is_requeued: bool, s
     return dumps(order).encode()
 
 
-def _bundles(submission: Submission) -> tuple[Bundle, ...]:
-    return (*submission.data, submission.stoker, submission.code)
-
-
 def _require_own(line: Line, found: Found, submission: Submission) -> None:
     """Refuse a run of that name which has another owner, or is finished and not known here any more."""
     directory, text = f"{found.root}/runs/{submission.run}", found.order
@@ -253,7 +249,7 @@ def record_there(line: Line, path: str, read: Callable[[], Read]) -> Read:
 def _send_missing(line: Line, found: Found, submission: Submission, tell: Callable[[str], None]) -> int:
     """Send the bundles that are not there; the number of bytes sent [bytes]."""
     data, root = submission.options.get("data", ""), found.root
-    missing = [bundle for bundle in _bundles(submission) if f"{root}/{bundle.folder}" not in found.bundles]
+    missing = [bundle for bundle in submission.bundles if f"{root}/{bundle.folder}" not in found.bundles]
     missing = [bundle for bundle in missing if not (bundle.kind == "data" and _found_there(line, root, bundle, data))]
     if not missing:
         return 0

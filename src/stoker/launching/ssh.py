@@ -149,7 +149,7 @@ class SshLauncher(Launcher):
         lines += [
             f"# {bundle.folder}: {bundle.name}, {len(bundle.files)} file{'s' if len(bundle.files) > 1 else ''}, "
             f"{format_bytes(bundle.num_bytes)}; sent if it is not there"
-            for bundle in (*submission.data, submission.stoker, submission.code)
+            for bundle in submission.bundles
         ]
         if isinstance(environment, EnvironmentLock):
             lines.append(f"# {environment.folder(environment.python)}: pip install, once, of")

@@ -9,14 +9,22 @@ both together, so that messages of parameters are between all processes.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from stoker.layouts.base import DividedUpdate, LayoutAxis, Seconds, Traffic
 from stoker.layouts.rules import JobTraits
 from stoker.layouts.shards import AXIS as SHARDS
 from stoker.layouts.shards import shard_dim
-from stoker.layouts.trace_division import PRODUCTS, STATE, bytes_of, resized, scaled, with_dim, with_operations
+from stoker.layouts.trace_division import (
+    PRODUCTS,
+    bytes_of,
+    divided_product,
+    scaled,
+    with_dim,
+    with_operations,
+    with_output_shares,
+)
 from stoker.records import Layout, Occurrence, Operation, Storage, TensorShape, Trace
 from stoker.records.profile import ModelParts, Parameter
 
@@ -150,13 +158,8 @@ def _divided(trace: Trace, parts: ModelParts, size: int) -> Trace:
     tokens = tokens_of(trace)
     division = _DividedTokens(trace, parts, tokens, size)
     shares = [division.share(one) for one in trace.occurrences]
-    storages = tuple(
-        resized(one, math.ceil(one.num_bytes * shares[one.born]))
-        if one.category not in ("gradient", *STATE) and one.born >= 0 and shares[one.born] < 1
-        else one
-        for one in trace.storages
-    )
-    divided = with_operations(dataclasses.replace(trace, storages=storages), lambda one, _: division.operation(one))
+    resized = dataclasses.replace(trace, storages=with_output_shares(trace, shares))
+    divided = with_operations(resized, lambda one, _: division.operation(one))
     return _with_gathered(divided, trace, size)
 
 
@@ -206,29 +209,15 @@ class _DividedTokens:
 
     def _product(self, operation: Operation) -> Operation:
         """The product with m, n or k of [m, k] @ [k, n] divided: where the other two are a matrix of the model."""
-        *more, a, b = operation.inputs
-        out, share = operation.outputs[0], 1 / self._size
+        a, b = operation.inputs[-2:]
         m, k, n = *a.shape[-2:], b.shape[-1]
+        places: dict[Literal["m", "k", "n"], tuple[int, tuple[int, int]]]
         places = {"m": (m, (k, n)), "n": (n, (m, k)), "k": (k, (m, n))}
         tokens = [name for name, (size, _) in places.items() if size in self._rows]
         if not tokens:
             return operation
         name = next((name for name in tokens if places[name][1] in self._matrices), tokens[0])
-        if name == "m":
-            a, out = with_dim(a, -2, share), with_dim(out, -2, share)
-        elif name == "n":
-            b, out = with_dim(b, -1, share), with_dim(out, -1, share)
-        else:
-            a, b = with_dim(a, -1, share), with_dim(b, -2, share)
-        read, whole = (sum(map(bytes_of, each)) for each in ((*more, a, b), operation.inputs))
-        return dataclasses.replace(
-            operation,
-            inputs=(*more, a, b),
-            outputs=(out, *operation.outputs[1:]),
-            flops=round(operation.flops * share),
-            bytes_read=round(operation.bytes_read * read / max(1, whole)),
-            bytes_written=round(operation.bytes_written * out.numel / max(1, operation.outputs[0].numel)),
-        )
+        return divided_product(operation, name, 1 / self._size)
 
     def _attention(self, operation: Operation) -> Operation:
         """Queries of a part, keys and values of all tokens."""

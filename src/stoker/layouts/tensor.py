@@ -10,14 +10,24 @@ Not checked: that everything between two divided layers is divided as they are, 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from stoker.layouts.base import DividedUpdate, LayoutAxis, Traffic
 from stoker.layouts.local_state import local_bytes, with_local_state
 from stoker.layouts.rules import JobTraits
-from stoker.layouts.trace_division import PRODUCTS, STATE, bytes_of, in_rows, resized, scaled, with_dim, with_operations
+from stoker.layouts.trace_division import (
+    PRODUCTS,
+    STATE,
+    bytes_of,
+    divided_product,
+    in_rows,
+    scaled,
+    with_dim,
+    with_operations,
+    with_output_shares,
+)
 from stoker.records import Layout, Occurrence, Operation, Profile, TensorShape, Trace
 from stoker.records.profile import Division, ModelParts, Parameter
 
@@ -84,12 +94,7 @@ class TensorGroup(LayoutAxis):
         divided = _DividedLayers(trace, parts, layout.tensor, sequence=layout.sequence and is_cuda)
         factors = [divided.output_share(one) for one in trace.occurrences]
         local = with_local_state(trace, parts, layout, ("gradient", *STATE))
-        storages = tuple(
-            resized(one, math.ceil(one.num_bytes * factors[one.born]))
-            if one.category not in ("gradient", *STATE) and one.born >= 0 and factors[one.born] < 1
-            else one
-            for one in local.storages
-        )
+        storages = with_output_shares(local, factors)
         whole = max(1, sum(one.num_bytes for one in parts.parameters))
         share = sum(local_bytes(one, layout) for one in parts.parameters) / whole
         return with_operations(
@@ -209,31 +214,13 @@ class _DividedLayers:
         self, operation: Operation, division: Division, weight: tuple[int, ...], *, is_forward: bool
     ) -> Operation:
         """The product with m, k or n of [m, k] @ [k, n] divided: the layer's outputs (columns) or inputs (rows)."""
-        *more, a, b = operation.inputs
-        out = operation.outputs[0]
+        out = operation.outputs[0].shape[-2:]
+        dim: Literal["m", "k", "n"]
         if is_forward:
             dim = "n" if division == "columns" else "k"
-        elif sorted(out.shape[-2:]) == sorted(weight):
-            is_as_stored = out.shape[-2:] == tuple(weight)
+        elif sorted(out) == sorted(weight):
+            is_as_stored = out == tuple(weight)
             dim = "m" if (division == "columns") == is_as_stored else "n"
         else:
             dim = "k" if division == "columns" else "n"
-        share = self._share
-        if dim == "m":
-            a, out = with_dim(a, -2, share), with_dim(out, -2, share)
-        elif dim == "k":
-            a, b = with_dim(a, -1, share), with_dim(b, -2, share)
-        else:
-            b, out = with_dim(b, -1, share), with_dim(out, -1, share)
-            more = [with_dim(one, -1, share) if one.shape else one for one in more]
-        before = sum(one.numel for one in operation.inputs)
-        after = sum(one.numel for one in (*more, a, b))
-        written = out.numel / max(1, operation.outputs[0].numel)
-        return dataclasses.replace(
-            operation,
-            inputs=(*more, a, b),
-            outputs=(out, *operation.outputs[1:]),
-            flops=round(operation.flops * share),
-            bytes_read=round(operation.bytes_read * after / max(1, before)),
-            bytes_written=round(operation.bytes_written * written),
-        )
+        return divided_product(operation, dim, self._share)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 from stoker.records import Occurrence, Operation, Storage, TensorShape, Trace
 
@@ -67,6 +68,38 @@ def resized(storage: Storage, num_bytes: int) -> Storage:
         return storage
     return Storage(
         num_bytes=num_bytes, category=storage.category, born=storage.born, died=storage.died, block=storage.block
+    )
+
+
+def with_output_shares(trace: Trace, shares: Sequence[float]) -> tuple[Storage, ...]:
+    """The storages of a trace, each of those that do not outlive an update with its occurrence's share of its bytes."""
+    return tuple(
+        resized(one, math.ceil(one.num_bytes * shares[one.born]))
+        if one.category not in ("gradient", *STATE) and one.born >= 0 and shares[one.born] < 1
+        else one
+        for one in trace.storages
+    )
+
+
+def divided_product(operation: Operation, dim: Literal["m", "k", "n"], share: float) -> Operation:
+    """The product [m, k] @ [k, n] over a share of one of its dimensions; with n also of a term that is added."""
+    *more, a, b = operation.inputs
+    out = operation.outputs[0]
+    if dim == "m":
+        a, out = with_dim(a, -2, share), with_dim(out, -2, share)
+    elif dim == "k":
+        a, b = with_dim(a, -1, share), with_dim(b, -2, share)
+    else:
+        b, out = with_dim(b, -1, share), with_dim(out, -1, share)
+        more = [with_dim(one, -1, share) if one.shape else one for one in more]
+    read, whole = (sum(map(bytes_of, each)) for each in ((*more, a, b), operation.inputs))
+    return dataclasses.replace(
+        operation,
+        inputs=(*more, a, b),
+        outputs=(out, *operation.outputs[1:]),
+        flops=round(operation.flops * share),
+        bytes_read=round(operation.bytes_read * read / max(1, whole)),
+        bytes_written=round(operation.bytes_written * out.numel / max(1, operation.outputs[0].numel)),
     )
 
 

@@ -105,14 +105,14 @@ class OutputDirectory:
         """Number of bad rows in these parts [rows]."""
         return sum(len(read_lines(self._bad_path(number))) for number in parts)
 
-    def common_reasons(self, parts: Iterable[int], most: int = 3) -> list[tuple[str, int]]:
-        """The most frequent reasons, each with the column, and their counts."""
+    def common_reasons(self, parts: Iterable[int]) -> list[tuple[str, int]]:
+        """The three most frequent reasons, each with the column, and their counts."""
         counts: Counter[str] = Counter()
         for number in parts:
             for line in read_lines(self._bad_path(number)):
                 row = parsed(line)
                 counts[f"{row['column']} {row['reason']}".strip()] += 1
-        return counts.most_common(most)
+        return counts.most_common(3)
 
     def merge_bad_rows(self, num_parts: int) -> None:
         """Write one file of all bad rows, in the order of the parts; empty if there are none."""

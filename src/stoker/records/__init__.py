@@ -1,91 +1,64 @@
 """The nouns: frozen dataclasses of the standard library, each with a schema version, and one JSON codec."""
 
-from stoker.records.artifact import BATCH as BATCH
-from stoker.records.artifact import ArtifactSource as ArtifactSource
-from stoker.records.artifact import Datatype as Datatype
-from stoker.records.artifact import DynamicDim as DynamicDim
-from stoker.records.artifact import EngineName as EngineName
-from stoker.records.artifact import Manifest as Manifest
-from stoker.records.artifact import Proof as Proof
-from stoker.records.artifact import ServingPrecision as ServingPrecision
-from stoker.records.artifact import TensorSpec as TensorSpec
-from stoker.records.artifact import Tolerance as Tolerance
-from stoker.records.bottleneck import Achieved as Achieved
-from stoker.records.bottleneck import Bottleneck as Bottleneck
-from stoker.records.bottleneck import Bound as Bound
-from stoker.records.bottleneck import Kernel as Kernel
-from stoker.records.bottleneck import KernelTable as KernelTable
-from stoker.records.bottleneck import RankTimes as RankTimes
-from stoker.records.bottleneck import SampledUpdates as SampledUpdates
-from stoker.records.codec import digest as digest
-from stoker.records.codec import dumps as dumps
-from stoker.records.codec import from_json as from_json
-from stoker.records.codec import loads as loads
-from stoker.records.codec import to_json as to_json
-from stoker.records.data_check import CleanList as CleanList
-from stoker.records.data_check import Dropped as Dropped
-from stoker.records.device import FULL_PRECISIONS as FULL_PRECISIONS
-from stoker.records.device import Ceilings as Ceilings
-from stoker.records.device import Device as Device
-from stoker.records.device import Environment as Environment
-from stoker.records.device import Precision as Precision
-from stoker.records.device import Price as Price
-from stoker.records.hardware import Hardware as Hardware
-from stoker.records.hardware import MicroBenchmark as MicroBenchmark
-from stoker.records.hardware import Pace as Pace
-from stoker.records.hardware import Timing as Timing
-from stoker.records.launch import ENDED as ENDED
-from stoker.records.launch import Launch as Launch
-from stoker.records.launch import LaunchPhase as LaunchPhase
-from stoker.records.launch import LaunchState as LaunchState
-from stoker.records.layout import ONE_PROCESS as ONE_PROCESS
-from stoker.records.layout import Layout as Layout
-from stoker.records.layout import MeshAxis as MeshAxis
-from stoker.records.layout import Schedule as Schedule
-from stoker.records.plan import LARGEST_GRADIENT_ERROR as LARGEST_GRADIENT_ERROR
-from stoker.records.plan import Basis as Basis
-from stoker.records.plan import Breakdown as Breakdown
-from stoker.records.plan import Candidate as Candidate
-from stoker.records.plan import Decision as Decision
-from stoker.records.plan import Estimate as Estimate
-from stoker.records.plan import Forecast as Forecast
-from stoker.records.plan import Loader as Loader
-from stoker.records.plan import Malloc as Malloc
-from stoker.records.plan import Measurement as Measurement
-from stoker.records.plan import OptimizerOffload as OptimizerOffload
-from stoker.records.plan import OptimizerStates as OptimizerStates
-from stoker.records.plan import Plan as Plan
-from stoker.records.plan import Rejection as Rejection
-from stoker.records.plan import Share as Share
-from stoker.records.plan_schedule import PlanSwitch as PlanSwitch
-from stoker.records.profile import NOT_COMPARED as NOT_COMPARED
-from stoker.records.profile import Coupling as Coupling
-from stoker.records.profile import CouplingKind as CouplingKind
-from stoker.records.profile import Profile as Profile
-from stoker.records.progress import CheckpointManifest as CheckpointManifest
-from stoker.records.progress import Event as Event
-from stoker.records.progress import EventKind as EventKind
-from stoker.records.progress import FileDigest as FileDigest
-from stoker.records.progress import Position as Position
-from stoker.records.progress import StoredPiece as StoredPiece
-from stoker.records.progress import StoredTensor as StoredTensor
-from stoker.records.run import Calibration as Calibration
-from stoker.records.run import DataClass as DataClass
-from stoker.records.run import JobSpec as JobSpec
-from stoker.records.run import Quantity as Quantity
-from stoker.records.run import Report as Report
-from stoker.records.run import Run as Run
-from stoker.records.run import RunStatus as RunStatus
-from stoker.records.run import Verdict as Verdict
-from stoker.records.service import ServiceSettings as ServiceSettings
-from stoker.records.trace import Category as Category
-from stoker.records.trace import Occurrence as Occurrence
-from stoker.records.trace import Operation as Operation
-from stoker.records.trace import Phase as Phase
-from stoker.records.trace import Repetition as Repetition
-from stoker.records.trace import Segment as Segment
-from stoker.records.trace import Storage as Storage
-from stoker.records.trace import TensorShape as TensorShape
-from stoker.records.trace import Trace as Trace
-from stoker.records.trace import TraceSettings as TraceSettings
-from stoker.records.trace import Widened as Widened
+from stoker.records.artifact import (
+    BATCH,
+    ArtifactSource,
+    Datatype,
+    DynamicDim,
+    EngineName,
+    Manifest,
+    Proof,
+    ServingPrecision,
+    TensorSpec,
+    Tolerance,
+)
+from stoker.records.bottleneck import Achieved, Bottleneck, Bound, Kernel, KernelTable, RankTimes, SampledUpdates
+from stoker.records.codec import digest, dumps, from_json, loads, to_json
+from stoker.records.data_check import CleanList, Dropped
+from stoker.records.device import FULL_PRECISIONS, Ceilings, Device, Environment, Precision, Price
+from stoker.records.hardware import Hardware, MicroBenchmark, Pace, Timing
+from stoker.records.launch import ENDED, Launch, LaunchState
+from stoker.records.layout import ONE_PROCESS, Layout, MeshAxis, Schedule
+from stoker.records.plan import (
+    LARGEST_GRADIENT_ERROR,
+    Basis,
+    Breakdown,
+    Candidate,
+    Decision,
+    Estimate,
+    Forecast,
+    Loader,
+    Malloc,
+    Measurement,
+    OptimizerOffload,
+    OptimizerStates,
+    Plan,
+    Rejection,
+    Share,
+)
+from stoker.records.plan_schedule import PlanSwitch
+from stoker.records.profile import NOT_COMPARED, Coupling, CouplingKind, Profile
+from stoker.records.progress import (
+    CheckpointManifest,
+    Event,
+    EventKind,
+    FileDigest,
+    Position,
+    StoredPiece,
+    StoredTensor,
+)
+from stoker.records.run import Calibration, DataClass, JobSpec, Quantity, Report, Run, RunStatus, Verdict
+from stoker.records.service import ServiceSettings
+from stoker.records.trace import (
+    Category,
+    Occurrence,
+    Operation,
+    Phase,
+    Repetition,
+    Segment,
+    Storage,
+    TensorShape,
+    Trace,
+    TraceSettings,
+    Widened,
+)

@@ -51,7 +51,7 @@ class Finding:
     """One thing that was found.
 
     `id` names the sample (see `CleanList`), and is empty for what concerns a whole split, class or column, which
-    `where` names then. `beside` are the samples it was compared with: copies, neighbours, or examples. `measure`
+    `where` names then. `related` are the samples it was compared with: copies, neighbours, or examples. `measure`
     is how far out it is, in the unit that `detail` names; within a kind of fault, larger is worse.
     """
 
@@ -59,7 +59,7 @@ class Finding:
     gravity: Gravity
     id: str = ""
     where: str = ""
-    beside: tuple[str, ...] = ()
+    related: tuple[str, ...] = ()
     detail: str = ""
     measure: float | None = None
 
@@ -98,7 +98,7 @@ class DataCheck:
     `settings` are the options it was checked with, `took_s` how long that took [s].
     """
 
-    schema: ClassVar[int] = 1
+    schema: ClassVar[int] = 2
     source: str
     kind: DataKind
     made_at: str

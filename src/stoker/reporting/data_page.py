@@ -20,7 +20,7 @@ def pictured(check: DataCheck) -> tuple[str, ...]:
     names: dict[str, None] = {}
     for _, chosen, _ in _kinds(check):
         for finding in chosen[:_MOST_CARDS]:
-            names |= dict.fromkeys(name for name in (finding.id, *finding.beside[:_MAX_RELATED]) if name)
+            names |= dict.fromkeys(name for name in (finding.id, *finding.related[:_MAX_RELATED]) if name)
     return tuple(names)
 
 

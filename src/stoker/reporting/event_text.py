@@ -258,7 +258,9 @@ def closing_lines(finished: Event) -> list[str]:
     bottleneck, profile = finished.fields.get("bottleneck"), finished.fields.get("profile")
     lines = verdict_lines(from_json(bottleneck, Bottleneck)) if isinstance(bottleneck, Mapping) else []
     if isinstance(profile, Mapping) and isinstance(profile.get("files"), Mapping):
-        lines += file_lines(profile["files"], str(profile.get("folder", "")))
+        folder = profile.get("folder", "")
+        files = profile["files"].items()
+        lines += [f"{what}: {folder}/{name} (open {HOW_TO_OPEN.get(what, 'it')})" for what, name in files]
     return lines
 
 
@@ -269,11 +271,6 @@ HOW_TO_OPEN = {
     "memory snapshot": "at pytorch.org/memory_viz",
 }
 """How each file is opened."""
-
-
-def file_lines(files: Mapping[str, str], folder: str) -> list[str]:
-    """For the terminal: each file, by what it is, and how to open it."""
-    return [f"{what}: {folder}/{name} (open {HOW_TO_OPEN.get(what, 'it')})" for what, name in files.items()]
 
 
 def describe_study_event(event: StudyEvent) -> list[str]:

@@ -93,15 +93,7 @@ def blank_figure(x_title: str, *, y_format: str = "", from_zero: bool = False) -
     )
 
 
-def line_trace(
-    points: Sequence[Point],
-    name: str,
-    colour: str,
-    *,
-    width: float = 2.0,
-    markers: bool = False,
-    symbol: str = "circle",
-) -> Any:
+def line_trace(points: Sequence[Point], name: str, colour: str, *, width: float = 2.0, markers: bool = False) -> Any:
     """A trace; a single point is a marker, since a line of one point cannot be seen."""
     mode = "lines+markers" if markers else "lines"
     return go.Scatter(
@@ -111,7 +103,7 @@ def line_trace(
         mode=mode if len(points) > 1 else "markers",
         line={"color": light(colour), "width": width},
         cliponaxis=not markers,
-        marker={"color": light(colour), "size": 10 if symbol == "diamond" else 7, "symbol": symbol},
+        marker={"color": light(colour), "size": 7, "symbol": "circle"},
     )
 
 

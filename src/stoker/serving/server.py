@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import prometheus_client
@@ -422,9 +421,7 @@ class BackgroundServer:
             raise self._error
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
         if self._error is not None and error is None:

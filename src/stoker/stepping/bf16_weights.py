@@ -62,7 +62,8 @@ class Bf16Weights:
         if not self.is_on:
             return forward(*args, **kwargs)
         try:
-            with torch.autocast(_device_type(model), enabled=False):
+            device_type = next((parameter.device.type for parameter in model.parameters()), "cpu")
+            with torch.autocast(device_type, enabled=False):
                 return forward(*args, **kwargs)
         except RuntimeError as problem:
             if isinstance(problem, torch.OutOfMemoryError) or not _MIXED.search(str(problem)):
@@ -84,7 +85,3 @@ def is_cast(hook: Callable[..., Any]) -> bool:
 
 def _cast(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.bfloat16() if tensor.dtype == torch.float32 else tensor
-
-
-def _device_type(model: nn.Module) -> str:
-    return next((parameter.device.type for parameter in model.parameters()), "cpu")

@@ -31,11 +31,11 @@ from stoker.jobs.sync import Sync
 from stoker.loading.batches import Batch, Pass, Split
 from stoker.records import Coupling
 from stoker.stepping.diloco_exchange import (
+    CODECS,
     MessageFormat,
     PendingExchange,
     RunningStatistics,
     SiteProgress,
-    codec_of,
     fragments_of,
 )
 from stoker.stepping.layouts.base import Strategy
@@ -95,7 +95,7 @@ class OuterOptimizer:
         self.shared = SharedWeights(sync.outer_optimizer, start, self._statistics.read())
         sizes = [self.shared.statistics.numel()] + [0] * (sync.fragments - 1)
         self._forms = [
-            MessageFormat(codec_of(sync.compress), size, weights.numel(), weights.dtype)
+            MessageFormat(CODECS[sync.compress], size, weights.numel(), weights.dtype)
             for size, weights in zip(sizes, start, strict=True)
         ]
         self._done = SiteProgress(0, 0.0, torch.zeros((), dtype=torch.float64, device=start[0].device))

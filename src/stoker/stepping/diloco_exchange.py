@@ -82,12 +82,6 @@ class MessageFormat:
     num_values: int
     dtype: torch.dtype
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of a message."""
-        statistics = self.num_statistics * self.dtype.itemsize
-        return NOTE_BYTES + statistics + self.codec.num_bytes(self.num_values, self.dtype)
-
     def pack(self, note: torch.Tensor, statistics: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """A message (uint8) of a note (float64 [3 + signals]), statistics and values, on their device."""
         return torch.cat([note.view(torch.uint8), statistics.view(torch.uint8), self.codec.encode(values)])
@@ -142,10 +136,6 @@ _SCALE_BYTES = 4
 class Codec(Protocol):
     """Turns a flat tensor into bytes and back."""
 
-    def num_bytes(self, count: int, dtype: torch.dtype) -> int:
-        """Size of `count` encoded elements of `dtype` [bytes]."""
-        ...
-
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         """Floating values [N] as bytes (uint8), on their device."""
         ...
@@ -171,10 +161,6 @@ class IntegerCodec:
     def largest(self) -> int:
         """The largest of the integers [1]."""
         return (1 << (self.bits - 1)) - 1
-
-    def num_bytes(self, count: int, dtype: torch.dtype) -> int:
-        """As `Codec.num_bytes`."""
-        return _SCALE_BYTES * self._chunks(count) + -(-count * self.bits // 8)
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         """As `Codec.encode`. A chunk with a value that is not finite has a scale that is not."""
@@ -208,10 +194,6 @@ class IntegerCodec:
 class ExactCodec:
     """The values' own bytes, uncompressed."""
 
-    def num_bytes(self, count: int, dtype: torch.dtype) -> int:
-        """As `Codec.num_bytes`."""
-        return count * dtype.itemsize
-
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         """As `Codec.encode`."""
         return values.contiguous().view(torch.uint8)
@@ -223,11 +205,6 @@ class ExactCodec:
 
 CODECS: dict[Compression, Codec] = {"int8": IntegerCodec(8, 1024), "int4": IntegerCodec(4, 128), "none": ExactCodec()}
 """By a job's setting. With fewer bits fewer elements share a scale: those small next to the largest are lost."""
-
-
-def codec_of(compress: Compression) -> Codec:
-    """The codec of a job's setting."""
-    return CODECS[compress]
 
 
 @dataclass(frozen=True)

@@ -85,15 +85,10 @@ class NoiseMeter:
         self._squares[block] += square
         self.num_groups += 1
 
-    @property
-    def can_tell(self) -> bool:
-        """Whether every block has a group, and as many as the others."""
-        return self.num_groups > 0 and self.num_groups % BLOCKS == 0
-
     def read(self, trained_samples: int) -> tuple[NoiseScale, float]:
         """The estimate after that many samples of training, and the relative standard error of the scale's inverse.
 
-        Needs `can_tell`.
+        Every block needs a group, and as many as the others.
         """
         products = [[_dot(a, b) for b in self._sums[: block + 1]] for block, a in enumerate(self._sums)]
         signal, variance = self._moments(products, leaving_out=None)

@@ -251,23 +251,54 @@ def append_line(
     if "\n" in line:
         raise ValueError(f"one line at a time, got {line!r}")
     data = printable(line).encode() + b"\n"
-    with disk_errors(path, what or path.name, needed_bytes=len(data), error=error):
-        descriptor = disk().open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        try:
-            with suppress(LocksUnsupported):  # then only one process at a time may append
-                wait_lock(descriptor)
-            end = _drop_torn_line(descriptor)
-            try:
+    with (
+        disk_errors(path, what or path.name, needed_bytes=len(data), error=error),
+        _open_log(path) as descriptor,
+        _whole_or_not(descriptor, _drop_torn_line(descriptor)),
+    ):
+        _write_all(descriptor, data)
+        if is_durable:
+            disk().sync(descriptor)
+            disk().sync_directory(path.parent)  # the log's name may be as new as the line
+
+
+def append_at(path: Path, offset: int, data: bytes, *, what: str, error: type[StokerError] = RunFailed) -> bool:
+    """Add bytes to a log of `offset` bytes, all or none; False where it has another size by now.
+
+    Raises:
+        StokerError: `error`, with a remedy, if the disk does not take them.
+    """
+    with disk_errors(path, what, needed_bytes=len(data), error=error):
+        make_directories(path.parent)
+        with _open_log(path) as descriptor:
+            if os.lseek(descriptor, 0, os.SEEK_END) != offset:
+                return False
+            with _whole_or_not(descriptor, offset):
                 _write_all(descriptor, data)
-                if is_durable:
-                    disk().sync(descriptor)
-                    disk().sync_directory(path.parent)  # the log's name may be as new as the line
-            except BaseException:
-                with suppress(OSError):
-                    disk().truncate(descriptor, end)
-                raise
-        finally:
-            os.close(descriptor)
+    return True
+
+
+@contextmanager
+def _open_log(path: Path) -> Iterator[int]:
+    """The descriptor of a log that is appended to, locked for this process where locks work."""
+    descriptor = disk().open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    try:
+        with suppress(LocksUnsupported):  # then only one process at a time may append
+            wait_lock(descriptor)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _whole_or_not(descriptor: int, end: int) -> Iterator[None]:
+    """Cut a log back to `end` [bytes] if what is appended in the block fails."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            disk().truncate(descriptor, end)
+        raise
 
 
 def read_lines(path: Path) -> list[bytes]:

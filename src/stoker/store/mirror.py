@@ -19,7 +19,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from stoker.errors import BadRun, StokerError, first_line
@@ -103,9 +102,7 @@ class Mirror:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Send the rest, for a bounded time; the run itself is safe on the disk here."""
         self._closing.set()
         self._wake.set()
@@ -168,17 +165,14 @@ class Mirror:
             self._there = self.remote.files(self._name)
         store = CheckpointStore(self.directory.checkpoints)
         names = store.names()  # before the records: a checkpoint goes on under the plans in them
-        self._send_records()
+        for pattern in RECORDS:
+            for path in sorted(self.directory.path.glob(pattern)):
+                self._send_changed(path, path.relative_to(self.directory.path).as_posix())
         self._send_log()
         for name in reversed(names):
             self._send_checkpoint(store, name)
         self._send_changed(self.directory.checkpoints / BEST, f"checkpoints/{BEST}")
         self._delete_old(set(store.names()))
-
-    def _send_records(self) -> None:
-        for pattern in RECORDS:
-            for path in sorted(self.directory.path.glob(pattern)):
-                self._send_changed(path, path.relative_to(self.directory.path).as_posix())
 
     def _send_changed(self, path: Path, file: str) -> None:
         """Send a record whose size or time of change differs from what was sent; kept weights are never changed."""

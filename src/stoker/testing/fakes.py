@@ -27,7 +27,6 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from stoker.records import Device
@@ -145,9 +144,7 @@ class FaultyDisk(Disk):
         self._stack.enter_context(installed(self))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Give the place back."""
         self._stack.close()
 
@@ -272,9 +269,7 @@ class PowerCutAt(Disk):
         self._stack.enter_context(installed(self))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, _error: object, _trace: object) -> bool:
         """Cut the power if it is still on, restore the real disk, and swallow PowerCut."""
         if not self.is_off and self.at is not None and kind is None:
             self._cut()

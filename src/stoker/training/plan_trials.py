@@ -178,7 +178,9 @@ class PlanTrials:
             return
         took_s, left = self._clock() - self._mark, self._total - position.updates
         if self._num_compared == 1 and not self._evaluate_s:
-            self._evaluate_s = self._timed_evaluation()
+            # Of one held-out sample [s]: a set that cannot be evaluated fails at once, not after an epoch.
+            with self._nothing_changed():
+                self._evaluate_s = max(1e-12, evaluation_time(self._step, self._prepared.data, self._clock))
         if left <= 0 or self._num_compared < COMPARED:
             return
         if self._turn is not None and self._turn.plan != self._step.plan:  # memory ran out under the safe plan
@@ -419,11 +421,6 @@ class PlanTrials:
                 yield
             finally:
                 snapshot.restore()
-
-    def _timed_evaluation(self) -> float:
-        """Time to evaluate a held-out sample [s]: a set that cannot be evaluated fails at once, not after an epoch."""
-        with self._nothing_changed():
-            return max(1e-12, evaluation_time(self._step, self._prepared.data, self._clock))
 
     def _settle(self, position: Position) -> None:
         """Go on under the fastest plan, with a forecast by its times."""

@@ -83,13 +83,9 @@ def _evaluate(session: TrainingSession, samples: Samples, split: str) -> tuple[d
     return metrics, watcher
 
 
+@doing("writing the weights and the report")
 def finish_run(session: TrainingSession, metrics: dict[str, float], peak_bytes: int) -> Run:
     """Write weights, report and at last the record: a run is finished once all of it is written."""
-    with doing("writing the weights and the report"):
-        return _finish_run(session, metrics, peak_bytes)
-
-
-def _finish_run(session: TrainingSession, metrics: dict[str, float], peak_bytes: int) -> Run:
     directory, telemetry = session.directory, session.loop.telemetry
     first, last = session.loop.losses
     if first is not None and last is not None and last - first > _DIVERGED * abs(first):

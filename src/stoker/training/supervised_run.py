@@ -46,8 +46,7 @@ def train_supervised(
     """
     plan = decision.chosen.plan
     entry = require_file(prepared.entry, plan.layout.world_size)
-    settings = [word for name, text in entry.settings.items() for word in ("--set", f"{name}={text}")]
-    command = [sys.executable, "-m", "stoker", "take-part", str(directory.path), str(entry.path), *settings]
+    command = [sys.executable, "-m", "stoker", "take-part", str(directory.path), str(entry.path), *entry.setting_words]
     if slice_ is not None:
         command += ["--slice", str(slice_.for_workers())]
 

@@ -76,15 +76,8 @@ def restart(row: Row, *, is_fork: bool) -> str:
         raise BadRun(f"{started.job_file} is gone", remedy="Resume it from a shell.")
     settings = [word for name, value in spec.parameters.items() for word in ("--set", f"{name}={exact_setting(value)}")]
     run = str(row.path.resolve())
-    command = [
-        sys.executable,
-        "-m",
-        "stoker",
-        "train",
-        started.job_file,
-        *settings,
-        *(("--fork", run) if is_fork else ("--resume", run)),
-    ]
+    begin = "--fork" if is_fork else "--resume"
+    command = [sys.executable, "-m", "stoker", "train", started.job_file, *settings, begin, run]
     folder = cache_root() / "ui"
     make_directories(folder)
     output = folder / f"{row.path.name[:80]}-{os.getpid()}.log"

@@ -6,13 +6,14 @@ import math
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from stoker.devices import attached_devices
 from stoker.errors import BadRun, StokerError
 from stoker.records import Candidate, Decision, loads, to_json
-from stoker.records.codec import JSON
+from stoker.records.codec import JSON, Record
 from stoker.records.data_check import CleanList, DataCheck
 from stoker.records.study import StudyForecast, StudySettings
 from stoker.reporting.data_page import render_data_page
@@ -21,10 +22,12 @@ from stoker.store.foreign_files import read_below
 from stoker.store.run_query import value_of
 from stoker.web.run_index import Row, RunIndex, read_json
 
+R = TypeVar("R", bound=Record)
+
 _MOST_BYTES = 64 * 2**20
 
 
-def _read(root: Path, name: str, kind: type, what: str) -> object:
+def _read(root: Path, name: str, kind: type[R], what: str) -> R:
     content = read_below(root, name, _MOST_BYTES)
     if content is None:
         raise BadRun(f"{what} is gone: {short(name)}.")
@@ -47,7 +50,6 @@ def study_document(index: RunIndex, study: str) -> dict[str, JSON]:
         raise BadRun(f"there is no study {short(study)!r} here")
     root, name = index.studies[study]
     settings = _read(root, f"{name}/study.json", StudySettings, "the study")
-    assert isinstance(settings, StudySettings)
     prefix = f"{study}/trials/"
     rows = [row for row in index.rows.values() if row.id.startswith(prefix)]
     trials = [_trial(row, settings) for row in rows]
@@ -165,7 +167,6 @@ def plan_document(index: RunIndex, plan: str) -> dict[str, JSON]:
     else:
         raise BadRun(f"there is no plan {short(plan)!r} here")
     decision = _read(root, name, Decision, "the plan")
-    assert isinstance(decision, Decision)
     return {
         "name": short(plan),
         "device": short(decision.device),
@@ -227,7 +228,6 @@ def checks_known(index: RunIndex) -> list[dict[str, JSON]]:
         except StokerError as problem:
             documents.append({"id": check, "problem": short(problem, 300)})
             continue
-        assert isinstance(found, DataCheck)
         gravities = [finding.gravity for finding in found.findings]
         documents.append(
             {
@@ -252,12 +252,10 @@ def check_html(index: RunIndex, check: str) -> str:
         raise BadRun(f"there is no data check {short(check)!r} here")
     root, name = index.checks[check]
     found = _read(root, f"{name}/check.json", DataCheck, "the data check")
-    assert isinstance(found, DataCheck)
     try:
         clean = _read(root, f"{name}/clean.json", CleanList, "its clean list")
     except StokerError:
         clean = CleanList(source=found.source, made_at=found.made_at, kept=found.num_samples)
-    assert isinstance(clean, CleanList)
     return render_data_page(found, clean, {}, layout="fragment")
 
 

@@ -619,7 +619,7 @@ def describe(row: Row, stamp: tuple[int, ...] = ()) -> tuple[dict[str, JSON], di
         "wall_s": wall_s,
         "metric": [short(headline[0], 60), _finite(headline[1])] if headline else None,
         "loss": _finite(as_number(last.get("loss"))),
-        "has_nan": _has_nan(row),
+        "has_nan": bool(row.curve) and not math.isfinite(row.curve[-1][2]),
         "samples_per_s": _finite(as_number(last.get("samples_per_s"))),
         "resident_bytes": _finite(as_number(last.get("resident_bytes"))),
         "allocated_bytes": _finite(as_number(last.get("allocated_bytes"))),
@@ -647,10 +647,6 @@ def _cost(row: Row, known: _Records, wall_s: float) -> float | None:
     spent = spent_of(launch, last)
     is_known = launch.spent is not None and not launch.is_going_on
     return _finite(spent if is_known else max(spent or 0.0, trained or 0.0))
-
-
-def _has_nan(row: Row) -> bool:
-    return bool(row.curve) and not math.isfinite(row.curve[-1][2])
 
 
 def _count(value: JSON) -> int:

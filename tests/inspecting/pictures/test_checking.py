@@ -18,7 +18,7 @@ def _noise(rows: int, seed: int = 0) -> np.ndarray:
 
 
 def _told(checked: Checked, fault: str) -> list[tuple[str, tuple[str, ...]]]:
-    return [(one.id, one.beside) for one in checked.findings if one.fault == fault]
+    return [(one.id, one.related) for one in checked.findings if one.fault == fault]
 
 
 def test_the_test_split_keeps_what_leaks(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_contradiction_is_told_beside_what_it_contradicts(tmp_path: Path) -> N
     """A row with the same target is a duplicate, and no contradiction."""
     rows = [*ROWS, "7,a,no", "7,a,no", "7,a,yes"]
     found = _checked(tmp_path, {"t.csv": HEAD + "\n".join(rows)}).findings
-    told = {one.id: (one.beside, one.detail.split(",")[0]) for one in found if one.fault == "contradiction"}
+    told = {one.id: (one.related, one.detail.split(",")[0]) for one in found if one.fault == "contradiction"}
     assert told == {
         "t.csv:60": (("t.csv:62",), "another 'label' than t.csv:62"),
         "t.csv:61": (("t.csv:62",), "another 'label' than t.csv:62"),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker.stepping.diloco_exchange import MessageFormat, PendingExchange, SiteProgress, codec_of
+from stoker.stepping.diloco_exchange import CODECS, MessageFormat, PendingExchange, SiteProgress
 from stoker.stepping.world import ALONE, SIGNALS
 
 
@@ -12,11 +12,11 @@ from stoker.stepping.world import ALONE, SIGNALS
 @pytest.mark.parametrize("statistics", [0, 3])
 def test_a_message_holds_what_was_put_in(dtype: torch.dtype, count: int, statistics: int) -> None:
     """Note, statistics and values come out of as many bytes as promised, wherever they lie in them."""
-    form = MessageFormat(codec_of("none"), statistics, count, dtype)
+    form = MessageFormat(CODECS["none"], statistics, count, dtype)
     note = torch.cat([torch.tensor([48.0, 1.5, 0.25]), torch.ones(len(SIGNALS))]).double()
     means, values = torch.randn(statistics, dtype=dtype), torch.randn(count, dtype=dtype)
     message = form.pack(note, means, values)
-    assert message.numel() == form.num_bytes
+    assert message.numel() == 8 * (3 + len(SIGNALS)) + (statistics + count) * dtype.itemsize
     found = form.note(message)
     assert (found.samples, found.loss_sum, found.seconds) == (48.0, 1.5, 0.25)
     assert found.signals == (1.0,) * len(SIGNALS)

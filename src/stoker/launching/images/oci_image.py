@@ -200,8 +200,7 @@ def build_image(
     ]
     slug = re.sub(r"[^a-z0-9._-]+", "-", (options.name or job_file.stem).lower()).strip("-._") or "job"
     reference = f"localhost/{slug}:{tree_digest(code.files)[:12]}"
-    settings = [word for name, text in entry.settings.items() for word in ("--set", f"{name}={text}")]
-    command = ("train", job_file.resolve().relative_to(root).as_posix(), *settings)
+    command = ("train", job_file.resolve().relative_to(root).as_posix(), *entry.setting_words)
     with disk_errors(out, "the image", option="-o FILE"):
         make_directories(out.parent)
         aside = aside_path(out)
@@ -297,7 +296,9 @@ def _environment(packages: Mapping[str, str], notes: list[str]) -> _Contents:
         notes.append(
             f"not here, so not in the image: {', '.join(libraries.missing)} (drivers give theirs when it runs)"
         )
-    large = {name: files for name, files in by_package.items() if _num_bytes(files) > _OWN_LAYER_BYTES}
+    large = {
+        name: files for name, files in by_package.items() if sum(file.num_bytes for file in files) > _OWN_LAYER_BYTES
+    }
     small = [file for name, files in by_package.items() if name not in large for file in files]
     contents: _Contents = [
         ("the system's libraries", [*libraries.files, *_system_files()]),
@@ -413,10 +414,6 @@ def _folder(path: str) -> TreeFile:
 
 def _below(folder: str, files: Iterable[TreeFile]) -> list[TreeFile]:
     return [replace(file, path=f"{folder}/{file.path}") for file in files]
-
-
-def _num_bytes(files: Iterable[TreeFile]) -> int:
-    return sum(file.num_bytes for file in files)
 
 
 def _architecture() -> str:

@@ -88,10 +88,10 @@ class SystemLibraries:
         )
 
 
-def loader_folders(configuration: Path = Path("/etc/ld.so.conf")) -> tuple[str, ...]:
+def loader_folders() -> tuple[str, ...]:
     """The folders in which the dynamic loader looks: those of its configuration, then its own."""
     folders: list[str] = []
-    waiting = [str(configuration)]
+    waiting = ["/etc/ld.so.conf"]
     while waiting:
         try:
             lines = Path(waiting.pop(0)).read_text(encoding="utf-8").splitlines()

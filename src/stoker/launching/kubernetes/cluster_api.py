@@ -66,6 +66,17 @@ class AlreadyThere(PlaceFailed):
     """An object of that name exists."""
 
 
+def new_object(api: str, kind: str, metadata: Object, **fields: Any) -> Object:
+    """An object as `kubectl apply` takes it."""
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, **fields}
+
+
+def reference_to(stored: Object) -> Object:
+    """The owner reference that makes another object belong to this one."""
+    about = stored["metadata"]
+    return {"apiVersion": stored["apiVersion"], "kind": stored["kind"], "name": about["name"], "uid": about["uid"]}
+
+
 def contexts() -> tuple[dict[str, str], str]:
     """Contexts of the kubeconfig with their namespaces, by name, and the current one; empty where there is no file.
 

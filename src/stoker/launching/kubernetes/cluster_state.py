@@ -41,6 +41,11 @@ def condition(thing: Object, kind: str) -> dict[str, Any] | None:
     return None
 
 
+def has_ended(owner: Object) -> bool:
+    """Whether a Job, JobSet or TrainJob is done or has failed."""
+    return any(condition(owner, kind) for kind in ("Complete", "Completed", "Failed"))
+
+
 def state_of(owner: Object, pods: Sequence[Object], workload: Object | None = None, position: str = "") -> LaunchState:
     """The state of a run.
 
@@ -87,13 +92,14 @@ def _evidence(thing: Object, entry: dict[str, Any]) -> str:
 
 def _restarts(owner: Object, pods: Sequence[Object]) -> int:
     """Pods after the first of each host, that this server still knows of [count]."""
-    hosts = {_host(pod) for pod in pods}
+    hosts = {host_of(pod) for pod in pods}
     return max(len(pods) - len(hosts), int(owner.get("status", {}).get("restarts") or 0), 0)
 
 
-def _host(pod: Object) -> str:
+def host_of(pod: Object) -> int:
+    """The number of the host that a pod of a run is."""
     annotations = pod["metadata"].get("annotations") or {}
-    return str(annotations.get("batch.kubernetes.io/job-completion-index", "0"))
+    return int(annotations.get("batch.kubernetes.io/job-completion-index", "0"))
 
 
 def _terminated(pod: Object) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from stoker.devices import catalogue
 from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable, StokerError, nearest
 from stoker.launching.bundle import require_sendable, secret_values, sending_text
 from stoker.launching.kubernetes import cluster_state
-from stoker.launching.kubernetes.cluster_api import AlreadyThere, ClusterApi, Object, connect, contexts
+from stoker.launching.kubernetes.cluster_api import AlreadyThere, ClusterApi, Object, connect, contexts, reference_to
 from stoker.launching.kubernetes.cluster_nodes import survey, wanted_pool
 from stoker.launching.kubernetes.manifests import (
     APIS,
@@ -183,7 +183,7 @@ class KubernetesLauncher(Launcher):
             cluster, pool = _cluster(api), wanted_pool(survey(api), target)
         except (PlaceFailed, NoDevice) as error:
             note = f"# For Kubernetes 1.37, since no cluster was asked: {error.message}\n"
-        names = dict.fromkeys(_secret_names(submission), "")
+        names = dict.fromkeys(submission.secrets, "") | ({"STOKER_SECRET": ""} if target.num_nodes > 1 else {})
         objects = run_objects(submission, settings, cluster, pool, names, submitted_at="(when it starts)")
         documents = [*([objects.claim] if objects.claim else []), *objects.owned, objects.owner]
         for document in documents:
@@ -203,7 +203,7 @@ class KubernetesLauncher(Launcher):
             values["STOKER_SECRET"] = random.token_hex(32)
         pool = wanted_pool(survey(api), target)
         objects = run_objects(submission, settings, _cluster(api), pool, values, submitted_at=utc_now("milliseconds"))
-        require_sendable((submission.stoker, submission.code, *submission.data), submission.send_limit)
+        require_sendable(submission.bundles, submission.send_limit)
         handle = _handle(submission, settings, objects, pool)
         if (going := _make_room(api, objects, submission.owner)) is not None:
             return {**handle, "uid": going}
@@ -213,8 +213,8 @@ class KubernetesLauncher(Launcher):
         release, stored = _hold_back(owner), None
         try:
             stored = api.create(owner)
-            reference = _reference(stored)
-            tell(sending_text((submission.stoker, submission.code, *submission.data), f"namespace {api.namespace}"))
+            reference = reference_to(stored)
+            tell(sending_text(submission.bundles, f"namespace {api.namespace}"))
             for thing in objects.owned:
                 thing["metadata"]["ownerReferences"] = [reference]
                 api.create(thing)
@@ -241,12 +241,12 @@ class KubernetesLauncher(Launcher):
         """From the Job, its pods, and Kueue's Workload; `unknown` while the server does not answer."""
         try:
             api = _open(handle)
-            owner = api.find(handle["kind"], handle["name"], api=APIS[handle["kind"]])
+            owner = _owner(api, handle)
             if owner is None or owner["metadata"].get("uid") != handle.get("uid", owner["metadata"].get("uid")):
                 why = "its Job is not there any more: stopped, or deleted after its end"
                 return seen_now("stopped", why, f"{handle['kind']} {handle['name']}: not found")
             owner["kind"] = handle["kind"]
-            pods = api.objects("Pod", f"{selector(handle['name'])},app.kubernetes.io/component=training")
+            pods = api.objects("Pod", selector(handle["name"], "training"))
             queue = (owner["metadata"].get("labels") or {}).get(QUEUE_LABEL, "")
             workload = _workload(api, owner) if queue and owner["spec"].get("suspend") else None
             position = _position(api, queue, workload["metadata"]["name"]) if workload is not None else ""
@@ -265,9 +265,9 @@ class KubernetesLauncher(Launcher):
     def events(self, handle: Handle, offset: int) -> bytes:
         """The run's log from `offset` on; where no pod of the run is there, one for files alone reads it."""
         api = _open(handle)
-        owner = api.find(handle["kind"], handle["name"], api=APIS[handle["kind"]])
-        has_ended = owner is None or any(cluster_state.condition(owner, c) for c in ("Complete", "Completed", "Failed"))
-        volume = RunVolume(api, handle["name"], handle["pod"], None if owner is None else _reference(owner))
+        owner = _owner(api, handle)
+        has_ended = owner is None or cluster_state.has_ended(owner)
+        volume = RunVolume(api, handle["name"], handle["pod"], None if owner is None else reference_to(owner))
         return volume.read(f"runs/{handle['run']}/events.jsonl", offset, may_visit=has_ended)
 
     def stop(self, handle: Handle) -> None:
@@ -277,7 +277,7 @@ class KubernetesLauncher(Launcher):
             RunVolume(api, handle["name"], handle["pod"], None).touch(f"runs/{handle['run']}/launch/stop")
         api.delete(handle["kind"], handle["name"], api=APIS[handle["kind"]])
         until = time.monotonic() + _STOP_PATIENCE_S
-        while remaining := api.objects("Pod", f"{selector(handle['name'])},app.kubernetes.io/component=training"):
+        while remaining := api.objects("Pod", selector(handle["name"], "training")):
             if time.monotonic() > until:
                 raise PlaceFailed(
                     f"Pod {remaining[0]['metadata']['name']} is still being ended after {_STOP_PATIENCE_S:g} s.",
@@ -288,8 +288,8 @@ class KubernetesLauncher(Launcher):
     def fetch(self, handle: Handle, into: Path) -> None:
         """The run's directory on the volume."""
         api = _open(handle)
-        owner = api.find(handle["kind"], handle["name"], api=APIS[handle["kind"]])
-        volume = RunVolume(api, handle["name"], handle["pod"], None if owner is None else _reference(owner))
+        owner = _owner(api, handle)
+        volume = RunVolume(api, handle["name"], handle["pod"], None if owner is None else reference_to(owner))
         try:
             volume.fetch(f"runs/{handle['run']}", into)
         finally:
@@ -319,12 +319,13 @@ def _open(handle: Handle) -> ClusterApi:
     return connect(handle["context"], handle["namespace"])
 
 
+def _owner(api: ClusterApi, handle: Handle) -> Object | None:
+    """The run's Job, JobSet or TrainJob; None if it is not there any more."""
+    return api.find(handle["kind"], handle["name"], api=APIS[handle["kind"]])
+
+
 def _cluster(api: ClusterApi) -> Cluster:
     return Cluster(api.version, api.groups)
-
-
-def _secret_names(submission: Submission) -> list[str]:
-    return [*submission.secrets, *(["STOKER_SECRET"] if submission.target.num_nodes > 1 else [])]
 
 
 def _storage(api: ClusterApi, settings: ClusterOptions, facts: dict[str, str]) -> list[str]:
@@ -410,12 +411,6 @@ def _handle(submission: Submission, settings: ClusterOptions, objects: RunObject
     }
 
 
-def _reference(stored: Object) -> Object:
-    """The owner reference that makes another object belong to this one."""
-    about = stored["metadata"]
-    return {"apiVersion": stored["apiVersion"], "kind": stored["kind"], "name": about["name"], "uid": about["uid"]}
-
-
 def _hold_back(owner: Object) -> Object:
     """Change a manifest so that nothing starts yet; the patch that lets it go."""
     labels, spec = owner["metadata"]["labels"], owner["spec"]
@@ -448,7 +443,7 @@ def _make_room(api: ClusterApi, objects: RunObjects, owner: str) -> str | None:
             f"{annotations.get(_OWNER) or 'not made by Stoker'}.",
             remedy="Give the run another name: --run-dir runs/NAME.",
         )
-    has_ended = any(cluster_state.condition(there, c) for c in ("Complete", "Completed", "Failed"))
+    has_ended = cluster_state.has_ended(there)
     # A start that was killed before it let its Job go has left one that would wait for ever.
     if not has_ended and _RELEASED in annotations and not there["metadata"].get("deletionTimestamp"):
         return str(there["metadata"]["uid"])

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from stoker.errors import BadSetting, PlaceFailed, StokerError
 from stoker.launching import parse_target
-from stoker.launching.kubernetes.cluster_api import ClusterApi, Object, connect
+from stoker.launching.kubernetes.cluster_api import ClusterApi, Object, connect, new_object, reference_to
 from stoker.launching.kubernetes.manifests import MANAGER, SECURITY, labels, object_name, pod_rights
 from stoker.launching.launcher import LaunchTarget, require_known
 
@@ -151,12 +151,7 @@ def _apply(api: ClusterApi, objects: Sequence[Object], *, is_new: bool) -> None:
     """Apply the Deployment, then what belongs to it; what a first start that fails has made is deleted."""
     owner, *owned = objects
     stored = api.apply(owner)
-    reference = {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "name": stored["metadata"]["name"],
-        "uid": stored["metadata"]["uid"],
-    }
+    reference = reference_to(stored)
     try:
         for thing in owned:
             name = thing["metadata"]["name"]
@@ -186,15 +181,10 @@ def service_objects(deployment: Deployment, target: LaunchTarget, groups: frozen
     name, namespace = deployment.name, target.address.rpartition("/")[2]
     about = {"name": name, "labels": labels(name, "serving")}
     key = f"metrics:{random.token_hex(16)}"
+    keys = {"admin": f"{key}\n", "token": key.partition(":")[2]}
     objects: list[Object] = [
         _deployment(deployment, about),
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": about,
-            "type": "Opaque",
-            "stringData": {"admin": f"{key}\n", "token": key.partition(":")[2]},
-        },
+        new_object("v1", "Secret", about, type="Opaque", stringData=keys),
         _service(about),
     ]
     if MONITORING in groups:
@@ -215,27 +205,16 @@ def _deployment(deployment: Deployment, about: Object) -> Object:
         volumes.append({"name": "models", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
         mounts.append({"name": "models", "mountPath": MODELS, "readOnly": True})
         models = tuple(f"{MODELS}/{path.lstrip('/')}" for path in models)
-    command = [
-        "python3",
-        "-m",
-        "stoker",
-        "serve",
-        *models,
-        "--host",
-        EVERYWHERE,
-        "--http-port",
-        str(HTTP_PORT),
-        "--grpc-port",
-        str(GRPC_PORT),
-        "--admin-host",
-        EVERYWHERE,
-        "--admin-port",
-        str(ADMIN_PORT),
-        "--admin-keys",
-        f"{KEYS}/admin",
-        "--grace",
-        str(GRACE_S),
-    ]  # in a pod
+    own = {
+        "--host": EVERYWHERE,
+        "--http-port": HTTP_PORT,
+        "--grpc-port": GRPC_PORT,
+        "--admin-host": EVERYWHERE,
+        "--admin-port": ADMIN_PORT,
+        "--admin-keys": f"{KEYS}/admin",
+        "--grace": GRACE_S,
+    }
+    command = ["python3", "-m", "stoker", "serve", *models, *(str(word) for pair in own.items() for word in pair)]
     command += [word for override in deployment.overrides for word in ("--set", override)]
     container = {
         "name": "serve",
@@ -269,7 +248,7 @@ def _deployment(deployment: Deployment, about: Object) -> Object:
     }
     if deployment.low == deployment.high:  # else the autoscaler's
         spec["replicas"] = deployment.low
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": about, "spec": spec}
+    return new_object("apps/v1", "Deployment", about, spec=spec)
 
 
 def _probe(what: str, *, period_s: int, failures: int) -> Object:
@@ -286,12 +265,7 @@ def _service(about: Object) -> Object:
         {"name": "http", "port": HTTP_PORT, "targetPort": "http"},
         {"name": "grpc", "port": GRPC_PORT, "targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"},
     ]
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": about,
-        "spec": {"selector": about["labels"], "ports": ports},
-    }
+    return new_object("v1", "Service", about, spec={"selector": about["labels"], "ports": ports})
 
 
 def _pod_monitor(about: Object) -> Object:
@@ -300,12 +274,8 @@ def _pod_monitor(about: Object) -> Object:
         "path": "/metrics",
         "authorization": {"credentials": {"name": about["name"], "key": "token"}},
     }
-    return {
-        "apiVersion": MONITORING,
-        "kind": "PodMonitor",
-        "metadata": about,
-        "spec": {"selector": {"matchLabels": about["labels"]}, "podMetricsEndpoints": [endpoint]},
-    }
+    spec = {"selector": {"matchLabels": about["labels"]}, "podMetricsEndpoints": [endpoint]}
+    return new_object(MONITORING, "PodMonitor", about, spec=spec)
 
 
 def _autoscaler(deployment: Deployment, about: Object, namespace: str, groups: frozenset[str]) -> Object:
@@ -317,37 +287,25 @@ def _autoscaler(deployment: Deployment, about: Object, namespace: str, groups: f
                 "With 0 replicas nothing would wake the service: the cluster has no HTTP add-on of KEDA.",
                 remedy=f"--scale 1..{deployment.high}, or install the add-on.",
             )
-        return {
-            "apiVersion": KEDA_HTTP,
-            "kind": "HTTPScaledObject",
-            "metadata": about,
-            "spec": {
-                "hosts": [options.get("host") or f"{name}.{namespace}"],
-                "scaleTargetRef": {**scaled, "service": name, "port": HTTP_PORT},
-                "replicas": {"min": 0, "max": deployment.high},
-                "scaledownPeriod": 300,
-                "scalingMetric": {"concurrency": {"targetValue": QUEUED_ROWS}},
-            },
+        spec: Object = {
+            "hosts": [options.get("host") or f"{name}.{namespace}"],
+            "scaleTargetRef": {**scaled, "service": name, "port": HTTP_PORT},
+            "replicas": {"min": 0, "max": deployment.high},
+            "scaledownPeriod": 300,
+            "scalingMetric": {"concurrency": {"targetValue": QUEUED_ROWS}},
         }
+        return new_object(KEDA_HTTP, "HTTPScaledObject", about, spec=spec)
     if (server := options.get("prometheus")) and KEDA in groups:
         query = f'sum(stoker_queue_rows{{namespace="{namespace}",pod=~"{name}-.*"}})'
-        return {
-            "apiVersion": KEDA,
-            "kind": "ScaledObject",
-            "metadata": about,
-            "spec": {
-                "scaleTargetRef": scaled,
-                "minReplicaCount": deployment.low,
-                "maxReplicaCount": deployment.high,
-                "cooldownPeriod": 300,
-                "triggers": [
-                    {
-                        "type": "prometheus",
-                        "metadata": {"serverAddress": server, "query": query, "threshold": str(QUEUED_ROWS)},
-                    }
-                ],
-            },
+        about_query = {"serverAddress": server, "query": query, "threshold": str(QUEUED_ROWS)}
+        spec = {
+            "scaleTargetRef": scaled,
+            "minReplicaCount": deployment.low,
+            "maxReplicaCount": deployment.high,
+            "cooldownPeriod": 300,
+            "triggers": [{"type": "prometheus", "metadata": about_query}],
         }
+        return new_object(KEDA, "ScaledObject", about, spec=spec)
     metric: Object = {
         "type": "Resource",
         "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 70}},
@@ -360,14 +318,10 @@ def _autoscaler(deployment: Deployment, about: Object, namespace: str, groups: f
                 "target": {"type": "AverageValue", "averageValue": str(QUEUED_ROWS)},
             },
         }
-    return {
-        "apiVersion": "autoscaling/v2",
-        "kind": "HorizontalPodAutoscaler",
-        "metadata": about,
-        "spec": {
-            "scaleTargetRef": scaled,
-            "minReplicas": deployment.low,
-            "maxReplicas": deployment.high,
-            "metrics": [metric],
-        },
+    spec = {
+        "scaleTargetRef": scaled,
+        "minReplicas": deployment.low,
+        "maxReplicas": deployment.high,
+        "metrics": [metric],
     }
+    return new_object("autoscaling/v2", "HorizontalPodAutoscaler", about, spec=spec)

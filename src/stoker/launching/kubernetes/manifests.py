@@ -29,7 +29,7 @@ from stoker.errors import BadSetting, PlaceFailed
 from stoker.launching.at_place import LaunchOrder
 from stoker.launching.bundle import Bundle
 from stoker.launching.kubernetes import pod_start
-from stoker.launching.kubernetes.cluster_api import Object
+from stoker.launching.kubernetes.cluster_api import Object, new_object
 from stoker.launching.launcher import ROOT, Submission, require_known
 from stoker.launching.lines import write_tar
 from stoker.records.codec import dumps
@@ -241,23 +241,18 @@ def run_objects(
         "patience_s": grace_s(submission) + 60,
         "expected": list(submission.expected),
     }
-    maps = _config_maps(name, parts, {"start.py": _start_text(), "start.json": json.dumps(start, indent=1)})
+    start_text = Path(pod_start.__file__).read_text(encoding="utf-8")
+    texts = {"start.py": start_text, "start.json": json.dumps(start, indent=1)}
+    maps = _config_maps(name, parts, texts)
     owned = [*maps]
     if secrets:
-        owned.append(
-            {
-                "apiVersion": "v1",
-                "kind": "Secret",
-                "metadata": _metadata(name),
-                "type": "Opaque",
-                "data": {key: _base64(value.encode()) for key, value in secrets.items()},
-            }
-        )
+        data = {key: _base64(value.encode()) for key, value in secrets.items()}
+        owned.append(new_object("v1", "Secret", _metadata(name), type="Opaque", data=data))
     if target.num_nodes > 1 and options.kind == "job":
         owned.append(_headless_service(name))
     pod = _pod(submission, options, pool, name, claim_name, [m["metadata"]["name"] for m in maps], secrets)
     job = _job_spec(pod, target.num_nodes, cluster)
-    owner: Object = {"apiVersion": APIS["Job"], "kind": "Job", "metadata": _metadata(name), "spec": job}
+    owner = new_object(APIS["Job"], "Job", _metadata(name), spec=job)
     if options.kind == "jobset":
         owner = _jobset(name, job)
     elif options.kind == "trainjob":
@@ -283,10 +278,6 @@ def _require_kind(kind: str, num_nodes: int, cluster: Cluster) -> None:
             f"Kubernetes {version} has no Indexed Jobs, which {num_nodes} nodes need (1.24).",
             remedy="Ask for one node.",
         )
-
-
-def _start_text() -> str:
-    return Path(pod_start.__file__).read_text(encoding="utf-8")
 
 
 def _packed(bundles: Sequence[Bundle]) -> tuple[dict[str, list[str]], dict[str, bytes], tuple[Bundle, ...]]:
@@ -325,12 +316,7 @@ def _config_maps(name: str, parts: Mapping[str, bytes], texts: Mapping[str, str]
         packed[-1][part] = data
         room -= len(data)
     return [
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "immutable": True,
-            "metadata": _metadata(f"{name}-sent-{number}", name),
-        }
+        new_object("v1", "ConfigMap", _metadata(f"{name}-sent-{number}", name), immutable=True)
         | ({"data": dict(texts)} if number == 0 else {})
         | ({"binaryData": {key: _base64(part) for key, part in data.items()}} if data else {})
         for number, data in enumerate(packed)
@@ -341,8 +327,8 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _metadata(name: str, instance: str = "", component: str = "training") -> Object:
-    return {"name": name, "labels": labels(instance or name, component)}
+def _metadata(name: str, instance: str = "") -> Object:
+    return {"name": name, "labels": labels(instance or name)}
 
 
 def labels(instance: str, component: str = "training") -> dict[str, str]:
@@ -355,23 +341,20 @@ def labels(instance: str, component: str = "training") -> dict[str, str]:
     }
 
 
-def selector(instance: str) -> str:
-    """Label selector of all objects of a run or a service."""
-    return f"app.kubernetes.io/instance={instance},app.kubernetes.io/managed-by={MANAGER}"
+def selector(instance: str, component: str = "") -> str:
+    """Label selector of all objects of a run or a service, or of one component of it."""
+    all_of_it = f"app.kubernetes.io/instance={instance},app.kubernetes.io/managed-by={MANAGER}"
+    return f"{all_of_it},app.kubernetes.io/component={component}" if component else all_of_it
 
 
 def _headless_service(name: str) -> Object:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _metadata(name),
-        "spec": {
-            "clusterIP": "None",
-            "selector": labels(name),
-            "publishNotReadyAddresses": True,
-            "ports": [{"name": "rendezvous", "port": RENDEZVOUS_PORT}],
-        },
+    spec = {
+        "clusterIP": "None",
+        "selector": labels(name),
+        "publishNotReadyAddresses": True,
+        "ports": [{"name": "rendezvous", "port": RENDEZVOUS_PORT}],
     }
+    return new_object("v1", "Service", _metadata(name), spec=spec)
 
 
 def _claim(name: str, claim_name: str, options: ClusterOptions, *, several: bool) -> Object:
@@ -381,7 +364,7 @@ def _claim(name: str, claim_name: str, options: ClusterOptions, *, several: bool
     }
     if options.storage:
         spec["storageClassName"] = options.storage
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": _metadata(claim_name, name), "spec": spec}
+    return new_object("v1", "PersistentVolumeClaim", _metadata(claim_name, name), spec=spec)
 
 
 def grace_s(submission: Submission) -> int:
@@ -507,22 +490,13 @@ def _job_spec(pod: Object, num_nodes: int, cluster: Cluster) -> Object:
 
 def _jobset(name: str, job: Object) -> Object:
     inner = {key: value for key, value in job.items() if key != "suspend"}
-    return {
-        "apiVersion": APIS["JobSet"],
-        "kind": "JobSet",
-        "metadata": _metadata(name),
-        "spec": {
-            "suspend": False,
-            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            "replicatedJobs": [
-                {
-                    "name": CONTAINER,
-                    "replicas": 1,
-                    "template": {"metadata": {"labels": labels(name)}, "spec": {"completionMode": "Indexed", **inner}},
-                },
-            ],
-        },
+    template = {"metadata": {"labels": labels(name)}, "spec": {"completionMode": "Indexed", **inner}}
+    spec = {
+        "suspend": False,
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+        "replicatedJobs": [{"name": CONTAINER, "replicas": 1, "template": template}],
     }
+    return new_object(APIS["JobSet"], "JobSet", _metadata(name), spec=spec)
 
 
 def _trainjob(name: str, submission: Submission, options: ClusterOptions, pod: Object, pool: NodePool) -> Object:
@@ -564,4 +538,4 @@ def _trainjob(name: str, submission: Submission, options: ClusterOptions, pod: O
     }
     if submission.time_limit_s is not None:
         job_spec["activeDeadlineSeconds"] = math.ceil(submission.time_limit_s)
-    return {"apiVersion": APIS["TrainJob"], "kind": "TrainJob", "metadata": _metadata(name), "spec": job_spec}
+    return new_object(APIS["TrainJob"], "TrainJob", _metadata(name), spec=job_spec)

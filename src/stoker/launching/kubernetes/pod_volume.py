@@ -19,8 +19,8 @@ from typing import IO, cast
 from stoker.errors import PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import Bundle
 from stoker.launching.kubernetes import pod_files
-from stoker.launching.kubernetes.cluster_api import AlreadyThere, ClusterApi, Object
-from stoker.launching.kubernetes.cluster_state import ending_of, state_of
+from stoker.launching.kubernetes.cluster_api import AlreadyThere, ClusterApi, Object, new_object
+from stoker.launching.kubernetes.cluster_state import ending_of, host_of, state_of
 from stoker.launching.kubernetes.manifests import CONTAINER, MOUNT, SECURITY, labels, pod_rights, selector
 from stoker.launching.lines import Answer, extract_tar, files_to_copy, write_tar
 
@@ -45,16 +45,14 @@ class RunVolume:
         self._api, self._name, self._pod, self._owner = api, name, pod, owner
         self._visitor = ""
 
-    def running_pod(self, host: int = 0) -> str:
-        """The name of the run's own pod of a host, if it runs; else "".
+    def running_pod(self) -> str:
+        """The name of the run's own pod of host 0, if it runs; else "".
 
         A terminating pod does not count: one of a dead node stays in that state while the pod that replaced it runs.
         """
-        for pod in self._api.objects("Pod", f"{selector(self._name)},app.kubernetes.io/component=training"):
-            annotations = pod["metadata"].get("annotations") or {}
-            index = annotations.get("batch.kubernetes.io/job-completion-index", "0")
+        for pod in self._api.objects("Pod", selector(self._name, "training")):
             ready = [s for s in pod.get("status", {}).get("containerStatuses") or [] if "running" in s.get("state", {})]
-            if int(index) == host and ready and "deletionTimestamp" not in pod["metadata"]:
+            if host_of(pod) == 0 and ready and "deletionTimestamp" not in pod["metadata"]:
                 return str(pod["metadata"]["name"])
         return ""
 
@@ -205,7 +203,7 @@ def visitor(pod_name: str, name: str, about: Object, owner: Object | None) -> Ob
         "volumes": [{"name": "run", "persistentVolumeClaim": {"claimName": about["claim"]}}],
         **about.get("placement", {}),
     }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    return new_object("v1", "Pod", metadata, spec=spec)
 
 
 _PROGRAM = ["python3", "-c", Path(pod_files.__file__).read_text(encoding="utf-8")]

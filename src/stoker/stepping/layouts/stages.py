@@ -53,30 +53,25 @@ class PipelineCut:
     owners: dict[str, int]
 
 
-def cut_into_stages(model: nn.Module, stages: int, costs: Sequence[float] | None = None) -> PipelineCut:
-    """Cut `model` into `stages`, so that the cost of the costliest is minimal.
+def cut_into_stages(model: nn.Module, stages: int) -> PipelineCut:
+    """Cut `model` into `stages`, so that the cost of the costliest, by `block_costs`, is minimal.
 
     Args:
         model: whole.
         stages: number of stages.
-        costs: of each block in any unit, such as its forecast time [s], with the modules before the first and after the
-            last; by default `block_costs(model)`.
 
     Raises:
         BadJob: it cannot be cut so.
     """
-    if problem := stage_problem(model, Layout(stages=stages), costs):
+    if problem := stage_problem(model, Layout(stages=stages)):
         raise BadJob(problem, remedy="Use another layout, such as shards.")
     blocks = blocks_of(model)
-    costs = block_costs(model) if costs is None else costs
-    if len(costs) != len(blocks):
-        raise ValueError(f"wanted the costs of {len(blocks)} blocks, got {len(costs)}")
     names = {id(module): name for name, module in model.named_modules()}
-    spans = balanced_spans(costs, stages)
+    spans = balanced_spans(block_costs(model), stages)
     return PipelineCut(tuple(names[id(block)] for block in blocks), spans, _owners(model, blocks, spans))
 
 
-def stage_problem(model: nn.Module, layout: Layout, costs: Sequence[float] | None = None) -> str | None:
+def stage_problem(model: nn.Module, layout: Layout) -> str | None:
     """Why the model cannot be cut into the layout's stages, with the numbers; None where it can."""
     if layout.stages == 1:
         return None
@@ -85,7 +80,7 @@ def stage_problem(model: nn.Module, layout: Layout, costs: Sequence[float] | Non
     if len(blocks) < layout.stages:
         have = f"{len(blocks)} blocks in a row" if blocks else "no repeated blocks and is no nn.Sequential"
         return f"{layout.stages} stages need {layout.stages} blocks at least, but {name} has {have}"
-    spans = balanced_spans(block_costs(model) if costs is None else costs, layout.stages)
+    spans = balanced_spans(block_costs(model), layout.stages)
     owners = _owners(model, blocks, spans)
     seen: dict[int, str] = {}
     for parameter_name, parameter in model.named_parameters(remove_duplicate=False):

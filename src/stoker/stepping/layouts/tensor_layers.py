@@ -408,13 +408,13 @@ def gather_from_group(x: torch.Tensor, dim: int, group: Group, *, is_shared: boo
 
 def scatter_to_group(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     """This process's part along `dim`, which the number of processes divides, of what all of them have."""
-    out: torch.Tensor = _ScatterToGroup.apply(x, dim, group)  # type: ignore[no-untyped-call]
+    out: torch.Tensor = _ScatterToGroup.apply(x, dim, group, False)  # type: ignore[no-untyped-call]
     return out
 
 
 def reduce_scatter_to_group(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     """This process's part along `dim`, which the number of processes divides, of the sum over them."""
-    out: torch.Tensor = _ReduceScatterToGroup.apply(x, dim, group)  # type: ignore[no-untyped-call]
+    out: torch.Tensor = _ScatterToGroup.apply(x, dim, group, True)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -456,26 +456,14 @@ class _GatherFromGroup(torch.autograd.Function):
 
 class _ScatterToGroup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, dim: int, group: Group, is_sum: bool) -> torch.Tensor:  # noqa: FBT001 - as above
         ctx.dim, ctx.group = dim, group
-        return _own(x, dim, group)
+        return (_scatter_sum if is_sum else _own)(x, dim, group)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _gather(gradient, ctx.dim, ctx.group), None, None
-
-
-class _ReduceScatterToGroup(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
-        ctx.dim, ctx.group = dim, group
-        return _scatter_sum(x, dim, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _gather(gradient, ctx.dim, ctx.group), None, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return _gather(gradient, ctx.dim, ctx.group), None, None, None
 
 
 def _sum(x: torch.Tensor, group: Group) -> torch.Tensor:

@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from stoker.errors import BadJob, RunFailed, first_line
@@ -455,9 +454,7 @@ class Connections:
         self._before = set(_sockets())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Note the sockets opened in the block."""
         self._own = set(_sockets()) - self._before
 
