@@ -21,7 +21,7 @@ from stoker.errors import BadRun, RunFailed, StokerError
 from stoker.records import Event, JobSpec, Plan, to_json
 from stoker.records.codec import JSON
 from stoker.records.progress import read_event
-from stoker.reporting.history import as_number
+from stoker.reporting.history import as_number, finite
 from stoker.store import RunDirectory, find_run, runs_root, write_atomic
 from stoker.store.files import make_directories
 from stoker.tracking.base import MetricPoint, RunDescription, Tracker, TrackerTarget, parse_tracker, without_secrets
@@ -235,7 +235,13 @@ class RunUpload:
             tracker = self._tracker = self.open_tracker(about, known if isinstance(known, str) else None)
             self._keep(tracker, self._sent_bytes())
         self._is_ended = False
-        points = [point for event in events for point in points_of(event)]
+        points: list[MetricPoint] = []
+        for event in events:
+            position = finite(event, "samples") if event.kind == "resumed" else None
+            if position is not None:  # a killed run makes again what came after its last checkpoint
+                points = [point for point in points if point.samples <= position]
+                tracker.go_back(int(position))
+            points += points_of(event)
         for first in range(0, len(points), MOST_POINTS):
             tracker.log(points[first : first + MOST_POINTS])
         if any(event.kind in ("finished", "stopped") for event in events):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import struct
 import sys
 import warnings
+import zlib
 
 import numpy as np
 import pytest
@@ -94,6 +96,53 @@ def test_what_cannot_be_decoded_is_told_in_words(content: bytes, message: str) -
     with pytest.raises(ValueError, match=message) as caught:
         form().decoded(content)
     assert "0x" not in str(caught.value)
+
+
+def deep_png(color_type: int, channels: int) -> bytes:
+    """A PNG of 2 x 2 pixels with 16 bits a channel, all of the value 1000, which Pillow does not write."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    rows = (b"\0" + np.full(2 * channels, 1000, ">u2").tobytes()) * 2
+    head = struct.pack(">IIBBBBB", 2, 2, 16, color_type, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def deep_tiff() -> bytes:
+    """An RGB TIFF of 2 x 2 pixels with 16 bits a channel."""
+    tags = [(256, 3, 1, 2), (257, 3, 1, 2), (258, 3, 3, 122), (259, 3, 1, 1), (262, 3, 1, 2), (273, 4, 1, 128)]
+    tags += [(277, 3, 1, 3), (278, 3, 1, 2), (279, 4, 1, 24)]
+    entries = b"".join(struct.pack("<HHII", *tag) for tag in tags)
+    head = b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + struct.pack("<I", 0)
+    return head + struct.pack("<HHH", 16, 16, 16) + np.full(12, 1000, "<u2").tobytes()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        deep_png(2, 3),
+        deep_png(4, 2),
+        deep_png(6, 4),
+        deep_tiff(),
+        b"P6 2 2 65535\n" + np.full(12, 1000, ">u2").tobytes(),
+        b"P3 2 2 4095\n" + b"1000 " * 12,
+    ],
+    ids=["png rgb", "png grey alpha", "png rgba", "tiff rgb", "ppm", "ppm text"],
+)
+def test_colours_of_16_bits_are_refused_though_pillow_reads_them(content: bytes) -> None:
+    """Of 1000 it would keep 3: an image of 12 bits would have 16 levels left, without a word."""
+    assert Image.open(io.BytesIO(content)).mode in {"RGB", "RGBA"}
+    with pytest.raises(ValueError, match="more than 8 bits a channel"):
+        form().decoded(content)
+
+
+def test_an_image_of_16_bits_a_pixel_is_read() -> None:
+    """Five or six bits a channel, as bitmaps may have."""
+    masks = struct.pack("<III", 0xF800, 0x07E0, 0x001F)
+    info = struct.pack("<IiiHHIIiiII", 40, 2, 1, 1, 16, 3, 4, 0, 0, 0, 0)
+    bitmap = b"BM" + struct.pack("<IHHI", 70, 0, 0, 66) + info + masks + struct.pack("<HH", 0xF800, 0x001F)
+    assert form().decoded(bitmap)[:, 0].tolist() == [[255, 0], [0, 0], [0, 255]]
 
 
 def test_an_image_of_too_many_pixels_is_refused_whatever_becomes_of_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
