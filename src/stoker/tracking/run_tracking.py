@@ -350,6 +350,10 @@ _PROGRESS = {
 """Fields of a progress event, and their names at trackers."""
 
 
+_AXES = ("samples", "seconds")
+"""Names of the axis at W&B and of the first columns of a table: a value of such a name becomes `logged/NAME`."""
+
+
 def points_of(event: Event) -> list[MetricPoint]:
     """All points of an event: of a `logged` one a point for each position, under the names that `stoker.log` was given.
 
@@ -361,12 +365,13 @@ def points_of(event: Event) -> list[MetricPoint]:
         point = point_of(event)
         return [] if point is None else [point]
     by_position: dict[int, dict[str, float]] = {}
-    for name, pairs in scalars.items():
+    for given, pairs in scalars.items():
+        name = f"logged/{given}" if given in _AXES else str(given)
         for pair in pairs if isinstance(pairs, list) else ():
             if isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], int):
                 number = as_number(pair[1])
                 if number is not None:
-                    by_position.setdefault(pair[0], {})[str(name)] = number
+                    by_position.setdefault(pair[0], {})[name] = number
     return [MetricPoint(samples=samples, at=event.at, values=values) for samples, values in sorted(by_position.items())]
 
 
