@@ -27,7 +27,7 @@ from stoker.loading.mixing import Pairing, pairing_of
 from stoker.loading.order import Indices, Order
 from stoker.loading.samples import Samples
 from stoker.loading.streams import ReaderState
-from stoker.loading.transforms import Draw, Normalize
+from stoker.loading.transforms import Draw, Normalize, moves_pixels
 from stoker.loading.workers import EpochIndices, WorkerWatch, by_workers
 from stoker.records import Plan, Position
 
@@ -128,6 +128,7 @@ class InputPipeline:
         if self.device.type != "cpu":
             content = map_tensors(content, lambda tensor: tensor.to(self.device, non_blocking=True))
         if self.augment:
+            self._require_target_of_no_places(content)
             draw = Draw(self.seed, epoch, indices, self.device, progress)
 
             def augmented(inputs: torch.Tensor) -> torch.Tensor:
@@ -147,6 +148,28 @@ class InputPipeline:
         if self.dtype is not None or self.channels_last:
             prepared = map_tensors(prepared, self._converted)
         return prepared
+
+    def _require_target_of_no_places(self, content: Content) -> None:
+        """Raise BadJob if pixels of the input are moved, and the target has as many of its own, which stay.
+
+        Learned would be from an image and a mask that do not belong together.
+        """
+        if self._moving is None:
+            return
+        inputs, target = self._first_input(content), self.fields.target_of(content)
+        if not (isinstance(inputs, torch.Tensor) and isinstance(target, torch.Tensor) and target is not inputs):
+            return
+        if inputs.dim() == 4 and target.dim() >= 3 and target.shape[-2:] == inputs.shape[-2:] != (1, 1):
+            raise BadJob(
+                f"Job(augment=[…, {self._moving}(…)]) moves the pixels of the input {list(inputs.shape[1:])} alone, "
+                f"and the target {list(target.shape[1:])} is an image of the same size: they would no longer match",
+                remedy="Move both in the dataset's __getitem__, where draws from random, numpy.random and torch are "
+                "keyed; colours, noise and covering can stay in augment. A transform of your own is taken as it is.",
+            )
+
+    @cached_property
+    def _moving(self) -> str | None:
+        return moves_pixels(self.augment)
 
     def _first_input(self, content: Content) -> Any:
         return self.fields.call(lambda *inputs, **named: [*inputs, *named.values()][0], content)

@@ -34,6 +34,7 @@ from stoker.loading.transforms.photometric import (
     RandomGrayscale,
     Solarize,
 )
+from stoker.loading.transforms.placement import moves_pixels
 from stoker.loading.transforms.resizing import ProgressiveResizing
 
 __all__ = [
@@ -63,4 +64,5 @@ __all__ = [
     "Solarize",
     "Sometimes",
     "for_evaluation",
+    "moves_pixels",
 ]
