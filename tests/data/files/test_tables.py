@@ -255,7 +255,7 @@ def test_a_file_may_be_read_like_a_part_of_a_table(tmp_path: Path) -> None:
     assert part is not None
     sample = stoker.data.csv(tmp_path / "valid.csv", like=part)[0]
     assert (sample["categories"].tolist(), int(sample["target"])) == ([1], 1)
-    with pytest.raises(BadJob, match="like='valid.csv' is no table"):
+    with pytest.raises(BadJob, match=r"like='valid\.csv' is no table"):
         stoker.data.csv(tmp_path / "valid.csv", like="valid.csv")  # type: ignore[arg-type]
 
 
