@@ -34,8 +34,8 @@ from stoker.loading.transforms.photometric import (
     RandomGrayscale,
     Solarize,
 )
-from stoker.loading.transforms.placement import moves_pixels
 from stoker.loading.transforms.resizing import ProgressiveResizing
+from stoker.loading.transforms.traits import moves_pixels, takes_colors
 
 __all__ = [
     "AlternatingFlip",
@@ -65,4 +65,5 @@ __all__ = [
     "Sometimes",
     "for_evaluation",
     "moves_pixels",
+    "takes_colors",
 ]
