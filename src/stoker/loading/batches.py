@@ -169,7 +169,8 @@ class InputPipeline:
                 raise BadJob(
                     f"Job(augment=[…, {self._colors}(…)]) takes floating images to go from 0 to 1 and cuts off what is "
                     f"beyond; these go from {low:.3g} to {high:.3g}",
-                    remedy="Give bytes, or colours from 0 to 1, and standardise last: augment=[…, Normalize(mean, std)].",
+                    remedy="Give bytes, or colours from 0 to 1, and standardise last: "
+                    "augment=[…, Normalize(mean, std)].",
                 )
         vars(self)["_has_colors"] = True
 
