@@ -17,6 +17,13 @@ def test_accuracy_is_a_hit_a_row_for_numbers_and_for_shares() -> None:
     assert named("accuracy").scores({"y": LOGITS}, np.eye(3)[CLASSES], 4).tolist() == wanted
 
 
+@pytest.mark.parametrize("name", ["accuracy", "top5_accuracy", "cross_entropy"])
+def test_a_single_logit_has_no_classes(name: str) -> None:
+    """The largest of one is always the first: every candidate would keep such an accuracy."""
+    with pytest.raises(BadJob, match=r"scores of each class \[N, classes\], got \[4, 1\]; .*binary_accuracy"):
+        named(name).scores({"y": LOGITS[:, :1]}, CLASSES, 4)
+
+
 def test_errors_are_turned_round() -> None:
     """Scores of what should be low are negative, and the metric itself is reported as it is."""
     metric = named("mse")

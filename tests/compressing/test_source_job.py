@@ -1,7 +1,9 @@
 """Rows of the job behind a model."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -9,9 +11,12 @@ import torch
 from torch import nn
 
 import stoker
-from stoker.compressing.source_job import _rows, metric_of_job, stored_as
+from stoker.compressing import source_job
+from stoker.compressing.compress import _metric_of
+from stoker.compressing.source_job import Pruner, _rows, channel_scores, metric_of_job, stored_as
 from stoker.errors import BadJob
 from stoker.exporting import job_inputs
+from stoker.loading.datasets import datasets_of
 from stoker.loading.samples import ItemSamples
 from stoker.records import Datatype, TensorSpec
 from stoker.testing.tiny_models import tiny_artifact
@@ -123,3 +128,56 @@ def test_a_metric_without_a_direction_is_refused() -> None:
     with pytest.raises(BadJob, match="mae does not say whether it is a score or an error") as raised:
         metric_of_job(job_with(metrics={"mae": absolute_error}))
     assert "lower_is_better" in str(raised.value.remedy)
+
+
+@pytest.mark.parametrize(
+    ("says", "is_error"),
+    [("", False), ("metric.lower_is_better = True", True), ("metric.higher_is_better = False", True)],
+)
+def test_a_metric_in_a_file_says_that_it_is_an_error_in_either_way(says: str, is_error: bool, tmp_path: Path) -> None:
+    """As the job's own: else the candidate with the largest error would be the best."""
+    path = tmp_path / "distance.py"
+    path.write_text(f"def metric(outputs, targets):\n    return abs(outputs - targets).mean(axis=1)\n\n\n{says}\n")
+    manifest = tiny_artifact(tmp_path / "models").manifest
+    assert _metric_of(path, manifest).lower_is_better == is_error
+
+
+class Recording(nn.Module):
+    """A classifier that keeps what it was given last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        self.given = x_BCHW
+        return self.head(x_BCHW.mean((2, 3)))
+
+
+def test_channels_are_scored_on_samples_as_the_model_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cropped and standardised where the job's augmentation does that in evaluation, and not as they are stored."""
+    images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
+    job = job_with(
+        data=(images, torch.tensor([0, 1, 0, 1])),
+        loss="cross_entropy",
+        augment=[stoker.transforms.RandomCrop(6), stoker.transforms.Normalize(0.5, 0.25)],
+    )
+    data, model = datasets_of(job), Recording()
+    pruner = SimpleNamespace(
+        prepared=SimpleNamespace(job=job, data=data),
+        teacher=model,
+        taken=job_inputs(job, model, data.train),
+        ask=lambda _module: (),
+    )
+
+    def scored(teacher: nn.Module, *_given: Any, gradients: Callable[[nn.Module], Iterator[None]], **_more: Any) -> Any:
+        for _ in gradients(teacher):
+            assert model.head.weight.grad is not None
+        return {}
+
+    monkeypatch.setattr(source_job, "prunable", lambda *_given: ())
+    monkeypatch.setattr(source_job, "scores_of", scored)
+    channel_scores(cast("Pruner", pruner), "taylor")
+    expected = (images[:, :, 1:7, 1:7] / 255 - 0.5) / 0.25
+    found, order = model.given, model.given.flatten(1).sum(1).argsort()
+    assert torch.allclose(found[order], expected[expected.flatten(1).sum(1).argsort()])

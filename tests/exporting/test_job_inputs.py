@@ -8,7 +8,7 @@ from torch import nn
 import stoker
 from stoker.errors import BadArtifact
 from stoker.exporting import job_inputs, varying
-from stoker.exporting.export import _varying
+from stoker.exporting.export import _labels, _varying
 from stoker.loading.dataset_adapters import as_samples
 
 
@@ -114,3 +114,37 @@ def test_samples_of_which_most_have_the_largest_size_vary(lengths: list[int], ex
 
     own, model = job(texts, fields=stoker.Fields(collate=collated)), nn.Embedding(2, 3)
     assert _varying(job_inputs(own, model, as_samples(texts, what="data", collate=collated))) == expected
+
+
+class Named(torch.utils.data.Dataset):
+    """Samples of two classes, as torchvision's data sets have them."""
+
+    def __init__(self, classes: object) -> None:
+        self.classes, self.target_transform = classes, None
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.ones(2), 1 - index % 2 if self.target_transform else index % 2
+
+
+@pytest.mark.parametrize(
+    ("classes", "is_changed", "labels"),
+    [
+        (["cat", "dog"], False, ("cat", "dog")),
+        ([("cat", "house cat"), ("dog",)], False, ("cat, house cat", "dog")),
+        (["cat", "dog"], True, ()),
+        (None, False, ()),
+    ],
+    ids=["names", "several names", "target_transform", "none"],
+)
+def test_an_output_has_the_names_of_the_numbers_that_were_learned(
+    classes: object, is_changed: bool, labels: tuple[str, ...]
+) -> None:
+    """A data set that changes its targets keeps the names of what it stores: a service would name the wrong class."""
+    data = Named(classes)
+    data.target_transform = (lambda target: 1 - target) if is_changed else None
+    given = job(data, model=lambda: nn.Linear(2, 2), loss="cross_entropy")
+    inputs = job_inputs(given, nn.Linear(2, 2), as_samples(data, what="data"))
+    assert _labels(given, nn.Linear(2, 2), inputs) == ({"output": labels} if labels else {})

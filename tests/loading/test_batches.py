@@ -17,7 +17,17 @@ from stoker.loading.batches import Batch, InputPipeline, in_order
 from stoker.loading.dataset_adapters import as_samples
 from stoker.loading.fields import map_tensors
 from stoker.loading.samples import hold_out
-from stoker.loading.transforms import Normalize, RandomFlip, RandomShift
+from stoker.loading.transforms import (
+    ColorJitter,
+    Cutout,
+    Normalize,
+    OneOf,
+    RandomFlip,
+    RandomGrayscale,
+    RandomRotation,
+    RandomShift,
+    Sometimes,
+)
 from stoker.records import Position
 from tests.loading.data import Failing, Growing, Noisy, Squares, contents, source_of
 
@@ -138,6 +148,61 @@ def test_content_is_prepared_in_the_plans_form(dtype: torch.dtype | None, channe
     assert (inputs.dtype, labels.dtype) == (dtype or torch.float32, torch.int64)
     assert inputs.is_contiguous(memory_format=torch.channels_last) == channels_last
     assert inputs.shape == IMAGES.shape
+
+
+@pytest.mark.parametrize(
+    ("transform", "target", "name"),
+    [
+        (RandomFlip(), torch.zeros(4, 6, 6), "RandomFlip"),
+        (RandomFlip(), torch.zeros(4, 1, 6, 6), "RandomFlip"),
+        (OneOf([Cutout(2), [RandomRotation(5)]]), torch.zeros(4, 6, 6), "RandomRotation"),
+        (Sometimes(RandomShift(1)), torch.zeros(4, 2, 6, 6), "RandomShift"),
+        (Cutout(2), torch.zeros(4, 6, 6), None),
+        (lambda x, _draw: x.flip(-1), torch.zeros(4, 6, 6), None),
+        (RandomFlip(), torch.zeros(4, 3, 3), None),
+        (RandomFlip(), torch.zeros(4, 6), None),
+    ],
+)
+def test_an_input_is_not_moved_away_from_a_target_that_is_an_image(
+    transform: Any, target: torch.Tensor, name: str | None
+) -> None:
+    """Half of the masks would be of a mirror image, without a word; what covers, and one's own function, is taken."""
+    pipeline = InputPipeline(CPU, Fields(), lambda raw: raw, (transform,))
+    content = torch.ones(4, 3, 6, 6), target
+    if name is None:
+        assert pipeline(content, 0, np.arange(4))[1] is target
+        return
+    with pytest.raises(BadJob, match=rf"{name}\(…\)\]\) moves the pixels of the input \[3, 6, 6\] alone"):
+        pipeline(content, 0, np.arange(4))
+
+
+@pytest.mark.parametrize(
+    ("transform", "images", "is_refused"),
+    [
+        (ColorJitter(0.1), torch.randn(4, 3, 6, 6), True),
+        (Sometimes(RandomGrayscale(1.0)), torch.full((4, 3, 6, 6), 200.0), True),
+        (ColorJitter(0.1), torch.rand(4, 3, 6, 6), False),
+        (ColorJitter(0.1), torch.full((4, 3, 6, 6), 200, dtype=torch.uint8), False),
+        (RandomFlip(), torch.randn(4, 3, 6, 6), False),
+    ],
+)
+def test_floating_images_that_are_no_colours_are_not_cut_off(
+    transform: Any, images: torch.Tensor, is_refused: bool
+) -> None:
+    """Standardised images would lose all that is below their mean, without a word."""
+    pipeline = InputPipeline(CPU, Fields(), lambda raw: raw, (transform,))
+    if is_refused:
+        with pytest.raises(BadJob, match="takes floating images to go from 0 to 1 and cuts off what is beyond; these"):
+            pipeline((images, torch.zeros(4)), 0, np.arange(4))
+    else:
+        assert pipeline((images, torch.zeros(4)), 0, np.arange(4))[0].shape == images.shape
+
+
+def test_an_entry_that_is_input_and_target_is_moved_as_both() -> None:
+    """An autoencoder's: there is one image."""
+    pipeline = InputPipeline(CPU, Fields(inputs="x", target="x"), lambda raw: raw, (RandomFlip(1.0),))
+    image = torch.arange(4.0).view(1, 1, 2, 2)
+    assert torch.equal(pipeline({"x": image}, 0, np.arange(1))["x"], image.flip(-1))
 
 
 def test_images_are_standardised_once() -> None:

@@ -13,7 +13,7 @@ import stoker
 from stoker.errors import BadJob
 from stoker.jobs import Holdout
 from stoker.loading.dataset_adapters import as_samples
-from stoker.loading.sampling import Labels, held_out_by_class, labels_of, shares
+from stoker.loading.sampling import Labels, held_out_by_class, labels_of, shares, targets_at_hand
 from tests.loading.data import Squares
 
 X = torch.zeros(6, 2)
@@ -23,6 +23,16 @@ class Folder(Squares):
     """Items with all their targets at hand, as torchvision's have."""
 
     targets = ("cat", "dog", "cat", "cat", "dog", "cat")
+
+
+class Transformed(Folder):
+    """Likewise, with targets that are changed when an item is read, and the names of what is stored."""
+
+    classes = ("cat", "dog")
+
+    def __init__(self, size: int, target_transform: Any) -> None:
+        super().__init__(size)
+        self.target_transform = target_transform
 
 
 class Source:
@@ -77,6 +87,17 @@ def test_targets_are_found_where_they_are_at_hand(data: Any, changes: dict[str, 
     labels = found(data, **changes)
     assert labels.classes.tolist() == [0, 1, 0, 0, 1, 0]
     assert labels.counts.tolist() == [4, 2]
+
+
+def test_stored_targets_are_changed_as_the_samples_are() -> None:
+    """Balanced are the classes that are learned, and not those that a `target_transform` makes one of."""
+    labels = found(Transformed(6, lambda word: int(word in ("cat", "dog"))))
+    assert (labels.classes.tolist(), labels.names) == ([0] * 6, (1,))
+    samples = as_samples(Transformed(6, len), what="data")
+    assert targets_at_hand(samples, job_of(samples)) is None
+    assert found(Transformed(6, ["cat", "dog"].index)).classes.tolist() == [0, 1, 0, 0, 1, 0]
+    with pytest.raises(BadJob, match=r"target_transform of Transformed makes no array .* KeyError: 'dog'"):
+        found(Transformed(6, {"cat": 0}.__getitem__))
 
 
 def test_given_targets_go_first() -> None:

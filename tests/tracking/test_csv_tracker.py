@@ -54,6 +54,30 @@ def test_lines_that_are_written_are_not_kept_in_memory(tmp_path: Path) -> None:
     assert samples_in(tmp_path / "metrics.csv") == list(range(1, 4001))
 
 
+@pytest.mark.parametrize("is_opened_again", [False, True])
+def test_lines_that_a_resumed_run_makes_again_are_taken_out(tmp_path: Path, is_opened_again: bool) -> None:
+    """The table has each position once, and goes on after the checkpoint; also with a line that a kill cut off."""
+    path = tmp_path / "metrics.csv"
+    table = CsvRun(path, 100.0)
+    table.log([MetricPoint(samples=1, at=101.0, values={"train/loss": 1.0, 'a "b",\nc': 0.5}), loss(2), loss(3)])
+    if is_opened_again:
+        with path.open("ab") as file:
+            file.write(b"4,4.0")
+        table = CsvRun(path, 100.0)
+    table.go_back(2)
+    assert samples_in(path) == [1, 2]
+    table.log([loss(3), loss(4)])
+    assert samples_in(path) == [1, 2, 3, 4]
+
+
+def test_a_run_without_a_table_yet_goes_back_to_nothing(tmp_path: Path) -> None:
+    """A tracker that is opened by a resumed run has nothing to take out."""
+    table = CsvRun(tmp_path / "metrics.csv", 100.0)
+    table.go_back(2)
+    table.log([loss(3)])
+    assert samples_in(tmp_path / "metrics.csv") == [3]
+
+
 def test_a_column_that_comes_late_leaves_what_is_there(tmp_path: Path) -> None:
     """Names of columns that have to be quoted too, and after the table was taken up again."""
     path = tmp_path / "metrics.csv"

@@ -52,6 +52,9 @@ class Remembering:
             raise ConnectionError("refused")
         self.points += points
 
+    def go_back(self, samples: int) -> None:
+        self.points = [point for point in self.points if point.samples <= samples]
+
     def end(self, status: str, files: list[Path]) -> None:
         self.ends.append(status)
 
@@ -183,6 +186,23 @@ def test_events_that_were_sent_before_a_kill_are_not_lost_by_it(directory: RunDi
     happened(directory, 2)
     RunUpload(directory, "remembering", tracker.open).send()
     assert sent(tracker) == [1, 1, 2]
+
+
+@pytest.mark.parametrize("sent_before", [0, 2, 5, 6])
+def test_what_a_killed_run_makes_again_is_sent_once(directory: RunDirectory, sent_before: int) -> None:
+    """Its curve does not run twice over the same samples, however much a tracker had before the kill."""
+    tracker = Remembering()
+    for samples in range(1, sent_before + 1):
+        happened(directory, samples)
+    upload = RunUpload(directory, "remembering", tracker.open)
+    upload.send()
+    for samples in range(sent_before + 1, 7):
+        happened(directory, samples)
+    directory.append_event(Event(kind="resumed", at=7.0, fields={"samples": 3, "updates": 3}))
+    for samples in (4, 5, 6, 7):
+        happened(directory, samples)
+    upload.send()
+    assert sent(tracker) == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_an_event_that_is_being_written_waits(directory: RunDirectory) -> None:

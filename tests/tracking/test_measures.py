@@ -3,7 +3,9 @@ import math
 import pytest
 
 from stoker.records import Event
-from stoker.tracking.run_tracking import point_of
+from stoker.tracking.base import MetricPoint
+from stoker.tracking.csv_tracker import table
+from stoker.tracking.run_tracking import point_of, points_of
 
 
 def test_a_progress_event_becomes_numbers_of_training() -> None:
@@ -34,3 +36,13 @@ def test_a_loss_that_is_not_finite_stays_visible() -> None:
 def test_events_without_measures_are_not_sent(kind: str) -> None:
     """Only training, evaluation and the end have numbers for charts."""
     assert point_of(Event(kind=kind, at=0.0, fields={"samples": 5, "message": "x"})) is None  # type: ignore[arg-type]
+
+
+def test_a_value_of_ones_own_does_not_replace_the_axis() -> None:
+    """`stoker.log(scalars={"samples": …})` is a column of its own; the first one stays the position."""
+    event = Event(
+        kind="logged", at=3.0, fields={"samples": 64, "scalars": {"samples": [[64, 0.5]], "seconds": [[64, 9]]}}
+    )
+    points = points_of(event)
+    assert points == [MetricPoint(samples=64, at=3.0, values={"logged/samples": 0.5, "logged/seconds": 9.0})]
+    assert table(points, 1.0) == "samples,seconds,logged/samples,logged/seconds\n64,2.000,0.5,9.0\n"

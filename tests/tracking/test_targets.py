@@ -114,6 +114,22 @@ def test_tensorboard_shows_the_run(tmp_path: Path) -> None:
     assert [(one.step, one.value) for one in found.Scalars("valid/accuracy")] == [(128, 0.75)]
 
 
+def test_tensorboard_hides_what_a_resumed_run_makes_again(tmp_path: Path) -> None:
+    """TensorBoard's own reader finds each position once, with the later value."""
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="TensorBoard, which reads it, is not installed"
+    )
+    tracker = TrackerTarget("tensorboard").open(about(tmp_path), None)
+    tracker.log(POINTS)
+    tracker.go_back(64)
+    tracker.log([MetricPoint(samples=128, at=1003.0, values={"train/loss": 0.125})])
+    tracker.close()
+    found = accumulator.EventAccumulator(tracker.where)
+    found.Reload()
+    assert [(one.step, one.value) for one in found.Scalars("train/loss")] == [(64, 0.5), (128, 0.125)]
+
+
 @pytest.mark.filterwarnings("ignore:.*loader strategy is deprecated")  # between two of its own dependencies
 def test_mlflow_shows_the_run(tmp_path: Path) -> None:
     """MLflow's own client finds settings, values over samples, the status and the report in a local store."""

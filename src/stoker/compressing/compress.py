@@ -25,6 +25,7 @@ from stoker.engines import default_threads
 from stoker.errors import BadArtifact, BadJob
 from stoker.exporting.version_writer import GOLDEN, library_versions, now
 from stoker.jobs import Job
+from stoker.jobs.metrics import says_lower_is_better
 from stoker.planning.resolved_job import users_code
 from stoker.records import ArtifactSource, Event, FileDigest, Manifest, Proof, dumps
 from stoker.records.compression import Compression, RowSplit
@@ -192,7 +193,7 @@ def _metric_of(metric: str | Path | Metric, manifest: Manifest) -> Metric:
     function = getattr(module, "metric", None)
     if not callable(function):
         raise BadJob(f"{path} has no function `metric`", remedy="Define metric(outputs, targets): one score a row.")
-    return Metric(path.stem, function, bool(getattr(function, "lower_is_better", False)))
+    return Metric(path.stem, function, bool(says_lower_is_better(function)))
 
 
 RECORD = "compression.json"

@@ -252,7 +252,15 @@ def _cross_entropy(outputs: Array, targets: Array) -> Array:
 
 
 def _classes(outputs: Array, targets: Array) -> Array:
-    """Class numbers [N] of targets that are numbers, or shares of each class [N, K]."""
+    """Class numbers [N] of targets that are numbers, or shares of each class [N, K].
+
+    Raises:
+        ValueError: outputs are no scores of two classes or more, of which the largest would always be the first.
+    """
+    if outputs.ndim != 2 or outputs.shape[1] < 2:
+        raise ValueError(
+            f"it takes scores of each class [N, classes], got {list(outputs.shape)}; of single logits: binary_accuracy"
+        )
     is_one_hot = targets.ndim == 2 and targets.shape == outputs.shape
     classes: Array = targets.argmax(axis=1) if is_one_hot else targets.reshape(len(targets)).astype(np.int64)
     return classes

@@ -241,7 +241,7 @@ def channel_scores(pruner: Pruner, importance: Importance) -> dict[str, NDArray[
         for start in range(0, min(count, _BATCHES * _ROWS), _ROWS):
             rows = order(np.arange(start, min(start + _ROWS, count), dtype=np.int64))
             module.zero_grad(set_to_none=True)
-            loss = objective.loss(module, samples.prepare(samples.fetch(rows, 0)), len(rows))
+            loss = objective.loss(module, pruner.taken.for_model(samples.fetch(rows, 0), samples), len(rows))
             (loss.sum / loss.count).backward()
             yield
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from stoker.data.arrays import ArraySource, digest_of
-from stoker.data.files.source import IndexedSource, Indices, Labels
+from stoker.data.files.source import IndexedSource, Indices, Labels, stated_classes
 from stoker.data.packed_format import Header, SampleLayout, Shards, entries_of, layout_of
 from stoker.data.packing import PackingTask, opened
 from stoker.errors import BadJob
@@ -64,10 +64,10 @@ class PackedSource(IndexedSource):
         tell: Callable[[str], None] | None = None,
     ) -> None:
         is_arrays = isinstance(dataset, tuple | Mapping)
-        classes, target = getattr(dataset, "classes", ()), getattr(dataset, "target", None)  # of any type
+        target = getattr(dataset, "target", None)  # of any type
         super().__init__(
             "arrays" if is_arrays else str(getattr(dataset, "name", None) or type(dataset).__name__),
-            classes=tuple(classes) if isinstance(classes, list | tuple) else (),
+            classes=stated_classes(dataset),
             target=target if isinstance(target, str | int) else None,
         )
         self.dataset = dataset

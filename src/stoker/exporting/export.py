@@ -15,6 +15,7 @@ from torch import nn
 
 from stoker import exporting
 from stoker.artifacts import Artifact
+from stoker.data.files.source import stated_classes
 from stoker.errors import BadArtifact, BadJob
 from stoker.exporting import About, Inputs, JobInputs, job_inputs, named_outputs, varying
 from stoker.exporting.torch_export import as_tensor
@@ -177,7 +178,7 @@ def _varying(inputs: JobInputs) -> dict[str, dict[int, str]]:
 
 def _labels(job: Job, module: nn.Module, inputs: JobInputs) -> dict[str, tuple[str, ...]]:
     """The data's class names, for a single output with one value per class."""
-    classes: tuple[str, ...] = tuple(getattr(job.data, "classes", ()))
+    classes = stated_classes(job.data)
     if not classes:
         return {}
     with torch.no_grad():

@@ -63,7 +63,7 @@ class JobInputs:
     def of_content(self, content: Content, samples: Samples) -> Arrays:
         """As `arrays`, of samples that were fetched."""
         if self.is_prepared:
-            content = self._prepared(content, samples)
+            content = self.for_model(content, samples)
         entries = entries_of(content)
         return {name: as_array(entries[key]) for name, key in zip(self.names, self.keys, strict=True)}
 
@@ -71,7 +71,7 @@ class JobInputs:
     def has_preparation(self) -> bool:
         """Whether the source prepares samples before the model takes them."""
         content = self.samples.fetch(np.zeros(1, dtype=np.int64), 0)
-        return self._prepared(content, self.samples) is not content
+        return self.for_model(content, self.samples) is not content
 
     @property
     def call(self) -> Call:
@@ -79,11 +79,12 @@ class JobInputs:
 
         def call(module: nn.Module, *inputs: torch.Tensor) -> Any:
             content = with_entries(self.template, dict(zip(self.keys, inputs, strict=True)))
-            return self.fields.call(module, content if self.is_prepared else self._prepared(content, self.samples))
+            return self.fields.call(module, content if self.is_prepared else self.for_model(content, self.samples))
 
         return call
 
-    def _prepared(self, content: Content, samples: Samples) -> Content:
+    def for_model(self, content: Content, samples: Samples) -> Content:
+        """Samples that were fetched as the job's model takes them in evaluation."""
         for change in self.stand_ins:
             content = self.fields.map_inputs(content, change)
         return samples.prepare(content)

@@ -108,7 +108,7 @@ class Job:
             their count, or objects that keep a state, such as torchmetrics'; a dict gives names. The first one chooses
             the best checkpoint if it is a name, or has an attribute for its direction; else the loss does.
         schedule: a function of progress (0 to 1) giving a factor of the learning rate; see `stoker.schedules`.
-        augment: random transforms of the inputs, in batches on the device; see `stoker.transforms`.
+        augment: random transforms of the first input, in batches on the device; see `stoker.transforms`.
         mix: `stoker.transforms.Mixup(…)` or `CutMix(…)`: samples of a batch mixed with each other, and their losses; of
             several, one is drawn for each batch.
         clip_norm: the gradient's global norm is scaled down to this.

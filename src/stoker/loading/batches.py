@@ -27,7 +27,7 @@ from stoker.loading.mixing import Pairing, pairing_of
 from stoker.loading.order import Indices, Order
 from stoker.loading.samples import Samples
 from stoker.loading.streams import ReaderState
-from stoker.loading.transforms import Draw, Normalize
+from stoker.loading.transforms import Draw, Normalize, moves_pixels, takes_colors
 from stoker.loading.workers import EpochIndices, WorkerWatch, by_workers
 from stoker.records import Plan, Position
 
@@ -106,6 +106,10 @@ WHOLE_BATCH = Split()
 """The part of a single process."""
 
 
+_LEAST_COLOR, _MOST_COLOR = -0.5, 2.0
+"""Floating images with values beyond these are no colours from 0 to 1 that noise or resampling moved a little."""
+
+
 @dataclass(frozen=True)
 class InputPipeline:
     """From raw content to model inputs: to the device, augmented, prepared, in the plan's memory format.
@@ -125,9 +129,12 @@ class InputPipeline:
 
     def __call__(self, content: Content, epoch: int, indices: Indices, progress: float = 1.0) -> Content:
         """The samples `indices` [B] of `epoch`, ready for the model; `progress` is the share of the run done before."""
+        if self._colors is not None:
+            self._require_colors(content)
         if self.device.type != "cpu":
             content = map_tensors(content, lambda tensor: tensor.to(self.device, non_blocking=True))
         if self.augment:
+            self._require_target_of_no_places(content)
             draw = Draw(self.seed, epoch, indices, self.device, progress)
 
             def augmented(inputs: torch.Tensor) -> torch.Tensor:
@@ -147,6 +154,51 @@ class InputPipeline:
         if self.dtype is not None or self.channels_last:
             prepared = map_tensors(prepared, self._converted)
         return prepared
+
+    def _require_colors(self, content: Content) -> None:
+        """Raise BadJob if floating images in the host's memory are no colours, of which most would be cut off.
+
+        Only the first images are looked at, which takes no time in later batches.
+        """
+        images = self._first_input(content)
+        if vars(self).get("_has_colors") or type(images) is not torch.Tensor or images.device.type != "cpu":
+            return
+        if images.is_floating_point() and images.numel():
+            low, high = (float(end) for end in images.aminmax())
+            if low < _LEAST_COLOR or high > _MOST_COLOR:
+                raise BadJob(
+                    f"Job(augment=[…, {self._colors}(…)]) takes floating images to go from 0 to 1 and cuts off what is "
+                    f"beyond; these go from {low:.3g} to {high:.3g}",
+                    remedy="Give bytes, or colours from 0 to 1, and standardise last: "
+                    "augment=[…, Normalize(mean, std)].",
+                )
+        vars(self)["_has_colors"] = True
+
+    def _require_target_of_no_places(self, content: Content) -> None:
+        """Raise BadJob if pixels of the input are moved, and the target has as many of its own, which stay.
+
+        Learned would be from an image and a mask that do not belong together.
+        """
+        if self._moving is None:
+            return
+        inputs, target = self._first_input(content), self.fields.target_of(content)
+        if not (isinstance(inputs, torch.Tensor) and isinstance(target, torch.Tensor) and target is not inputs):
+            return
+        if inputs.dim() == 4 and target.dim() >= 3 and target.shape[-2:] == inputs.shape[-2:] != (1, 1):
+            raise BadJob(
+                f"Job(augment=[…, {self._moving}(…)]) moves the pixels of the input {list(inputs.shape[1:])} alone, "
+                f"and the target {list(target.shape[1:])} is an image of the same size: they would no longer match",
+                remedy="Move both in the dataset's __getitem__, where draws from random, numpy.random and torch are "
+                "keyed; colours, noise and covering can stay in augment. A transform of your own is taken as it is.",
+            )
+
+    @cached_property
+    def _colors(self) -> str | None:
+        return takes_colors(self.augment)
+
+    @cached_property
+    def _moving(self) -> str | None:
+        return moves_pixels(self.augment)
 
     def _first_input(self, content: Content) -> Any:
         return self.fields.call(lambda *inputs, **named: [*inputs, *named.values()][0], content)

@@ -7,7 +7,7 @@ on batches, workers or processes. Settings and costs: `stoker.jobs.sampling`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from stoker.data.files.source import stated_classes
 from stoker.errors import BadJob
 from stoker.jobs import Holdout, Job
 from stoker.jobs.fields import TARGETS
@@ -93,12 +94,12 @@ def labels_of(samples: Samples, job: Job, given: Any = None) -> Labels:
         )
     targets_of_classes, inverse = np.unique(targets, return_inverse=True)
     classes, names = inverse.astype(np.int64), tuple(targets_of_classes.tolist())
-    data_names = getattr(job.data, "classes", None) or ()
+    data_names = stated_classes(job.data)
     count = getattr(job.data, "num_classes", None) or len(data_names)
     is_number = targets.dtype.kind in "iu"
     if not count or not is_number or names[0] < 0 or names[-1] >= count:
         return Labels(classes, names)
-    labels = Labels(targets_of_classes[classes].astype(np.int64), tuple(data_names or range(count)))
+    labels = Labels(targets_of_classes[classes].astype(np.int64), data_names or tuple(range(count)))
     labels.require_all("the data have", "Leave the class out of the data's names, or give samples of it.")
     return labels
 
@@ -162,15 +163,28 @@ def known_targets(samples: Samples, job: Job, *, stored_only: bool = False) -> A
             if isinstance(targets, torch.Tensor) and targets.dim() == 1:
                 return as_array(targets, "targets")
     dataset = samples.dataset if isinstance(samples, ItemSamples) else None
-    for name in _ATTRIBUTES:
+    changed = getattr(dataset, "target_transform", None)  # of torchvision's: the attribute holds targets before it
+    for name in () if changed is not None and stored_only else _ATTRIBUTES:
         targets = getattr(dataset, "__dict__", {}).get(name) if stored_only else getattr(dataset, name, None)
         if targets is not None and not callable(targets):
-            return as_array(targets, "targets")
+            stored = as_array(targets, "targets")
+            return stored if changed is None else _each_changed(stored, changed, samples.name)
     raise BadJob(
         f"the classes of {samples.name} are not known without reading every sample",
         remedy="Give them as targets=…, one for each sample, or let the dataset have an attribute `targets`. "
         "For a holdout by class that is a dataset's attribute.",
     )
+
+
+def _each_changed(stored: Any, change: Callable[[Any], Any], name: str) -> Any:
+    """The targets [N] that samples have: `change`, which is the user's, of each stored one."""
+    try:
+        return as_array([change(target) for target in stored.tolist()], "targets")
+    except Exception as error:
+        raise BadJob(
+            f"target_transform of {name} makes no array of the data set's targets: {type(error).__name__}: {error}",
+            remedy="Give the class of each sample as targets=….",
+        ) from error
 
 
 _EXACT_BITS = 53

@@ -63,6 +63,11 @@ def parse_pixels(text: str, spec: Input) -> Pixels:
     is_possible = all(map(math.isfinite, (*pixels.mean, *pixels.std))) and min(pixels.std) > 0
     if not slash or not is_possible or not {len(pixels.mean), len(pixels.std)} <= set(channels):
         raise BadJob(f"--pixels {text} does not fit the input {spec}", remedy=remedy)
+    if not all(0 <= mean <= 1 for mean in pixels.mean):
+        raise BadJob(
+            f"--pixels {text}: the mean is taken off pixels from 0 to 1, and is none of these",
+            remedy="Divide MEAN and STD of pixels from 0 to 255 by 255.",
+        )
     return pixels
 
 

@@ -50,6 +50,12 @@ class Tracker(Protocol):
     def log(self, points: list[MetricPoint]) -> None:
         """Store these values, in this order."""
 
+    def go_back(self, samples: int) -> None:
+        """Forget values after `samples` samples: the run continues from there, and makes them again.
+
+        A tracker that takes nothing back has them twice.
+        """
+
     def end(self, status: RunStatus, files: list[Path]) -> None:
         """Store the run's status, and files worth keeping, such as the report."""
 

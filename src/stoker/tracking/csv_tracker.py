@@ -45,6 +45,19 @@ class CsvRun:
             self._whole_bytes += len(lines.encode())
         self._columns, self._is_torn = columns, False
 
+    def go_back(self, samples: int) -> None:
+        """Write the table again without its lines after `samples` samples."""
+        if not self._path.exists():
+            return
+        written = self._path.read_bytes()[: self._whole_bytes].decode()
+        _, body = _header(written)
+        lines = body.splitlines(keepends=True)
+        kept = [line for line in lines if int(line.partition(",")[0]) <= samples]
+        if len(kept) < len(lines):
+            table = (written.removesuffix(body) + "".join(kept)).encode()
+            write_atomic(self._path, table, what="metrics as CSV")
+            self._whole_bytes, self._is_torn = len(table), False
+
     def end(self, status: RunStatus, files: list[Path]) -> None:
         """A table has no end."""
 

@@ -45,6 +45,9 @@ class MlflowRun:
         for first in range(0, len(metrics), _MOST_METRICS):
             self._client.log_batch(self.id, metrics=metrics[first : first + _MOST_METRICS])
 
+    def go_back(self, samples: int) -> None:
+        """MLflow's client takes no value back."""
+
     def end(self, status: RunStatus, files: list[Path]) -> None:
         """The run's status, and files as artifacts."""
         self._client.set_terminated(self.id, _STATUS[status])  # first: files need more rights, and may be refused

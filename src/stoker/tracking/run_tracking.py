@@ -21,7 +21,7 @@ from stoker.errors import BadRun, RunFailed, StokerError
 from stoker.records import Event, JobSpec, Plan, to_json
 from stoker.records.codec import JSON
 from stoker.records.progress import read_event
-from stoker.reporting.history import as_number
+from stoker.reporting.history import as_number, finite
 from stoker.store import RunDirectory, find_run, runs_root, write_atomic
 from stoker.store.files import make_directories
 from stoker.tracking.base import MetricPoint, RunDescription, Tracker, TrackerTarget, parse_tracker, without_secrets
@@ -235,7 +235,13 @@ class RunUpload:
             tracker = self._tracker = self.open_tracker(about, known if isinstance(known, str) else None)
             self._keep(tracker, self._sent_bytes())
         self._is_ended = False
-        points = [point for event in events for point in points_of(event)]
+        points: list[MetricPoint] = []
+        for event in events:
+            position = finite(event, "samples") if event.kind == "resumed" else None
+            if position is not None:  # a killed run makes again what came after its last checkpoint
+                points = [point for point in points if point.samples <= position]
+                tracker.go_back(int(position))
+            points += points_of(event)
         for first in range(0, len(points), MOST_POINTS):
             tracker.log(points[first : first + MOST_POINTS])
         if any(event.kind in ("finished", "stopped") for event in events):
@@ -344,6 +350,10 @@ _PROGRESS = {
 """Fields of a progress event, and their names at trackers."""
 
 
+_AXES = ("samples", "seconds")
+"""Names of the axis at W&B and of the first columns of a table: a value of such a name becomes `logged/NAME`."""
+
+
 def points_of(event: Event) -> list[MetricPoint]:
     """All points of an event: of a `logged` one a point for each position, under the names that `stoker.log` was given.
 
@@ -355,12 +365,13 @@ def points_of(event: Event) -> list[MetricPoint]:
         point = point_of(event)
         return [] if point is None else [point]
     by_position: dict[int, dict[str, float]] = {}
-    for name, pairs in scalars.items():
+    for given, pairs in scalars.items():
+        name = f"logged/{given}" if given in _AXES else str(given)
         for pair in pairs if isinstance(pairs, list) else ():
             if isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], int):
                 number = as_number(pair[1])
                 if number is not None:
-                    by_position.setdefault(pair[0], {})[str(name)] = number
+                    by_position.setdefault(pair[0], {})[name] = number
     return [MetricPoint(samples=samples, at=event.at, values=values) for samples, values in sorted(by_position.items())]
 
 

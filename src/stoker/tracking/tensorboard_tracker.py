@@ -19,9 +19,7 @@ class TensorBoardRun:
 
     def __init__(self, folder: str, about: RunDescription, *, is_new: bool) -> None:
         self.id = self.where = folder
-        # A unique name for each file: tensorboardX's has a resolution of a second, and would overwrite the one before.
-        # Flushed by hand, so that what counts as sent is on disk.
-        self._writer = SummaryWriter(folder, flush_secs=3600, filename_suffix=f".{time.time_ns()}")
+        self._writer = _writer(folder)
         if is_new:
             lines = [f"| {name} | {value.replace('|', '¦')} |" for name, value in about.parameters.items()]
             self._writer.add_text("settings", "\n".join(["| setting | value |", "|---|---|", *lines]))
@@ -33,6 +31,11 @@ class TensorBoardRun:
                 self._writer.add_scalar(name, value, point.samples, walltime=point.at)
         self._writer.flush()
 
+    def go_back(self, samples: int) -> None:
+        """Begin an event file whose first entry hides all values after `samples` samples in earlier files."""
+        self._writer.close()
+        self._writer = _writer(self.id, purge_step=samples + 1)
+
     def end(self, status: RunStatus, files: list[Path]) -> None:
         """Write the run's status; event files cannot hold other files."""
         self._writer.add_text("status", status)
@@ -41,6 +44,12 @@ class TensorBoardRun:
     def close(self) -> None:
         """Close the event file."""
         self._writer.close()
+
+
+def _writer(folder: str, *, purge_step: int | None = None) -> SummaryWriter:
+    # A unique name for each file: tensorboardX's has a resolution of a second, and would overwrite the one before.
+    # Flushed by hand, so that what counts as sent is on disk.
+    return SummaryWriter(folder, flush_secs=3600, filename_suffix=f".{time.time_ns()}", purge_step=purge_step)
 
 
 def open_run(about: RunDescription, where: str | None, known_id: str | None) -> TensorBoardRun:

@@ -30,6 +30,9 @@ class TrackioRun:
         for point in points:
             self._run.log(dict(point.values), step=point.samples)
 
+    def go_back(self, samples: int) -> None:
+        """Trackio takes no value back."""
+
     def end(self, status: RunStatus, files: list[Path]) -> None:
         """Trackio stores values and settings alone."""
 

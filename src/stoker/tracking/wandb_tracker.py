@@ -29,6 +29,9 @@ class WandbRun:
         for point in points:
             self._run.log({**point.values, "samples": point.samples, "_timestamp": point.at})
 
+    def go_back(self, samples: int) -> None:
+        """W&B takes no value back."""
+
     def end(self, status: RunStatus, files: list[Path]) -> None:
         """The run's status, and its files."""
         self._run.summary["status"] = status

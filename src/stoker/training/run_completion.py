@@ -13,6 +13,7 @@ import safetensors.torch
 
 from stoker import records
 from stoker.activity import doing
+from stoker.data.files.source import stated_classes
 from stoker.errors import BadRun, StokerError
 from stoker.loading.datasets import sample_name
 from stoker.loading.samples import Samples
@@ -69,7 +70,7 @@ def final_metrics(session: TrainingSession) -> dict[str, float]:
 def _evaluate(session: TrainingSession, samples: Samples, split: str) -> tuple[dict[str, float], ExampleWatcher]:
     """The final weights' metrics on one set, and the examples seen; in smaller batches where memory is short."""
     step, emit = session.step, session.loop.telemetry.emit
-    classes = tuple(getattr(session.prepared.job.data, "classes", ()))
+    classes = stated_classes(session.prepared.job.data)
 
     def work() -> tuple[dict[str, float], ExampleWatcher]:
         watcher = ExampleWatcher(split, step.objective.fields, classes, functools.partial(sample_name, samples))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import struct
 import sys
 import warnings
+import zlib
 
 import numpy as np
 import pytest
@@ -96,6 +98,53 @@ def test_what_cannot_be_decoded_is_told_in_words(content: bytes, message: str) -
     assert "0x" not in str(caught.value)
 
 
+def deep_png(color_type: int, channels: int) -> bytes:
+    """A PNG of 2 x 2 pixels with 16 bits a channel, all of the value 1000, which Pillow does not write."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    rows = (b"\0" + np.full(2 * channels, 1000, ">u2").tobytes()) * 2
+    head = struct.pack(">IIBBBBB", 2, 2, 16, color_type, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def deep_tiff() -> bytes:
+    """An RGB TIFF of 2 x 2 pixels with 16 bits a channel."""
+    tags = [(256, 3, 1, 2), (257, 3, 1, 2), (258, 3, 3, 122), (259, 3, 1, 1), (262, 3, 1, 2), (273, 4, 1, 128)]
+    tags += [(277, 3, 1, 3), (278, 3, 1, 2), (279, 4, 1, 24)]
+    entries = b"".join(struct.pack("<HHII", *tag) for tag in tags)
+    head = b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + struct.pack("<I", 0)
+    return head + struct.pack("<HHH", 16, 16, 16) + np.full(12, 1000, "<u2").tobytes()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        deep_png(2, 3),
+        deep_png(4, 2),
+        deep_png(6, 4),
+        deep_tiff(),
+        b"P6 2 2 65535\n" + np.full(12, 1000, ">u2").tobytes(),
+        b"P3 2 2 4095\n" + b"1000 " * 12,
+    ],
+    ids=["png rgb", "png grey alpha", "png rgba", "tiff rgb", "ppm", "ppm text"],
+)
+def test_colours_of_16_bits_are_refused_though_pillow_reads_them(content: bytes) -> None:
+    """Of 1000 it would keep 3: an image of 12 bits would have 16 levels left, without a word."""
+    assert Image.open(io.BytesIO(content)).mode in {"RGB", "RGBA"}
+    with pytest.raises(ValueError, match="more than 8 bits a channel"):
+        form().decoded(content)
+
+
+def test_an_image_of_16_bits_a_pixel_is_read() -> None:
+    """Five or six bits a channel, as bitmaps may have."""
+    masks = struct.pack("<III", 0xF800, 0x07E0, 0x001F)
+    info = struct.pack("<IiiHHIIiiII", 40, 2, 1, 1, 16, 3, 4, 0, 0, 0, 0)
+    bitmap = b"BM" + struct.pack("<IHHI", 70, 0, 0, 66) + info + masks + struct.pack("<HH", 0xF800, 0x001F)
+    assert form().decoded(bitmap)[:, 0].tolist() == [[255, 0], [0, 0], [0, 255]]
+
+
 def test_an_image_of_too_many_pixels_is_refused_whatever_becomes_of_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread may have restored their filters in between: no row is good or bad by chance."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20)
@@ -103,6 +152,14 @@ def test_an_image_of_too_many_pixels_is_refused_whatever_becomes_of_warnings(mon
         monkeypatch.setattr(warnings, "simplefilter", lambda *_given: None)
         with pytest.raises(ValueError, match="it has 6 × 6 pixels, and 20 are"):
             image_form(None, 3, "stretch", None, None).decoded(png_of(1))
+
+
+@pytest.mark.parametrize("mean", [123.7, (0.5, 0.5, 104.0), -0.5])
+def test_a_mean_of_pixels_up_to_255_is_refused(mean: object) -> None:
+    """Taken off pixels from 0 to 1 it would leave nearly the same for every image, of which nothing is learned."""
+    with pytest.raises(BadJob, match=r"is no mean of pixels from 0 to 1") as raised:
+        form(mean=mean, std=58.4)
+    assert "by 255" in str(raised.value.remedy)
 
 
 def test_preparing_standardises_each_channel() -> None:

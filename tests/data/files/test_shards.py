@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import gzip
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from stoker.data.files import sample_files
 from stoker.data.files.sample_files import OpenFiles, expanded, indexed, shard_paths
 from stoker.errors import BadJob
 
@@ -99,3 +101,16 @@ def test_reading_at_places_in_many_files(tmp_path: Path) -> None:
         files.read(0, 3, 4)
     assert copy.deepcopy(files).read(3, 0, 5) == b"<003>"
     files.close()
+
+
+def test_files_are_closed_after_the_module_was_torn_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the exit of the interpreter, whose order is open: else each script ends with a traceback."""
+    (tmp_path / "a").write_bytes(b"content")
+    files = OpenFiles([tmp_path / "a"])
+    assert files.read(0, 0, 3) == b"con"
+    (descriptor,) = files._open.values()
+    with monkeypatch.context() as torn_down:
+        torn_down.setattr(sample_files, "os", None)
+        files.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)

@@ -242,6 +242,33 @@ def test_a_table_like_another_takes_its_numbers(tmp_path: Path) -> None:
         len(stoker.data.csv(tmp_path / "valid.csv", like=train, target="y"))
 
 
+@pytest.mark.parametrize("value", ["inf", "-Infinity", "1e400"])
+@pytest.mark.parametrize("column", ["a", "y"])
+def test_infinite_numbers_are_refused(value: str, column: str, tmp_path: Path) -> None:
+    """As `stoker predict` does: a mean of them is infinite too, and metrics of such rows say nothing."""
+    row = {"a": "1", "y": "0.5"} | {column: value}
+    source = csv_text(tmp_path, f"a,y\n2,1.5\n{row['a']},{row['y']}\n", target="y")
+    with pytest.raises(BadJob, match=f"row 1: '{column}' is -?inf, and float32 ends at"):
+        len(source)
+
+
+def test_a_file_may_be_read_like_a_part_of_a_table(tmp_path: Path) -> None:
+    """As what `split` gives for training; anything else is refused in words."""
+    whole = csv_text(
+        tmp_path,
+        "a,c,y\n" + "".join(f"{row},{'uv'[row % 2]},no\n" for row in range(9)) + "9,u,yes\n",
+        target="y",
+        categories=["c"],
+    )
+    (tmp_path / "valid.csv").write_text("a,c,y\n1,v,yes\n")
+    part = whole.split(valid=0.2).train
+    assert part is not None
+    sample = stoker.data.csv(tmp_path / "valid.csv", like=part)[0]
+    assert (sample["categories"].tolist(), int(sample["target"])) == ([1], 1)
+    with pytest.raises(BadJob, match=r"like='valid\.csv' is no table"):
+        stoker.data.csv(tmp_path / "valid.csv", like="valid.csv")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("text", "given", "message"),
     [

@@ -37,6 +37,16 @@ def test_samples_are_groups_of_members_in_order(tmp_path: Path) -> None:
     assert np.bincount(labels).tolist() == [16, 16, 16]
 
 
+@pytest.mark.parametrize("order", [("png", "seg.png"), ("seg.png", "png")])
+def test_of_alternative_members_the_first_named_is_taken(tmp_path: Path, order: tuple[str, str]) -> None:
+    """As WebDataset itself does, and not the one that comes last in the tar."""
+    content = {"png": png_of(1), "seg.png": png_of(2)}
+    shard = tar_file(tmp_path / "a.tar", [*((f"0.{kind}", content[kind]) for kind in order), ("0.cls", b"1")])
+    for fields, index in ((["png;seg.png", "cls"], 1), (["seg.png;png", "cls"], 2)):
+        pixels, _ = stoker.data.webdataset(shard, fields=fields).sample(0)
+        assert torch.equal(pixels, torch.from_numpy(pixels_of(index).transpose(2, 0, 1)))
+
+
 name = st.from_regex(r"[a-z0-9]{1,3}(/[a-z0-9_]{1,120})?\.[a-z]{1,4}", fullmatch=True)
 
 

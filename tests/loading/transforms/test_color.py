@@ -111,6 +111,14 @@ def test_colours_that_cannot_be_meant_are_refused(make, problem: str) -> None:
         make()
 
 
+def test_a_mean_of_bytes_up_to_255_is_refused() -> None:
+    """They are scaled to 0 to 1 first: every image would be nearly the same. Floats are taken as they are."""
+    with pytest.raises(BadJob, match="is no mean of bytes scaled to 0 to 1"):
+        Normalize(123.7, 58.4)(images((1, 3, 3, 3)), draw_for([0]))
+    floats = torch.full((1, 3, 2, 2), 123.7)
+    assert Normalize(123.7, 58.4)(floats, draw_for([0])).abs().max() == 0
+
+
 def test_other_channels_are_refused() -> None:
     """Which channel would be red, of two? And a mean for each channel needs as many."""
     with pytest.raises(BadJob, match="ColorJitter takes images of 1 or 3 channels, got 2"):

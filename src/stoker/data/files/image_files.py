@@ -97,6 +97,11 @@ def image_form(
     means, stds = _by_channel("mean", mean, 0.0, channels), _by_channel("std", std, 1.0, channels)
     if not all(std > 0 for std in stds):
         raise BadJob(f"std={std!r} has values that are not positive")
+    if not all(0 <= mean <= 1 for mean in means):
+        raise BadJob(
+            f"mean={mean!r} is no mean of pixels from 0 to 1, of which it is taken off",
+            remedy="Divide mean and std of pixels from 0 to 255 by 255.",
+        )
     return ImageForm(sides, channels, cast("Resize", resize), means, stds)
 
 

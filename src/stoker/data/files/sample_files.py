@@ -160,10 +160,10 @@ class OpenFiles:
             content += more
         return content
 
-    def close(self) -> None:
-        """Close all files."""
+    def close(self, close: Callable[[int], None] = os.close) -> None:
+        """Close all files; also at the interpreter's exit, when `os` is gone from this module."""
         while self._open:
-            os.close(self._open.popitem()[1])
+            close(self._open.popitem()[1])
 
     def _descriptor(self, shard: int) -> int:
         if shard in self._open:

@@ -294,6 +294,24 @@ def class_names(given: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
+def stated_classes(data: Any) -> tuple[str, ...]:
+    """Names of the targets' numbers in order, as a job's data states them; none where it does not.
+
+    A dataset as those of torchvision keeps the names of what it stores: with a `target_transform` they are not those of
+    its targets. Several names of one class, as ImageNet has, become one.
+
+    >>> from types import SimpleNamespace
+    >>> stated_classes(SimpleNamespace(classes=["cat", ("dog", "hound")]))
+    ('cat', 'dog, hound')
+    >>> stated_classes(SimpleNamespace(classes=["cat", "dog"], target_transform=lambda target: 1 - target))
+    ()
+    """
+    classes = getattr(data, "classes", None)
+    if not isinstance(classes, list | tuple | np.ndarray) or getattr(data, "target_transform", None) is not None:
+        return ()
+    return tuple(", ".join(map(str, name)) if isinstance(name, list | tuple) else str(name) for name in classes)
+
+
 def _as_batch(leaf: Any) -> Any:
     """A batch of one: what PyTorch's collate function makes of it."""
     import torch

@@ -16,7 +16,7 @@ from typing import Any, Unpack, cast, final
 import numpy as np
 
 from stoker.data.files.sample_files import Clean, Paths, existing_version, left_out_of_files, require_once
-from stoker.data.files.source import IndexedSource, Indices, Labels, digest_of_parts, needs
+from stoker.data.files.source import IndexedSource, Indices, Labels, Subset, digest_of_parts, needs
 from stoker.data.files.table_store import (
     Missing,
     StoredTable,
@@ -198,7 +198,7 @@ def csv(  # noqa: PLR0913 - what can be said of a table
     classes: Sequence[str] | None = None,
     missing: Missing = None,
     delimiter: str = ",",
-    like: Table | None = None,
+    like: Table | Subset | None = None,
     clean: Clean = None,
 ) -> Table:
     """Rows of CSV files with a header each; nothing is read until it is needed.
@@ -216,7 +216,8 @@ def csv(  # noqa: PLR0913 - what can be said of a table
         missing: treatment of missing values: "drop" leaves the row out; "mean" or a number for features; a dict by
             column, where categories and text may become a word. Default: an error that counts and locates them.
         delimiter: character between fields.
-        like: another table, whose columns, categories, classes and means are used: for validation and test files.
+        like: another table, or a part of one, whose columns, categories, classes and means are used: for validation and
+            test files.
         clean: the clean list of `stoker data check`, whose rows are left out.
 
     Raises:
@@ -236,17 +237,21 @@ def csv(  # noqa: PLR0913 - what can be said of a table
     return _table(path, dataclasses.replace(spec, delimiter=delimiter), clean, like)
 
 
-def parquet(path: Paths, *, like: Table | None = None, clean: Clean = None, **columns: Unpack[TableColumns]) -> Table:
+def parquet(
+    path: Paths, *, like: Table | Subset | None = None, clean: Clean = None, **columns: Unpack[TableColumns]
+) -> Table:
     """Rows of Parquet files; arguments as for `csv`. Only named columns are read."""
     return _table(path, table_spec("parquet", **columns), clean, like)
 
 
-def jsonl(path: Paths, *, like: Table | None = None, clean: Clean = None, **columns: Unpack[TableColumns]) -> Table:
+def jsonl(
+    path: Paths, *, like: Table | Subset | None = None, clean: Clean = None, **columns: Unpack[TableColumns]
+) -> Table:
     """Rows of JSONL files, one object a line; arguments as for `csv`. A missing key is a missing value."""
     return _table(path, table_spec("jsonl", **columns), clean, like)
 
 
-def _table(path: Paths, spec: TableSpec, clean: Clean, like: Table | None) -> Table:
+def _table(path: Paths, spec: TableSpec, clean: Clean, like: IndexedSource | None) -> Table:
     given = [path] if isinstance(path, str | Path) else list(path)
     if not given:
         raise BadJob(f"a {spec.format} source needs a file", remedy="Give a path, or a list of them.")
@@ -259,6 +264,10 @@ def _table(path: Paths, spec: TableSpec, clean: Clean, like: Table | None) -> Ta
             remedy=f'Name them: stoker.data.{kind}(sorted(Path({folder.name!r}).glob("*.{kind}"))).',
         )
     require_once(paths)
+    while isinstance(like, Subset):  # a part has the columns, categories, classes and means of its whole
+        like = like.whole
+    if not (like is None or isinstance(like, Table)):
+        raise BadJob(f"like={like!r} is no table", remedy="Give the table of the training data, or a part of it.")
     return Table(paths, spec, clean, like)
 
 

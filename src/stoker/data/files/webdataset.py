@@ -88,7 +88,8 @@ class WebDataset(IndexedSource):
                 if key in dropped[shard]:
                     num_cleaned += 1
                     continue
-                chosen = {field_of[kind]: (*parts[kind], numbers[kind]) for kind in parts if kind in field_of}
+                # Of alternatives the one named first, wherever it stands in the tar.
+                chosen = {field_of[kind]: (*parts[kind], numbers[kind]) for kind in reversed(kinds) if kind in parts}
                 for index, field in enumerate(self.fields):
                     if index not in chosen:
                         raise BadJob(
@@ -215,8 +216,9 @@ def webdataset(  # noqa: PLR0913 - what can be said of shards of images
 
     Args:
         shards: `train-{0000..0146}.tar`, with `*`, or a list.
-        fields: the members that make a sample, in order; `;` separates alternative names of one. Images become
-            uint8 [C, H, W], `cls` a number, `txt` text, `json` its value, `npy` an array; others stay bytes.
+        fields: the members that make a sample, in order; `;` separates alternative names of one, of which a sample's
+            first is taken. Images become uint8 [C, H, W], `cls` a number, `txt` text, `json` its value, `npy` an array;
+            others stay bytes.
         size: of images, (height, width), or one number for both; without it all must have one size.
         channels: of images: 1, 3 or 4.
         resize: "stretch", "crop" or "pad".

@@ -17,6 +17,9 @@ from stoker.data.reading.table_readers import BadImage
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _ADDRESS = re.compile(r"<_io\.BytesIO object at 0x[0-9a-f]+>")
 _END_OF_JPEG = b"\xff\xd9"
+_MOST_OF_8_BITS = 255
+_DEEP_PIXELS = re.compile(r"(?:RGB[AaX]?|CMYK|LA?);16[BLNS]?")
+"""Pillow's names for stored pixels of 16 bits a channel of which it keeps the upper 8; `BGR;16` has 16 a pixel."""
 
 
 def loaded(content: bytes, *, is_strict: bool = False) -> Image.Image:
@@ -27,7 +30,8 @@ def loaded(content: bytes, *, is_strict: bool = False) -> Image.Image:
         is_strict: check what decoding does not need as well: the checksums of a PNG, the end of a JPEG.
 
     Raises:
-        BadImage: it is empty, cut off, damaged, of no known format, or larger than any picture should be.
+        BadImage: it is empty, cut off, damaged, of no known format, larger than any picture should be, or of more than
+            8 bits a channel where Pillow would drop the rest.
     """
     if not content:
         raise BadImage("empty", "it has no bytes")
@@ -48,6 +52,8 @@ def loaded(content: bytes, *, is_strict: bool = False) -> Image.Image:
                 image = Image.open(io.BytesIO(content))
             if is_strict and image.format == "JPEG" and content.rfind(_END_OF_JPEG) < 0:
                 raise OSError("the end of the JPEG is missing")
+            if (stored := _deep_pixels(image)) is not None:
+                raise BadImage("mode", f"it has more than 8 bits a channel ({stored}): make 8 of them first")
             image.load()
             return image
     except UnidentifiedImageError:
@@ -94,6 +100,21 @@ def fitted(image: Image.Image, channels: int, size: tuple[int, int] | None, resi
     pixels = np.asarray(image)
     pixels = pixels.reshape(*pixels.shape[:2], channels)
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _deep_pixels(image: Image.Image) -> str | None:
+    """How an image that is not loaded yet stores more than 8 bits a channel, if Pillow reads it with 8; else None.
+
+    Pillow keeps 1000 of 65535 as 3. Where it keeps all bits, the mode shows it, see `fitted`.
+    """
+    for tile in getattr(image, "tile", ()):
+        arguments = tile.args if isinstance(tile.args, tuple) else (tile.args,)
+        for argument in arguments:
+            if isinstance(argument, str) and _DEEP_PIXELS.fullmatch(argument):
+                return argument
+            if tile.codec_name.startswith("ppm") and isinstance(argument, int) and argument > _MOST_OF_8_BITS:
+                return f"values up to {argument}"
+    return None
 
 
 def _words(error: BaseException) -> str:

@@ -112,6 +112,11 @@ class Normalize:
         """The images, standardised."""
         require_images(x_BCHW, "Normalize")
         colors = as_colors(x_BCHW, "Normalize")
+        if x_BCHW.dtype == torch.uint8 and not all(0 <= mean <= 1 for mean in _listed(self.mean)):
+            raise BadJob(
+                f"Normalize(mean={self.mean}) is no mean of bytes scaled to 0 to 1, of which it is taken off",
+                remedy="Divide mean and std of pixels from 0 to 255 by 255.",
+            )
         for name, values in (("mean", _listed(self.mean)), ("std", _listed(self.std))):
             if len(values) not in (1, x_BCHW.shape[1]):
                 raise BadJob(f"Normalize has {len(values)} numbers for {name}, images have {x_BCHW.shape[1]} channels")
