@@ -32,16 +32,16 @@ from typing import Any
 
 import torch
 
-from stoker.devices import attached_devices, planned_devices
+from stoker.devices import Place, attached_devices, planned_devices
 from stoker.errors import StokerError
-from stoker.jobs import load_job
-from stoker.planning.model.run_forecast import Traces
+from stoker.jobs import Entry, Job, load_job
+from stoker.planning.model.run_forecast import TracedForecasts, Traces
 from stoker.planning.multi_device import LayoutCandidates, without_layout
 from stoker.planning.pinned_plan import plan_of
 from stoker.planning.plan_ranking import SURE_ENOUGH
 from stoker.planning.planner import Planner
 from stoker.planning.resolved_job import resolve_job
-from stoker.records import Trace, TraceSettings
+from stoker.records import Plan, Trace, TraceSettings
 from stoker.records.trace import TensorShape
 from stoker.stepping.coupling import coupling_by_types
 
@@ -60,19 +60,10 @@ def forecast(case: dict[str, str], folder: Path) -> dict[str, Any]:
     if "bf16" not in rates and "fp16" in rates:
         hardware = dataclasses.replace(place.hardware, dense_flops=rates | {"bf16": rates["fp16"]})
         place = dataclasses.replace(place, hardware=hardware)
-    planner = Planner(resolve_job(job, entry), is_all_elsewhere=True)
-    # What the samples share is stated by the types of layers: the probe would run the model here.
-    vars(planner)["coupling"] = coupling_by_types(job, planner.prepared.model, "forecast for elsewhere")
-    fields = {"optimizer_implementation": "fused", "loader": "device", "precision": "fp32"} | json.loads(case["plan"])
-    plan = plan_of(fields, place, planner.profile(place.device.kind))
-    layout = plan.layout
-    forecasts: Any
+    planner = planner_of(job, entry)
     if case.get("precision", "").startswith("fp16"):  # no plan without a loss scale has fp16
         planner.needs.trace = functools.cache(functools.partial(_in_fp16, planner.needs.trace))
-    if layout.world_size > 1:
-        forecasts, plan = LayoutCandidates(planner, place).forecasts(layout), without_layout(plan)
-    else:
-        forecasts = planner.forecasts(place)
+    forecasts, plan = forecasts_of(planner, place, json.loads(case["plan"]))
     update = forecasts.update(plan)
     step_s = update.step_s
     if case["what"] == "forward":
@@ -90,6 +81,26 @@ def forecast(case: dict[str, str], folder: Path) -> dict[str, Any]:
         "needed_gib": forecasts.needed_bytes(plan) / GIB,
         "fits": forecasts.probability_it_fits(plan),
     }
+
+
+def planner_of(job: Job, entry: Entry) -> Planner:
+    """The planner of a job for devices elsewhere; what samples share is stated by types of layers, without a probe."""
+    planner = Planner(resolve_job(job, entry), is_all_elsewhere=True)
+    vars(planner)["coupling"] = coupling_by_types(job, planner.prepared.model, "forecast for elsewhere")
+    return planner
+
+
+def forecasts_of(planner: Planner, place: Place, fields: dict[str, Any]) -> tuple[TracedForecasts, Plan]:
+    """Forecasts at a place and the plan of `fields`, pinned; under a layout, that of one of its processes.
+
+    Raises:
+        StokerError: the plan is not one, or cannot be forecast.
+    """
+    usual = {"optimizer_implementation": "fused", "loader": "device", "precision": "fp32"}
+    plan = plan_of(usual | fields, place, planner.profile(place.device.kind))
+    if plan.layout.world_size == 1:
+        return planner.forecasts(place), plan
+    return LayoutCandidates(planner, place).forecasts(plan.layout), without_layout(plan)
 
 
 def _in_fp16(traces: Traces, settings: TraceSettings) -> Trace:

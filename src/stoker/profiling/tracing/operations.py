@@ -85,8 +85,13 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
 
 
-def operation_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Operation:
-    """The record of one call, whose results were `out`."""
+def operation_of(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *, num_outside: int = 0
+) -> Operation:
+    """The record of one call, whose results were `out`.
+
+    `num_outside` of the inputs that have one shape are not what operations since the last product read or made.
+    """
     name = func.overloadpacket.__name__
     given = _named_arguments(func, args, kwargs)
     inputs = list(tensors_in((args, kwargs.values())))
@@ -97,6 +102,10 @@ def operation_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
     bytes_written = 0 if name in _NEVER_FILLED else sum(map(_num_bytes, outputs))
     if name in _LOOKUPS and inputs:
         read[id(inputs[0])] = min(read[id(inputs[0])], bytes_written)
+    if name.startswith("nll_loss"):  # forward one element for each target, backward none
+        is_backward = name.endswith("_backward")
+        read[id(given["self"])] = 0 if is_backward else given["target"].numel() * given["self"].element_size()
+    outside = {"num_outside": num_outside} if num_outside else {}
     return Operation(
         name=name,
         inputs=tuple(map(_shape, inputs)),
@@ -104,7 +113,7 @@ def operation_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
         flops=_flops(func, args, kwargs, out),
         bytes_read=0 if name.startswith(_NEVER_FILLED) or name.startswith(_FILLED) else sum(read.values()),
         bytes_written=bytes_written,
-        attributes=tuple(sorted(_attributes(name, given, inputs, args).items())),
+        attributes=tuple(sorted((_attributes(name, given, inputs, args) | outside).items())),
     )
 
 
