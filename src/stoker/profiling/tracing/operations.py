@@ -273,8 +273,8 @@ _Owner = Literal["user", "library", "hidden"]
 class SourceLines:
     """Numbers the source lines of operations; `names` are written as `train_me.py:42`.
 
-    The line is in the nearest frame of the user's own code inside the traced step, or else in the nearest frame outside
-    PyTorch.
+    The line is in the nearest frame of the user's own code inside the traced step, else in that of a library or of
+    Stoker's models, else in the nearest frame outside PyTorch, as Stoker's optimisers.
     """
 
     def __init__(self) -> None:
@@ -289,7 +289,8 @@ class SourceLines:
             owner = _owner(frame.f_code)
             if owner == "user":
                 return self._place(frame)
-            if owner == "library" and fallback is None:
+            is_nearer = fallback is None or (_is_machinery(fallback.f_code) and not _is_machinery(frame.f_code))
+            if owner == "library" and is_nearer:
                 fallback = frame
             if frame.f_code.co_name == TRACED_ENTRY and frame.f_code.co_filename.startswith(_TRACING):
                 break
@@ -327,6 +328,11 @@ TRACED_ENTRY = "run_traced"
 @functools.lru_cache(maxsize=4096)
 def _owner(code: CodeType) -> _Owner:
     return _owner_of_file(code.co_filename)
+
+
+def _is_machinery(code: CodeType) -> bool:
+    """Whether a function is Stoker's, and not of one of its models: it may stand between a model and PyTorch."""
+    return code.co_filename.startswith(_STOKER) and not code.co_filename.startswith(f"{_STOKER}zoo/")
 
 
 def _owner_of_file(name: str) -> _Owner:
