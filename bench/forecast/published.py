@@ -8,9 +8,9 @@ alone), `measured_step_ms`, its `precision`, `group` and `id`; other columns are
 nothing runs: the given plan is traced and forecast. `fits` is the probability that it fits the device's memory. Cases
 that cannot be forecast are named with the reason, and counted. Jobs may need packages of their own, such as timm.
 
-fp16 stands as bf16 in the plans of the cases: on devices that have fp16 alone, such as a V100, bf16 is priced at the
-rate of fp16. Where `precision` says fp16 and there is one device, operations are priced as fp16, in which cuDNN
-computes batch norms.
+fp16 stands as bf16 in the plans of the cases. Where `precision` says fp16 and there is one device, the plan is in fp16
+with a loss scale: cuDNN computes batch norms, and a V100 has kernels for attention. On several devices that have fp16
+alone bf16 is priced at the rate of fp16.
 """
 
 from __future__ import annotations
@@ -32,17 +32,16 @@ from typing import Any
 
 import torch
 
-from stoker.devices import attached_devices, planned_devices
+from stoker.devices import Place, attached_devices, planned_devices
 from stoker.errors import StokerError
-from stoker.jobs import load_job
-from stoker.planning.model.run_forecast import Traces
+from stoker.jobs import Entry, Job, load_job
+from stoker.planning.model.run_forecast import TracedForecasts
 from stoker.planning.multi_device import LayoutCandidates, without_layout
 from stoker.planning.pinned_plan import plan_of
 from stoker.planning.plan_ranking import SURE_ENOUGH
 from stoker.planning.planner import Planner
 from stoker.planning.resolved_job import resolve_job
-from stoker.records import Trace, TraceSettings
-from stoker.records.trace import TensorShape
+from stoker.records import Plan
 from stoker.stepping.coupling import coupling_by_types
 
 GIB = 2**30
@@ -60,19 +59,10 @@ def forecast(case: dict[str, str], folder: Path) -> dict[str, Any]:
     if "bf16" not in rates and "fp16" in rates:
         hardware = dataclasses.replace(place.hardware, dense_flops=rates | {"bf16": rates["fp16"]})
         place = dataclasses.replace(place, hardware=hardware)
-    planner = Planner(resolve_job(job, entry), is_all_elsewhere=True)
-    # What the samples share is stated by the types of layers: the probe would run the model here.
-    vars(planner)["coupling"] = coupling_by_types(job, planner.prepared.model, "forecast for elsewhere")
-    fields = {"optimizer_implementation": "fused", "loader": "device", "precision": "fp32"} | json.loads(case["plan"])
-    plan = plan_of(fields, place, planner.profile(place.device.kind))
-    layout = plan.layout
-    forecasts: Any
-    if case.get("precision", "").startswith("fp16"):  # no plan without a loss scale has fp16
-        planner.needs.trace = functools.cache(functools.partial(_in_fp16, planner.needs.trace))
-    if layout.world_size > 1:
-        forecasts, plan = LayoutCandidates(planner, place).forecasts(layout), without_layout(plan)
-    else:
-        forecasts = planner.forecasts(place)
+    fields = json.loads(case["plan"])
+    if case.get("precision", "").startswith("fp16") and not fields.get("layout"):
+        job, fields = dataclasses.replace(job, numerics=[*job.numerics, "fp16"]), fields | {"precision": "fp16"}
+    forecasts, plan = forecasts_of(planner_of(job, entry), place, fields)
     update = forecasts.update(plan)
     step_s = update.step_s
     if case["what"] == "forward":
@@ -92,17 +82,24 @@ def forecast(case: dict[str, str], folder: Path) -> dict[str, Any]:
     }
 
 
-def _in_fp16(traces: Traces, settings: TraceSettings) -> Trace:
-    """The trace of an update with fp16 in place of bf16."""
+def planner_of(job: Job, entry: Entry) -> Planner:
+    """The planner of a job for devices elsewhere; what samples share is stated by types of layers, without a probe."""
+    planner = Planner(resolve_job(job, entry), is_all_elsewhere=True)
+    vars(planner)["coupling"] = coupling_by_types(job, planner.prepared.model, "forecast for elsewhere")
+    return planner
 
-    def renamed(tensors: tuple[TensorShape, ...]) -> tuple[TensorShape, ...]:
-        return tuple(dataclasses.replace(one, dtype="fp16") if one.dtype == "bf16" else one for one in tensors)
 
-    trace = traces(settings)
-    operations = (
-        dataclasses.replace(one, inputs=renamed(one.inputs), outputs=renamed(one.outputs)) for one in trace.operations
-    )
-    return dataclasses.replace(trace, operations=tuple(operations))
+def forecasts_of(planner: Planner, place: Place, fields: dict[str, Any]) -> tuple[TracedForecasts, Plan]:
+    """Forecasts at a place and the plan of `fields`, pinned; under a layout, that of one of its processes.
+
+    Raises:
+        StokerError: the plan is not one, or cannot be forecast.
+    """
+    usual = {"optimizer_implementation": "fused", "loader": "device", "precision": "fp32"}
+    plan = plan_of(usual | fields, place, planner.profile(place.device.kind))
+    if plan.layout.world_size == 1:
+        return planner.forecasts(place), plan
+    return LayoutCandidates(planner, place).forecasts(plan.layout), without_layout(plan)
 
 
 def statistics_of(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -48,6 +48,12 @@ def test_replicas_sum_their_gradients_once_however_many_passes_there_are() -> No
     assert used.num_bytes == 4 * len(PARTS.parameters)
 
 
+def test_replicas_of_a_tensor_group_sum_the_part_that_each_process_holds() -> None:
+    """Divided matrices count half, what each process has whole counts whole."""
+    gradients, *_ = (one for one in messages(Layout(replicas=2, tensor=2)) if one.what == "gradients summed")
+    assert gradients.num_bytes == 4 * (10 * 8 + 5 * 8) + 4 * 4 * 16 * 8 // 2
+
+
 def test_shards_gather_in_each_pass_and_blocks_twice_where_they_let_go() -> None:
     """Root once, blocks twice; kept gathered, all of it once a pass, and gradients once an update."""
     whole = PARTS.trained_bytes

@@ -16,7 +16,7 @@ WEIGHT = TensorShape(shape=(100, 100), dtype="bf16")
 BF16, FP32 = 2 * WIDE.numel, 4 * WIDE.numel
 
 
-def operation(name: str, inputs: tuple[TensorShape, ...], output: TensorShape) -> Operation:
+def operation(name: str, inputs: tuple[TensorShape, ...], output: TensorShape, *, num_outside: int = 0) -> Operation:
     """One that reads and writes each tensor once."""
     size = {"bf16": 2, "fp32": 4}
     read = sum(size[one.dtype] * one.numel for one in inputs)
@@ -27,6 +27,7 @@ def operation(name: str, inputs: tuple[TensorShape, ...], output: TensorShape) -
         flops=0,
         bytes_read=read,
         bytes_written=size[output.dtype] * output.numel,
+        attributes=(("num_outside", num_outside),) if num_outside else (),
     )
 
 
@@ -120,3 +121,63 @@ def test_a_chain_keeps_what_its_inputs_would_have_taken() -> None:
         ),
     )
     assert [one.num_bytes for one in compiled_storages(lost).storages] == [BF16, 0, 0, BF16, BF16]
+
+
+def backward_of(*made: tuple[Operation, int, str, int | None]) -> Trace:
+    """The operations of `trace_of` in the backward pass."""
+    trace = trace_of(*made)
+    return dataclasses.replace(
+        trace, occurrences=tuple(dataclasses.replace(one, phase="backward") for one in trace.occurrences)
+    )
+
+
+def test_a_batch_norms_gradient_reads_again_all_that_entered_its_kernel() -> None:
+    """Its sums over the batch end one kernel; the next reads gradient, ReLU's result and image again: seven passes."""
+    relu = operation("threshold_backward", (WIDE, WIDE), WIDE)
+    norm = operation("native_batch_norm_backward", (WIDE, WIDE), WIDE)
+    backward = backward_of((PRODUCT, BF16, "temporary", 1), (relu, BF16, "temporary", 2), (norm, BF16, "temporary", 3))
+    (_, (left, _), (same, _), _) = kernel_shares(backward, [1.0, 10.0, 10.0, 1.0], by_bytes)
+    assert left == same == pytest.approx(7 / 20)
+
+
+def test_a_residual_of_the_shape_of_what_the_chain_made_comes_from_memory() -> None:
+    """The norm's image and the residual are read, the sum is written; the ReLU takes what was just made."""
+    norm = operation("native_layer_norm", (WIDE,), WIDE)
+    added, relu = operation("add", (WIDE, WIDE), WIDE, num_outside=1), operation("relu", (WIDE,), WIDE)
+    trace = trace_of(
+        (PRODUCT, BF16, "temporary", 1),
+        (norm, BF16, "temporary", 2),
+        (added, BF16, "temporary", 3),
+        (relu, BF16, "activation", 5),
+        (PRODUCT, BF16, "activation", 5),
+    )
+    (_, (left, _), *_) = kernel_shares(trace, [1.0, 10.0, 10.0, 10.0, 1.0, 1.0], by_bytes)
+    assert left == pytest.approx(3 / 30)
+
+
+def test_what_a_chain_has_read_is_not_read_again() -> None:
+    """A written-out GELU takes its input three times."""
+    halved, cubed = operation("mul", (WIDE,), WIDE), operation("pow", (WIDE,), WIDE)
+    added, both = operation("add", (WIDE, WIDE), WIDE), operation("mul", (WIDE, WIDE), WIDE)
+    trace = trace_of(
+        (PRODUCT, BF16, "temporary", 3),
+        (halved, BF16, "temporary", 4),
+        (cubed, BF16, "temporary", 3),
+        (added, BF16, "temporary", 4),
+        (both, BF16, "activation", 5),
+    )
+    (_, (left, _), *_) = kernel_shares(trace, [1.0, 10.0, 10.0, 10.0, 10.0, 1.0], by_bytes)
+    assert left == pytest.approx(2 / 40)
+
+
+def test_logarithms_of_a_loss_are_not_written() -> None:
+    """The backward pass computes them from the logits again; without the loss next to them they are kept."""
+    softmax = operation("_log_softmax", (WIDE,), IN_FULL)
+    targets = TensorShape(shape=(ROWS,), dtype="int64")
+    loss = Operation(
+        name="nll_loss_forward", inputs=(IN_FULL, targets), outputs=(), flops=0, bytes_read=0, bytes_written=4
+    )
+    whole = trace_of((PRODUCT, BF16, "activation", 3), (softmax, FP32, "activation", 3), (loss, 0, "temporary", 2))
+    alone = trace_of((PRODUCT, BF16, "activation", 3), (softmax, FP32, "activation", 3))
+    assert kernel_shares(whole, [1.0, 10.0, 0.0, 1.0], by_bytes)[1][0] == pytest.approx(1 / 10)
+    assert kernel_shares(alone, [1.0, 10.0, 1.0], by_bytes)[1][0] == pytest.approx(3 / 10)

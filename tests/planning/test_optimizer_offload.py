@@ -16,13 +16,21 @@ from stoker.planning.decision import plan as planned
 from stoker.planning.model import optimizer_offload
 from stoker.planning.model.host import LINK_SHARE, host_problem, link_rate
 from stoker.planning.model.memory import forecast_memory
-from stoker.planning.model.optimizer_offload import HostWork, host_work, memory_rate, with_host, with_offload
+from stoker.planning.model.optimizer_offload import (
+    HostWork,
+    host_work,
+    memory_rate,
+    pinned_bytes,
+    with_host,
+    with_offload,
+)
 from stoker.planning.model.search_space import offloaded_settings, trace_settings
 from stoker.planning.model.update_time import UpdateTime
 from stoker.planning.pinned_plan import plan_of, problem_with, words_of
 from stoker.planning.plan_ranking import rank
 from stoker.profiling.tracing.update import trace_update
 from stoker.records import Device, Estimate, Forecast, Hardware, Plan, Profile, Trace, TraceSettings
+from stoker.records.plan import PINNED_BYTES, STAGED_BYTES
 from tests.planning.trials import CPU, GPU, forecast_of, profile
 from tests.stepping.driving import SEPARABLE
 from tests.stepping.layouts.conformance import few_bits_job
@@ -62,8 +70,17 @@ def test_the_device_holds_weights_alone_between_updates(is_bf16: bool) -> None:
     assert work.state == pytest.approx(2 * work.masters, rel=0.01)
     assert work.gradients == pytest.approx(work.weights)
     assert work.optimizer == pytest.approx(7 * work.masters, rel=0.01)
-    kept = 2 * (work.masters + work.state) + work.gradients
-    assert work.kept_bytes == pytest.approx(kept)
+    assert work.kept_bytes == pytest.approx(2 * (work.masters + work.state) + work.buffers)
+    # One piece of pinned memory, in fp32 with the masters, and gradients while they are in the masters' dtype.
+    assert work.buffers == pytest.approx(PINNED_BYTES + STAGED_BYTES - (0 if is_bf16 else work.masters))
+
+
+def test_pinned_memory_comes_in_pieces_of_a_power_of_two() -> None:
+    """Small tensors share a piece of 256 MiB; one that its rest does not hold begins another; large ones round up."""
+    assert pinned_bytes([100, 100]) == PINNED_BYTES
+    assert pinned_bytes([PINNED_BYTES - 64, 65]) == 2 * PINNED_BYTES
+    assert pinned_bytes([PINNED_BYTES // 2 + 64] * 4) == 4 * PINNED_BYTES
+    assert pinned_bytes([PINNED_BYTES + 1, 64]) == 2 * PINNED_BYTES + PINNED_BYTES  # nothing is left of the first
 
 
 def test_gradients_die_when_they_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +116,7 @@ def machine(**known: Any) -> Hardware:
     return dataclasses.replace(hardware, **printed | known)
 
 
-WORK = HostWork(masters=4e9, state=8e9, gradients=2e9, weights=2e9, optimizer=28e9, sums=4e9)
+WORK = HostWork(masters=4e9, state=8e9, gradients=2e9, weights=2e9, optimizer=28e9, sums=4e9, buffers=2e9)
 """A billion parameters, in bf16 on the device."""
 
 

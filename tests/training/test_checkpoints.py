@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Callable, Iterable
@@ -16,6 +17,7 @@ from torch import nn
 import stoker
 from stoker.errors import BadRun, RunFailed
 from stoker.records import Coupling, Plan, Position
+from stoker.stepping.step import Step
 from stoker.store import CheckpointStore
 from stoker.testing import FaultyDisk
 from stoker.training.checkpoints import Checkpointer, kept_weights, model_weights, restore
@@ -63,8 +65,8 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-def there_and_back(job: stoker.Job, folder: Path, plan: Plan = PLAN) -> None:
-    """Half a run, saved, restored into a fresh step, goes on bit-equal to the run that went through."""
+def there_and_back(job: stoker.Job, folder: Path, plan: Plan = PLAN) -> Step:
+    """Half a run, saved, restored into a fresh step, goes on bit-equal to the run that went through; that step."""
     whole = step_of(job, plan)
     advance(whole, 0, 8)
     found = saved(whole, folder, 8)
@@ -74,6 +76,7 @@ def there_and_back(job: stoker.Job, folder: Path, plan: Plan = PLAN) -> None:
     advance(whole, 8, 15)
     advance(fresh, 8, 15)
     assert_bit_equal(everything_of(fresh), everything_of(whole))
+    return fresh
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -104,6 +107,25 @@ def test_a_channels_last_model_with_statistics_goes_on_bit_equal(tmp_path: Path)
     advance(whole, 5, 9)
     advance(fresh, 5, 9)
     assert_bit_equal(everything_of(fresh), everything_of(whole))
+
+
+def test_products_in_fp8_go_on_bit_equal(tmp_path: Path) -> None:
+    """Their scales are of the tensors themselves, so that a checkpoint needs none of them; bf16 ends elsewhere."""
+    tokens = torch.randint(96, (80, 9), generator=torch.Generator().manual_seed(0))
+    job = tiny_job(
+        model=functools.partial(
+            stoker.zoo.Llama, layers=2, width=256, heads=4, kv_heads=2, hidden=512, context=8, vocab=96
+        ),
+        data=(tokens[:, :-1], tokens[:, 1:]),
+        loss="token_cross_entropy",
+        optimizer=stoker.AdamW(lr=1e-3),
+        metrics=[],
+        numerics=["fp8"],
+    )
+    in_fp8 = there_and_back(job, tmp_path, Plan(device="cpu", micro_batch=16, precision="fp8"))
+    in_bf16 = step_of(job, Plan(device="cpu", micro_batch=16, precision="bf16"))
+    advance(in_bf16, 0, 15)
+    assert not torch.equal(in_fp8.model.state_dict()["head.weight"], in_bf16.model.state_dict()["head.weight"])
 
 
 def test_pythons_and_numpys_generators_go_on_where_they_were(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from stoker.layouts.base import DividedUpdate, LayoutAxis, Traffic, gradient_buckets
+from stoker.layouts.local_state import local_bytes
 from stoker.layouts.shards import sharding_groups
 from stoker.records import Layout, Trace
 from stoker.records.profile import ModelParts, Parameter
@@ -37,7 +38,11 @@ class Replicas(LayoutAxis):
                     what="gradients summed", collective="all-reduce", axis="replicas", sizes=shares, overlaps="backward"
                 ),
             )
-        return (replicated_traffic if layout.is_replicated else summed_after)(parts.parameters)
+        if layout.is_replicated:
+            return replicated_traffic(parts.parameters)
+        # Each process sums its part of a matrix with those of the same part.
+        local = ((one, local_bytes(one, layout) // one.item_bytes) for one in parts.parameters)
+        return summed_after([dataclasses.replace(one, shape=(numel,)) for one, numel in local])
 
     def overhead_s(self, parts: ModelParts, layout: Layout, passes: int) -> float:
         """As `LayoutAxis.overhead_s`; shards have their own."""

@@ -38,7 +38,7 @@ from stoker.jobs.freezing import Freeze
 from stoker.jobs.optimizers import ScheduleFree
 from stoker.loading.batches import Batch
 from stoker.records import Plan
-from stoker.records.plan import IN_FLIGHT_BYTES, PIECE
+from stoker.records.plan import ALIGNED_BYTES, IN_FLIGHT_BYTES, PIECE, PINNED_BYTES, STAGED_BYTES
 from stoker.stepping.bf16_weights import Bf16Weights
 from stoker.stepping.gradient_clipping import GradientClipping
 from stoker.stepping.layouts.base import SingleProcess, Strategy
@@ -47,15 +47,6 @@ from stoker.stepping.model import in_dtype
 from stoker.stepping.torch_optimizers import FLUSH_EVERY, flush_denormals
 from stoker.stepping.update_rule import UpdateRule
 from stoker.stepping.weight_averaging import ModelWeights
-from stoker.units import MIB
-
-_UPDATED_BYTES = 64 * MIB
-"""Masters that the optimiser updates in one call [bytes]: their weights go back while it updates the next ones."""
-
-_PINNED_BYTES = 256 * MIB
-"""Pinned memory that is had at once [bytes]: PyTorch's allocator of it rounds up to a power of two."""
-
-_ALIGNED_BYTES = 64
 
 
 def offload_problem(job: Job) -> str | None:
@@ -146,7 +137,7 @@ class HostState:
             if parameter.requires_grad:
                 self.offloaded.append(_Offloaded(parameter, self.masters[name], self._memory.take(0), held.dtype))
         self.sum_gradients(is_on=sums_gradients)
-        most = max(_UPDATED_BYTES, *(_aligned(entry.master_bytes) for entry in self.offloaded))
+        most = max(STAGED_BYTES, *(_aligned(entry.master_bytes) for entry in self.offloaded))
         self._wide = torch.empty(most, dtype=torch.uint8)  # gradients in the masters' dtype
 
     def sum_gradients(self, *, is_on: bool) -> None:
@@ -211,7 +202,7 @@ def _buckets(arrived: Sequence[_Offloaded]) -> Iterator[list[_Offloaded]]:
     held = 0
     for entry in arrived:
         size = _aligned(entry.master_bytes)
-        if bucket and held + size > _UPDATED_BYTES:
+        if bucket and held + size > STAGED_BYTES:
             yield bucket
             bucket, held = [], 0
         bucket.append(entry)
@@ -230,7 +221,7 @@ class _PinnedMemory:
         """So many bytes."""
         size = _aligned(num_bytes)
         if self._left.numel() < size:
-            self._left = torch.empty(max(size, _PINNED_BYTES), dtype=torch.uint8, pin_memory=True)
+            self._left = torch.empty(max(size, PINNED_BYTES), dtype=torch.uint8, pin_memory=True)
         taken, self._left = self._left[:num_bytes], self._left[size:]
         return taken
 
@@ -240,7 +231,7 @@ class _PinnedMemory:
 
 
 def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
+    return -(-num_bytes // ALIGNED_BYTES) * ALIGNED_BYTES
 
 
 class OffloadedProcess(SingleProcess):

@@ -38,6 +38,35 @@ def test_lookup_reads_the_rows_it_takes():
     assert (looked_up.bytes_read, looked_up.bytes_written) == (8 * 16 * 4 + 8 * 8, 8 * 16 * 4)
 
 
+def test_a_loss_reads_the_targets_logarithms_alone():
+    """Of each row one element, and in the gradient none: that is zeros with one number in each row."""
+    rows, targets = torch.zeros(64, 1000), torch.zeros(64, dtype=torch.int64)
+    (loss,) = _operations(lambda x, y: torch.ops.aten.nll_loss_forward(x, y, None, 1, -100), rows, targets)
+    assert (loss.name, loss.bytes_read) == ("nll_loss_forward", 64 * 4 + 64 * 8)
+
+    def gradient(x, y, seed, weight):
+        return torch.ops.aten.nll_loss_backward(seed, x, y, None, 1, -100, weight)
+
+    (back,) = _operations(gradient, rows, targets, torch.ones(()), torch.ones(()))
+    assert (back.bytes_read, back.bytes_written) == (64 * 8 + 4 + 4, 64 * 1000 * 4)
+
+
+def test_inputs_of_one_shape_that_no_neighbour_has_are_counted():
+    """A residual and a gate come from outside of what follows a product, its own result too; what was read does not."""
+
+    def step(x, weight, gate, residual):
+        made = torch.sigmoid(x @ weight)
+        gated = made * gate
+        return gated + residual, gated * gate
+
+    square = [torch.ones(8, 8) for _ in range(4)]
+    _, *after = _operations(step, *square)
+    assert [one.attribute("num_outside", 0) for one in after] == [0, 1, 1, 0]
+    assert [one.attribute("num_outside", 0) for one in _operations(step, *square, target="cpu")] == [0] * 5
+    (first,) = _operations(lambda a, b: a + b, *square[:2])
+    assert first.attribute("num_outside") == 2
+
+
 def test_views_are_left_out_and_allocations_are_not():
     """What moves no data is no operation, unless memory is allocated by it."""
     names = [one.name for one in _operations(lambda a: a.view(32, 64).t().unsqueeze(0).detach(), torch.ones(64, 32))]

@@ -122,9 +122,13 @@ def test_events_are_births_and_deaths_in_order():
     assert all(one <= other for one, other in itertools.pairwise(times))
 
 
-def test_backward_operations_belong_to_the_module_and_line_of_their_forward_operation():
-    """A backward pass runs no module, but what it does is reported as that of the module it is the backward pass of."""
-    trace = traced("gpt", "cuda", precision="bf16")
+@pytest.mark.parametrize("checkpointing", [{}, {"checkpointed_blocks": 3, "checkpointing": "selective"}])
+def test_backward_operations_belong_to_the_module_and_line_of_their_forward_operation(checkpointing):
+    """A backward pass runs no module, but what it does is reported as that of the module it is the backward pass of.
+
+    Lines are the model's, too, where Stoker's checkpointing stands between it and PyTorch.
+    """
+    trace = traced("gpt", "cuda", precision="bf16", **checkpointing)
     attention = {
         (trace.modules[one.module], trace.sources[one.source], one.phase)
         for one in trace.occurrences

@@ -4,8 +4,8 @@ Inductor writes a chain of operations that go over the same elements, or the sam
 operations, casts, norms, softmaxes, losses and reductions. Its time is that of the bytes that enter or leave the chain;
 what is made and used within it never crosses memory. Matrix products, convolutions and fused attention end a chain.
 
-A trace has no graph, so that what a chain reads is inferred from shapes: an input of the shape and dtype of an earlier
-result of the chain comes from there. A result that outlives the chain is written.
+A trace has no graph, so that what a chain reads is inferred from shapes and dtypes, and for several inputs of one shape
+from what the tracer noted (`_Entering`). A result that outlives the chain is written.
 
 On a CPU only elementwise operations are joined, and a chain takes as long as the longest of its operations: loops over
 rows are not kept in registers there.
@@ -17,11 +17,11 @@ Compilation", ASPLOS 2024, section 4.4 (fusion of pointwise and reduction nodes)
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from stoker.imports import collector_paused
-from stoker.records.trace import TensorShape, Trace
+from stoker.records.trace import Operation, TensorShape, Trace
 
 _CHAINED = frozenset(
     {
@@ -136,9 +136,13 @@ Seconds = Callable[[float], float]
 """Time of a kernel that moves so many bytes [s]."""
 
 _BATCH_NORMS = ("batch_norm",)
-_BATCH_PASSES = 1
-"""More passes of a norm whose reduction goes over the batch, and of the largest magnitude that scales a tensor to fp8:
-it ends before its results can be used."""
+"""Reductions over the batch, which end before their results can be used: a second kernel reads all that the first one
+did. Source: the decompositions of `native_batch_norm` and its gradient in torch/_decomp/decompositions.py, sums over
+batch and pixels before anything that is as large as the tensor."""
+_LOSS = "nll_loss_forward"
+"""Where a chain has it, no logarithms of probabilities are written: the backward pass computes them from the logits."""
+_SCALE_PASSES = 1
+"""More passes over a tensor whose largest magnitude scales it to fp8, for the same reason."""
 
 
 def chains_of(trace: Trace, *, is_on_gpu: bool) -> list[tuple[list[int], float]]:
@@ -194,28 +198,50 @@ def _chains(trace: Trace, joined: frozenset[str]) -> Iterator[list[int]]:
 
 def _bytes_across(trace: Trace, chain: Sequence[int], births: dict[int, list[int]]) -> float:
     """Bytes that enter or leave a chain of occurrences."""
-    made: set[TensorShape] = set()
-    read: dict[TensorShape, int] = {}
-    moved, end = 0.0, chain[-1]
-    for index in chain:
+    entering = _Entering()
+    written, again, end = 0.0, 0.0, chain[-1]
+    names = [trace.operations[trace.occurrences[index].operation].name.strip("_") for index in chain]
+    for index, name in zip(chain, names, strict=True):
         operation = trace.operations[trace.occurrences[index].operation]
-        numel = sum(tensor.numel for tensor in operation.inputs) or 1
-        each = operation.bytes_read / numel  # broadcast tensors count once, whatever their dtype
-        foreign: dict[TensorShape, int] = {}
-        for tensor in operation.inputs:
-            if tensor not in made:
-                foreign[tensor] = foreign.get(tensor, 0) + 1
-        for tensor, times in foreign.items():
-            # The same tensor read again by a later operation of the kernel is still in registers.
-            moved += max(0, times - read.get(tensor, 0)) * tensor.numel * each
-            read[tensor] = max(times, read.get(tensor, 0))
-        made.update(operation.outputs)
+        entering.note(operation)
         results = (trace.storages[storage] for storage in births.get(index, ()))
-        moved += sum(one.num_bytes for one in results if one.died is None or one.died > end)
-        is_over_all = operation.name == "amax" and operation.outputs[0].numel == 1
-        if is_over_all or any(name in operation.name for name in _BATCH_NORMS):
-            moved += _BATCH_PASSES * operation.inputs[0].numel * each
-    return moved
+        if name != "log_softmax" or _LOSS not in names:
+            written += sum(one.num_bytes for one in results if one.died is None or one.died > end)
+        if any(word in name for word in _BATCH_NORMS):
+            again += entering.num_bytes
+        elif name == "amax" and operation.outputs[0].numel == 1:
+            again += _SCALE_PASSES * operation.inputs[0].numel * _bytes_each(operation)
+    return entering.num_bytes + again + written
+
+
+def _bytes_each(operation: Operation) -> float:
+    """Bytes read of each element of the inputs: broadcast tensors count once, whatever their dtype."""
+    return operation.bytes_read / (sum(tensor.numel for tensor in operation.inputs) or 1)
+
+
+class _Entering:
+    """Bytes that a chain reads from memory.
+
+    A shape that the chain has read or made comes from there. Of several inputs of one shape the trace says how many do
+    not. Of a gradient all inputs but the first were kept by the forward pass.
+    """
+
+    def __init__(self) -> None:
+        self.num_bytes = 0.0
+        self._known: set[TensorShape] = set()
+
+    def note(self, operation: Operation) -> None:
+        """Count an operation's inputs, and remember its results."""
+        each, num_outside = _bytes_each(operation), operation.attribute("num_outside", 0)
+        assert isinstance(num_outside, int), "the tracer counts them"
+        is_gradient = operation.name.strip("_").endswith(("backward", "backward_data"))
+        for tensor, times in Counter(operation.inputs).items():
+            if is_gradient:
+                entering = times - (tensor == operation.inputs[0] and tensor in self._known)
+            else:
+                entering = min(times, num_outside) if times > 1 else tensor not in self._known
+            self.num_bytes += entering * tensor.numel * each
+        self._known.update(operation.inputs, operation.outputs)
 
 
 @collector_paused()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stoker.imports import collector_paused
@@ -22,7 +23,7 @@ from stoker.layouts.trace_division import resized
 from stoker.planning.model.host import link_rate, rate_error, with_waiting
 from stoker.planning.model.update_time import UpdateTime
 from stoker.records import Hardware, Operation, OptimizerOffload, Share, Storage, Trace
-from stoker.records.plan import IN_FLIGHT_BYTES, PIECE
+from stoker.records.plan import ALIGNED_BYTES, IN_FLIGHT_BYTES, PIECE, PINNED_BYTES, STAGED_BYTES
 
 OFFLOADED = "offloaded_optimizer"
 """The name of the operations in the place of the optimiser's."""
@@ -45,7 +46,8 @@ class HostWork:
 
     `masters` are those of all weights, `state` the optimiser's; `gradients` is one copy of them as they leave,
     `weights` one of the weights as they come back; `optimizer` is the memory traffic of the optimiser's step. `sums`
-    are fp32 gradients of all parameters.
+    are fp32 gradients of all parameters. `buffers` is memory besides masters and state: pinned memory that copies go
+    through, with what its pieces are rounded up by, and gradients in the masters' dtype.
     """
 
     masters: float
@@ -54,11 +56,12 @@ class HostWork:
     weights: float
     optimizer: float
     sums: float
+    buffers: float
 
     @property
     def kept_bytes(self) -> float:
         """Memory that the host needs [bytes], with the copy that a checkpoint is written from."""
-        return self.masters + self.state + self.gradients + (self.masters + self.state)
+        return self.masters + self.state + self.buffers + (self.masters + self.state)
 
     @property
     def moved_bytes(self) -> float:
@@ -75,10 +78,14 @@ def host_work(trace: Trace) -> HostWork:
         category: sum(float(s.num_bytes) for s in trace.storages if s.category == category and s.born < 0)
         for category in ("parameter", "optimizer state")
     }
-    gradients = sum(float(s.num_bytes) for s in trace.storages if _is_gradient(s))
+    sizes = [s.num_bytes for s in trace.storages if _is_gradient(s)][::-1]  # of parameters in their order
+    gradients = float(sum(sizes))
     leave_as_bf16 = is_bf16 and trace.settings.parts == 1
     steps = [trace.operations[item.operation] for item in trace.occurrences if item.phase == "optimizer"]
     fused = [item for item in steps if item.name.startswith("_fused")] or steps
+    staged = max((STAGED_BYTES, *map(_aligned, sizes)))
+    # Masters are pinned, too, where weights are copies of them.
+    pinned = pinned_bytes([size // 2 for size in sizes] if leave_as_bf16 else sizes if is_bf16 else 2 * sizes)
     return HostWork(
         masters=held["parameter"],
         state=held["optimizer state"],
@@ -86,7 +93,23 @@ def host_work(trace: Trace) -> HostWork:
         weights=held["parameter"] / 2 if is_bf16 else held["parameter"],
         optimizer=sum(float(item.bytes_read + item.bytes_written) for item in fused),
         sums=gradients,
+        buffers=staged + (pinned if is_bf16 else max(0.0, pinned - held["parameter"])),
     )
+
+
+def pinned_bytes(sizes: Iterable[int]) -> int:
+    """Pinned memory that tensors of these sizes take [bytes], cut from pieces that PyTorch rounds to powers of two."""
+    total = left = 0
+    for size in map(_aligned, sizes):
+        if left < size:
+            left = max(size, PINNED_BYTES)
+            total += 1 << (left - 1).bit_length()
+        left -= size
+    return total
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNED_BYTES) * ALIGNED_BYTES
 
 
 @collector_paused()

@@ -85,8 +85,13 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
 
 
-def operation_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Operation:
-    """The record of one call, whose results were `out`."""
+def operation_of(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *, num_outside: int = 0
+) -> Operation:
+    """The record of one call, whose results were `out`.
+
+    `num_outside` of the inputs that have one shape are not what operations since the last product read or made.
+    """
     name = func.overloadpacket.__name__
     given = _named_arguments(func, args, kwargs)
     inputs = list(tensors_in((args, kwargs.values())))
@@ -97,6 +102,10 @@ def operation_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
     bytes_written = 0 if name in _NEVER_FILLED else sum(map(_num_bytes, outputs))
     if name in _LOOKUPS and inputs:
         read[id(inputs[0])] = min(read[id(inputs[0])], bytes_written)
+    if name.startswith("nll_loss"):  # forward one element for each target, backward none
+        is_backward = name.endswith("_backward")
+        read[id(given["self"])] = 0 if is_backward else given["target"].numel() * given["self"].element_size()
+    outside = {"num_outside": num_outside} if num_outside else {}
     return Operation(
         name=name,
         inputs=tuple(map(_shape, inputs)),
@@ -104,7 +113,7 @@ def operation_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
         flops=_flops(func, args, kwargs, out),
         bytes_read=0 if name.startswith(_NEVER_FILLED) or name.startswith(_FILLED) else sum(read.values()),
         bytes_written=bytes_written,
-        attributes=tuple(sorted(_attributes(name, given, inputs, args).items())),
+        attributes=tuple(sorted((_attributes(name, given, inputs, args) | outside).items())),
     )
 
 
@@ -264,8 +273,8 @@ _Owner = Literal["user", "library", "hidden"]
 class SourceLines:
     """Numbers the source lines of operations; `names` are written as `train_me.py:42`.
 
-    The line is in the nearest frame of the user's own code inside the traced step, or else in the nearest frame outside
-    PyTorch.
+    The line is in the nearest frame of the user's own code inside the traced step, else in that of a library or of
+    Stoker's models, else in the nearest frame outside PyTorch, as Stoker's optimisers.
     """
 
     def __init__(self) -> None:
@@ -280,7 +289,8 @@ class SourceLines:
             owner = _owner(frame.f_code)
             if owner == "user":
                 return self._place(frame)
-            if owner == "library" and fallback is None:
+            is_nearer = fallback is None or (_is_machinery(fallback.f_code) and not _is_machinery(frame.f_code))
+            if owner == "library" and is_nearer:
                 fallback = frame
             if frame.f_code.co_name == TRACED_ENTRY and frame.f_code.co_filename.startswith(_TRACING):
                 break
@@ -318,6 +328,11 @@ TRACED_ENTRY = "run_traced"
 @functools.lru_cache(maxsize=4096)
 def _owner(code: CodeType) -> _Owner:
     return _owner_of_file(code.co_filename)
+
+
+def _is_machinery(code: CodeType) -> bool:
+    """Whether a function is Stoker's, and not of one of its models: it may stand between a model and PyTorch."""
+    return code.co_filename.startswith(_STOKER) and not code.co_filename.startswith(f"{_STOKER}zoo/")
 
 
 def _owner_of_file(name: str) -> _Owner:

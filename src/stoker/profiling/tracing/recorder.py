@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from stoker.profiling.tracing.operations import (
 from stoker.profiling.tracing.routing import Routing
 from stoker.profiling.tracing.storages import Life, Recording, Storages, TensorUse
 from stoker.profiling.tracing.target_kernels import completed, stand_in
-from stoker.records import Occurrence, Phase
+from stoker.records import Occurrence, Operation, Phase
 from stoker.stepping.without_compiler import without_compiler
 
 aten = torch.ops.aten
@@ -74,7 +75,7 @@ class Recorder(TorchDispatchMode):
         self._known: dict[Any, int] = {}
         self._by_record: dict[str, int] = {}
         self._owners: list[tuple[nn.Parameter, str]] = []
-        self._additions = Additions()
+        self._additions, self._neighbours = Additions(), Neighbours()
         self._was_in_backward = False
         self._depth_of_backward = 0
         self.last_failure: tuple[str, str] | None = None
@@ -85,6 +86,7 @@ class Recorder(TorchDispatchMode):
         for memory in (self._known, self._by_record, self._forward_nodes):
             memory.clear()
         self._stack.clear()
+        self._neighbours = Neighbours()
         self.storages.begin(recording)
         return recording
 
@@ -178,6 +180,7 @@ class Recorder(TorchDispatchMode):
         if not fresh and not is_mutation(func):
             return
         operation = self._operation(recording, func, args, kwargs, out)
+        self._neighbours.note(recording.operations[operation], args, kwargs, outputs)
         in_backward = is_in_backward()
         if in_backward and not self._was_in_backward:
             self._was_in_backward = True
@@ -219,10 +222,13 @@ class Recorder(TorchDispatchMode):
     def _operation(
         self, recording: Recording, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> int:
-        key = signature_of(func, args, kwargs)
+        # On a CPU, chains are joined without counting bytes.
+        num_outside = self._neighbours.num_outside(func, args, kwargs) if self.device.type == "cuda" else 0
+        signature = signature_of(func, args, kwargs)
+        key = None if signature is None else (num_outside, *signature)
         place = None if key is None else self._known.get(key)
         if place is None:
-            record = operation_of(func, args, kwargs, out)
+            record = operation_of(func, args, kwargs, out, num_outside=num_outside)
             content = repr(record)  # attributes may hold lists, which have no hash
             place = self._by_record.get(content)
             if place is None:
@@ -252,6 +258,36 @@ class Recorder(TorchDispatchMode):
 
 
 without_compiler(Recorder.__torch_dispatch__)
+
+
+class Neighbours:
+    """Storages that operations since the last product or convolution have read or made.
+
+    A compiler writes such operations into one kernel, which reads from memory what is not among them. Shapes alone do
+    not say which of two inputs of one shape that is.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def num_outside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Number of inputs that are not among them, of those with the shape and dtype of another input."""
+        if func.overloadpacket.__name__.startswith(("_fused_", "_foreach_")):  # of the optimiser
+            return 0
+        inputs = [*tensors_in((args, kwargs.values()))]
+        kinds = Counter((tensor.shape, tensor.dtype) for tensor in inputs)
+        like = (tensor for tensor in inputs if kinds[tensor.shape, tensor.dtype] > 1)
+        return len({storage_key(tensor.untyped_storage()) for tensor in like} - self._seen)
+
+    def note(
+        self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Sequence[torch.Tensor]
+    ) -> None:
+        """Remember what an operation reads and makes; a product ends a kernel."""
+        if operation.flops:
+            self._seen.clear()
+            return
+        tensors = [*tensors_in((args, kwargs.values())), *outputs]
+        self._seen.update(storage_key(tensor.untyped_storage()) for tensor in tensors)
 
 
 _PRODUCTS = (aten.mm.default, aten.bmm.default)
