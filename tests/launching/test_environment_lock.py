@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import io
 import subprocess
@@ -7,13 +8,14 @@ import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stoker.errors import PlaceFailed
 from stoker.launching import environment_lock
 from stoker.launching.environment_lock import EnvironmentLock, base_python_script, lock_of, make, pip_problem
-from stoker.launching.lines import LocalLine
+from stoker.launching.lines import Answer, LocalLine
 from stoker.launching.shipment import environment_at
 from stoker.records import dumps
 
@@ -150,6 +152,39 @@ def test_a_python_is_chosen_there() -> None:
 
 
 def test_what_pip_says_becomes_a_sentence() -> None:
-    """A full disk, and anything else that pip says first."""
-    assert "the disk is full: 1 packages" in pip_problem("OSError: [Errno 28] No space left on device", LOCK)
+    """A full disk, a quota that is used up, and anything else that pip says first."""
+    for said in ("OSError: [Errno 28] No space left on device", "OSError: [Errno 122] Disk quota exceeded: '/home'"):
+        assert pip_problem(said, LOCK) == "the disk is full, or its quota is used up: 1 packages do not fit"
     assert pip_problem("ERROR: Cannot connect\nERROR: more", LOCK).endswith("cannot be installed there: Cannot connect")
+
+
+@pytest.mark.parametrize(
+    ("problem", "said", "remedy"),
+    [
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "the disk is full, or its quota", "Free some space"),
+        (
+            subprocess.CalledProcessError(1, "ensurepip", b"OSError: [Errno 28] No space left on device"),
+            "the disk is full, or its quota",
+            "Free some space",
+        ),
+        (subprocess.CalledProcessError(1, "ensurepip", b"No module named ensurepip"), "python3-venv", "Change the"),
+    ],
+)
+def test_an_environment_that_cannot_be_made_is_a_sentence_with_its_own_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception, said: str, remedy: str
+) -> None:
+    """A disk that is full while pip is put in place is not for want of a wheel."""
+
+    def fails(*_: Any) -> None:
+        raise problem
+
+    monkeypatch.setattr(environment_lock, "_install", fails)
+    with pytest.raises(PlaceFailed, match=said) as made:
+        make(tmp_path, LOCK, log=io.StringIO())
+    answer = Answer(4, b"", made.value.message)
+    monkeypatch.setattr(LocalLine, "run", lambda *_, **__: answer)
+    monkeypatch.setattr(LocalLine, "exists", lambda *_: False)
+    monkeypatch.setattr(LocalLine, "shell", lambda *_, **__: Answer(0, b"/usr/bin/python3", ""))
+    with pytest.raises(PlaceFailed, match=said) as refused:
+        environment_at(LocalLine(), str(tmp_path), "", LOCK, lambda _: None)
+    assert str(refused.value.remedy).startswith(remedy)

@@ -65,7 +65,7 @@ class TestConformance(LauncherConformance):
         "team/2x8xh100": (2, 8, "h100"),
         "eu/west/team/4xh100": (1, 4, "h100"),
     }
-    bad_words = ("", "Team/8xh100", "team/0xh100", "eu/west/more/team", "team/8x")
+    bad_words = ("Team/8xh100", "team/0xh100", "eu/west/more/team", "team/8x")
     environments: ClassVar[list[dict[str, str]]] = [
         {},
         {"JOB_COMPLETION_INDEX": "1", "STOKER_HOSTS": "2", "STOKER_MASTER": "job-0.job"},
@@ -124,16 +124,18 @@ def test_words_name_context_namespace_and_shape(cluster: Any) -> None:
     assert read("team/8xh100") == ("/team", 1, 8, "h100")
     assert read("team/2x4xa100") == ("/team", 2, 4, "a100")
     assert read("team/cpu") == ("/team", 1, 1, "cpu")
+    assert read("") == ("/team", 1, 1, "")  # of the current context
+    assert read("/2x4xa100") == ("/team", 2, 4, "a100")
     assert read("test/team") == ("test/team", 1, 1, "")
     assert read("eu/west/team/2x8xh100") == ("eu/west/team", 2, 8, "h100")
 
 
-@pytest.mark.parametrize("text", ["", "Team/8xh100", "team/0xh100", "eu/west/more/team", "team/8x"])
+@pytest.mark.parametrize("text", ["team//8xh100", "Team/8xh100", "team/0xh100", "eu/west/more/team", "team/8x"])
 def test_a_word_that_cannot_be_read_shows_the_form(cluster: Any, text: str) -> None:
     """The remedy has the syntax."""
     with pytest.raises(NoDevice) as caught:
         LAUNCHER.parse(text)
-    assert "k8s:[CONTEXT/]NAMESPACE" in str(caught.value)
+    assert "k8s:[[CONTEXT/]NAMESPACE]" in str(caught.value)
 
 
 def test_an_unknown_context_names_the_nearest(cluster: Any) -> None:
@@ -141,6 +143,15 @@ def test_an_unknown_context_names_the_nearest(cluster: Any) -> None:
     with pytest.raises(NoDevice, match=r"no context 'tset'.*\n.*'test'"):
         LAUNCHER.parse("tset/team/8xh100")
     assert cluster.requests == 0
+
+
+def test_a_run_stays_with_the_cluster_it_was_started_in(cluster: Any, tmp_path: Path) -> None:
+    """`kubectl config use-context` after the start does not make another cluster, which has no such run, answer."""
+    handle = start()
+    assert handle["context"] == "test"
+    file = tmp_path / "kubeconfig"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"current-context": "gone"}))
+    assert LAUNCHER.state(handle).phase in {"queued", "starting"}
 
 
 def test_one_pod_is_a_job_with_all_that_belongs_to_it(cluster: Any) -> None:
@@ -504,6 +515,7 @@ def test_printed_manifests_are_those_that_are_sent(cluster: Any) -> None:
     text = LAUNCHER.script(
         submission(word="team/2x8xh100", environment=EnvironmentLock(python="3.11", requirements=()))
     )
+    assert "&id" not in text, "people read and keep it: no anchors"
     assert cluster.names() == set()
     documents = list(yaml.safe_load_all(text))
     assert [document["kind"] for document in documents] == [

@@ -14,7 +14,7 @@ import torch
 import stoker
 from stoker.devices import attached_cpu
 from stoker.errors import BadJob, BadRun, BadSetting, DoesNotFit, NoDevice, PlaceFailed, PlaceUnreachable
-from stoker.launching import is_elsewhere, kinds
+from stoker.launching import is_elsewhere, kinds, parse_target
 from stoker.launching.kept_forecasts import keep_forecast, kept_forecast
 from stoker.launching.launch import data_paths, describe_launch, device_word, imported_modules, launch, time_limit
 from stoker.launching.launch_options import LaunchOptions
@@ -244,8 +244,9 @@ def test_words_of_devices_are_not_places() -> None:
     """The command line distinguishes them without importing a launcher."""
     for word in ("here", "cpu", "cuda:1", "2xhere", "8xh100", "2x8xh100", "cuda:0,cpu", "2xcpu"):
         assert not is_elsewhere(word), word
-    for word in ("ssh:box", "slurm:", "k8s:team/8xh100", "nosuch:thing"):
+    for word in ("ssh:box", "slurm:", "slurm", "slurm/4xa100", "ssh", "k8s:team/8xh100", "nosuch:thing"):
         assert is_elsewhere(word), word
+    assert parse_target("slurm/4xa100") == parse_target("slurm:/4xa100")
     assert "ssh" in kinds()
 
 

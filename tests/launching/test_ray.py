@@ -311,6 +311,37 @@ def test_files_from_a_log_cannot_leave_the_directory(tmp_path: Path) -> None:
     assert not list(itertools.chain((tmp_path / "home").glob("*")))
 
 
+@pytest.mark.parametrize("code", [200, 404, 502, 503])
+def test_what_a_proxy_answers_says_nothing_of_the_run(code: int) -> None:
+    """Its page of login, of a route that is gone, of a dashboard that restarts: the run may be training on."""
+
+    class Proxy(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self.send_response(code)
+            self.send_header("Content-Length", "13")
+            self.end_headers()
+            self.wfile.write(b"<html>hello\n\n")
+
+    with HTTPServer(("127.0.0.1", 0), Proxy) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        handle = {"url": f"http://127.0.0.1:{server.server_address[1]}", "job": "x-1", "directory": "~/x"}
+        assert LAUNCHER.state(handle).phase == "unknown"
+        if code != 404:
+            with pytest.raises(PlaceUnreachable, match="answer"):
+                LAUNCHER.events(handle, 0)
+        server.shutdown()
+
+
+def test_an_address_that_is_none_is_said_in_plain_words() -> None:
+    """Without what Python's library writes around it."""
+    with pytest.raises(PlaceUnreachable, match=r"does not answer: \[Errno") as refused:
+        LAUNCHER.probe(LAUNCHER.parse("no-such-host.invalid"), {})
+    assert "urlopen" not in refused.value.message
+
+
 @pytest.mark.parametrize("code", [200, 404, 500])
 def test_a_body_that_breaks_off_is_no_answer_whatever_its_status(tmp_path: Path, code: int) -> None:
     """A proxy that ends within the body, of an answer or of an error, leaves the state unknown, in one sentence."""

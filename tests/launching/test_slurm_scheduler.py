@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from stoker.errors import PlaceFailed, PlaceUnreachable
+from stoker.launching.launcher import is_model
 from stoker.launching.slurm_scheduler import (
     Partition,
     SlurmJob,
-    is_model,
     limits_text,
     partition_named,
     phase_of,
@@ -105,6 +105,7 @@ def test_gpus_are_asked_for_by_the_name_they_have_there(partitions: dict[str, Pa
     assert not is_model("a100", "a10")
     assert not is_model("A100-SXM4-80GB", "a100-40g")
     assert is_model("rtx4090", "rtx-4090")
+    assert not is_model("NVIDIA H200", "gb200")
 
 
 def test_an_unknown_partition_names_the_nearest(partitions: dict[str, Partition]) -> None:

@@ -62,7 +62,9 @@ CPU = LaunchTarget(text="ssh:box", kind="ssh", address="box")
         (_about(), 3600.0, CPU, "the clock of box is 1 h ahead"),
         (_about(), -3600.0, CPU, "the clock of box is 1 h behind"),
         (_about(disk=["1000"]), 0.0, CPU, "of disk free"),
-        (_about(gpu=["NVIDIA A100, 40960, 0, 550.1"]), 0.0, TARGET, "box has 1 GPUs, and 2 are asked for"),
+        (_about(gpu=["NVIDIA A100, 40960, 0, 550.1"]), 0.0, TARGET, "1 × NVIDIA A100; asked for: 2 × a100"),
+        (_about(gpu=["NVIDIA L4, 23034, 0, 550.1"] * 2), 0.0, TARGET, "2 × NVIDIA L4; asked for: 2 × a100"),
+        (_about(), 0.0, TARGET, "box has no GPU; asked for: 2 × a100"),
         (_about(readonly=["/home"]), 0.0, CPU, "/home cannot be written"),
     ],
 )

@@ -116,12 +116,15 @@ def test_the_file_says_who_holds_it_as_long_as_it_is_held(tmp_path: Path) -> Non
 
 def test_a_directory_the_lock_made_goes_with_it_unless_it_was_used(tmp_path: Path) -> None:
     """A job that fails before it made its run leaves nothing."""
-    with RunLock(tmp_path / "a"):
+    with RunLock(tmp_path / "runs" / "a"):
         pass
-    assert not (tmp_path / "a").exists()
-    with RunLock(tmp_path / "b"):
-        (tmp_path / "b" / "run.json").touch()
-    assert (tmp_path / "b").exists()
+    assert not (tmp_path / "runs").exists()
+    with RunLock(tmp_path / "runs" / "b"):
+        (tmp_path / "runs" / "b" / "run.json").touch()
+    assert (tmp_path / "runs" / "b").exists()
+    with RunLock(tmp_path / "runs" / "c"):
+        pass
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["b"]
 
 
 def test_a_lock_file_removed_between_opening_and_locking_is_not_the_lock(tmp_path: Path, monkeypatch) -> None:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 _OBJECT = "\nLAUNCHER = "
 _POOL_PACKAGE = "pool"
 """A package above this one that holds a kind of place as well."""
-_NEEDS_NO_ADDRESS = frozenset({"pool"})
 _KIND = re.compile(r'^    kind = "([a-z0-9]+)"', re.MULTILINE)
 
 
@@ -46,12 +45,13 @@ def _kinds_in(paths: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 def is_elsewhere(word: str) -> bool:
     """Whether a word of `--on` names a place elsewhere: `ssh:box` does; `here`, `cuda:0` and `2xcpu` do not.
 
-    A word with a colon whose kind is unknown counts as one, so that `launcher_of` can name the nearest.
+    A kind alone is one, with its colon or without: `slurm`, `pool/cpu`. A word with a colon whose kind is unknown
+    counts as one, so that `launcher_of` can name the nearest.
 
-    >>> is_elsewhere("ssh:box"), is_elsewhere("pool"), is_elsewhere("cuda:0"), is_elsewhere("8xh100")
+    >>> is_elsewhere("ssh:box"), is_elsewhere("slurm"), is_elsewhere("cuda:0"), is_elsewhere("8xh100")
     (True, True, False, False)
     """
-    if _kind_and_rest(word)[0] in _NEEDS_NO_ADDRESS:
+    if _kind_and_rest(word)[0] in kinds():
         return True
     kind, colon, _ = word.strip().partition(":")
     return bool(colon) and re.fullmatch(r"(\d+x)*(cuda|mps|xpu|cpu)", kind) is None
@@ -84,9 +84,9 @@ def parse_target(word: str) -> LaunchTarget:
 
 
 def _kind_and_rest(word: str) -> tuple[str, str]:
-    """The kind of a word of `--on`, and what its launcher reads: `pool/cpu` is `pool` and `/cpu`."""
+    """The kind of a word of `--on`, and what its launcher reads: `slurm/cpu` is `slurm` and `/cpu`."""
     kind, colon, rest = word.strip().partition(":")
     name, slash, shape = kind.partition("/")
-    if not colon and name.lower() in _NEEDS_NO_ADDRESS:
+    if not colon and name.lower() in kinds():
         return name.lower(), f"{slash}{shape}"
     return kind.lower(), rest

@@ -34,6 +34,7 @@ from stoker.errors import PlaceFailed, StokerError
 from stoker.records.codec import dumps, loads
 
 _LEFT_TO_TORCH = re.compile(r"nvidia-|triton|pytorch-triton|cuda-|intel-|tbb|mkl|setuptools$|pip$")
+_NO_ROOM = "the disk is full, or its quota is used up"
 _COMPLETE = "complete"
 _BASE_SCRIPT = (
     'for p in "$@"; do command -v "$p" >/dev/null 2>&1 && "$p" -c "import sys; sys.exit(sys.version_info < (3, 11))" '
@@ -152,6 +153,9 @@ def make(root: Path, lock: EnvironmentLock, *, log: IO[str] = sys.stderr) -> Pat
         except BaseException as error:
             shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, OSError | subprocess.CalledProcessError):
+                output = getattr(error, "output", None) or b""
+                if is_out_of_room(f"{error} {output.decode(errors='replace')}"):
+                    raise PlaceFailed(_no_room(lock)) from error
                 needs = f"{sys.executable} needs the modules venv and ensurepip (Debian: python3-venv)"
                 raise PlaceFailed(
                     f"the environment {folder} cannot be made: {error}; {needs}, and the disk a few GB"
@@ -197,11 +201,20 @@ def pip_problem(output: str, lock: EnvironmentLock) -> str:
     """
     if missing := re.search(r"No matching distribution found for (\S+)", output):
         return f"{missing[1]} cannot be installed there: no such wheel for its Python and platform"
-    if "No space left on device" in output:
-        return f"the disk is full: {len(lock.requirements)} packages do not fit"
+    if is_out_of_room(output):
+        return _no_room(lock)
     errors = [line for line in output.splitlines() if line.startswith("ERROR")] or output.strip().splitlines()
     said = errors[0].removeprefix("ERROR: ") if errors else "pip said nothing"
     return f"the packages cannot be installed there: {said}"
+
+
+def is_out_of_room(text: str) -> bool:
+    """Whether what a program said is that the disk, or a quota of it, is used up."""
+    return any(sign in text for sign in ("No space left on device", "Disk quota exceeded", _NO_ROOM))
+
+
+def _no_room(lock: EnvironmentLock) -> str:
+    return f"{_NO_ROOM}: {len(lock.requirements)} packages do not fit"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

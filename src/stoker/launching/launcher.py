@@ -237,6 +237,22 @@ def read_shape(word: str, shape: str, syntax: str, *, one_node: str = "") -> tup
     return nodes, each, "" if device == "here" else device
 
 
+def is_model(name: str, device: str) -> bool:
+    """Whether a place's name of a GPU means a device; a memory that only one of them states does not matter.
+
+    >>> is_model("nvidia_a100_80gb_pcie", "a100"), is_model("A100-SXM4-40GB", "a100-40g"), is_model("a100", "a10")
+    (True, True, False)
+    """
+    has, pieces = _pieces(name), _pieces(device)
+    return bool(pieces) and (pieces <= has or (has <= pieces and any(piece.isdigit() for piece in has)))
+
+
+def _pieces(name: str) -> set[str]:
+    """Words and numbers of a GPU's name, without its vendor's: `A100-SXM4-40GB` has a, 100, sxm, 4, 40."""
+    plain = re.sub(r"nvidia|geforce|tesla|instinct|amd", "", name.lower())
+    return set(re.findall(r"[a-z]+|\d+", re.sub(r"(?<=\d)gb?(?![a-z0-9])", "", plain)))
+
+
 def require_known(what: str, options: Iterable[str], known: Sequence[str]) -> None:
     """Refuse names of `--place-option` that a place, or a service, does not know; an option that is ignored misleads.
 

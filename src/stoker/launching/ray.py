@@ -24,6 +24,7 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ _SYNTAX = "ray:[http[s]://]HEAD[:8265][/[N×]cpu|here|DEVICE]"
 _MOST_PACKAGE_BYTES = 500 * 2**20
 _MOST_FETCHED_BYTES = 2**30
 _TIMEOUT_S, _UPLOAD_TIMEOUT_S = 20.0, 600.0
+_NO_ANSWER = frozenset({429, 502, 503, 504})
 _LEAST_STOP_S = 60.0
 """Ray kills a job so long after it was asked to stop [s], at least; its own default is 3."""
 
@@ -186,13 +188,9 @@ class RayLauncher(Launcher):
 
     def state(self, handle: Handle) -> LaunchState:
         """By Ray's status of the job, and in it by what the run prints of itself."""
-        try:
-            code, body = _request(handle["url"], f"/api/jobs/{handle['job']}", allow=(404,))
-            if code == 404:
-                return seen_now("lost", "the cluster does not know the job any more: it was restarted", "404")
-        except PlaceUnreachable as error:
-            return seen_now("unknown", "the cluster does not answer", error.message)
-        info = json.loads(body)
+        info = _job_info(handle)
+        if isinstance(info, LaunchState):
+            return info
         status, message, said, unread = str(info["status"]), str(info.get("message") or ""), None, ""
         if status != "PENDING":
             try:
@@ -377,10 +375,29 @@ def _helper_log(handle: Handle, node: str, *words: str) -> bytes:
     return log
 
 
+def _job_info(handle: Handle) -> dict[str, Any] | LaunchState:
+    """Ray's record of the job; or the state, where there is none or the cluster does not answer."""
+    try:
+        code, body = _request(handle["url"], f"/api/jobs/{handle['job']}", allow=(404,))
+    except PlaceUnreachable as error:
+        return seen_now("unknown", "the cluster does not answer", error.message)
+    info = _object(body)
+    if "status" in info:
+        return info
+    if code == 404 and f"{handle['job']} does not exist".encode() in body:
+        return seen_now("lost", "the cluster does not know the job any more: it was restarted", "404")
+    # A proxy's, as its page of login.
+    return seen_now("unknown", "the answer is not of Ray's dashboard", f"{code}: {body[:60]!r}")
+
+
 def _log(handle: Handle, allow: tuple[int, ...] = (404, 500)) -> bytes:
     """All that the job printed; nothing where the answer is a status of `allow`."""
     code, body = _request(handle["url"], f"/api/jobs/{handle['job']}/logs", allow=allow, timeout_s=60.0)
-    return str(json.loads(body).get("logs") or "").encode() if code == 200 else b""
+    if code != 200:
+        return b""
+    if "logs" not in (answer := _object(body)):  # of a proxy, as its page of login
+        raise PlaceUnreachable(f"{handle['url']} gave an answer that is not of Ray's dashboard: {body[:60]!r}")
+    return str(answer["logs"] or "").encode()
 
 
 def _nodes(address: str) -> list[dict[str, Any]]:
@@ -394,6 +411,14 @@ def _json(address: str, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise PlaceFailed(f"{address}{path} is not Ray's dashboard: it answers with something else")
     return value
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    """A JSON object; an empty one where the text is none."""
+    with suppress(ValueError):
+        value = json.loads(body)
+        return value if isinstance(value, dict) else {}
+    return {}
 
 
 def _get(address: str, path: str) -> Any:
@@ -420,7 +445,7 @@ def _request(
 
     Raises:
         PlaceFailed: the cluster refuses, with another status than those of `allow`.
-        PlaceUnreachable: it does not answer.
+        PlaceUnreachable: it does not answer, or says that it cannot now.
     """
     kind = "application/octet-stream" if method == "PUT" else "application/json"
     headers = {"Content-Type": kind}
@@ -435,13 +460,16 @@ def _request(
         with answer:
             code, content = int(answer.status), answer.read()
     except (OSError, http.client.HTTPException) as error:  # the latter: an answer that breaks off
+        reason = getattr(error, "reason", None)  # urllib's own text is "<urlopen error …>"
         raise PlaceUnreachable(
-            f"{address} does not answer: {first_line(error)}",
+            f"{address} does not answer: {first_line(reason if isinstance(reason, BaseException) else error)}",
             remedy="Is it the dashboard's address, and can it be reached?",
         ) from error
     if code < 400 or code in allow:
         return code, content
     lines = content.decode(errors="replace").strip().splitlines()
+    if code in _NO_ANSWER or (code == 500 and method == "GET"):
+        raise PlaceUnreachable(f"{address} does not answer now ({code}): {lines[-1] if lines else 'no reason given'}")
     if code in {401, 403}:
         raise PlaceFailed(f"{address} refuses the login ({code})", remedy="Set RAY_AUTH_TOKEN to the cluster's token.")
     raise PlaceFailed(f"{address} refuses {method} {path} ({code}): {lines[-1] if lines else ''}")

@@ -16,7 +16,7 @@ from typing import TypeVar
 from stoker.errors import PlaceFailed, first_line
 from stoker.launching.at_place import LaunchOrder
 from stoker.launching.bundle import Bundle, require_sendable, sending_text
-from stoker.launching.environment_lock import EnvironmentLock, base_python_script
+from stoker.launching.environment_lock import EnvironmentLock, base_python_script, is_out_of_room
 from stoker.launching.launcher import Submission
 from stoker.launching.lines import Answer, Line
 from stoker.records.codec import dumps, loads
@@ -328,11 +328,14 @@ def environment_at(
         check=False,
     )
     if answer.code != 0:
-        raise PlaceFailed(
-            f"{line.name}: {answer.last_line()}",
-            remedy="Change the version here, put a wheel where the place's pip finds it (PIP_FIND_LINKS "
-            "there), or use --env theirs.",
+        reason = answer.last_line()
+        remedy = (
+            "Free some space there, or give another --place-option root=FOLDER."
+            if is_out_of_room(reason)
+            else "Change the version here, put a wheel where the place's pip finds it (PIP_FIND_LINKS there), or use "
+            "--env theirs."
         )
+        raise PlaceFailed(f"{line.name}: {reason}", remedy=remedy)
     return answer.text.splitlines()[-1]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from stoker.errors import PlaceFailed, PlaceUnreachable, nearest
-from stoker.launching.launcher import ASK_AGAIN
+from stoker.launching.launcher import ASK_AGAIN, is_model
 from stoker.records.launch import LaunchPhase
 from stoker.units import format_seconds
 
@@ -147,22 +147,6 @@ class Partition:
             f"Partition {self.name} has {sum(group.count for group in usable)} nodes with at most {most} × "
             f"{gpu_type or 'GPU'} each; {num_nodes} with {each} each are asked for."
         )
-
-
-def is_model(gres_type: str, device: str) -> bool:
-    """Whether a cluster's name of a GPU means a device; a memory that only one of them states does not matter.
-
-    >>> is_model("nvidia_a100_80gb_pcie", "a100"), is_model("A100-SXM4-40GB", "a100-40g"), is_model("a100", "a10")
-    (True, True, False)
-    """
-    has, pieces = _pieces(gres_type), _pieces(device)
-    return bool(pieces) and (pieces <= has or (has <= pieces and any(piece.isdigit() for piece in has)))
-
-
-def _pieces(name: str) -> set[str]:
-    """Words and numbers of a GPU's name, without its vendor's: `A100-SXM4-40GB` has a, 100, sxm, 4, 40."""
-    plain = re.sub(r"nvidia|geforce|tesla|instinct|amd", "", name.lower())
-    return set(re.findall(r"[a-z]+|\d+", plain)) - {"g", "gb"}
 
 
 def read_partitions(sinfo: str, details: str) -> dict[str, Partition]:

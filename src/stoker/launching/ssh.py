@@ -15,12 +15,14 @@ import re
 import secrets
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from stoker.devices import catalogue
 from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.launching.at_place import LaunchOrder
 from stoker.launching.bundle import secret_values
@@ -35,6 +37,7 @@ from stoker.launching.launcher import (
     Probe,
     Request,
     Submission,
+    is_model,
     read_shape,
     seen_now,
     train_command,
@@ -308,8 +311,11 @@ def _missing(
         missing.append(
             f"{host} has no Python of at least 3.11: install one there, or name it with --env /path/to/python"
         )
-    if target.device not in {"", "cpu"} and len(about.get("gpu", [])) < target.devices_each:
-        missing.append(f"{host} has {len(about.get('gpu', []))} GPUs, and {target.devices_each} are asked for")
+    if target.device not in {"", "cpu"}:
+        gpus = [gpu.split(",")[0].strip() for gpu in about.get("gpu", [])]
+        if sum(_is_called(gpu, target.device) for gpu in gpus) < target.devices_each:
+            has = ", ".join(f"{count} × {gpu}" for gpu, count in Counter(gpus).items()) or "no GPU"
+            missing.append(f"{host} has {has}; asked for: {target.devices_each} × {target.device}")
     free = int(about.get("disk", ["0"])[0] or 0) * 1024
     if free < _LEAST_FREE_BYTES and "root" not in options:
         missing.append(f"{host} has {format_bytes(free)} of disk free: free some, or give --place-option root=FOLDER")
@@ -322,6 +328,11 @@ def _missing(
             "accept wrong times in the log with --place-option clock=any"
         )
     return missing
+
+
+def _is_called(gpu: str, device: str) -> bool:
+    """Whether a driver's name of a GPU means the device of a word; `gpu` is any."""
+    return device == "gpu" or is_model(gpu, device) or catalogue().called(gpu) in catalogue().find(device)
 
 
 def _unshared(lines: Sequence[Line], root: str) -> list[str]:

@@ -47,7 +47,7 @@ def _now() -> datetime:
 class RunLock:
     """Holds a run directory for this process, as a context manager; the directory is made if it is not there.
 
-    A directory the lock made is removed again if nothing was put into it. Processes forked while it is held (loader
+    Directories the lock made are removed again if nothing was put into them. Processes forked while it is held (loader
     workers) do not hold it: it is free as soon as this process is gone, even if they live on.
     """
 
@@ -57,7 +57,7 @@ class RunLock:
         self._now = now
         self._descriptor: int | None = None
         self._stand_in: Path | None = None
-        self._made_directory = False
+        self._made: list[Path] = []
         self._key = directory
 
     def acquire(self) -> None:
@@ -69,7 +69,7 @@ class RunLock:
         if is_held_here(self.directory):
             raise self._refusal(_read_holder(self.path))
         with disk_errors(self.directory, "the run's lock", error=BadRun):
-            self._made_directory = not self.directory.exists()
+            self._made = [place for place in (self.directory, *self.directory.parents) if not place.exists()]
             make_directories(self.directory)
             try:
                 self._descriptor = self._locked_file()
@@ -79,9 +79,8 @@ class RunLock:
                 disk().write(self._descriptor, memoryview(self._signature()))
             except BaseException:
                 self.release()
-                if self._made_directory:
-                    with suppress(OSError):  # it may hold something by now; the first error is the one to report
-                        disk().remove_directory(self.directory)
+                with suppress(OSError):  # they may hold something by now; the first error is the one to report
+                    self._remove_made()
                 raise
 
     def release(self) -> None:
@@ -94,14 +93,19 @@ class RunLock:
                 if self._stand_in is not None:
                     disk().remove_file(self._stand_in)
                     self._stand_in = None
-                if self._made_directory and [e.name for e in self.directory.iterdir()] == [LOCK_FILE]:
+                if self._made and [e.name for e in self.directory.iterdir()] == [LOCK_FILE]:
                     disk().remove_file(self.path)
-                    disk().remove_directory(self.directory)
+                    self._remove_made()
                 else:
                     disk().truncate(descriptor, 0)
         finally:
             _held.pop(self._key, None)  # not before: another thread would take our stand-in for a dead process's
             os.close(descriptor)
+
+    def _remove_made(self) -> None:
+        """Remove the directories that were made, the deepest first; one that is not empty stays, and those above it."""
+        for directory in self._made:
+            disk().remove_directory(directory)
 
     def __enter__(self) -> Self:
         """Acquire."""

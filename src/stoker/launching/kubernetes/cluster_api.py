@@ -117,7 +117,7 @@ def _config_file() -> str | None:
 
 
 class ClusterApi:
-    """One namespace of one cluster.
+    """One namespace of one cluster; `context` is its name in the kubeconfig, "" where there is no file.
 
     Every method may raise:
 
@@ -142,7 +142,7 @@ class ClusterApi:
         from kubernetes import client  # noqa: PLC0415  # an extra
         from kubernetes.config import ConfigException, load_incluster_config, load_kube_config  # noqa: PLC0415
 
-        known, _ = contexts()
+        known, current = contexts()
         if context and context not in known:
             raise NoDevice(f"The kubeconfig has no context {context!r}.", remedy=nearest(context, known))
         settings = client.Configuration()
@@ -163,6 +163,7 @@ class ClusterApi:
                 f"The kubeconfig cannot be used: {first_line(error)}", remedy="`kubectl get pods` has to work first."
             ) from error
         settings.retries = False
+        self.context = context or current
         self.namespace = namespace
         self.host: str = settings.host
         self._client = client.ApiClient(settings)

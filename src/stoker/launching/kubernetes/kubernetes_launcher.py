@@ -12,6 +12,7 @@ Does not do: make images (see `stoker image`); or distinguish GPUs that nodes' l
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import secrets as random
 import time
@@ -61,7 +62,7 @@ from stoker.records.launch import ENDED, LaunchState
 
 KUEUE, KUEUE_VISIBILITY = "kueue.x-k8s.io/v1beta1", "visibility.kueue.x-k8s.io/v1beta1"
 
-_SYNTAX = "k8s:[CONTEXT/]NAMESPACE[/[NODESx]COUNTxDEVICE]"
+_SYNTAX = "k8s:[[CONTEXT/]NAMESPACE][/[NODESx]COUNTxDEVICE]"
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _STOP_PATIENCE_S = 600.0
 _HOST = "runs/{}/launch/host-0.json"
@@ -80,16 +81,19 @@ class KubernetesLauncher(Launcher):
     def parse(self, text: str) -> LaunchTarget:
         """Context, namespace and shape. Names of contexts may have slashes: the longest one that fits counts.
 
-        Without a count there is one process; without a device, it gets one of any kind that the nodes have.
+        Without a namespace it is the current context's. Without a count there is one process; without a device, it
+        gets one of any kind that the nodes have.
         """
-        rest, known = text.strip().rstrip("/"), dict[str, str]()
+        rest, known, current = text.strip().rstrip("/"), dict[str, str](), ""
         if importlib.util.find_spec("kubernetes") is not None:
-            known, _ = contexts()
+            known, current = contexts()
         context = max((name for name in known if rest.startswith(f"{name}/")), key=len, default="")
         parts = rest[len(context) + 1 if context else 0 :].split("/")
         match = SHAPE.fullmatch(parts[-1]) if len(parts) > 1 else None
         shape = parts.pop() if match is not None and (match[1] or _is_device(match[3])) else ""
         namespace = parts.pop()
+        if not parts and not context and not namespace:
+            namespace = known.get(current, "default")
         if (parts and context) or not _NAMESPACE.fullmatch(namespace):
             raise NoDevice(
                 f"--on k8s:{text} cannot be read: {'/'.join([*parts, namespace])!r} is no namespace.",
@@ -192,7 +196,8 @@ class KubernetesLauncher(Launcher):
             if document["kind"] == "Secret":
                 document["stringData"] = dict.fromkeys(document.pop("data"), "(read when the run starts)")
         large = "".join(f"# sent through a pod: {b.name}, {b.num_bytes} bytes\n" for b in objects.to_send)
-        manifests: str = yaml.safe_dump_all(documents, sort_keys=False, width=120)
+        plain = json.loads(json.dumps(documents))  # a list that two places share would be an anchor
+        manifests: str = yaml.safe_dump_all(plain, sort_keys=False, width=120)
         return note + large + manifests
 
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
@@ -204,7 +209,7 @@ class KubernetesLauncher(Launcher):
         pool = wanted_pool(survey(api), target)
         objects = run_objects(submission, settings, _cluster(api), pool, values, submitted_at=utc_now("milliseconds"))
         require_sendable(submission.bundles, submission.send_limit)
-        handle = _handle(submission, settings, objects, pool)
+        handle = _handle(api, submission, settings, objects, pool)
         if (going := _make_room(api, objects, submission.owner)) is not None:
             return {**handle, "uid": going}
         made_claim = _make_claim(api, objects.claim)
@@ -393,11 +398,12 @@ def _workload(api: ClusterApi, owner: Object) -> Object | None:
     return None
 
 
-def _handle(submission: Submission, settings: ClusterOptions, objects: RunObjects, pool: NodePool) -> Handle:
-    context, _, namespace = submission.target.address.rpartition("/")
+def _handle(
+    api: ClusterApi, submission: Submission, settings: ClusterOptions, objects: RunObjects, pool: NodePool
+) -> Handle:
     return {
-        "context": context,
-        "namespace": namespace,
+        "context": api.context,  # by name: the current one may be another when the run is asked for
+        "namespace": api.namespace,
         "kind": objects.owner["kind"],
         "name": objects.owner["metadata"]["name"],
         "run": submission.run,

@@ -108,7 +108,7 @@ def deploy(
     """
     target, options = parse_target(on), dict(options or {})
     if target.kind != "k8s":
-        raise PlaceFailed(f"A service cannot be started on {on}.", remedy="Services run on k8s:[CONTEXT/]NAMESPACE.")
+        raise PlaceFailed(f"A service cannot be started on {on}.", remedy="Services run on k8s:[[CONTEXT/]NAMESPACE].")
     low, high = read_scale(scale)
     name = object_name(
         options.get("name") or re.sub(r"[^a-z0-9-]+", "-", models[0].rstrip("/").rpartition("/")[2].lower())
