@@ -31,6 +31,7 @@ from stoker.pool.job_box import PoolOrder, order_of
 from stoker.pool.leased_job import LeasedJob
 from stoker.pool.replay_check import ReplayVerdict
 from stoker.records.codec import dumps
+from stoker.store import RunDirectory
 from tests.pool.fake_pool import FakePool
 
 pytestmark = pytest.mark.places
@@ -137,6 +138,25 @@ def test_an_honest_run_is_committed_replayed_and_brought_home(folder, host):
     assert {"model.safetensors", "run.json", "events.jsonl"} <= {path.name for path in (folder / "home").iterdir()}
     beats = pool.of(on.Beat)
     assert [beat.index for beat in beats] == list(range(len(beats)))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name != "podman"], ids=lambda kind: kind.name)
+def test_a_run_over_two_devices_is_replayed_bit_for_bit(folder, kind):
+    """Its ranks meet on the loopback of the box, where there is no other network; so do those of a replay."""
+    pool, host = FakePool(folder / "blobs"), host_of(kind)
+    lease, job = run_lease(pool, folder, host, num_devices=2, arguments=("--set", "epochs=100"))
+    until(job)
+    assert lease["reason"] == "finished", lease
+    assert lease["commitments"][-1]["update"] == 100 * 12
+    unpack(pool.folder / lease["result"], folder / "home", TreeLimits(num_bytes=1 << 30))
+    decision = RunDirectory(folder / "home").read_decision()
+    assert decision is not None
+    assert decision.chosen.plan.layout.world_size == 2
+    last = len(lease["commitments"]) - 1
+    assert last >= 1
+    for verdict in verdicts(pool, lease, folder, host, sorted({0, last})):
+        assert verdict.equal, verdict.why
+        assert verdict.why.endswith("equal bit for bit")
 
 
 @pytest.mark.parametrize("cheat", CHEATS)

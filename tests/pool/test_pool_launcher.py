@@ -11,7 +11,7 @@ import pytest
 
 from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import Bundle, TreeFile
-from stoker.launching.launcher import Submission
+from stoker.launching.launcher import Request, Submission
 from stoker.pool import events as on
 from stoker.pool import rented_run, renting
 from stoker.pool.blob_tree import TreeLimits, pack_folder, plain_names
@@ -34,8 +34,15 @@ KEY, JOB = "c" * 64, "digits-1a2b3c"
 
 class TestConformance(LauncherConformance):
     launcher = LAUNCHER
-    words = {"": (1, 1, ""), "box": (1, 1, ""), "/cpu": (1, 1, "cpu"), "box/h100": (1, 1, "h100")}  # noqa: RUF012 - a table
-    bad_words = ("box/", "box/2xcpu", "-x", "a b", "box/cpu/cpu")
+    words = {  # noqa: RUF012 - a table
+        "": (1, 1, ""),
+        "box": (1, 1, ""),
+        "/cpu": (1, 1, "cpu"),
+        "box/h100": (1, 1, "h100"),
+        "box/2xcpu": (1, 2, "cpu"),
+        "/8xhere": (1, 8, ""),
+    }
+    bad_words = ("box/", "box/2x2xcpu", "/0xcpu", "-x", "a b", "box/cpu/cpu")
     environments = ({},)
     unreachable = {  # noqa: RUF012 - likewise
         "pool": f"http://127.0.0.1:9#{KEY}",
@@ -195,6 +202,32 @@ def test_the_rest_of_a_run_is_deposited_for_as_long_as_an_agent_may_take_to_acce
     """A pool takes no deposit for a few seconds, so that offers are not held for nothing."""
     started(pool, time_limit_s=5.0, options={"verify": "none"})
     assert pool.of(on.Opened)[0].deposit == pytest.approx(100_000 / 60, abs=1)
+
+
+def test_all_devices_of_an_offer_are_taken_or_none(pool) -> None:
+    """As many as are asked for, at the price of all; the order says so, and so do the leases that follow."""
+    pool.offer("pair", 50_000, device=on.OfferedDevice(kind="cpu", count=2))
+    pool.offer("quad", 10_000, device=on.OfferedDevice(kind="cpu", count=4))
+    handle, lease = started(pool, target=LAUNCHER.parse("/2xcpu"))
+    order = read_order((pool.folder / lease["order"]).read_bytes())
+    assert (lease["offer_id"], lease["rate_per_hour"], order.num_devices) == ("pair", 50_000, 2)
+    lease |= {"state": "closed", "reason": "lost", "num_devices": 2}
+    pool.offer("spare", 70_000, device=on.OfferedDevice(kind="cpu", count=2))
+    del pool.offers["pair"]
+    assert LAUNCHER.state(handle).phase == "requeued"
+    second = pool.leases[f"{handle['job']}.1"]
+    assert second["offer_id"] == "spare"
+    assert read_order((pool.folder / second["order"]).read_bytes()).num_devices == 2
+
+
+def test_a_named_offer_of_several_devices_says_how_it_is_taken(pool) -> None:
+    """`pool:pair` asks for one device; the offer has two."""
+    pool.offer("pair", 50_000, device=on.OfferedDevice(kind="cpu", count=2))
+    [missing] = LAUNCHER.probe(LAUNCHER.parse("pair"), {}).missing
+    assert missing == "the offer pair has 2 devices: --on pool:pair/2xcpu"
+    assert not LAUNCHER.probe(LAUNCHER.parse("pair/2xcpu"), {}).missing
+    found = LAUNCHER.offers(Request(target=LAUNCHER.parse("/2xcpu")))
+    assert [(one.text, one.devices_each) for one in found] == [("pool:/2xcpu", 2)]
 
 
 def test_a_faster_device_is_worth_a_dearer_hour(pool) -> None:

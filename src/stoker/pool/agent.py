@@ -1,4 +1,4 @@
-"""The agent: lends a device of its owner to a pool, one lease at a time, and replays what others claim.
+"""The agent: lends devices of its owner to a pool, all of them in one lease at a time, and replays what others claim.
 
 What: one process. It measures the device, states its isolation, keeps its offer alive, accepts leases, runs their jobs
 in isolation (`leased_job.py`), and in a thread makes blocks of other agents' runs again (`replay_check.py`). It goes on
@@ -35,7 +35,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stoker.errors import BadJob, BadRun, StokerError
+from stoker.devices import planned_devices, resolve_place
+from stoker.errors import BadJob, BadRun, NoDevice, StokerError
 from stoker.pool import events as on
 from stoker.pool.blob_tree import TreeLimits
 from stoker.pool.client import PoolClient, is_passing
@@ -47,7 +48,7 @@ from stoker.pool.job_box import JobBox, PoolOrder, missing_packages, read_order
 from stoker.pool.lease import MOST_EVIDENCE_BYTES, UNCOMMITTED_S, VERDICT_S
 from stoker.pool.leased_job import INDEX_BYTES, BlobCache, LeasedJob
 from stoker.pool.link_probe import MeasuredLink
-from stoker.pool.owners_use import GpuWatch, LentGpu, OwnersUse, UploadQuota
+from stoker.pool.owners_use import GpuWatch, LentGpu, OwnersUse, UploadQuota, gpu_links
 from stoker.pool.replay_check import ReplayVerdict, check_block, first_difference
 from stoker.records import Device
 from stoker.records.codec import digest, parsed, printable
@@ -73,7 +74,8 @@ class Lending:
 
     Attributes:
         name: of the offer.
-        price_per_hour, cost_per_hour: asked, and what an hour costs the owner [micro-credits].
+        price_per_hour, cost_per_hour: asked for all devices together, and what an hour costs the owner
+            [micro-credits].
         reclaim_s: notice before the device is taken back [s].
         when: `always`, or `idle`: only while others leave the machine alone.
         hours: from and to [hours of the day, UTC]; None: always.
@@ -82,6 +84,8 @@ class Lending:
         min_s, max_s: shortest and longest lease [s].
         limits: of a job.
         devices: files below /dev that a job may use.
+        num_devices: devices that are lent, all in one lease; of a CPU the processes that share it.
+        gpus: numbers of the GPUs that are lent; none where it is a CPU.
         beat_s: time between beats [s].
         replays: whether blocks of others are replayed, for a fee.
         most_bond: a lease that wants a larger one is refused [micro-credits]; None: the price of its longest time.
@@ -100,14 +104,40 @@ class Lending:
     max_s: int = 7 * 24 * 3600
     limits: Limits
     devices: tuple[str, ...] = ()
+    num_devices: int = 1
+    gpus: tuple[int, ...] = ()
     beat_s: float = 10.0
     replays: bool = True
     most_bond: int | None = None
     longest_window_s: float = 24 * 3600.0
 
 
-def determinism_class(device: Device) -> str:
-    """Digest of what has to be equal for two machines to compute equal bits (hex); threads are the plan's."""
+def lent_devices(word: str, attached: Sequence[Device]) -> tuple[Device, ...]:
+    """The attached devices that a word means, as `--on` does: `here`, `cuda:1`, `8xh100`, `2xcpu`.
+
+    Raises:
+        NoDevice: one is not attached.
+    """
+    place, *others = planned_devices(word, attached)
+    if others or not place.is_here:
+        if place.count > 1:
+            raise NoDevice(
+                f"{word!r} asks for {place.count} devices that are not all attached to this machine.",
+                remedy="`stoker doctor` shows what is.",
+            )
+        return (resolve_place(word, attached),)
+    if place.device.kind == "cpu" or place.count == 1:
+        return (place.device,) * place.count
+    same = [one for one in attached if (one.kind, one.model) == (place.device.kind, place.device.model)]
+    return tuple(same[: place.count])
+
+
+def determinism_class(device: Device, num_devices: int = 1) -> str:
+    """Digest of what has to be equal for two machines to compute equal bits (hex); threads are the plan's.
+
+    Several GPUs sum in an order that their number, the links between them and NCCL decide. Processes on a CPU do so in
+    the order of their ranks, on any machine.
+    """
     flags = ""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -119,8 +149,10 @@ def determinism_class(device: Device) -> str:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     variables = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
+    several = {} if device.kind == "cpu" or num_devices == 1 else {"links": _links(num_devices)}
     return digest(
         {
+            **several,
             "device": device.model,
             "kind": device.kind,
             "driver": device.driver,
@@ -131,6 +163,14 @@ def determinism_class(device: Device) -> str:
             "variables": {name: os.environ[name] for name in variables if name in os.environ},
         }
     )
+
+
+def _links(num_devices: int) -> list[str]:
+    """What decides in which order several GPUs sum; of a machine that does not say, its name: no other one's bits."""
+    nccl = sorted(
+        f"{one.name} {one.version}" for one in importlib.metadata.distributions() if one.name.startswith("nvidia-nccl")
+    )
+    return [str(num_devices), *nccl, gpu_links() or platform.node()]
 
 
 def offer_of(
@@ -145,6 +185,9 @@ def offer_of(
 ) -> on.Offer:
     """The offer as it is signed; `payee`: address that a contract pays; `link`: to the pool."""
     link = link or MeasuredLink()
+    memory_bytes, count = device.memory_bytes, lending.num_devices
+    if device.kind == "cpu":
+        memory_bytes = min(memory_bytes, lending.limits.memory_bytes) // count
     measured = on.Measured(
         fp32_flop_per_s=0.0 if proof is None else proof.flop_per_s, cores=max(1, int(lending.limits.cores))
     )
@@ -152,12 +195,11 @@ def offer_of(
         offer_id=lending.name,
         device=on.OfferedDevice(
             kind=device.name,
-            memory_bytes=min(device.memory_bytes, lending.limits.memory_bytes)
-            if device.kind == "cpu"
-            else device.memory_bytes,
+            count=count,
+            memory_bytes=memory_bytes,
         ),
         measured=measured,
-        determinism_class=determinism_class(device),
+        determinism_class=determinism_class(device, count),
         isolation=isolation.name,  # type: ignore[arg-type]
         price_per_hour=lending.price_per_hour,
         cost_per_hour=lending.cost_per_hour,
@@ -180,7 +222,7 @@ class Agent:
     Args:
         client: of the pool, with the agent's key.
         lending: what is lent.
-        device: which.
+        device: which; of several the first.
         isolation: in which jobs run.
         folder: for everything on the disk.
         proof: what the device showed when it was measured.
@@ -215,7 +257,8 @@ class Agent:
         watch, uploads = None, None
         if self.device.kind == "cuda" and (is_idle_only or lending.max_temperature_c is not None):
             pids = self._others_pids if is_idle_only else None
-            watch = GpuWatch(LentGpu(self.device.index), pids=pids, max_temperature_c=lending.max_temperature_c)
+            gpus = [LentGpu(index) for index in lending.gpus or (self.device.index,)]
+            watch = GpuWatch(*gpus, pids=pids, max_temperature_c=lending.max_temperature_c)
             watch.start()
         if lending.max_upload_bytes is not None:
             uploads = UploadQuota(self.folder / _SENT, lending.max_upload_bytes, lambda: self.client.sent_bytes)
@@ -364,6 +407,8 @@ class Agent:
             self._require_fair(lease)
             order = job.read_order()
             self._require_possible(order)
+            if order.num_devices != self.lending.num_devices:
+                raise BadJob(f"it is for {order.num_devices} devices, and {self.lending.num_devices} are lent")
             if float(lease["check_fraction"]) and order.block_s > UNCOMMITTED_S:
                 raise BadJob(
                     f"it commits each {format_seconds(order.block_s)}, and only {UNCOMMITTED_S} s after the "
@@ -490,7 +535,7 @@ class Agent:
                 block,
                 folder=self.folder / "checks",
                 host=replace(self.host, started=self._began_replay),
-                own_class=determinism_class(self.device),
+                own_class=determinism_class(self.device, self.lending.num_devices),
             )
             self.tell(f"{lease_id}: block {block} replayed: {verdict.why}")
             self._checked[lease_id, block] = _MOST_TRIES

@@ -58,6 +58,8 @@ MOST_BYTES = 64 * 1024
 """Size of an event at most [bytes]."""
 MOST_WINDOW_S = 7 * 24 * 3600
 """Longest time to dispute [s]: so long a bond can be held."""
+MOST_DEVICES = 1024
+"""Devices of one offer."""
 _MOST_MONEY = 10**15
 """A thousand million credits: what any amount is below, so that sums stay exact in every reader [micro-credits]."""
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -247,8 +249,8 @@ class Offer(Body):
             raise BadSetting(f"min_s {self.min_s} is more than max_s {self.max_s}")
         if self.hours is not None and not all(0 <= hour < 24 for hour in self.hours):
             raise BadSetting(f"hours {self.hours}: wanted two hours of the day, 0 to 23")
-        if not 1 <= self.device.count <= 1024:
-            raise BadSetting(f"device.count {self.device.count}: wanted 1 to 1024")
+        if not 1 <= self.device.count <= MOST_DEVICES:
+            raise BadSetting(f"device.count {self.device.count}: wanted 1 to {MOST_DEVICES}")
 
 
 @dataclass(frozen=True, kw_only=True)

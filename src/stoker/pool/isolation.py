@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import IO
 
 from stoker.errors import NoDevice, PlaceFailed, nearest
-from stoker.pool.control_group import ControlGroup
+from stoker.pool.control_group import ControlGroup, joining
 from stoker.pool.system_call_filter import MACHINE, filter_program
 from stoker.units import format_bytes, format_seconds
 
@@ -352,7 +352,7 @@ class Isolation(abc.ABC):
             command, descriptors = self.command(program, aside, stack, is_grouped=group is not None)
             try:
                 process = subprocess.Popen(
-                    [*_joining(group), *self._limited(limits, group), *command],
+                    [*joining(group), *self._limited(limits, group), *command],
                     stdin=stdin,
                     stdout=output,
                     stderr=output,
@@ -849,15 +849,6 @@ def _system_paths() -> dict[str, Path]:
     paths += [Path(prefix) for prefix in dict.fromkeys((sys.base_prefix, sys.prefix)) if not prefix.startswith("/usr")]
     paths += [Path(sys.executable).resolve().parents[1]]
     return {str(path): path for path in paths if not str(path).startswith("/usr") and str(path) != "/"}
-
-
-def _joining(group: ControlGroup | None) -> list[str]:
-    """A shell that joins the group before it becomes the command."""
-    if group is None:
-        return []
-    names = [str(path) for path in group.entrances]
-    script = 'for _ in $0; do echo $$ > "$1" || exit 125; shift; done; exec "$@"'
-    return ["/bin/sh", "-c", script, " ".join("+" for _ in names), *names]
 
 
 def _processes_of_user() -> int:

@@ -336,7 +336,13 @@ class RentedRun:
             Refused: the deposit is not covered, or another renter was faster.
         """
         terms = Terms.of_handle(self.handle)
-        target = LaunchTarget(text="pool", kind="pool", address=self.handle["address"], device=self.handle["device"])
+        target = LaunchTarget(
+            text="pool",
+            kind="pool",
+            address=self.handle["address"],
+            device=self.handle["device"],
+            devices_each=terms.num_devices,
+        )
         offers = ranked_offers(self.client, target, terms, run_s=limit_s, avoided=avoided)
         # Stable: otherwise as they were ranked.
         offers.sort(key=lambda one: (one.listed.agent in lost, one.listed.offer.offer_id != preferred))
@@ -377,7 +383,7 @@ class RentedRun:
     ) -> str:
         """Open lease number `number` at an offer, for so long; its name."""
         offer, lease_id = match.listed.offer, f"{self.handle['job']}.{number}"
-        rate = offer.price_per_hour
+        rate, order = offer.price_per_hour, replace(order, num_devices=offer.device.count)
         raw_hours = 0.0 if order.resume else terms.raw_hours_of(match.listed)
         content = dumps(order, indent=None).encode()
         digest = self.blobs.put(content)

@@ -3,7 +3,7 @@
 What: the run is an order (`job_box.py`) that an agent takes under a lease; `rented_run.py` takes it through all of its
 leases, on the terms that `--place-option` gives (`terms.py`).
 Use when: machines of strangers will do. Costs: what the lease says; blocks take a checkpoint every `block`.
-Does not do: several devices, secrets, images, jobs whose length is in seconds.
+Does not do: several machines, secrets, images, jobs whose length is in seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stoker.pool.keys import own_key
 from stoker.pool.lease import MOST_COMMITMENTS, UNCOMMITTED_S
 from stoker.pool.lease_documents import is_stopped, wrong_agents
 from stoker.pool.leased_job import BlobCache
-from stoker.pool.matching import earlier_runs, forecast_word
+from stoker.pool.matching import earlier_runs, forecast_word, listed_offers, offer_word
 from stoker.pool.rented_run import MOST_LEASES, RentedRun, leases_of
 from stoker.pool.terms import FORECASTS, IDENTITY, Terms, ranked_offers
 from stoker.records.launch import LaunchState
@@ -50,13 +50,17 @@ def probe(target: LaunchTarget, options: Mapping[str, str]) -> Probe:
     client = _client(terms)
     offers = ranked_offers(client, target, terms)
     if not offers:
-        wanted = target.address or target.device or "any device"
+        shape = f"{target.num_devices} × {target.device or 'any device'}" if target.num_devices > 1 else target.device
+        wanted = " of ".join(filter(None, (target.address, shape))) or "one device"
         text = f"the pool has no free offer of {wanted} with isolation {terms.isolation} or stronger"
+        if other := _named(client, target):
+            text = f"the offer {other.offer_id} has {other.device.count} devices: --on {offer_word(other)}"
         return Probe(facts={"offers": "none"}, missing=(f"{text}: `stoker pool offers` lists what there is",))
     best = offers[0].listed.offer
     facts = {
         "offers": f"{len(offers)} free",
-        "best": f"{best.offer_id}: {best.device.kind}, {best.price_per_hour / 1e6:g} credits an hour",
+        "best": f"{best.offer_id}: {best.device.count} × {best.device.kind}, {best.price_per_hour / 1e6:g} credits an "
+        "hour",
         "isolation": f"{best.isolation}: an owner with root reads the job and its data all the same",
     }
     device, cores = best.device.kind, best.measured.cores
@@ -66,15 +70,22 @@ def probe(target: LaunchTarget, options: Mapping[str, str]) -> Probe:
     return Probe(facts=facts, device=device, cores=cores)
 
 
+def _named(client: PoolClient, target: LaunchTarget) -> on.Offer | None:
+    """The offer that a target names, if it is free and has another number of devices."""
+    listed, _ = listed_offers(client.state("offers"))
+    found = (one.offer for one in listed if one.offer.offer_id == target.address)
+    return next((one for one in found if one.device.count != target.num_devices), None)
+
+
 def offers(request: Request) -> tuple[Offer, ...]:
     """The offers that are free."""
     terms = Terms.of(request.options)
     found = ranked_offers(_client(terms), request.target, terms)
     return tuple(
         Offer(
-            text=request.target.text if number == 0 else f"pool:{offer.offer_id}",
+            text=request.target.text if number == 0 else offer_word(offer),
             num_nodes=1,
-            devices_each=1,
+            devices_each=offer.device.count,
             device=offer.device.kind,
             starts_in_s=0.0,
             price_per_h=offer.price_per_hour / 1e6,
@@ -94,7 +105,13 @@ def with_forecasts(job: Job, entry: Entry, submission: Submission, tell: Callabl
     from stoker.launching.launch import identity_of  # noqa: PLC0415 - torch, which following does without
     from stoker.pool.forecasting import job_forecasts, leases_before  # noqa: PLC0415 - likewise
 
-    terms = Terms.of(submission.options)
+    terms, num_devices = Terms.of(submission.options), submission.target.num_devices
+    if terms.verify and job.sync is not None and num_devices > 1:
+        raise BadJob(
+            f"{num_devices} replicas with updates of their own exchange how long they worked, so that no replay comes "
+            "to the same state",
+            remedy="Train on one device, without sync; or --verify none.",
+        )
     if terms.verify and job.until.unit == "seconds":
         raise BadJob(
             "the job's length is given in seconds, so that a replay would have another one",
@@ -158,6 +175,7 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
         "limit_s": submission.time_limit_s,
         "address": submission.target.address,
         "device": submission.target.device,
+        "num_devices": submission.target.num_devices,
         "options": dict(submission.options),
     }
     if before and before[-1]["state"] in ("funded", "running", "suspect", "reclaiming"):

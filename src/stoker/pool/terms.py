@@ -56,6 +56,7 @@ class Terms:
         may_move: whether a run that goes well moves to a better offer.
         forecasts: of the run by kind of device, or why it cannot run there, where they were made.
         identity: of the job, by which later forecasts learn from this run.
+        num_devices: of the run, all of one offer.
     """
 
     pool: str = ""
@@ -72,6 +73,7 @@ class Terms:
     may_move: bool = True
     forecasts: Mapping[str, RunForecast | str] = field(default_factory=dict)
     identity: str = ""
+    num_devices: int = 1
 
     @property
     def known_offers(self) -> set[str]:
@@ -95,6 +97,7 @@ class Terms:
             least_isolation=self.isolation,
             verify_fraction=self.verify,
             checkpoint_blocked_s=0.1,
+            num_devices=self.num_devices,
         )
 
     @classmethod
@@ -131,7 +134,12 @@ class Terms:
     @classmethod
     def of_handle(cls, handle: Handle) -> Terms:
         """The terms of a run that was started."""
-        return replace(cls.of(handle["options"]), pool=str(handle["pool"]), key=str(handle["key"]))
+        return replace(
+            cls.of(handle["options"]),
+            pool=str(handle["pool"]),
+            key=str(handle["key"]),
+            num_devices=int(handle.get("num_devices", 1)),
+        )
 
 
 def _forecasts_in(text: str) -> dict[str, RunForecast | str]:
@@ -184,5 +192,6 @@ def ranked_offers(
     usable.sort(key=lambda one: (one.offer.price_per_hour, one.offer.offer_id))
     flat = RunForecast(run_s=run_s, reference_flop_per_s=usable[0].offer.measured.fp32_flop_per_s)
     columns = Columns.of(usable, records, time.time(), terms.known_offers)
-    ranking = rank_offers(columns, terms.needs, lambda word: terms.forecasts.get(word, flat), most=len(usable))
+    needs = replace(terms.needs, num_devices=target.num_devices)
+    ranking = rank_offers(columns, needs, lambda word: terms.forecasts.get(word, flat), most=len(usable))
     return list(ranking.matches)
