@@ -115,6 +115,10 @@ def pool_serve(
     forward_quota: Annotated[
         str | None, typer.Option("--forward-quota", metavar="BYTES", help="New pool: of them for one lease, at most.")
     ] = None,
+    probe_every: Annotated[
+        str,
+        typer.Option("--probe-every", metavar="TIME", help="Idle devices prove themselves at one moment; or never."),
+    ] = "10min",
     debug: Debug = False,
 ) -> None:
     """Serve a pool: offers, leases, the ledger and blobs; one process and one folder."""
@@ -143,6 +147,7 @@ def pool_serve(
             rules=rules,
             has_tls=tls,
             chain=settings,
+            probe_every_s=None if probe_every == "never" else parse_duration(probe_every, "--probe-every"),
             is_p2p=p2p,
             announce=lambda address: print(f"stoker pool: {address}", flush=True),
         )
@@ -455,6 +460,7 @@ def _render_offers(shown: list[dict[str, Any]], num_hidden: int, console: Consol
         ("jobs", "right"),
         ("lost", "right"),
         ("slashed", "right"),
+        ("probed", "left"),
         ("network", "left"),
         ("agent", "left"),
         ("", "left"),
@@ -462,7 +468,9 @@ def _render_offers(shown: list[dict[str, Any]], num_hidden: int, console: Consol
         table.add_column(title, justify="right" if justify == "right" else "left", no_wrap=True)
     for one in shown:
         offer, record = one["offer"], one["record"]
+        clash = one.get("clashes_with", "")
         status = "taken" if one["lease_id"] else "lapsed" if not one["is_free"] else "" if one["is_present"] else "away"
+        status = f"not together with {clash}" if clash and not one["lease_id"] else status
         table.add_row(
             offer["offer_id"],
             Text(printable(f"{offer['device']['count']} × {offer['device']['kind']}")),
@@ -472,6 +480,7 @@ def _render_offers(shown: list[dict[str, Any]], num_hidden: int, console: Consol
             str(record["finished"]),
             str(record["lost"] + record["left"]),
             str(record["slashed"]),
+            "yes" if one.get("probed_s") else "no",
             one.get("network") or "through the pool",
             Text(pool.short(one["agent"]), "dim"),
             Text(status, "yellow"),

@@ -83,9 +83,12 @@ def offer(
     key: KeyName = "default",
     beat: Annotated[float, typer.Option("--beat", metavar="SECONDS", min=0.2, max=20, help="Between beats.")] = 10.0,
     measures: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="First measure the device, for a minute, and the link.")
+        bool, typer.Option("--measure/--no-measure", help="First measure the device, and the link.")
     ] = True,
     replays: Annotated[bool, typer.Option("--replay/--no-replay", help="Replay blocks of others for a fee.")] = True,
+    probes: Annotated[
+        bool, typer.Option("--probe/--no-probe", help="Answer the pool's probes while nothing is leased.")
+    ] = True,
     p2p: Annotated[
         bool, typer.Option("--p2p/--no-p2p", help="Send large files directly to renters, where a path exists.")
     ] = True,
@@ -153,6 +156,7 @@ def offer(
             gpus=gpus,
             beat_s=beat,
             replays=replays,
+            probes=probes,
             most_bond=round(parse_money(most_bond, "--most-bond") * 1e6) if most_bond else None,
             longest_window_s=parse_duration(longest_window, "--longest-window"),
         )
@@ -329,7 +333,7 @@ def _measured(devices: Sequence[Device], limits: pool.Limits, tell: Callable[[st
     lent, count = devices[0], len(devices)
     tell(f"measuring {count} × {lent.model}" if count > 1 else f"measuring {lent.model}")
     is_gpu = lent.kind == "cuda"
-    claimed = _measured_bytes(lent.memory_bytes if is_gpu else limits.memory_bytes // count, lent.kind)
+    claimed = pool.probed_bytes(lent.memory_bytes if is_gpu else limits.memory_bytes // count, is_cpu=not is_gpu)
     with ExitStack() as stack:
         cores = None if is_gpu else limits.cores / count
         asks = [stack.enter_context(pool.LocalDevice(cores)) for _ in devices]
@@ -354,11 +358,6 @@ def _measured_link(client: pool.PoolClient, folder: Path, tell: Callable[[str], 
     up, down = (format_bytes(rate) for rate in (link.upload_bytes_per_s, link.download_bytes_per_s))
     tell(f"the link to the pool: {up}/s up, {down}/s down")
     return link
-
-
-def _measured_bytes(claimed: int, kind: str) -> int:
-    """Memory to measure [bytes]: 90 % of a GPU's; at most 2 GiB of a CPU's, whose product takes a minute."""
-    return int(0.9 * claimed) if kind == "cuda" else min(claimed // 2, 2 << 30)
 
 
 def _device_files(gpus: Sequence[int]) -> tuple[str, ...]:

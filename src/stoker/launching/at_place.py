@@ -292,7 +292,9 @@ def judge(
         return RankOutcome("lost", why, RUN_FAILED, is_again=not is_stopped)
 
     killed = [-code for code in codes if code < 0]
-    worst = next((code for code in codes if code not in {FINISHED, STOPPED, SLICE_OVER}), max(codes, default=0))
+    wrong = [code for code in codes if code not in {FINISHED, STOPPED, SLICE_OVER}]
+    # A rank that fails takes the others with it, which say only that.
+    worst = next((code for code in wrong if code != RUN_FAILED), wrong[0] if wrong else max(codes, default=0))
     if all(code == FINISHED for code in codes):
         return RankOutcome("finished", "trained to its end", FINISHED)
     asked = {signal.SIGTERM, signal.SIGINT} if is_stopped or is_signalled else set()

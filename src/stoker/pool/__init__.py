@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from stoker.pool.forecasting import rank_for_job as rank_for_job
     from stoker.pool.hardware_proof import HardwareProof as HardwareProof
     from stoker.pool.hardware_proof import LocalDevice as LocalDevice
+    from stoker.pool.hardware_proof import probed_bytes as probed_bytes
     from stoker.pool.hardware_proof import prove_hardware as prove_hardware
     from stoker.pool.hardware_proof import prove_together as prove_together
     from stoker.pool.isolation import Host as Host

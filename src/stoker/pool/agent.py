@@ -42,13 +42,22 @@ from stoker.pool.blob_tree import TreeLimits
 from stoker.pool.client import PoolClient, is_passing
 from stoker.pool.commitment import Block
 from stoker.pool.escrow import credits_text
-from stoker.pool.hardware_proof import HardwareProof
-from stoker.pool.isolation import LEAST_FREE_BYTES, Host, IsolatedProcess, Isolation, Limits, remove_tree
+from stoker.pool.hardware_proof import HardwareProof, LocalDevice
+from stoker.pool.isolation import (
+    LEAST_FREE_BYTES,
+    Host,
+    IsolatedProcess,
+    Isolation,
+    Limits,
+    cpu_s_of,
+    remove_tree,
+)
 from stoker.pool.job_box import JobBox, PoolOrder, missing_packages, read_order
 from stoker.pool.lease import MOST_EVIDENCE_BYTES, UNCOMMITTED_S, VERDICT_S
 from stoker.pool.leased_job import INDEX_BYTES, BlobCache, LeasedJob
 from stoker.pool.link_probe import MeasuredLink
 from stoker.pool.owners_use import GpuWatch, LentGpu, OwnersUse, UploadQuota, gpu_links
+from stoker.pool.probed_device import ProbedDevice
 from stoker.pool.replay_check import ReplayVerdict, check_block, first_difference
 from stoker.records import Device
 from stoker.records.codec import digest, parsed, printable
@@ -88,6 +97,7 @@ class Lending:
         gpus: numbers of the GPUs that are lent; none where it is a CPU.
         beat_s: time between beats [s].
         replays: whether blocks of others are replayed, for a fee.
+        probes: whether the devices answer the pool's probes while nothing is leased; see `joint_probe`.
         most_bond: a lease that wants a larger one is refused [micro-credits]; None: the price of its longest time.
         longest_window_s: a lease whose bond could be held longer than that after its end is refused [s].
     """
@@ -108,6 +118,7 @@ class Lending:
     gpus: tuple[int, ...] = ()
     beat_s: float = 10.0
     replays: bool = True
+    probes: bool = True
     most_bond: int | None = None
     longest_window_s: float = 24 * 3600.0
 
@@ -239,11 +250,13 @@ class Agent:
     link: MeasuredLink | None = None
     tell: Callable[[str], None] = lambda _: None
     job_type: type[LeasedJob] = LeasedJob
+    open_device: Callable[[float | None], LocalDevice] = LocalDevice
     _job: LeasedJob | None = field(default=None, init=False)
     _offered_until: float = field(default=0.0, init=False)
     _check: threading.Thread | None = field(default=None, init=False)
     _checked: Counter[tuple[str, int]] = field(default_factory=Counter, init=False)
     _replaying: IsolatedProcess | None = field(default=None, init=False)
+    _probed: list[ProbedDevice] = field(default_factory=list, init=False)
     _refused: set[str] = field(default_factory=set, init=False)
     _has_offered: bool = field(default=False, init=False)
     _asks_from: float = field(default=0.0, init=False)
@@ -307,6 +320,7 @@ class Agent:
                 self.step()
                 time.sleep(min(_POLL_S, self.lending.beat_s / 4) if self._job or self._is_checking else 0)
         finally:
+            self._stop_probes()
             with suppress(StokerError):
                 self.client.post(on.Withdrawn(offer_id=self.lending.name))
             if self._job is not None:
@@ -322,8 +336,10 @@ class Agent:
         if why and self._job is not None:
             self._job.reclaim(self.lending.reclaim_s, why)
         self._may_work = may_work = not why and not self._stops
-        if not may_work and self._replaying is not None:
-            self._replaying.kill()
+        if not may_work:
+            self._stop_probes()
+            if self._replaying is not None:
+                self._replaying.kill()
         try:
             if not self._has_adopted:
                 self._adopt()
@@ -336,7 +352,9 @@ class Agent:
             if self._job is None or time.monotonic() >= self._asks_from:
                 self._asks_from = time.monotonic() + min(_ASK_S, self.lending.beat_s)
                 wait_s = 0.0 if self._job is not None else 2.0
-                self._take(self.client.work(wait_s=wait_s, replays=self.lending.replays), may_work=may_work)
+                lending = self.lending
+                work = self.client.work(wait_s=wait_s, replays=lending.replays, probes=lending.probes)
+                self._take(work, may_work=may_work)
                 self._said = ""
         except StokerError as problem:
             if not is_passing(problem) and self._job is None and not self._has_offered:
@@ -387,13 +405,45 @@ class Agent:
             self._job.reclaim(max(0.0, by_s - time.time()), "the pool needs the device for a higher priority")
         for lease in work["leases"]:
             if may_work and self._job is None and lease["lease_id"] not in self._refused:
+                self._stop_probes()
                 self._accept(lease)
         for challenge in work["challenges"]:
             place = (str(challenge["lease_id"]), int(challenge["block"]))
             if may_work and self.lending.replays and self._checked[place] < _MOST_TRIES and not self._is_checking:
                 self._checked[place] += 1
+                self._stop_probes()
                 self._check = threading.Thread(target=self._replay, args=place, name="stoker-check", daemon=True)
                 self._check.start()
+
+        for probe in work.get("probes", ()):
+            is_mine = probe["offer_id"] == self.lending.name and probe["device"] < self.lending.num_devices
+            if may_work and is_mine and self._job is None and not self._is_checking:
+                self._answer_probe(str(probe["probe_id"]), int(probe["device"]))
+
+    def _answer_probe(self, probe_id: str, number: int) -> None:
+        """Let a device answer a probe, within what a job may have of it."""
+        lending = self.lending
+        self._probed = [one for one in self._probed if not one.is_over]
+        if len(self._probed) >= lending.num_devices or any(one.place == (probe_id, number) for one in self._probed):
+            return
+        name = f"cuda:{lending.gpus[number]}" if lending.gpus else self.device.torch_name
+        self._probed.append(
+            ProbedDevice(
+                self.client,
+                probe_id,
+                lending.name,
+                number,
+                torch_name=name,
+                cores=None if lending.gpus else lending.limits.cores / lending.num_devices,
+                tell=self.tell,
+                open_device=self.open_device,
+            )
+        )
+
+    def _stop_probes(self) -> None:
+        for one in self._probed:
+            one.stop()
+        self._probed.clear()
 
     @property
     def _is_checking(self) -> bool:
@@ -513,12 +563,14 @@ class Agent:
     def _others_cpu_s(self) -> float:
         """CPU time that the programs of others take here [s]."""
         replaying = self._replaying
-        return (0.0 if self._job is None else self._job.cpu_s) + (0.0 if replaying is None else replaying.cpu_s)
+        of_job = 0.0 if self._job is None else self._job.cpu_s
+        of_replay = 0.0 if replaying is None else replaying.cpu_s
+        return of_job + of_replay + cpu_s_of(one.pid for one in self._probed)
 
     def _others_pids(self) -> set[int]:
         """Processes of the programs of others."""
         replaying, job = self._replaying, self._job
-        pids = set() if job is None else job.pids
+        pids = {one.pid for one in self._probed} | (set() if job is None else job.pids)
         return pids if replaying is None else pids | replaying.pids
 
     def _began_replay(self, process: IsolatedProcess) -> None:

@@ -31,6 +31,7 @@ they are paid by the second.
 | team | control plane | a team of renters: weight, priority, quota |
 | waiting | renter | found no free offer: keeps its place |
 | preempting | control plane | a lease makes room for a higher priority, after its notice |
+| probed | control plane | how fast offers answered alone and at one moment; see `joint_probe` |
 
 Source: RFC 8785 (canonical JSON) for the idea; numbers are written as Python does.
 """
@@ -574,6 +575,44 @@ class Preempting(Body):
     by_s: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProbeTimes(Body):
+    """How long an offer's devices took for one seeded product that fills their memory, in each round [s].
+
+    Attributes:
+        agent: who made the offer.
+        claimed_s: what they take by the rate that the offer states; 0: it states none.
+        alone_s: while no other one that was probed was asked; 0: no right answer in time. May be empty.
+        together_s: while all that were probed were asked at one moment; likewise.
+    """
+
+    offer_id: str
+    agent: str
+    claimed_s: float = 0.0
+    alone_s: tuple[float, ...] = ()
+    together_s: tuple[float, ...] = ()
+
+    _hashes: ClassVar[frozenset[str]] = frozenset({"agent"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for times in (self.alone_s, self.together_s):
+            if len(times) > 16 or not all(0 <= time_s <= 2**53 for time_s in times):
+                raise BadSetting("times of a probe: wanted 16 at most, each 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probed(Body):
+    """Offers were asked for exact products; what follows is in `joint_probe`."""
+
+    offers: tuple[ProbeTimes, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 2 <= len(self.offers) <= 16 or len({one.offer_id for one in self.offers}) < len(self.offers):
+            raise BadSetting("offers: wanted 2 to 16, each once")
+
+
 KINDS: dict[str, type[Body]] = {
     "founded": Founded,
     "deposited": Deposited,
@@ -600,6 +639,7 @@ KINDS: dict[str, type[Body]] = {
     "team": TeamMade,
     "waiting": Waiting,
     "preempting": Preempting,
+    "probed": Probed,
 }
 """Every kind of event and its body."""
 _KIND_OF = {body: kind for kind, body in KINDS.items()}

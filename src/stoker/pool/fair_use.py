@@ -82,9 +82,9 @@ def require_turn(state: State, renter: str, listed: ListedOffer, now_s: float) -
         return
     offered, free = Counter[str](), 0
     for known in state.offers.values():
-        if known.lease_id or known.is_free(now_s):
+        if known.lease_id or state.is_free(known, now_s):
             offered[known.offer.device.kind] += known.offer.device.count
-        free += known.is_free(now_s) and known.offer.device.kind == device.kind
+        free += state.is_free(known, now_s) and known.offer.device.kind == device.kind
     mine = (-team.priority, dominant_share(team, held, offered))
     first = []
     for one in asking.values():  # one device each, however many requests a key has
@@ -106,7 +106,7 @@ def to_preempt(state: State, now_s: float) -> list[Lease]:
     for one in sorted(state.waiting.values(), key=lambda one: one.since_s):
         waits = team_of(state, one.renter)
         suits = [listed for listed in state.offers.values() if one.takes(listed.offer.device.kind, now_s)]
-        if not waits.priority or any(listed.is_free(now_s) for listed in suits):
+        if not waits.priority or any(state.is_free(listed, now_s) for listed in suits):
             continue
         leases = [state.leases[listed.lease_id] for listed in suits if listed.lease_id]
         if any(lease.state == "reclaiming" for lease in leases):

@@ -47,6 +47,7 @@ LARGEST = 8
 _CHUNK = 1 << 22
 _MOST_INNER = 1 << 17
 _ANY_BYTES, _MOST_THREADS = 1 << 50, 1024
+_MOST_CPU_BYTES = 512 << 20
 
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
 """Sends a question to the device's side and returns its answer."""
@@ -125,6 +126,11 @@ def prove_hardware(
     return HardwareProof(
         is_passed=True, why=why, flop_per_s=flop_per_s, proved_bytes=proved, product_s=product_s, salted_s=salted_s
     )
+
+
+def probed_bytes(memory_bytes: int, *, is_cpu: bool) -> int:
+    """Memory that a device fills for a proof [bytes]: 90 % of a GPU's; of a CPU's so much that it takes seconds."""
+    return min(memory_bytes // 2, _MOST_CPU_BYTES) if is_cpu else int(0.9 * memory_bytes)
 
 
 def prove_together(asks: Sequence[Ask], devices: Sequence[str], *, memory_bytes: int) -> HardwareProof:
@@ -224,6 +230,11 @@ class LocalDevice:
             stdout=subprocess.PIPE,
             text=True,
         )
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
 
     def __enter__(self) -> Self:
         """Itself."""

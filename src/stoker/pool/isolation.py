@@ -164,11 +164,7 @@ class IsolatedProcess:
     @property
     def cpu_s(self) -> float:
         """CPU time of its present processes [s]."""
-        ticks = 0
-        for pid in self.pids:
-            with suppress(OSError, ValueError, IndexError):
-                ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return cpu_s_of(self.pids)
 
     def poll(self) -> int | None:
         """Exit code; None while it runs."""
@@ -824,6 +820,15 @@ def resident_bytes(pids: Iterable[int]) -> int:
         with suppress(OSError, IndexError, ValueError):
             total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     return total
+
+
+def cpu_s_of(pids: Iterable[int]) -> float:
+    """CPU time of processes, and of those of their children that have ended [s]."""
+    ticks = 0
+    for pid in pids:
+        with suppress(OSError, ValueError, IndexError):
+            ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _descendants(pid: int) -> set[int]:

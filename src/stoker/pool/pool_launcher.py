@@ -64,6 +64,7 @@ class PoolLauncher(Launcher):
         "forwarding",
         "p2p",
         "move",
+        "probed",
     )
     limits_time = True
     is_one_place = True

@@ -3,7 +3,7 @@
 Options of a place (`--place-option`) are read here: `pool=ADDRESS` (or `$STOKER_POOL`), `verify=5%`, `bond=1usd`,
 `block=60s`, `window=1h`, `value=1usd` (an hour of waiting), `key=NAME`, `isolation=gvisor` (no weaker one),
 `forwarding=1usd` (spent at most on large files that go through the pool, each lease), `p2p=no` (all of them do),
-`move=no` (a run that goes well stays where it is).
+`move=no` (a run that goes well stays where it is), `probed=yes` (only offers that met their time together with others).
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Terms:
         most_forwarding: spent at most on large files that go through the pool, each lease [micro-credits].
         is_p2p: whether large files go directly where they can.
         may_move: whether a run that goes well moves to a better offer.
+        is_probed: whether an offer must have met its time at one moment with others (`joint_probe`).
         forecasts: of the run by kind of device, or why it cannot run there, where they were made.
         identity: of the job, by which later forecasts learn from this run.
         num_devices: of the run, all of one offer.
@@ -71,6 +72,7 @@ class Terms:
     most_forwarding: int = 0
     is_p2p: bool = True
     may_move: bool = True
+    is_probed: bool = False
     forecasts: Mapping[str, RunForecast | str] = field(default_factory=dict)
     identity: str = ""
     num_devices: int = 1
@@ -127,6 +129,7 @@ class Terms:
             else 0,
             is_p2p=options.get("p2p", "yes") != "no",
             may_move=options.get("move", "yes") != "no",
+            is_probed=options.get("probed", "no") == "yes",
             forecasts=_forecasts_in(options.get(FORECASTS, "{}")),
             identity=options.get(IDENTITY, ""),
         )
@@ -186,6 +189,7 @@ def ranked_offers(
         if target.address in ("", "best", one.offer.offer_id)
         and target.device in ("", one.offer.device.kind)
         and not {one.agent, one.offer.offer_id} & avoided
+        and (one.probed_s or not terms.is_probed)
     ]
     if not usable:
         return []
