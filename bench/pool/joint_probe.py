@@ -1,8 +1,8 @@
 """One device that is offered twice, and honest neighbours: how often the control plane's probes mark each of them.
 
 Processes of this machine are the devices, with the shares of its CPUs that agents lend, and are asked as the control
-plane does (`stoker.pool.probing`): pairs in three rounds. *Twice*: both programs have the same cores. *Neighbours*: each
-has half of the cores to itself. Other load of the machine is part of the measurement, and is noted.
+plane does (`stoker.pool.probing`): pairs in three rounds. *Twice*: both programs have the same cores. *Neighbours*:
+each has half of the cores to itself. Other load of the machine is part of the measurement, and is noted.
 
 `python -m bench.pool.joint_probe [--probes N] [--mib M]` writes bench/results/pool_joint_probe_DATE.json.
 """

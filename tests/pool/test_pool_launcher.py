@@ -230,6 +230,14 @@ def test_a_named_offer_of_several_devices_says_how_it_is_taken(pool) -> None:
     assert [(one.text, one.devices_each) for one in found] == [("pool:/2xcpu", 2)]
 
 
+def test_only_offers_that_were_probed_where_that_is_asked_for(pool) -> None:
+    """`--place-option probed=yes`: that met their times at one moment with others."""
+    assert LAUNCHER.probe(LAUNCHER.parse(""), {"probed": "yes"}).missing
+    pool.offers["dear"]["probed_s"] = 7.0
+    _, lease = started(pool, options={"verify": "none", "probed": "yes"})
+    assert lease["offer_id"] == "dear"
+
+
 def test_a_faster_device_is_worth_a_dearer_hour(pool) -> None:
     """Offers are taken by money and hours until the run is done: ten times the speed for three times the price."""
     pool.offers.clear()
@@ -751,6 +759,14 @@ def test_checkpoints_and_memory_are_as_the_command_says(pool, tmp_path) -> None:
         box.training(Host(isolation=None, limits=limits))
         sent = json.loads((box.run / "launch" / "order.json").read_text())["arguments"]
         assert sent[-4:] == ["--checkpoint-every", "120", "--memory", f"{megabytes}MiB"]
+    gpus = ("/dev/nvidia0", "/dev/nvidia3", "/dev/nvidiactl")
+    box = JobBox(tmp_path / "gpus", replace(order, arguments=(), num_devices=2))
+    box.run.mkdir(parents=True)
+    program = box.training(Host(isolation=None, limits=limits, devices=gpus))
+    sent = json.loads((box.run / "launch" / "order.json").read_text())
+    assert program.devices == gpus
+    assert (sent["ranks_each"], sent["are_ranks_fixed"]) == (2, True)
+    assert "--memory" not in sent["arguments"], "the host's memory limits no GPU's"
     for options, every in (({"block": "60s"}, "120"), ({}, "600")):
         with pytest.raises(BadJob, match=r"ends a block|takes no longer blocks"):
             LAUNCHER.start(submission(run="other-1", arguments=("--checkpoint-every", every), options=options), print)

@@ -68,8 +68,11 @@ class Program:
     def __call__(self, question: dict[str, Any]) -> dict[str, Any]:
         return {"test_s": self._machine.share()} if question["n"] > 64 else {}
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """Nothing is left."""
+
+    def end(self) -> None:
+        """Likewise."""
 
 
 def told(ask: Callable[[dict[str, Any]], dict[str, Any]], *, memory_bytes: int, num_rows: int) -> HardwareProof:
@@ -190,7 +193,7 @@ def test_a_lease_ends_a_probe_and_an_agent_may_decline(lenders) -> None:
     until(lambda: agent._job, 30)
     asked = one.num_asked
     assert agent._probed == []
-    until(lambda: lenders.plane.prober._task.done(), 30)
+    until(lenders.plane.prober._task.done, 30)
     num_probes = len(lenders.probes())
     time.sleep(1.0)
     assert (one.num_asked, len(lenders.probes())) == (asked, num_probes), "a device with a job was asked"

@@ -529,7 +529,7 @@ class ControlPlane:
                     except StokerError as problem:  # a full disk, or it became illegal in between: tried again
                         _log.warning("%s", first_line(problem))
                 if self.prober is not None:
-                    self.prober.look(self._is_idle, self._wake)
+                    self.prober.look(self._idle_offers, self._wake)
                 if time.monotonic() - cleaned_s > _CLEAN_S:
                     cleaned_s = time.monotonic()
                     self._documents.clear()
@@ -543,12 +543,14 @@ class ControlPlane:
     async def _submit_own(self, body: Body) -> None:
         await self.submit(await asyncio.to_thread(self._own, body))
 
-    def _is_idle(self, listed: ListedOffer) -> bool:
-        """Whether an offer's agent is there, answers probes, and has neither a job nor a replay."""
-        agent = listed.agent
-        if agent not in self.present() or agent not in self._probed or not listed.is_free(self._now()):
-            return False
-        return not any(
+    def _idle_offers(self) -> list[ListedOffer]:
+        """Offers whose agent is there, answers probes, and has neither a job nor a replay."""
+        now_s = self._now()
+        agents = {agent for agent in self._probed & self.present().keys() if not self._is_at_work(agent)}
+        return [one for one in self.state.offers.values() if one.agent in agents and one.is_free(now_s)]
+
+    def _is_at_work(self, agent: str) -> bool:
+        return any(
             (one.agent == agent and one.state in LIVE) or any(asked.verifier == agent for asked in one.open_challenges)
             for one in self._leases_of(agent)
         )

@@ -236,6 +236,10 @@ class LocalDevice:
         """Its process."""
         return self._process.pid
 
+    def kill(self) -> None:
+        """Let go of the device now; may be called in any thread. `end` is for who asks."""
+        self._process.kill()
+
     def __enter__(self) -> Self:
         """Itself."""
         return self

@@ -129,9 +129,8 @@ def to_screen(
     chance.shuffle(found)
     found.sort(key=lambda one: seen_s.get(one.offer.offer_id, 0.0))
     first = found[0]
-    alike = [one for one in found if _is_alike(one, first, networks)]
-    rest = [one for one in found if one not in alike]
-    return [*alike, *rest][:MOST_SCREENED]
+    found.sort(key=lambda one: not _is_alike(one, first, networks))  # stable
+    return found[:MOST_SCREENED]
 
 
 def _is_alike(one: ListedOffer, other: ListedOffer, networks: Mapping[str, str]) -> bool:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from stoker.errors import StokerError
 from stoker.pool.client import PoolClient, is_passing
-from stoker.pool.events import Refused
 from stoker.pool.hardware_proof import LocalDevice
 
-_MOST_S = 3600.0
-_RETRY_S = 0.5
+_AWAY_S, _RETRY_S = 90.0, 0.5
+"""So long the device waits for a pool that does not answer, and between two tries [s]."""
 
 
 class ProbedDevice:
@@ -60,21 +58,22 @@ class ProbedDevice:
     def stop(self) -> None:
         """Answer no more: its device is needed."""
         self._is_over.set()
-        self._device.end()
+        self._device.kill()
 
     def _run(self) -> None:
-        until = time.monotonic() + _MOST_S
+        heard_s = time.monotonic()
         try:
             self._device({"ask": "multiply", "device": self._torch_name, "seed": 1, "n": 64, "k": 64})  # loads it
             step, answer = 0, dict[str, object]()
-            while not self._is_over.is_set() and time.monotonic() < until:
+            while not self._is_over.is_set():
                 try:
                     said = self._client.probe(self.place[0], self._offer_id, self.place[1], step, answer)
                 except StokerError as problem:
-                    if isinstance(problem, Refused) or not is_passing(problem):
+                    if not is_passing(problem) or time.monotonic() - heard_s > _AWAY_S:
                         raise
                     self._is_over.wait(_RETRY_S)
                     continue
+                heard_s = time.monotonic()
                 if said.get("over"):
                     break
                 if said["question"] is not None:
@@ -84,5 +83,4 @@ class ProbedDevice:
                 self._tell(f"a probe of {self._offer_id} ended: {problem.message}")
         finally:
             self._is_over.set()
-            with suppress(OSError):
-                self._device.end()
+            self._device.end()

@@ -14,8 +14,8 @@ import random
 import secrets
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from typing import Any
 
@@ -144,16 +144,17 @@ class Prober:
         listed = self._state.offers.get(offer_id)
         return "" if listed is None else listed.agent
 
-    def look(self, idle: Callable[[ListedOffer], bool], wake: Callable[[str], None]) -> None:
+    def look(self, idle: Callable[[], Iterable[ListedOffer]], wake: Callable[[str], None]) -> None:
         """Begin a probe if one is due.
 
         Args:
-            idle: whether an offer's agent is there, takes part, and has nothing else to do.
+            idle: offers whose agent is there, takes part, and has nothing else to do.
             wake: tells an agent that it is wanted.
         """
-        if self._task is not None and not self._task.done():
+        is_busy = self._task is not None and not self._task.done()
+        if is_busy or not (self._suspects or time.monotonic() >= self._next_s):
             return
-        able = {one.offer.offer_id: one for one in self._state.offers.values() if idle(one)}
+        able = {one.offer.offer_id: one for one in idle()}
         found, rounds = list[ListedOffer](), ROUNDS
         while self._suspects and not found:
             pair = self._suspects.popleft()
@@ -166,12 +167,15 @@ class Prober:
 
     def _due(self, able: Mapping[str, ListedOffer]) -> tuple[list[ListedOffer], int]:
         """A screen; or of those that clashed, a pair again, which marks it or frees it."""
+        of_agent: dict[str, list[ListedOffer]] = defaultdict(list)
+        for one in able.values():
+            of_agent[one.agent].append(one)
         pairs = [
             [one, other]
             for late, with_agent in self._state.clashes
-            for one in able.values()
-            for other in able.values()
-            if one.agent == late and other.agent == with_agent and one is not other
+            for one in of_agent[late]
+            for other in of_agent[with_agent]
+            if one is not other
         ]
         screen = to_screen([*able.values()], self.networks, self._seen_s, self._chance)
         if pairs and (not screen or self._chance.random() < 0.5):
