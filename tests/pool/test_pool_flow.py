@@ -247,6 +247,25 @@ def test_a_job_over_two_devices_runs_is_lost_and_goes_on_at_two_others(market, t
         market.require_right()
 
 
+def test_a_run_waits_until_another_one_is_done(market):
+    """Its place is in the log while it waits; then the offer is its own."""
+    with nothing_said(market.lenders):
+        market.lend("ox", 0.4)
+        first = LAUNCHER.start(market.submission("updates=300", verify="none"), lambda text: None)
+        second = replace(market.submission("updates=20", verify="none", wait="60s"), run="second-1a2b3c")
+        handles, told = list[dict[str, Any]](), list[str]()
+        waiter = threading.Thread(target=lambda: handles.append(LAUNCHER.start(second, told.append)))
+        waiter.start()
+        until(lambda: market.operator.state("pool")["num_waiting"])
+        assert market.follow(first)[-1] == "finished"
+        waiter.join(60)
+        assert market.follow(handles[0])[-1] == "finished"
+        assert any("waiting in the queue" in text for text in told)
+        assert market.operator.state("pool")["num_waiting"] == 0
+        assert [lease["offer_id"] for lease in market.leases()] == ["ox", "ox"]
+        market.require_right()
+
+
 @pytest.mark.slow
 def test_an_agent_dies_and_a_cheat_is_slashed_and_the_job_finishes(market, tmp_path):
     """The cheapest agent is lost, the next one cheats: the run goes on from what is right, and the right one pays."""

@@ -14,6 +14,7 @@ from stoker.launching.bundle import Bundle, TreeFile
 from stoker.launching.launcher import Request, Submission
 from stoker.pool import events as on
 from stoker.pool import rented_run, renting
+from stoker.pool import terms as terms_module
 from stoker.pool.blob_tree import TreeLimits, pack_folder, plain_names
 from stoker.pool.client import DiskFailed
 from stoker.pool.commitment import chain_head
@@ -228,6 +229,38 @@ def test_a_named_offer_of_several_devices_says_how_it_is_taken(pool) -> None:
     assert not LAUNCHER.probe(LAUNCHER.parse("pair/2xcpu"), {}).missing
     found = LAUNCHER.offers(Request(target=LAUNCHER.parse("/2xcpu")))
     assert [(one.text, one.devices_each) for one in found] == [("pool:/2xcpu", 2)]
+
+
+def test_a_run_waits_in_the_queue_until_an_offer_is_free(pool, monkeypatch) -> None:
+    """`--place-option wait=…`: its place is kept by events, and given up with a lease or when the time is over."""
+    for offer in pool.offers.values():
+        offer |= {"is_free": False, "lease_id": "of-another"}
+    clock = SimpleNamespace(now_s=0.0)
+
+    def sleep(seconds: float) -> None:
+        clock.now_s += seconds
+        if clock.now_s > 500:
+            pool.offers["dear"] |= {"is_free": True, "lease_id": ""}
+
+    fake = SimpleNamespace(sleep=sleep, monotonic=lambda: clock.now_s, time=lambda: 1e9 + clock.now_s)
+    for module in (renting, rented_run, terms_module):
+        monkeypatch.setattr(module, "time", fake)
+    waits = {"wait": "10min", "verify": "none"}
+    assert not LAUNCHER.probe(LAUNCHER.parse(""), waits).missing
+    assert LAUNCHER.probe(LAUNCHER.parse(""), {}).missing
+    with pytest.raises(PlaceFailed, match="no free offer"):
+        LAUNCHER.start(submission(options={"wait": "100s"}), print)
+    assert pool.of(on.Waiting)[-1].until_s <= fake.time(), "its place was not given up"
+    told: list[str] = []
+    handle = LAUNCHER.start(submission(run="other-1", options=waits), told.append)
+    assert pool.of(on.Opened)[0].offer_id == "dear"
+    mine = [one for one in pool.of(on.Waiting) if one.request_id == handle["job"]]
+    assert [one.until_s > fake.time() for one in mine] == [True, True, False]
+    assert sum("waiting in the queue" in line for line in told) == 1
+    pool.leases[f"{handle['job']}.0"] |= {"state": "closed", "reason": "lost"}
+    pool.offers["dear"] |= {"is_free": False}
+    assert LAUNCHER.state(handle).phase == "queued"
+    assert pool.of(on.Waiting)[-1].until_s > fake.time()
 
 
 def test_only_offers_that_were_probed_where_that_is_asked_for(pool) -> None:

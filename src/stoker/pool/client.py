@@ -21,7 +21,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.pool.answers import read_lease, read_question, read_state, read_work
-from stoker.pool.events import Body, Event, Founded, Refused, canonical, draft_of, read_event
+from stoker.pool.events import Body, Event, Founded, NotNow, Refused, canonical, draft_of, read_event
 from stoker.pool.keys import Key, is_signed
 from stoker.pool.transport import HttpsTransport, PoolAnswer, Transport
 from stoker.records.codec import JSON, from_json, parsed, to_json
@@ -498,6 +498,6 @@ def _failure_of(answer: PoolAnswer) -> Refused:
     return kind(text or f"the pool answers with status {answer.status}", remedy=remedy)
 
 
-_KINDS: dict[int, type[Refused]] = {404: _Missing, _TOO_EARLY: _OnItsWay} | dict.fromkeys(
+_KINDS: dict[int, type[Refused]] = {404: _Missing, NotNow.http_status: NotNow, _TOO_EARLY: _OnItsWay} | dict.fromkeys(
     (429, 500, 502, 503, 504), _Busy
 )

@@ -81,6 +81,12 @@ class Refused(StokerError):
     http_status = 409
 
 
+class NotNow(Refused):
+    """An offer cannot be taken now, and may be later: it is taken, or it is the turn of others."""
+
+    http_status = 423
+
+
 def canonical(value: JSON) -> bytes:
     """Canonical JSON: equal content, equal bytes.
 

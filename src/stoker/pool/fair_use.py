@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stoker.pool.events import Refused, TeamMade, Waiting
+from stoker.pool.events import NotNow, TeamMade, Waiting
 from stoker.pool.lease import LIVE, Lease
 
 if TYPE_CHECKING:
@@ -65,13 +65,13 @@ def require_turn(state: State, renter: str, listed: ListedOffer, now_s: float) -
     """Refuse an offer to a team that is over its quota, or while it is the turn of others who wait.
 
     Raises:
-        Refused: with the quota, or who comes first.
+        NotNow: with the quota, or who comes first.
     """
     team, device = team_of(state, renter), listed.offer.device
     held = devices_held(state) if state.teams or state.waiting else {}
     now_held = sum(held.get(team.team, Counter()).values())
     if team.most_devices and now_held + device.count > team.most_devices:
-        raise Refused(
+        raise NotNow(
             f"team {team.team} has {now_held} devices, and its quota is {team.most_devices}",
             remedy="Wait for one of its leases to end.",
         )
@@ -93,7 +93,7 @@ def require_turn(state: State, renter: str, listed: ListedOffer, now_s: float) -
         if other.team != team.team and not is_full and (-other.priority, dominant_share(other, held, offered)) < mine:
             first.append(other.team)
     if len(first) >= free:
-        raise Refused(
+        raise NotNow(
             f"{free} free offers of {device.kind}, and {len(first)} who wait come before team {team.team}: "
             f"{', '.join(sorted(set(first)))[:200]}",
             remedy="Wait as well (a `waiting` event keeps the place), or take another kind of device.",

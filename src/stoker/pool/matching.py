@@ -370,13 +370,12 @@ def _problems(
     columns: Columns, needs: Needs, forecasts: Sequence[RunForecast | str]
 ) -> list[tuple[NDArray[np.bool_], str]]:
     """What cannot be taken, and why, in the order in which reasons are given."""
-    problems: list[tuple[NDArray[np.bool_], str]] = [
-        (columns.kind == number, found) for number, found in enumerate(forecasts) if isinstance(found, str)
-    ]
-    least = ISOLATIONS.index(needs.least_isolation)
-    problems.append((columns.isolation < least, f"isolates less than {needs.least_isolation}"))
+    problems: list[tuple[NDArray[np.bool_], str]] = []
     if needs.num_devices:
         problems.append((columns.count != needs.num_devices, f"has another number of devices than {needs.num_devices}"))
+    problems += [(columns.kind == number, found) for number, found in enumerate(forecasts) if isinstance(found, str)]
+    least = ISOLATIONS.index(needs.least_isolation)
+    problems.append((columns.isolation < least, f"isolates less than {needs.least_isolation}"))
     if needs.disk_bytes:
         problems.append((columns.disk < needs.disk_bytes, f"has less disk than {format_bytes(needs.disk_bytes)}"))
     problems.append((columns.most_s < np.maximum(columns.least_s, 1.0), "is not lent at this hour"))

@@ -65,6 +65,7 @@ class PoolLauncher(Launcher):
         "p2p",
         "move",
         "probed",
+        "wait",
     )
     limits_time = True
     is_one_place = True

@@ -19,7 +19,7 @@ from typing import Any
 from stoker.pool import escrow
 from stoker.pool import events as on
 from stoker.pool.escrow import Accounts, Transfer, bond_of, credits_text, escrow_of
-from stoker.pool.events import CLOCK_WINDOW_S, FIRST_PREVIOUS, Body, Event, Offer, Refused, canonical
+from stoker.pool.events import CLOCK_WINDOW_S, FIRST_PREVIOUS, Body, Event, NotNow, Offer, Refused, canonical
 from stoker.pool.fair_use import WaitingRequest, require_turn, to_preempt
 from stoker.pool.forwarding import require_forwardable
 from stoker.pool.joint_probe import PROBES_TO_MARK, Pair, blocked_by, clashes, is_late, is_slower_than_claimed
@@ -464,10 +464,10 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
         raise Refused(f"there is a lease {body.lease_id!r} already")
     if listed is None or not listed.is_free(event.received_s):
         why = "is gone" if listed is None else "is taken" if listed.lease_id else "has lapsed"
-        raise Refused(f"the offer {body.offer_id!r} {why}", remedy="stoker pool offers shows what is free.")
+        raise NotNow(f"the offer {body.offer_id!r} {why}", remedy="stoker pool offers shows what is free.")
     offer, rules = listed.offer, state.rules
     if (other := state.blocked_by(listed, event.received_s)) is not None:
-        raise Refused(
+        raise NotNow(
             f"the offers {body.offer_id} and {other.offer.offer_id} did not meet their times at one moment, as if one "
             "device was offered twice",
             remedy="Take another offer; one of both is free again once the other is withdrawn.",
