@@ -129,11 +129,11 @@ def to_screen(
     chance.shuffle(found)
     found.sort(key=lambda one: seen_s.get(one.offer.offer_id, 0.0))
     first = found[0]
-    found.sort(key=lambda one: not _is_alike(one, first, networks))  # stable
+    found.sort(key=lambda one: not _is_related(one, first, networks))  # stable
     return found[:MOST_SCREENED]
 
 
-def _is_alike(one: ListedOffer, other: ListedOffer, networks: Mapping[str, str]) -> bool:
+def _is_related(one: ListedOffer, other: ListedOffer, networks: Mapping[str, str]) -> bool:
     """Whether two offers are of one key, or come from one address."""
     return one.agent == other.agent or networks.get(one.agent, one.agent) == networks.get(other.agent, other.agent)
 

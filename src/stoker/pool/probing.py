@@ -39,13 +39,15 @@ class ProbeChannel:
     """Questions to one device of an offer, and its answers.
 
     Attributes:
-        has_come: set once its agent is ready.
+        has_come: set once its agent is ready, or the channel is over.
+        is_over: nothing more is asked.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.has_come = threading.Event()
+        self.is_over = False
         self._loop, self._news = loop, asyncio.Event()
-        self._step, self._question, self._is_over = 0, dict[str, Any](), False
+        self._step, self._question = 0, dict[str, Any]()
         self._answer: Future[dict[str, Any]] = Future()
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
@@ -63,13 +65,14 @@ class ProbeChannel:
 
     def _put(self, question: dict[str, Any], answer: Future[dict[str, Any]]) -> None:
         self._step, self._question, self._answer = self._step + 1, question, answer
-        if self._is_over:
+        if self.is_over:
             answer.set_exception(PlaceFailed("the agent has left the probe"))
         self._news.set()
 
     def end(self) -> None:
         """Nothing more is asked; what waits for an answer gets none. In the loop's thread."""
-        self._is_over = True
+        self.is_over = True
+        self.has_come.set()
         if not self._answer.done():
             self._answer.set_exception(PlaceFailed("the agent has left the probe"))
         self._news.set()
@@ -85,12 +88,12 @@ class ProbeChannel:
                 _log.info("an answer to question %d of a probe was there already", step)
         try:
             async with asyncio.timeout(_WAIT_S):
-                while self._step <= step and not self._is_over:
+                while self._step <= step and not self.is_over:
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
             return {"step": step, "question": None}
-        return {"over": True} if self._is_over else {"step": self._step, "question": self._question}
+        return {"over": True} if self.is_over else {"step": self._step, "question": self._question}
 
 
 class Prober:
@@ -204,7 +207,7 @@ class Prober:
                     self._suspects.extend(pair for pair in suspects(body) if pair not in self._suspects)
                 else:
                     self._suspects.extendleft(self._again(body))
-        except StokerError as problem:  # such as an offer that was withdrawn meanwhile
+        except StokerError as problem:  # such as an offer that was withdrawn in between
             _log.info("a probe came to nothing: %s", first_line(problem))
         except Exception:  # noqa: BLE001 - the pool goes on; the fault is logged
             _log.exception("a probe failed")
@@ -232,7 +235,8 @@ class Prober:
         """Ask; None: not all of them came."""
         until = time.monotonic() + _COMES_S
         channels = dict(self._channels)
-        if not all(one.has_come.wait(max(0.0, until - time.monotonic())) for one in channels.values()):
+        have_come = [one.has_come.wait(max(0.0, until - time.monotonic())) for one in channels.values()]
+        if not all(have_come) or any(one.is_over for one in channels.values()):
             return None
         alone: dict[str, list[float]] = {one.offer.offer_id: [] for one in offers}
         together: dict[str, list[float]] = {one.offer.offer_id: [] for one in offers}
