@@ -24,6 +24,7 @@ from stoker.pool.job_box import PoolOrder
 from stoker.pool.keys import Key
 from stoker.pool.leased_job import LeasedJob
 from stoker.pool.log import audit
+from stoker.pool.overview import Overview
 from stoker.records import Device
 from stoker.records.codec import dumps
 from tests.pool.book import opened
@@ -169,6 +170,8 @@ def test_one_device_that_is_offered_twice_is_found_and_an_honest_one_is_not(lend
     lenders.operator.post(on.Deposited(account=renter.key.public, amount=10 * CREDIT))
     with pytest.raises(Refused, match="did not meet their times at one moment"):
         renter.post(opened("job-1", offer_id="box"))
+    shown = {one["offer_id"]: one["status"] for one in Overview(lenders.operator, "").look()["offers"]}
+    assert shown == {"box": "clashes", "twin": "clashes", "honest": "free"}
     until(lambda: lenders.offers()["honest"].get("probed_s"), 30)
     assert not audit(lenders.folder / "pool" / "log.db").problem
 

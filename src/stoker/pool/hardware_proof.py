@@ -217,7 +217,7 @@ class LocalDevice:
 
     def __init__(self, cores: float | None = None) -> None:
         environment, command = dict(os.environ), [sys.executable, "-m", "stoker.profiling.integer_product"]
-        self._group = None
+        self._group: ControlGroup | None = None
         if cores is not None:
             environment["OMP_NUM_THREADS"] = str(max(1, int(cores)))
             self._group = ControlGroup.make(

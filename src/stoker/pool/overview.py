@@ -194,7 +194,7 @@ def _offer(document: dict[str, Any], account: str) -> dict[str, Any]:
     offer = listed.offer
     status = "free" if document["is_present"] is True else "away"
     if document["is_free"] is not True:
-        status = "taken" if listed.lease_id else "lapsed"
+        status = "taken" if listed.lease_id else "clashes" if document.get("clashes_with") else "lapsed"
     return {
         "offer_id": offer.offer_id,
         "status": status,

@@ -241,7 +241,7 @@ class Prober:
         alone: dict[str, list[float]] = {one.offer.offer_id: [] for one in offers}
         together: dict[str, list[float]] = {one.offer.offer_id: [] for one in offers}
         for _ in range(rounds):
-            turns = [(one,) for one in offers] if rounds > 1 else []
+            turns: list[tuple[ListedOffer, ...]] = [(one,) for one in offers] if rounds > 1 else []
             for group in self._chance.sample([*turns, tuple(offers)], len(turns) + 1):
                 for offer_id, time_s in self._asked_at_once(group, channels).items():
                     (together if len(group) == len(offers) else alone)[offer_id].append(time_s)
