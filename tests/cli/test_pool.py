@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ from stoker.pool.events import CREDIT, Measured, OfferedDevice
 from stoker.pool.isolation import Bubblewrap
 from stoker.pool.keys import Key, own_key
 from stoker.pool.matching import RunForecast
+from stoker.records import Device
 from tests.pool.book import offer, opened
 from tests.pool.server import in_thread, until
 
@@ -223,6 +225,29 @@ def test_an_offers_limits_are_those_that_are_asked_for(home: Path, monkeypatch: 
     assert (lending.most_bond, lending.longest_window_s) == (2 * CREDIT, 6 * 3600)
 
 
+def test_several_gpus_are_lent_with_their_files_and_no_others(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of one offer, at the price of all; a CPU's processes need a core each."""
+    lent: list[Lending] = []
+    gpu = Device(name="cuda:0", kind="cuda", model="NVIDIA L4", cores=0, memory_bytes=24 << 30, fast_dtypes=("fp32",))
+    gpus = tuple(replace(gpu, name=f"cuda:{index}", index=index) for index in range(3))
+    monkeypatch.setattr("stoker.api.attached_devices", lambda: gpus, raising=False)
+    monkeypatch.setattr("stoker.pool.isolation.best_isolation", lambda name, devices: Bubblewrap())
+    monkeypatch.setattr("stoker.pool.agent.Agent.run", lambda agent: lent.append(agent.lending))
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    address, folder = f"http://127.0.0.1:1#{'a' * 64}", str(home / "agent")
+    words = ["offer", "--price", "1usd/h", "--pool", address, "--no-measure", "--folder", folder]
+    answer = said(*words, "--device", "2xl4")
+    assert answer.exit_code == 0, answer.output
+    (lending,) = lent
+    assert (lending.num_devices, lending.gpus, lending.price_per_hour) == (2, (0, 1), CREDIT)
+    assert lending.devices[:3] == ("/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl")
+    assert lending.limits.processes == 1024
+    assert "at 1usd/h for all 2 devices" in answer.output
+    assert "not all attached" in said(*words, "--device", "4xl4").output
+    monkeypatch.setattr("stoker.api.attached_devices", lambda: (replace(gpu, name="cpu", kind="cpu", cores=4),))
+    assert "2 processes share 1 cores" in said(*words, "--device", "2xcpu", "--cores", "1").output
+
+
 def owner_words(operator: PoolClient, home: Path, *more: str) -> list[str]:
     """`stoker pool offer` of a small CPU, which is measured first."""
     small = ("--memory", "64MiB", "--cores", "1", "--disk", "16MiB", "--device", "cpu", "--name", "box", "--no-replay")
@@ -274,6 +299,9 @@ def test_a_device_that_does_not_pass_is_not_offered(home: Path, monkeypatch: pyt
     """The owner reads what was wrong, and the log of the pool nothing."""
 
     class Lying:
+        def __init__(self, cores: float) -> None:
+            assert cores == 1
+
         def __enter__(self) -> Self:
             return self
 

@@ -61,6 +61,11 @@ KILLED = -signal.SIGKILL
         ([4, 4], {"num_hosts": 2}, "lost", 4, True),
         ([2, 4], {"num_hosts": 2}, "failed", 2, False),
         ([0, 0], {"num_hosts": 2}, "finished", 0, False),
+        ([4, KILLED], {"are_ranks_fixed": True}, "lost", 4, True),
+        ([4, 4], {"are_ranks_fixed": True}, "lost", 4, True),
+        ([4, 2], {"are_ranks_fixed": True}, "failed", 2, False),
+        ([130, 4], {"are_ranks_fixed": True, "is_stopped": True}, "stopped", 130, False),
+        ([4], {"are_ranks_fixed": False}, "failed", 4, False),
     ],
 )
 def test_what_follows_from_exit_codes(
@@ -71,7 +76,12 @@ def test_what_follows_from_exit_codes(
         codes,
         is_stopped=facts.get("is_stopped", False),
         is_signalled=facts.get("is_signalled", False),
-        order=replace(ORDER, is_requeued=facts.get("is_requeued", False)),
+        order=replace(
+            ORDER,
+            is_requeued=facts.get("is_requeued", False),
+            are_ranks_fixed=facts.get("are_ranks_fixed", False),
+            ranks_each=len(codes),
+        ),
         num_hosts=facts.get("num_hosts", 1),
     )
     assert (outcome.phase, outcome.exit_code, outcome.is_again) == (phase, code, again)
@@ -104,6 +114,19 @@ def test_one_host_starts_its_own_ranks() -> None:
     command = rank_command(order, Path("/runs/x"), 1)
     assert command[3:] == ["train", "gpt.py", "--set", "lr=0.1", "--on", "2xcpu", "--run-dir", "/runs/x", "--json"]
     assert rank_command(replace(order, num_hosts=2), Path("/runs/x"), 2)[7:9] == ["--on", "cpu"]
+
+
+def test_fixed_ranks_of_one_host_meet_on_the_loopback() -> None:
+    """No rank goes on without the others: each is a process of its own, as those of several hosts are."""
+    order = replace(ORDER, ranks_each=2, device="cpu", are_ranks_fixed=True)
+    found = rank_environments(order, HostRanks(), {"RANK": "0"}, {})
+    assert [(one["RANK"], one["LOCAL_RANK"], one["WORLD_SIZE"]) for one in found] == [("0", "0", "2"), ("1", "1", "2")]
+    assert {one["MASTER_ADDR"] for one in found} == {"127.0.0.1"}
+    [port] = {one["MASTER_PORT"] for one in found}
+    assert 1024 <= int(port) < 65536
+    command = rank_command(order, Path("/runs/x"), 1)
+    assert command[command.index("--on") + 1] == "cpu"
+    assert len(rank_environments(replace(order, ranks_each=1), HostRanks(), {}, {})) == 1
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -31,6 +32,7 @@ from stoker.pool.job_box import PoolOrder, order_of
 from stoker.pool.leased_job import LeasedJob
 from stoker.pool.replay_check import ReplayVerdict
 from stoker.records.codec import dumps
+from stoker.store import RunDirectory
 from tests.pool.fake_pool import FakePool
 
 pytestmark = pytest.mark.places
@@ -137,6 +139,25 @@ def test_an_honest_run_is_committed_replayed_and_brought_home(folder, host):
     assert {"model.safetensors", "run.json", "events.jsonl"} <= {path.name for path in (folder / "home").iterdir()}
     beats = pool.of(on.Beat)
     assert [beat.index for beat in beats] == list(range(len(beats)))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name != "podman"], ids=lambda kind: kind.name)
+def test_a_run_over_two_devices_is_replayed_bit_for_bit(folder, kind):
+    """Its ranks meet on the loopback of the box, where there is no other network; so do those of a replay."""
+    pool, host = FakePool(folder / "blobs"), host_of(kind)
+    lease, job = run_lease(pool, folder, host, num_devices=2, arguments=("--set", "epochs=100"))
+    until(job)
+    assert lease["reason"] == "finished", lease
+    assert lease["commitments"][-1]["update"] == 100 * 12
+    unpack(pool.folder / lease["result"], folder / "home", TreeLimits(num_bytes=1 << 30))
+    decision = RunDirectory(folder / "home").read_decision()
+    assert decision is not None
+    assert decision.chosen.plan.layout.world_size == 2
+    last = len(lease["commitments"]) - 1
+    assert last >= 1
+    for verdict in verdicts(pool, lease, folder, host, sorted({0, last})):
+        assert verdict.equal, verdict.why
+        assert verdict.why.endswith("equal bit for bit")
 
 
 @pytest.mark.parametrize("cheat", CHEATS)
@@ -297,6 +318,36 @@ def lent(folder, host, monkeypatch) -> Iterator[LocalPool]:
         yield pool
     finally:
         pool.end()
+
+
+def test_a_run_over_two_processes_of_a_pool_is_forecast_matched_and_checked(folder, lent):
+    """From the list of offers to the weights at home; the agent of one CPU makes the blocks of both processes again."""
+    (folder / "job.py").write_bytes(JOB)
+    lent.lend("pair", price=0.5, cores=2, beat_s=1.0, more=("--device", "2xcpu", "--no-replay"))
+    lent.lend("eye", price=9.0, cores=1, beat_s=1.0)
+
+    def stoker(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "stoker", *words]
+        done = subprocess.run(command, cwd=folder, env=lent.environment, check=False, capture_output=True, text=True)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    job = ("job.py", "--set", "epochs=100")
+    ranking = json.loads(stoker("pool", "offers", "--for", *job, "--json").stdout)
+    matches = {one["listed"]["offer"]["offer_id"]: one for one in ranking["matches"]}
+    assert matches["pair"]["listed"]["offer"]["device"]["count"] == 2
+    assert 0 < matches["pair"]["hours"] < math.inf
+    order = ("--place-option", "block=2s", "--place-option", "key=renter", "--verify", "100%")
+    assert "--on pool:pair/2xcpu" in stoker("train", *job, "--on", "pool:pair", *order, code=4).stderr
+    stoker("train", *job, "--on", "pool/2xcpu", *order)
+    [lease] = lent.leases()
+    assert (lease["offer_id"], lease["num_devices"], lease["reason"]) == ("pair", 2, "finished")
+    assert {one["block"] for one in lease["challenges"] if one["equal"]} == set(range(len(lease["commitments"])))
+    assert lease["paid_s"] > 0
+    [home] = [path for path in (folder / "runs").iterdir() if (path / "model.safetensors").exists()]
+    decision = RunDirectory(home).read_decision()
+    assert decision is not None
+    assert decision.chosen.plan.layout.world_size == 2
 
 
 def test_a_paid_minute_says_how_fast_a_job_is_and_is_gone_on_from(lent, folder):

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -79,7 +80,10 @@ def begun(run):
 
 def train(words):
     """Count to the end, a checkpoint now and then, as `stoker train` would."""
+    if os.environ.get("RANK", "0") != "0":
+        return follow()
     run = Path(words[words.index("--run-dir") + 1])
+    others = met()
     every_s = float(words[words.index("--checkpoint-every") + 1])
     settings = dict(word.split("=") for option, word in itertools.pairwise(words) if option == "--set")
     total, pace_s = int(settings["updates"]), float(settings.get("pace", "0.001"))
@@ -125,10 +129,43 @@ def train(words):
         save(store, state, updates)
         if stopped:
             tell("stopped")
-            return 130
+            return ended(130, others)
         (run / "model.safetensors").write_bytes(state)
         tell("finished")
-    return 0
+    return ended(0, others)
+
+
+def ended(code, others):
+    """Let the other ranks end; the exit code."""
+    for other in others:
+        other.close()
+    return code
+
+
+def met():
+    """The other ranks, which come over the loopback."""
+    others = []
+    if (size := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        with socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))) as server:
+            server.settimeout(20)
+            others = [server.accept()[0] for _ in range(size - 1)]
+    return others
+
+
+def follow():
+    """A rank that waits for the end of the first one."""
+    stopped = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            with socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))) as first:
+                while first.recv(1):
+                    pass
+            return 130 if stopped else 0
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    return 4
 
 
 def replay(words):
@@ -146,4 +183,4 @@ def replay(words):
 
 
 if __name__ == "__main__":
-    sys.exit(replay(sys.argv[1:]) if sys.argv[0].endswith("replay.py") else train(sys.argv[2:]))
+    sys.exit(replay(sys.argv[1:]) if Path(sys.argv[0]).name.startswith("replay") else train(sys.argv[2:]))

@@ -67,11 +67,12 @@ def in_thread(
     blob_limits: BlobLimits | None = None,
     custody: Any = None,
     bulk_bytes: int = 0,
+    probe_every_s: float | None = None,
     **rules: Any,
 ) -> Iterator[tuple[ControlPlane, PoolClient]]:
     """A control plane that answers within the block, and its operator's client.
 
-    `bulk_bytes`: peers meet there, and blobs are large from so many bytes on.
+    `bulk_bytes`: peers meet there, and blobs are large from so many bytes on. `probe_every_s`: devices are probed.
     """
     key = own_key("control", folder)
     plane = ControlPlane(
@@ -82,6 +83,7 @@ def in_thread(
         blob_limits=blob_limits,
         now=shifted(folder),
         custody=custody,
+        probe_every_s=probe_every_s,
     )
     if bulk_bytes:
         from stoker.pool.rendezvous import PeerRendezvous

@@ -10,10 +10,18 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import BadRun, PlaceFailed
+from stoker.errors import BadRun, NoDevice, PlaceFailed
 from stoker.pool import agent as agent_module
 from stoker.pool import events as on
-from stoker.pool.agent import Agent, Lending, determinism_class, first_bad_update, offer_of, replay_lease
+from stoker.pool.agent import (
+    Agent,
+    Lending,
+    determinism_class,
+    first_bad_update,
+    lent_devices,
+    offer_of,
+    replay_lease,
+)
 from stoker.pool.hardware_proof import HardwareProof
 from stoker.pool.isolation import Bubblewrap, Host, Limits
 from stoker.pool.job_box import JobBox, PoolOrder
@@ -74,6 +82,51 @@ def test_the_class_changes_with_what_changes_bits(monkeypatch) -> None:
     assert determinism_class(Device(**{**vars(DEVICE), "model": "Another"})) != same
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     assert determinism_class(DEVICE) != same
+
+
+def test_several_devices_are_one_offer_with_the_price_of_all(monkeypatch) -> None:
+    """A CPU's processes share its memory; several GPUs sum in the order of their number, links and NCCL."""
+    several = replace(LENDING, num_devices=2)
+    offer = offer_of(several, DEVICE, Bubblewrap(), None, expires_s=1e9)
+    assert (offer.device.kind, offer.device.count, offer.price_per_hour) == ("cpu", 2, 400_000)
+    assert offer.device.memory_bytes == 1 << 29
+    assert offer.determinism_class == determinism_class(DEVICE), "sums on a CPU are in the order of the ranks"
+    gpu = replace(DEVICE, kind="cuda", model="A GPU")
+    monkeypatch.setattr(agent_module, "gpu_links", lambda: "GPU0 NV18 GPU1")
+    two = determinism_class(gpu, 2)
+    assert len({two, determinism_class(gpu), determinism_class(gpu, 4)}) == 3
+    monkeypatch.setattr(agent_module, "gpu_links", lambda: "GPU0 PHB GPU1")
+    assert determinism_class(gpu, 2) != two
+    monkeypatch.setattr(agent_module, "gpu_links", lambda: "")
+    assert determinism_class(gpu, 2) not in (two, determinism_class(gpu))
+    assert offer_of(several, gpu, Bubblewrap(), None, expires_s=1e9).device.memory_bytes == DEVICE.memory_bytes
+
+
+def test_what_is_lent_is_said_as_it_is_said_to_train() -> None:
+    """`2xcpu` are two processes; of GPUs those of one model, in their order."""
+    gpus = [
+        replace(DEVICE, name=f"cuda:{index}", kind="cuda", model="NVIDIA L4", index=index, memory_bytes=24 << 30)
+        for index in range(3)
+    ]
+    attached = [*gpus, DEVICE]
+    assert lent_devices("2xcpu", attached) == (DEVICE, DEVICE)
+    assert lent_devices("cuda:2", attached) == (gpus[2],)
+    assert lent_devices("here", attached) == (gpus[0],)
+    assert lent_devices("3xl4", attached) == tuple(gpus)
+    for word in ("4xl4", "2xh100", "4xhere", "h100"):
+        with pytest.raises(NoDevice):
+            lent_devices(word, attached)
+
+
+def test_a_lease_of_another_number_of_devices_is_refused(lender, pool) -> None:
+    """An agent that lends two devices takes no job of one, and the other way round."""
+    lease_of(pool, order=replace(ORDER, num_devices=2))
+    lender.step()
+    assert "for 2 devices, and 1 are lent" in pool.leases["job.0"]["reason"]
+    lender.lending = replace(LENDING, num_devices=2)
+    lease_of(pool, "job.1", order=replace(ORDER, num_devices=2))
+    lender.step()
+    assert [body.lease_id for body in pool.of(on.Accepted)] == ["job.1"]
 
 
 def test_one_lease_at_a_time_is_accepted_and_ended_with_the_pool(lender, pool) -> None:

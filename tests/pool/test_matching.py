@@ -22,8 +22,10 @@ from stoker.pool.matching import (
     earlier_ratios,
     earlier_runs,
     expected_costs,
+    forecast_word,
     hazard_per_hour,
     listed_offers,
+    offer_word,
     rank_offers,
     worth_moving,
     worth_probing,
@@ -169,6 +171,30 @@ def test_a_minute_of_probing_only_where_it_can_change_the_choice() -> None:
     assert of(0.001, 2.0) == []
 
 
+def test_offers_of_several_devices_have_a_forecast_of_their_own() -> None:
+    """By number, kind and cores; with any number allowed all are ranked together, by money and hours."""
+    pair = box("pair", 0.8, cores=4, device=OfferedDevice(kind="cpu", count=2))
+    eight = listed("eight", "h100", 20.0, device=OfferedDevice(kind="h100", count=8))
+    assert [forecast_word(one) for one in (pair, eight, MARKET[1])] == ["2xcpu/4", "8xh100", "h100"]
+    assert forecast_word(pair, {"pair"}) == "2xcpu/4@pair"
+    assert [offer_word(one.offer) for one in (pair, eight, MARKET[1])] == [
+        "pool:pair/2xcpu",
+        "pool:eight/8xh100",
+        "pool:fast",
+    ]
+    hours = {"h100": 8.0, "8xh100": 1.0}
+
+    def forecast_of(word: str) -> RunForecast:
+        return RunForecast(run_s=hours[word] * HOUR_S, spread=0.0)
+
+    columns = Columns.of([MARKET[1], eight], SURE | {"eight": SURE["fast"]}, 0.0)
+    ranking = rank_offers(columns, replace(BARE, num_devices=0), forecast_of)
+    assert [match.listed.agent for match in ranking.matches] == ["eight", "fast"]
+    ranking = rank_offers(columns, replace(BARE, num_devices=8), forecast_of)
+    assert [match.listed.agent for match in ranking.matches] == ["eight"]
+    assert ranking.refused == {"has another number of devices than 8": 1}
+
+
 def test_history_corrects_a_forecast() -> None:
     """By how far earlier runs were off, the more the more there were; without any it stays."""
     first = RunForecast(run_s=1000.0, spread=0.1)
@@ -182,6 +208,8 @@ def test_history_corrects_a_forecast() -> None:
         {**lease, "device": "l4"},
         {**lease, "forecast": {"job": "k", "raw_hours": 1.0}},
     ]
+    assert earlier_ratios([{**lease, "num_devices": 8}], "j", "h100") == []
+    assert earlier_ratios([{**lease, "num_devices": 8}], "j", "h100", 8) == [1.5]
     assert earlier_ratios([lease, *others, {**lease, "forecast": {"hours": 1.0}}], "j", "h100") == [1.5]
 
 

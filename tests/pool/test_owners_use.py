@@ -10,7 +10,7 @@ import pytest
 
 from stoker.errors import NoDevice
 from stoker.pool import owners_use
-from stoker.pool.owners_use import COOLED_C, GpuWatch, LentGpu, OwnersUse, UploadQuota, limited_power
+from stoker.pool.owners_use import COOLED_C, GpuReading, GpuWatch, LentGpu, OwnersUse, UploadQuota, limited_power
 
 PMON = """# gpu         pid   type     sm    mem    enc    dec    jpg    ofa    command
 # Idx           #    C/G      %      %      %      %      %      %    name
@@ -95,6 +95,24 @@ def test_another_process_on_the_gpu_means_that_the_owner_is_back(smi, tmp_path) 
     assert [look(70), look(70), look(5)] == [""] * 3
     assert [look(70) for _ in range(3)] == ["", "", "the owner uses the GPU"]
     assert look(0) == ""
+
+
+def test_of_several_gpus_the_hottest_and_the_most_used_one_counts(smi) -> None:
+    """Each is asked by its number; a job's processes are its own on all of them."""
+
+    class Other(LentGpu):
+        def read(self, *, with_use: bool) -> GpuReading:
+            return GpuReading(temperature_c=90.0, use={4001: 0.9, 9: 0.7})
+
+    watch = GpuWatch(LentGpu(0), Other(3), pids=lambda: {4001}, max_temperature_c=83)
+    watch.look()
+    watch.look()
+    assert watch.reason == "the GPU is at 90 °C, above 83 °C"
+    assert {line.rpartition(" ")[2] for line in smi.asked} == {"0"}
+    watch = GpuWatch(LentGpu(0), Other(3), pids=lambda: {4001})
+    watch.look()
+    watch.look()
+    assert watch.reason == "the owner uses the GPU"
 
 
 def test_a_hot_gpu_is_lent_again_once_it_is_cool(smi) -> None:

@@ -49,11 +49,20 @@ class CheatingJob(LeasedJob):
 class Lender:
     """An agent at work in a thread."""
 
-    def __init__(self, pool: PoolClient, name: str, price: float, folder: Path, **more: Any) -> None:
+    def __init__(
+        self, pool: PoolClient, name: str, price: float, folder: Path, *, num_devices: int = 1, **more: Any
+    ) -> None:
         self.client = PoolClient(pool.address, Key.made())
         assert self.client.key is not None
         pool.post(on.Deposited(account=self.client.key.public, amount=10 * CREDIT))
-        lending = Lending(name=name, price_per_hour=round(price * CREDIT), limits=LIMITS, beat_s=0.3, reclaim_s=20)
+        lending = Lending(
+            name=name,
+            price_per_hour=round(price * CREDIT),
+            limits=LIMITS,
+            beat_s=0.3,
+            reclaim_s=20,
+            num_devices=num_devices,
+        )
         self.said: list[str] = []
         self.agent = Agent(self.client, lending, DEVICE, Bubblewrap(), folder / name, tell=self.said.append, **more)
         self.is_dead = False
@@ -97,18 +106,19 @@ class Market:
         )
         return lender
 
-    def submission(self, *settings: str, **options: str) -> Submission:
+    def submission(self, *settings: str, on: str = "", **options: str) -> Submission:
         """A job that counts."""
         whole = stoker_bundle()
         fake = {
-            name: TreeFile.of_bytes(name, COUNTING) for name in ("stoker/__main__.py", "stoker/verifying/replay.py")
+            name: TreeFile.of_bytes(name, COUNTING)
+            for name in ("stoker/__main__.py", "stoker/verifying/replay.py", "stoker/verifying/replay_ranks.py")
         }
         files = tuple(fake.get(file.path, file) for file in whole.files)
         code = Bundle(kind="code", name="job.py", files=(TreeFile.of_bytes("job.py", b"pass\n"),))
         words = tuple(word for setting in settings for word in ("--set", setting))
         return Submission(
             run="counting-1a2b3c",
-            target=LAUNCHER.parse(""),
+            target=LAUNCHER.parse(on),
             code=code,
             job_file="job.py",
             arguments=words,
@@ -214,6 +224,45 @@ def test_a_job_runs_is_checked_and_comes_home(market, tmp_path):
         assert (tmp_path / "home" / "model.safetensors").stat().st_size == 32
         assert not (tmp_path / "home" / "link").exists()
         assert not (tmp_path / "home" / "launch").exists()
+        market.require_right()
+
+
+def test_a_job_over_two_devices_runs_is_lost_and_goes_on_at_two_others(market, tmp_path):
+    """Only offers of two are taken; ranks meet inside the box; an agent of one CPU replays blocks of two processes."""
+    with nothing_said(market.lenders):
+        market.lend("single", 0.1)
+        first = market.lend("pair", 0.4, num_devices=2)
+        market.lend("other", 0.5, num_devices=2)
+        handle = LAUNCHER.start(market.submission("updates=1200", "pace=0.003", on="/2xcpu"), lambda text: None)
+        until(lambda: len(market.leases()[0]["commitments"]) >= 2)
+        first.kill()
+        shift(market.folder, 65)
+        until(lambda: market.leases()[0]["reason"] == "lost")
+        assert market.follow(handle)[-1] == "finished"
+        one, two = market.leases()
+        assert [(lease["offer_id"], lease["num_devices"]) for lease in (one, two)] == [("pair", 2), ("other", 2)]
+        assert two["commitments"][0]["update"] > one["commitments"][-1]["update"] > 0
+        assert {asked["block"] for asked in two["challenges"] if asked["equal"]} == set(range(len(two["commitments"])))
+        assert two["paid_s"] > 0
+        market.require_right()
+
+
+def test_a_run_waits_until_another_one_is_done(market):
+    """Its place is in the log while it waits; then the offer is its own."""
+    with nothing_said(market.lenders):
+        market.lend("ox", 0.4)
+        first = LAUNCHER.start(market.submission("updates=300", verify="none"), lambda text: None)
+        second = replace(market.submission("updates=20", verify="none", wait="60s"), run="second-1a2b3c")
+        handles, told = list[dict[str, Any]](), list[str]()
+        waiter = threading.Thread(target=lambda: handles.append(LAUNCHER.start(second, told.append)))
+        waiter.start()
+        until(lambda: market.operator.state("pool")["num_waiting"])
+        assert market.follow(first)[-1] == "finished"
+        waiter.join(60)
+        assert market.follow(handles[0])[-1] == "finished"
+        assert any("waiting in the queue" in text for text in told)
+        assert market.operator.state("pool")["num_waiting"] == 0
+        assert [lease["offer_id"] for lease in market.leases()] == ["ox", "ox"]
         market.require_right()
 
 

@@ -11,9 +11,10 @@ import pytest
 
 from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import Bundle, TreeFile
-from stoker.launching.launcher import Submission
+from stoker.launching.launcher import Request, Submission
 from stoker.pool import events as on
 from stoker.pool import rented_run, renting
+from stoker.pool import terms as terms_module
 from stoker.pool.blob_tree import TreeLimits, pack_folder, plain_names
 from stoker.pool.client import DiskFailed
 from stoker.pool.commitment import chain_head
@@ -34,8 +35,15 @@ KEY, JOB = "c" * 64, "digits-1a2b3c"
 
 class TestConformance(LauncherConformance):
     launcher = LAUNCHER
-    words = {"": (1, 1, ""), "box": (1, 1, ""), "/cpu": (1, 1, "cpu"), "box/h100": (1, 1, "h100")}  # noqa: RUF012 - a table
-    bad_words = ("box/", "box/2xcpu", "-x", "a b", "box/cpu/cpu")
+    words = {  # noqa: RUF012 - a table
+        "": (1, 1, ""),
+        "box": (1, 1, ""),
+        "/cpu": (1, 1, "cpu"),
+        "box/h100": (1, 1, "h100"),
+        "box/2xcpu": (1, 2, "cpu"),
+        "/8xhere": (1, 8, ""),
+    }
+    bad_words = ("box/", "box/2x2xcpu", "/0xcpu", "-x", "a b", "box/cpu/cpu")
     environments = ({},)
     unreachable = {  # noqa: RUF012 - likewise
         "pool": f"http://127.0.0.1:9#{KEY}",
@@ -195,6 +203,72 @@ def test_the_rest_of_a_run_is_deposited_for_as_long_as_an_agent_may_take_to_acce
     """A pool takes no deposit for a few seconds, so that offers are not held for nothing."""
     started(pool, time_limit_s=5.0, options={"verify": "none"})
     assert pool.of(on.Opened)[0].deposit == pytest.approx(100_000 / 60, abs=1)
+
+
+def test_all_devices_of_an_offer_are_taken_or_none(pool) -> None:
+    """As many as are asked for, at the price of all; the order says so, and so do the leases that follow."""
+    pool.offer("pair", 50_000, device=on.OfferedDevice(kind="cpu", count=2))
+    pool.offer("quad", 10_000, device=on.OfferedDevice(kind="cpu", count=4))
+    handle, lease = started(pool, target=LAUNCHER.parse("/2xcpu"))
+    order = read_order((pool.folder / lease["order"]).read_bytes())
+    assert (lease["offer_id"], lease["rate_per_hour"], order.num_devices) == ("pair", 50_000, 2)
+    lease |= {"state": "closed", "reason": "lost", "num_devices": 2}
+    pool.offer("spare", 70_000, device=on.OfferedDevice(kind="cpu", count=2))
+    del pool.offers["pair"]
+    assert LAUNCHER.state(handle).phase == "requeued"
+    second = pool.leases[f"{handle['job']}.1"]
+    assert second["offer_id"] == "spare"
+    assert read_order((pool.folder / second["order"]).read_bytes()).num_devices == 2
+
+
+def test_a_named_offer_of_several_devices_says_how_it_is_taken(pool) -> None:
+    """`pool:pair` asks for one device; the offer has two."""
+    pool.offer("pair", 50_000, device=on.OfferedDevice(kind="cpu", count=2))
+    [missing] = LAUNCHER.probe(LAUNCHER.parse("pair"), {}).missing
+    assert missing == "the offer pair has 2 devices: --on pool:pair/2xcpu"
+    assert not LAUNCHER.probe(LAUNCHER.parse("pair/2xcpu"), {}).missing
+    found = LAUNCHER.offers(Request(target=LAUNCHER.parse("/2xcpu")))
+    assert [(one.text, one.devices_each) for one in found] == [("pool:/2xcpu", 2)]
+
+
+def test_a_run_waits_in_the_queue_until_an_offer_is_free(pool, monkeypatch) -> None:
+    """`--place-option wait=…`: its place is kept by events, and given up with a lease or when the time is over."""
+    for offer in pool.offers.values():
+        offer |= {"is_free": False, "lease_id": "of-another"}
+    clock = SimpleNamespace(now_s=0.0)
+
+    def sleep(seconds: float) -> None:
+        clock.now_s += seconds
+        if clock.now_s > 500:
+            pool.offers["dear"] |= {"is_free": True, "lease_id": ""}
+
+    fake = SimpleNamespace(sleep=sleep, monotonic=lambda: clock.now_s, time=lambda: 1e9 + clock.now_s)
+    for module in (renting, rented_run, terms_module):
+        monkeypatch.setattr(module, "time", fake)
+    waits = {"wait": "10min", "verify": "none"}
+    assert not LAUNCHER.probe(LAUNCHER.parse(""), waits).missing
+    assert LAUNCHER.probe(LAUNCHER.parse(""), {}).missing
+    with pytest.raises(PlaceFailed, match="no free offer"):
+        LAUNCHER.start(submission(options={"wait": "100s"}), print)
+    assert pool.of(on.Waiting)[-1].until_s <= fake.time(), "its place was not given up"
+    told: list[str] = []
+    handle = LAUNCHER.start(submission(run="other-1", options=waits), told.append)
+    assert pool.of(on.Opened)[0].offer_id == "dear"
+    mine = [one for one in pool.of(on.Waiting) if one.request_id == handle["job"]]
+    assert [one.until_s > fake.time() for one in mine] == [True, True, False]
+    assert sum("waiting in the queue" in line for line in told) == 1
+    pool.leases[f"{handle['job']}.0"] |= {"state": "closed", "reason": "lost"}
+    pool.offers["dear"] |= {"is_free": False}
+    assert LAUNCHER.state(handle).phase == "queued"
+    assert pool.of(on.Waiting)[-1].until_s > fake.time()
+
+
+def test_only_offers_that_were_probed_where_that_is_asked_for(pool) -> None:
+    """`--place-option probed=yes`: that met their times at one moment with others."""
+    assert LAUNCHER.probe(LAUNCHER.parse(""), {"probed": "yes"}).missing
+    pool.offers["dear"]["probed_s"] = 7.0
+    _, lease = started(pool, options={"verify": "none", "probed": "yes"})
+    assert lease["offer_id"] == "dear"
 
 
 def test_a_faster_device_is_worth_a_dearer_hour(pool) -> None:
@@ -718,6 +792,14 @@ def test_checkpoints_and_memory_are_as_the_command_says(pool, tmp_path) -> None:
         box.training(Host(isolation=None, limits=limits))
         sent = json.loads((box.run / "launch" / "order.json").read_text())["arguments"]
         assert sent[-4:] == ["--checkpoint-every", "120", "--memory", f"{megabytes}MiB"]
+    gpus = ("/dev/nvidia0", "/dev/nvidia3", "/dev/nvidiactl")
+    box = JobBox(tmp_path / "gpus", replace(order, arguments=(), num_devices=2))
+    box.run.mkdir(parents=True)
+    program = box.training(Host(isolation=None, limits=limits, devices=gpus))
+    sent = json.loads((box.run / "launch" / "order.json").read_text())
+    assert program.devices == gpus
+    assert (sent["ranks_each"], sent["are_ranks_fixed"]) == (2, True)
+    assert "--memory" not in sent["arguments"], "the host's memory limits no GPU's"
     for options, every in (({"block": "60s"}, "120"), ({}, "600")):
         with pytest.raises(BadJob, match=r"ends a block|takes no longer blocks"):
             LAUNCHER.start(submission(run="other-1", arguments=("--checkpoint-every", every), options=options), print)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -104,6 +105,26 @@ def test_a_verifier_has_a_few_blocks_at_a_time() -> None:
     one = book.state.leases["job"].open_challenges[0]
     book.post(book.other, on.VerdictGiven(lease_id="job", block=one.block, verifier=one.verifier, equal=True))
     assert settle(book, present) == ["challenged"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "counts", "asked"),
+    [("h100", (1, 4), "third"), ("h100", (1, 1), ""), ("cpu", (1, 1), "both"), ("l4", (2, 2), "")],
+)
+def test_blocks_of_several_devices_are_for_who_has_as_many(kind: str, counts: tuple[int, int], asked: str) -> None:
+    """Processes on a CPU are made again on any CPU; several GPUs on as many, or more, of the kind."""
+    book = Book()
+    book.finish(beats=6, blocks=8, verify_fraction=1.0)
+    lease_kind = "h100" if kind == "l4" else kind
+    book.state.leases["job"] = replace(book.state.leases["job"], device=lease_kind, num_devices=2)
+    for key, count in zip((book.other, book.third), counts, strict=True):
+        device = on.OfferedDevice(kind=kind, count=count)
+        book.post(key, on.Offered(offer=offer(key.public[:8], book.now_s, device=device)))
+    settle(book, {book.other.public: "", book.third.public: ""})
+    found = {one.verifier for one in book.state.leases["job"].challenges}
+    assert found <= {book.other.public, book.third.public}
+    assert {"": 0, "third": 1, "both": 2}[asked] == len(found)
+    assert asked != "third" or found == {book.third.public}
 
 
 def answer(book: Book, keys: Mapping[str, Key], block: int, *, equal: bool) -> None:

@@ -115,6 +115,10 @@ def pool_serve(
     forward_quota: Annotated[
         str | None, typer.Option("--forward-quota", metavar="BYTES", help="New pool: of them for one lease, at most.")
     ] = None,
+    probe_every: Annotated[
+        str,
+        typer.Option("--probe-every", metavar="TIME", help="Idle devices prove themselves at one moment; or never."),
+    ] = "10min",
     debug: Debug = False,
 ) -> None:
     """Serve a pool: offers, leases, the ledger and blobs; one process and one folder."""
@@ -143,6 +147,7 @@ def pool_serve(
             rules=rules,
             has_tls=tls,
             chain=settings,
+            probe_every_s=None if probe_every == "never" else parse_duration(probe_every, "--probe-every"),
             is_p2p=p2p,
             announce=lambda address: print(f"stoker pool: {address}", flush=True),
         )
@@ -372,6 +377,7 @@ def _offers_for(
     if wanted["isolation"] not in pool.ISOLATIONS:
         raise BadJob(f"--isolation {wanted['isolation']}: wanted {', '.join(pool.ISOLATIONS)}")
     needs = pool.Needs(
+        num_devices=0,
         value_per_hour=round(wanted["value"] * pool.CREDIT),
         verify_fraction=wanted["verify"],
         least_isolation=wanted["isolation"],
@@ -384,13 +390,19 @@ def _offers_for(
         leases = pool.leases_before(client, entry)
         ranking = pool.rank_for_job(job, entry, offers, records, needs=needs, now_s=time.time(), leases=leases)
     close = pool.worth_probing(ranking, needs.value_per_hour)
-    probes = [one.listed.offer.offer_id for one in close if one.forecast and one.forecast.basis != "history"]
+    probes = [one.listed.offer for one in close if one.forecast and one.forecast.basis != "history"]
     if as_json:
-        print_document({**to_json(ranking), "probes": probes})
+        print_document({**to_json(ranking), "probes": [offer.offer_id for offer in probes]})
     else:
         _render_ranking(ranking, Console())
-        for offer_id in probes:
-            text = f"a minute there may change the order: stoker train {job_file} --on pool:{offer_id} --time-limit 60s"
+        if ranking.best is not None and ranking.best.listed.offer.device.count > 1:
+            word = pool.offer_word(ranking.best.listed.offer)
+            Console().print(Text(f"`--on pool` asks for one device; the best: --on {word}"), soft_wrap=True)
+        for offer in probes:
+            text = (
+                f"a minute there may change the order: stoker train {job_file} --on {pool.offer_word(offer)} "
+                "--time-limit 60s"
+            )
             Console().print(Text(text), style="dim", soft_wrap=True)
     if ranking.best is None:
         raise typer.Exit(DoesNotFit.exit_code)
@@ -421,21 +433,29 @@ def _render_ranking(ranking: pool.Ranking, console: Console) -> None:
         console.print("no offer can be taken", style="yellow")
 
 
+def _each(price: int, count: int) -> str:
+    """What a device of several costs, for brackets."""
+    return f" ({pool.credits_text(round(price / count)).split()[0]} each)" if count > 1 else ""
+
+
 def _render_offers(shown: list[dict[str, Any]], num_hidden: int, console: Console) -> None:
     figures = (">an hour", "isolation", ">notice", ">jobs", ">lost", ">slashed")
-    table = column_table("offer", "device", *figures, "network", "agent", "")
+    table = column_table("offer", "device", *figures, "probed", "network", "agent", "")
     for one in shown:
         offer, record = one["offer"], one["record"]
+        clash = one.get("clashes_with", "")
         status = "taken" if one["lease_id"] else "lapsed" if not one["is_free"] else "" if one["is_present"] else "away"
+        status = f"not together with {clash}" if clash and not one["lease_id"] else status
         table.add_row(
             offer["offer_id"],
             Text(printable(f"{offer['device']['count']} × {offer['device']['kind']}")),
-            pool.credits_text(offer["price_per_hour"]),
+            pool.credits_text(offer["price_per_hour"]) + _each(offer["price_per_hour"], offer["device"]["count"]),
             offer["isolation"],
             format_seconds(offer["reclaim_s"]),
             str(record["finished"]),
             str(record["lost"] + record["left"]),
             str(record["slashed"]),
+            "yes" if one.get("probed_s") else "no",
             one.get("network") or "through the pool",
             Text(pool.short(one["agent"]), "dim"),
             Text(status, "yellow"),

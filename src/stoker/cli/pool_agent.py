@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Literal
@@ -31,13 +31,18 @@ Lease = Annotated[str, typer.Argument(metavar="LEASE", help="Name of a lease; `s
 
 
 def offer(
-    price: Annotated[str, typer.Option("--price", metavar="MONEY/h", help="Credits an hour, such as 0.40usd/h.")],
+    price: Annotated[
+        str, typer.Option("--price", metavar="MONEY/h", help="Credits an hour for all devices together: 0.40usd/h.")
+    ],
     address: PoolWord = None,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Of the offer (default: this host's).")
     ] = None,
     device: Annotated[
-        str, typer.Option("--device", metavar="DEVICE", help="What is lent: here, cpu, cuda:0.")
+        str,
+        typer.Option(
+            "--device", metavar="DEVICE", help="What is lent, in one lease: here, cpu, cuda:0, 8xh100, 2xcpu."
+        ),
     ] = "here",
     cost: Annotated[
         str | None, typer.Option("--cost", metavar="MONEY/h", help="What an hour costs you; a lower price is refused.")
@@ -52,7 +57,10 @@ def offer(
     cores: Annotated[
         float | None, typer.Option("--cores", metavar="N", min=0.1, help="A job's (default: all).")
     ] = None,
-    processes: Annotated[int, typer.Option("--processes", metavar="N", min=16, help="A job's, with threads.")] = 512,
+    processes: Annotated[
+        int | None,
+        typer.Option("--processes", metavar="N", min=16, help="A job's, with threads (default: 512 for each device)."),
+    ] = None,
     disk: Annotated[str, typer.Option("--disk", metavar="BYTES", help="What a job may write.")] = "10GiB",
     max_upload: Annotated[
         str | None, typer.Option("--max-upload", metavar="BYTES/day", help="Sent a day at most, such as 20GiB.")
@@ -75,15 +83,18 @@ def offer(
     key: KeyName = "default",
     beat: Annotated[float, typer.Option("--beat", metavar="SECONDS", min=0.2, max=20, help="Between beats.")] = 10.0,
     measures: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="First measure the device, for a minute, and the link.")
+        bool, typer.Option("--measure/--no-measure", help="First measure the device, and the link.")
     ] = True,
     replays: Annotated[bool, typer.Option("--replay/--no-replay", help="Replay blocks of others for a fee.")] = True,
+    probes: Annotated[
+        bool, typer.Option("--probe/--no-probe", help="Answer the pool's probes while nothing is leased.")
+    ] = True,
     p2p: Annotated[
         bool, typer.Option("--p2p/--no-p2p", help="Send large files directly to renters, where a path exists.")
     ] = True,
     debug: Debug = False,
 ) -> None:
-    """Lend a device of this machine to a pool, until Ctrl-C; jobs run in isolation, within your limits."""
+    """Lend devices of this machine to a pool, until Ctrl-C; jobs run in isolation, within your limits."""
     with pool_reported(debug=debug):
         console = Console(stderr=True, highlight=False)
 
@@ -92,7 +103,8 @@ def offer(
 
         client = client_of(address, key)
 
-        lent = api.resolve_place(device, api.attached_devices())
+        devices = pool.lent_devices(device, api.attached_devices())
+        lent, count = devices[0], len(devices)
         if lent.kind != "cuda" and (max_temperature is not None or max_power is not None):
             raise BadJob(
                 f"--max-temperature and --max-power limit a GPU, and {lent.model} is lent",
@@ -104,7 +116,8 @@ def offer(
                 "CUDA_VISIBLE_DEVICES changes the numbers of GPUs, and nvidia-smi would watch and limit another one",
                 remedy="Unset it; --device cuda:1 chooses a GPU.",
             )
-        files = _device_files(lent.kind, lent.index)
+        gpus = tuple(one.index for one in devices) if lent.kind == "cuda" else ()
+        files = _device_files(gpus)
         kind = pool.best_isolation(isolation, files)
         if lent.kind == "cuda" and when == "idle" and kind.name == "podman":
             raise NoDevice(
@@ -116,10 +129,15 @@ def offer(
         limits = pool.Limits(
             memory_bytes=int(parse_memory(memory)) if memory else _memory_bytes() // 2,
             cores=cores or float(len(os.sched_getaffinity(0))),
-            processes=processes,
+            processes=processes or 512 * count,
             disk_bytes=int(parse_memory(disk, "--disk")),
             time_s=longest_s,
         )
+        if not gpus and count > limits.cores:
+            raise BadJob(
+                f"--device {device}: {count} processes share {limits.cores:g} cores",
+                remedy="Offer as many processes as a job has cores at most; --cores sets those.",
+            )
         lending = pool.Lending(
             name=name or re.sub(r"[^A-Za-z0-9.-]+", "-", platform.node()).strip("-.")[:40] or "agent",
             price_per_hour=_per_hour("--price", price),
@@ -134,17 +152,21 @@ def offer(
             max_s=longest_s,
             limits=limits,
             devices=files,
+            num_devices=count,
+            gpus=gpus,
             beat_s=beat,
             replays=replays,
+            probes=probes,
             most_bond=round(parse_money(most_bond, "--most-bond") * 1e6) if most_bond else None,
             longest_window_s=parse_duration(longest_window, "--longest-window"),
         )
         place = _folder(folder)
         place.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
-            if lent.kind == "cuda":  # before it is measured: the offer states what it reaches under the limit
-                stack.enter_context(pool.limited_power(pool.LentGpu(lent.index), max_power, place / "power.json"))
-            proof = _measured(lent, limits.memory_bytes, tell) if measures else None
+            for index in gpus:  # before it is measured: the offer states what it reaches under the limit
+                kept = place / ("power.json" if count == 1 else f"power-{index}.json")
+                stack.enter_context(pool.limited_power(pool.LentGpu(index), max_power, kept))
+            proof = _measured(devices, limits, tell) if measures else None
             with suppress(PlaceUnreachable):  # the agent says so itself, and asks again
                 if p2p:
                     pool.joined_peer(client, tell=tell)
@@ -153,7 +175,8 @@ def offer(
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                     signal.signal(number, lambda *_: agent.stop())
-            where = f"at {price} in the pool {client.address.url}"
+            each = f" for all {count} devices" if count > 1 else ""
+            where = f"at {price}{each} in the pool {client.address.url}"
             tell(f"offering {lending.name} {where}; Ctrl-C gives notice and ends it")
             agent.run()
 
@@ -193,7 +216,9 @@ def verify(
         client = client_of(address, key)
 
         device = api.resolve_place("here", api.attached_devices())
-        files = _device_files(device.kind, device.index)
+        count = int(client.lease(lease).get("num_devices", 1))
+        lent = pool.lent_devices(f"{count}xhere", api.attached_devices())
+        files = _device_files(tuple(one.index for one in lent) if device.kind == "cuda" else ())
         kind = pool.best_isolation(isolation, files)
         limits = pool.Limits(memory_bytes=_memory_bytes() // 2, cores=float(len(os.sched_getaffinity(0))))
         theirs = _traces(against)
@@ -209,7 +234,7 @@ def verify(
                     number,
                     folder=_folder(folder) / "checks",
                     host=host,
-                    own_class=pool.determinism_class(device),
+                    own_class=pool.determinism_class(device, count),
                     trace=trace or number in theirs,
                 )
                 others = pool.evidence_of(client, client.lease(lease), number, _folder(folder) / "checks")
@@ -299,16 +324,20 @@ def _memory_bytes() -> int:
     return api.attached_cpu().memory_bytes
 
 
-def _measured(lent: Device, memory_bytes: int, tell: Callable[[str], None]) -> pool.HardwareProof:
-    """What a device shows of itself; a job may have `memory_bytes` of a CPU's memory.
+def _measured(devices: Sequence[Device], limits: pool.Limits, tell: Callable[[str], None]) -> pool.HardwareProof:
+    """What the weakest of the devices shows while all are measured at once; a job's limits hold on a CPU.
 
     Raises:
-        NoDevice: it does not pass.
+        NoDevice: one does not pass.
     """
-    tell(f"measuring {lent.model}")
-    claimed = _measured_bytes(lent.memory_bytes if lent.kind == "cuda" else memory_bytes, lent.kind)
-    with pool.LocalDevice() as ask:
-        proof = pool.prove_hardware(ask, memory_bytes=claimed, device=lent.torch_name)
+    lent, count = devices[0], len(devices)
+    tell(f"measuring {count} × {lent.model}" if count > 1 else f"measuring {lent.model}")
+    is_gpu = lent.kind == "cuda"
+    claimed = pool.probed_bytes(lent.memory_bytes if is_gpu else limits.memory_bytes // count, is_cpu=not is_gpu)
+    with ExitStack() as stack:
+        cores = None if is_gpu else limits.cores / count
+        asks = [stack.enter_context(pool.LocalDevice(cores)) for _ in devices]
+        proof = pool.prove_together(asks, [one.torch_name for one in devices], memory_bytes=claimed)
     if not proof.is_passed:
         raise NoDevice(
             f"{lent.model} did not pass its own measurement: {proof.why}",
@@ -331,13 +360,9 @@ def _measured_link(client: pool.PoolClient, folder: Path, tell: Callable[[str], 
     return link
 
 
-def _measured_bytes(claimed: int, kind: str) -> int:
-    """Memory to measure [bytes]: 90 % of a GPU's; at most 2 GiB of a CPU's, whose product takes a minute."""
-    return int(0.9 * claimed) if kind == "cuda" else min(claimed // 2, 2 << 30)
-
-
-def _device_files(kind: str, index: int) -> tuple[str, ...]:
-    """Files below /dev that a job needs for the device."""
-    if kind != "cuda":
+def _device_files(gpus: Sequence[int]) -> tuple[str, ...]:
+    """Files below /dev that a job needs for GPUs of these numbers; it sees no other GPU."""
+    if not gpus:
         return ()
-    return (f"/dev/nvidia{index}", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+    shared = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+    return (*(f"/dev/nvidia{index}" for index in gpus), *shared)

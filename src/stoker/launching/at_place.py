@@ -29,6 +29,7 @@ import os
 import platform
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -43,7 +44,7 @@ from stoker.errors import PlaceFailed, StokerError
 from stoker.launching import launcher_of
 from stoker.launching.launcher import HostRanks, Submission, notice_s, seen_now, utc_now
 from stoker.launching.meter import held_in_log, save_time_s
-from stoker.records.codec import dumps, loads, to_json
+from stoker.records.codec import OMIT_DEFAULT, dumps, loads, to_json
 from stoker.records.launch import ENDED, LaunchPhase, LaunchState
 from stoker.units import format_seconds
 
@@ -67,6 +68,7 @@ SECRETS_FILE_VARIABLE = "STOKER_SECRETS_FILE"
 LAUNCHED_VARIABLE = "STOKER_LAUNCHED"
 """Set to the kind of launcher for every process that Stoker's own script started."""
 
+_LOOPBACK = "127.0.0.1"
 _LAUNCH, _ORDER, _STOP = "launch", "order.json", "stop"
 _POSITIONS = ("progress", "checkpointed", "evaluated")
 _BEGUN_WITHIN_S = 10.0
@@ -90,6 +92,8 @@ class LaunchOrder:
         arguments: of `stoker train` after the job file.
         device: `here`, or `cpu`.
         num_hosts, ranks_each: shape.
+        are_ranks_fixed: ranks of one host are as those of several are: no rank goes on without the others, and after a
+            loss all go on from the last checkpoint. Otherwise `stoker train --on 4xhere` has the ranks of one host.
         variables: environment variables of the ranks.
         pythonpath: folder of this Stoker.
         is_requeued: the scheduler starts the run again after exit code 75 (a slice is over, ranks were lost) and after
@@ -110,6 +114,7 @@ class LaunchOrder:
     device: str = "here"
     num_hosts: int = 1
     ranks_each: int = 1
+    are_ranks_fixed: bool = field(default=False, metadata=OMIT_DEFAULT)
     variables: dict[str, str] = field(default_factory=dict)
     pythonpath: str = ""
     is_requeued: bool = False
@@ -117,6 +122,10 @@ class LaunchOrder:
     owner: str = ""
     most_held_s: float | None = None
     save_s: float = 30.0
+
+    def starts_ranks(self, num_hosts: int) -> bool:
+        """Whether each process that is started is one rank: they find each other by their variables."""
+        return num_hosts > 1 or (self.are_ranks_fixed and self.ranks_each > 1)
 
     @classmethod
     def of(
@@ -200,15 +209,17 @@ def rank_environments(
     """Environment variables of each process to start on this host.
 
     One host with several devices has one process: `stoker train --on 4xhere` starts the ranks, and restarts a lost one
-    without ending the others.
+    without ending the others; unless the order wants fixed ranks.
     """
     common = {name: value for name, value in base.items() if name != SECRETS_FILE_VARIABLE}
     common |= {**order.variables, **secrets, LAUNCHED_VARIABLE: order.kind}
     common["PYTHONPATH"] = order.pythonpath
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         common.pop(name, None)
-    if ranks.num_hosts == 1:
+    if not order.starts_ranks(ranks.num_hosts):
         return [common]
+    if ranks.num_hosts == 1:
+        ranks = replace(ranks, master=_LOOPBACK, port=_free_port())
     first, size = ranks.host * order.ranks_each, ranks.num_hosts * order.ranks_each
     return [
         {
@@ -226,7 +237,7 @@ def rank_environments(
 
 def rank_command(order: LaunchOrder, directory: Path, num_hosts: int) -> list[str]:
     """The command of each process of this host."""
-    several = num_hosts == 1 and order.ranks_each > 1
+    several = order.ranks_each > 1 and not order.starts_ranks(num_hosts)
     place = f"{order.ranks_each}x{order.device}" if several else order.device
     command = [sys.executable, "-m", "stoker", "train", order.job_file, *order.arguments]
     return [*command, "--on", place, "--run-dir", str(directory), "--json"]
@@ -242,6 +253,13 @@ class RankOutcome:
     is_again: bool = False
 
 
+def _free_port() -> int:
+    """A port of the loopback in which ranks of this machine meet."""
+    with socket.socket() as found:
+        found.bind((_LOOPBACK, 0))
+        return int(found.getsockname()[1])
+
+
 def judge(
     codes: Sequence[int], *, is_stopped: bool, is_signalled: bool, order: LaunchOrder, num_hosts: int
 ) -> RankOutcome:
@@ -254,7 +272,7 @@ def judge(
         order: says whether a scheduler starts the run again.
         num_hosts: of the run.
     """
-    here = not order.is_requeued
+    here, are_ranks = not order.is_requeued, order.starts_ranks(num_hosts)
 
     def lost(why: str) -> RankOutcome:
         """Ranks that died by no fault of their own: the run goes on unless it was to stop."""
@@ -263,12 +281,14 @@ def judge(
         return RankOutcome("lost", why, RUN_FAILED, is_again=not is_stopped)
 
     killed = [-code for code in codes if code < 0]
-    worst = next((code for code in codes if code not in {FINISHED, STOPPED, SLICE_OVER}), max(codes, default=0))
+    wrong = [code for code in codes if code not in {FINISHED, STOPPED, SLICE_OVER}]
+    # A rank that fails takes the others with it, which say only that.
+    worst = next((code for code in wrong if code != RUN_FAILED), wrong[0] if wrong else max(codes, default=0))
     if all(code == FINISHED for code in codes):
         return RankOutcome("finished", "trained to its end", FINISHED)
     asked = {signal.SIGTERM, signal.SIGINT} if is_stopped or is_signalled else set()
     killed = [number for number in killed if number not in asked]  # before the rank could catch it: nothing to save
-    leaving = {FINISHED, SLICE_OVER, STOPPED, *([RUN_FAILED] if num_hosts > 1 else [])}  # one leaves before the others
+    leaving = {FINISHED, SLICE_OVER, STOPPED, *([RUN_FAILED] if are_ranks else [])}  # one leaves before the others
     if is_stopped and all(code in leaving or -code in asked for code in codes):
         return RankOutcome("stopped", "saved and left, as asked", STOPPED)
     if killed:
@@ -280,8 +300,8 @@ def judge(
         if is_signalled and order.is_requeued:
             return RankOutcome("preempted", "saved and left, as the scheduler asked", STOPPED)
         return RankOutcome("stopped", "saved and left after a signal", STOPPED)
-    if worst == RUN_FAILED and num_hosts > 1:
-        # Ranks that lose those of another host end with this code; so do errors of the job, which repeat.
+    if worst == RUN_FAILED and are_ranks:
+        # Ranks that lose others end with this code; so do errors of the job, which repeat.
         return lost("the ranks of this host lost the others, or failed")
     return RankOutcome("failed", f"a rank ended with exit code {worst}", worst)
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stoker.pool.agent import determinism_class as determinism_class
     from stoker.pool.agent import evidence_of as evidence_of
     from stoker.pool.agent import first_bad_update as first_bad_update
+    from stoker.pool.agent import lent_devices as lent_devices
     from stoker.pool.agent import replay_lease as replay_lease
     from stoker.pool.answers import read_offer as read_offer
     from stoker.pool.client import PoolAddress as PoolAddress
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
     from stoker.pool.forecasting import rank_for_job as rank_for_job
     from stoker.pool.hardware_proof import HardwareProof as HardwareProof
     from stoker.pool.hardware_proof import LocalDevice as LocalDevice
+    from stoker.pool.hardware_proof import probed_bytes as probed_bytes
     from stoker.pool.hardware_proof import prove_hardware as prove_hardware
+    from stoker.pool.hardware_proof import prove_together as prove_together
     from stoker.pool.isolation import Host as Host
     from stoker.pool.isolation import Limits as Limits
     from stoker.pool.isolation import best_isolation as best_isolation
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
     from stoker.pool.matching import Needs as Needs
     from stoker.pool.matching import Ranking as Ranking
     from stoker.pool.matching import listed_offers as listed_offers
+    from stoker.pool.matching import offer_word as offer_word
     from stoker.pool.matching import worth_probing as worth_probing
     from stoker.pool.overview import event_words as event_words
     from stoker.pool.owners_use import LentGpu as LentGpu

@@ -1,4 +1,4 @@
-"""The agent: lends a device of its owner to a pool, one lease at a time, and replays what others claim.
+"""The agent: lends devices of its owner to a pool, all of them in one lease at a time, and replays what others claim.
 
 What: one process. It measures the device, states its isolation, keeps its offer alive, accepts leases, runs their jobs
 in isolation (`leased_job.py`), and in a thread makes blocks of other agents' runs again (`replay_check.py`). It goes on
@@ -35,19 +35,29 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stoker.errors import BadJob, BadRun, StokerError
+from stoker.devices import planned_devices, resolve_place
+from stoker.errors import BadJob, BadRun, NoDevice, StokerError
 from stoker.pool import events as on
 from stoker.pool.blob_tree import TreeLimits
 from stoker.pool.client import PoolClient, is_passing
 from stoker.pool.commitment import Block
 from stoker.pool.escrow import credits_text
-from stoker.pool.hardware_proof import HardwareProof
-from stoker.pool.isolation import LEAST_FREE_BYTES, Host, IsolatedProcess, Isolation, Limits, remove_tree
+from stoker.pool.hardware_proof import HardwareProof, LocalDevice
+from stoker.pool.isolation import (
+    LEAST_FREE_BYTES,
+    Host,
+    IsolatedProcess,
+    Isolation,
+    Limits,
+    cpu_s_of,
+    remove_tree,
+)
 from stoker.pool.job_box import JobBox, PoolOrder, missing_packages, read_order
 from stoker.pool.lease import MOST_EVIDENCE_BYTES, UNCOMMITTED_S, VERDICT_S
 from stoker.pool.leased_job import INDEX_BYTES, BlobCache, LeasedJob
 from stoker.pool.link_probe import MeasuredLink
-from stoker.pool.owners_use import GpuWatch, LentGpu, OwnersUse, UploadQuota
+from stoker.pool.owners_use import GpuWatch, LentGpu, OwnersUse, UploadQuota, gpu_links
+from stoker.pool.probed_device import ProbedDevice
 from stoker.pool.replay_check import ReplayVerdict, check_block, first_difference
 from stoker.records import Device
 from stoker.records.codec import digest, parsed, printable
@@ -73,7 +83,8 @@ class Lending:
 
     Attributes:
         name: of the offer.
-        price_per_hour, cost_per_hour: asked, and what an hour costs the owner [micro-credits].
+        price_per_hour, cost_per_hour: asked for all devices together, and what an hour costs the owner
+            [micro-credits].
         reclaim_s: notice before the device is taken back [s].
         when: `always`, or `idle`: only while others leave the machine alone.
         hours: from and to [hours of the day, UTC]; None: always.
@@ -82,8 +93,11 @@ class Lending:
         min_s, max_s: shortest and longest lease [s].
         limits: of a job.
         devices: files below /dev that a job may use.
+        num_devices: devices that are lent, all in one lease; of a CPU the processes that share it.
+        gpus: numbers of the GPUs that are lent; none where it is a CPU.
         beat_s: time between beats [s].
         replays: whether blocks of others are replayed, for a fee.
+        probes: whether the devices answer the pool's probes while nothing is leased; see `joint_probe`.
         most_bond: a lease that wants a larger one is refused [micro-credits]; None: the price of its longest time.
         longest_window_s: a lease whose bond could be held longer than that after its end is refused [s].
     """
@@ -100,14 +114,41 @@ class Lending:
     max_s: int = 7 * 24 * 3600
     limits: Limits
     devices: tuple[str, ...] = ()
+    num_devices: int = 1
+    gpus: tuple[int, ...] = ()
     beat_s: float = 10.0
     replays: bool = True
+    probes: bool = True
     most_bond: int | None = None
     longest_window_s: float = 24 * 3600.0
 
 
-def determinism_class(device: Device) -> str:
-    """Digest of what has to be equal for two machines to compute equal bits (hex); threads are the plan's."""
+def lent_devices(word: str, attached: Sequence[Device]) -> tuple[Device, ...]:
+    """The attached devices that a word means, as `--on` does: `here`, `cuda:1`, `8xh100`, `2xcpu`.
+
+    Raises:
+        NoDevice: one is not attached.
+    """
+    place, *others = planned_devices(word, attached)
+    if others or not place.is_here:
+        if place.count > 1:
+            raise NoDevice(
+                f"{word!r} asks for {place.count} devices that are not all attached to this machine.",
+                remedy="`stoker doctor` shows what is.",
+            )
+        return (resolve_place(word, attached),)
+    if place.device.kind == "cpu" or place.count == 1:
+        return (place.device,) * place.count
+    same = [one for one in attached if (one.kind, one.model) == (place.device.kind, place.device.model)]
+    return tuple(same[: place.count])
+
+
+def determinism_class(device: Device, num_devices: int = 1) -> str:
+    """Digest of what has to be equal for two machines to compute equal bits (hex); threads are the plan's.
+
+    Several GPUs sum in an order that their number, the links between them and NCCL decide. Processes on a CPU do so in
+    the order of their ranks, on any machine.
+    """
     flags = ""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -119,8 +160,10 @@ def determinism_class(device: Device) -> str:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     variables = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
+    several = {} if device.kind == "cpu" or num_devices == 1 else {"links": _links(num_devices)}
     return digest(
         {
+            **several,
             "device": device.model,
             "kind": device.kind,
             "driver": device.driver,
@@ -131,6 +174,14 @@ def determinism_class(device: Device) -> str:
             "variables": {name: os.environ[name] for name in variables if name in os.environ},
         }
     )
+
+
+def _links(num_devices: int) -> list[str]:
+    """What decides in which order several GPUs sum; of a machine that does not say, its name: no other one's bits."""
+    nccl = sorted(
+        f"{one.name} {one.version}" for one in importlib.metadata.distributions() if one.name.startswith("nvidia-nccl")
+    )
+    return [str(num_devices), *nccl, gpu_links() or platform.node()]
 
 
 def offer_of(
@@ -145,6 +196,9 @@ def offer_of(
 ) -> on.Offer:
     """The offer as it is signed; `payee`: address that a contract pays; `link`: to the pool."""
     link = link or MeasuredLink()
+    memory_bytes, count = device.memory_bytes, lending.num_devices
+    if device.kind == "cpu":
+        memory_bytes = min(memory_bytes, lending.limits.memory_bytes) // count
     measured = on.Measured(
         fp32_flop_per_s=0.0 if proof is None else proof.flop_per_s, cores=max(1, int(lending.limits.cores))
     )
@@ -152,12 +206,11 @@ def offer_of(
         offer_id=lending.name,
         device=on.OfferedDevice(
             kind=device.name,
-            memory_bytes=min(device.memory_bytes, lending.limits.memory_bytes)
-            if device.kind == "cpu"
-            else device.memory_bytes,
+            count=count,
+            memory_bytes=memory_bytes,
         ),
         measured=measured,
-        determinism_class=determinism_class(device),
+        determinism_class=determinism_class(device, count),
         isolation=isolation.name,  # type: ignore[arg-type]
         price_per_hour=lending.price_per_hour,
         cost_per_hour=lending.cost_per_hour,
@@ -180,7 +233,7 @@ class Agent:
     Args:
         client: of the pool, with the agent's key.
         lending: what is lent.
-        device: which.
+        device: which; of several the first.
         isolation: in which jobs run.
         folder: for everything on the disk.
         proof: what the device showed when it was measured.
@@ -197,11 +250,13 @@ class Agent:
     link: MeasuredLink | None = None
     tell: Callable[[str], None] = lambda _: None
     job_type: type[LeasedJob] = LeasedJob
+    open_device: Callable[[float | None], LocalDevice] = LocalDevice
     _job: LeasedJob | None = field(default=None, init=False)
     _offered_until: float = field(default=0.0, init=False)
     _check: threading.Thread | None = field(default=None, init=False)
     _checked: Counter[tuple[str, int]] = field(default_factory=Counter, init=False)
     _replaying: IsolatedProcess | None = field(default=None, init=False)
+    _probed: list[ProbedDevice] = field(default_factory=list, init=False)
     _refused: set[str] = field(default_factory=set, init=False)
     _has_offered: bool = field(default=False, init=False)
     _asks_from: float = field(default=0.0, init=False)
@@ -215,7 +270,8 @@ class Agent:
         watch, uploads = None, None
         if self.device.kind == "cuda" and (is_idle_only or lending.max_temperature_c is not None):
             pids = self._others_pids if is_idle_only else None
-            watch = GpuWatch(LentGpu(self.device.index), pids=pids, max_temperature_c=lending.max_temperature_c)
+            gpus = [LentGpu(index) for index in lending.gpus or (self.device.index,)]
+            watch = GpuWatch(*gpus, pids=pids, max_temperature_c=lending.max_temperature_c)
             watch.start()
         if lending.max_upload_bytes is not None:
             uploads = UploadQuota(self.folder / _SENT, lending.max_upload_bytes, lambda: self.client.sent_bytes)
@@ -264,6 +320,7 @@ class Agent:
                 self.step()
                 time.sleep(min(_POLL_S, self.lending.beat_s / 4) if self._job or self._is_checking else 0)
         finally:
+            self._stop_probes()
             with suppress(StokerError):
                 self.client.post(on.Withdrawn(offer_id=self.lending.name))
             if self._job is not None:
@@ -279,8 +336,10 @@ class Agent:
         if why and self._job is not None:
             self._job.reclaim(self.lending.reclaim_s, why)
         self._may_work = may_work = not why and not self._stops
-        if not may_work and self._replaying is not None:
-            self._replaying.kill()
+        if not may_work:
+            self._stop_probes()
+            if self._replaying is not None:
+                self._replaying.kill()
         try:
             if not self._has_adopted:
                 self._adopt()
@@ -293,7 +352,9 @@ class Agent:
             if self._job is None or time.monotonic() >= self._asks_from:
                 self._asks_from = time.monotonic() + min(_ASK_S, self.lending.beat_s)
                 wait_s = 0.0 if self._job is not None else 2.0
-                self._take(self.client.work(wait_s=wait_s, replays=self.lending.replays), may_work=may_work)
+                lending = self.lending
+                work = self.client.work(wait_s=wait_s, replays=lending.replays, probes=lending.probes)
+                self._take(work, may_work=may_work)
                 self._said = ""
         except StokerError as problem:
             if not is_passing(problem) and self._job is None and not self._has_offered:
@@ -344,13 +405,45 @@ class Agent:
             self._job.reclaim(max(0.0, by_s - time.time()), "the pool needs the device for a higher priority")
         for lease in work["leases"]:
             if may_work and self._job is None and lease["lease_id"] not in self._refused:
+                self._stop_probes()
                 self._accept(lease)
         for challenge in work["challenges"]:
             place = (str(challenge["lease_id"]), int(challenge["block"]))
             if may_work and self.lending.replays and self._checked[place] < _MOST_TRIES and not self._is_checking:
                 self._checked[place] += 1
+                self._stop_probes()
                 self._check = threading.Thread(target=self._replay, args=place, name="stoker-check", daemon=True)
                 self._check.start()
+
+        for probe in work.get("probes", ()):
+            is_mine = probe["offer_id"] == self.lending.name and probe["device"] < self.lending.num_devices
+            if may_work and is_mine and self._job is None and not self._is_checking:
+                self._answer_probe(str(probe["probe_id"]), int(probe["device"]))
+
+    def _answer_probe(self, probe_id: str, number: int) -> None:
+        """Let a device answer a probe, within what a job may have of it."""
+        lending = self.lending
+        self._probed = [one for one in self._probed if not one.is_over]
+        if len(self._probed) >= lending.num_devices or any(one.place == (probe_id, number) for one in self._probed):
+            return
+        name = f"cuda:{lending.gpus[number]}" if lending.gpus else self.device.torch_name
+        self._probed.append(
+            ProbedDevice(
+                self.client,
+                probe_id,
+                lending.name,
+                number,
+                torch_name=name,
+                cores=None if lending.gpus else lending.limits.cores / lending.num_devices,
+                tell=self.tell,
+                open_device=self.open_device,
+            )
+        )
+
+    def _stop_probes(self) -> None:
+        for one in self._probed:
+            one.stop()
+        self._probed.clear()
 
     @property
     def _is_checking(self) -> bool:
@@ -364,6 +457,8 @@ class Agent:
             self._require_fair(lease)
             order = job.read_order()
             self._require_possible(order)
+            if order.num_devices != self.lending.num_devices:
+                raise BadJob(f"it is for {order.num_devices} devices, and {self.lending.num_devices} are lent")
             if float(lease["check_fraction"]) and order.block_s > UNCOMMITTED_S:
                 raise BadJob(
                     f"it commits each {format_seconds(order.block_s)}, and only {UNCOMMITTED_S} s after the "
@@ -468,12 +563,14 @@ class Agent:
     def _others_cpu_s(self) -> float:
         """CPU time that the programs of others take here [s]."""
         replaying = self._replaying
-        return (0.0 if self._job is None else self._job.cpu_s) + (0.0 if replaying is None else replaying.cpu_s)
+        of_job = 0.0 if self._job is None else self._job.cpu_s
+        of_replay = 0.0 if replaying is None else replaying.cpu_s
+        return of_job + of_replay + cpu_s_of(one.pid for one in self._probed)
 
     def _others_pids(self) -> set[int]:
         """Processes of the programs of others."""
         replaying, job = self._replaying, self._job
-        pids = set() if job is None else job.pids
+        pids = {one.pid for one in self._probed} | (set() if job is None else job.pids)
         return pids if replaying is None else pids | replaying.pids
 
     def _began_replay(self, process: IsolatedProcess) -> None:
@@ -490,7 +587,7 @@ class Agent:
                 block,
                 folder=self.folder / "checks",
                 host=replace(self.host, started=self._began_replay),
-                own_class=determinism_class(self.device),
+                own_class=determinism_class(self.device, self.lending.num_devices),
             )
             self.tell(f"{lease_id}: block {block} replayed: {verdict.why}")
             self._checked[lease_id, block] = _MOST_TRIES

@@ -67,7 +67,9 @@ def read_offer(document: Mapping[str, Any]) -> tuple[ListedOffer, Record]:
         PlaceFailed: it is none.
     """
     try:
-        listed = from_json({name: document[name] for name in _LISTED}, ListedOffer)
+        listed = from_json(
+            {name: document[name] for name in _LISTED} | {"probed_s": document.get("probed_s", 0.0)}, ListedOffer
+        )
         return listed, from_json(document["record"], Record)
     except (ValueError, TypeError, LookupError) as problem:
         raise PlaceFailed(
@@ -94,6 +96,32 @@ def read_work(document: JSON) -> dict[str, Any]:
         if not isinstance(by_s, int | float):
             raise TypeError(f"leaving: {by_s!r} is no time")
     _require_numbers(leaving)
+    for probe in _list(found.get("probes", []), "probes", MOST_WORK):
+        asked = _object(probe, "probe")
+        if not all(isinstance(asked.get(name), str) for name in ("probe_id", "offer_id")):
+            raise TypeError("a probe has no name, or none of an offer")
+        _whole(asked.get("device"), "device")
+    return found
+
+
+def read_question(document: JSON) -> dict[str, Any]:
+    """A question of a probe: `over`; or `step`, and `question`, which is None where none is asked now.
+
+    Raises:
+        ValueError, TypeError: it is something else, or asks for what no device holds.
+    """
+    found = _object(document, "question of a probe")
+    if found.get("over"):
+        return found
+    _whole(found.get("step"), "step")
+    if found.get("question") is None:
+        return {**found, "question": None}
+    asked = _object(found["question"], "question")
+    if asked.get("ask") not in ("multiply", "salt", "rows"):
+        raise ValueError(f"{str(asked.get('ask'))[:40]!r} is no question of a probe")
+    rows = _list(asked.get("rows", []), "rows", 4096)
+    for value in (*rows, *(asked[name] for name in ("seed", "n", "k", "salt") if name in asked)):
+        _whole(value, "question")
     return found
 
 

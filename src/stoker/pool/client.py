@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,8 +20,8 @@ from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable, StokerError
-from stoker.pool.answers import read_lease, read_state, read_work
-from stoker.pool.events import Body, Event, Founded, Refused, canonical, draft_of, read_event
+from stoker.pool.answers import read_lease, read_question, read_state, read_work
+from stoker.pool.events import Body, Event, Founded, NotNow, Refused, canonical, draft_of, read_event
 from stoker.pool.keys import Key, is_signed
 from stoker.pool.transport import HttpsTransport, PoolAnswer, Transport
 from stoker.records.codec import JSON, from_json, parsed, to_json
@@ -214,17 +215,26 @@ class PoolClient:
         with self._reading():
             return from_json(pool["rules"], Founded)
 
-    def work(self, *, wait_s: float = 0.0, replays: bool = True) -> dict[str, Any]:
+    def work(self, *, wait_s: float = 0.0, replays: bool = True, probes: bool = False) -> dict[str, Any]:
         """What waits for this client's key: `leases` to accept, `challenges` to replay, `ended` leases to stop.
 
-        Asking is also how an agent shows that it is there, and whether it replays blocks of others.
+        Asking is also how an agent shows that it is there, and whether it replays blocks of others, and answers probes.
         """
         key = self._require_key()
-        query = urlencode({"agent": key.public, "wait_s": wait_s, "replays": int(replays)})
+        asked = {"agent": key.public, "wait_s": wait_s, "replays": int(replays), "probes": int(probes)}
+        query = urlencode(asked)
         target = f"/v1/work?{query}"
         answer = self._json("GET", target, wait_s=wait_s)
         with self._reading():
             return read_work(answer)
+
+    def probe(self, probe_id: str, offer_id: str, device: int, step: int, answer: dict[str, Any]) -> dict[str, Any]:
+        """Send the answer to question number `step` of a probe; `step` and `question` of the next one, or `over`."""
+        content = json.dumps(answer).encode()
+        place = {"offer": offer_id, "device": device, "step": step, "sha256": hashlib.sha256(content).hexdigest()}
+        said = self._json("PUT", f"/v1/probes/{quote(probe_id)}?{urlencode(place)}", content, wait_s=60.0)
+        with self._reading():
+            return read_question(said)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -488,6 +498,6 @@ def _failure_of(answer: PoolAnswer) -> Refused:
     return kind(text or f"the pool answers with status {answer.status}", remedy=remedy)
 
 
-_KINDS: dict[int, type[Refused]] = {404: _Missing, _TOO_EARLY: _OnItsWay} | dict.fromkeys(
+_KINDS: dict[int, type[Refused]] = {404: _Missing, NotNow.http_status: NotNow, _TOO_EARLY: _OnItsWay} | dict.fromkeys(
     (429, 500, 502, 503, 504), _Busy
 )

@@ -113,6 +113,15 @@ class ControlGroup:
                 time.sleep(0.01)
 
 
+def joining(group: ControlGroup | None) -> list[str]:
+    """A shell that joins the group before it becomes the command."""
+    if group is None:
+        return []
+    names = [str(path) for path in group.entrances]
+    script = 'for _ in $0; do echo $$ > "$1" || exit 125; shift; done; exec "$@"'
+    return ["/bin/sh", "-c", script, " ".join("+" for _ in names), *names]
+
+
 def _own_v1(root: Path, controller: str) -> Path | None:
     """The group of this process below a controller of version 1, if it may make groups there."""
     mount = root / controller

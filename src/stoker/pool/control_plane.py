@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import heapq
 import ipaddress
 import logging
@@ -40,7 +41,8 @@ from stoker.pool.forwarding import BULK_BYTES, forwarding_fee, forwarding_text, 
 from stoker.pool.keys import Key, is_signed
 from stoker.pool.lease import LIVE, MOST_EVIDENCE_BYTES, Lease
 from stoker.pool.log import EventLog
-from stoker.pool.state import Change, decide
+from stoker.pool.probing import Prober
+from stoker.pool.state import Change, ListedOffer, decide
 from stoker.pool.watch import PRESENT_S, due
 from stoker.records.codec import to_json
 from stoker.units import format_bytes, format_seconds
@@ -60,6 +62,8 @@ _MOST_LOOKED_UP = 8
 _MOST_SIGNED = 8
 """Beats that a signer elsewhere is asked about at a time."""
 _MOST_WAIT_S = 60.0
+_MOST_ROWS_BYTES = 64 << 20
+"""Largest answer of a probe: rows of a product [bytes]."""
 _AWAY_S = 15.0
 """Time between two looks after which this process itself was away, such as on a machine that slept [s]."""
 _MOST_JUMP_S = 3600.0
@@ -185,6 +189,7 @@ class ControlPlane:
         blob_limits: sizes.
         now: the clock [s since 1970].
         custody: the contract that has the pool's roots and, if its rules say so, its money.
+        probe_every_s: time between probes of idle devices at one moment (`joint_probe`) [s]; None: there are none.
 
     Raises:
         BadRun: the log is damaged, in use, or of another pool, or its money is elsewhere than was asked for.
@@ -200,6 +205,7 @@ class ControlPlane:
         blob_limits: BlobLimits | None = None,
         now: Callable[[], float] | None = None,
         custody: Custody | None = None,
+        probe_every_s: float | None = None,
     ) -> None:
         now = now or steady_clock()
         self.key, self._now, self.custody = key, now, custody
@@ -216,6 +222,9 @@ class ControlPlane:
         self._at_once = Counter[str]()
         self._present: dict[str, float] = {}
         self._not_replaying: set[str] = set()
+        self._probed: set[str] = set()
+        """Present agents that answer probes."""
+        self.prober = None if probe_every_s is None else Prober(self.state, self._submit_own, every_s=probe_every_s)
         self.rendezvous: PeerRendezvous | None = None
         self.bulk_bytes = BULK_BYTES
         self._turn = asyncio.Lock()
@@ -271,6 +280,7 @@ class ControlPlane:
                 Route("/v1/state/{what}", self._limited(self._state, cost=_LIST_COST)),
                 Route("/v1/leases/{lease_id}", self._limited(self._lease)),
                 Route("/v1/work", self._limited(self._work)),
+                Route("/v1/probes/{probe_id}", self._limited(self._probe), methods=["PUT"]),
                 Route("/v1/blobs/{digest}", self._limited(self._put_blob), methods=["PUT"]),
                 Route("/v1/blobs/{digest}", self._limited(self._get_blob)),
             ],
@@ -485,6 +495,8 @@ class ControlPlane:
                 self.custody.is_over.set()
             if self.rendezvous is not None:
                 await self.rendezvous.close()
+            if self.prober is not None:
+                self.prober.close()
             for task in [*tasks, *self._cosigning.values()]:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -516,6 +528,8 @@ class ControlPlane:
                         await self.submit(await asyncio.to_thread(self._own, body))
                     except StokerError as problem:  # a full disk, or it became illegal in between: tried again
                         _log.warning("%s", first_line(problem))
+                if self.prober is not None:
+                    self.prober.look(self._idle_offers, self._wake)
                 if time.monotonic() - cleaned_s > _CLEAN_S:
                     cleaned_s = time.monotonic()
                     self._documents.clear()
@@ -525,6 +539,21 @@ class ControlPlane:
             except Exception:  # noqa: BLE001 - else no lease would end any more; the fault is logged
                 _log.exception("a decision of the control plane failed")
             await asyncio.sleep(_TICK_S)
+
+    async def _submit_own(self, body: Body) -> None:
+        await self.submit(await asyncio.to_thread(self._own, body))
+
+    def _idle_offers(self) -> list[ListedOffer]:
+        """Offers whose agent is there, answers probes, and has neither a job nor a replay."""
+        now_s = self._now()
+        agents = {agent for agent in self._probed & self.present().keys() if not self._is_at_work(agent)}
+        return [one for one in self.state.offers.values() if one.agent in agents and one.is_free(now_s)]
+
+    def _is_at_work(self, agent: str) -> bool:
+        return any(
+            (one.agent == agent and one.state in LIVE) or any(asked.verifier == agent for asked in one.open_challenges)
+            for one in self._leases_of(agent)
+        )
 
     def _begin_cosigning(self, body: on.Cosigned) -> None:
         """Let a beat be co-signed while all else goes on: a signer elsewhere may take minutes, or not answer at all."""
@@ -570,6 +599,7 @@ class ControlPlane:
         now_s = time.monotonic()
         self._present = {key: at_s for key, at_s in self._present.items() if now_s - at_s < PRESENT_S}
         self._not_replaying &= self._present.keys()  # keys cost nothing
+        self._probed &= self._present.keys()
         classes = {listed.agent: listed.offer.determinism_class for listed in self.state.offers.values()}
         return {key: classes.get(key, "") for key in self._present}
 
@@ -654,7 +684,10 @@ class ControlPlane:
                         {
                             **self._document(f"offer/{name}", listed),
                             "is_present": listed.agent in present,
-                            "is_free": listed.is_free(now_s),
+                            "is_free": state.is_free(listed, now_s),
+                            "clashes_with": ""
+                            if (other := state.blocked_by(listed, now_s)) is None
+                            else other.offer.offer_id,
                             "network": "" if self.rendezvous is None else self.rendezvous.network_of(listed.agent),
                             "record": self._document(f"record/{listed.agent}", state.record_of(listed.agent)),
                         }
@@ -732,7 +765,11 @@ class ControlPlane:
         self._present[key] = time.monotonic()
         replays = request.query_params.get("replays", "1") == "1"
         (self._not_replaying.discard if replays else self._not_replaying.add)(key)
-        await self._until(key, lambda: any(self._work_of(key)), wait_s)
+        probes = request.query_params.get("probes", "0") == "1" and self.prober is not None
+        (self._probed.add if probes else self._probed.discard)(key)
+        if probes and self.prober is not None and request.client is not None:
+            self.prober.networks[key] = network_of_host(request.client.host)
+        await self._until(key, lambda: any(self._work_of(key)) or bool(self._probes_of(key)), wait_s)
         self._present[key] = time.monotonic()
         waiting, challenges = self._work_of(key)
         mine = [one for one in self._leases_of(key) if one.agent == key and one.state in LIVE]
@@ -743,8 +780,33 @@ class ControlPlane:
                 "challenges": challenges,
                 "live": [one.lease_id for one in mine],
                 "leaving": leaving,
+                "probes": self._probes_of(key),
             }
         )
+
+    def _probes_of(self, key: str) -> list[dict[str, Any]]:
+        """Devices of an agent that are to answer a probe now."""
+        return [] if self.prober is None or key not in self._probed else self.prober.asked(key)
+
+    async def _probe(self, request: Request) -> Response:
+        """Take an answer of a probed device, and give it the next question."""
+        key, query = self._signed_by(request), request.query_params
+        content = bytearray()
+        async for part in request.stream():
+            content += part
+            if len(content) > _MOST_ROWS_BYTES:
+                raise Refused(f"an answer of a probe has {_MOST_ROWS_BYTES:,} bytes at most")
+        if hashlib.sha256(content).hexdigest() != query.get("sha256"):
+            raise Refused("an answer of a probe is not what its signature is for")
+        if self.prober is None:
+            raise Refused("this pool makes no probes")
+        place = (str(request.path_params["probe_id"]), query.get("offer", ""), int(_number(request, "device")))
+        channel = self.prober.channel(*place, key)
+        try:
+            answer = orjson.loads(content)
+        except ValueError:
+            answer = None
+        return _json(await channel.exchange(int(_number(request, "step")), answer if isinstance(answer, dict) else {}))
 
     def _work_of(self, key: str) -> tuple[list[Any], list[Any]]:
         """Leases that wait for an agent's accept, and challenges for it."""

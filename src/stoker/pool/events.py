@@ -31,6 +31,7 @@ they are paid by the second.
 | team | control plane | a team of renters: weight, priority, quota |
 | waiting | renter | found no free offer: keeps its place |
 | preempting | control plane | a lease makes room for a higher priority, after its notice |
+| probed | control plane | how fast offers answered alone and at one moment; see `joint_probe` |
 
 Source: RFC 8785 (canonical JSON) for the idea; numbers are written as Python does.
 """
@@ -58,6 +59,8 @@ MOST_BYTES = 64 * 1024
 """Size of an event at most [bytes]."""
 MOST_WINDOW_S = 7 * 24 * 3600
 """Longest time to dispute [s]: so long a bond can be held."""
+MOST_DEVICES = 1024
+"""Devices of one offer."""
 _MOST_MONEY = 10**15
 """A thousand million credits: what any amount is below, so that sums stay exact in every reader [micro-credits]."""
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -76,6 +79,12 @@ class Refused(StokerError):
 
     exit_code = 2
     http_status = 409
+
+
+class NotNow(Refused):
+    """An offer cannot be taken now, and may be later: it is taken, or it is the turn of others."""
+
+    http_status = 423
 
 
 def canonical(value: JSON) -> bytes:
@@ -247,8 +256,8 @@ class Offer(Body):
             raise BadSetting(f"min_s {self.min_s} is more than max_s {self.max_s}")
         if self.hours is not None and not all(0 <= hour < 24 for hour in self.hours):
             raise BadSetting(f"hours {self.hours}: wanted two hours of the day, 0 to 23")
-        if not 1 <= self.device.count <= 1024:
-            raise BadSetting(f"device.count {self.device.count}: wanted 1 to 1024")
+        if not 1 <= self.device.count <= MOST_DEVICES:
+            raise BadSetting(f"device.count {self.device.count}: wanted 1 to {MOST_DEVICES}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -572,6 +581,44 @@ class Preempting(Body):
     by_s: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProbeTimes(Body):
+    """How long an offer's devices took for one seeded product that fills their memory, in each round [s].
+
+    Attributes:
+        agent: who made the offer.
+        claimed_s: what they take by the rate that the offer states; 0: it states none.
+        alone_s: while no other one that was probed was asked; 0: no right answer in time. May be empty.
+        together_s: while all that were probed were asked at one moment; likewise.
+    """
+
+    offer_id: str
+    agent: str
+    claimed_s: float = 0.0
+    alone_s: tuple[float, ...] = ()
+    together_s: tuple[float, ...] = ()
+
+    _hashes: ClassVar[frozenset[str]] = frozenset({"agent"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for times in (self.alone_s, self.together_s):
+            if len(times) > 16 or not all(0 <= time_s <= 2**53 for time_s in times):
+                raise BadSetting("times of a probe: wanted 16 at most, each 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probed(Body):
+    """Offers were asked for exact products; what follows is in `joint_probe`."""
+
+    offers: tuple[ProbeTimes, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 2 <= len(self.offers) <= 16 or len({one.offer_id for one in self.offers}) < len(self.offers):
+            raise BadSetting("offers: wanted 2 to 16, each once")
+
+
 KINDS: dict[str, type[Body]] = {
     "founded": Founded,
     "deposited": Deposited,
@@ -598,6 +645,7 @@ KINDS: dict[str, type[Body]] = {
     "team": TeamMade,
     "waiting": Waiting,
     "preempting": Preempting,
+    "probed": Probed,
 }
 """Every kind of event and its body."""
 _KIND_OF = {body: kind for kind, body in KINDS.items()}

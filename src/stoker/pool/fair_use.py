@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stoker.pool.events import Refused, TeamMade, Waiting
+from stoker.pool.events import NotNow, TeamMade, Waiting
 from stoker.pool.lease import LIVE, Lease
 
 if TYPE_CHECKING:
@@ -65,13 +65,13 @@ def require_turn(state: State, renter: str, listed: ListedOffer, now_s: float) -
     """Refuse an offer to a team that is over its quota, or while it is the turn of others who wait.
 
     Raises:
-        Refused: with the quota, or who comes first.
+        NotNow: with the quota, or who comes first.
     """
     team, device = team_of(state, renter), listed.offer.device
     held = devices_held(state) if state.teams or state.waiting else {}
     now_held = sum(held.get(team.team, Counter()).values())
     if team.most_devices and now_held + device.count > team.most_devices:
-        raise Refused(
+        raise NotNow(
             f"team {team.team} has {now_held} devices, and its quota is {team.most_devices}",
             remedy="Wait for one of its leases to end.",
         )
@@ -82,9 +82,9 @@ def require_turn(state: State, renter: str, listed: ListedOffer, now_s: float) -
         return
     offered, free = Counter[str](), 0
     for known in state.offers.values():
-        if known.lease_id or known.is_free(now_s):
+        if known.lease_id or state.is_free(known, now_s):
             offered[known.offer.device.kind] += known.offer.device.count
-        free += known.is_free(now_s) and known.offer.device.kind == device.kind
+        free += state.is_free(known, now_s) and known.offer.device.kind == device.kind
     mine = (-team.priority, dominant_share(team, held, offered))
     first = []
     for one in asking.values():  # one device each, however many requests a key has
@@ -93,7 +93,7 @@ def require_turn(state: State, renter: str, listed: ListedOffer, now_s: float) -
         if other.team != team.team and not is_full and (-other.priority, dominant_share(other, held, offered)) < mine:
             first.append(other.team)
     if len(first) >= free:
-        raise Refused(
+        raise NotNow(
             f"{free} free offers of {device.kind}, and {len(first)} who wait come before team {team.team}: "
             f"{', '.join(sorted(set(first)))[:200]}",
             remedy="Wait as well (a `waiting` event keeps the place), or take another kind of device.",
@@ -106,7 +106,7 @@ def to_preempt(state: State, now_s: float) -> list[Lease]:
     for one in sorted(state.waiting.values(), key=lambda one: one.since_s):
         waits = team_of(state, one.renter)
         suits = [listed for listed in state.offers.values() if one.takes(listed.offer.device.kind, now_s)]
-        if not waits.priority or any(listed.is_free(now_s) for listed in suits):
+        if not waits.priority or any(state.is_free(listed, now_s) for listed in suits):
             continue
         leases = [state.leases[listed.lease_id] for listed in suits if listed.lease_id]
         if any(lease.state == "reclaiming" for lease in leases):

@@ -1,8 +1,9 @@
 """Forecasts of a job on what a pool offers: Stoker's planner, corrected by the job's earlier leases.
 
 What: the best plan's time on each kind of device, from the catalogue or from this machine; a CPU by its number of
-cores, as if it were this machine's. Earlier leases of the same job on the same kind of device correct it; on an offer
-where the job has run, if only for a minute, it is as fast as it was there.
+cores, as if it were this machine's; several devices under the fastest layout over all of them. Earlier leases of the
+same job on the same kind of device correct it; on an offer where the job has run, if only for a minute, it is as fast
+as it was there.
 Costs: a forecast for each kind; a CPU's plan is tried here, in seconds. Imports torch, so the control plane does not.
 """
 
@@ -51,15 +52,17 @@ def job_forecasts(
         leases: of the pool: earlier ones of the job correct the forecast; see `leases_before`.
     """
     planner = Planner(resolve_job(job, entry), is_all_elsewhere=False, device_mtbf_h=require_mtbf(None))
-    name = identity_of(entry)
-    runs = earlier_runs(leases, name)
+    identity = identity_of(entry)
+    runs = earlier_runs(leases, identity)
 
     def forecast_of(word: str) -> RunForecast | str:
         device, _, offer_id = word.partition("@")
-        kind, _, cores = device.partition("/")
+        number, _, cores = device.partition("/")
+        count, kind = _count_of(number)
         model = catalogue().called(kind)
         try:
-            places = planned_devices(kind if model is None else model.name, attached_devices())
+            name = kind if model is None else model.name
+            places = planned_devices(f"{count}x{name}" if count > 1 else name, attached_devices())
             limited = [place.limited_to(None, int(cores) if cores else None) for place in places]
             forecasts = [on_one(planner, place).chosen.forecast for place in limited]
         except (DoesNotFit, NoDevice, BadJob) as problem:
@@ -69,9 +72,19 @@ def job_forecasts(
         forecast = RunForecast.of_interval(total.value, total.low, total.high, basis=total.basis, total_updates=updates)
         if offer_id in runs:
             return after_runs(forecast, runs[offer_id], updates)
-        return calibrated(forecast, earlier_ratios(leases, name, kind))
+        return calibrated(forecast, earlier_ratios(leases, identity, kind, count))
 
     return forecast_of
+
+
+def _count_of(word: str) -> tuple[int, str]:
+    """Number and kind of devices.
+
+    >>> _count_of("8xh100"), _count_of("xpu")
+    ((8, 'h100'), (1, 'xpu'))
+    """
+    count, times, kind = word.partition("x")
+    return (int(count), kind) if times and count.isdigit() else (1, word)
 
 
 def rank_for_job(

@@ -25,11 +25,14 @@ import base64
 import hashlib
 import json
 import math
+import os
 import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -37,11 +40,14 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import PlaceFailed
+from stoker.pool.control_group import ControlGroup, joining
 
 PRIME = 2**31 - 1
 LARGEST = 8
 _CHUNK = 1 << 22
 _MOST_INNER = 1 << 17
+_ANY_BYTES, _MOST_THREADS = 1 << 50, 1024
+_MOST_CPU_BYTES = 512 << 20
 
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
 """Sends a question to the device's side and returns its answer."""
@@ -122,6 +128,28 @@ def prove_hardware(
     )
 
 
+def probed_bytes(memory_bytes: int, *, is_cpu: bool) -> int:
+    """Memory that a device fills for a proof [bytes]: 90 % of a GPU's; of a CPU's so much that it takes seconds."""
+    return min(memory_bytes // 2, _MOST_CPU_BYTES) if is_cpu else int(0.9 * memory_bytes)
+
+
+def prove_together(asks: Sequence[Ask], devices: Sequence[str], *, memory_bytes: int) -> HardwareProof:
+    """Ask several devices at once; what the weakest of them shows, or the first that fails.
+
+    One device that is given twice shows half of its rate each time, or has no memory for the second product.
+
+    Args:
+        asks: of each device, as in `prove_hardware`.
+        devices: their names in PyTorch.
+        memory_bytes: of each [bytes].
+    """
+    with ThreadPoolExecutor(len(asks), thread_name_prefix="stoker-proof") as threads:
+        proofs = [
+            *threads.map(lambda ask, name: prove_hardware(ask, memory_bytes=memory_bytes, device=name), asks, devices)
+        ]
+    return min(proofs, key=lambda proof: (proof.is_passed, proof.flop_per_s))
+
+
 def _problem(
     first: Mapping[str, Any],
     salted: Mapping[str, Any],
@@ -182,15 +210,35 @@ def _times(seed: int, rows: int, columns: int, vector: Ints) -> Ints:
 
 
 class LocalDevice:
-    """The device's side on this machine, in a process of its own that loads PyTorch; a context manager."""
+    """The device's side on this machine, in a process of its own that loads PyTorch; a context manager.
 
-    def __init__(self) -> None:
+    `cores`: share of the CPUs that it may take, as a job may; None: all.
+    """
+
+    def __init__(self, cores: float | None = None) -> None:
+        environment, command = dict(os.environ), [sys.executable, "-m", "stoker.profiling.integer_product"]
+        self._group: ControlGroup | None = None
+        if cores is not None:
+            environment["OMP_NUM_THREADS"] = str(max(1, int(cores)))
+            self._group = ControlGroup.make(
+                f"stoker-{uuid.uuid4().hex[:12]}", cores=cores, memory_bytes=_ANY_BYTES, processes=_MOST_THREADS
+            )
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "stoker.profiling.integer_product"],
+            [*joining(self._group), *command],
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def kill(self) -> None:
+        """Let go of the device now; may be called in any thread. `end` is for who asks."""
+        self._process.kill()
 
     def __enter__(self) -> Self:
         """Itself."""
@@ -198,8 +246,14 @@ class LocalDevice:
 
     def __exit__(self, *_: object) -> None:
         """End the process."""
+        self.end()
+
+    def end(self) -> None:
+        """End the process."""
         self._process.kill()
         self._process.communicate()
+        if self._group is not None:
+            self._group.remove()
 
     def __call__(self, question: dict[str, Any]) -> dict[str, Any]:
         """Ask it.

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import IO
 
 from stoker.errors import NoDevice, PlaceFailed, nearest
-from stoker.pool.control_group import ControlGroup
+from stoker.pool.control_group import ControlGroup, joining
 from stoker.pool.system_call_filter import MACHINE, filter_program
 from stoker.units import format_bytes, format_seconds
 
@@ -164,11 +164,7 @@ class IsolatedProcess:
     @property
     def cpu_s(self) -> float:
         """CPU time of its present processes [s]."""
-        ticks = 0
-        for pid in self.pids:
-            with suppress(OSError, ValueError, IndexError):
-                ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return cpu_s_of(self.pids)
 
     def poll(self) -> int | None:
         """Exit code; None while it runs."""
@@ -352,7 +348,7 @@ class Isolation(abc.ABC):
             command, descriptors = self.command(program, aside, stack, is_grouped=group is not None)
             try:
                 process = subprocess.Popen(
-                    [*_joining(group), *self._limited(limits, group), *command],
+                    [*joining(group), *self._limited(limits, group), *command],
                     stdin=stdin,
                     stdout=output,
                     stderr=output,
@@ -826,6 +822,15 @@ def resident_bytes(pids: Iterable[int]) -> int:
     return total
 
 
+def cpu_s_of(pids: Iterable[int]) -> float:
+    """CPU time of processes, and of those of their children that have ended [s]."""
+    ticks = 0
+    for pid in pids:
+        with suppress(OSError, ValueError, IndexError):
+            ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def _descendants(pid: int) -> set[int]:
     """A process and all that descend from it."""
     children: dict[int, list[int]] = {}
@@ -849,15 +854,6 @@ def _system_paths() -> dict[str, Path]:
     paths += [Path(prefix) for prefix in dict.fromkeys((sys.base_prefix, sys.prefix)) if not prefix.startswith("/usr")]
     paths += [Path(sys.executable).resolve().parents[1]]
     return {str(path): path for path in paths if not str(path).startswith("/usr") and str(path) != "/"}
-
-
-def _joining(group: ControlGroup | None) -> list[str]:
-    """A shell that joins the group before it becomes the command."""
-    if group is None:
-        return []
-    names = [str(path) for path in group.entrances]
-    script = 'for _ in $0; do echo $$ > "$1" || exit 125; shift; done; exec "$@"'
-    return ["/bin/sh", "-c", script, " ".join("+" for _ in names), *names]
 
 
 def _processes_of_user() -> int:

@@ -33,8 +33,9 @@ from stoker.launching.at_place import LaunchOrder
 from stoker.launching.environment_lock import EnvironmentLock
 from stoker.launching.launcher import Submission
 from stoker.pool.blob_tree import TreeLimits, pack_bundles, unpack
+from stoker.pool.events import MOST_DEVICES
 from stoker.pool.isolation import Host, Program, is_owners, remove_tree
-from stoker.records.codec import dumps, loads
+from stoker.records.codec import OMIT_DEFAULT, dumps, loads
 from stoker.units import parse_memory
 
 KIND = "pool"
@@ -60,6 +61,7 @@ class PoolOrder:
         variables: environment variables.
         requirements: versions that the job was tried with (`numpy==2.3.1`).
         device: `cpu`, or `here` for what the agent lends.
+        num_devices: devices that the run is spread over, a process each.
         block_s: time between checkpoints, each of which ends a block [s].
         resume: SHA-256 of the tree of the block to go on from; "" for the beginning.
         resume_head: head of the chain there; resume_block, resume_update: where it is.
@@ -76,6 +78,7 @@ class PoolOrder:
     variables: dict[str, str] = field(default_factory=dict)
     requirements: tuple[str, ...] = ()
     device: str = "here"
+    num_devices: int = field(default=1, metadata=OMIT_DEFAULT)
     block_s: float = 60.0
     resume: str = ""
     resume_head: str = ""
@@ -91,6 +94,8 @@ class PoolOrder:
         for name in self.variables:
             if _VARIABLE.fullmatch(name) is None:
                 raise ValueError(f"variables: {name[:100]!r} is no name of an environment variable")
+        if not 1 <= self.num_devices <= MOST_DEVICES:
+            raise ValueError(f"num_devices {self.num_devices}: wanted 1 to {MOST_DEVICES}")
         if not 0 < self.block_s < math.inf:
             raise ValueError(f"block_s {self.block_s}: wanted more than 0")
         texts = (self.code, self.stoker, self.job_file, self.device, *self.arguments, *self.variables.values())
@@ -119,11 +124,6 @@ def order_of(submission: Submission, put: Callable[[Path], str], aside: Path, *,
         )
     if submission.image:
         raise BadJob("--image: agents run jobs in their own environment", remedy="Leave it out.")
-    if submission.target.num_devices > 1:
-        raise BadJob(
-            f"{submission.target.num_devices} devices are asked for; a lease of the pool has one so far",
-            remedy="Ask for one device.",
-        )
     if submission.expected:
         raise BadJob(
             f"{submission.expected[0]} is outside of the job's folder, and an agent does not have it",
@@ -145,6 +145,7 @@ def order_of(submission: Submission, put: Callable[[Path], str], aside: Path, *,
         variables=dict(submission.variables),
         requirements=lock.requirements if isinstance(lock, EnvironmentLock) else (),
         device="cpu" if submission.target.device == "cpu" else "here",
+        num_devices=submission.target.num_devices,
         block_s=block_s,
     )
 
@@ -207,9 +208,12 @@ class JobBox:
 
     def training(self, host: Host) -> Program:
         """The program that trains the run, or goes on with it; its order is written first."""
-        order, most_bytes = self.order, _FOR_TENSORS * host.limits.memory_bytes
+        order = self.order
+        # A GPU's own memory is the job's alone; the host's is what limits the job on a CPU.
+        most_bytes = math.inf if host.devices else _FOR_TENSORS * host.limits.memory_bytes
         if (asked := value_of(order.arguments, "--memory")) is not None:
             most_bytes = min(most_bytes, parse_memory(asked))
+        memory = () if math.isinf(most_bytes) else ("--memory", f"{int(most_bytes) >> 20}MiB")
         self.remove_word("stop")
         self.remove_word("host-0.json")
         self.write_word(
@@ -224,10 +228,11 @@ class JobBox:
                         *order.arguments,
                         "--checkpoint-every",
                         f"{order.block_s:g}",
-                        "--memory",
-                        f"{int(most_bytes) >> 20}MiB",
+                        *memory,
                     ),
                     device=order.device,
+                    ranks_each=order.num_devices,
+                    are_ranks_fixed=order.num_devices > 1,
                     variables=dict(order.variables),
                     pythonpath=f"{INSIDE}/{order.stoker}",
                     submitted_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -280,12 +285,14 @@ class JobBox:
         """The program that makes updates up to `until` again in `run`, a copy of the run's directory."""
         order = self.order
         settings = [word for option, value in pairs_of(order.arguments) for word in (option, value)]
+        is_alone = order.num_devices == 1
         argv = (
             sys.executable,
             "-m",
-            "stoker.verifying.replay",
+            "stoker.verifying.replay" if is_alone else "stoker.verifying.replay_ranks",
             f"{RUNS_INSIDE}/{order.run}",
             f"{INSIDE}/{order.code}/{order.job_file}",
+            *(() if is_alone else ("--ranks", str(order.num_devices))),
             "--until",
             str(until),
             *(["--each"] if each else []),

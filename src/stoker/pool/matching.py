@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from stoker.pool.answers import read_offer
 from stoker.pool.escrow import FIRST_JOBS, LEAST_CHECKED, credits_text
-from stoker.pool.events import Isolation
+from stoker.pool.events import Isolation, Offer
 from stoker.pool.state import ListedOffer, Record
 from stoker.units import format_bytes, format_seconds
 
@@ -85,7 +85,7 @@ class Needs:
         checkpoint_bytes: of one checkpoint: what is sent again after a loss.
         least_isolation: weakest isolation that the renter takes.
         verify_fraction: share of blocks to be replayed.
-        num_devices: devices that one offer must have: all of them or nothing.
+        num_devices: devices that one offer must have: all of them or nothing; 0: any number.
         disk_bytes: of the agent's disk.
         max_credits: most that it may cost [micro-credits]; None: no limit.
         deadline_s: time until it has to be finished [s]; None: no limit.
@@ -268,10 +268,20 @@ class Columns:
 
 
 def forecast_word(listed: ListedOffer, known_offers: Container[str] = frozenset()) -> str:
-    """What a forecast is for: a kind of device, of a CPU with its cores, as in `cpu/4`; `cpu/4@NAME`: a known offer."""
+    """What a forecast is for: a kind of device, of a CPU with its cores, as in `cpu/4`; `cpu/4@NAME`: a known offer.
+
+    Of several devices with their number, as in `8xh100`; the cores are those of all processes together: `2xcpu/4`.
+    """
     device, cores, offer_id = listed.offer.device, listed.offer.measured.cores, listed.offer.offer_id
     word = f"{device.kind}/{cores}" if device.kind == "cpu" and cores else device.kind
+    word = f"{device.count}x{word}" if device.count > 1 else word
     return f"{word}@{offer_id}" if offer_id in known_offers else word
+
+
+def offer_word(offer: Offer) -> str:
+    """The word of `--on` that takes an offer: `pool:box`, `pool:box/2xcpu`."""
+    count, kind = offer.device.count, offer.device.kind
+    return f"pool:{offer.offer_id}" + (f"/{count}x{kind}" if count > 1 else "")
 
 
 def left_today_s(hours: tuple[int, int] | None, now_s: float) -> float:
@@ -360,12 +370,12 @@ def _problems(
     columns: Columns, needs: Needs, forecasts: Sequence[RunForecast | str]
 ) -> list[tuple[NDArray[np.bool_], str]]:
     """What cannot be taken, and why, in the order in which reasons are given."""
-    problems: list[tuple[NDArray[np.bool_], str]] = [
-        (columns.kind == number, found) for number, found in enumerate(forecasts) if isinstance(found, str)
-    ]
+    problems: list[tuple[NDArray[np.bool_], str]] = []
+    if needs.num_devices:
+        problems.append((columns.count != needs.num_devices, f"has another number of devices than {needs.num_devices}"))
+    problems += [(columns.kind == number, found) for number, found in enumerate(forecasts) if isinstance(found, str)]
     least = ISOLATIONS.index(needs.least_isolation)
     problems.append((columns.isolation < least, f"isolates less than {needs.least_isolation}"))
-    problems.append((columns.count != needs.num_devices, f"has another number of devices than {needs.num_devices}"))
     if needs.disk_bytes:
         problems.append((columns.disk < needs.disk_bytes, f"has less disk than {format_bytes(needs.disk_bytes)}"))
     problems.append((columns.most_s < np.maximum(columns.least_s, 1.0), "is not lent at this hour"))
@@ -501,19 +511,21 @@ def calibrated(forecast: RunForecast, ratios: Sequence[float]) -> RunForecast:
     return replace(forecast, run_s=run_s, spread=spread, basis="history", raw_s=forecast.raw_s or forecast.run_s)
 
 
-def earlier_ratios(leases: Sequence[Mapping[str, Any]], job: str, device: str) -> list[float]:
+def earlier_ratios(leases: Sequence[Mapping[str, Any]], job: str, device: str, num_devices: int = 1) -> list[float]:
     """Actual against forecast time of a job's finished leases on a kind of device, from the pool's own record.
 
     Args:
         leases: as the control plane shows them.
         job: the job's name in its forecasts (`events.Forecast.job`).
         device: kind of device.
+        num_devices: of an offer.
     """
     return [
         lease["running_s"] / 3600 / lease["forecast"]["raw_hours"]
         for lease in leases
         if lease["reason"] == "finished"
         and (lease["device"], lease["forecast"].get("job", "")) == (device, job)
+        and int(lease.get("num_devices", 1)) == num_devices
         and lease["forecast"].get("raw_hours", 0) > 0
         and lease["running_s"] > 0
     ]

@@ -194,7 +194,7 @@ def _offer(document: dict[str, Any], account: str) -> dict[str, Any]:
     offer = listed.offer
     status = "free" if document["is_present"] is True else "away"
     if document["is_free"] is not True:
-        status = "taken" if listed.lease_id else "lapsed"
+        status = "taken" if listed.lease_id else "clashes" if document.get("clashes_with") else "lapsed"
     return {
         "offer_id": offer.offer_id,
         "status": status,
@@ -248,6 +248,13 @@ def _lease(document: dict[str, Any], account: str) -> dict[str, Any]:
     }
 
 
+def _probe_words(times: dict[str, Any]) -> str:
+    """What a probe found of one offer."""
+    together = ", ".join(f"{time_s:g} s" if time_s else "no right answer" for time_s in times["together_s"])
+    alone = min(filter(None, times["alone_s"]), default=0.0) or times["claimed_s"]
+    return f"{times['offer_id']} together {together}{f' (alone {alone:g} s)' if alone else ''}"
+
+
 def event_words(event: Event) -> str:
     """What an event says, for people; that its body is of its kind is not checked."""
     body: dict[str, Any] = event.draft.body
@@ -263,6 +270,8 @@ def event_words(event: Event) -> str:
             words.append(f"events {body['first']} to {value}")
         elif name in ("account", "verifier"):
             words.append(f"{name} {short(value)}")
+        elif name == "offers":
+            words += [_probe_words(one) for one in value]
         elif name == "offer":
             words.append(f"offer {value['offer_id']}, {credits_text(value['price_per_hour'])} an hour")
     return ", ".join(words)

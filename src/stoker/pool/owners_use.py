@@ -126,11 +126,20 @@ class LentGpu:
         return done.stdout.strip()
 
 
+def gpu_links() -> str:
+    """How the GPUs of this machine are connected, as `nvidia-smi` says; "" where it does not."""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        command = ["nvidia-smi", "topo", "-m"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+        return done.stdout.strip() if done.returncode == 0 else ""
+    return ""
+
+
 class GpuWatch:
-    """Looks at a lent GPU every few seconds, in a thread: `nvidia-smi` may take long, and beats may not wait for it.
+    """Looks at lent GPUs every few seconds, in a thread: `nvidia-smi` may take long, and beats may not wait for it.
 
     Args:
-        gpu: which.
+        gpus: which; the hottest one and the most used one count.
         pids: processes of the job; None: it does not matter who uses the GPU.
         max_temperature_c: highest temperature [°C]; None: any.
 
@@ -139,9 +148,9 @@ class GpuWatch:
     """
 
     def __init__(
-        self, gpu: LentGpu, *, pids: Callable[[], Collection[int]] | None = None, max_temperature_c: float | None = None
+        self, *gpus: LentGpu, pids: Callable[[], Collection[int]] | None = None, max_temperature_c: float | None = None
     ) -> None:
-        self._gpu, self._pids, self._max_c = gpu, pids, max_temperature_c
+        self._gpus, self._pids, self._max_c = gpus, pids, max_temperature_c
         self._temperatures_c, self._others = deque[float](maxlen=_LOOKS), deque[float](maxlen=_LOOKS)
         self._failures, self._reason, self._looked_s = 0, "", time.monotonic()
         self.look()
@@ -178,15 +187,17 @@ class GpuWatch:
         Raises:
             NoDevice: `nvidia-smi` does not say.
         """
-        reading = self._gpu.read(with_use=self._pids is not None)
+        readings = [gpu.read(with_use=self._pids is not None) for gpu in self._gpus]
         self._failures, self._looked_s = 0, time.monotonic()
-        self._temperatures_c.append(reading.temperature_c)
-        self._others.append(0.0 if self._pids is None else reading.use_of_others(self._pids()))
+        hottest_c = max(reading.temperature_c for reading in readings)
+        self._temperatures_c.append(hottest_c)
+        own = None if self._pids is None else self._pids()
+        self._others.append(0.0 if own is None else max(reading.use_of_others(own) for reading in readings))
         was_hot, reason = self._reason.startswith(_HOT), ""
         if self._max_c is not None:
             least = self._max_c - COOLED_C if was_hot else self._max_c
             if (was_hot or len(self._temperatures_c) == _LOOKS) and min(self._temperatures_c) > least:
-                reason = f"{_HOT} {reading.temperature_c:g} °C, above {self._max_c:g} °C"
+                reason = f"{_HOT} {hottest_c:g} °C, above {self._max_c:g} °C"
         if not reason and len(self._others) == _LOOKS and min(self._others) > GPU_BUSY:
             reason = "the owner uses the GPU"
         self._reason = reason

@@ -11,13 +11,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import NoDevice, PlaceFailed
-from stoker.launching.launcher import Handle, Launcher, LaunchTarget, Offer, Probe, Request, Submission
+from stoker.launching.launcher import (
+    Handle,
+    Launcher,
+    LaunchTarget,
+    Offer,
+    Probe,
+    Request,
+    Submission,
+    read_shape,
+)
 from stoker.records.launch import LaunchState
 
 if TYPE_CHECKING:
     from stoker.jobs import Entry, Job
 
-_SYNTAX = "pool[:OFFER][/cpu|DEVICE]"
+_SYNTAX = "pool[:OFFER][/[Nx]cpu|DEVICE]"
+
+_ONE_MACHINE = "A lease is of one machine, with all devices of its offer: pool/8xh100."
 
 
 def _renting() -> Any:
@@ -53,27 +64,26 @@ class PoolLauncher(Launcher):
         "forwarding",
         "p2p",
         "move",
+        "probed",
+        "wait",
     )
     limits_time = True
     is_one_place = True
 
     def parse(self, text: str) -> LaunchTarget:
         """An offer by name, or the best; and the device to ask for."""
-        match = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})?(?:/([A-Za-z][A-Za-z0-9._-]*|\d+x\S+))?", text.strip())
+        match = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})?(?:/(\S+))?", text.strip())
         if match is None:
             raise NoDevice(
                 f"--on pool:{text} cannot be read.", remedy=f"The form is {_SYNTAX}, as in pool or pool:box."
             )
-        address, device = match[1] or "", (match[2] or "").lower()
-        if device[:1].isdigit():
-            raise NoDevice(
-                f"--on pool:{text}: a lease of the pool has one device so far.", remedy=f"The form is {_SYNTAX}."
-            )
+        _, each, device = read_shape(f"pool:{text}", match[2] or "here", _SYNTAX, one_node=_ONE_MACHINE)
         return LaunchTarget(
             text=f"pool:{text.strip()}" if text else "pool",
             kind=self.kind,
-            address=address,
-            device="" if device == "here" else device,
+            address=match[1] or "",
+            devices_each=each,
+            device=device,
         )
 
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:

@@ -45,6 +45,7 @@ from stoker.pool.lease_documents import (
 )
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import Match, Needs, RunForecast, best_move, earlier_runs, listed_offers
+from stoker.pool.state import MOST_WAIT_S
 from stoker.pool.terms import Terms, ranked_offers
 from stoker.records.codec import dumps, from_json, parsed
 from stoker.records.launch import LaunchPhase, LaunchState
@@ -72,6 +73,10 @@ _MOST_ASKED = 8
 _NO_SUCH_LEASE = 404
 _MOST_KEPT_BYTES = 4 << 20
 
+_CLOCKS_S = 60.0
+"""What this machine's clock may be ahead of the pool's in a request that waits [s]."""
+_waited_s: dict[str, float] = {}
+"""When this process posted last that a run waits [s], by job."""
 _looked_s: dict[str, float] = {}
 """When this process looked for a better offer last [s], by job."""
 
@@ -282,6 +287,7 @@ class RentedRun:
         except DiskFailed:
             raise  # of this machine: no other offer mends it
         except (PlaceFailed, Refused) as problem:
+            keep_place(self.client, self.handle["job"], Terms.of_handle(self.handle), self.handle["device"])
             return seen_now(
                 phase="queued", why=f"{why}; waiting for another offer: {problem.message}", restarts=restarts
             )
@@ -336,7 +342,13 @@ class RentedRun:
             Refused: the deposit is not covered, or another renter was faster.
         """
         terms = Terms.of_handle(self.handle)
-        target = LaunchTarget(text="pool", kind="pool", address=self.handle["address"], device=self.handle["device"])
+        target = LaunchTarget(
+            text="pool",
+            kind="pool",
+            address=self.handle["address"],
+            device=self.handle["device"],
+            devices_each=terms.num_devices,
+        )
         offers = ranked_offers(self.client, target, terms, run_s=limit_s, avoided=avoided)
         # Stable: otherwise as they were ranked.
         offers.sort(key=lambda one: (one.listed.agent in lost, one.listed.offer.offer_id != preferred))
@@ -377,7 +389,7 @@ class RentedRun:
     ) -> str:
         """Open lease number `number` at an offer, for so long; its name."""
         offer, lease_id = match.listed.offer, f"{self.handle['job']}.{number}"
-        rate = offer.price_per_hour
+        rate, order = offer.price_per_hour, replace(order, num_devices=offer.device.count)
         raw_hours = 0.0 if order.resume else terms.raw_hours_of(match.listed)
         content = dumps(order, indent=None).encode()
         digest = self.blobs.put(content)
@@ -526,6 +538,26 @@ class RentedRun:
                     (aside / "run" / entry.path).replace(target)
             finally:
                 shutil.rmtree(aside, ignore_errors=True)
+
+
+def keep_place(client: PoolClient, job: str, terms: Terms, device: str) -> None:
+    """Keep the run's place in the pool's queue, if it waits there; posted again before it lapses.
+
+    A pool that does not take it, or does not answer, leaves the run waiting without a place.
+    """
+    if not terms.wait_s or time.monotonic() - _waited_s.get(job, -math.inf) < MOST_WAIT_S / 2:
+        return
+    body = on.Waiting(request_id=job, kinds=(device,) if device else (), until_s=time.time() + MOST_WAIT_S - _CLOCKS_S)
+    with suppress(Refused, PlaceUnreachable):
+        client.post(body)
+        _waited_s[job] = time.monotonic()
+
+
+def leave_place(client: PoolClient, job: str) -> None:
+    """Give up the run's place, if this process keeps one."""
+    if _waited_s.pop(job, None) is not None:
+        with suppress(Refused, PlaceUnreachable):
+            client.post(on.Waiting(request_id=job, until_s=time.time()))
 
 
 _LIVE_WORDS: dict[str, tuple[LaunchPhase, str]] = {

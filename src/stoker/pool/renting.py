@@ -3,7 +3,7 @@
 What: the run is an order (`job_box.py`) that an agent takes under a lease; `rented_run.py` takes it through all of its
 leases, on the terms that `--place-option` gives (`terms.py`).
 Use when: machines of strangers will do. Costs: what the lease says; blocks take a checkpoint every `block`.
-Does not do: several devices, secrets, images, jobs whose length is in seconds.
+Does not do: several machines, secrets, images, jobs whose length is in seconds.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from stoker.pool import events as on
 from stoker.pool.agent import determinism_class
 from stoker.pool.client import DiskFailed, PoolAddress, PoolClient, joined_peer
 from stoker.pool.escrow import credits_text, deterrence_text
-from stoker.pool.events import Refused
-from stoker.pool.job_box import order_of, value_of
+from stoker.pool.events import NotNow, Refused
+from stoker.pool.job_box import PoolOrder, order_of, value_of
 from stoker.pool.keys import own_key
 from stoker.pool.lease import MOST_COMMITMENTS, UNCOMMITTED_S
 from stoker.pool.lease_documents import is_stopped, wrong_agents
 from stoker.pool.leased_job import BlobCache
-from stoker.pool.matching import earlier_runs, forecast_word
-from stoker.pool.rented_run import MOST_LEASES, RentedRun, leases_of
+from stoker.pool.matching import earlier_runs, forecast_word, listed_offers, offer_word
+from stoker.pool.rented_run import MOST_LEASES, RentedRun, keep_place, leases_of, leave_place
 from stoker.pool.terms import FORECASTS, IDENTITY, Terms, ranked_offers
 from stoker.records.launch import LaunchState
 from stoker.store import cache_root
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from stoker.pool.peer import Peer
 
 _BUSY_STATUS = (429, 503)
+_QUEUE_LOOK_S = 3.0
+"""Time between two tries of a run that waits in the queue [s]: a list of offers counts as ten requests."""
+_TOUCH_S = 1200.0
 
 
 def probe(target: LaunchTarget, options: Mapping[str, str]) -> Probe:
@@ -49,14 +52,25 @@ def probe(target: LaunchTarget, options: Mapping[str, str]) -> Probe:
     terms = Terms.of(options)
     client = _client(terms)
     offers = ranked_offers(client, target, terms)
+    num_free = len(offers)
+    if not offers and terms.wait_s and _named(client, target) is None:
+        offers = ranked_offers(client, target, terms, with_taken=True)
+        if not offers:
+            limit = format_seconds(terms.wait_s)
+            return Probe(facts={"offers": f"none; the run waits in the pool's queue for one, {limit} at most"})
     if not offers:
-        wanted = target.address or target.device or "any device"
+        shape = f"{target.num_devices} × {target.device or 'any device'}" if target.num_devices > 1 else target.device
+        wanted = " of ".join(filter(None, (target.address, shape))) or "one device"
         text = f"the pool has no free offer of {wanted} with isolation {terms.isolation} or stronger"
-        return Probe(facts={"offers": "none"}, missing=(f"{text}: `stoker pool offers` lists what there is",))
+        text = f"{text}: `stoker pool offers` lists what there is"
+        if other := _named(client, target):
+            text = f"the offer {other.offer_id} has {other.device.count} devices: --on {offer_word(other)}"
+        return Probe(facts={"offers": "none"}, missing=(text,))
     best = offers[0].listed.offer
     facts = {
-        "offers": f"{len(offers)} free",
-        "best": f"{best.offer_id}: {best.device.kind}, {best.price_per_hour / 1e6:g} credits an hour",
+        "offers": f"{num_free} free" + ("" if num_free else "; the run waits in the pool's queue"),
+        "best": f"{best.offer_id}: {best.device.count} × {best.device.kind}, {best.price_per_hour / 1e6:g} credits an "
+        "hour",
         "isolation": f"{best.isolation}: an owner with root reads the job and its data all the same",
     }
     device, cores = best.device.kind, best.measured.cores
@@ -66,15 +80,22 @@ def probe(target: LaunchTarget, options: Mapping[str, str]) -> Probe:
     return Probe(facts=facts, device=device, cores=cores)
 
 
+def _named(client: PoolClient, target: LaunchTarget) -> on.Offer | None:
+    """The offer that a target names, if it is free and has another number of devices."""
+    listed, _ = listed_offers(client.state("offers"))
+    found = (one.offer for one in listed if one.offer.offer_id == target.address)
+    return next((one for one in found if one.device.count != target.num_devices), None)
+
+
 def offers(request: Request) -> tuple[Offer, ...]:
     """The offers that are free."""
     terms = Terms.of(request.options)
     found = ranked_offers(_client(terms), request.target, terms)
     return tuple(
         Offer(
-            text=request.target.text if number == 0 else f"pool:{offer.offer_id}",
+            text=request.target.text if number == 0 else offer_word(offer),
             num_nodes=1,
-            devices_each=1,
+            devices_each=offer.device.count,
             device=offer.device.kind,
             starts_in_s=0.0,
             price_per_h=offer.price_per_hour / 1e6,
@@ -94,7 +115,13 @@ def with_forecasts(job: Job, entry: Entry, submission: Submission, tell: Callabl
     from stoker.launching.launch import identity_of  # noqa: PLC0415 - torch, which following does without
     from stoker.pool.forecasting import job_forecasts, leases_before  # noqa: PLC0415 - likewise
 
-    terms = Terms.of(submission.options)
+    terms, num_devices = Terms.of(submission.options), submission.target.num_devices
+    if terms.verify and job.sync is not None and num_devices > 1:
+        raise BadJob(
+            f"{num_devices} replicas with updates of their own exchange how long they worked, so that no replay comes "
+            "to the same state",
+            remedy="Train on one device, without sync; or --verify none.",
+        )
     if terms.verify and job.until.unit == "seconds":
         raise BadJob(
             "the job's length is given in seconds, so that a replay would have another one",
@@ -103,7 +130,8 @@ def with_forecasts(job: Job, entry: Entry, submission: Submission, tell: Callabl
     client = _client(terms)
     identity, leases = identity_of(entry), leases_before(client, entry)
     runs = earlier_runs(leases, identity)
-    words = sorted({forecast_word(one.listed, runs) for one in ranked_offers(client, submission.target, terms)})
+    standing = ranked_offers(client, submission.target, terms, with_taken=bool(terms.wait_s))
+    words = sorted({forecast_word(one.listed, runs) for one in standing})
     if submission.time_limit_s is None and words:
         tell(f"forecasting for {', '.join(words)}")
     forecast_of = job_forecasts(job, entry, leases)
@@ -158,6 +186,7 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
         "limit_s": submission.time_limit_s,
         "address": submission.target.address,
         "device": submission.target.device,
+        "num_devices": submission.target.num_devices,
         "options": dict(submission.options),
     }
     if before and before[-1]["state"] in ("funded", "running", "suspect", "reclaiming"):
@@ -173,7 +202,7 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     order = order_of(submission, blobs.put, blobs.aside(), block_s=block_s)
     run = RentedRun(client, handle, blobs)
     order = run.continued(order, before)
-    lease_id = run.open(order, len(before), wrong_agents(before), submission.time_limit_s)
+    lease_id = _opened(run, order, before, submission.time_limit_s, terms, tell)
     tell(f"opened the lease {lease_id}")
     with suppress(StokerError):  # it is open, whether or not the pool can tell more now
         lease = client.lease(lease_id)
@@ -184,6 +213,42 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
             + deterrence_text(int(forecast["credits"]), bond, float(lease["check_fraction"]), num_blocks)
         )
     return {**handle, "sent_bytes": sent}
+
+
+def _opened(
+    run: RentedRun,
+    order: PoolOrder,
+    before: list[dict[str, Any]],
+    limit_s: float,
+    terms: Terms,
+    tell: Callable[[str], None],
+) -> str:
+    """Open the next lease, after waiting in the pool's queue where it may wait; its name.
+
+    Raises:
+        PlaceFailed: there is no offer.
+        BadJob, Refused: as `RentedRun.open`.
+    """
+    job, until, said, touched_s = run.handle["job"], time.monotonic() + terms.wait_s, "", time.monotonic()
+    try:
+        while True:
+            try:
+                return run.open(order, len(before), wrong_agents(before), limit_s)
+            except (PlaceFailed, Refused) as problem:
+                may_end = isinstance(problem, NotNow | PlaceUnreachable) or type(problem) is PlaceFailed
+                if not may_end or time.monotonic() >= until:
+                    raise
+                if problem.message != said:
+                    said = problem.message
+                    tell(f"waiting in the queue for {format_seconds(until - time.monotonic())} at most: {said}")
+            keep_place(run.client, job, terms, run.handle["device"])
+            if time.monotonic() - touched_s > _TOUCH_S:  # the pool deletes what no lease names
+                touched_s = time.monotonic()
+                with suppress(PlaceUnreachable, Refused):
+                    run.client.has_blob(order.tree)
+            time.sleep(_QUEUE_LOOK_S)
+    finally:
+        leave_place(run.client, job)
 
 
 def _block_s(submission: Submission, terms: Terms) -> float:

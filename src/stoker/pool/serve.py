@@ -48,6 +48,7 @@ def serve_pool(  # noqa: PLR0913 - the command's options
     rates: Rates | None = None,
     chain: ChainSettings | None = None,
     is_p2p: bool = False,
+    probe_every_s: float | None = None,
     announce: Callable[[str], None] = lambda _address: None,
 ) -> None:
     """Serve a pool until SIGINT or SIGTERM.
@@ -61,6 +62,7 @@ def serve_pool(  # noqa: PLR0913 - the command's options
         rates: requests a second.
         chain: contract that gets the pool's roots, and has its money if the rules name it.
         is_p2p: peers meet at the UDP port of the same number and the next one (`stoker[p2p]`).
+        probe_every_s: time between probes of idle devices at one moment [s]; None: there are none.
         announce: called with the pool's address once it answers.
 
     Raises:
@@ -83,7 +85,7 @@ def serve_pool(  # noqa: PLR0913 - the command's options
     for udp_port in (port, port + 1) if is_p2p and port else ():
         _require_free_udp(host, udp_port)
     listener = bound_listener(host, port)
-    plane = ControlPlane(folder, key, rules, rates=rates, custody=custody)
+    plane = ControlPlane(folder, key, rules, rates=rates, custody=custody, probe_every_s=probe_every_s)
     if is_p2p:
         from stoker.pool.rendezvous import PeerRendezvous  # noqa: PLC0415 - iroh, which few need
 

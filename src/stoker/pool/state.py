@@ -19,11 +19,13 @@ from typing import Any
 from stoker.pool import escrow
 from stoker.pool import events as on
 from stoker.pool.escrow import Accounts, Transfer, bond_of, credits_text, escrow_of
-from stoker.pool.events import CLOCK_WINDOW_S, FIRST_PREVIOUS, Body, Event, Offer, Refused, canonical
+from stoker.pool.events import CLOCK_WINDOW_S, FIRST_PREVIOUS, Body, Event, NotNow, Offer, Refused, canonical
 from stoker.pool.fair_use import WaitingRequest, require_turn, to_preempt
 from stoker.pool.forwarding import require_forwardable
+from stoker.pool.joint_probe import PROBES_TO_MARK, Pair, blocked_by, clashes, is_late, is_slower_than_claimed
 from stoker.pool.keys import is_signed
 from stoker.pool.lease import ACCEPT_S, LOST_S, METERED, PREEMPTED, SUSPECT_S, Challenge, Commitment, Lease, on_chain
+from stoker.records.codec import OMIT_DEFAULT
 
 MOST_OFFERS = 64
 """Offers that one key may have."""
@@ -37,16 +39,24 @@ LAPSED_S = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class ListedOffer:
-    """An offer, who made it, when it was made last [s since 1970], and the lease that holds its device ("": free)."""
+    """An offer, who made it, when it was made last [s since 1970], and the lease that holds its device ("": free).
+
+    `probed_s`: when it met its time together with others last [s since 1970]; 0: never. See `joint_probe`.
+    """
 
     offer: Offer
     agent: str
     offered_s: float
     lease_id: str = ""
+    probed_s: float = field(default=0.0, metadata=OMIT_DEFAULT)
 
     def is_free(self, now_s: float) -> bool:
-        """Whether it can be taken."""
+        """Whether it stands and its device is not leased; `State.is_free` looks at other offers as well."""
         return not self.lease_id and now_s < self.offer.expires_s
+
+    def stands(self, now_s: float) -> bool:
+        """Whether its device is lent, or may be taken."""
+        return bool(self.lease_id) or now_s < self.offer.expires_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +104,8 @@ class Change:
     team: on.TeamMade | None = None
     waiting: WaitingRequest | None = None
     served: str = ""
+    probed: tuple[ListedOffer, ...] = ()
+    clashes: tuple[tuple[Pair, int], ...] = ()
 
 
 @dataclass
@@ -115,6 +127,8 @@ class State:
     teams: dict[str, on.TeamMade] = field(default_factory=dict)
     waiting: dict[tuple[str, str], WaitingRequest] = field(default_factory=dict)
     num_offers: Counter[str] = field(default_factory=Counter)
+    clashes: dict[Pair, int] = field(default_factory=dict)
+    """Agents that were late together with another one, and in how many probes in a row."""
     roots: list[on.Anchored] = field(default_factory=list)
     unanchored: list[str] = field(default_factory=list)
     first_unanchored: int = 1
@@ -136,6 +150,15 @@ class State:
             raise Refused(f"there is no lease {lease_id!r} in this pool")
         return self.leases[lease_id]
 
+    def blocked_by(self, listed: ListedOffer, now_s: float) -> ListedOffer | None:
+        """The offer with which an offer cannot be had at one moment, by two probes; None: there is none."""
+        marked = [pair for pair, count in self.clashes.items() if count >= PROBES_TO_MARK]
+        return blocked_by(listed, self.offers.values(), marked, now_s) if marked else None
+
+    def is_free(self, listed: ListedOffer, now_s: float) -> bool:
+        """Whether an offer can be taken."""
+        return listed.is_free(now_s) and self.blocked_by(listed, now_s) is None
+
     def held(self, lease_id: str) -> tuple[int, int]:
         """What a lease's escrow and bond have [micro-credits]."""
         return self.accounts.balance(escrow_of(lease_id)), self.accounts.balance(bond_of(lease_id))
@@ -156,6 +179,10 @@ class State:
         if change.offer is not None:
             self.num_offers[change.offer.agent] += change.offer.offer.offer_id not in self.offers
             self.offers[change.offer.offer.offer_id] = change.offer
+        for listed in change.probed:
+            self.offers[listed.offer.offer_id] = listed
+        self.clashes.update(change.clashes)
+        self.clashes = {pair: count for pair, count in self.clashes.items() if count}
         if change.gone_offer:
             self._drop_offer(change.gone_offer)
         self.records.update(change.records)
@@ -267,6 +294,7 @@ _BY_OPERATOR = (
     on.TeamMade,
     on.Preempting,
     on.Forwarded,
+    on.Probed,
 )
 
 _Decider = Callable[[State, Event, Any], Change]
@@ -322,8 +350,10 @@ def _offered(state: State, event: Event, body: on.Offered) -> Change:
         )
     if offer.expires_s <= event.received_s:
         raise Refused(f"offer {offer.offer_id} has lapsed {event.received_s - offer.expires_s:.0f} s ago")
-    lease_id = "" if known is None else known.lease_id
-    return Change(offer=ListedOffer(offer=offer, agent=event.actor, offered_s=event.received_s, lease_id=lease_id))
+    if known is not None:
+        probed_s = known.probed_s if offer.device == known.offer.device else 0.0
+        return Change(offer=replace(known, offer=offer, offered_s=event.received_s, probed_s=probed_s))
+    return Change(offer=ListedOffer(offer=offer, agent=event.actor, offered_s=event.received_s))
 
 
 @_decides(on.Withdrawn)
@@ -334,6 +364,28 @@ def _withdrawn(state: State, event: Event, body: on.Withdrawn) -> Change:
     if known.lease_id:  # kept until the lease ends: its device is not free under that name
         return Change(offer=replace(known, offer=replace(known.offer, expires_s=event.received_s)))
     return Change(gone_offer=body.offer_id)
+
+
+@_decides(on.Probed)
+def _probed(state: State, event: Event, body: on.Probed) -> Change:
+    standing = []
+    for times in body.offers:
+        listed = state.offers.get(times.offer_id)
+        if listed is None or listed.agent != times.agent:
+            raise Refused(f"{escrow.short(times.agent)} has no offer {times.offer_id!r}")
+        standing.append(listed)
+    rounds = {len(times.together_s) for times in body.offers}
+    if len(rounds) != 1 or not min(rounds):
+        raise Refused("the offers of a probe have as many rounds each, one at least")
+    met = [
+        replace(listed, probed_s=event.received_s)
+        for listed, times in zip(standing, body.offers, strict=True)
+        if times.claimed_s
+        and not is_slower_than_claimed(times)
+        and not any(is_late(times, number) for number in range(min(rounds)))
+    ]
+    counts = ((pair, state.clashes.get(pair, 0) + 1 if is_one else 0) for pair, is_one in clashes(body).items())
+    return Change(probed=tuple(met), clashes=tuple(counts))
 
 
 @_decides(on.Anchored)
@@ -412,8 +464,14 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
         raise Refused(f"there is a lease {body.lease_id!r} already")
     if listed is None or not listed.is_free(event.received_s):
         why = "is gone" if listed is None else "is taken" if listed.lease_id else "has lapsed"
-        raise Refused(f"the offer {body.offer_id!r} {why}", remedy="stoker pool offers shows what is free.")
+        raise NotNow(f"the offer {body.offer_id!r} {why}", remedy="stoker pool offers shows what is free.")
     offer, rules = listed.offer, state.rules
+    if (other := state.blocked_by(listed, event.received_s)) is not None:
+        raise NotNow(
+            f"the offers {body.offer_id} and {other.offer.offer_id} did not meet their times at one moment, as if one "
+            "device was offered twice",
+            remedy="Take another offer; one of both is free again once the other is withdrawn.",
+        )
     if _WITH_KEY.match(body.lease_id) and not body.lease_id.startswith(event.actor[:16]):
         raise Refused(f"lease names that begin with {body.lease_id[:17]} are for the key that begins so")
     if event.actor == listed.agent:

@@ -3,7 +3,8 @@
 Options of a place (`--place-option`) are read here: `pool=ADDRESS` (or `$STOKER_POOL`), `verify=5%`, `bond=1usd`,
 `block=60s`, `window=1h`, `value=1usd` (an hour of waiting), `key=NAME`, `isolation=gvisor` (no weaker one),
 `forwarding=1usd` (spent at most on large files that go through the pool, each lease), `p2p=no` (all of them do),
-`move=no` (a run that goes well stays where it is).
+`move=no` (a run that goes well stays where it is), `probed=yes` (only offers that met their time together with others),
+`wait=2h` (in the pool's queue, where no offer can be taken now).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from stoker.errors import BadJob
 from stoker.launching.launcher import Handle, LaunchTarget
@@ -54,8 +56,11 @@ class Terms:
         most_forwarding: spent at most on large files that go through the pool, each lease [micro-credits].
         is_p2p: whether large files go directly where they can.
         may_move: whether a run that goes well moves to a better offer.
+        wait_s: how long the run waits in the pool's queue until an offer can be taken [s].
+        is_probed: whether an offer must have met its time at one moment with others (`joint_probe`).
         forecasts: of the run by kind of device, or why it cannot run there, where they were made.
         identity: of the job, by which later forecasts learn from this run.
+        num_devices: of the run, all of one offer.
     """
 
     pool: str = ""
@@ -70,8 +75,11 @@ class Terms:
     most_forwarding: int = 0
     is_p2p: bool = True
     may_move: bool = True
+    is_probed: bool = False
+    wait_s: float = 0.0
     forecasts: Mapping[str, RunForecast | str] = field(default_factory=dict)
     identity: str = ""
+    num_devices: int = 1
 
     @property
     def known_offers(self) -> set[str]:
@@ -95,6 +103,7 @@ class Terms:
             least_isolation=self.isolation,
             verify_fraction=self.verify,
             checkpoint_blocked_s=0.1,
+            num_devices=self.num_devices,
         )
 
     @classmethod
@@ -124,6 +133,8 @@ class Terms:
             else 0,
             is_p2p=options.get("p2p", "yes") != "no",
             may_move=options.get("move", "yes") != "no",
+            wait_s=parse_duration(options["wait"], "--place-option wait") if "wait" in options else 0.0,
+            is_probed=options.get("probed", "no") == "yes",
             forecasts=_forecasts_in(options.get(FORECASTS, "{}")),
             identity=options.get(IDENTITY, ""),
         )
@@ -131,7 +142,12 @@ class Terms:
     @classmethod
     def of_handle(cls, handle: Handle) -> Terms:
         """The terms of a run that was started."""
-        return replace(cls.of(handle["options"]), pool=str(handle["pool"]), key=str(handle["key"]))
+        return replace(
+            cls.of(handle["options"]),
+            pool=str(handle["pool"]),
+            key=str(handle["key"]),
+            num_devices=int(handle.get("num_devices", 1)),
+        )
 
 
 def _forecasts_in(text: str) -> dict[str, RunForecast | str]:
@@ -165,24 +181,32 @@ def ranked_offers(
     *,
     run_s: float = 3600.0,
     avoided: AbstractSet[str] = frozenset(),
+    with_taken: bool = False,
 ) -> list[Match]:
     """Free offers that will do, by expected money and hours until the run is done; `avoided`: agents and offers.
+
+    `with_taken`: those as well that others have now.
 
     Where no forecast for a kind was made, `run_s` is taken for a device like the cheapest one, and scaled by what the
     others were measured at.
     """
-    listed, records = listed_offers(client.state("offers"))
+    documents: Any = client.state("offers")
+    if with_taken:
+        documents = [{**one, "is_free": one["is_free"] or bool(one["lease_id"])} for one in documents]
+    listed, records = listed_offers(documents)
     usable = [
         one
         for one in listed
         if target.address in ("", "best", one.offer.offer_id)
         and target.device in ("", one.offer.device.kind)
         and not {one.agent, one.offer.offer_id} & avoided
+        and (one.probed_s or not terms.is_probed)
     ]
     if not usable:
         return []
     usable.sort(key=lambda one: (one.offer.price_per_hour, one.offer.offer_id))
     flat = RunForecast(run_s=run_s, reference_flop_per_s=usable[0].offer.measured.fp32_flop_per_s)
     columns = Columns.of(usable, records, time.time(), terms.known_offers)
-    ranking = rank_offers(columns, terms.needs, lambda word: terms.forecasts.get(word, flat), most=len(usable))
+    needs = replace(terms.needs, num_devices=target.num_devices)
+    ranking = rank_offers(columns, needs, lambda word: terms.forecasts.get(word, flat), most=len(usable))
     return list(ranking.matches)

@@ -149,6 +149,9 @@ def _asked(state: State, lease: Lease, block: int, now_s: float, draw: str, pres
         return
     asked = {one.verifier for one in of_block} | {lease.agent, lease.renter}
     free = sorted(agent for agent in present if agent not in asked and present.num_open[agent] < MOST_OPEN)
+    if lease.num_devices > 1:
+        able = {one.agent for one in state.offers.values() if _has_devices_of(one.offer.device, lease)}
+        free = [agent for agent in free if agent in able]
     same_class = [agent for agent in free if present[agent] == lease.determinism_class]
     if verifiers := same_class or free:
         verifier = random.Random(f"{draw}/{block}/{len(of_block)}").choice(verifiers)
@@ -157,6 +160,11 @@ def _asked(state: State, lease: Lease, block: int, now_s: float, draw: str, pres
         fee = max(0, min(escrow.replay_fee(lease), free_fee))
         present.fees[lease.lease_id] += fee
         yield on.Challenged(lease_id=lease.lease_id, block=block, verifier=verifier, draw=draw, fee=fee)
+
+
+def _has_devices_of(device: on.OfferedDevice, lease: Lease) -> bool:
+    """Whether a machine that lends this device can be asked for blocks of a lease: any CPU runs several processes."""
+    return device.kind == lease.device and (device.kind == "cpu" or device.count >= lease.num_devices)
 
 
 def _disputed(

@@ -105,6 +105,8 @@ class Loop:
     """Whether the state is saved before the first update: a fork's, whose parent may train on or be deleted."""
     slice: Slice | None = None
     """The time that this process may take, at places that end jobs."""
+    until: int | None = None
+    """Number of updates after which it saves and ends, in all processes; None: as the job says."""
     _least_blocked_s: float = field(default=math.inf, init=False)
     _least_write_s: float = field(default=math.inf, init=False)
     _is_compilation_reported: bool = field(default=False, init=False)
@@ -145,6 +147,7 @@ class Loop:
         self._make_up(position)
         self._keep_to_schedule(position.updates)
         end = self.total_updates if self.course.verdict is None else position.updates
+        end = end if self.until is None else min(end, self.until)
         for batch in self._made_singly(position, end, total):
             telemetry.lap("data")
             before = self.reached
@@ -169,9 +172,11 @@ class Loop:
             if is_slice_over and self.stop.reason is None:
                 self.stop.ask(SLICE_OVER)
             is_stopping = self._agreed("stop", mine=self.stop.reason is not None) or is_slice_over
+            is_stopping = is_stopping or position.updates == self.until
             is_best = self._evaluate_if_due(before, position, is_last=is_last)
             is_over = is_last or self._ends_early()
             is_due = self._agreed("save", mine=is_first and telemetry.wall_s - saved_s >= self.save_every_s)
+            is_due = is_due or self.save_every_s == 0  # signals of others come an update later
             keeps = self._keeps(before, position)
             if is_best or is_over or is_stopping or is_due or keeps:
                 self._save(position, is_best=is_best, keeps=keeps)

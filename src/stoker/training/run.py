@@ -238,6 +238,8 @@ class RunProcess:
                 change.emit(self.emit, samples)
                 self.emit("recovered", samples=samples, what="rolled back", why=change.why)
                 return
+            if not self.member.can_reform:  # all start again from the last checkpoint
+                change = dataclasses.replace(change, position=None)
             self.plans.propose(change)
             self._note_shortage(change)
             if self.member.can_reform:

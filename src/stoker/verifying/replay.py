@@ -4,7 +4,8 @@ What: the run's own loop, under the run's own schedule of plans, from the newest
 the beginning, where there is none) to update number `until`, where it saves. In one determinism class the checkpoint
 is equal, bit for bit, to the one that the run itself saved there: times are all that may differ.
 Use when: another party claims to have made these updates. Costs: the time of the stretch, and a start.
-Does not do: several processes; runs whose length is given in seconds, since no other machine can know it.
+Does not do: several processes (`replay_ranks`); runs whose length is given in seconds, since no other machine can know
+it.
 
 `python -m stoker.verifying.replay RUN_DIR JOB_FILE --until UPDATES [--each] [--set NAME=VALUE …]` prints one JSON
 object: the manifest of the checkpoint, and digests of the states that were saved, with `--each` after every update.
@@ -92,7 +93,7 @@ def replay(
         session.loop.save_every_s = 0.0 if each else math.inf
         session.loop.on_update = _stopping_at(until, stop)
         reached = session.loop.run(session.position)
-    _require_at(reached, until)
+    require_at(reached, until)
     return tuple(manifests)
 
 
@@ -108,7 +109,7 @@ def _stopping_at(until: int, stop: StopRequest) -> Callable[[Update], None]:
 
 def _schedule_of(directory: RunDirectory, prepared: ResolvedJob, until: int) -> PlanInForce:
     """The plans of the run up to update `until`, none of which is tried again: only what they were is repeated."""
-    _require_same_run(directory, prepared)
+    require_same_run(directory, prepared)
     plans = PlanInForce.of(directory)
     schedule = plans.schedule
     switches = tuple(
@@ -122,7 +123,7 @@ def _schedule_of(directory: RunDirectory, prepared: ResolvedJob, until: int) -> 
     return plans
 
 
-def _require_same_run(directory: RunDirectory, prepared: ResolvedJob) -> None:
+def require_same_run(directory: RunDirectory, prepared: ResolvedJob) -> None:
     """Refuse the records of another job, and a length that is not the job's: the schedule depends on it."""
     run, decision, job = directory.read_run(), directory.read_decision(), prepared.job
     if run.spec_digest != prepared.spec.digest():
@@ -139,7 +140,8 @@ def _require_same_run(directory: RunDirectory, prepared: ResolvedJob) -> None:
         raise NotTheRun(f"the run is planned for {stated:,} updates, and the job has {expected:,}")
 
 
-def _require_at(reached: Position, until: int) -> None:
+def require_at(reached: Position, until: int) -> None:
+    """Refuse a replay that ended elsewhere than at update `until`."""
     if reached.updates != until:
         raise NotTheRun(f"the replay ended at update {reached.updates:,}, and {until:,} were claimed")
 

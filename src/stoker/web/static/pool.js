@@ -7,7 +7,7 @@ import * as format from "./format.js";
 
 const ASK_MS = 5000, LIVE = ["funded", "running", "suspect", "reclaiming"], SILENT_S = 30;
 /* States of offers and leases in the colours of states of runs. */
-const LOOK = { free: "finished", taken: "running", lapsed: "stopped", away: "stopped", open: "queued", funded: "queued", running: "running", suspect: "stalled", reclaiming: "preempted", closed: "stopped", disputed: "stalled", slashed: "failed", refunded: "failed", final: "finished" };
+const LOOK = { free: "finished", taken: "running", lapsed: "stopped", clashes: "stopped", away: "stopped", open: "queued", funded: "queued", running: "running", suspect: "stalled", reclaiming: "preempted", closed: "stopped", disputed: "stalled", slashed: "failed", refunded: "failed", final: "finished" };
 const state = (word, title) => h("span", { class: `state ${LOOK[word] ?? ""}`, title }, word);
 
 /* Internal credits: no currency, as few digits as say something. */

@@ -1,0 +1,296 @@
+"""The control plane's side of `joint_probe`: which offers are asked when, with questions that reach all at one moment.
+
+What: an agent that looks for work learns that its devices are to be probed, and then sends its answers, one request
+each, whose reply is the next question (`ProbeChannel.exchange`). A thread asks all of a probe at once, times them with
+the clock of this process, and checks their rows (`hardware_proof`).
+Costs: one probe at a time; a thread for each device of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from typing import Any
+
+from stoker.errors import PlaceFailed, StokerError, first_line
+from stoker.pool.events import Probed, ProbeTimes, Refused
+from stoker.pool.hardware_proof import HardwareProof, probed_bytes, prove_hardware, shape_of
+from stoker.pool.joint_probe import ROUNDS, suspects, to_screen
+from stoker.pool.state import ListedOffer, State
+
+_log = logging.getLogger(__name__)
+_COMES_S = 60.0
+"""Time for agents to come: they load PyTorch first [s]."""
+_ANSWER_S = 300.0
+_NUM_ROWS = 8
+_MOST_DEVICES = 16
+"""Devices of one offer that are probed; the others of a larger one are not asked."""
+_WAIT_S = 20.0
+
+
+class ProbeChannel:
+    """Questions to one device of an offer, and its answers.
+
+    Attributes:
+        has_come: set once its agent is ready, or the channel is over.
+        is_over: nothing more is asked.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.has_come = threading.Event()
+        self.is_over = False
+        self._loop, self._news = loop, asyncio.Event()
+        self._step, self._question = 0, dict[str, Any]()
+        self._answer: Future[dict[str, Any]] = Future()
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Put a question and wait for the answer; not in the loop's thread.
+
+        Raises:
+            PlaceFailed: there is none in time.
+        """
+        answer: Future[dict[str, Any]] = Future()
+        self._loop.call_soon_threadsafe(self._put, question, answer)
+        try:
+            return answer.result(_ANSWER_S)
+        except TimeoutError:
+            raise PlaceFailed(f"no answer within {_ANSWER_S:.0f} s") from None
+
+    def _put(self, question: dict[str, Any], answer: Future[dict[str, Any]]) -> None:
+        self._step, self._question, self._answer = self._step + 1, question, answer
+        if self.is_over:
+            answer.set_exception(PlaceFailed("the agent has left the probe"))
+        self._news.set()
+
+    def end(self) -> None:
+        """Nothing more is asked; what waits for an answer gets none. In the loop's thread."""
+        self.is_over = True
+        self.has_come.set()
+        if not self._answer.done():
+            self._answer.set_exception(PlaceFailed("the agent has left the probe"))
+        self._news.set()
+
+    async def exchange(self, step: int, answer: dict[str, Any]) -> dict[str, Any]:
+        """Take the answer to question number `step`, and wait for the next one; `question` is None: ask again."""
+        if step == 0:
+            self.has_come.set()
+        elif step == self._step:
+            try:
+                self._answer.set_result(answer)
+            except InvalidStateError:  # sent twice, or too late
+                _log.info("an answer to question %d of a probe was there already", step)
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                while self._step <= step and not self.is_over:
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            return {"step": step, "question": None}
+        return {"over": True} if self.is_over else {"step": self._step, "question": self._question}
+
+
+class Prober:
+    """Probes offers now and then, in a pool's control plane.
+
+    Args:
+        state: of the pool.
+        submit: puts what was found into the log.
+        every_s: time between two screens [s].
+        prove: asks one device and times it.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        submit: Callable[[Probed], Coroutine[Any, Any, object]],
+        every_s: float,
+        prove: Callable[..., HardwareProof] = prove_hardware,
+    ) -> None:
+        self._state, self._submit, self._every_s, self._prove = state, submit, every_s, prove
+        self.networks: dict[str, str] = {}
+        """Addresses of the agents that take part, by key."""
+        self._channels: dict[tuple[str, int], ProbeChannel] = {}
+        self._probe_id = ""
+        self._next_s = time.monotonic() + every_s
+        self._seen_s: dict[str, float] = {}
+        self._suspects: deque[tuple[str, str]] = deque()
+        self._chance = random.SystemRandom()
+        self._task: asyncio.Task[None] | None = None
+
+    def asked(self, key: str) -> list[dict[str, Any]]:
+        """Devices of an agent that are wanted now, for the answer to its look for work."""
+        return [
+            {"probe_id": self._probe_id, "offer_id": offer_id, "device": number}
+            for (offer_id, number), channel in self._channels.items()
+            if not channel.has_come.is_set() and self._agent_of(offer_id) == key
+        ]
+
+    def channel(self, probe_id: str, offer_id: str, device: int, key: str) -> ProbeChannel:
+        """Where an agent answers.
+
+        Raises:
+            Refused: there is no such probe now, or it is of another agent.
+        """
+        channel = self._channels.get((offer_id, device))
+        if channel is None or probe_id != self._probe_id or self._agent_of(offer_id) != key:
+            raise Refused(f"there is no probe {probe_id[:40]!r} of {offer_id[:64]!r} now")
+        return channel
+
+    def _agent_of(self, offer_id: str) -> str:
+        listed = self._state.offers.get(offer_id)
+        return "" if listed is None else listed.agent
+
+    def look(self, idle: Callable[[], Iterable[ListedOffer]], wake: Callable[[str], None]) -> None:
+        """Begin a probe if one is due.
+
+        Args:
+            idle: offers whose agent is there, takes part, and has nothing else to do.
+            wake: tells an agent that it is wanted.
+        """
+        is_busy = self._task is not None and not self._task.done()
+        if is_busy or not (self._suspects or time.monotonic() >= self._next_s):
+            return
+        able = {one.offer.offer_id: one for one in idle()}
+        found, rounds = list[ListedOffer](), ROUNDS
+        while self._suspects and not found:
+            pair = self._suspects.popleft()
+            found = [able[name] for name in pair] if set(pair) <= able.keys() else []
+        if not found and time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + self._every_s
+            found, rounds = self._due(able)
+        if found:
+            self._begin(found, rounds, wake)
+
+    def _due(self, able: Mapping[str, ListedOffer]) -> tuple[list[ListedOffer], int]:
+        """A screen; or of those that clashed, a pair again, which marks it or frees it."""
+        of_agent: dict[str, list[ListedOffer]] = defaultdict(list)
+        for one in able.values():
+            of_agent[one.agent].append(one)
+        pairs = [
+            [one, other]
+            for late, with_agent in self._state.clashes
+            for one in of_agent[late]
+            for other in of_agent[with_agent]
+            if one is not other
+        ]
+        screen = to_screen([*able.values()], self.networks, self._seen_s, self._chance)
+        if pairs and (not screen or self._chance.random() < 0.5):
+            return self._chance.choice(pairs), ROUNDS
+        return screen, 1
+
+    def _begin(self, offers: Sequence[ListedOffer], rounds: int, wake: Callable[[str], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._probe_id = secrets.token_hex(8)
+        self._channels = {
+            (one.offer.offer_id, number): ProbeChannel(loop)
+            for one in offers
+            for number in range(min(one.offer.device.count, _MOST_DEVICES))
+        }
+        self._seen_s |= dict.fromkeys((one.offer.offer_id for one in offers), time.monotonic())
+        self._task = asyncio.create_task(self._run(offers, rounds))
+        for one in offers:
+            wake(one.agent)
+
+    async def _run(self, offers: Sequence[ListedOffer], rounds: int) -> None:
+        try:
+            body = await asyncio.to_thread(self._made, offers, rounds)
+            if body is not None:
+                await self._submit(body)
+                if rounds == 1:
+                    self._suspects.extend(pair for pair in suspects(body) if pair not in self._suspects)
+                else:
+                    self._suspects.extendleft(self._again(body))
+        except StokerError as problem:  # such as an offer that was withdrawn in between
+            _log.info("a probe came to nothing: %s", first_line(problem))
+        except Exception:  # noqa: BLE001 - the pool goes on; the fault is logged
+            _log.exception("a probe failed")
+        finally:
+            for channel in self._channels.values():
+                channel.end()
+            self._channels = {}
+
+    def _again(self, body: Probed) -> list[tuple[str, str]]:
+        """A pair that has clashed for the first time is probed once more."""
+        one, other = body.offers
+        counts = [self._state.clashes.get(pair, 0) for pair in ((one.agent, other.agent), (other.agent, one.agent))]
+        return [(one.offer_id, other.offer_id)] if max(counts) == 1 else []
+
+    def close(self) -> None:
+        """End what goes on."""
+        for channel in self._channels.values():
+            channel.end()
+        if self._task is not None:
+            self._task.cancel()
+
+    # ---------------------------------------------------------------------------------------------- in another thread
+
+    def _made(self, offers: Sequence[ListedOffer], rounds: int) -> Probed | None:
+        """Ask; None: not all of them came."""
+        until = time.monotonic() + _COMES_S
+        channels = dict(self._channels)
+        have_come = [one.has_come.wait(max(0.0, until - time.monotonic())) for one in channels.values()]
+        if not all(have_come) or any(one.is_over for one in channels.values()):
+            return None
+        alone: dict[str, list[float]] = {one.offer.offer_id: [] for one in offers}
+        together: dict[str, list[float]] = {one.offer.offer_id: [] for one in offers}
+        for _ in range(rounds):
+            turns: list[tuple[ListedOffer, ...]] = [(one,) for one in offers] if rounds > 1 else []
+            for group in self._chance.sample([*turns, tuple(offers)], len(turns) + 1):
+                for offer_id, time_s in self._asked_at_once(group, channels).items():
+                    (together if len(group) == len(offers) else alone)[offer_id].append(time_s)
+        return Probed(
+            offers=tuple(
+                ProbeTimes(
+                    offer_id=one.offer.offer_id,
+                    agent=one.agent,
+                    claimed_s=claimed_s(one),
+                    alone_s=tuple(alone[one.offer.offer_id]),
+                    together_s=tuple(together[one.offer.offer_id]),
+                )
+                for one in offers
+            )
+        )
+
+    def _asked_at_once(
+        self, offers: Sequence[ListedOffer], channels: Mapping[tuple[str, int], ProbeChannel]
+    ) -> dict[str, float]:
+        """Time of each offer's slowest device, by name; 0.0: one gave no right answer.
+
+        Raises:
+            PlaceFailed: one has left.
+        """
+        names = {one.offer.offer_id: one for one in offers}
+        asked = [(place, channel) for place, channel in channels.items() if place[0] in names]
+
+        def product_s(place: tuple[str, int], channel: ProbeChannel) -> float:
+            num_bytes = bytes_of(names[place[0]])
+            proof = self._prove(channel.ask, memory_bytes=num_bytes, num_rows=_NUM_ROWS)
+            return round(proof.product_s, 3) if proof.is_passed else 0.0
+
+        with ThreadPoolExecutor(len(asked), thread_name_prefix="probe") as threads:
+            times = [*threads.map(lambda one: product_s(*one), asked)]
+        found: dict[str, float] = {}
+        for (place, _), time_s in zip(asked, times, strict=True):
+            before_s = found.get(place[0], time_s)
+            found[place[0]] = max(before_s, time_s) if before_s and time_s else 0.0
+        return found
+
+
+def bytes_of(listed: ListedOffer) -> int:
+    """Memory that an offer's device is asked to fill [bytes]."""
+    offer = listed.offer
+    return probed_bytes(offer.device.memory_bytes, is_cpu=offer.device.kind == "cpu")
+
+
+def claimed_s(listed: ListedOffer) -> float:
+    """What the product takes by the rate that an offer states [s]; 0.0: it states none."""
+    rate = listed.offer.measured.fp32_flop_per_s
+    n, k = shape_of(bytes_of(listed))
+    return round(2.0 * n * n * k / rate, 3) if rate else 0.0

@@ -1,0 +1,201 @@
+"""A pool that probes idle devices at one moment: control plane and agents, with devices that say how long they took."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.pool import agent as agent_module
+from stoker.pool import control_plane, probing
+from stoker.pool import events as on
+from stoker.pool.agent import Agent, Lending
+from stoker.pool.client import PoolClient
+from stoker.pool.events import CREDIT, Refused
+from stoker.pool.hardware_proof import HardwareProof, probed_bytes, shape_of
+from stoker.pool.isolation import Bubblewrap, Limits
+from stoker.pool.job_box import PoolOrder
+from stoker.pool.keys import Key
+from stoker.pool.leased_job import LeasedJob
+from stoker.pool.log import audit
+from stoker.pool.overview import Overview
+from stoker.records import Device
+from stoker.records.codec import dumps
+from tests.pool.book import opened
+from tests.pool.server import in_thread, until
+
+DEVICE = Device(name="cpu", kind="cpu", model="A CPU", cores=2, memory_bytes=1 << 30, fast_dtypes=("fp32",))
+LIMITS = Limits(memory_bytes=1 << 30, cores=1, disk_bytes=1 << 20)
+WAIT_S = 0.5
+
+
+class Machine:
+    """A device, on which each of several programs at one moment takes as many seconds as there are programs."""
+
+    def __init__(self) -> None:
+        self._news, self._active, self._most, self.num_asked = threading.Condition(), 0, 0, 0
+
+    def open(self, cores: float | None) -> Program:
+        """Another program on it."""
+        return Program(self)
+
+    def share(self) -> float:
+        """The time that a product takes [s]; programs that begin within `WAIT_S` are at one moment."""
+        with self._news:
+            self.num_asked += 1
+            self._active += 1
+            self._most = max(self._most, self._active)
+            self._news.notify_all()
+            self._news.wait_for(lambda: self._most > 1, WAIT_S)
+            most, self._active = self._most, self._active - 1
+            self._most = self._most if self._active else 0
+            return float(most)
+
+
+class Program:
+    """In the place of `LocalDevice`."""
+
+    pid = os.getpid()
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def __call__(self, question: dict[str, Any]) -> dict[str, Any]:
+        return {"test_s": self._machine.share()} if question["n"] > 64 else {}
+
+    def kill(self) -> None:
+        """Nothing is left."""
+
+    def end(self) -> None:
+        """Likewise."""
+
+
+def told(ask: Callable[[dict[str, Any]], dict[str, Any]], *, memory_bytes: int, num_rows: int) -> HardwareProof:
+    """What a device says that it took."""
+    answer = ask({"ask": "multiply", "seed": 1, "n": 100, "k": 4})
+    return HardwareProof(is_passed=True, why="", product_s=answer["test_s"])
+
+
+class IdleJob(LeasedJob):
+    """A job that begins nothing."""
+
+    def begin(self, order: Any, **_: Any) -> None:
+        """Nothing."""
+
+    def tick(self) -> None:
+        """Nothing is due."""
+
+
+class Lenders:
+    """A control plane that probes all the time, and agents in threads."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder, self._stack = folder, stack
+        self.plane, self.operator = stack.enter_context(in_thread(folder / "pool", probe_every_s=0.0))
+        assert self.plane.prober is not None
+        self.plane.prober._prove = told
+        n, k = shape_of(probed_bytes(LIMITS.memory_bytes, is_cpu=True))
+        self._proof = HardwareProof(is_passed=True, why="", flop_per_s=2.0 * n * n * k)  # a second
+        self.agents: dict[str, Agent] = {}
+
+    def lend(self, name: str, machine: Machine, **more: Any) -> None:
+        """One more agent, with a key of its own."""
+        client = PoolClient(self.operator.address, Key.made())
+        assert client.key is not None
+        self.operator.post(on.Deposited(account=client.key.public, amount=10 * CREDIT))
+        agent = Agent(
+            client,
+            Lending(name=name, price_per_hour=CREDIT // 2, limits=LIMITS, **more),
+            DEVICE,
+            Bubblewrap(),
+            self.folder / name,
+            proof=self._proof,
+            job_type=IdleJob,
+            open_device=machine.open,  # type: ignore[arg-type]
+        )
+        self.agents[name] = agent
+        is_over = threading.Event()
+
+        def work() -> None:
+            while not is_over.is_set():
+                agent.step()
+                time.sleep(0.02)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        self._stack.callback(thread.join)
+        self._stack.callback(is_over.set)
+
+    def offers(self) -> dict[str, dict[str, Any]]:
+        """All offers, by name."""
+        return {one["offer"]["offer_id"]: one for one in self.operator.state("offers")}
+
+    def probes(self) -> list[on.Probed]:
+        """What the log says of probes."""
+        return [event.draft.read_body() for event in self.operator.events() if event.kind == "probed"]  # type: ignore[misc]
+
+
+@pytest.fixture
+def lenders(tmp_path, monkeypatch) -> Iterator[Lenders]:
+    """A pool without agents."""
+    monkeypatch.setattr(agent_module, "_ASK_S", 0.0)
+    monkeypatch.setattr(control_plane, "_TICK_S", 0.1)
+    monkeypatch.setattr(probing, "_WAIT_S", 1.0)
+    with ExitStack() as stack:
+        yield Lenders(tmp_path, stack)
+
+
+def test_one_device_that_is_offered_twice_is_found_and_an_honest_one_is_not(lenders) -> None:
+    """Both offers of it are stopped, by two probes that are in the log; the third one has met its time with others."""
+    twice, own = Machine(), Machine()
+    lenders.lend("box", twice)
+    lenders.lend("twin", twice)
+    lenders.lend("honest", own)
+    until(lambda: {name for name, one in lenders.offers().items() if one.get("clashes_with")} == {"box", "twin"}, 60)
+    found = lenders.offers()
+    assert [found[name]["is_free"] for name in ("box", "twin", "honest")] == [False, False, True]
+    assert (found["box"]["clashes_with"], found["twin"]["clashes_with"]) == ("twin", "box")
+    pairs = [one for one in lenders.probes() if {times.offer_id for times in one.offers} == {"box", "twin"}]
+    late = [one for one in pairs if all(times.together_s == (2.0,) * 3 for times in one.offers)]
+    assert len(late) >= 2
+    assert all(times.alone_s == (1.0,) * 3 for one in late for times in one.offers)
+    renter = PoolClient(lenders.operator.address, Key.made())
+    assert renter.key is not None
+    lenders.operator.post(on.Deposited(account=renter.key.public, amount=10 * CREDIT))
+    with pytest.raises(Refused, match="did not meet their times at one moment"):
+        renter.post(opened("job-1", offer_id="box"))
+    shown = {one["offer_id"]: one["status"] for one in Overview(lenders.operator, "").look()["offers"]}
+    assert shown == {"box": "clashes", "twin": "clashes", "honest": "free"}
+    until(lambda: lenders.offers()["honest"].get("probed_s"), 30)
+    assert not audit(lenders.folder / "pool" / "log.db").problem
+
+
+def test_a_lease_ends_a_probe_and_an_agent_may_decline(lenders) -> None:
+    """Who declines is not asked; a probe whose agent has a job comes to nothing, and nothing is written."""
+    one, other, declining = Machine(), Machine(), Machine()
+    lenders.lend("declining", declining, probes=False)
+    lenders.lend("one", one)
+    lenders.lend("other", other)
+    until(lambda: all(lenders.offers().get(name, {}).get("probed_s") for name in ("one", "other")), 30)
+    assert declining.num_asked == 0
+    agent = lenders.agents["one"]
+    until(lambda: agent._probed, 30)
+    renter = PoolClient(lenders.operator.address, Key.made())
+    assert renter.key is not None
+    lenders.operator.post(on.Deposited(account=renter.key.public, amount=10 * CREDIT))
+    order = PoolOrder(run="x", tree="0" * 64, code="code/1", stoker="stoker/1", job_file="job.py")
+    digest = renter.put_blob(dumps(order).encode())
+    renter.post(opened("job-1", offer_id="one", order=digest, delegate=lenders.operator.address.key))
+    until(lambda: agent._job, 30)
+    asked = one.num_asked
+    assert agent._probed == []
+    until(lenders.plane.prober._task.done, 30)
+    num_probes = len(lenders.probes())
+    time.sleep(1.0)
+    assert (one.num_asked, len(lenders.probes())) == (asked, num_probes), "a device with a job was asked"
