@@ -279,7 +279,7 @@ class JobBox:
     def replay(self, run: Path, until: int, host: Host, *, at: Sequence[int] = ()) -> Program:
         """The program that makes updates up to `until` again in `run`, a copy of the run's directory.
 
-        `at`: updates after which the state is told as well.
+        `at`: updates after which the digest of the state is printed as well.
         """
         order = self.order
         settings = [word for option, value in pairs_of(order.arguments) for word in (option, value)]

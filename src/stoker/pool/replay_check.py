@@ -121,13 +121,13 @@ class Making:
         """Make updates in a run's directory; the last state, and the digests of those that were asked for.
 
         Raises:
-            NotTheRun: the updates cannot come from the order's job, on any machine.
+            NotOfTheJob: the updates cannot come from the order's job, on any machine.
             PlaceFailed: they could not be made here.
         """
         code, out, err = self.host.run(self.box.replay(run, until, self.host, at=at))
         answer = _answer_in(out)
         if answer.get("kind") == "NotTheRun":
-            raise NotTheRun(f"the block cannot be made: {answer['problem']}")
+            raise NotOfTheJob(f"the block cannot be made: {answer['problem']}")
         if code != 0 or "manifest" not in answer:
             said = answer.get("problem") or " ".join(err.decode(errors="replace").strip().splitlines()[-2:])
             raise PlaceFailed(f"the replay ended with exit code {code}: {said}")
@@ -141,7 +141,7 @@ class Making:
         return manifest, states
 
 
-class NotTheRun(BadRun):
+class NotOfTheJob(BadRun):
     """What was committed cannot come from the order's job."""
 
 
@@ -170,7 +170,7 @@ def check_block(making: Making, *, is_same_class: bool, at: Sequence[int] = ()) 
         run = _start_of(folder, None if start is None else start[0])
         try:
             manifest, states = making.run(run, block.update, at)
-        except NotTheRun as problem:
+        except NotOfTheJob as problem:
             return ReplayVerdict(equal=False, why=problem.message)
         plans = _plans_of(folder / "claimed")
         made = _Made(manifest, run, folder / "made.safetensors", making.host.limits.disk_bytes)
