@@ -265,6 +265,7 @@ def judge(demo: Demo, address: str, code: int) -> int:
         by_offer = {str(lease["offer_id"]): lease for lease in leases_of(address)}
     from stoker.pool.client import PoolClient
     from stoker.pool.keys import own_key
+    from stoker.pool.lease_documents import whole_replays
 
     balances = PoolClient(address).state("balances")
     records = PoolClient(address).state("records")
@@ -277,6 +278,7 @@ def judge(demo: Demo, address: str, code: int) -> int:
             f"{sum(one['equal'] is True for one in lease['challenges'])} replays equal, "
             f"{sum(one['equal'] is False for one in lease['challenges'])} unequal"
         )
+    whole = whole_replays(leases[-1])
     checks = {
         "the job finished": code == 0,
         "the agent that died was replaced": by_offer.get("mayfly", {}).get("reason") == "lost",
@@ -285,7 +287,7 @@ def judge(demo: Demo, address: str, code: int) -> int:
         "the job went on from a committed block": len(leases) == 3,
         "the last lease's blocks were all replayed, and equal": leases[-1]["commitments"] != []
         and all(
-            any(one["block"] == block and one["equal"] for one in leases[-1]["challenges"])
+            any(one["block"] == block and one["equal"] for one in whole)
             for block in range(len(leases[-1]["commitments"]))
         ),
         "the meter never ran ahead of the clock": all(
@@ -298,7 +300,8 @@ def judge(demo: Demo, address: str, code: int) -> int:
     }
     for text, is_so in checks.items():
         print(f"{'yes' if is_so else 'NO '}  {text}")
-    print(demo.run("pool", "audit", str(demo.folder / "control" / "log.db")).strip().splitlines()[-1])
+    audited = demo.run("pool", "audit", str(demo.folder / "control" / "log.db")).strip().splitlines()
+    print(*audited[2:], sep="\n")
     if not all(checks.values()):
         for name in (*NAMES, "job"):
             print(f"--- {name}\n{demo.text(name)[-3000:]}")

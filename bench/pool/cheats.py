@@ -2,19 +2,21 @@
 
 The job's processes find a `sitecustomize.py` of the agent before everything else, which changes Stoker's update as
 soon as it is imported: all that the run writes, and all that it commits to, then looks like the run that was ordered.
+Asked for the states of a block, it cheats again in the same way, so that they end in what it committed to.
 
 | cheat | what is done in the place of an update |
 |---|---|
 | skip | every tenth one is not made |
 | stale | after the twentieth none is made: the state stays, and the position goes on |
 | half | the first half of the batch stands for all of it |
-| data | the first batch is used again and again |
+| data | one sample of the batch stands for all of it |
 | precision | weights are rounded to bf16 after each update, and sold as fp32 |
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.launching.at_place import LaunchOrder
@@ -38,8 +40,6 @@ def change(module):
     import torch
 
     honest = module.Step.update
-    first = []
-
     def update(self, batch, update, progress):
         rows = list(range(batch.size))
         if (CHEAT == "skip" and update % 10 == 9) or (CHEAT == "stale" and update >= 20):
@@ -49,9 +49,7 @@ def change(module):
             half = rows[: max(1, len(rows) // 2)]
             batch.content = take(batch.content, (half * 2 + half)[: len(rows)], len(rows))
         if CHEAT == "data":
-            first[:] = first or [batch]
-            if first[0].size == batch.size:
-                batch.content = first[0].content
+            batch.content = take(batch.content, [0] * len(rows), len(rows))
         loss = honest(self, batch, update, progress)
         if CHEAT == "precision":
             with torch.no_grad():
@@ -88,18 +86,23 @@ def cheating(cheat: str) -> type[LeasedJob]:
 
     class CheatingBox(JobBox):
         def training(self, host: Host) -> Program:
+            program = self._changed(super().training(host))
+            order = loads((self.run / "launch" / "order.json").read_bytes(), LaunchOrder)
+            pythonpath = program.environment["PYTHONPATH"]
+            self.write_word("order.json", dumps(dataclasses.replace(order, pythonpath=pythonpath)).encode())
+            return program
+
+        def replay(self, run: Path, until: int, host: Host, *, at: Sequence[int] = ()) -> Program:
+            return self._changed(super().replay(run, until, host, at=at))
+
+        def _changed(self, program: Program) -> Program:
             folder = self.folder / "cheat"
             folder.mkdir(exist_ok=True)
             (folder / "sitecustomize.py").write_text(_CHANGES.format(cheat=cheat))
-            program = super().training(host)
-            path = self.run / "launch" / "order.json"
-            order = loads(path.read_bytes(), LaunchOrder)
-            pythonpath = f"/cheat:{order.pythonpath}"
-            self.write_word("order.json", dumps(dataclasses.replace(order, pythonpath=pythonpath)).encode())
             return dataclasses.replace(
                 program,
-                readable={**program.readable, "/cheat": Path(folder)},
-                environment={**program.environment, "PYTHONPATH": pythonpath},
+                readable={**program.readable, "/cheat": folder},
+                environment={**program.environment, "PYTHONPATH": f"/cheat:{program.environment['PYTHONPATH']}"},
             )
 
     class CheatingJob(LeasedJob):

@@ -7,7 +7,7 @@ on two, by agents of a pool on this machine in bubblewrap, under leases that com
 the training process is killed (SIGKILL), or of every third one its agent: the run goes on in the same chain.
 Then `check_block`, with which agents replay, makes them again, in a process of its own each time. One in three replays
 is of a single block from the state that was committed before it; the others are of stretches of up to 20 blocks, whose
-state is compared after each block on the way, as `--trace` does: a check is a block whose state was compared. Processes
+state is compared after each block on the way: a check is a block whose state was compared. Processes
 are forked from one that has PyTorch loaded, so that 10,000 checks take half an hour rather than a night; every 100th is
 also made as agents do it, in bubblewrap from a fresh Python. Turns alternate between all cores of this machine and one
 of them, since their number is no part of the class. An honest agent is slashed only where replays are unequal: the bar
@@ -49,7 +49,7 @@ from stoker.pool.commitment import Block, chain_head
 from stoker.pool.isolation import Bubblewrap, Host, Limits, Program
 from stoker.pool.job_box import JobBox, read_order
 from stoker.pool.pool_launcher import LAUNCHER
-from stoker.pool.replay_check import check_block
+from stoker.pool.replay_check import Making, check_block
 from stoker.store.checkpoint_store import MANIFEST, manifest_from
 
 KINDS = ("mlp", "cnn", "cnn_average", "lstm", "attention", "mlp_sgd")
@@ -189,15 +189,14 @@ class Checked:
             state = chain_head(previous, last.update, self.state_of(last))
             last = replace(last, block=number, previous=previous, state=state)
         try:
-            verdict = check_block(
-                self.box, before, last, fetch=self.fetch, host=host, is_same_class=True, trace=length > 1
-            )
+            making = Making(box=self.box, before=before, block=last, fetch=self.fetch, host=host)
+            at = [block.update for block in stretch[:-1]]
+            verdict = check_block(making, is_same_class=True, at=at)
         except PlaceFailed as problem:
             return Counter({"not made": length}), problem.message
         counts[{True: "equal", False: "unequal", None: "undecided"}[verdict.equal]] += 1
-        begin = 0 if before is None else before.update
-        for block in stretch[:-1]:
-            is_equal = bool(verdict.trace) and verdict.trace[block.update - begin - 1] == self.state_of(block)
+        for index, block in enumerate(stretch[:-1]):
+            is_equal = bool(verdict.trace) and verdict.trace[index] == self.state_of(block)
             counts["equal" if is_equal else "unequal"] += 1
         return counts, verdict.why
 

@@ -18,13 +18,14 @@ from stoker.errors import NoDevice
 from stoker.pool import events as on
 from stoker.pool.agent import Lending
 from stoker.pool.client import PoolClient
-from stoker.pool.events import CREDIT, Measured, OfferedDevice
+from stoker.pool.events import CREDIT, Measured, OfferedDevice, canonical
 from stoker.pool.isolation import Bubblewrap
 from stoker.pool.keys import Key, own_key
 from stoker.pool.matching import RunForecast
 from stoker.records import Device
 from tests.pool.book import offer, opened
 from tests.pool.server import in_thread, until
+from tests.pool.test_watch import Dispute, states_of
 
 JOB = str(Path(__file__).parents[2] / "examples" / "digits.py")
 
@@ -84,6 +85,21 @@ def test_a_ledger_that_anyone_can_audit(home: Path) -> None:
     assert bad.exit_code == 2
     assert json.loads(bad.output)["bad_event"] == 3
     assert said("audit", str(home / "none.jsonl")).exit_code == 2
+
+
+def test_an_audit_lists_updates_on_which_an_agent_and_a_verifier_differ(home: Path) -> None:
+    """With both states and the arbiter's, so that anyone who can make the update may hold it against them."""
+    dispute = Dispute(states_of(wrong=17), [states_of(), states_of()])
+    assert dispute.run() == "slashed"
+    lines = [canonical(event.document()).decode() for event in dispute.book.events]
+    (home / "log.jsonl").write_text("\n".join(lines))
+    shown = said("audit", str(home / "log.jsonl"))
+    assert shown.exit_code == 0, shown.output
+    assert "lease job, block 0: update 17 is the first that differs" in shown.output
+    assert "1 for the verifier, 0 for the agent" in shown.output
+    [found] = json.loads(said("audit", str(home / "log.jsonl"), "--json").output)["updates_in_dispute"]
+    assert (found["update"], found["agent_state"]) == (17, states_of(wrong=17)[17])
+    assert [state for _, state in found["arbiters"]] == [found["verifier_state"]] == [states_of()[17]]
 
 
 def test_teams(home: Path) -> None:

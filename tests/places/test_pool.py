@@ -13,10 +13,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -25,12 +25,21 @@ from bench.pool.local_pool import LocalPool
 from stoker.launching.bundle import Bundle, TreeFile, stoker_bundle
 from stoker.launching.launcher import LaunchTarget, Submission
 from stoker.pool import events as on
-from stoker.pool.agent import blocks_of, replay_lease
+from stoker.pool.agent import blocks_of, made_again, replay_lease
+from stoker.pool.bisection import Bisection, Party, Side, points
 from stoker.pool.blob_tree import TreeLimits, unpack
+from stoker.pool.commitment import chain_head
 from stoker.pool.isolation import KINDS, Bubblewrap, Host, Limits
-from stoker.pool.job_box import PoolOrder, order_of
+from stoker.pool.job_box import JobBox, PoolOrder, order_of
 from stoker.pool.leased_job import LeasedJob
-from stoker.pool.replay_check import ReplayVerdict
+from stoker.pool.replay_check import (
+    Making,
+    ReplayVerdict,
+    check_block,
+    check_update,
+    supplied_states,
+    traced_block,
+)
 from stoker.records.codec import dumps
 from stoker.store import RunDirectory
 from tests.pool.fake_pool import FakePool
@@ -171,6 +180,92 @@ def test_a_cheat_is_caught_by_a_replay_of_its_blocks(folder, host, cheat):
     verdict = verdicts(pool, lease, folder, host, [first])[0]
     assert verdict.equal is False
     assert "differ" in verdict.why
+
+
+def searched(
+    pool: FakePool, lease: dict[str, Any], number: int, folder: Path, host: Host, sides: dict[Party, type[JobBox]]
+) -> tuple[Making, Bisection]:
+    """The search for the first update on which both sides differ, each of which makes a block in a box of its own."""
+
+    def making(box_type: type[JobBox], name: str) -> Any:
+        return made_again(pool, lease["lease_id"], number, folder=folder / name, host=host, box_type=box_type)  # type: ignore[arg-type]
+
+    with making(sides["verifier"], "verifier") as (_, block):
+        made = check_block(block, is_same_class=True).made
+        begin, high = block.begin, block.block.update
+    search = Bisection(begin=begin, low=begin, high=high, agent=Side(), verifier=Side(end=made))
+    while not search.is_ready:
+        for party in get_args(Party):
+            asked = search
+            with making(sides[party], party) as (_, block):
+                if asked.update:
+                    before, after = supplied_states(block, asked.update, pool.put_blob)
+                    assert after[0] == asked.side(party).end
+                    assert before[0] == asked.low_state
+                    search = search.supplied(party, before[1], after[1], 0.0)
+                else:
+                    wanted = points(asked.low, asked.high)
+                    search = search.traced(party, traced_block(block, wanted), 0.0)
+            if party == "agent" and search.agent.states and not asked.agent.end:
+                assert chain_head(block.block.previous, high, search.agent.states[-1]) == block.block.state
+    with making(JobBox, "arbiter") as (_, block):
+        return block, search
+
+
+FIRST_WRONG: dict[str, Callable[[int], int]] = {
+    "skip": lambda begin: next(update for update in range(begin + 1, begin + 11) if update % 10 == 0),
+    "stale": lambda begin: max(begin, 20) + 1,
+    "half": lambda begin: begin + 1,
+    "data": lambda begin: begin + 1,
+    "precision": lambda begin: begin + 1,
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_the_first_wrong_update_of_a_cheat_is_found_and_made_by_an_arbiter(folder, host, cheat):
+    """By the agent's own states: bit for bit in its class, and by the tolerance of a single update in another."""
+    pool = FakePool(folder / "blobs")
+    lease, job = run_lease(pool, folder, host, cheating(cheat), arguments=("--set", "epochs=100"))
+    until(job)
+    assert lease["reason"] == "finished", lease
+    number = 1 if len(lease["commitments"]) > 1 else 0
+    box_type = cheating(cheat).box_type
+    making, search = searched(pool, lease, number, folder, host, {"agent": box_type, "verifier": JobBox})
+    assert search.update == FIRST_WRONG[cheat](search.begin)
+    verdict = check_update(making, search, is_same_class=True)
+    assert (verdict.equal, verdict.made) == (False, search.verifier.end), verdict.why
+    assert with_other_instructions(making, search) is False
+
+
+def test_a_lying_verifier_is_found_wrong_by_the_arbiter(folder, host):
+    """The same search with the sides changed: the first update that differs is the honest agent's right one."""
+    pool = FakePool(folder / "blobs")
+    lease, job = run_lease(pool, folder, host, arguments=("--set", "epochs=100"))
+    until(job)
+    sides: dict[Party, type[JobBox]] = {"agent": JobBox, "verifier": cheating("skip").box_type}
+    making, search = searched(pool, lease, 1, folder, host, sides)
+    assert search.update == FIRST_WRONG["skip"](search.begin)
+    verdict = check_update(making, search, is_same_class=True)
+    assert (verdict.equal, verdict.made) == (True, search.agent.end), verdict.why
+    assert with_other_instructions(making, search) is True
+
+
+def with_other_instructions(making: Making, search: Bisection) -> bool | None:
+    """The verdict of an arbiter whose processor has none beyond the oldest, so that it rounds otherwise."""
+    box = making.box
+
+    class Rounding(type(box)):  # type: ignore[misc]
+        def replay(self, *words: Any, **more: Any) -> Any:
+            program = super().replay(*words, **more)
+            settings = {**program.environment, "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "ATEN_CPU_CAPABILITY": "default"}
+            return replace(program, environment=settings)
+
+    other = replace(making, box=Rounding(box.folder, box.order))
+    verdict = check_update(other, search, is_same_class=False)
+    if "avx2" in Path("/proc/cpuinfo").read_text():
+        assert "relative difference" in verdict.why
+        assert not verdict.made
+    return verdict.equal
 
 
 @pytest.mark.parametrize("cheat", CHEATS)

@@ -5,7 +5,10 @@ import shutil
 import threading
 import time
 from collections import namedtuple
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,22 +16,18 @@ import pytest
 from stoker.errors import BadRun, NoDevice, PlaceFailed
 from stoker.pool import agent as agent_module
 from stoker.pool import events as on
-from stoker.pool.agent import (
-    Agent,
-    Lending,
-    determinism_class,
-    first_bad_update,
-    lent_devices,
-    offer_of,
-    replay_lease,
-)
+from stoker.pool.agent import Agent, Lending, determinism_class, lent_devices, offer_of, replay_lease
+from stoker.pool.bisection import Bisection, Side
+from stoker.pool.events import sha256
 from stoker.pool.hardware_proof import HardwareProof
-from stoker.pool.isolation import Bubblewrap, Host, Limits
+from stoker.pool.isolation import Bubblewrap, Limits
 from stoker.pool.job_box import JobBox, PoolOrder
 from stoker.pool.leased_job import LeasedJob
-from stoker.pool.replay_check import ReplayVerdict
+from stoker.pool.replay_check import Making, ReplayVerdict
+from stoker.pool.state import draw_message
 from stoker.records import Device
 from stoker.records.codec import dumps, to_json
+from tests.pool.book import Book
 from tests.pool.fake_pool import FakePool
 from tests.pool.server import until
 
@@ -296,8 +295,8 @@ def test_a_replay_ends_when_its_verdict_would_come_too_late(lender, pool, monkey
     lease |= {"commitments": [commitment], "running_s": 30}
     limits: list[float] = []
 
-    def check(*_: Any, host: Host, **__: Any) -> ReplayVerdict:
-        limits.append(host.limits.time_s)
+    def check(making: Making, **_: Any) -> ReplayVerdict:
+        limits.append(making.host.limits.time_s)
         return ReplayVerdict(equal=None, why="not looked at")
 
     monkeypatch.setattr(agent_module, "check_block", check)
@@ -306,6 +305,72 @@ def test_a_replay_ends_when_its_verdict_would_come_too_late(lender, pool, monkey
         lease["running_s"] = ran_s
         replay_lease(pool, "job.0", 0, folder=lender.folder / "checks", host=lender.host, own_class="")
     assert limits == [600.0, 900.0, LENDING.limits.time_s]
+
+
+def in_dispute(pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> Bisection:
+    """A lease of this agent, whose first block of ten updates a verifier found unequal; the search."""
+    book = Book()
+    book.finish(blocks=1, verify_fraction=1.0)
+    draw = book.operator.sign(draw_message(book.operator.public, book.state.leases["job"]))
+    verifier = book.other.public
+    book.post(book.operator, on.Challenged(lease_id="job", block=0, verifier=verifier, draw=draw))
+    verdict = on.VerdictGiven(lease_id="job", block=0, verifier=verifier, equal=False, made=sha256(b"made"))
+    book.post(book.other, verdict)
+    book.post(book.operator, on.Disputed(lease_id="job"))
+    pool.key.public = book.agent.public
+    pool.leases["job"] = json.loads(json.dumps(to_json(book.state.leases["job"])))
+    search = {"lease_id": "job", "block": 0, "verifier": verifier}
+    monkeypatch.setattr(pool, "work", lambda **_: {"leases": [], "challenges": [], "searches": [search], "live": []})
+    return book.state.leases["job"].searched(0, verifier)[1]
+
+
+@contextmanager
+def nothing_made(*_: Any, **__: Any) -> Iterator[tuple[Any, Any]]:
+    """In the place of `made_again`."""
+    yield {}, SimpleNamespace(block=SimpleNamespace(previous=""))
+
+
+def test_a_side_that_cannot_make_a_block_again_says_so(lender, pool, monkeypatch) -> None:
+    """After three tries, or at once where the pool does not take its states; not where it is asked no more."""
+    search = in_dispute(pool, monkeypatch)
+    monkeypatch.setattr(agent_module, "made_again", nothing_made)
+
+    def stepped(times: int) -> list[on.Traced]:
+        for _ in range(times):
+            lender.step()
+            until(lambda: not lender._is_checking)
+        found, pool.posted = pool.of(on.Traced), []
+        lender._checked.clear()
+        return found
+
+    def fails(*_: Any) -> tuple[str, ...]:
+        raise PlaceFailed("the disk is full")
+
+    monkeypatch.setattr(agent_module, "traced_block", fails)
+    assert stepped(2) == []
+    assert [body.states for body in stepped(4)] == [()]
+    states = tuple(sha256(b"%d" % number) for number in range(10))
+    asked: list[tuple[int, ...]] = []
+    monkeypatch.setattr(agent_module, "traced_block", lambda _, at: asked.append(at) or states)
+    assert [body.states for body in stepped(1)] == [states]
+    assert asked == [tuple(range(1, 11))]
+    usual, has_answered = pool.post, False
+
+    def post(body: on.Body, **more: Any) -> None:
+        if isinstance(body, on.Traced) and body.states:
+            if has_answered:  # it came through after all: what follows is another question
+                answered = replace(search, agent=Side(states=states))
+                pool.leases["job"]["challenges"][0]["bisection"] = json.loads(json.dumps(to_json(answered)))
+            raise on.Refused("they end in another state")
+        usual(body, **more)
+
+    monkeypatch.setattr(pool, "post", post)
+    assert [body.states for body in stepped(1)] == [()]
+    has_answered = True
+    assert stepped(1) == []
+    assert len(asked) == 3
+    assert stepped(1) == []
+    assert len(asked) == 3
 
 
 def test_ctrl_c_gives_the_whole_notice_that_was_promised(lender, pool) -> None:
@@ -346,13 +411,6 @@ def test_a_paused_owner_withdraws_the_offer_and_gets_the_job_reclaimed(lender, p
     (lender.folder / "paused").unlink()
     lender.step()
     assert [body.lease_id for body in pool.of(on.Accepted)] == ["job.0", "job.1"]
-
-
-def test_two_traces_name_the_first_bad_update(lender) -> None:
-    """A dispute comes down to one update, counted from the beginning of the run."""
-    lease = {"commitments": [{"update": 100}, {"update": 104}]}
-    assert first_bad_update(lease, 1, ["a", "b", "x", "y"], ["a", "b", "c", "d"]) == 103
-    assert first_bad_update(lease, 1, ["a", "b", "c", "d"], ["a", "b", "c", "d"]) is None
 
 
 def test_what_is_sent_beyond_a_day_gives_notice(pool, tmp_path) -> None:

@@ -21,6 +21,7 @@ from stoker.pool import leased_job
 from stoker.pool.agent import Agent
 from stoker.pool.answers import read_lease, read_state, read_work
 from stoker.pool.client import DiskFailed, PoolClient
+from stoker.pool.events import sha256
 from stoker.pool.isolation import Bubblewrap
 from stoker.pool.keys import Key
 from stoker.pool.leased_job import BlobCache
@@ -40,6 +41,16 @@ def a_lease() -> dict[str, Any]:
     lease = book.state.leases["job"]
     draw = book.operator.sign(draw_message(book.operator.public, lease))
     book.post(book.operator, on.Challenged(lease_id="job", block=1, verifier=book.other.public, draw=draw, fee=1))
+    book.post(
+        book.other,
+        on.VerdictGiven(lease_id="job", block=1, verifier=book.other.public, equal=False, made=sha256(b"made")),
+    )
+    book.post(book.operator, on.Disputed(lease_id="job"))
+    states = tuple(sha256(b"%d" % number) for number in range(9))
+    book.post(
+        book.other,
+        on.Traced(lease_id="job", block=1, verifier=book.other.public, states=(*states, sha256(b"made"))),
+    )
     document: dict[str, Any] = json.loads(json.dumps(to_json(book.state.leases["job"])))
     return document | {"escrow": 5, "bond_held": 0, "bulk": {"direct_bytes": 0, "pool_bytes": 9}, "of_later": [1]}
 
@@ -53,7 +64,13 @@ OFFER: dict[str, Any] = {
     "network": "",
     "record": to_json(Record()),
 }
-WORK = {"leases": [LEASE], "challenges": [{"lease_id": "job", "block": 1}], "live": ["job"], "leaving": {"job": 5.5}}
+WORK = {
+    "leases": [LEASE],
+    "challenges": [{"lease_id": "job", "block": 1}],
+    "searches": [{"lease_id": "job", "block": 1, "verifier": "a" * 64}],
+    "live": ["job"],
+    "leaving": {"job": 5.5},
+}
 
 
 def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
@@ -112,6 +129,11 @@ def test_a_first_block_at_update_0_is_taken() -> None:
         (("commitments",), [{**LEASE["commitments"][0], "block": n, "update": n + 1} for n in range(10_001)]),
         (("challenges", 0, "block"), 3),
         (("challenges", 0, "block"), -1),
+        (("challenges", 0, "bisection", "low"), 20),
+        (("challenges", 0, "bisection", "begin"), 11),
+        (("challenges", 0, "bisection", "verifier", "end"), "../x"),
+        (("challenges", 0, "bisection", "verifier", "states", 3), "x"),
+        (("challenges", 0, "bisection", "agent", "before"), ".."),
         (("deposit",), 10**300),
         (("deposit",), 1.5),
         (("window_s",), math.nan),
@@ -139,6 +161,10 @@ def test_a_lease_that_is_none_is_refused(path: tuple[Any, ...], value: Any) -> N
         (("challenges", 0, "lease_id"), ".."),
         (("challenges", 0, "block"), "1"),
         (("challenges", 0), None),
+        (("challenges", 0, "against"), ".."),
+        (("searches", 0, "lease_id"), ".."),
+        (("searches", 0, "verifier"), "x"),
+        (("searches", 0, "block"), -1),
         (("live",), None),
         (("live", 0), "../x"),
         (("leaving", "job"), "soon"),

@@ -19,13 +19,14 @@ from stoker.pool import blobs, control_plane
 from stoker.pool import events as on
 from stoker.pool.blobs import BlobLimits, BlobStore, NoRoom
 from stoker.pool.client import DiskFailed, PoolAddress, PoolClient
+from stoker.pool.commitment import chain_head
 from stoker.pool.control_plane import ControlPlane, Rates, _Buckets, network_of_host, steady_clock
 from stoker.pool.escrow import pay_for
 from stoker.pool.events import CREDIT, Refused, canonical, draft_of, sha256
 from stoker.pool.keys import Key, own_key, read_key
 from stoker.pool.lease import Lease
 from stoker.pool.log import audit
-from stoker.pool.state import Record
+from stoker.pool.state import Record, draw_message
 from stoker.records.codec import to_json
 from tests.pool.book import offer, opened
 from tests.pool.server import in_thread, shift, until
@@ -69,7 +70,7 @@ def test_a_job_from_offer_to_pay(tmp_path: Path) -> None:
         agent.post(on.Accepted(lease_id="job"))
         agent.get_blob(order, tmp_path / "order")
         assert (tmp_path / "order").read_bytes() == b"what to run"
-        assert agent.work() == {"leases": [], "challenges": [], "live": ["job"], "leaving": {}}
+        assert agent.work() == {"leases": [], "challenges": [], "searches": [], "live": ["job"], "leaving": {}}
         assert renter.key is not None
         assert plane.rents(renter.key.public)
         agent.post(on.Beat(lease_id="job", index=0, running_s=2))
@@ -738,3 +739,58 @@ def test_keys_without_credits_keep_nobody_from_an_offer(tmp_path: Path) -> None:
         renter.post(opened("second", offer_id="two", order=renter.put_blob(b"x"), delegate=plane.key.public))
         joined(operator).post(on.Waiting(request_id="r", until_s=time.time() + 300))
         assert operator.state("pool")["num_waiting"] == 1
+
+
+def test_states_of_a_dispute_are_supplied_to_the_arbiter_and_kept(tmp_path: Path) -> None:
+    """Sides without credits may send them, both name one blob, no one else may, and the arbiter reads them."""
+    with in_thread(tmp_path) as (plane, operator):
+        agent, renter, verifier, arbiter, other = (joined(operator, credit=0) for _ in range(5))
+        for client, credit in ((agent, 1), (renter, 10)):
+            assert client.key is not None
+            operator.post(on.Deposited(account=client.key.public, amount=credit * CREDIT))
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        renter.post(opened(verify_fraction=1.0, order=renter.put_blob(b"order")))
+        agent.post(on.Accepted(lease_id="job"))
+        head = ""
+        for number, update in enumerate((4, 5)):
+            committed = chain_head(head, update, sha256(b"end %d" % number))
+            blob = agent.put_blob(b"block %d" % number)
+            agent.post(
+                on.Committed(lease_id="job", block=number, update=update, state=committed, blob=blob, previous=head)
+            )
+            head = committed
+        agent.post(on.Finished(lease_id="job", result=agent.put_blob(b"result")))
+        keys = [client.key for client in (verifier, arbiter)]
+        assert None not in keys
+        verifier_key, arbiter_key = (key.public for key in keys if key is not None)
+        with pytest.raises(Refused, match="blobs are sent by"):
+            verifier.put_blob(b"before")
+        draw = operator.key.sign(draw_message(plane.key.public, plane.state.leases["job"]))  # type: ignore[union-attr]
+        operator.post(on.Challenged(lease_id="job", block=0, verifier=verifier_key, draw=draw))
+        made = sha256(b"made")
+        verifier.post(on.VerdictGiven(lease_id="job", block=0, verifier=verifier_key, equal=False, made=made))
+        until(lambda: plane.state.leases["job"].state == "disputed")
+        place: dict[str, Any] = {"lease_id": "job", "block": 0, "verifier": verifier_key}
+        for client, states in ((agent, (b"1", b"2", b"3", b"end 0")), (verifier, (b"1", b"2", b"x", b"made"))):
+            assert client.work()["searches"] == [place]
+            client.post(on.Traced(**place, states=tuple(map(sha256, states))))
+        assert other.work()["searches"] == arbiter.work()["searches"] == []
+        before = sha256(b"before")
+        with pytest.raises(Refused, match="is not here"):
+            agent.post(on.Supplied(**place, before=before, after=sha256(b"after")))
+        for client, after in ((agent, b"after"), (verifier, b"other")):
+            assert client.work()["searches"] == [place]
+            assert client.put_blob(b"before") == before
+            client.post(on.Supplied(**place, before=before, after=client.put_blob(after)))
+            assert client.work()["searches"] == []
+        operator.post(
+            on.Challenged(lease_id="job", block=0, verifier=arbiter_key, draw=draw, update=3, against=verifier_key)
+        )
+        arbiter.get_blob(before, tmp_path / "before")
+        assert (tmp_path / "before").read_bytes() == b"before"
+        with pytest.raises(Refused, match="is for those who have part"):
+            other.get_blob(before, tmp_path / "stranger")
+        assert plane._needed_blobs() >= {before, sha256(b"after"), sha256(b"other")}
+        assert plane.state.leases["job"].forwarded == ()
+        [found] = plane.state.leases["job"].found_updates
+        assert (found.update, found.agent_state, found.verifier_state) == (3, sha256(b"3"), sha256(b"x"))

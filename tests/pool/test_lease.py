@@ -46,6 +46,9 @@ LEGAL = {
     "disputed": {
         "challenged": "disputed",
         "verdict": "disputed",
+        "traced": "disputed",
+        "supplied": "disputed",
+        "dismissed": "disputed",
         "slashed": "slashed",
         "refunded": "refunded",
         "final": "final",

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from stoker.pool.keys import Key
 from stoker.pool.leased_job import BlobCache, LeasedJob
 from stoker.pool.log import audit
 from stoker.pool.pool_launcher import LAUNCHER
+from stoker.pool.state import State
 from stoker.records import ENDED, Device
 from tests.pool.server import Killable, in_thread, shift, until
 
@@ -38,8 +39,15 @@ LIMITS = Limits(memory_bytes=512 << 20, cores=1, processes=64, disk_bytes=64 << 
 
 class CheatingBox(JobBox):
     def training(self, host: Host) -> Program:
-        program = super().training(host)
-        return replace(program, environment={**program.environment, "STOKER_CHEAT": "1"})
+        return cheated(super().training(host))
+
+    def replay(self, run: Path, until: int, host: Host, *, at: Sequence[int] = ()) -> Program:
+        return cheated(super().replay(run, until, host, at=at))
+
+
+def cheated(program: Program) -> Program:
+    """The program, which makes other links now and then."""
+    return replace(program, environment={**program.environment, "STOKER_CHEAT": "1"})
 
 
 class CheatingJob(LeasedJob):
@@ -284,12 +292,11 @@ def test_an_agent_dies_and_a_cheat_is_slashed_and_the_job_finishes(market, tmp_p
         leases = market.leases()
         assert [lease["offer_id"] for lease in leases] == ["mayfly", "magpie", "ox"]
         until(lambda: market.slashed("magpie") == 1)
-        made: dict[int, list[str]] = {}
-        for one in leases[1]["challenges"]:
-            if one["equal"] is False:
-                made.setdefault(one["block"], []).append(one["made"])
-        assert max(map(len, made.values())) == 2
-        assert all(set(states) != {""} and len(set(states)) == 1 for states in made.values()), "verifiers disagree"
+        settled = [one for one in audited(market).leases[leases[1]["lease_id"]].found_updates if one.for_verifier]
+        assert settled
+        for found in settled:
+            assert found.update % 10 == 8
+            assert found.arbiters[0][1] == found.verifier_state != found.agent_state
         assert market.slashed("mayfly") == market.slashed("ox") == market.slashed("eye") == 0
         LAUNCHER.fetch(handle, tmp_path / "home")
         state = b"\0" * 32
@@ -298,6 +305,67 @@ def test_an_agent_dies_and_a_cheat_is_slashed_and_the_job_finishes(market, tmp_p
         for update in range(1500):
             state = link(state, update)
         assert (tmp_path / "home" / "model.safetensors").read_bytes() == state, "a wrong block is in the result"
+        market.require_right()
+
+
+def audited(market: Market) -> State:
+    """The state that anyone comes to from the log."""
+    state = State()
+    assert not audit(market.folder / "log.db", state=state).problem
+    return state
+
+
+@pytest.mark.slow
+def test_a_lying_verifier_has_an_honest_agent_neither_slashed_nor_unpaid(market):
+    """Its replay makes other updates: the first is found, an arbiter makes it right, and the run comes to its end."""
+    with nothing_said(market.lenders):
+        market.lend("ox", 0.4)
+        market.lend("liar", 9.0, check_box=CheatingBox)
+        handle = LAUNCHER.start(market.submission("updates=1500"), lambda text: None)
+        until(lambda: market.leases()[0]["result"], 60.0)
+        until(lambda: any(one["equal"] is False for one in market.leases()[0]["challenges"]), 60.0)
+        market.lend("eye", 9.0)
+        market.lend("bat", 9.0)
+        assert market.follow(handle)[-1] == "finished"
+        [lease] = market.leases()
+        until(lambda: market.leases()[0]["state"] == "final")
+        state = audited(market)
+        lease = state.leases[lease["lease_id"]]
+        assert (lease.state, lease.outcome) == ("final", "")
+        assert lease.settlement.pay > 0
+        liar, ox = (market.lenders[name].client.key.public for name in ("liar", "ox"))
+        assert state.record_of(liar).wrong_verdicts == len({one.block for one in lease.challenges if one.dismissed}) > 0
+        assert state.record_of(ox).slashed == 0
+        assert state.record_of(ox).passed == 1
+        for found in lease.found_updates:
+            begin = lease.commitments[found.block - 1].update if found.block else 0
+            assert found.update % 10 == 8
+            assert 0 < found.update - begin <= 10
+            assert (found.verifier, found.for_agent, found.for_verifier) == (liar, 1, 0)
+        market.require_right()
+
+
+@pytest.mark.slow
+def test_a_cheat_that_cannot_make_its_blocks_again_is_slashed_all_the_same(market):
+    """Its honest replay does not end in what it committed to: it gives up, and whole blocks are compared."""
+
+    class ForgetfulBox(CheatingBox):
+        replay = JobBox.replay
+
+    class ForgetfulJob(LeasedJob):
+        box_type = ForgetfulBox
+
+    with nothing_said(market.lenders):
+        market.lend("magpie", 0.1, job_type=ForgetfulJob)
+        market.lend("ox", 0.4)
+        market.lend("eye", 9.0)
+        handle = LAUNCHER.start(market.submission("updates=1500"), lambda text: None)
+        assert market.follow(handle)[-1] == "finished"
+        until(lambda: market.slashed("magpie") == 1)
+        lease = audited(market).leases[market.leases()[0]["lease_id"]]
+        assert not lease.found_updates
+        assert any(one.bisection is not None and one.bisection.agent.has_given_up for one in lease.challenges)
+        assert any("is not what it committed to" in text for text in market.lenders["magpie"].said)
         market.require_right()
 
 

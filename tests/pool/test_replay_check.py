@@ -12,7 +12,7 @@ import pytest
 from stoker.errors import PlaceFailed
 from stoker.pool.blob_tree import TreeLimits
 from stoker.pool.commitment import Block, keep_block
-from stoker.pool.replay_check import ReplayVerdict, check_block
+from stoker.pool.replay_check import TOLERANCES, Making, ReplayVerdict, check_block
 from stoker.store import CheckpointStore
 from tests.pool.counting import save
 
@@ -38,7 +38,8 @@ def checked(folder: Path, answer: dict[str, Any], *, disk_bytes: int = 1 << 20) 
     box: Any = SimpleNamespace(aside=folder / "aside", replay=lambda *_, **__: None)
     out = json.dumps(answer).encode()
     host: Any = SimpleNamespace(limits=SimpleNamespace(disk_bytes=disk_bytes), run=lambda _: (2, out, b""))
-    return check_block(box, None, block, fetch=lambda digest: folder / "blobs" / digest, host=host, is_same_class=True)
+    making = Making(box=box, before=None, block=block, fetch=lambda digest: folder / "blobs" / digest, host=host)
+    return check_block(making, is_same_class=True)
 
 
 @pytest.mark.parametrize(
@@ -66,3 +67,16 @@ def test_the_records_of_another_job_are_wrong_on_any_machine(tmp_path) -> None:
     """A run that is not of the order's job was not made by it."""
     verdict = checked(tmp_path, {"kind": "NotTheRun", "problem": "the run is of another job"})
     assert verdict.equal is False
+
+
+def test_tolerances_lie_between_what_was_measured_of_honest_agents_and_of_cheats() -> None:
+    """In each precision, over as many updates as it is said to hold for: above the noise, below the smallest cheat."""
+    path = Path(__file__).parents[2] / "bench" / "results" / "pool_loss_opinion_2026-11-27.json"
+    cases = json.loads(path.read_bytes())["cases"]
+    weighed = 0
+    for case in cases:
+        tolerance, most = TOLERANCES[case["precision"]]
+        if case["criterion"] == "weights" and case["updates"] <= most:
+            assert 3 * case["honest_most"] < tolerance < min(case["cheats_least"].values()) / 2
+            weighed += 1
+    assert weighed == 4

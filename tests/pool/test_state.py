@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from stoker.pool import events as on
+from stoker.pool.bisection import points
+from stoker.pool.commitment import chain_head
 from stoker.pool.escrow import pay_for
 from stoker.pool.events import CREDIT, Body, Refused, sha256
 from stoker.pool.fair_use import to_preempt
 from stoker.pool.forwarding import forwarding_fee
 from stoker.pool.keys import Key
-from stoker.pool.lease import MOST_COMMITMENTS, TRANSITIONS
+from stoker.pool.lease import MOST_COMMITMENTS, TRANSITIONS, Lease
 from stoker.pool.state import State, apply, draw_message, merkle_root
 from stoker.units import GIB
 from tests.pool.book import Book, offer, opened
@@ -277,11 +280,16 @@ def test_roots_are_of_all_events_since_the_last() -> None:
     assert book.state.first_unanchored == last + 2
 
 
+END = sha256(b"end")
+"""Digest of the state after each block of a random lease."""
+
+
 @pytest.mark.slow
-def test_money_over_thousands_of_random_operations() -> None:
+@pytest.mark.parametrize("needed", [1, 2])
+def test_money_over_thousands_of_random_operations(needed: int) -> None:
     """Whatever happens, in whatever order, no credit is made or lost, none is owed, and refusals change nothing."""
     draw = random.Random(7)
-    book = Book(verdicts_to_slash=1, forward_price=CREDIT)
+    book = Book(verdicts_to_slash=needed, forward_price=CREDIT)
     keys = [book.operator, book.renter, book.agent, book.other, book.third]
     taken = refused = 0
     kinds: set[str] = set()
@@ -329,6 +337,9 @@ def rightful(book: Book, body: Body, draw: random.Random) -> Key:
             return book.agent if lease is None else by_public[lease.agent]
         case on.VerdictGiven():
             return by_public[body.verifier]
+        case on.Traced() | on.Supplied():
+            waits = lease is not None and lease.searched(body.block, body.verifier)[1].waits_for("agent")
+            return by_public[lease.agent if waits and lease is not None else body.verifier]
         case _:
             return book.operator
 
@@ -373,8 +384,8 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
         blob, num_bytes = draw.choice([lease.order, *lease.blobs, sha256(b"none")]), number << 9
         return on.Forwarded(lease_id=name, blob=blob, num_bytes=num_bytes, amount=forwarding_fee(num_bytes, CREDIT))
     head = lease.commitments[-1].state if lease.commitments else ""
-    state = sha256(b"%d" % number)
-    verifier = draw.choice([book.other, book.third]).public
+    state = chain_head(head, number + 1, END)
+    verifier = draw.choice([book.other, book.third, book.operator]).public
     signed = book.operator.sign(draw_message(book.operator.public, lease))
     asked = draw.choice(lease.challenges) if lease.challenges else None
     block = draw.randrange(max(1, len(lease.commitments)))
@@ -400,6 +411,7 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
             block=block if asked is None else asked.block,
             verifier=verifier if asked is None else asked.verifier,
             equal=draw.random() < 0.5,
+            made="" if asked is not None and asked.update else draw.choice(["", sha256(b"made"), state]),
         ),
         on.Disputed(lease_id=name),
         on.Slashed(lease_id=name, amount=draw.randrange(CREDIT), reason="x"),
@@ -413,9 +425,43 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
         acts += 8 * [body for body in acts if isinstance(body, on.VerdictGiven)]
     if lease.unequal_blocks:
         acts += 4 * [body for body in acts if isinstance(body, on.Disputed | on.Slashed)]
+    if lease.state == "disputed" and draw.random() < 0.9:  # mostly a search comes to its end
+        searches = search_acts(book, draw, lease, signed)
+        if searches and lease.open_challenges:
+            searches = [body for body in acts if isinstance(body, on.VerdictGiven)]
+        acts = searches or acts
     if draw.random() < 0.85:  # mostly what the table allows in that state
         acts = [body for body in acts if (lease.state, on.kind_of(body)) in TRANSITIONS] or acts
     return draw.choice(acts)
+
+
+def search_acts(book: Book, draw: random.Random, lease: Lease, signed: str) -> list[Body]:
+    """What might bring a search of a lease on: answers of the side that is asked, arbiters, a dismissal."""
+    found: list[Body] = []
+    for one in lease.challenges:
+        search = one.bisection
+        if search is None or one.dismissed:
+            continue
+        of_block: dict[str, Any] = {"lease_id": lease.lease_id, "block": one.block, "verifier": one.verifier}
+        count = len(points(search.low, search.high)) - (draw.random() < 0.1)
+        end = (search.agent.end or END) if search.waits_for("agent") else search.verifier.end
+        states = (*(sha256(draw.choice((b"a", b"b"))) for _ in range(count - 1)), draw.choice([end, end, sha256(b"a")]))
+        before = "" if search.low == search.begin else sha256(b"before")
+        arbiter = draw.choice([book.other, book.third, book.operator]).public
+        asked = on.Challenged(
+            **{**of_block, "verifier": arbiter}, draw=signed, fee=9, update=search.update, against=one.verifier
+        )
+        after = draw.choice([sha256(b"after")] * 9 + [""])
+        found += [
+            on.Supplied(**of_block, before=draw.choice([before, before, ""]) if after else "", after=after)
+            if search.update
+            else on.Traced(**of_block, states=draw.choice([states] * 19 + [()])),
+            asked if search.is_ready else on.Dismissed(**of_block),
+        ]
+        found += 2 * found[-2:-1]
+        if lease.num_agreeing(one.block) > 1:
+            found.append(on.Slashed(lease_id=lease.lease_id, amount=lease.bond, reason="x"))
+    return found
 
 
 def test_what_was_never_accepted_is_settled_at_once() -> None:

@@ -2,14 +2,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from stoker.pool import events as on
+from stoker.pool.bisection import Bisection, points
+from stoker.pool.commitment import chain_head
 from stoker.pool.escrow import pay_for
-from stoker.pool.events import CREDIT, sha256
+from stoker.pool.events import CREDIT, Refused, sha256
 from stoker.pool.keys import Key
-from stoker.pool.lease import VERDICT_S
+from stoker.pool.lease import VERDICT_S, Lease
+from stoker.pool.state import State, apply, draw_message
 from stoker.pool.watch import MOST_OPEN, due
 from tests.pool.book import Book, offer, opened
 
@@ -327,3 +331,287 @@ def test_an_hour_has_its_root() -> None:
     book.pass_time(1)
     assert settle(book) == ["anchored"]
     assert settle(book) == []
+
+
+UPDATES = range(1, 31)
+"""Updates of the only block of a lease in dispute."""
+
+
+def states_of(wrong: int = 0) -> dict[int, str]:
+    """States by number of updates, of an honest run, or of one whose update `wrong` was not made."""
+    states, state = {}, "beginning"
+    for update in UPDATES:
+        state = sha256(f"{state} {update if update != wrong else 'skipped'}".encode())
+        states[update] = state
+    return states
+
+
+class Dispute:
+    """A lease of one block whose agent, verifiers and arbiters answer what the pool asks, each with states of its own.
+
+    Those without states do not answer at all.
+    """
+
+    def __init__(self, agent: dict[int, str], others: list[dict[int, str] | None], **rules: Any) -> None:
+        self.book, self.agent = Book(**rules), agent
+        self.keys = [Key.made() for _ in others]
+        self.states = {key.public: states for key, states in zip(self.keys, others, strict=True)}
+        self.book.run(beats=6, verify_fraction=1.0)
+        self.committed = chain_head("", UPDATES[-1], agent[UPDATES[-1]])
+        for key in self.keys:
+            self.book.post(self.book.operator, on.Deposited(account=key.public, amount=0))
+        self.book.post(
+            self.book.agent,
+            on.Committed(lease_id="job", block=0, update=UPDATES[-1], state=self.committed, blob=sha256(b"blob")),
+        )
+        self.book.post(self.book.agent, on.Finished(lease_id="job", result=sha256(b"result")))
+        self.agent_answers: dict[int, str] | None = agent
+
+    @property
+    def lease(self) -> Lease:
+        """The lease now."""
+        return self.book.state.leases["job"]
+
+    def run(self, rounds: int = 60) -> str:
+        """Let the pool work, and all answer; how the lease ended."""
+        total = self.book.state.accounts.deposited
+        for _ in range(rounds):
+            present = dict.fromkeys(self.states, "")
+            for body in due(
+                self.book.state,
+                self.book.now_s,
+                key=self.book.operator,
+                up_since_s=0.0,
+                present=present,
+                listening=[self.book.agent.public],
+            ):
+                self.book.post(self.book.operator, body)
+            self.book.state.accounts.require_conserved(is_thorough=True)
+            if self.lease.state == "final":
+                assert self.book.state.accounts.deposited == total
+                return self.lease.outcome or "paid"
+            self._answer()
+            self.book.pass_time(60)
+        raise AssertionError(self.lease)
+
+    def _answer(self) -> None:
+        by_public = {key.public: key for key in self.keys}
+        for asked in self.lease.open_challenges:
+            if (states := self.states[asked.verifier]) is None:
+                continue
+            key = by_public[asked.verifier]
+            if asked.update:
+                search = self.lease.searched(0, asked.against)[1]
+                made = states[asked.update]
+                self._verdict(key, equal=made == search.agent.end, made=made)
+            else:
+                equal = states[UPDATES[-1]] == self.agent[UPDATES[-1]]
+                self._verdict(key, equal=equal, made="" if equal else states[UPDATES[-1]])
+        for verdict in self.lease.challenges:
+            if verdict.judges is not False or self.lease.state != "disputed":
+                continue
+            for key, states in (
+                (self.book.agent, self.agent_answers),
+                (by_public[verdict.verifier], self.states[verdict.verifier]),
+            ):
+                search = self.lease.searched(0, verdict.verifier)[1]
+                party = self.lease.party(key.public, verdict)
+                if states is not None and party is not None and search.waits_for(party):
+                    self.post_states(key, verdict.verifier, search, states)
+
+    def _verdict(self, key: Key, **words: Any) -> None:
+        self.book.post(key, on.VerdictGiven(lease_id="job", block=0, verifier=key.public, **words))
+
+    def post_states(self, key: Key, verifier: str, search: Bisection, states: dict[int, str]) -> None:
+        """State or supply what is asked."""
+        if search.update:
+            before = sha256(b"before") if search.low > search.begin else ""
+            body: on.Body = on.Supplied(
+                lease_id="job", block=0, verifier=verifier, before=before, after=sha256(b"after")
+            )
+        else:
+            stated = tuple(states[update] for update in points(search.low, search.high))
+            body = on.Traced(lease_id="job", block=0, verifier=verifier, states=stated)
+        self.book.post(key, body)
+
+    def replayed(self) -> State:
+        """The state that anyone comes to from the log."""
+        state = State()
+        for event in self.book.events:
+            apply(state, event)
+        return state
+
+
+def test_an_arbiter_makes_one_update_and_a_cheat_is_slashed() -> None:
+    """The first wrong update is found and stands in the log, with both states and the arbiter's."""
+    dispute = Dispute(states_of(wrong=17), [states_of(), states_of()])
+    assert dispute.run() == "slashed"
+    assert dispute.book.balance(dispute.book.agent) == 9 * CREDIT
+    whole, arbiter = sorted(dispute.lease.challenges, key=lambda one: one.update)
+    assert (whole.update, arbiter.update, arbiter.against) == (0, 17, whole.verifier)
+    [found] = dispute.replayed().leases["job"].found_updates
+    assert (found.update, found.agent_state, found.verifier_state) == (17, states_of(17)[17], states_of()[17])
+    assert found.arbiters == ((arbiter.verifier, states_of()[17]),)
+    [slashed] = [event.draft.body for event in dispute.book.events if event.kind == "slashed"]
+    assert all(word in slashed["reason"] for word in ("update 17", states_of(17)[17], states_of()[17]))
+    assert len([event for event in dispute.book.events if event.kind == "traced"]) == 2
+
+
+def test_a_lying_verifier_costs_an_honest_agent_nothing() -> None:
+    """Its verdict is dismissed by the arbiter, its record says so, and the block is replayed by another."""
+    for _ in range(8):  # whichever is asked first
+        dispute = Dispute(states_of(), [states_of(wrong=9), states_of(), states_of()])
+        assert dispute.run() == "paid"
+        assert dispute.book.balance(dispute.book.agent) == 10 * CREDIT + pay_for(60, CREDIT // 2)
+        records = [dispute.book.state.record_of(key.public) for key in dispute.keys]
+        was_asked = any(one.verifier == dispute.keys[0].public for one in dispute.lease.challenges)
+        assert [record.wrong_verdicts for record in records] == [int(was_asked), 0, 0]
+        assert dispute.book.state.record_of(dispute.book.agent.public).passed == 1
+        assert dispute.replayed().records == dispute.book.state.records
+        if was_asked:
+            assert {one.dismissed for one in dispute.lease.challenges if one.judges is None and not one.update} == {
+                "contradicted"
+            }
+
+
+def test_a_friend_of_a_cheat_as_arbiter_puts_it_off_and_no_more() -> None:
+    """The block is made by another verifier, with another arbiter; then the friend's word was the wrong one."""
+    num_seen = 0
+    for _ in range(40):  # until the friend is the first arbiter
+        dispute = Dispute(states_of(wrong=17), [states_of(), states_of(wrong=17), states_of(), states_of()])
+        friend = dispute.keys[1].public
+        outcome = dispute.run()
+        arbiters = [one.verifier for one in dispute.lease.challenges if one.update]
+        if arbiters[:1] == [friend]:
+            num_seen += 1
+            assert outcome == "slashed"
+            assert "contradicted" in {one.dismissed for one in dispute.lease.challenges}
+            records = [dispute.book.state.record_of(key.public).wrong_verdicts for key in dispute.keys]
+            assert records == [0, 1, 0, 0]
+    assert num_seen
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_an_agent_that_does_not_answer_is_judged_by_whole_blocks(gives_up: bool) -> None:
+    """Silence alone costs nothing: an honest one is paid, and a cheat is slashed by two replays, as ever."""
+    for wrong, end in ((0, "paid"), (17, "slashed")):
+        others = [states_of(), states_of(), states_of(wrong=9)] if not wrong else [states_of(), states_of()]
+        dispute = Dispute(states_of(wrong=wrong), others)
+        give_up(dispute, dispute.book.agent, aloud=gives_up)
+        assert dispute.run() == end
+        assert not dispute.lease.found_updates
+        assert dispute.book.state.record_of(dispute.book.agent.public).slashed == bool(wrong)
+
+
+def give_up(dispute: Dispute, key: Key, *, aloud: bool) -> None:
+    """Let a side say, each time, that it cannot make the block again; or say nothing."""
+    usual = dispute.post_states
+
+    def post(who: Key, verifier: str, search: Bisection, states: dict[int, str]) -> None:
+        if who is not key:
+            usual(who, verifier, search, states)
+        elif aloud:
+            dispute.book.post(key, on.Traced(lease_id="job", block=0, verifier=verifier))
+
+    dispute.post_states = post  # type: ignore[method-assign]
+
+
+def test_a_verifier_that_does_not_answer_has_proved_nothing() -> None:
+    """Its verdict is dismissed once its time is over, without a mark, and another one replays the block."""
+    for is_asked_to_speak in (False, True):
+        dispute = Dispute(states_of(), [states_of(wrong=9)])
+        liar = dispute.keys[0]
+        give_up(dispute, liar, aloud=is_asked_to_speak)
+        assert dispute.run() == "paid"
+        assert [one.dismissed for one in dispute.lease.challenges] == ["silent"]
+        assert dispute.book.state.record_of(liar.public).wrong_verdicts == 0
+        assert dispute.book.balance(dispute.book.agent) == 10 * CREDIT + pay_for(60, CREDIT // 2)
+
+
+def test_states_of_another_run_do_not_end_in_what_was_committed() -> None:
+    """A cheat that states an honest run's states is refused, and cannot be helped by its own."""
+    dispute = Dispute(states_of(wrong=17), [states_of(), states_of()])
+    dispute.agent_answers = states_of()
+    with pytest.raises(Refused, match="is not what it committed to as block 0"):
+        dispute.run()
+    dispute.agent_answers = None
+    assert dispute.run() == "slashed"
+
+
+def test_arbiters_that_come_to_other_states_each_prove_nothing() -> None:
+    """A job that computes something else on each machine: the renter has its pay back, and the agent its bond."""
+    dispute = Dispute(states_of(wrong=1), [states_of(wrong=number) for number in (2, 3, 4)])
+    others = {
+        key.public: {update: sha256(f"{key.public}{update}".encode()) for update in UPDATES} for key in dispute.keys
+    }
+    dispute.states = dict(others)
+    assert dispute.run() == "refunded"
+    assert dispute.book.balance(dispute.book.agent) == 10 * CREDIT
+
+
+def test_what_the_pool_may_not_do_in_a_search() -> None:
+    """Arbiters for other updates or from the sides, dismissals without a reason, words that contradict themselves."""
+    dispute = Dispute(states_of(wrong=17), [states_of(), states_of()])
+    book, (first, second) = dispute.book, dispute.keys
+    draw = book.operator.sign(draw_message(book.operator.public, dispute.lease))
+
+    def asked(verifier: Key, **more: Any) -> on.Challenged:
+        return on.Challenged(lease_id="job", block=0, verifier=verifier.public, draw=draw, **more)
+
+    def refused(key: Key, body: on.Body, why: str) -> None:
+        before = book.state.leases["job"]
+        with pytest.raises(Refused, match=why):
+            book.post(key, body)
+        assert book.state.leases["job"] == before
+
+    book.post(book.operator, asked(first))
+    made, wrong = states_of()[30], states_of(17)
+    book.post(first, on.VerdictGiven(lease_id="job", block=0, verifier=first.public, equal=False, made=made))
+    book.post(book.operator, on.Disputed(lease_id="job"))
+    of_block: dict[str, Any] = {"lease_id": "job", "block": 0, "verifier": first.public}
+    refused(book.operator, asked(second, update=17, against=first.public), "no arbiter is needed")
+    refused(book.operator, asked(second, update=17, against=second.public), "has given no unequal verdict")
+    refused(second, on.Traced(**of_block, states=(made,) * 30), "the agent of the lease, or the verifier")
+    refused(first, on.Dismissed(**of_block), "only the pool's own key")
+    refused(book.operator, on.Dismissed(**of_block), "nothing contradicts")
+    for key, states in ((first, states_of()), (book.agent, wrong)):
+        dispute.post_states(key, first.public, dispute.lease.searched(0, first.public)[1], states)
+    for key in (first, book.agent):
+        dispute.post_states(key, first.public, dispute.lease.searched(0, first.public)[1], wrong)
+    refused(book.operator, asked(second, update=16, against=first.public), "no arbiter is needed")
+    refused(book.operator, asked(first, update=17, against=first.public), "was asked for block 0 before")
+    refused(book.operator, asked(book.agent, update=17, against=first.public), "another agent than the one that ran")
+    book.post(book.operator, asked(second, update=17, against=first.public))
+    answer: dict[str, Any] = {"lease_id": "job", "block": 0, "verifier": second.public}
+    refused(second, on.VerdictGiven(**answer, equal=True, made=states_of()[17]), "cannot find the agent's")
+    refused(second, on.VerdictGiven(**answer, equal=False, made=wrong[17]), "cannot find the agent's")
+    refused(book.operator, on.Slashed(lease_id="job", amount=CREDIT, reason="x"), "1 verifiers found")
+    book.post(second, on.VerdictGiven(**answer, equal=False, made=states_of()[17]))
+    refused(book.operator, on.Dismissed(**of_block), "nothing contradicts")
+    book.post(book.operator, on.Slashed(lease_id="job", amount=CREDIT, reason="x"))
+
+
+@pytest.mark.parametrize(("begins", "is_searched"), [(26, True), (30, False)])
+def test_a_run_that_was_gone_on_from_begins_where_its_order_says(begins: int, is_searched: bool) -> None:
+    """Of a lease's first block the verifier states where it begins, and the agent the head of the chain there."""
+    dispute = Dispute(states_of(wrong=28), [states_of()])
+    book, (verifier,) = dispute.book, dispute.keys
+    head = sha256(b"head of the lease before")
+    lease = dispute.lease
+    committed = replace(lease.commitments[0], state=chain_head(head, 30, states_of(28)[30]))
+    book.state.leases["job"] = replace(lease, commitments=(committed,))
+    draw = book.operator.sign(draw_message(book.operator.public, lease))
+    of_block: dict[str, Any] = {"lease_id": "job", "block": 0, "verifier": verifier.public}
+    book.post(book.operator, on.Challenged(**of_block, draw=draw))
+    book.post(verifier, on.VerdictGiven(**of_block, equal=False, made=states_of()[30], begins=begins))
+    book.post(book.operator, on.Disputed(lease_id="job"))
+    if not is_searched:
+        with pytest.raises(Refused, match="has given no unequal verdict"):
+            dispute.lease.searched(0, verifier.public)
+        return
+    stated = tuple(states_of(28)[update] for update in (27, 28, 29, 30))
+    with pytest.raises(Refused, match="is not what it committed to"):
+        book.post(book.agent, on.Traced(**of_block, states=stated))
+    book.post(book.agent, on.Traced(**of_block, states=stated, previous=head))
+    book.post(verifier, on.Traced(**of_block, states=tuple(states_of()[update] for update in (27, 28, 29, 30))))
+    assert dispute.lease.searched(0, verifier.public)[1].update == 28

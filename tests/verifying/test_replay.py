@@ -69,11 +69,13 @@ def test_a_stretch_made_again_is_equal_bit_for_bit(recorded, tmp_path, begin, en
     assert made[-1].state_digest() == claimed.state_digest()
 
 
-def test_every_update_can_be_noted(recorded, tmp_path):
-    """The trace of a stretch has the states that the run itself had after each update."""
-    made = replay(job(), copy_at(recorded, 5, 9, tmp_path / "run"), 9, each=True)
-    assert [manifest.position.updates for manifest in made] == [6, 7, 8, 9]
-    claimed = [CheckpointStore(recorded / str(n) / "checkpoints").newest()[1] for n in range(6, 10)]
+@pytest.mark.parametrize(("end", "at"), [(9, (6, 7, 8, 9)), (9, (7, 9)), (9, (6,)), (12, (6, 11))])
+def test_states_on_the_way_can_be_noted(recorded, tmp_path, end, at):
+    """They are those that the run itself had after the same updates; what is saved as the best is none of them."""
+    made = replay(job(), copy_at(recorded, 5, end, tmp_path / "run"), end, at=at)
+    noted = sorted({*at, end})
+    assert [manifest.position.updates for manifest in made] == noted
+    claimed = [CheckpointStore(recorded / str(n) / "checkpoints").newest()[1] for n in noted]
     assert [one.state_digest() for one in made] == [one.state_digest() for one in claimed]
 
 

@@ -290,6 +290,7 @@ def pool_audit(
                 pool.ChainSettings(url=chain, contract=contract).connected(), state.roots
             )
             result = replace(result, problem=result.problem or problem)
+        updates = [found for lease in state.leases.values() for found in lease.found_updates]
         if as_json:
             print_document(
                 {
@@ -301,6 +302,7 @@ def pool_audit(
                     "deposited": state.accounts.deposited,
                     "balances": state.accounts.balances,
                     "roots_on_chain": num_roots,
+                    "updates_in_dispute": [to_json(found) for found in updates],
                 }
             )
         else:
@@ -311,6 +313,8 @@ def pool_audit(
                 f"{pool.credits_text(state.accounts.deposited)} deposited, and as much held by "
                 f"{len(state.accounts.balances)} accounts"
             )
+            for found in updates:
+                console.print(printable(f"lease {found.lease_id}, {found.words()}"), soft_wrap=True)
             if chain is not None:
                 console.print(f"{num_roots} roots are the same in the contract {contract}", soft_wrap=True)
             if result.problem:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -10,7 +9,7 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -20,13 +19,14 @@ from stoker import api, pool
 from stoker.cli.pool import KeyName, PoolWord, client_of, pool_reported
 from stoker.cli.terminal import AsJson, Debug, output, print_document, printable
 from stoker.errors import BadJob, NoDevice, PlaceUnreachable, RunFailed, StokerError
-from stoker.records import Device
+from stoker.records import Device, to_json
 from stoker.units import format_bytes, parse_duration, parse_memory, parse_money
 
 Folder = Annotated[
     Path | None, typer.Option("--folder", metavar="DIR", help="Where jobs run (default: ~/.local/share/stoker/agent).")
 ]
 IsolationName = Annotated[str, typer.Option("--isolation", metavar="KIND", help="best, gvisor, podman or bubblewrap.")]
+_JUDGED = {True: "equal", False: "UNEQUAL", None: "undecided"}
 Lease = Annotated[str, typer.Argument(metavar="LEASE", help="Name of a lease; `stoker pool ledger` lists them.")]
 
 
@@ -198,13 +198,9 @@ def verify(
     lease: Lease,
     address: PoolWord = None,
     block: Annotated[int | None, typer.Option("--block", metavar="N", min=0, help="One block (default: all).")] = None,
-    trace: Annotated[
-        bool, typer.Option("--trace", help="The state after each update, to find the first bad one.")
+    update: Annotated[
+        bool, typer.Option("--update", help="Make only the updates on which the agent and verifiers differ first.")
     ] = False,
-    against: Annotated[
-        Path | None,
-        typer.Option("--against", metavar="FILE", help="Another one's --trace --json: name the first bad update."),
-    ] = None,
     isolation: IsolationName = "best",
     folder: Folder = None,
     key: KeyName = "default",
@@ -221,49 +217,34 @@ def verify(
         files = _device_files(tuple(one.index for one in lent) if device.kind == "cuda" else ())
         kind = pool.best_isolation(isolation, files)
         limits = pool.Limits(memory_bytes=_memory_bytes() // 2, cores=float(len(os.sched_getaffinity(0))))
-        theirs = _traces(against)
         pool.joined_peer(client, keeps=True)  # its blocks may be on this machine, or on its renter's
         host = pool.Host(isolation=kind, limits=limits, devices=files)
-        numbers = [block] if block is not None else range(len(client.lease(lease)["commitments"]))
-        found = []
+        shown, checks = client.lease(lease), _folder(folder) / "checks"
+        numbers = [block] if block is not None else range(len(shown["commitments"]))
+        own_class, found = pool.determinism_class(device, count), list[dict[str, Any]]()
         with output(for_json=as_json):
             for number in numbers:
-                verdict = pool.replay_lease(
-                    client,
-                    lease,
-                    number,
-                    folder=_folder(folder) / "checks",
-                    host=host,
-                    own_class=pool.determinism_class(device, count),
-                    trace=trace or number in theirs,
-                )
-                others = pool.evidence_of(client, client.lease(lease), number, _folder(folder) / "checks")
+                if update:
+                    found += _updates(client, shown, number, checks, host, own_class, is_quiet=as_json)
+                    continue
+                verdict = pool.replay_lease(client, lease, number, folder=checks, host=host, own_class=own_class)
+                others = pool.evidence_of(client, shown, number, checks)
                 found.append(
                     {
                         "block": number,
                         "equal": verdict.equal,
                         "why": verdict.why,
                         "made": verdict.made,
-                        "trace": list(verdict.trace),
                         "others": others,
                     }
                 )
-                if number in theirs:
-                    found[-1]["first_bad_update"] = bad = pool.first_bad_update(
-                        client.lease(lease), number, theirs[number], verdict.trace
-                    )
-                    if not as_json:
-                        print(
-                            f"block {number}: "
-                            + ("the traces are equal" if bad is None else f"the traces differ from update {bad:,} on")
-                        )
                 if not as_json:
-                    word = {True: "equal", False: "UNEQUAL", None: "undecided"}[verdict.equal]
-                    print(f"block {number}: {word}: {verdict.why}")
+                    print(f"block {number}: {_JUDGED[verdict.equal]}: {verdict.why}")
                     for other in others:
                         agrees = ", as here" if verdict.made and other["made"] == verdict.made else ""
-                        judged = "equal" if other["equal"] else "UNEQUAL"
-                        print(f"  {pool.short(other['verifier'])}: {judged}{agrees}: {other['why']}")
+                        what = f" update {other['update']:,}" if "update" in other else ""
+                        judged = f"{_JUDGED[other['equal']]}{agrees}"
+                        print(f"  {pool.short(other['verifier'])}:{what} {judged}: {other['why']}")
         if as_json:
             print_document({"lease": lease, "blocks": found})
         if any(verdict["equal"] is False for verdict in found):
@@ -285,15 +266,28 @@ def dispute(
         print(f"the pay of {lease} is held until it is settled; `stoker pool ledger` shows what comes of it")
 
 
-def _traces(path: Path | None) -> dict[int, list[str]]:
-    """States by block, as another one's `verify --trace --json` printed them."""
-    if path is None:
-        return {}
-    try:
-        blocks = json.loads(path.read_bytes())["blocks"]
-        return {int(block["block"]): [str(state) for state in block["trace"]] for block in blocks if block["trace"]}
-    except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise BadJob(f"--against {path}: no output of `stoker pool verify --trace --json`: {problem}") from problem
+def _updates(
+    client: pool.PoolClient,
+    lease: dict[str, Any],
+    number: int,
+    folder: Path,
+    host: pool.Host,
+    own_class: str,
+    *,
+    is_quiet: bool,
+) -> list[dict[str, Any]]:
+    """Make the updates of a block that were found, alone, as an arbiter does."""
+    found = []
+    for one in pool.typed_lease(lease).found_updates:
+        if one.block != number:
+            continue
+        verdict = pool.arbitrate_lease(
+            client, one.lease_id, number, against=one.verifier, folder=folder, host=host, own_class=own_class
+        )
+        found.append({**to_json(one), "equal": verdict.equal, "why": verdict.why, "made": verdict.made})
+        if not is_quiet:
+            print(f"{one.words()}\n  here: {_JUDGED[verdict.equal]}: {verdict.why}")
+    return found
 
 
 def _folder(given: Path | None) -> Path:

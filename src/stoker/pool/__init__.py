@@ -12,11 +12,12 @@ from stoker.imports import on_first_use
 if TYPE_CHECKING:
     from stoker.pool.agent import Agent as Agent
     from stoker.pool.agent import Lending as Lending
+    from stoker.pool.agent import arbitrate_lease as arbitrate_lease
     from stoker.pool.agent import determinism_class as determinism_class
     from stoker.pool.agent import evidence_of as evidence_of
-    from stoker.pool.agent import first_bad_update as first_bad_update
     from stoker.pool.agent import lent_devices as lent_devices
     from stoker.pool.agent import replay_lease as replay_lease
+    from stoker.pool.agent import typed_lease as typed_lease
     from stoker.pool.answers import read_offer as read_offer
     from stoker.pool.client import PoolAddress as PoolAddress
     from stoker.pool.client import PoolClient as PoolClient

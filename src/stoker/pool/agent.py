@@ -18,6 +18,7 @@ FOLDER/leases/LEASE/     box, run, output of a lease
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -28,8 +29,8 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +39,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stoker.devices import planned_devices, resolve_place
 from stoker.errors import BadJob, BadRun, NoDevice, StokerError
 from stoker.pool import events as on
+from stoker.pool.bisection import Bisection, points
 from stoker.pool.blob_tree import TreeLimits
 from stoker.pool.client import PoolClient, is_passing
 from stoker.pool.commitment import Block
@@ -53,14 +55,14 @@ from stoker.pool.isolation import (
     remove_tree,
 )
 from stoker.pool.job_box import JobBox, PoolOrder, missing_packages, read_order
-from stoker.pool.lease import MOST_EVIDENCE_BYTES, UNCOMMITTED_S, VERDICT_S
+from stoker.pool.lease import MOST_EVIDENCE_BYTES, UNCOMMITTED_S, VERDICT_S, Lease
 from stoker.pool.leased_job import INDEX_BYTES, BlobCache, LeasedJob
 from stoker.pool.link_probe import MeasuredLink
 from stoker.pool.owners_use import GpuWatch, LentGpu, OwnersUse, UploadQuota, gpu_links
 from stoker.pool.probed_device import ProbedDevice
-from stoker.pool.replay_check import ReplayVerdict, check_block, first_difference
+from stoker.pool.replay_check import Making, ReplayVerdict, check_block, check_update, supplied_states, traced_block
 from stoker.records import Device
-from stoker.records.codec import digest, parsed, printable
+from stoker.records.codec import digest, from_json, parsed, printable
 from stoker.store.disk_errors import disk_errors
 from stoker.units import format_bytes, format_seconds
 
@@ -239,6 +241,8 @@ class Agent:
         proof: what the device showed when it was measured.
         link: to the pool, where it was measured.
         tell: receives a line of text about what happens.
+        job_type: its jobs.
+        check_box: in which blocks of others are made again.
     """
 
     client: PoolClient
@@ -251,10 +255,11 @@ class Agent:
     tell: Callable[[str], None] = lambda _: None
     job_type: type[LeasedJob] = LeasedJob
     open_device: Callable[[float | None], LocalDevice] = LocalDevice
+    check_box: type[JobBox] = JobBox
     _job: LeasedJob | None = field(default=None, init=False)
     _offered_until: float = field(default=0.0, init=False)
     _check: threading.Thread | None = field(default=None, init=False)
-    _checked: Counter[tuple[str, int]] = field(default_factory=Counter, init=False)
+    _checked: Counter[tuple[str, int, str]] = field(default_factory=Counter, init=False)
     _replaying: IsolatedProcess | None = field(default=None, init=False)
     _probed: list[ProbedDevice] = field(default_factory=list, init=False)
     _refused: set[str] = field(default_factory=set, init=False)
@@ -286,6 +291,10 @@ class Agent:
     def host(self) -> Host:
         """Where jobs run."""
         return Host(isolation=self.isolation, limits=self.lending.limits, devices=self.lending.devices)
+
+    @property
+    def _public(self) -> str:
+        return "" if self.client.key is None else self.client.key.public
 
     def stop(self) -> None:
         """The kill switch: the first time the job is given notice and saves; the second time it ends at once."""
@@ -407,18 +416,25 @@ class Agent:
             if may_work and self._job is None and lease["lease_id"] not in self._refused:
                 self._stop_probes()
                 self._accept(lease)
-        for challenge in work["challenges"]:
-            place = (str(challenge["lease_id"]), int(challenge["block"]))
-            if may_work and self.lending.replays and self._checked[place] < _MOST_TRIES and not self._is_checking:
-                self._checked[place] += 1
-                self._stop_probes()
-                self._check = threading.Thread(target=self._replay, args=place, name="stoker-check", daemon=True)
-                self._check.start()
-
+        if not may_work:
+            return
+        for search in work.get("searches", []):  # first: the other side waits, and so do those who are paid
+            self._begin_check(self._answer, str(search["lease_id"]), int(search["block"]), str(search["verifier"]))
+        for challenge in work["challenges"] if self.lending.replays else ():
+            against = str(challenge.get("against", ""))
+            self._begin_check(self._replay, str(challenge["lease_id"]), int(challenge["block"]), against)
         for probe in work.get("probes", ()):
             is_mine = probe["offer_id"] == self.lending.name and probe["device"] < self.lending.num_devices
-            if may_work and is_mine and self._job is None and not self._is_checking:
+            if is_mine and self._job is None and not self._is_checking:
                 self._answer_probe(str(probe["probe_id"]), int(probe["device"]))
+
+    def _begin_check(self, check: Callable[[str, int, str], None], lease_id: str, block: int, key: str) -> None:
+        """Begin a check in a thread, unless one is being made, or this one was tried often enough."""
+        if not self._is_checking and self._checked[lease_id, block, key] < _MOST_TRIES:
+            self._checked[lease_id, block, key] += 1
+            self._stop_probes()
+            self._check = threading.Thread(target=check, args=(lease_id, block, key), name="stoker-check", daemon=True)
+            self._check.start()
 
     def _answer_probe(self, probe_id: str, number: int) -> None:
         """Let a device answer a probe, within what a job may have of it."""
@@ -519,7 +535,7 @@ class Agent:
             StokerError: the pool does not say which lease that is.
         """
         held = {path.name for path in (self.folder / "leases").iterdir()}
-        mine = "" if self.client.key is None else self.client.key.public
+        mine = self._public
         found: Any = self.client.state("leases", agent=mine, unsettled="1") if held else []
         for one in found if isinstance(found, list) else found.values():
             lease_id = str(one["lease_id"])
@@ -578,36 +594,38 @@ class Agent:
         if not self._may_work:
             process.kill()
 
-    def _replay(self, lease_id: str, block: int) -> None:
-        """Make a block of another agent's run again, and say what came of it."""
+    def _replay(self, lease_id: str, block: int, against: str) -> None:
+        """Make a block of another agent's run again, or as an arbiter one update of it, and say what came of it."""
         try:
-            verdict = replay_lease(
+            what = replay_lease if not against else functools.partial(arbitrate_lease, against=against)
+            verdict = what(
                 self.client,
                 lease_id,
                 block,
                 folder=self.folder / "checks",
                 host=replace(self.host, started=self._began_replay),
                 own_class=determinism_class(self.device, self.lending.num_devices),
+                box_type=self.check_box,
             )
             self.tell(f"{lease_id}: block {block} replayed: {verdict.why}")
-            self._checked[lease_id, block] = _MOST_TRIES
+            self._checked[lease_id, block, against] = _MOST_TRIES
             if verdict.equal is None:
                 return
-            made = "" if verdict.equal else verdict.made
+            made = "" if verdict.equal and not against else verdict.made
             record = json.dumps(
                 {"lease_id": lease_id, "block": block, "equal": verdict.equal, "why": verdict.why, "made": made}
             ).encode()
             with suppress(on.Refused):  # a key without credits may not keep it there; the hash stands in the log
                 self.client.put_blob(record)
-            assert self.client.key is not None
             self.client.post(
                 on.VerdictGiven(
                     lease_id=lease_id,
                     block=block,
-                    verifier=self.client.key.public,
+                    verifier=self._public,
                     equal=verdict.equal,
                     evidence=hashlib.sha256(record).hexdigest(),
                     made=made,
+                    begins=0 if verdict.equal or against else verdict.begins,
                 ),
                 patience_s=60.0,
             )
@@ -616,11 +634,75 @@ class Agent:
         except Exception as problem:  # noqa: BLE001 - whatever was committed, the agent goes on
             self.tell(f"{lease_id}: block {block} could not be replayed: {problem!r}")
         finally:
-            self._replaying = None
+            self._end_check()
+
+    def _answer(self, lease_id: str, block: int, verifier: str) -> None:
+        """State or supply this agent's states inside a block on which it and another one differ, or give up."""
+        search = None
+        try:
+            search = self._asked_search(lease_id, block, verifier)
+            if search is not None:
+                self.client.post(self._states(lease_id, block, verifier, search), patience_s=60.0)
+            self._checked[lease_id, block, verifier] = 0  # more may be asked
+        except Exception as problem:  # noqa: BLE001 - whatever was committed, the agent goes on
+            why = problem.message if isinstance(problem, StokerError) else repr(problem)
+            self.tell(f"{lease_id}: the states of block {block} could not be given: {why}")
+            is_last = self._checked[lease_id, block, verifier] >= _MOST_TRIES or isinstance(problem, on.Refused)
+            if search is not None and is_last and not is_passing(problem):
+                self._give_up(lease_id, block, verifier, search)
+        finally:
+            self._end_check()
+
+    def _asked_search(self, lease_id: str, block: int, verifier: str) -> Bisection | None:
+        """The search, if it waits for this agent: what the pool said of it may be a moment old."""
+        lease = typed_lease(self.client.lease(lease_id))
+        verdict, search = lease.searched(block, verifier)
+        party = lease.party(self._public, verdict)
+        is_open = lease.state == "disputed" and not verdict.dismissed
+        return search if is_open and party is not None and search.waits_for(party) else None
+
+    def _give_up(self, lease_id: str, block: int, verifier: str, search: Bisection) -> None:
+        """Say that what was asked cannot be made, if it is still asked."""
+        kind = on.Supplied if search.update else on.Traced
+        with suppress(StokerError, ValueError):
+            now = self._asked_search(lease_id, block, verifier)
+            if now is not None and (now.low, now.high) == (search.low, search.high):
+                self.client.post(kind(lease_id=lease_id, block=block, verifier=verifier))
+
+    def _states(self, lease_id: str, block: int, verifier: str, search: Bisection) -> on.Body:
+        """The digests that are asked for, or the states around the update that was found, which are sent."""
+        with made_again(
+            self.client,
+            lease_id,
+            block,
+            folder=self.folder / "checks",
+            host=replace(self.host, started=self._began_replay),
+            box_type=self.check_box if verifier == self._public else self.job_type.box_type,
+        ) as (_, making):
+            if search.update:
+                before, after = supplied_states(making, search.update, self._put_state)
+                self.tell(f"{lease_id}: the states around update {search.update:,} of block {block} are supplied")
+                return on.Supplied(lease_id=lease_id, block=block, verifier=verifier, before=before[1], after=after[1])
+            states = traced_block(making, points(search.low, search.high))
+            self.tell(f"{lease_id}: {len(states)} states of block {block} are stated, up to update {search.high:,}")
+            previous = making.block.previous if block == 0 else ""
+            return on.Traced(lease_id=lease_id, block=block, verifier=verifier, states=states, previous=previous)
+
+    def _put_state(self, path: Path) -> str:
+        """Send a state to the pool, where any arbiter gets it."""
+        return self.client.put_blob(path, through_pool=True)
+
+    def _end_check(self) -> None:
+        self._replaying = None
         with suppress(OSError):
             boxes = sorted((self.folder / "checks").iterdir(), key=lambda path: path.stat().st_mtime)
             for old in boxes[:-_KEPT_BOXES]:
                 remove_tree(old)
+
+
+def typed_lease(lease: dict[str, Any]) -> Lease:
+    """A lease as a record, of which fields that this version does not know are left out."""
+    return from_json({name: lease[name] for name in Lease.__dataclass_fields__ if name in lease}, Lease)
 
 
 def blocks_of(lease: dict[str, Any], order: PoolOrder) -> list[Block]:
@@ -640,19 +722,11 @@ def blocks_of(lease: dict[str, Any], order: PoolOrder) -> list[Block]:
     return blocks
 
 
-def first_bad_update(lease: dict[str, Any], number: int, claimed: Sequence[str], made: Sequence[str]) -> int | None:
-    """The first update of a block after which two traces differ [updates, from 1]; None: they are equal.
-
-    A third agent that makes that update alone says which trace is right.
-    """
-    index = first_difference(claimed, made)
-    return None if index is None else int(lease["commitments"][number]["update"]) - len(made) + index + 1
-
-
 def evidence_of(client: PoolClient, lease: dict[str, Any], number: int, folder: Path) -> list[dict[str, Any]]:
-    """What verifiers of block `number` of a lease recorded, as far as it is there: `verifier`, `equal`, `why`, `made`.
+    """What verifiers of block `number` of a lease recorded, as far as it is there.
 
-    Their words are theirs: only that they were recorded for this verdict is checked.
+    Each has `verifier`, `equal`, `why`, `made`, and of an arbiter the `update`. Their words are theirs: only that they
+    were recorded for this verdict is checked.
     """
     found, cache = [], BlobCache(client, folder / "evidence", MOST_EVIDENCE_BYTES)
     for one in lease["challenges"]:
@@ -666,27 +740,28 @@ def evidence_of(client: PoolClient, lease: dict[str, Any], number: int, folder: 
                     "equal": bool(one["equal"]),
                     "why": printable(str(record["why"]))[:1000],
                     "made": str(one["made"]),
+                    **({"update": int(one["update"])} if one.get("update") else {}),
                 }
             )
     cache.clear()
     return found
 
 
-def replay_lease(
+@contextmanager
+def made_again(
     client: PoolClient,
     lease_id: str,
     number: int,
     *,
     folder: Path,
     host: Host,
-    own_class: str,
-    trace: bool = False,
-) -> ReplayVerdict:
-    """Make block `number` of a lease again on this machine.
+    box_type: type[JobBox] = JobBox,
+) -> Iterator[tuple[dict[str, Any], Making]]:
+    """A lease, and what making its block `number` again on this machine needs, which is fetched when it is used.
 
     Raises:
         BadJob: the lease has no such block.
-        PlaceFailed: it cannot be made here, for a reason that says nothing about the block.
+        PlaceFailed: its order cannot be run here.
     """
     lease = client.lease(lease_id)
     cache = BlobCache(client, folder / f"blobs-{lease_id}-{number}", 2 * host.limits.disk_bytes + INDEX_BYTES)
@@ -703,21 +778,58 @@ def replay_lease(
         # A verdict counts for so long, as in `Lease.verdict_s`: what takes longer is of no use, and may be malice.
         most_s = max(VERDICT_S, 10 * float(lease["running_s"]) / len(blocks))
         host = replace(host, limits=replace(host.limits, time_s=min(host.limits.time_s, most_s)))
-        box = JobBox.make(
+        box = box_type.make(
             folder / str(lease["order"])[:32],
             order,
             cache.fetch,
             TreeLimits(num_bytes=host.limits.disk_bytes, has_links=True),
         )
-        return check_block(
-            box,
-            before,
-            blocks[number],
-            fetch=cache.fetch,
-            host=host,
-            is_same_class=own_class == lease["determinism_class"],
-            trace=trace,
-        )
+        yield lease, Making(box=box, before=before, block=blocks[number], fetch=cache.fetch, host=host)
     finally:
         cache.clear()
         shutil.rmtree(folder / f"blobs-{lease_id}-{number}", ignore_errors=True)
+
+
+def replay_lease(
+    client: PoolClient,
+    lease_id: str,
+    number: int,
+    *,
+    folder: Path,
+    host: Host,
+    own_class: str,
+    box_type: type[JobBox] = JobBox,
+) -> ReplayVerdict:
+    """Make block `number` of a lease again on this machine.
+
+    Raises:
+        BadJob: the lease has no such block.
+        PlaceFailed: it cannot be made here, for a reason that says nothing about the block.
+    """
+    with made_again(client, lease_id, number, folder=folder, host=host, box_type=box_type) as (lease, making):
+        verdict = check_block(making, is_same_class=own_class == lease["determinism_class"])
+        return replace(verdict, begins=making.begin if number == 0 else 0)
+
+
+def arbitrate_lease(
+    client: PoolClient,
+    lease_id: str,
+    number: int,
+    *,
+    against: str,
+    folder: Path,
+    host: Host,
+    own_class: str,
+    box_type: type[JobBox] = JobBox,
+) -> ReplayVerdict:
+    """Make the one update of block `number` on which the agent of a lease and the verifier `against` differ first.
+
+    Raises:
+        Refused: no such update was found.
+        PlaceFailed: it cannot be made or compared here.
+    """
+    with made_again(client, lease_id, number, folder=folder, host=host, box_type=box_type) as (lease, making):
+        _, search = typed_lease(lease).searched(number, against)
+        if not search.is_ready:
+            raise on.Refused(f"agent and verifier of block {number} of lease {lease_id} have not supplied their states")
+        return check_update(making, search, is_same_class=own_class == lease["determinism_class"])

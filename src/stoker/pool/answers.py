@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stoker.errors import PlaceFailed
+from stoker.pool.bisection import Bisection
 from stoker.pool.lease import MOST_COMMITMENTS, Commitment, Lease
 from stoker.pool.state import ListedOffer, Record
 from stoker.records.codec import JSON, from_json
@@ -57,7 +58,18 @@ def read_lease(document: JSON, lease_id: str | None = None) -> dict[str, Any]:
     for challenge in lease.challenges:
         if not 0 <= challenge.block < len(lease.commitments):
             raise ValueError(f"a replay of block {challenge.block}, of {len(lease.commitments)}")
+        if challenge.bisection is not None:
+            _require_search(challenge.bisection)
     return found
+
+
+def _require_search(search: Bisection) -> None:
+    """Raises ValueError where the stretch of a search is none, or what was stated is no hash: an agent acts on it."""
+    if not 0 <= search.begin <= search.low < search.high:
+        raise ValueError(f"a search between updates {search.low} and {search.high} of a block after {search.begin}")
+    for side in (search.agent, search.verifier):
+        for digest in (search.low_state, side.end, side.before, side.after, *side.states):
+            _require_hash(digest, "bisection", may_be_empty=True)
 
 
 def read_offer(document: Mapping[str, Any]) -> tuple[ListedOffer, Record]:
@@ -78,18 +90,24 @@ def read_offer(document: Mapping[str, Any]) -> tuple[ListedOffer, Record]:
 
 
 def read_work(document: JSON) -> dict[str, Any]:
-    """What waits for an agent: `leases`, `challenges`, `live`, and `leaving` with its times [s since 1970].
+    """What waits for an agent: `leases`, `challenges`, `searches`, `live`, and `leaving` with times [s since 1970].
 
     Raises:
         ValueError, TypeError: it is something else.
     """
     found = _object(document, "work")
     leases, challenges, live = (_list(found.get(name), name, MOST_WORK) for name in ("leases", "challenges", "live"))
+    searches = _list(found.get("searches", []), "searches", MOST_WORK)
     for lease in leases:
         read_lease(lease)
     for challenge in challenges:
         require_lease_id(_object(challenge, "challenge").get("lease_id"))
         _whole(challenge.get("block"), "block")
+        _require_key(challenge.get("against", ""), "against", may_be_empty=True)
+    for search in searches:
+        require_lease_id(_object(search, "search").get("lease_id"))
+        _whole(search.get("block"), "block")
+        _require_key(search.get("verifier"), "verifier")
     leaving = _object(found.get("leaving", {}), "leaving")
     for lease_id, by_s in (*((name, 0) for name in live), *leaving.items()):
         require_lease_id(lease_id)
@@ -205,6 +223,12 @@ def _whole(value: JSON, name: str) -> None:
 def _require_hash(text: str, name: str, *, may_be_empty: bool = False) -> None:
     if _HASH.fullmatch(text) is None and (text or not may_be_empty):
         raise ValueError(f"{name}: {text[:80]!r} is no SHA-256")
+
+
+def _require_key(value: JSON, name: str, *, may_be_empty: bool = False) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: {value!r:.40} is no key")
+    _require_hash(value, name, may_be_empty=may_be_empty)
 
 
 def _require_numbers(value: JSON) -> None:

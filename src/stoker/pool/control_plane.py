@@ -411,6 +411,12 @@ class ControlPlane:
         body = draft.read_body()
         if isinstance(body, on.Opened):
             self._require_inputs_forwardable(body)
+        if isinstance(body, on.Supplied):
+            for digest in filter(None, (body.before, body.after)):
+                if not self.blobs.path(digest).is_file() or draft.actor not in self._readers(digest):
+                    raise Refused(
+                        f"the state {digest[:12]}… that was supplied is not here", remedy="Send the blob first."
+                    )
         if not isinstance(body, on.Committed | on.Finished):
             return
         digest = body.blob if isinstance(body, on.Committed) else body.result
@@ -516,7 +522,12 @@ class ControlPlane:
                     self.up_since_s = looked_s  # silence counts from here: no agent could be heard
                     _log.warning("this pool was away for %.0f s, or its clock jumped", looked_s - before_s)
                 bodies = due(
-                    self.state, self._now(), key=self.key, up_since_s=self.up_since_s, present=self.verifiers()
+                    self.state,
+                    self._now(),
+                    key=self.key,
+                    up_since_s=self.up_since_s,
+                    present=self.verifiers(),
+                    listening=self.present().keys(),
                 )
                 for body in bodies:
                     if isinstance(body, on.Cosigned):
@@ -592,7 +603,7 @@ class ControlPlane:
         leases = [self.state.leases[name] for name in self.state.unsettled]
         evidence = self.blobs.sizes_of(digest for lease in leases for digest in lease.evidence)
         small = {digest for digest, num_bytes in evidence.items() if num_bytes <= MOST_EVIDENCE_BYTES}
-        return small.union(*(lease.blobs for lease in leases))
+        return small.union(*(lease.blobs | lease.supplied for lease in leases))
 
     def present(self) -> dict[str, str]:
         """Agents that asked for work recently, with their determinism class."""
@@ -742,8 +753,8 @@ class ControlPlane:
             counts = {
                 "num_blocks": len(lease.commitments),
                 "replays": {
-                    "equal": sum(one.equal is True for one in lease.challenges),
-                    "unequal": sum(one.equal is False for one in lease.challenges),
+                    "equal": sum(one.judges is True for one in lease.challenges),
+                    "unequal": sum(one.judges is False for one in lease.challenges),
                     "open": len(lease.open_challenges),
                 },
             }
@@ -771,13 +782,14 @@ class ControlPlane:
             self.prober.networks[key] = network_of_host(request.client.host)
         await self._until(key, lambda: any(self._work_of(key)) or bool(self._probes_of(key)), wait_s)
         self._present[key] = time.monotonic()
-        waiting, challenges = self._work_of(key)
+        waiting, challenges, searches = self._work_of(key)
         mine = [one for one in self._leases_of(key) if one.agent == key and one.state in LIVE]
         leaving = {one.lease_id: one.reclaim_by_s for one in mine if one.state == "reclaiming"}
         return _json(
             {
                 "leases": waiting,
                 "challenges": challenges,
+                "searches": searches,
                 "live": [one.lease_id for one in mine],
                 "leaving": leaving,
                 "probes": self._probes_of(key),
@@ -808,8 +820,8 @@ class ControlPlane:
             answer = None
         return _json(await channel.exchange(int(_number(request, "step")), answer if isinstance(answer, dict) else {}))
 
-    def _work_of(self, key: str) -> tuple[list[Any], list[Any]]:
-        """Leases that wait for an agent's accept, and challenges for it."""
+    def _work_of(self, key: str) -> tuple[list[Any], list[Any], list[Any]]:
+        """Leases that wait for an agent's accept, challenges for it, and searches that wait for its states."""
         unsettled = self._leases_of(key)
         waiting = [self._lease_document(one) for one in unsettled if one.agent == key and one.state == "funded"]
         challenges = [
@@ -819,7 +831,15 @@ class ControlPlane:
             for challenge in one.open_challenges
             if challenge.verifier == key
         ]
-        return waiting, challenges
+        searches = [
+            {"lease_id": one.lease_id, "block": verdict.block, "verifier": verdict.verifier}
+            for one in unsettled
+            if one.state == "disputed"
+            for verdict in one.challenges
+            if verdict.judges is False and verdict.bisection is not None
+            if (party := one.party(key, verdict)) is not None and verdict.bisection.waits_for(party)
+        ]
+        return waiting, challenges, searches
 
     def _leases_of(self, key: str) -> list[Lease]:
         """Unsettled leases in which a key is the agent or a verifier."""
@@ -907,8 +927,8 @@ class ControlPlane:
     async def _put_blob(self, request: Request) -> Response:
         key, digest = self._signed_by(request), request.path_params["digest"]
         is_agent = any(one.agent == key and one.state in LIVE for one in self._leases_of(key))
-        if not (is_agent or self.is_payer(key)):
-            raise _Forbidden("blobs are sent by keys that have credits, and by agents whose lease runs")
+        if not (is_agent or self.is_payer(key) or self._work_of(key)[2]):
+            raise _Forbidden("blobs are sent by keys that have credits, and by agents whose lease runs or is disputed")
         size = request.headers.get("content-length", "")
         if not (size.isdecimal() and len(size) < 20):  # `isdigit` is true of "²"
             raise Refused("a blob comes with its Content-Length")

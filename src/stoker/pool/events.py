@@ -23,6 +23,9 @@ they are paid by the second.
 | closed | renter, agent or control plane | the meter stops |
 | challenged | control plane | a block is to be replayed by an agent that is named |
 | verdict | verifier | what its replay showed |
+| traced | agent or verifier | digests of its states inside a block on which they differ; see `bisection` |
+| supplied | agent or verifier | its states around the first update on which they differ |
+| dismissed | control plane | a verdict does not count: arbiters contradict it, or its verifier does not answer |
 | disputed | renter or control plane | pay is held until it is settled |
 | slashed, refunded | control plane | pay goes back to the renter, with or without the agent's bond |
 | forwarded | control plane | the renter pays for a large blob that went through the pool; see `forwarding` |
@@ -113,10 +116,27 @@ class Body:
 
     _ids: ClassVar[frozenset[str]] = frozenset({"lease_id", "offer_id"})
     _hashes: ClassVar[frozenset[str]] = frozenset(
-        {"account", "verifier", "order", "state", "blob", "previous", "result", "evidence", "made", "root", "operator"}
+        {
+            "account",
+            "verifier",
+            "against",
+            "order",
+            "state",
+            "blob",
+            "before",
+            "after",
+            "previous",
+            "result",
+            "evidence",
+            "made",
+            "root",
+            "operator",
+        }
     )
     _addresses: ClassVar[frozenset[str]] = frozenset({"payer", "payee", "cosigner"})
-    _may_be_empty: ClassVar[frozenset[str]] = frozenset({"evidence", "made", "result", "delegate", "previous"})
+    _may_be_empty: ClassVar[frozenset[str]] = frozenset(
+        {"evidence", "made", "result", "delegate", "previous", "against", "before", "after"}
+    )
     _money: ClassVar[frozenset[str]] = frozenset(
         {
             "amount",
@@ -451,7 +471,10 @@ class Closed(Body):
 class Challenged(Body):
     """Block `block` is to be replayed by `verifier` for `fee` [micro-credits, out of the escrow].
 
-    `draw`: the pool's signature from which the blocks are drawn; see `state.drawn_blocks`.
+    Attributes:
+        draw: the pool's signature from which the blocks are drawn; see `state.drawn_blocks`.
+        update: of an arbiter: the one update that is to be made again, on which the agent and the verifier `against`
+            differ first [updates, from 1]; 0: the whole block.
     """
 
     lease_id: str
@@ -459,17 +482,20 @@ class Challenged(Body):
     verifier: str
     draw: str
     fee: int = 0
+    update: int = field(default=0, metadata=OMIT_DEFAULT)
+    against: str = field(default="", metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictGiven(Body):
-    """What a replay showed: whether the state after the block is equal to the committed one.
+    """What a replay showed: whether the state after the block, or the update, is equal to the agent's.
 
     Attributes:
         verifier: who replayed: the key that signs.
         evidence: SHA-256 of the record of the replay.
-        made: digest of the state that an unequal replay came to, where bits were compared; verifiers that came to
-            different ones contradict each other.
+        made: digest of the state that an unequal replay, or an arbiter, came to, where bits were compared; verifiers
+            that came to different ones contradict each other.
+        begins: of an unequal replay of a lease's first block: updates before it, as the order has them [updates].
     """
 
     lease_id: str
@@ -478,6 +504,52 @@ class VerdictGiven(Body):
     equal: bool
     evidence: str = ""
     made: str = field(default="", metadata=OMIT_DEFAULT)
+    begins: int = field(default=0, metadata=OMIT_DEFAULT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced(Body):
+    """Digests of a side's states after the updates that are asked for: see `bisection.points`; none gives up.
+
+    Attributes:
+        verifier: whose verdict it is about: the actor is that verifier, or the agent of the lease.
+        previous: of the agent, for the first block: head of the chain before it, as the order has it.
+    """
+
+    lease_id: str
+    block: int
+    verifier: str
+    states: tuple[str, ...] = ()
+    previous: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(_HASH.fullmatch(state) for state in self.states):
+            raise BadSetting("states: wanted digests, each of 64 hexadecimal digits in lower case")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supplied(Body):
+    """Blobs with a side's checkpoints before and after the update on which they differ; without `after` it gives up.
+
+    `before` is empty where the update is the block's first: that state is committed.
+    """
+
+    lease_id: str
+    block: int
+    verifier: str
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dismissed(Body):
+    """The verdict of `verifier` on a block counts no more."""
+
+    lease_id: str
+    block: int
+    verifier: str
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -636,6 +708,9 @@ KINDS: dict[str, type[Body]] = {
     "closed": Closed,
     "challenged": Challenged,
     "verdict": VerdictGiven,
+    "traced": Traced,
+    "supplied": Supplied,
+    "dismissed": Dismissed,
     "disputed": Disputed,
     "slashed": Slashed,
     "refunded": Refunded,

@@ -281,8 +281,11 @@ class JobBox:
         finally:
             os.close(folder)
 
-    def replay(self, run: Path, until: int, host: Host, *, each: bool = False) -> Program:
-        """The program that makes updates up to `until` again in `run`, a copy of the run's directory."""
+    def replay(self, run: Path, until: int, host: Host, *, at: Sequence[int] = ()) -> Program:
+        """The program that makes updates up to `until` again in `run`, a copy of the run's directory.
+
+        `at`: updates after which the digest of the state is printed as well.
+        """
         order = self.order
         settings = [word for option, value in pairs_of(order.arguments) for word in (option, value)]
         is_alone = order.num_devices == 1
@@ -295,7 +298,7 @@ class JobBox:
             *(() if is_alone else ("--ranks", str(order.num_devices))),
             "--until",
             str(until),
-            *(["--each"] if each else []),
+            *(["--at", ",".join(map(str, at))] if at else []),
             *settings,
         )
         return self._program(argv, run, host)

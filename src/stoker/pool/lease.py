@@ -12,10 +12,12 @@ open → funded → running ⇄ suspect ─┐
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from stoker.pool.bisection import Bisection, Party
 from stoker.pool.events import ContractTerms, Forecast, Refused
+from stoker.records.codec import OMIT_DEFAULT
 from stoker.units import format_seconds
 
 LeaseState = Literal[
@@ -85,6 +87,9 @@ TRANSITIONS: dict[tuple[LeaseState, str], LeaseState] = {
     ("closed", "final"): "final",
     ("disputed", "challenged"): "disputed",
     ("disputed", "verdict"): "disputed",
+    ("disputed", "traced"): "disputed",
+    ("disputed", "supplied"): "disputed",
+    ("disputed", "dismissed"): "disputed",
     ("disputed", "slashed"): "slashed",
     ("disputed", "refunded"): "refunded",
     ("disputed", "final"): "final",
@@ -129,9 +134,13 @@ class Challenge:
     Attributes:
         fee: what the verifier gets, and once it answered, what it got [micro-credits].
         equal: its verdict; None: not yet.
-        made: digest of the state that an unequal replay came to; "": not compared by bits.
+        made: digest of the state that an unequal replay, or an arbiter, came to; "": not compared by bits.
         since_s: when it was asked for [s since 1970].
         account: that gets the fee.
+        update: of an arbiter, the one update of the block that it makes [updates, from 1]; 0: the whole block.
+        against: of an arbiter, the verifier whose verdict it settles.
+        bisection: of an unequal verdict by bits, the search for the first update on which the sides differ.
+        dismissed: why the verdict counts no more: arbiters contradict it, or its verifier does not answer.
     """
 
     block: int
@@ -142,6 +151,53 @@ class Challenge:
     evidence: str = ""
     account: str = ""
     made: str = ""
+    update: int = field(default=0, metadata=OMIT_DEFAULT)
+    against: str = field(default="", metadata=OMIT_DEFAULT)
+    bisection: Bisection | None = field(default=None, metadata=OMIT_DEFAULT)
+    dismissed: Literal["", "contradicted", "silent"] = field(default="", metadata=OMIT_DEFAULT)
+
+    @property
+    def judges(self) -> bool | None:
+        """What it says of the whole block; None: nothing yet, nothing any more, or of a single update alone."""
+        return None if self.update or self.dismissed else self.equal
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundUpdate:
+    """The first update of a block on which an agent and a verifier differ, and what came of it.
+
+    Attributes:
+        update: its number [updates, from 1]; 0: none was found.
+        agent_state, verifier_state: digests of the sides' states after it.
+        arbiters: (key, digest of the state that it came to) of each that made it; "": compared by tolerance.
+        for_agent, for_verifier: arbiters that were for each.
+        is_void: the verifier stated the agent's own state.
+    """
+
+    lease_id: str
+    block: int
+    update: int
+    agent: str
+    verifier: str
+    agent_state: str
+    verifier_state: str
+    arbiters: tuple[tuple[str, str], ...]
+    for_agent: int
+    for_verifier: int
+    is_void: bool
+
+    def words(self) -> str:
+        """As a sentence."""
+        if not self.update:
+            what = "has stated the agent's own state" if self.is_void else "does not answer"
+            return f"block {self.block}: the verifier {self.verifier[:12]}… {what}"
+        arbiters = ", ".join(f"{key[:12]}… to {state or 'no bits'}" for key, state in self.arbiters)
+        return (
+            f"block {self.block}: update {self.update} is the first that differs: the agent came to "
+            f"{self.agent_state}, the verifier {self.verifier[:12]}… to {self.verifier_state}"
+            + (f", of the arbiters {arbiters}: {self.for_verifier} for the verifier" if arbiters else "")
+            + (f", {self.for_agent} for the agent" if arbiters else "")
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,34 +434,109 @@ class Lease:
 
     def unequal(self, block: int) -> set[str]:
         """Verifiers that found a block unequal."""
-        return {one.verifier for one in self.challenges if one.block == block and one.equal is False}
+        return {one.verifier for one in self.challenges if one.block == block and one.judges is False}
 
     def num_agreeing(self, block: int) -> int:
-        """How many verifiers that found a block unequal do not contradict each other.
+        """How many agents that found a block, or one update of it, unequal do not contradict each other.
 
         Of those that compared bits it is those that came to one state: a job that computes something else on each
-        machine says nothing about its agent.
+        machine says nothing about its agent. Arbiters of an update agree with the verifier whose states they confirm.
         """
-        made = Counter(one.made for one in self.challenges if one.block == block and one.equal is False)
-        return made.pop("", 0) + max(made.values(), default=0)
+        whole = [one for one in self.challenges if one.block == block and one.judges is False]
+        made = Counter(one.made for one in whole)
+        confirmed = [1 + len(self.arbiters(one, against_agent=True)) for one in whole if one.bisection is not None]
+        return max(made.pop("", 0) + max(made.values(), default=0), *confirmed, 0)
+
+    def arbiters(self, verdict: Challenge, *, against_agent: bool) -> set[str]:
+        """Arbiters of a verdict that were for the verifier, or for the agent; some are for neither."""
+        search = verdict.bisection
+        if search is None:
+            return set()
+        answers = [
+            one
+            for one in self.challenges
+            if one.block == verdict.block and one.update and one.against == verdict.verifier and one.equal is not None
+        ]
+        if not against_agent:
+            return {one.verifier for one in answers if one.equal}
+        return {one.verifier for one in answers if not one.equal and one.made in ("", search.verifier.end)}
+
+    def searched(self, block: int, verifier: str) -> tuple[Challenge, Bisection]:
+        """The unequal verdict of a verifier on a block, and the search that it began.
+
+        Raises:
+            Refused: there is none.
+        """
+        for one in self.challenges:
+            if (one.block, one.verifier) == (block, verifier) and one.bisection is not None:
+                return one, one.bisection
+        raise Refused(f"{verifier[:12]}… has given no unequal verdict on block {block} of lease {self.lease_id}")
+
+    def found_update(self, verdict: Challenge, search: Bisection) -> FoundUpdate:
+        """What the search that a verdict began has found."""
+        arbiters = [
+            (one.verifier, one.made)
+            for one in self.challenges
+            if one.update and one.equal is not None and (one.block, one.against) == (verdict.block, verdict.verifier)
+        ]
+        return FoundUpdate(
+            lease_id=self.lease_id,
+            block=verdict.block,
+            update=search.update,
+            agent=self.agent,
+            verifier=verdict.verifier,
+            agent_state=search.agent.end,
+            verifier_state=search.verifier.end,
+            arbiters=tuple(arbiters),
+            for_agent=len(self.arbiters(verdict, against_agent=False)),
+            for_verifier=len(self.arbiters(verdict, against_agent=True)),
+            is_void=search.is_void,
+        )
+
+    @property
+    def found_updates(self) -> list[FoundUpdate]:
+        """Updates on which the agent and verifiers were found to differ first."""
+        searches = [(one, one.bisection) for one in self.challenges if one.bisection is not None]
+        return [self.found_update(one, search) for one, search in searches if search.update]
+
+    def party(self, key: str, verdict: Challenge) -> Party | None:
+        """Which side a key is in the search that a verdict began."""
+        return "agent" if key == self.agent else "verifier" if key == verdict.verifier else None
+
+    def with_challenge(self, before: Challenge, after: Challenge) -> Lease:
+        """The lease with one challenge in the place of another."""
+        return replace(self, challenges=tuple(after if one is before else one for one in self.challenges))
 
     def equal(self, block: int) -> set[str]:
         """Verifiers that found a block equal."""
-        return {one.verifier for one in self.challenges if one.block == block and one.equal is True}
+        return {one.verifier for one in self.challenges if one.block == block and one.judges is True}
 
     @property
     def unequal_blocks(self) -> list[int]:
         """Blocks that a verifier found unequal."""
-        return sorted({one.block for one in self.challenges if one.equal is False})
+        return sorted({one.block for one in self.challenges if one.judges is False})
 
     @property
     def evidence(self) -> dict[str, set[str]]:
-        """SHA-256 of the records of replays, and the verifiers that named each."""
+        """SHA-256 of the records of replays, and of states that were supplied; with the keys that named each."""
         found: dict[str, set[str]] = {}
         for challenge in self.challenges:
             if challenge.evidence:
                 found.setdefault(challenge.evidence, set()).add(challenge.verifier)
+            if challenge.bisection is not None:
+                for key, side in (
+                    (self.agent, challenge.bisection.agent),
+                    (challenge.verifier, challenge.bisection.verifier),
+                ):
+                    for blob in side.blobs:
+                        found.setdefault(blob, set()).add(key)
         return found
+
+    @property
+    def supplied(self) -> frozenset[str]:
+        """SHA-256 of the states that were supplied for arbiters."""
+        searches = [one.bisection for one in self.challenges if one.bisection is not None]
+        return frozenset[str]().union(*(side.blobs for one in searches for side in (one.agent, one.verifier)))
 
     @property
     def blobs(self) -> frozenset[str]:

@@ -25,9 +25,8 @@ def described(lease: Mapping[str, Any]) -> str:
     words = f"lease {lease['lease_id']} at {str(lease['agent'])[:12]}: {lease['state']}"
     if lease["commitments"]:
         words += f", committed to update {lease['commitments'][-1]['update']:,}"
-    if lease["challenges"]:
-        good = sum(one["equal"] is True for one in lease["challenges"])
-        words += f", {good} of {len(lease['challenges'])} replays equal"
+    if replays := whole_replays(lease):
+        words += f", {sum(one['equal'] is True for one in replays)} of {len(replays)} replays equal"
     if direct_bytes := lease.get("bulk", {}).get("direct_bytes"):
         words += f", {format_bytes(direct_bytes)} not through the pool"
     if lease.get("forwarded"):
@@ -53,8 +52,13 @@ def most_spent(lease: Mapping[str, Any]) -> int:
 
 def verdicts(lease: Mapping[str, Any], block: int) -> tuple[int, int]:
     """Replays that found a block equal, and unequal."""
-    found = [one["equal"] for one in lease["challenges"] if int(one["block"]) == block]
+    found = [one["equal"] for one in whole_replays(lease) if int(one["block"]) == block]
     return found.count(True), found.count(False)
+
+
+def whole_replays(lease: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Replays of whole blocks whose verdicts count, as `Challenge.judges` has it for a document."""
+    return [one for one in lease["challenges"] if not (one.get("update") or one.get("dismissed"))]
 
 
 def is_wrong(lease: Mapping[str, Any]) -> bool:
@@ -94,14 +98,14 @@ def waits_for_replays(lease: Mapping[str, Any]) -> bool:
     if is_judged(lease) or not lease["commitments"]:
         return False
     expected = math.ceil(float(lease["check_fraction"]) * len(lease["commitments"]))
-    return len({one["block"] for one in lease["challenges"] if one["equal"] is True}) < expected
+    return len({one["block"] for one in whole_replays(lease) if one["equal"] is True}) < expected
 
 
 def checks_described(leases: list[dict[str, Any]]) -> str:
     """How much of a finished run was replayed."""
     leases = [lease for lease in leases if not is_wrong(lease)]
     drawn = sum(math.ceil(float(lease["check_fraction"]) * len(lease["commitments"])) for lease in leases)
-    equal = sum(len({one["block"] for one in lease["challenges"] if one["equal"] is True}) for lease in leases)
+    equal = sum(len({one["block"] for one in whole_replays(lease) if one["equal"] is True}) for lease in leases)
     if not drawn:
         return "trained to its end; nothing was replayed"
     if equal < drawn:

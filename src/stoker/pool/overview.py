@@ -268,10 +268,12 @@ def event_words(event: Event) -> str:
             words.append(f"ran {format_seconds(value)}")
         elif name == "last":
             words.append(f"events {body['first']} to {value}")
-        elif name in ("account", "verifier"):
+        elif name in ("account", "verifier", "against"):
             words.append(f"{name} {short(value)}")
         elif name == "offers":
             words += [_probe_words(one) for one in value]
+        elif name == "states":
+            words.append(f"{len(value)} states, to {value[-1][:12]}…" if value else "cannot make the block again")
         elif name == "offer":
             words.append(f"offer {value['offer_id']}, {credits_text(value['price_per_hour'])} an hour")
     return ", ".join(words)

@@ -40,6 +40,7 @@ from stoker.pool.lease_documents import (
     recently_lost,
     resting_offers,
     waits_for_replays,
+    whole_replays,
     wrong_agents,
     wrong_blocks,
 )
@@ -101,7 +102,7 @@ class RentedRun:
             return self._live(last, leases, restarts, poisoned)
         if self._resumes_from(last) in poisoned:
             return self._next(leases, restarts, "an earlier block was wrong")
-        if any(one["equal"] is False for one in last["challenges"]) and not is_judged(last):
+        if any(one["equal"] is False for one in whole_replays(last)) and not is_judged(last):
             return seen_now(
                 phase="saving",
                 why="a replay found a block unequal; it is being settled",
@@ -488,7 +489,7 @@ class RentedRun:
         The job's length stands in the plan of each block, where replays hold it against the job: that of a block which
         was replayed is taken, if there is one. An early end is part of the state that was committed.
         """
-        equal = [int(one["block"]) for one in lease["challenges"] if one["equal"] is True]
+        equal = [int(one["block"]) for one in whole_replays(lease) if one["equal"] is True]
         blobs = [str(one["blob"]) for one in lease["commitments"]] or [self.order(lease).resume]
         blob = self.blobs.fetch(blobs[max((block for block in equal if block < len(blobs)), default=-1)])
         total, updates = _total_updates(blob), manifest.position.updates

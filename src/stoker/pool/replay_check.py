@@ -5,24 +5,26 @@ data under the run's schedule of plans, and the state at the end is compared wit
 
 - In one determinism class (device model, versions, threads, flags): bit for bit. A difference is a proof.
 - Across classes, by the relative difference of the update, |claimed - made| / |made - start| over all weights, with
-  thresholds that were measured (`TOLERANCES`): in fp32 below 1e-3 for at most 40 updates; in bf16 only single updates,
-  since over several honest noise (4.7e-2) exceeds the smallest cheat (a skipped update of 40: 2.2e-2). Cases
-  outside of the table are not decided.
+  thresholds that were measured (`TOLERANCES`): in fp32 2e-2 for at most 40 updates; in bf16 only single updates, since
+  over several honest noise (up to 0.11) exceeds the smallest cheat (a skipped update of 40: 2.2e-2). Cases outside of
+  the table are not decided.
 
 A cheat smaller than the tolerance stays unseen across classes; in one class there is no tolerance.
 
-A difference is narrowed down to one update: both sides give the states after each (`trace`), and `first_difference`
-names the first that differs; a third agent makes that update alone.
+A difference is narrowed down to one update: agent and verifier give their states inside the block (`traced_block`),
+supply those around the first update on which they differ (`supplied_states`), and an arbiter makes that update alone
+(`check_update`): bit for bit in the agent's class, else by the tolerance of a single update, where noise is smallest.
 
 Costs: the time of the block, and the start of a process. Source: the table of measurements in docs/pool-owners.md.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,89 +33,101 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from stoker.errors import BadRun, PlaceFailed
-from stoker.pool.blob_tree import TreeLimits, unpack
+from stoker.pool.bisection import Bisection, Side
+from stoker.pool.blob_tree import TreeLimits, pack_folder, same_files, unpack
 from stoker.pool.commitment import RECORDS, Block, chain_head
 from stoker.pool.isolation import Host, remove_tree
 from stoker.pool.job_box import JobBox
 from stoker.records import CheckpointManifest, Plan, from_json
 from stoker.records.codec import parsed
 from stoker.store import CheckpointStore, RunDirectory
+from stoker.store.checkpoint_store import MANIFEST
 from stoker.store.foreign_files import open_below
 
 TOLERANCES: dict[str, tuple[float, int]] = {
-    "fp32": (1e-3, 40),
-    "fp64": (1e-3, 40),
+    "fp32": (2e-2, 40),
+    "fp64": (2e-2, 40),
     "bf16": (1e-1, 1),
     "tf32": (1e-1, 1),
 }
 """Largest relative difference of an honest update across classes [1], and the most updates measured.
 
-fp32: honest at most 5.5e-5 over 40 updates, the smallest cheat 2.2e-2. bf16: honest at most 2.2e-2 for one update, and
-a skipped or half one differs by 0.4 and more.
+fp32: honest at most 1.9e-3 for one update and 6.1e-3 over 40, the smallest cheat 2.2e-2. Nearly all of that noise is in
+weights whose true gradient is 0, such as biases of attention's keys: AdamW makes updates of full size of what rounding
+leaves there. Without such weights it is 5.5e-5. bf16: honest at most 2.2e-2 for one update, and a skipped or half one
+differs by 0.24 and more.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayVerdict:
-    """What a replay says of a block.
+    """What a replay says of a block, or of one update of it.
 
     Attributes:
-        equal: True, False, or None where it cannot be decided here.
+        equal: whether the agent's state is right; None where it cannot be decided here.
         why: in a sentence, with the numbers.
-        trace: digests of the states after each update, where they were asked for.
+        trace: digests of the states after the updates that were asked for.
         made: digest of the state that the replay came to, where bits were compared.
+        begins: updates before the first block of a lease [updates].
     """
 
     equal: bool | None
     why: str
     trace: tuple[str, ...] = ()
     made: str = ""
+    begins: int = 0
 
 
-def check_block(
-    box: JobBox,
-    before: Block | None,
-    block: Block,
-    *,
-    fetch: Callable[[str], Path],
-    host: Host,
-    is_same_class: bool,
-    trace: bool = False,
-) -> ReplayVerdict:
-    """Make a block again and compare.
+@dataclass(frozen=True, kw_only=True)
+class Making:
+    """A block that is made again, and where.
 
-    Args:
+    Attributes:
         box: of the order.
         before: the block before, or the one that the order goes on from; None at the beginning of the run.
         block: what was committed.
         fetch: the file with a blob.
         host: where it is made.
-        is_same_class: whether this machine is of the determinism class in which it was made.
-        trace: note the state after each update.
-
-    Raises:
-        PlaceFailed: it could not be made here, for a reason that says nothing about the block.
     """
-    taken = TreeLimits(num_bytes=2 * host.limits.disk_bytes)
-    folder = box.aside / f"check-{block.block}"
-    remove_tree(folder)
-    folder.mkdir(parents=True)
-    try:
+
+    box: JobBox
+    before: Block | None
+    block: Block
+    fetch: Callable[[str], Path]
+    host: Host
+
+    @property
+    def begin(self) -> int:
+        """Updates before the block [updates]."""
+        return 0 if self.before is None else self.before.update
+
+    @property
+    def taken(self) -> TreeLimits:
+        """The most that is unpacked of a checkpoint."""
+        return TreeLimits(num_bytes=2 * self.host.limits.disk_bytes)
+
+    @contextmanager
+    def folder(self) -> Iterator[Path]:
+        """An empty folder, which is removed after the block."""
+        folder = self.box.aside / f"check-{self.block.block}"
+        remove_tree(folder)
+        folder.mkdir(parents=True)
         try:
-            claimed = _claimed(block, folder / "claimed", fetch, taken, is_same_class=is_same_class)
-            start = None
-            if before is not None:
-                start = _claimed(before, folder / "start", fetch, taken, is_same_class=is_same_class)
-        except BadRun as problem:
-            return ReplayVerdict(equal=False, why=f"what was committed cannot be used: {problem.message}")
-        if sentence := _chain_problem(before, block, claimed):
-            return ReplayVerdict(equal=False, why=sentence)
-        run = _start_of(folder, None if start is None else start[0])
-        program = box.replay(run, block.update, host, each=trace)
-        code, out, err = host.run(program)
+            yield folder
+        finally:
+            remove_tree(folder)
+
+    def run(self, run: Path, until: int, at: Sequence[int] = ()) -> tuple[CheckpointManifest, tuple[str, ...]]:
+        """Make updates in a run's directory; the last state, and the digests of those that were asked for.
+
+        Raises:
+            NotOfTheJob: the updates cannot come from the order's job, on any machine.
+            PlaceFailed: they could not be made here.
+        """
+        code, out, err = self.host.run(self.box.replay(run, until, self.host, at=at))
         answer = _answer_in(out)
         if answer.get("kind") == "NotTheRun":
-            return ReplayVerdict(equal=False, why=f"the block cannot be made: {answer['problem']}")
+            raise NotOfTheJob(f"the block cannot be made: {answer['problem']}")
         if code != 0 or "manifest" not in answer:
             said = answer.get("problem") or " ".join(err.decode(errors="replace").strip().splitlines()[-2:])
             raise PlaceFailed(f"the replay ended with exit code {code}: {said}")
@@ -122,15 +136,166 @@ def check_block(
             states = tuple(map(str, answer["states"]))
         except (ValueError, KeyError, TypeError) as problem:
             raise PlaceFailed(f"the replay gave an answer that cannot be read: {problem}") from problem
-        if manifest.position.updates != block.update:
+        if manifest.position.updates != until:
             raise PlaceFailed("the replay left no checkpoint at the end of the block")
+        return manifest, states
+
+
+class NotOfTheJob(BadRun):
+    """What was committed cannot come from the order's job."""
+
+
+def check_block(making: Making, *, is_same_class: bool, at: Sequence[int] = ()) -> ReplayVerdict:
+    """Make a block again and compare.
+
+    Args:
+        making: the block.
+        is_same_class: whether this machine is of the determinism class in which it was made.
+        at: updates after which the state is noted [updates].
+
+    Raises:
+        PlaceFailed: it could not be made here, for a reason that says nothing about the block.
+    """
+    before, block = making.before, making.block
+    with making.folder() as folder:
+        try:
+            claimed = _claimed(making, block, folder / "claimed", is_same_class=is_same_class)
+            start = None
+            if before is not None:
+                start = _claimed(making, before, folder / "start", is_same_class=is_same_class)
+        except BadRun as problem:
+            return ReplayVerdict(equal=False, why=f"what was committed cannot be used: {problem.message}")
+        if sentence := _chain_problem(before, block, claimed):
+            return ReplayVerdict(equal=False, why=sentence)
+        run = _start_of(folder, None if start is None else start[0])
+        try:
+            manifest, states = making.run(run, block.update, at)
+        except NotOfTheJob as problem:
+            return ReplayVerdict(equal=False, why=problem.message)
         plans = _plans_of(folder / "claimed")
-        num_updates = block.update - (0 if before is None else before.update)
-        made = _Made(manifest, run, folder / "made.safetensors", host.limits.disk_bytes)
-        verdict = _compare(claimed, made, start, plans, num_updates, is_same_class=is_same_class)
-        return replace(verdict, trace=states if trace else (), made=manifest.state_digest() if is_same_class else "")
-    finally:
-        remove_tree(folder)
+        made = _Made(manifest, run, folder / "made.safetensors", making.host.limits.disk_bytes)
+        verdict = _compare(claimed, made, start, plans, block.update - making.begin, is_same_class=is_same_class)
+        return replace(verdict, trace=states if at else (), made=manifest.state_digest() if is_same_class else "")
+
+
+def traced_block(making: Making, at: Sequence[int]) -> tuple[str, ...]:
+    """Digests of the states after some updates of a block, as this machine makes it.
+
+    Raises:
+        BadRun: what was committed cannot be used.
+        PlaceFailed: it could not be made here.
+    """
+    with making.folder() as folder:
+        run = _begun(making, folder)
+        _, states = making.run(run, at[-1], at)
+        if len(states) != len(at):
+            raise PlaceFailed(f"the replay gave {len(states)} states, {len(at)} were asked for")
+        return states
+
+
+def supplied_states(making: Making, update: int, put: Callable[[Path], str]) -> tuple[tuple[str, str], tuple[str, str]]:
+    """The states before and after update number `update`, as this machine makes them: digest, and blob of each.
+
+    The state before the block's first update is committed: ("", "").
+
+    Raises:
+        BadRun, PlaceFailed: as with `traced_block`.
+    """
+    with making.folder() as folder:
+        run, found = _begun(making, folder), [("", "")]
+        for until in (update - 1, update):
+            if until > making.begin:
+                manifest, _ = making.run(run, until)
+                found.append((manifest.state_digest(), put(_packed(making, run, manifest, folder / f"state-{until}"))))
+        return found[-2], found[-1]
+
+
+def check_update(making: Making, search: Bisection, *, is_same_class: bool) -> ReplayVerdict:
+    """Make the one update on which an agent and a verifier differ first, from the state on which they agree.
+
+    Raises:
+        PlaceFailed: it could not be made or compared here.
+    """
+    with making.folder() as folder:
+        try:
+            start = _agreed_state(making, search, folder)
+            run = _start_of(folder, None if start is None else start[0])
+            manifest, _ = making.run(run, search.update)
+        except BadRun as problem:
+            raise PlaceFailed(f"update {search.update:,} cannot be made alone: {problem.message}") from problem
+        made = manifest.state_digest()
+        what = f"update {search.update:,} made again alone"
+        for whose, side in (("agent", search.agent), ("verifier", search.verifier)):
+            if made == side.end:
+                return ReplayVerdict(equal=whose == "agent", why=f"{what}: the state of the {whose}", made=made)
+        if is_same_class:
+            return ReplayVerdict(equal=False, why=f"{what}: the state of neither", made=made)
+        if start is None:
+            raise PlaceFailed("the first update of a run in another class cannot be decided")
+        weights = _Made(manifest, run, folder / "made.safetensors", making.host.limits.disk_bytes).weights()
+        tolerance = _tolerance(_plans_of(folder / "claimed"))[1]
+        differences = [
+            _difference(making, side, start[0], weights, folder / f"side-{number}")
+            for number, side in enumerate((search.agent, search.verifier))
+        ]
+        words = "{:.2g} of the agent, {:.2g} of the verifier".format(*differences)
+        is_right = [one <= tolerance for one in differences]
+        if is_right[0] == is_right[1]:
+            return ReplayVerdict(equal=None, why=f"{what}: relative differences of {words} decide nothing")
+        return ReplayVerdict(equal=is_right[0], why=f"{what}: relative difference {words}, tolerance {tolerance:g}")
+
+
+def _begun(making: Making, folder: Path) -> Path:
+    """The run's directory at the start of a block, of which only records are taken that its end has."""
+    _unpacked(making, making.block.blob, folder / "claimed")
+    start = None
+    if making.before is not None:
+        start = _claimed(making, making.before, folder / "start", is_same_class=True)[0]
+    return _start_of(folder, start)
+
+
+def _packed(making: Making, run: Path, manifest: CheckpointManifest, target: Path) -> Path:
+    """A file with one checkpoint of a run's directory that a job could write to."""
+    name = CheckpointStore(run / "checkpoints").names()[-1]
+    below = f"checkpoints/{name}"
+    names = [f"{below}/{MANIFEST}", *(f"{below}/{file.name}" for file in manifest.files)]
+    index = pack_folder(run, names, target, making.taken)
+    if wrong := same_files(index, {file.name: file.sha256 for file in manifest.files}, below):
+        raise PlaceFailed(f"the replay left a checkpoint whose {wrong} is not what it says")
+    return target
+
+
+def _agreed_state(making: Making, search: Bisection, folder: Path) -> _Checkpoint | None:
+    """The state before the update that was found, from whichever side supplied it right; None: the run's beginning."""
+    _unpacked(making, making.block.blob, folder / "claimed")
+    if search.low == making.begin:
+        return None if making.before is None else _claimed(making, making.before, folder / "start", is_same_class=True)
+    for number, side in enumerate((search.agent, search.verifier)):
+        with suppress(BadRun):
+            return _supplied(making, side.before, search.low_state, folder / f"start-{number}")
+    raise PlaceFailed(f"neither side supplied the state after update {search.low:,} on which both agree")
+
+
+def _supplied(making: Making, blob: str, state: str, into: Path) -> _Checkpoint:
+    """A checkpoint that a side supplied.
+
+    Raises:
+        BadRun: it is none, or not of the state that the side stated.
+    """
+    _unpacked(making, blob, into)
+    found = CheckpointStore(into / "checkpoints").newest()
+    if found is None or found[1].state_digest() != state:
+        raise BadRun("what was supplied is not the state that was stated")
+    return found
+
+
+def _difference(making: Making, side: Side, start: Path, made: Path, into: Path) -> float:
+    """Relative difference of a side's update from the one made here [1]; infinite where it supplied no such state."""
+    try:
+        claimed = _supplied(making, side.after, side.end, into)
+        return update_difference(start / WEIGHTS, claimed[0] / WEIGHTS, made)
+    except (BadRun, SafetensorError, ValueError, TypeError):
+        return math.inf
 
 
 def _answer_in(out: bytes) -> dict[str, Any]:
@@ -139,18 +304,6 @@ def _answer_in(out: bytes) -> dict[str, Any]:
         answer = parsed(out.strip().splitlines()[-1])
         return answer if isinstance(answer, dict) else {}
     return {}
-
-
-def first_difference(claimed: Sequence[str], made: Sequence[str]) -> int | None:
-    """Index of the first state that differs in two traces of one block; None if none does.
-
-    >>> first_difference(["a", "b", "c"], ["a", "x", "y"]), first_difference(["a"], ["a"])
-    (1, None)
-    """
-    for index, (one, other) in enumerate(zip(claimed, made, strict=False)):
-        if one != other:
-            return index
-    return None if len(claimed) == len(made) else min(len(claimed), len(made))
 
 
 WEIGHTS = "model.safetensors"
@@ -185,19 +338,30 @@ class _Made:
         return self.copy
 
 
-def _claimed(
-    block: Block, into: Path, fetch: Callable[[str], Path], limits: TreeLimits, *, is_same_class: bool
-) -> _Checkpoint:
+def _unpacked(making: Making, blob: str, into: Path) -> None:
+    """Unpack a blob.
+
+    Raises:
+        BadRun: it is no tree of files.
+        PlaceFailed: it is too large for this machine.
+    """
+    path = making.fetch(blob)
+    if (size := path.stat().st_size) > making.taken.num_bytes:
+        raise PlaceFailed(
+            f"the blob {blob[:12]}… of block {making.block.block} has {size:,} bytes, and at most "
+            f"{making.taken.num_bytes:,} are taken here"
+        )
+    unpack(path, into, making.taken)
+
+
+def _claimed(making: Making, block: Block, into: Path, *, is_same_class: bool) -> _Checkpoint:
     """A checkpoint that was committed.
 
     Raises:
         BadRun: it is none, by its own digests.
         PlaceFailed: it is too large for this machine, or of a version that this one may not read.
     """
-    path = fetch(block.blob)
-    if (size := path.stat().st_size) > limits.num_bytes:
-        raise PlaceFailed(f"block {block.block} has {size:,} bytes, and at most {limits.num_bytes:,} are taken here")
-    unpack(path, into, limits)
+    _unpacked(making, block.blob, into)
     try:
         found = CheckpointStore(into / "checkpoints").newest()
     except BadRun as problem:
@@ -256,9 +420,7 @@ def _compare(
     if is_same_class:
         names = _differing_files(claimed[1], made.manifest)
         return ReplayVerdict(equal=False, why=f"{updates} made again in the same class differ in {names}")
-    precisions = {plan.precision for plan in plans} or {"fp32"}
-    loosest = max(precisions, key=lambda precision: TOLERANCES.get(precision, (1.0, 0))[0])
-    tolerance, most = TOLERANCES.get(loosest, (0.0, 0))
+    loosest, tolerance, most = _tolerance(plans)
     if num_updates > most or start is None:
         why = f"the first {updates}" if start is None else updates
         return ReplayVerdict(
@@ -274,6 +436,13 @@ def _compare(
         return ReplayVerdict(equal=False, why=f"the weights that were claimed cannot be compared: {problem}")
     words = f"relative difference {difference:.2g} of {updates} in {loosest}, tolerance {tolerance:g}"
     return ReplayVerdict(equal=difference <= tolerance, why=words)
+
+
+def _tolerance(plans: Sequence[Plan]) -> tuple[str, float, int]:
+    """The loosest precision of some plans, with its tolerance [1], and the most updates that it holds for."""
+    precisions = {plan.precision for plan in plans} or {"fp32"}
+    loosest = max(precisions, key=lambda precision: TOLERANCES.get(precision, (1.0, 0))[0])
+    return loosest, *TOLERANCES.get(loosest, (0.0, 0))
 
 
 def _differing_files(one: CheckpointManifest, other: CheckpointManifest) -> str:

@@ -14,10 +14,12 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from stoker.pool import escrow
 from stoker.pool import events as on
+from stoker.pool.bisection import Bisection, Party, Side
+from stoker.pool.commitment import chain_head
 from stoker.pool.escrow import Accounts, Transfer, bond_of, credits_text, escrow_of
 from stoker.pool.events import CLOCK_WINDOW_S, FIRST_PREVIOUS, Body, Event, NotNow, Offer, Refused, canonical
 from stoker.pool.fair_use import WaitingRequest, require_turn, to_preempt
@@ -33,6 +35,7 @@ MOST_WAITING, MOST_WAIT_S = 16, 600.0
 """Requests of one key that wait, and how long before they are posted again [s]."""
 _WITH_KEY = re.compile(r"[0-9a-f]{16}-")
 """A lease's name that is for one key alone."""
+Dismissal = Literal["contradicted", "silent"]
 LAPSED_S = 3600.0
 """Offers that lapsed so long ago are forgotten with the next root [s]."""
 
@@ -295,6 +298,7 @@ _BY_OPERATOR = (
     on.Preempting,
     on.Forwarded,
     on.Probed,
+    on.Dismissed,
 )
 
 _Decider = Callable[[State, Event, Any], Change]
@@ -727,6 +731,8 @@ def _challenged(state: State, event: Event, body: on.Challenged) -> Change:
         raise Refused(f"the draw of blocks of lease {lease.lease_id} is not signed by the pool")
     if body.verifier in (lease.agent, lease.renter):
         raise Refused("a block is replayed by another agent than the one that ran it, and not by the renter")
+    if body.update:
+        _require_arbitrable(lease, body)
     same = [one for one in lease.challenges if one.block == body.block and one.verifier == body.verifier]
     if same:
         raise Refused(f"{escrow.short(body.verifier)} was asked for block {body.block} before")
@@ -739,8 +745,17 @@ def _challenged(state: State, event: Event, body: on.Challenged) -> Change:
         fee=body.fee,
         since_s=event.received_s,
         account=_fee_account(state, lease, body.verifier),
+        update=body.update,
+        against=body.against,
     )
     return Change(lease=replace(after, challenges=(*lease.challenges, challenge)))
+
+
+def _require_arbitrable(lease: Lease, body: on.Challenged) -> None:
+    """Refuse an arbiter for an update on which the sides do not differ first."""
+    _, search = _open_search(lease, body.block, body.against)
+    if not search.is_ready or search.update != body.update:
+        raise Refused(f"no arbiter is needed for update {body.update:,} of lease {lease.lease_id}")
 
 
 def _fee_account(state: State, lease: Lease, verifier: str) -> str:
@@ -770,12 +785,112 @@ def _verdict(state: State, event: Event, body: on.VerdictGiven) -> Change:
     is_late = not lease.is_in_time(asked, event.received_s)  # it is paid out of what is promised to no other
     fee = min(asked.fee, escrow.free_for_fees(lease, held, event.received_s) if is_late else held)
     given = replace(asked, equal=body.equal, evidence=body.evidence, fee=fee, made=body.made)
-    challenges = tuple(given if one is asked else one for one in lease.challenges)
+    if asked.update:
+        _require_consistent(lease, given)
+    elif not body.equal and body.made:
+        given = replace(given, bisection=_search(lease, body, event.received_s))
     record = state.record_of(body.verifier)
     return Change(
-        lease=replace(after, challenges=challenges),
+        lease=after.with_challenge(asked, given),
         transfers=(Transfer(escrow_of(lease.lease_id), asked.account, fee),) if fee else (),
         records=((body.verifier, replace(record, verdicts=record.verdicts + 1)),),
+    )
+
+
+def _require_consistent(lease: Lease, given: Challenge) -> None:
+    """Refuse an arbiter's word that its own state contradicts."""
+    _, search = lease.searched(given.block, given.against)
+    if given.made and given.equal is not (given.made == search.agent.end):
+        raise Refused(
+            f"an arbiter that came to {given.made[:12]}… cannot find the agent's {search.agent.end[:12]}… "
+            f"{'equal' if given.equal else 'unequal'}"
+        )
+
+
+def _search(lease: Lease, body: on.VerdictGiven, now_s: float) -> Bisection | None:
+    """The search that an unequal verdict begins; None for a block that has no updates."""
+    high = lease.commitments[body.block].update
+    begin = lease.commitments[body.block - 1].update if body.block else body.begins
+    if begin >= high:
+        return None
+    return Bisection(begin=begin, low=begin, high=high, agent=Side(), verifier=Side(end=body.made), since_s=now_s)
+
+
+@_decides(on.Traced)
+def _traced(state: State, event: Event, body: on.Traced) -> Change:
+    lease = state.lease(body.lease_id)
+    after = lease.after("traced")
+    verdict, search = _open_search(lease, body.block, body.verifier)
+    party = _party(event, lease, verdict)
+    found = search.traced(party, body.states, event.received_s)
+    if party == "agent" and body.states and not search.agent.end:
+        committed = lease.commitments[body.block]
+        previous = lease.commitments[body.block - 1].state if body.block else body.previous
+        if chain_head(previous, committed.update, body.states[-1]) != committed.state:
+            raise Refused(
+                f"the states of the agent end in {body.states[-1][:12]}…, which is not what it committed to as block "
+                f"{body.block} of lease {lease.lease_id}"
+            )
+    return Change(lease=after.with_challenge(verdict, replace(verdict, bisection=found)))
+
+
+@_decides(on.Supplied)
+def _supplied(state: State, event: Event, body: on.Supplied) -> Change:
+    lease = state.lease(body.lease_id)
+    after = lease.after("supplied")
+    verdict, search = _open_search(lease, body.block, body.verifier)
+    found = search.supplied(_party(event, lease, verdict), body.before, body.after, event.received_s)
+    return Change(lease=after.with_challenge(verdict, replace(verdict, bisection=found)))
+
+
+def _open_search(lease: Lease, block: int, verifier: str) -> tuple[Challenge, Bisection]:
+    """The search that a verdict began which still counts."""
+    verdict, search = lease.searched(block, verifier)
+    if verdict.dismissed:
+        raise Refused(f"the verdict of {escrow.short(verifier)} on block {block} of {lease.lease_id} was dismissed")
+    return verdict, search
+
+
+def _party(event: Event, lease: Lease, verdict: Challenge) -> Party:
+    party = lease.party(event.actor, verdict)
+    if party is None:
+        _by(event, "the agent of the lease, or the verifier that is named,", lease.agent, verdict.verifier)
+    assert party is not None
+    return party
+
+
+def why_dismissed(lease: Lease, verdict: Challenge, num_needed: int, now_s: float) -> Dismissal | None:
+    """Why an unequal verdict counts no more; None: it counts.
+
+    Each side counts itself: so many arbiters clear an agent as would, with the verifier, convict it. A verifier that
+    lets its time pass, or cannot make the block again, has proved nothing.
+    """
+    search = verdict.bisection
+    if search is None:
+        return None
+    if search.is_void or 1 + len(lease.arbiters(verdict, against_agent=False)) >= max(2, num_needed):
+        return "contradicted"
+    is_late = search.waits_for("verifier") and now_s - search.since_s >= lease.verdict_s
+    return "silent" if search.verifier.has_given_up or is_late else None
+
+
+@_decides(on.Dismissed)
+def _dismissed(state: State, event: Event, body: on.Dismissed) -> Change:
+    lease = state.lease(body.lease_id)
+    after = lease.after("dismissed")
+    verdict, _ = _open_search(lease, body.block, body.verifier)
+    assert state.rules is not None
+    why = why_dismissed(lease, verdict, state.rules.verdicts_to_slash, event.received_s)
+    if why is None:
+        raise Refused(f"nothing contradicts the verdict of {escrow.short(body.verifier)} on block {body.block} yet")
+    wrong = lease.arbiters(verdict, against_agent=True) | {body.verifier} if why == "contradicted" else set[str]()
+    return Change(
+        lease=after.with_challenge(verdict, replace(verdict, dismissed=why)),
+        records=tuple(
+            (key, replace(record, wrong_verdicts=record.wrong_verdicts + 1))
+            for key in sorted(wrong)
+            for record in [state.record_of(key)]
+        ),
     )
 
 
@@ -784,7 +899,7 @@ def _disputed(state: State, event: Event, body: on.Disputed) -> Change:
     lease = state.lease(body.lease_id)
     _by(event, "the renter or the pool", lease.renter, state.operator)
     after = lease.after("disputed")
-    if event.received_s > lease.closed_s + lease.window_s and not any(one.equal is False for one in lease.challenges):
+    if event.received_s > lease.closed_s + lease.window_s and not lease.unequal_blocks:
         raise Refused(f"the time to dispute lease {lease.lease_id} ended {lease.window_s:.0f} s after it was closed")
     return Change(lease=after)
 
@@ -839,7 +954,7 @@ def _final(state: State, event: Event, body: on.Final) -> Change:
             raise Refused(f"a replay of lease {lease.lease_id} was unequal: it is disputed first")
     records: list[tuple[str, Record]] = []
     is_cleared = all(len(lease.equal(block)) > len(lease.unequal(block)) for block in lease.unequal_blocks)
-    if any(one.equal for one in lease.challenges) and is_cleared:
+    if any(one.judges for one in lease.challenges) and is_cleared:
         record = state.record_of(lease.agent)
         records.append((lease.agent, replace(record, passed=record.passed + 1)))
     records += _contradicted(state, lease, is_right=True)
@@ -853,13 +968,24 @@ def _final(state: State, event: Event, body: on.Final) -> Change:
 
 
 def _contradicted(state: State, lease: Lease, *, is_right: bool) -> list[tuple[str, Record]]:
-    """Records of verifiers whose verdict was not the one that held."""
-    wrong = {one.verifier for one in lease.challenges if one.equal is (not is_right)}
-    if not is_right:  # only those who passed the very block that others found wrong
-        bad = {one.block for one in lease.challenges if one.equal is False}
-        wrong = {one.verifier for one in lease.challenges if one.equal is True and one.block in bad}
-    found = []
-    for verifier in sorted(wrong):
-        record = state.record_of(verifier)
-        found.append((verifier, replace(record, wrong_verdicts=record.wrong_verdicts + 1)))
-    return found
+    """Records of verifiers whose word was not the one that held.
+
+    Where the agent was right, those of dismissed verdicts have it already. Where it was wrong, it is those who passed a
+    block that others found wrong, and arbiters who were for the agent; a verdict that such arbiters had dismissed, and
+    that came to the state which held, was none.
+    """
+    held = [one for one in lease.challenges if one.judges is False]
+    change = Counter[str]()
+    if is_right:
+        change.update({one.verifier for one in held})
+    else:
+        states, bad = {(one.block, one.made) for one in held if one.made}, {one.block for one in held}
+        dismissed = [one for one in lease.challenges if one.dismissed == "contradicted"]
+        vindicated = [one for one in dismissed if (one.block, one.made) in states]
+        verdicts = {(one.block, one.verifier) for one in (*held, *vindicated)}
+        wrong = [one for one in lease.challenges if one.equal is True]
+        change.update({one.verifier for one in wrong if one.judges is True and one.block in bad})
+        change.update({one.verifier for one in wrong if (one.block, one.against) in verdicts})
+        change.subtract({one.verifier for one in vindicated})
+    records = [(verifier, count, state.record_of(verifier)) for verifier, count in sorted(change.items()) if count]
+    return [(key, replace(one, wrong_verdicts=max(0, one.wrong_verdicts + count))) for key, count, one in records]

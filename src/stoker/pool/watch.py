@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 
 from stoker.pool import escrow
 from stoker.pool import events as on
+from stoker.pool.bisection import Bisection, Party
 from stoker.pool.events import Body
 from stoker.pool.fair_use import to_preempt
 from stoker.pool.keys import Key
 from stoker.pool.lease import ACCEPT_S, BEAT_S, LOST_S, SUSPECT_S, Challenge, Lease
-from stoker.pool.state import State, draw_message, drawn_blocks, merkle_root
+from stoker.pool.state import State, draw_message, drawn_blocks, merkle_root, why_dismissed
 
 MOST_OPEN, MOST_ASKED = 8, 16
 """Blocks that one verifier is asked for at a time, which it makes in ten times that of one; verifiers for one block."""
@@ -26,7 +27,15 @@ ANCHOR_S = 3600.0
 """Time between two Merkle roots [s]."""
 
 
-def due(state: State, now_s: float, *, key: Key, up_since_s: float, present: Mapping[str, str]) -> list[Body]:
+def due(
+    state: State,
+    now_s: float,
+    *,
+    key: Key,
+    up_since_s: float,
+    present: Mapping[str, str],
+    listening: Collection[str] = (),
+) -> list[Body]:
     """What the control plane has to sign now.
 
     Args:
@@ -35,9 +44,10 @@ def due(state: State, now_s: float, *, key: Key, up_since_s: float, present: Map
         key: the pool's, which draws blocks.
         up_since_s: when this control plane began to answer.
         present: keys of agents that listen now and replay blocks, with their determinism class.
+        listening: keys of agents that listen now, whether or not they replay blocks of others.
     """
     bodies: list[Body] = []
-    verifiers = Verifiers(present, known_from_s=up_since_s + PRESENT_S)
+    verifiers = Verifiers(present, known_from_s=up_since_s + PRESENT_S, listening=listening)
     for name in state.unsettled:
         for asked in state.leases[name].challenges:
             verifiers.num_open[asked.verifier] += _is_at_it(state.leases[name], asked, now_s, verifiers)
@@ -58,11 +68,12 @@ class Verifiers(dict[str, str]):
         num_open: blocks that each is asked for now.
         fees: promised in this look [micro-credits], by lease.
         known_from_s: before that the pool is up for too short to say who has gone [s since 1970].
+        listening: all agents that are there.
     """
 
-    def __init__(self, classes: Mapping[str, str], known_from_s: float) -> None:
+    def __init__(self, classes: Mapping[str, str], known_from_s: float, listening: Collection[str] = ()) -> None:
         super().__init__(classes)
-        self.known_from_s = known_from_s
+        self.known_from_s, self.listening = known_from_s, frozenset(listening) | self.keys()
         self.num_open, self.fees = Counter[str](), Counter[str]()
 
 
@@ -142,10 +153,25 @@ def _is_at_it(lease: Lease, challenge: Challenge, now_s: float, present: Verifie
     return lease.is_in_time(challenge, now_s) and is_there
 
 
-def _asked(state: State, lease: Lease, block: int, now_s: float, draw: str, present: Verifiers) -> Iterator[Body]:
-    """Ask another agent for a block, if none is at it: one of the same determinism class where there is one."""
+def _asked(
+    state: State,
+    lease: Lease,
+    block: int,
+    now_s: float,
+    draw: str,
+    present: Verifiers,
+    *,
+    update: int = 0,
+    against: str = "",
+) -> Iterator[Body]:
+    """Ask another agent for a block, if none is at it: one of the same determinism class where there is one.
+
+    With `update` and `against` an arbiter is asked. Each agent has one word on a block: a friend of a cheat that
+    cleared it as an arbiter does not pass the block as a verifier as well.
+    """
     of_block = [one for one in lease.challenges if one.block == block]
-    if len(of_block) >= MOST_ASKED or any(_is_at_it(lease, one, now_s, present) for one in of_block):
+    same = [one for one in of_block if one.against == against]
+    if len(same) >= MOST_ASKED or any(_is_at_it(lease, one, now_s, present) for one in same):
         return
     asked = {one.verifier for one in of_block} | {lease.agent, lease.renter}
     free = sorted(agent for agent in present if agent not in asked and present.num_open[agent] < MOST_OPEN)
@@ -159,7 +185,15 @@ def _asked(state: State, lease: Lease, block: int, now_s: float, draw: str, pres
         free_fee = escrow.free_for_fees(lease, state.held(lease.lease_id)[0], now_s) - present.fees[lease.lease_id]
         fee = max(0, min(escrow.replay_fee(lease), free_fee))
         present.fees[lease.lease_id] += fee
-        yield on.Challenged(lease_id=lease.lease_id, block=block, verifier=verifier, draw=draw, fee=fee)
+        yield on.Challenged(
+            lease_id=lease.lease_id,
+            block=block,
+            verifier=verifier,
+            draw=draw,
+            fee=fee,
+            update=update,
+            against=against,
+        )
 
 
 def _has_devices_of(device: on.OfferedDevice, lease: Lease) -> bool:
@@ -170,28 +204,29 @@ def _has_devices_of(device: on.OfferedDevice, lease: Lease) -> bool:
 def _disputed(
     state: State, lease: Lease, now_s: float, key: Key, up_since_s: float, present: Verifiers
 ) -> Iterator[Body]:
-    """Blocks that were found unequal are asked for until they are decided; the others while the window lasts."""
+    """Blocks that were ever found unequal are brought to a decision; the others are asked for in the window alone."""
     assert state.rules is not None
     needed, name = state.rules.verdicts_to_slash, lease.lease_id
     draw, ends_s = key.sign(draw_message(key.public, lease)), _window_end(lease, up_since_s)
     is_open, bad = False, lease.unequal_blocks
     for block in bad:
         if lease.num_agreeing(block) >= needed:
-            evidence = next(one.evidence for one in lease.challenges if one.block == block and one.equal is False)
+            evidence = next(one.evidence for one in lease.challenges if one.block == block and one.judges is False)
             yield on.Slashed(
-                lease_id=name,
-                amount=state.held(name)[1],
-                evidence=evidence,
-                reason=f"block {block} is unequal by {lease.num_agreeing(block)} replays",
+                lease_id=name, amount=state.held(name)[1], evidence=evidence, reason=_reason(lease, block, needed)
             )
             return
-    for block in bad:
-        if len(lease.equal(block)) < needed:
+    doubted = sorted({*bad, *(one.block for one in lease.challenges if one.dismissed)})
+    for block in doubted:
+        is_searched = yield from _searched(state, lease, block, now_s, ends_s, draw, present)
+        if is_searched is not None:
+            is_open |= is_searched
+        elif len(lease.equal(block)) < (needed if block in bad else 1):
             before = [*_asked(state, lease, block, now_s, draw, present)]
             yield from before
             is_open |= bool(before) or _is_awaited(lease, now_s, present) or now_s < ends_s
     drawn = drawn_blocks(lease, draw) or list(range(len(lease.commitments)))[:1]
-    rest = [block for block in drawn if block not in bad]
+    rest = [block for block in drawn if block not in doubted]
     is_open |= yield from _drawn(state, lease, rest, now_s, ends_s, draw, present)
     if is_open:
         return
@@ -201,6 +236,53 @@ def _disputed(
             return
     if bad or drawn or now_s >= ends_s:
         yield on.Final(lease_id=name)
+
+
+def _searched(
+    state: State, lease: Lease, block: int, now_s: float, ends_s: float, draw: str, present: Verifiers
+) -> Generator[Body, None, bool | None]:
+    """Bring searches for the first bad update of a block on; whether one may still come to something.
+
+    None: none goes on, since a side is gone or cannot make the block again. Then whole blocks are compared, as by
+    verifiers that compare no bits.
+    """
+    assert state.rules is not None
+    found: bool | None = None
+    for verdict in [one for one in lease.challenges if one.block == block and one.judges is False]:
+        search = verdict.bisection
+        if search is None:
+            continue
+        if why_dismissed(lease, verdict, state.rules.verdicts_to_slash, now_s) is not None:
+            reason = lease.found_update(verdict, search).words()
+            yield on.Dismissed(lease_id=lease.lease_id, block=block, verifier=verdict.verifier, reason=reason[:900])
+            found = True
+        elif search.is_ready:
+            update, against = search.update, verdict.verifier
+            asked = [*_asked(state, lease, block, now_s, draw, present, update=update, against=against)]
+            yield from asked
+            found = bool(found or asked or _is_awaited(lease, now_s, present) or now_s < ends_s)
+        elif not _is_left(lease, verdict, search, now_s, present):
+            found = True
+    return found
+
+
+def _is_left(lease: Lease, verdict: Challenge, search: Bisection, now_s: float, present: Verifiers) -> bool:
+    """Whether a side of a search does not answer: it said so, has gone, or is out of time."""
+    sides: tuple[tuple[str, Party], ...] = ((lease.agent, "agent"), (verdict.verifier, "verifier"))
+    for key, party in sides:
+        is_there = key in present.listening or now_s < present.known_from_s
+        is_late = now_s - search.since_s >= lease.verdict_s
+        if search.side(party).has_given_up or (search.waits_for(party) and (is_late or not is_there)):
+            return True
+    return False
+
+
+def _reason(lease: Lease, block: int, num_needed: int) -> str:
+    """Why an agent is slashed, as words: the update where there is one, the states after it, and who confirms them."""
+    for found in lease.found_updates:
+        if found.block == block and 1 + found.for_verifier >= num_needed:
+            return found.words()[:900]
+    return f"block {block} is unequal by {lease.num_agreeing(block)} replays"
 
 
 def _settled(_: State, lease: Lease, __: float, ___: Key, ____: float, _____: Verifiers) -> Iterator[Body]:

@@ -7,8 +7,8 @@ Use when: another party claims to have made these updates. Costs: the time of th
 Does not do: several processes (`replay_ranks`); runs whose length is given in seconds, since no other machine can know
 it.
 
-`python -m stoker.verifying.replay RUN_DIR JOB_FILE --until UPDATES [--each] [--set NAME=VALUE …]` prints one JSON
-object: the manifest of the checkpoint, and digests of the states that were saved, with `--each` after every update.
+`python -m stoker.verifying.replay RUN_DIR JOB_FILE --until UPDATES [--at UPDATES,…] [--set NAME=VALUE …]` prints one
+JSON object: the manifest of the checkpoint, and digests of the states after the updates `--at`, and after the last.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from stoker.devices import attached_devices
@@ -32,7 +32,7 @@ from stoker.store import CheckpointStore, RunDirectory
 from stoker.training.hooks import Update
 from stoker.training.plan_in_force import PlanInForce, Replanned
 from stoker.training.session import build_session
-from stoker.training.signals import StopRequest, stop_on_signals
+from stoker.training.signals import stop_on_signals
 from stoker.training.threads import Machine, ThreadKeeper
 
 _EVERY_CORE = 1 << 20
@@ -44,9 +44,9 @@ class NotTheRun(BadRun):
 
 
 def replay(
-    job: Job, directory: RunDirectory, until: int, *, entry: Entry | None = None, each: bool = False
+    job: Job, directory: RunDirectory, until: int, *, entry: Entry | None = None, at: Collection[int] = ()
 ) -> tuple[CheckpointManifest, ...]:
-    """Train the run in `directory` on to update `until`, and save there; the manifests of what was saved.
+    """Train the run in `directory` on to update `until`, and save there; the manifests after `at` and `until`.
 
     The directory is a copy: a checkpoint is added to it, and checkpoints before it go as in any run.
 
@@ -55,7 +55,7 @@ def replay(
         directory: with its records and the checkpoint to begin at, if there is one.
         until: number of updates after which the state is kept [updates].
         entry: the job file.
-        each: save after every update.
+        at: numbers of updates after which the state is saved as well [updates].
 
     Raises:
         NotTheRun: the run is of another job or another length, has several processes, or is further than `until`.
@@ -69,12 +69,14 @@ def replay(
     device = next((one for one in attached_devices() if one.torch_name == plan.device), None)
     if device is None:
         raise BadRun(f"the run was made on {plan.device}, which this machine does not have")
-    manifests: list[CheckpointManifest] = []
+    manifests, wanted = list[CheckpointManifest](), {*at, until}
     store = CheckpointStore(directory.checkpoints, spec_digest=prepared.spec.digest())
 
     def keep(event: Event) -> None:
         if event.kind == "checkpointed":
-            manifests.append(store.named(Path(str(event.fields["path"])).name)[1])
+            manifest = store.named(Path(str(event.fields["path"])).name)[1]
+            if manifest.position.updates in wanted:  # the best so far is saved as well
+                manifests.append(manifest)
 
     def refuse(change: Replanned) -> None:
         raise BadRun(f"the plan of the run does not hold here: {change.why}")
@@ -90,21 +92,17 @@ def replay(
             is_free=False,
             machine=Machine(granted=lambda: _EVERY_CORE),
         )
-        session.loop.save_every_s = 0.0 if each else math.inf
-        session.loop.on_update = _stopping_at(until, stop)
+        session.loop.save_every_s = math.inf
+
+        def look(update: Update) -> None:
+            session.loop.save_every_s = 0.0 if update.updates in wanted else math.inf
+            if update.updates >= until:
+                stop.ask("replayed")
+
+        session.loop.on_update = look
         reached = session.loop.run(session.position)
     require_at(reached, until)
     return tuple(manifests)
-
-
-def _stopping_at(until: int, stop: StopRequest) -> Callable[[Update], None]:
-    """A watcher of updates, which asks to stop after the last one."""
-
-    def look(update: Update) -> None:
-        if update.updates >= until:
-            stop.ask("replayed")
-
-    return look
 
 
 def _schedule_of(directory: RunDirectory, prepared: ResolvedJob, until: int) -> PlanInForce:
@@ -152,13 +150,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("job_file", type=Path)
     parser.add_argument("--until", type=int, required=True)
-    parser.add_argument("--each", action="store_true")
+    parser.add_argument("--at", default="")
     parser.add_argument("--set", dest="settings", action="append", default=[])
     options = parser.parse_args(arguments)
     try:
         settings = {name: value for name, _, value in (word.partition("=") for word in options.settings)}
         job, entry = load_job(options.job_file, settings)
-        manifests = replay(job, RunDirectory(options.directory), options.until, entry=entry, each=options.each)
+        at = frozenset(map(int, options.at.split(","))) if options.at else frozenset[int]()
+        manifests = replay(job, RunDirectory(options.directory), options.until, entry=entry, at=at)
     except StokerError as error:
         print(json.dumps({"problem": error.message, "kind": type(error).__name__}))  # noqa: T201 - the answer
         return error.exit_code
