@@ -16,6 +16,7 @@ from torch import nn
 
 import stoker
 from stoker.devices.hardware import mtbf_h
+from stoker.devices.malloc import resident_bytes
 from stoker.errors import BadRun, RunFailed, StokerError
 from stoker.jobs.job_file import load_job
 from stoker.planning import decision as decision_module
@@ -25,7 +26,6 @@ from stoker.store import RunDirectory
 from stoker.training import plan_trials
 from stoker.training.plan_in_force import PlanInForce
 from stoker.training.plan_trials import PlanTrials
-from stoker.training.telemetry import resident_bytes
 from tests.flow.builders import Heard, assert_equal_tensors
 from tests.flow.command import stoker_process
 
@@ -299,6 +299,15 @@ class LargeInBf16(Net):
         if torch.is_autocast_enabled("cpu") and torch.is_grad_enabled():
             torch.ones(75_000_000)
         return super().forward(x_B1HW)
+
+
+def test_the_memory_that_a_run_begins_with_is_that_of_its_process() -> None:
+    """As every later forecast is, and what is measured: a guess of the update's own memory is a hundredth of it."""
+    heard = Heard()
+    before = resident_bytes()
+    trained(job(), "begun", sink=heard, stop_at=1)
+    (planned,) = heard.of("planned")
+    assert planned["forecast"]["peak_bytes"]["value"] > before
 
 
 @pytest.mark.slow

@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
+from stoker.devices.malloc import peak_resident_bytes, resident_bytes
 from stoker.records import Event, Position
 from stoker.testing import FakeClock
-from stoker.training.telemetry import Telemetry, peak_resident_bytes, resident_bytes
+from stoker.training.telemetry import Telemetry
 from stoker.units import MIB
 
 LOSS = torch.tensor(1.0)

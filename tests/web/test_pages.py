@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 import shlex
@@ -217,6 +218,26 @@ def test_a_report_is_drawn_from_itself_and_has_no_serious_finding(browser: Any, 
     checked = report_of(browser, tmp_path / "report.html", report, examples, color_scheme=theme, bypass_csp=True)
     found = axe.Axe().run(checked).response["violations"]
     assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "labelled"), [(0.00106, 2.3, "0.001"), (0.0095, 0.9, "0.01"), (1e-9, 1e4, "1e-8")]
+)
+def test_losses_over_decades_have_ticks(browser: Any, tmp_path: Path, least: float, most: float, labelled: str) -> None:
+    """Also where the axis begins a little below a power of ten, and few of them where there are many decades."""
+    events = [one for one in story.whole_run() if one.kind in ("planned", "started", "progress")][:40]
+    shown = [one for one in events if one.kind == "progress"]
+    losses = dict(zip(map(id, shown), itertools.cycle([most, least]), strict=False))
+    events = [
+        dataclasses.replace(one, fields=one.fields | {"loss": losses[id(one)]}) if id(one) in losses else one
+        for one in events
+    ]
+    page = report_of(browser, tmp_path / "report.html", story.report(events))
+    page.locator("#run figure", has_text="Loss").locator("canvas").wait_for()
+    ticks = page.evaluate("document.querySelector('.plot.live').chart.plot.axes[1]._values")
+    assert page.problems == []
+    assert labelled in ticks
+    assert 2 <= len(ticks) <= 12
 
 
 def test_of_a_gpu_its_own_memory_is_beside_the_forecast(browser: Any, tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
+import sys
 from pathlib import Path
 
 from stoker.records import Malloc
@@ -69,12 +71,18 @@ def give_back() -> None:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process [bytes]; 0 if the system does not say."""
+    """Resident memory of this process now [bytes]; its peak where the system has no present value."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+        return pages * resource.getpagesize()
+    except OSError:
+        return peak_resident_bytes()
+
+
+def peak_resident_bytes() -> int:
+    """Peak resident memory of this process so far [bytes]."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _problem() -> str | None:

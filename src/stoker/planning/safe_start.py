@@ -16,6 +16,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from stoker.devices import Place
+from stoker.devices.malloc import resident_bytes
 from stoker.jobs.batch_size import TokenBatch
 from stoker.jobs.freezing import Freeze
 from stoker.loading.batches import in_order
@@ -32,9 +33,6 @@ from stoker.units import format_count, format_seconds
 
 _FEW = 2
 """Samples of the pass by which memory and time of the whole batch are guessed."""
-
-_SLOW_S = 0.1
-"""Time of a first pass [s] from which on the kernels that it also made are a small part: it is not repeated."""
 
 _PLENTY = 0.4
 """Share of the device's memory that the whole batch may take by that guess, which may be off by a factor of two."""
@@ -86,6 +84,7 @@ def safe_start(prepared: ResolvedJob, place: Place) -> tuple[Decision, Coupling]
             plan = dataclasses.replace(plan, loader="workers", num_workers=place.device.cores)
     if guess is None or guess.peak_bytes > _PLENTY * place.device.memory_bytes:
         return None
+    guess = dataclasses.replace(guess, peak_bytes=guess.peak_bytes + resident_bytes())
     updates, extent = prepared.extent.updates_in(job.until), prepared.extent
     evaluations = 0 if data.valid is None else extent.evaluations(job.evaluation.every, updates) + 1
     extents = Extents(total_samples=extent.position(updates).samples, total_updates=updates, evaluations=evaluations)
@@ -121,7 +120,7 @@ def safe_plan(profile: Profile, place: Place) -> Plan:
 
 
 def _guessed(prepared: ResolvedJob, plan: Plan, coupling: Coupling) -> Measurement | None:
-    """Memory and time of an update, from a pass of a few samples; None where the model does not take so few."""
+    """Memory that an update adds and its time, from a pass of a few samples; None where the model needs more."""
     job, data = prepared.job, prepared.data
     with computing_threads(plan.threads):
         step = Step(job, plan, coupling)
@@ -136,14 +135,11 @@ def _guessed(prepared: ResolvedJob, plan: Plan, coupling: Coupling) -> Measureme
 
         batch = next(iter(in_order(data.train, step.pipeline(data.train, augmented=True), few)))
         try:
-            began = time.perf_counter()
             with saved_tensors_hooks(note, lambda tensor: tensor):
                 step.gradients(batch, 0)
+            began = time.perf_counter()
+            step.gradients(batch, 0)  # the first pass also made its kernels
             took_s = time.perf_counter() - began
-            if took_s < _SLOW_S:  # most of it may be the making of kernels
-                began = time.perf_counter()
-                step.gradients(batch, 0)
-                took_s = time.perf_counter() - began
         except (RuntimeError, ValueError):  # so few samples are not the model's: its memory is unknown
             return None
     weights = bytes_of(step.model.parameters())

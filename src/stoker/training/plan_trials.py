@@ -25,7 +25,7 @@ from stoker import records
 from stoker.activity import doing
 from stoker.devices import Place, sample_cpu
 from stoker.devices.hardware import mtbf_h
-from stoker.devices.malloc import give_back
+from stoker.devices.malloc import give_back, resident_bytes
 from stoker.errors import RunFailed, StokerError, first_line
 from stoker.loading.batches import Batch
 from stoker.planning.explanation import explain
@@ -59,7 +59,7 @@ from stoker.stepping.torch_compile import compiler_missing, uncompiled
 from stoker.stepping.torch_optimizers import needs_closure
 from stoker.training.plan_in_force import PlanInForce, Replanned, saving_every
 from stoker.training.recovery import UpdateSnapshot
-from stoker.training.telemetry import Telemetry, resident_bytes
+from stoker.training.telemetry import Telemetry
 from stoker.units import format_bytes, format_seconds
 
 COMPARED = 3

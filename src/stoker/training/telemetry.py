@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import statistics
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from stoker.devices.malloc import resident_bytes
 from stoker.profiling.plan_trial import PeakMemory
 from stoker.records import Event, EventKind, Position
 from stoker.records.codec import JSON
@@ -216,21 +214,6 @@ class Telemetry:
     def has_news(self) -> bool:
         """Whether anything was trained since the last progress event."""
         return self._num_losses > 0
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process now [bytes]; its peak where the system has no present value."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        return pages * resource.getpagesize()
-    except OSError:
-        return peak_resident_bytes()
-
-
-def peak_resident_bytes() -> int:
-    """Peak resident memory of this process so far [bytes]."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 _WINDOW = 32

@@ -34,8 +34,14 @@ const resized = new ResizeObserver((changes) => {
   for (const { target } of changes) target.chart.resize();
 });
 
-/* 1, 2 and 5 times a power of ten. */
-const isRound = (tick) => { const part = tick / 10 ** Math.floor(Math.log10(tick) + 1e-9); return [1, 2, 5].some((one) => Math.abs(part - one) < 1e-6); };
+/* Ticks of a logarithmic axis: 1, 2 and 5 times powers of ten; over many decades the powers alone, then some of them.
+   uPlot's own never end where the axis begins a little below a power of ten. */
+const logTicks = (low, high) => {
+  const first = Math.floor(Math.log10(low)), last = Math.floor(Math.log10(high)), ticks = [];
+  const parts = last - first < 4 ? [1, 2, 5] : [1], step = Math.ceil((last - first + 1) / 8);
+  for (let power = first; power <= last; power += step) ticks.push(...parts.map((part) => Number(`${part}e${power}`)));
+  return ticks.filter((tick) => low <= tick && tick <= high);
+};
 /* Whether a column has one value, which no line can show. */
 const isAlone = (values) => { let n = 0; for (const value of values) if (value !== null && value !== undefined && (n += 1) > 1) return false; return n === 1; };
 /* Steps of an axis in bytes. */
@@ -119,10 +125,15 @@ export class LineChart {
     this.axis.draw();
   }
 
-  isLogarithmic() {
-    if (!this.mayBeLogarithmic) return false;
+  get extent() {
     let low = Infinity, high = -Infinity;
     for (const column of this.data.slice(1)) for (const value of column) if (value !== null && value !== undefined) { if (value < low) low = value; if (value > high) high = value; }
+    return [low, high];
+  }
+
+  isLogarithmic() {
+    if (!this.mayBeLogarithmic) return false;
+    const [low, high] = this.extent;
     return low > 0 && high > 6 * low;
   }
 
@@ -138,7 +149,7 @@ export class LineChart {
     const line = colour("line"), grid = colour("grid"), muted = colour("muted"), { scale } = this, font = `${12 * scale}px system-ui, sans-serif`;
     const isLog = (this.wasLogarithmic = this.isLogarithmic());
     const limits = (u, low, high) => {
-      if (isLog) return [low * 0.92, high * 1.08];
+      if (isLog) { const [least, most] = low > 0 ? [low, high] : this.extent; return [least * 0.92, most * 1.08]; }
       for (const band of this.bands) { if (band.isWithin !== false) { low = Math.min(low, band.low ?? low); high = Math.max(high, band.high ?? high); } }
       if (this.isFraction) return [this.isFromZero ? 0 : Math.max(0, low - (high - low) * 0.06 - 0.002), Math.min(1, high + (high - low) * 0.06 + 0.002)];
       const pad = (high - low || Math.abs(high) || 1) * 0.06;
@@ -152,7 +163,8 @@ export class LineChart {
         { stroke: muted, font, size: 30 * scale, ticks: { stroke: line, size: 4 * scale, width: scale }, grid: { show: false }, values: (_, ticks) => ticks.map(this.axis.label).map((text, index, all) => (text === all[index - 1] ? "" : text)), space: (this.axis.space || 64) * scale },
         { stroke: muted, font, size: (u, values) => scale * (16 + 7 * Math.max(3, ...(values ?? []).map((one) => (one ?? "").length))), ticks: { show: false }, grid: { stroke: grid, width: scale },
           values: (_, ticks) => ticks.map((tick) => (tick === null ? null : this.y(tick))), space: 34 * scale, ...(this.y === format.bytes ? { incrs: BINARY } : {}),
-          filter: isLog ? (u, ticks) => ticks.map((tick) => (tick !== null && isRound(tick) ? tick : null)) : undefined },
+          splits: isLog ? (u, axis, low, high) => logTicks(low, high) : undefined,
+          filter: isLog ? (u, ticks) => ticks : undefined },
       ],
       series: [{}, ...this.series.map((one) => ({
         label: one.label, stroke: colour(one.colour), width: (one.width ?? 1.6) * scale, spanGaps: true, dash: one.dash,

@@ -14,7 +14,7 @@ export const open = async (main, id) => {
     const names = known.info.studies;
     replace(main, h("h1", {}, "Studies"), names.length ? table(["study", "trials", "finished", "pruned", "running", "cost so far"], names.map((name) => {
       const rows = [...known.rows.values()].filter((row) => row.id.startsWith(`${name}/trials/`));
-      return [link(href("study", name), name), rows.length, ...["finished", "pruned", "running"].map((state) => rows.filter((row) => row.state === state).length), format.money(rows.reduce((sum, row) => sum + (row.cost_usd ?? 0), 0))];
+      return [link(href("study", name), name), rows.length, ...["finished", "pruned", "running"].map((state) => rows.filter((row) => row.state === state).length), format.money(rows.reduce((sum, row) => sum + (row.cost_usd ?? 0), 0) || null)];
     }), "list stacks") : empty("No studies here", "A study tries settings of a job, each in a run of its own.", h("pre", {}, "stoker tune examples/digits.py --space 'lr=log(0.01,1)' --trials 20")));
     follow({});
     return {};
