@@ -78,6 +78,10 @@ class ImageForm:
         return values.mul_(1 / (255 * std)).sub_(mean / std)
 
 
+LEAST_STD_OF_BYTES = 10.0
+"""A deviation from here on is one of pixels from 0 to 255: that of pixels from 0 to 1 is at most one half."""
+
+
 def image_form(
     size: int | tuple[int, int] | None,
     channels: int,
@@ -97,9 +101,9 @@ def image_form(
     means, stds = _by_channel("mean", mean, 0.0, channels), _by_channel("std", std, 1.0, channels)
     if not all(std > 0 for std in stds):
         raise BadJob(f"std={std!r} has values that are not positive")
-    if not all(0 <= mean <= 1 for mean in means):
+    if not (all(0 <= mean <= 1 for mean in means) and max(stds) < LEAST_STD_OF_BYTES):
         raise BadJob(
-            f"mean={mean!r} is no mean of pixels from 0 to 1, of which it is taken off",
+            f"mean={mean!r} and std={std!r} are not of pixels from 0 to 1, to which they are applied",
             remedy="Divide mean and std of pixels from 0 to 255 by 255.",
         )
     return ImageForm(sides, channels, cast("Resize", resize), means, stds)
