@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from stoker.data.files.image_files import LEAST_STD_OF_BYTES
+from stoker.data.reading.pixel_scale import REMEDY, are_of_unit_pixels
 from stoker.errors import BadJob, BadSetting
 from stoker.jobs.numeric_settings import Interval, require_amount, require_interval, require_probability
 from stoker.loading.transforms.base import (
@@ -114,11 +114,10 @@ class Normalize:
         require_images(x_BCHW, "Normalize")
         colors = as_colors(x_BCHW, "Normalize")
         means, stds = _listed(self.mean), _listed(self.std)
-        is_of_colors = all(0 <= mean <= 1 for mean in means) and max(stds) < LEAST_STD_OF_BYTES
-        if x_BCHW.dtype == torch.uint8 and not is_of_colors:
+        if x_BCHW.dtype == torch.uint8 and not are_of_unit_pixels(means, stds):
             raise BadJob(
                 f"Normalize(mean={self.mean}, std={self.std}) is not of bytes scaled to 0 to 1, to which it is applied",
-                remedy="Divide mean and std of pixels from 0 to 255 by 255.",
+                remedy=REMEDY,
             )
         for name, values in (("mean", means), ("std", stds)):
             if len(values) not in (1, x_BCHW.shape[1]):
