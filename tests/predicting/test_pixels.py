@@ -57,8 +57,10 @@ def test_values_are_scaled_as_told(values: str, wanted: float) -> None:
 
 def test_a_mean_of_pixels_up_to_255_is_refused() -> None:
     """As in training: taken off pixels from 0 to 1 it would leave nearly the same for every image."""
-    with pytest.raises(BadJob, match="the mean is taken off pixels from 0 to 1, and is none of these"):
-        parse_pixels("123.7,116.3,103.5/58.4,57.1,57.4", COLOUR)
+    with pytest.raises(BadJob, match="are applied to pixels from 0 to 1, and are not of these"):
+        parse_pixels("123.7,116.3,103.5/0.2,0.2,0.2", COLOUR)
+    with pytest.raises(BadJob, match="are applied to pixels from 0 to 1, and are not of these"):
+        parse_pixels("0/255", COLOUR)
 
 
 def test_each_channel_has_its_own_mean() -> None:

@@ -27,7 +27,8 @@ from stoker.loading.mixing import Pairing, pairing_of
 from stoker.loading.order import Indices, Order
 from stoker.loading.samples import Samples
 from stoker.loading.streams import ReaderState
-from stoker.loading.transforms import Draw, Normalize, moves_pixels, takes_colors
+from stoker.loading.transforms import Draw, Normalize
+from stoker.loading.transforms.traits import moves_pixels, takes_colors
 from stoker.loading.workers import EpochIndices, WorkerWatch, by_workers
 from stoker.records import Plan, Position
 

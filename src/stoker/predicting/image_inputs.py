@@ -15,6 +15,7 @@ from PIL import Image
 
 from stoker.artifacts.dtypes import dtype_of
 from stoker.data.reading.image_decoding import fitted, loaded, upright
+from stoker.data.reading.pixel_scale import REMEDY, are_of_unit_pixels
 from stoker.data.reading.table_readers import BadImage
 from stoker.errors import BadJob
 from stoker.predicting.column_mapping import ImageShape, Input
@@ -63,10 +64,10 @@ def parse_pixels(text: str, spec: Input) -> Pixels:
     is_possible = all(map(math.isfinite, (*pixels.mean, *pixels.std))) and min(pixels.std) > 0
     if not slash or not is_possible or not {len(pixels.mean), len(pixels.std)} <= set(channels):
         raise BadJob(f"--pixels {text} does not fit the input {spec}", remedy=remedy)
-    if not all(0 <= mean <= 1 for mean in pixels.mean):
+    if not are_of_unit_pixels(pixels.mean, pixels.std):
         raise BadJob(
-            f"--pixels {text}: the mean is taken off pixels from 0 to 1, and is none of these",
-            remedy="Divide MEAN and STD of pixels from 0 to 255 by 255.",
+            f"--pixels {text}: mean and deviation are applied to pixels from 0 to 1, and are not of these",
+            remedy=REMEDY,
         )
     return pixels
 

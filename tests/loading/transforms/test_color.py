@@ -113,8 +113,10 @@ def test_colours_that_cannot_be_meant_are_refused(make, problem: str) -> None:
 
 def test_a_mean_of_bytes_up_to_255_is_refused() -> None:
     """They are scaled to 0 to 1 first: every image would be nearly the same. Floats are taken as they are."""
-    with pytest.raises(BadJob, match="is no mean of bytes scaled to 0 to 1"):
-        Normalize(123.7, 58.4)(images((1, 3, 3, 3)), draw_for([0]))
+    with pytest.raises(BadJob, match="is not of bytes scaled to 0 to 1"):
+        Normalize(123.7, 0.2)(images((1, 3, 3, 3)), draw_for([0]))
+    with pytest.raises(BadJob, match="is not of bytes scaled to 0 to 1"):
+        Normalize(0.0, 255.0)(images((1, 3, 3, 3)), draw_for([0]))
     floats = torch.full((1, 3, 2, 2), 123.7)
     assert Normalize(123.7, 58.4)(floats, draw_for([0])).abs().max() == 0
 

@@ -22,6 +22,7 @@ from stoker.data.files.sample_files import (
 )
 from stoker.data.files.source import IndexedSource, Labels, Names, class_names, digest_of_parts, needs, require_choice
 from stoker.data.reading.file_listing import SUFFIXES, Resize, files_below
+from stoker.data.reading.pixel_scale import REMEDY, are_of_unit_pixels
 from stoker.data.reading.table_readers import CsvFile, is_utf8, opened
 from stoker.errors import BadJob, nearest
 from stoker.records.codec import printable
@@ -97,10 +98,10 @@ def image_form(
     means, stds = _by_channel("mean", mean, 0.0, channels), _by_channel("std", std, 1.0, channels)
     if not all(std > 0 for std in stds):
         raise BadJob(f"std={std!r} has values that are not positive")
-    if not all(0 <= mean <= 1 for mean in means):
+    if not are_of_unit_pixels(means, stds):
         raise BadJob(
-            f"mean={mean!r} is no mean of pixels from 0 to 1, of which it is taken off",
-            remedy="Divide mean and std of pixels from 0 to 255 by 255.",
+            f"mean={mean!r} and std={std!r} are not of pixels from 0 to 1, to which they are applied",
+            remedy=REMEDY,
         )
     return ImageForm(sides, channels, cast("Resize", resize), means, stds)
 

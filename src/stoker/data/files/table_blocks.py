@@ -285,10 +285,10 @@ def numbers_of(block: RowBlock, column: str) -> npt.NDArray[np.float64]:
 
 
 def as_float32(numbers: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    """The numbers as float32, and which of them are infinite in it: too large, or infinite as they are."""
+    """The numbers as float32, and which of them are finite but too large for it."""
     with np.errstate(over="ignore"):
         stored = numbers.astype(np.float32)
-    return stored, np.isinf(stored)
+    return stored, np.isinf(stored) & np.isfinite(numbers)
 
 
 def too_large(block: RowBlock, row: int, column: str, value: float) -> BadJob:

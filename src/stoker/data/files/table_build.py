@@ -8,6 +8,7 @@ word such as `NA` is a missing value; among words it is a value (there is a coun
 from __future__ import annotations
 
 import errno
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -316,6 +317,12 @@ class MissingCount:
             if column not in given and not self._present[column]:
                 raise BadJob(f"the column {column!r} has no values to take a mean of", remedy="Leave it out.")
             means[column] = given.get(column, total / max(1, self._present[column]))
+            if self.counts.get(column) and not math.isfinite(means[column]):
+                raise BadJob(
+                    f"the mean of {column!r}, for {self.counts[column]:,} missing values, is {means[column]:g}: the "
+                    "column has infinite ones",
+                    remedy="Mend these, or give a number in place of the mean.",
+                )
         return means
 
     def require_none(self) -> None:

@@ -35,7 +35,6 @@ from stoker.loading.transforms.photometric import (
     Solarize,
 )
 from stoker.loading.transforms.resizing import ProgressiveResizing
-from stoker.loading.transforms.traits import moves_pixels, takes_colors
 
 __all__ = [
     "AlternatingFlip",
@@ -64,6 +63,4 @@ __all__ = [
     "Solarize",
     "Sometimes",
     "for_evaluation",
-    "moves_pixels",
-    "takes_colors",
 ]

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from stoker.data.reading.pixel_scale import REMEDY, are_of_unit_pixels
 from stoker.errors import BadJob, BadSetting
 from stoker.jobs.numeric_settings import Interval, require_amount, require_interval, require_probability
 from stoker.loading.transforms.base import (
@@ -112,12 +113,13 @@ class Normalize:
         """The images, standardised."""
         require_images(x_BCHW, "Normalize")
         colors = as_colors(x_BCHW, "Normalize")
-        if x_BCHW.dtype == torch.uint8 and not all(0 <= mean <= 1 for mean in _listed(self.mean)):
+        means, stds = _listed(self.mean), _listed(self.std)
+        if x_BCHW.dtype == torch.uint8 and not are_of_unit_pixels(means, stds):
             raise BadJob(
-                f"Normalize(mean={self.mean}) is no mean of bytes scaled to 0 to 1, of which it is taken off",
-                remedy="Divide mean and std of pixels from 0 to 255 by 255.",
+                f"Normalize(mean={self.mean}, std={self.std}) is not of bytes scaled to 0 to 1, to which it is applied",
+                remedy=REMEDY,
             )
-        for name, values in (("mean", _listed(self.mean)), ("std", _listed(self.std))):
+        for name, values in (("mean", means), ("std", stds)):
             if len(values) not in (1, x_BCHW.shape[1]):
                 raise BadJob(f"Normalize has {len(values)} numbers for {name}, images have {x_BCHW.shape[1]} channels")
         return (colors - _by_channel(self.mean, colors)) / _by_channel(self.std, colors)
