@@ -74,7 +74,7 @@ def test_processes_are_waited_for_as_long_as_the_slowest_phase_asks(
     planned = decision()
     slow = dataclasses.replace(planned.chosen.forecast, evaluate_s=estimate(evaluate_s, 0.1, "s"))
     planned = dataclasses.replace(planned, candidates=(dataclasses.replace(planned.chosen, forecast=slow),))
-    prepared: Any = SimpleNamespace(entry=SimpleNamespace(path=Path("job.py"), settings={}), job=blobs_job(sync=sync))
+    prepared: Any = SimpleNamespace(entry=SimpleNamespace(path=Path("job.py"), setting_words=()), job=blobs_job(sync=sync))
     directory: Any = SimpleNamespace(path=Path("run"))
     train_supervised(prepared, directory, planned, [Heard()])
     assert asked["silence_s"] == pytest.approx(silence_s)
