@@ -220,7 +220,7 @@ class Mirror:
             self._remove([file for file in self._there if EVENTS.fullmatch(file) and file not in known])
 
     def _send_checkpoint(self, store: CheckpointStore, name: str) -> None:
-        """Send a checkpoint that is not complete there; one that is removed here meanwhile is left out."""
+        """Send a checkpoint that is not complete there; one that is removed here during the copy is left out."""
         if name in self._whole:
             return
         started, folder = time.monotonic(), f"checkpoints/{name}"

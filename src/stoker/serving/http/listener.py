@@ -1,4 +1,4 @@
-"""A socket that is bound before its server is made: a port that is taken is told at once, and without uvicorn."""
+"""A socket that is bound before its server is made: a port that is taken is reported at once, and without uvicorn."""
 
 from __future__ import annotations
 
