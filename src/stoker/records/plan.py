@@ -64,11 +64,11 @@ PIECE = 2**24
 """Values of a gradient that are added at once to what the host has of its sum, so that temporaries stay small."""
 
 PINNED_BYTES, ALIGNED_BYTES = 2**28, 64
-"""Pinned memory that optimizer offload has at once, and multiples of which its tensors begin at in it [bytes]. PyTorch's
-allocator rounds pinned memory up to a power of two."""
+"""Pinned memory that optimizer offload has at once, and multiples of which its tensors begin at in it [bytes].
+PyTorch's allocator rounds pinned memory up to a power of two."""
 
 STAGED_BYTES = 2**26
-"""Masters that optimizer offload updates in one call, whose gradients are in their dtype meanwhile [bytes]."""
+"""Masters that optimizer offload updates in one call, whose gradients are in their dtype until then [bytes]."""
 
 LEAST_OFFLOADED_BYTES = 2**12
 """Inputs of checkpointed blocks from which on they are worth a copy to the host [bytes]."""
