@@ -12,7 +12,8 @@ from stoker.planning.explanation import describe_message, describe_messages, why
 from stoker.planning.model import layout_forecast, run_forecast
 from stoker.planning.model.layout_forecast import LayoutForecasts, LayoutUpdate, local_profile
 from stoker.planning.model.run_forecast import Extents, Needs, TracedForecasts
-from stoker.records import Coupling, Hardware, Layout, Operation, Plan
+from stoker.planning.model.synced_batch_norm import norm_traffic, statistics_kernel
+from stoker.records import Coupling, Hardware, Layout, Occurrence, Operation, Plan, TensorShape
 from stoker.records.hardware import Links
 from tests.planning.spreading import PARTS, links, trace
 from tests.planning.trials import CPU, GPU, NORMS, profile
@@ -189,17 +190,33 @@ def test_batch_statistics_are_messages_too() -> None:
     assert not {one.what for one in separable} & {"batch statistics gathered"}
 
 
-def test_norms_over_processes_add_work_on_a_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On GPUs they have kernels of their own, which read tensors as often as those of one process."""
+def test_norms_over_processes_add_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU passes over tensors; on GPUs, which read those as often as in one process, kernels on statistics."""
     work = Operation(name="mul", inputs=(), outputs=(), flops=1000, bytes_read=0, bytes_written=0)
     monkeypatch.setattr(layout_forecast, "batch_norms_of", lambda _trace: (work,))
     monkeypatch.setattr(layout_forecast, "synced_norm_work", lambda norm: norm)
-    for kind, plan, added in (("cpu", ON_CPU, layout_forecast.WORK_PER_NORM), ("cuda", PLAN, 0)):
+    monkeypatch.setattr(layout_forecast, "statistics_kernel", lambda norm: norm)
+    counts = layout_forecast.WORK_PER_NORM, layout_forecast.SMALL_KERNELS
+    for kind, plan, added in (("cpu", ON_CPU, counts[0]), ("cuda", PLAN, counts[1])):
         with_norms, without = (
             forecasts(Layout(replicas=2), kind, coupling=coupling).spread(plan).overhead_s
             for coupling in (NORMS, FACTS.coupling)
         )
         assert with_norms - without == pytest.approx(1e-3 * added)
+
+
+def test_statistics_are_gathered_by_a_sum_of_rows() -> None:
+    """A mean, a variance and a count of each process, over all of them; kernels between go over one row."""
+    image = TensorShape(shape=(8, 16, 4, 4), dtype="bf16")
+    norm = Operation(
+        name="native_batch_norm", inputs=(image,), outputs=(image,), flops=0, bytes_read=0, bytes_written=0
+    )
+    occurrence = Occurrence(operation=0, phase="forward", part=0, module=0, source=0)
+    of_norm = dataclasses.replace(trace(), operations=(norm,), occurrences=(occurrence,))
+    gathered, summed = norm_traffic(of_norm, 4, 3)
+    assert (gathered.collective, gathered.num_bytes) == ("all-reduce", 3 * 4 * 4 * (2 * 16 + 1))
+    assert (summed.collective, summed.num_bytes) == ("all-reduce", 3 * 8 * 16)
+    assert statistics_kernel(norm).bytes_read == 4 * 16
 
 
 def test_sites_that_train_apart_tell_each_other_nothing_in_an_update() -> None:

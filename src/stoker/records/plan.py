@@ -68,7 +68,7 @@ PINNED_BYTES, ALIGNED_BYTES = 2**28, 64
 PyTorch's allocator rounds pinned memory up to a power of two."""
 
 STAGED_BYTES = 2**26
-"""Masters that optimizer offload updates in one call, whose gradients are in their dtype meanwhile [bytes]."""
+"""Masters that optimizer offload updates in one call, whose gradients are in their dtype until then [bytes]."""
 
 LEAST_OFFLOADED_BYTES = 2**12
 """Inputs of checkpointed blocks from which on they are worth a copy to the host [bytes]."""

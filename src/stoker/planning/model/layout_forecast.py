@@ -32,7 +32,14 @@ from stoker.planning.model.communication import (
 from stoker.planning.model.optimizer_states import full_states, stored_share
 from stoker.planning.model.run_forecast import Extents, Needs, TracedForecasts, Traces
 from stoker.planning.model.shared_cpu import ContendedTimes, UncontendedTimes
-from stoker.planning.model.synced_batch_norm import WORK_PER_NORM, batch_norms_of, norm_traffic, synced_norm_work
+from stoker.planning.model.synced_batch_norm import (
+    SMALL_KERNELS,
+    WORK_PER_NORM,
+    batch_norms_of,
+    norm_traffic,
+    statistics_kernel,
+    synced_norm_work,
+)
 from stoker.planning.model.update_time import OperationTimes, UpdateTime
 from stoker.records import (
     Breakdown,
@@ -336,9 +343,10 @@ class LayoutForecasts(TracedForecasts):
         if self._is_on_cpu:  # on a GPU it is hidden
             host_s = sum(axis.overhead_s(self.parts, self.layout, passes) for axis in self._axes)
         host_s += sum(axis.copies_s(traffic, self.layout, times.seconds) for axis in self._axes)
-        if self._has_synced_norms and self._is_on_cpu:  # their work on top of PyTorch's own batch norms
-            works = map(synced_norm_work, batch_norms_of(self._whole(self._settings(plan))))
-            norms_s = WORK_PER_NORM * passes * sum(times.seconds(one) for one in works)
+        if self._has_synced_norms:  # their work on top of PyTorch's own batch norms
+            work, count = (synced_norm_work, WORK_PER_NORM) if self._is_on_cpu else (statistics_kernel, SMALL_KERNELS)
+            works = map(work, batch_norms_of(self._whole(self._settings(plan))))
+            norms_s = count * passes * sum(times.seconds(one) for one in works)
         overhead, meetings = host_s + norms_s, num_meetings(traffic)
         wait_s = meetings * self._links_of(self.layout.world_size, 1).wait_s((step_s + overhead) / max(1, meetings))
         if not self._is_on_cpu:

@@ -275,6 +275,8 @@ class Neighbours:
         if func.overloadpacket.__name__.startswith(("_fused_", "_foreach_")):  # of the optimiser
             return 0
         inputs = [*tensors_in((args, kwargs.values()))]
+        if len(inputs) < 2:
+            return 0
         kinds = Counter((tensor.shape, tensor.dtype) for tensor in inputs)
         like = (tensor for tensor in inputs if kinds[tensor.shape, tensor.dtype] > 1)
         return len({storage_key(tensor.untyped_storage()) for tensor in like} - self._seen)
