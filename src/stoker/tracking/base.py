@@ -75,10 +75,10 @@ def output_path(about: RunDescription, where: str | None, known_id: str | None, 
     return next(path for number in numbers if not (path := folder / f"{stem}{number}{ending}").exists())
 
 
-TRACKERS = ("csv", "mlflow", "tensorboard", "trackio", "wandb")
+TRACKERS = ("csv", "mlflow", "prometheus", "tensorboard", "trackio", "wandb")
 
-_IN_FOLDERS = ("csv", "tensorboard")
-"""Trackers whose place is a folder."""
+_IN_FOLDERS = ("csv", "prometheus", "tensorboard")
+"""Trackers whose place is a folder, or a URL."""
 
 _EXTRAS = {"mlflow": "mlflow", "tensorboard": "tensorboardX", "trackio": "trackio", "wandb": "wandb"}
 """The package of a tracker; the extra that installs it has the tracker's name."""
@@ -150,6 +150,10 @@ def parse_tracker(word: str) -> TrackerTarget:
         raise BadJob(f"{word!r} names no place", remedy=f"Write {name}, or {name}=WHERE.")
     if name == "csv" and "://" in where:
         raise BadJob(f"{word!r} names a URL, and a table is a file", remedy="Name a folder: csv=/data/metrics.")
+    if name == "prometheus" and "://" in where and not where.startswith(("http://", "https://")):
+        raise BadJob(
+            f"{word!r} is no address of a Pushgateway", remedy="Write prometheus=http://HOST:9091."
+        )
     if (package := _EXTRAS.get(name)) is not None:
         try:
             importlib.import_module(package)
