@@ -42,7 +42,7 @@ def test_a_file_has_the_newest_values_and_at_the_end_the_status(tmp_path: Path) 
     run.log(POINTS)
     path = tmp_path / "metrics.prom"
     assert run.where == str(path)
-    assert path.read_text() == NEWEST.replace("STATUS", "running")
+    assert path.read_text() == NEWEST.replace("STATUS", "unfinished")
     run.end("finished", [])
     run.close()
     assert path.read_text() == NEWEST.replace("STATUS", "finished")
@@ -68,13 +68,13 @@ def test_a_gateway_gets_one_group_for_a_run(tmp_path: Path) -> None:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         run = TrackerTarget("prometheus", f"http://127.0.0.1:{server.server_port}/").open(about(tmp_path), None)
         run.log(POINTS)
-        run.end("stopped", [])
+        run.end("failed", [])
         with pytest.raises(HTTPError):
             run.log(POINTS)
         server.shutdown()
     assert asked[:2] == [
         ("PUT", "/metrics/job/stoker/run/conv%201", NEWEST.replace("STATUS", status).encode())
-        for status in ("running", "stopped")
+        for status in ("unfinished", "failed")
     ]
     assert list(tmp_path.iterdir()) == []
 

@@ -29,7 +29,7 @@ class PrometheusRun:
         self._group = f"{gateway.rstrip('/')}/metrics/job/stoker/run/{quote(about.run, safe='')}"
         self.id, self.where = (about.run, self._group) if path is None else (str(path), str(path))
         self._values: dict[str, float] = {}
-        self._status: RunStatus = "running"
+        self._status: RunStatus = "unfinished"
 
     def log(self, points: list[MetricPoint]) -> None:
         """Replace the values by those of the newest points."""
@@ -68,11 +68,11 @@ def open_run(about: RunDescription, where: str | None, known_id: str | None) -> 
 def exposition(values: Mapping[str, float], status: RunStatus, labels: Mapping[str, str]) -> str:
     r"""The values as Prometheus reads them, one gauge each.
 
-    >>> print(exposition({"train/loss": 0.5}, "running", {"run": "a"}), end="")
+    >>> print(exposition({"train/loss": 0.5}, "unfinished", {"run": "a"}), end="")
     # TYPE stoker_train_loss gauge
     stoker_train_loss{run="a"} 0.5
     # TYPE stoker_status gauge
-    stoker_status{run="a",status="running"} 1
+    stoker_status{run="a",status="unfinished"} 1
     """
     lines = []
     named = {f"stoker_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}": value for name, value in values.items()}
