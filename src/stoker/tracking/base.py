@@ -134,14 +134,11 @@ def without_secrets(text: str) -> str:
     return _QUERY.sub(r"\1…", _USER.sub("…@", text))
 
 
-def parse_tracker(word: str) -> TrackerTarget:
-    """The target that a user writes as `NAME` or `NAME=WHERE`.
-
-    >>> parse_tracker("csv=/data/metrics")
-    TrackerTarget(name='csv', where='/data/metrics')
+def require_tracker(word: str) -> tuple[str, str]:
+    """The name and the place of a tracker in `NAME` or `NAME=WHERE`, installed here or not.
 
     Raises:
-        BadJob: there is no such tracker, or its package is not installed.
+        BadJob: there is no such tracker, or it has no such place.
     """
     name, has_place, where = word.partition("=")
     if name not in TRACKERS:
@@ -151,9 +148,20 @@ def parse_tracker(word: str) -> TrackerTarget:
     if name == "csv" and "://" in where:
         raise BadJob(f"{word!r} names a URL, and a table is a file", remedy="Name a folder: csv=/data/metrics.")
     if name == "prometheus" and "://" in where and not where.startswith(("http://", "https://")):
-        raise BadJob(
-            f"{word!r} is no address of a Pushgateway", remedy="Write prometheus=http://HOST:9091."
-        )
+        raise BadJob(f"{word!r} is no address of a Pushgateway", remedy="Write prometheus=http://HOST:9091.")
+    return name, where
+
+
+def parse_tracker(word: str) -> TrackerTarget:
+    """The target that a user writes as `NAME` or `NAME=WHERE`.
+
+    >>> parse_tracker("csv=/data/metrics")
+    TrackerTarget(name='csv', where='/data/metrics')
+
+    Raises:
+        BadJob: there is no such tracker, or its package is not installed.
+    """
+    name, where = require_tracker(word)
     if (package := _EXTRAS.get(name)) is not None:
         try:
             importlib.import_module(package)
