@@ -146,6 +146,8 @@ def test_an_unfinished_run_is_not_started_at_another_place(
     first = launch(job, on="fake:box", options=THEIRS)
     with pytest.raises(BadRun, match="is unfinished at fake:box"):
         launch(job, on="fake:other", options=THEIRS)
+    fake_place.answers = [STOPPED]
+    assert launch(job, on="FAKE:box", options=THEIRS).directory == first.directory, "the same word, written otherwise"
     new = launch(job, on="fake:other", options=LaunchOptions(env="theirs", new=True))
     assert new.directory != first.directory
 
