@@ -75,14 +75,6 @@ def test_options_of_a_run_elsewhere_reach_the_place(
     assert (submission.variables, submission.send_limit, submission.time_limit_s) == ({"A": "1"}, 2.0**20, 7200.0)
 
 
-def test_a_number_of_zero_is_passed_on(job: Path, fake_place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused there as it is here; without it the run would go on as if nothing had been asked."""
-    given: list[Any] = []
-    monkeypatch.setattr(fake_place, "start", lambda submission, tell: given.append(submission) or {"directory": "/x"})
-    assert _train("--on", "fake:box", "--env", "theirs", "--threads", "0", "--detach", "--json") == 0
-    assert given[0].arguments == ("--threads", "0")
-
-
 def test_dry_run_prints_the_script(job: Path, fake_place: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """On standard output, alone, so that it can be kept."""
     assert _train("--on", "fake:box", "--env", "theirs", "--dry-run") == 0
@@ -120,6 +112,10 @@ def test_a_pools_options_are_typed_as_its_page_says(job: Path, capsys: pytest.Ca
         (("--on", "fake:box", "--var", "A"), "--var A: wanted NAME=VALUE"),
         (("--on", "fake:box", "--secret", "NOT_SET_HERE"), "no environment variable NOT_SET_HERE"),
         (("--on", "fake:box", "--set", "lrr=1"), "no setting 'lrr'"),
+        (("--on", "fake:box", "--track", "tensorbord"), "Did you mean 'tensorboard'?"),
+        (("--on", "fake:box", "--slice", "5parsecs"), "--slice 5parsecs: wanted a time"),
+        (("--on", "fake:box", "--memory", "6XB"), "--memory 6XB: wanted an amount"),
+        (("--on", "fake:box", "--threads", "0"), "--threads 0: wanted a positive number"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(

@@ -213,11 +213,12 @@ def test_starts_without_progress_come_to_an_end(run: Path) -> None:
     assert len((run / "starts").read_text()) == 1 + at_place.MOST_WITHOUT_PROGRESS
 
 
-def test_slices_go_on_until_the_end(run: Path) -> None:
-    """Exit code 75 means: start me again."""
+def test_slices_go_on_until_the_end(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 75 means: start me again, and nothing else ended a rank."""
     code, state = _supervised(run, "n = starts(); progress(n); sys.exit(75 if n < 4 else 0)")
-    assert code == 0
-    assert state.restarts == 3
+    told = [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert told == [f"restart {number}: a slice is over" for number in (1, 2, 3)]
+    assert (code, state.restarts) == (0, 3), f"{state}; {at_place.last_error(run / 'launch' / 'output-0.log')}"
 
 
 def test_each_restart_is_in_the_supervisors_log(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,25 @@ def test_a_run_of_a_place_that_is_one_goes_on_at_any_target_of_it(
         launch(job, on="ssh:box", options=THEIRS)
 
 
+def test_the_commit_and_uncommitted_changes_are_kept_here_and_travel_as_they_are(
+    job: Path, started: list[Submission]
+) -> None:
+    """What is sent is the file as it is now; the patch that leads to it from the commit stays with the run here."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", job.name], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], check=True)
+    clean = launch(job, on="fake:box", options=THEIRS)
+    assert (len(clean.launch.commit), clean.launch.has_changes) == (40, False)
+    assert not (clean.directory.path / "changes.diff").exists()
+    job.write_text(JOB.replace("lr: float = 0.1", "lr: float = 0.3"))
+    changed = launch(job, on="fake:box", options=THEIRS)
+    assert (changed.launch.commit, changed.launch.has_changes) == (clean.launch.commit, True)
+    assert "+def job(lr: float = 0.3)" in (changed.directory.path / "changes.diff").read_text()
+    (sent,) = [file for file in started[-1].code.files if file.path == job.name]
+    with sent.open() as content:
+        assert b"lr: float = 0.3" in content.read()
+
+
 def test_an_unfinished_run_is_not_started_at_another_place(
     job: Path, started: list[Submission], fake_place: Any
 ) -> None:
@@ -146,6 +166,8 @@ def test_an_unfinished_run_is_not_started_at_another_place(
     first = launch(job, on="fake:box", options=THEIRS)
     with pytest.raises(BadRun, match="is unfinished at fake:box"):
         launch(job, on="fake:other", options=THEIRS)
+    fake_place.answers = [STOPPED]
+    assert launch(job, on="FAKE:box", options=THEIRS).directory == first.directory, "the same word, written otherwise"
     new = launch(job, on="fake:other", options=LaunchOptions(env="theirs", new=True))
     assert new.directory != first.directory
 

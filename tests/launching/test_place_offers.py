@@ -26,6 +26,7 @@ from tests.reporting import story
 
 __all__ = ["fake_place", "sky"]
 
+pytestmark = pytest.mark.usefixtures("place")
 HOUR_S = 3600.0
 
 
@@ -126,6 +127,26 @@ def test_earlier_runs_correct_the_next_estimate(place: Path) -> None:
     assert estimate.finish_s == pytest.approx(150 + 20 + 5 + 1.5 * HOUR_S)
     assert "forecast × 1.50, as 2 earlier runs took" in estimate.why
     assert priced(1, lessons, starts_in_s=5.0).starts_in_s == 5.0
+
+
+def test_a_place_that_has_shown_nothing_starts_as_others_of_its_kind(place: Path) -> None:
+    """Counted as none it would be finished before a place that is known to start in a few seconds."""
+    assert "start-up not known yet, counted as none" in priced(1).why
+    place_history().append(
+        PlaceRun(
+            place="fake:box",
+            word="fake:box/l4",
+            run="r",
+            at="2026-11-25T10:00:00+00:00",
+            startup_s=20.0,
+            submit_s=5.0,
+        )
+    )
+    other = priced(1, text="fake:other", starts_in_s=0.0)
+    assert other.startup_s == 25.0
+    assert other.finish_s == pytest.approx(25 + HOUR_S)
+    assert "start-up 25.0 s, as runs at other places of this kind took" in other.why
+    assert priced(1, text="none:other", starts_in_s=0.0).startup_s == 0
 
 
 def test_a_job_is_expected_at_its_own_pace_there(place: Path) -> None:

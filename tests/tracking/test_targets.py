@@ -31,6 +31,13 @@ def test_a_word_that_names_no_tracker_is_refused(word: str, problem: str) -> Non
     assert problem in f"{refused.value.message} {refused.value.remedy}"
 
 
+def test_a_gateway_of_prometheus_speaks_http() -> None:
+    """Anything else would be a folder called `s3:`, or an error in a thread of the run."""
+    with pytest.raises(BadJob, match="no address of a Pushgateway"):
+        parse_tracker("prometheus=s3://bucket/metrics")
+    assert parse_tracker("prometheus=http://gateway:9091").where == "http://gateway:9091"
+
+
 def test_a_home_is_found_where_the_shell_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """`csv=~/x` reaches a command as it is written: a folder called `~` is not what anyone means."""
     monkeypatch.setenv("HOME", "/home/me")

@@ -189,7 +189,9 @@ def train(
     track: Annotated[
         list[str] | None,
         typer.Option(
-            "--track", metavar="TRACKER", help="Show the run there too: tensorboard, mlflow=URI, wandb, trackio, csv."
+            "--track",
+            metavar="TRACKER",
+            help="Show the run there too: tensorboard, mlflow=URI, wandb, trackio, prometheus=URL, csv.",
         ),
     ] = None,
     keep: Annotated[

@@ -104,7 +104,10 @@ def runs_export(
 
 def runs_track(
     run: RunWord,
-    to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="tensorboard, mlflow=URI, wandb, trackio, csv.")],
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="TRACKER", help="tensorboard, mlflow=URI, wandb, trackio, prometheus=URL, csv."),
+    ],
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

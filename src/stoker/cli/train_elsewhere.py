@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from stoker.cli.terminal import output, print_document, setting_pairs, waiting
 from stoker.errors import BadJob
 from stoker.launching import parse_target
 from stoker.records import to_json
+from stoker.tracking.base import require_tracker
 from stoker.units import parse_duration, parse_memory, parse_money
 
 if TYPE_CHECKING:
@@ -129,11 +131,12 @@ def launch_options(
     """
     if sum(bool(choice) for choice in (new, resume, run_dir)) > 1:
         raise BadJob("--new, --resume and --run-dir exclude each other", remedy="Give one of them, or none.")
+    _require_readable(arguments)
     passed: list[str] = []
     for option, value in arguments.items():
         if value is True:
             passed.append(option)
-        elif value is not None and value is not False:  # 0 is refused there, as it is here
+        elif value is not None and value is not False:
             passed += [word for item in (value if isinstance(value, list) else [value]) for word in (option, str(item))]
     pool_terms = {name: given[f"--{name}"] for name in ("verify", "deadline") if given[f"--{name}"]}
     return api.LaunchOptions(
@@ -152,6 +155,24 @@ def launch_options(
         max_cost=parse_money(given["--max-cost"]) if given["--max-cost"] else None,
         time_limit_s=parse_duration(given["--time-limit"], "--time-limit") if given["--time-limit"] else None,
     )
+
+
+def _require_readable(arguments: Mapping[str, Any]) -> None:
+    """Refuse values that no machine can read, before anything is sent; what depends on the machine is refused there.
+
+    Raises:
+        BadJob: one is of another form.
+    """
+    if arguments.get("--slice"):
+        parse_duration(arguments["--slice"], "--slice")
+    if arguments.get("--memory"):
+        parse_memory(arguments["--memory"])
+    for option in ("--threads", "--checkpoint-every", "--device-mtbf"):
+        value = arguments.get(option)
+        if value is not None and not 0 < value < math.inf:
+            raise BadJob(f"{option} {value}: wanted a positive number")
+    for word in arguments.get("--track") or ():
+        require_tracker(word)
 
 
 def train_elsewhere(

@@ -481,12 +481,17 @@ def choose_run(
                 "with --new.",
             )
         kind = parse_target(on).kind
-        if before.place != on and not (before.kind == kind and launcher_of(kind).is_one_place):
+        if not _is_same_word(before.place, on) and not (before.kind == kind and launcher_of(kind).is_one_place):
             raise BadRun(
                 f"{directory.name} is unfinished at {before.place}, and {on} is another place.",
                 remedy=f"Go on there with --on {before.place}; or start another run here with --new.",
             )
         return directory, before, f"{directory.name} is continued"
+
+
+def _is_same_word(before: str, on: str) -> bool:
+    """Whether two words of `--on` are one, as `slurm` and `slurm:` are."""
+    return before == on or parse_target(before).text == parse_target(on).text
 
 
 def _is_finished(directory: RunDirectory, launch: Launch) -> bool:

@@ -263,6 +263,15 @@ def lessons_of(place: str, *, job: str = "", device: str = "", setting: str | No
     )
 
 
+def usual_start(kind: str) -> tuple[float | None, float | None]:
+    """Median time to submit, and to start up, of the newest runs at all places of a kind [s]; None: never seen.
+
+    For a place that has shown nothing: what starts is Python and PyTorch everywhere.
+    """
+    known = [run for run in place_history().read() if run.place.partition(":")[0] == kind][-NEWEST:]
+    return _median(run.submit_s for run in known), _median(run.startup_s for run in known)
+
+
 def _factor_of(paces: Sequence[float]) -> float:
     """By how much the next pace may differ from the median of these, as a factor in 8 of 10 runs [1]."""
     logs = [math.log(pace) for pace in paces if pace > 0]

@@ -26,7 +26,7 @@ from stoker.launching.bundle import code_bundle, data_of, stoker_bundle, work_fo
 from stoker.launching.kept_forecasts import keep_forecast
 from stoker.launching.launch import data_paths, device_word, is_below, time_limit
 from stoker.launching.launcher import Launcher, LaunchTarget, Offer, Probe, Request
-from stoker.launching.place_history import PlaceLessons, job_key, lessons_of, place_of
+from stoker.launching.place_history import PlaceLessons, job_key, lessons_of, place_of, usual_start
 from stoker.planning.decision import STARTING_S, memory_limit, most_threads, on_one, require_mtbf
 from stoker.planning.model.objectives import Objective, PlanLimits
 from stoker.planning.planner import Planner
@@ -321,12 +321,15 @@ def _priced(offer: Offer, best: Candidate | str, lessons: PlaceLessons, sent_byt
     """An offer with what its run takes and costs."""
     is_learned = lessons.queue_s is not None and (offer.starts_in_s is None or offer.is_rented)
     starts_in_s = lessons.queue_s if is_learned else offer.starts_in_s
-    startup_s, submit_s = lessons.startup_s or 0.0, lessons.submit_s or 0.0
+    startup_s, submit_s, whose = lessons.startup_s or 0.0, lessons.submit_s or 0.0, "as earlier runs took"
+    if not startup_s + submit_s:
+        submit_s, startup_s = (seconds or 0.0 for seconds in usual_start(offer.text.partition(":")[0]))
+        whose = "as runs at other places of this kind took"
     parts = [offer.why] if offer.why else []
     if is_learned:
         parts.append(f"wait: median of {lessons.num_runs} earlier runs")
     if startup_s + submit_s:
-        parts.append(f"start-up {format_seconds(startup_s + submit_s)}, as earlier runs took")
+        parts.append(f"start-up {format_seconds(startup_s + submit_s)}, {whose}")
     else:
         parts.append("start-up not known yet, counted as none")
     made = PlaceOffer(

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from stoker.records import Event, Launch
+from stoker.records import Event, Forecast, Launch
 from stoker.units import format_money, format_seconds
 
 SHORTEST_WAIT_S = 1.0
 """A shorter one is no wait to speak of [s]: such a place has no queue."""
 
 
-def launch_words(launch: Launch, events: Iterable[Event]) -> str:
-    """Place, wait, restarts and cost on one line: `ssh:box · waited 15.7 s · $1.50, forecast $2.00`."""
+def launch_words(launch: Launch, events: Iterable[Event], settled: Forecast | None = None) -> str:
+    """Place, wait, restarts and cost on one line: `ssh:box · waited 15.7 s · $1.50, forecast $2.00`.
+
+    `settled` is the forecast of the plan that the run settled on, for a run that had none when it was started.
+    """
     queue_s, _ = launch_waits(launch, events)
     restarts = sum(state.phase in ("requeued", "preempted", "lost") for state in launch.states)
     parts = [launch.place]
@@ -24,6 +28,8 @@ def launch_words(launch: Launch, events: Iterable[Event]) -> str:
         parts.append("then here")
     if launch.commit:
         parts.append(f"commit {launch.commit[:12]}{' with changes' if launch.has_changes else ''}")
+    if settled is not None and launch.forecast_s is None:
+        launch = replace(launch, forecast_s=settled.total_s.value)
     if cost := spent_words(launch, launch.spent):
         parts.append(cost)
     return " · ".join(parts)

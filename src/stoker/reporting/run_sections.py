@@ -329,7 +329,7 @@ def _surroundings(report: Report) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = [("job", f"{spec.name}{f' from {spec.entry}' if spec.entry else ''}")]
     rows += [("parameters", ", ".join(f"{name} = {_setting(value)}" for name, value in spec.parameters.items()))]
     if report.launch is not None:
-        rows.append(("executed at", launch_words(report.launch, report.events)))
+        rows.append(("executed at", launch_words(report.launch, report.events, summary.settled_forecast(report))))
     if device is not None:
         memory = f"{device.cores} cores, {format_bytes(device.memory_bytes)}, fast in {', '.join(device.fast_dtypes)}"
         rows.append(("device", f"{device.model} ({memory})"))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from stoker.records import Decision, Estimate, Event, Report
+from stoker.records import Decision, Estimate, Event, Forecast, Report
 from stoker.records.progress import is_validation
 from stoker.reporting.event_text import verdict_lines
 from stoker.reporting.history import (
@@ -116,6 +116,12 @@ def wall_seconds(report: Report) -> float:
     return max([report.run.wall_s, *(value for value in stated if value is not None)])
 
 
+def settled_forecast(report: Report) -> Forecast | None:
+    """The forecast of the plan that the run settled on; None before that."""
+    decision = report.decision
+    return decision.chosen.forecast if decision is not None and decision.is_settled else None
+
+
 def forecast_rows(report: Report) -> tuple[ForecastRow, ...]:
     """The forecast and what was measured; empty without a plan.
 
@@ -153,7 +159,7 @@ def summary_lines(report: Report) -> list[str]:
         lines += [_compared(row) for row in rows[:1] if row.measured is not None]
         lines += [_compared(row) for row in rows[1:] if row.is_inside is False]
     if report.launch is not None:
-        lines.append(f"executed at {launch_words(report.launch, report.events)}")
+        lines.append(f"executed at {launch_words(report.launch, report.events, settled_forecast(report))}")
     if shares := time_split(report):
         largest = sorted(shares, key=lambda share: -share.seconds)
         lines.append(

@@ -81,10 +81,10 @@ def output_path(about: RunDescription, where: str | None, known_id: str | None, 
     return next(path for number in numbers if not (path := folder / f"{stem}{number}{ending}").exists())
 
 
-TRACKERS = ("csv", "mlflow", "tensorboard", "trackio", "wandb")
+TRACKERS = ("csv", "mlflow", "prometheus", "tensorboard", "trackio", "wandb")
 
-_IN_FOLDERS = ("csv", "tensorboard")
-"""Trackers whose place is a folder."""
+_IN_FOLDERS = ("csv", "prometheus", "tensorboard")
+"""Trackers whose place is a folder, or a URL."""
 
 _EXTRAS = {"mlflow": "mlflow", "tensorboard": "tensorboardX", "trackio": "trackio", "wandb": "wandb"}
 """The package of a tracker; the extra that installs it has the tracker's name."""
@@ -140,6 +140,24 @@ def without_secrets(text: str) -> str:
     return _QUERY.sub(r"\1…", _USER.sub("…@", text))
 
 
+def require_tracker(word: str) -> tuple[str, str]:
+    """The name and the place of a tracker in `NAME` or `NAME=WHERE`, installed here or not.
+
+    Raises:
+        BadJob: there is no such tracker, or it has no such place.
+    """
+    name, has_place, where = word.partition("=")
+    if name not in TRACKERS:
+        raise BadJob(f"there is no tracker {name!r}", remedy=nearest(name, TRACKERS))
+    if has_place and not where:
+        raise BadJob(f"{word!r} names no place", remedy=f"Write {name}, or {name}=WHERE.")
+    if name == "csv" and "://" in where:
+        raise BadJob(f"{word!r} names a URL, and a table is a file", remedy="Name a folder: csv=/data/metrics.")
+    if name == "prometheus" and "://" in where and not where.startswith(("http://", "https://")):
+        raise BadJob(f"{word!r} is no address of a Pushgateway", remedy="Write prometheus=http://HOST:9091.")
+    return name, where
+
+
 def parse_tracker(word: str) -> TrackerTarget:
     """The target that a user writes as `NAME` or `NAME=WHERE`.
 
@@ -149,13 +167,7 @@ def parse_tracker(word: str) -> TrackerTarget:
     Raises:
         BadJob: there is no such tracker, or its package is not installed.
     """
-    name, has_place, where = word.partition("=")
-    if name not in TRACKERS:
-        raise BadJob(f"there is no tracker {name!r}", remedy=nearest(name, TRACKERS))
-    if has_place and not where:
-        raise BadJob(f"{word!r} names no place", remedy=f"Write {name}, or {name}=WHERE.")
-    if name == "csv" and "://" in where:
-        raise BadJob(f"{word!r} names a URL, and a table is a file", remedy="Name a folder: csv=/data/metrics.")
+    name, where = require_tracker(word)
     if (package := _EXTRAS.get(name)) is not None:
         try:
             importlib.import_module(package)

@@ -57,7 +57,7 @@ def track(run: str, to: str) -> Sent:
 
     Args:
         run: its name, the start of one, `latest`, or a path.
-        to: a tracker: `tensorboard`, `mlflow=http://host:5000`, `wandb=project`, `trackio`, `csv`.
+        to: a tracker: `tensorboard`, `mlflow=http://host:5000`, `wandb=project`, `trackio`, `prometheus`, `csv`.
 
     Raises:
         BadJob: there is no such tracker, or its package is missing.
@@ -346,6 +346,7 @@ _PROGRESS = {
     "resident_bytes": "train/resident_bytes",
     "allocated_bytes": "train/allocated_bytes",
     "epoch": "train/epoch",
+    "eta_s": "train/eta_s",
 }
 """Fields of a progress event, and their names at trackers."""
 

@@ -113,7 +113,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
             kind, `stoker.on("updated", f)` for every update. A hook that raises is reported once, then disabled. Hooks
             run on rank 0 only.
         track: trackers that follow the run: `tensorboard`, `mlflow=http://host:5000`, `wandb=project`, `trackio`,
-            `csv`; see docs/reports.md.
+            `prometheus`, `csv`; see docs/reports.md.
         keep: a URL that fsspec reaches, such as `s3://bucket/runs`: records and checkpoints are sent there in the
             background, and a run that is further there is fetched first, so that any machine goes on with it.
         slice: for places that end jobs: the time this process may take, from its start on (in a process that had a

@@ -40,7 +40,8 @@ mount -t tmpfs tmpfs "$1"
 mkdir "$1/upper" "$1/work" "$1/root"
 mount -t overlay overlay -o lowerdir=/,upperdir="$1/upper",workdir="$1/work" "$1/root"
 mount --bind /proc "$1/root/proc"
-mount -t tmpfs tmpfs "$1/root/dev"
+# Not open to all and sticky: there not even root may write to a device of another owner (fs.protected_regular).
+mount -t tmpfs -o mode=755 tmpfs "$1/root/dev"
 for device in null zero random urandom full; do
     touch "$1/root/dev/$device"; mount --bind "/dev/$device" "$1/root/dev/$device"
 done
