@@ -199,3 +199,19 @@ def test_a_lease_ends_a_probe_and_an_agent_may_decline(lenders) -> None:
     num_probes = len(lenders.probes())
     time.sleep(1.0)
     assert (one.num_asked, len(lenders.probes())) == (asked, num_probes), "a device with a job was asked"
+
+
+def test_who_does_not_answer_is_not_waited_for_again(lenders, monkeypatch) -> None:
+    """The probe comes to nothing, and the next one is of the others, which are in time."""
+    monkeypatch.setattr(probing, "_ANSWER_S", 2.0)
+    silent = Machine()
+    lenders.lend("silent", silent)
+    until(lambda: lenders.offers().get("silent"))
+    is_over = threading.Event()
+    monkeypatch.setattr(silent, "share", lambda: is_over.wait(60) and 1.0)
+    for name in ("one", "other"):
+        lenders.lend(name, Machine())
+    until(lambda: all(lenders.offers().get(name, {}).get("probed_s") for name in ("one", "other")), 40)
+    is_over.set()
+    assert not lenders.offers()["silent"].get("probed_s")
+    assert all("silent" not in {times.offer_id for times in one.offers} for one in lenders.probes())
