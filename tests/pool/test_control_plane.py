@@ -69,7 +69,7 @@ def test_a_job_from_offer_to_pay(tmp_path: Path) -> None:
         agent.post(on.Accepted(lease_id="job"))
         agent.get_blob(order, tmp_path / "order")
         assert (tmp_path / "order").read_bytes() == b"what to run"
-        assert agent.work() == {"leases": [], "challenges": [], "live": ["job"], "leaving": {}}
+        assert agent.work() == {"leases": [], "challenges": [], "live": ["job"], "leaving": {}, "probes": []}
         assert renter.key is not None
         assert plane.rents(renter.key.public)
         agent.post(on.Beat(lease_id="job", index=0, running_s=2))
