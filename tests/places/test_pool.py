@@ -231,7 +231,7 @@ def test_a_killed_agents_job_goes_on_elsewhere_bit_equal(folder, host):
 
 
 def test_a_run_over_two_devices_goes_on_elsewhere_and_is_replayed(folder, host):
-    """A rank is killed and all go on from the last checkpoint; then the agent is, and another one goes on: all replayed."""
+    """A rank is killed, and all go on from the last checkpoint; then the agent is, and another one goes on."""
     pool = FakePool(folder / "blobs")
     more: dict[str, Any] = {"num_devices": 2, "arguments": ("--set", "epochs=150")}
     broken, job = run_lease(pool, folder / "one", host, number=0, **more)
