@@ -325,6 +325,28 @@ def test_a_killed_agents_job_goes_on_elsewhere_bit_equal(folder, host):
     assert resumed["commitments"][0]["update"] > last["update"]
 
 
+def test_a_run_over_two_devices_goes_on_elsewhere_and_is_replayed(folder, host):
+    """A rank is killed, and all go on from the last checkpoint; then the agent is, and another one goes on."""
+    pool = FakePool(folder / "blobs")
+    more: dict[str, Any] = {"num_devices": 2, "arguments": ("--set", "epochs=150")}
+    broken, job = run_lease(pool, folder / "one", host, number=0, **more)
+    until(job, lambda: len(broken["commitments"]) >= 1)
+    ranks = [pid for pid in job.pids if b"--json" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(max(ranks), signal.SIGKILL)
+    num_before = len(broken["commitments"])
+    until(job, lambda: len(broken["commitments"]) > num_before)
+    job.kill()
+    last = broken["commitments"][-1]
+    resume = {"resume": last["blob"], "resume_head": last["state"]}
+    resume |= {"resume_update": last["update"], "resume_block": last["block"]}
+    resumed, job = run_lease(pool, folder / "two", host, number=1, **more, **resume)
+    until(job)
+    assert resumed["reason"] == "finished", resumed
+    assert resumed["commitments"][-1]["update"] == 150 * 12
+    for verdict in (*verdicts(pool, broken, folder, host, [num_before]), *verdicts(pool, resumed, folder, host, [0])):
+        assert verdict.equal, verdict.why
+
+
 def test_the_job_goes_on_while_the_pool_is_away(folder, host):
     """A job does not stop because the control plane does not answer; what was missed is committed later."""
     pool = FakePool(folder / "blobs")

@@ -751,6 +751,13 @@ def test_a_plan_that_an_agent_made_up_is_a_sentence(pool, tmp_path, content) -> 
     assert "cannot be read" in state.why
 
 
+def test_replicas_that_exchange_times_are_not_checked(pool) -> None:
+    """No replay of DiLoCo's sites comes to the same state: refused with `--verify`, before anything is sent."""
+    job = SimpleNamespace(sync=object(), until=SimpleNamespace(unit="epochs"))
+    with pytest.raises(BadJob, match="2 replicas with updates of their own"):
+        LAUNCHER.with_forecasts(job, None, submission(target=LAUNCHER.parse("/2xcpu")), print)
+
+
 def test_a_length_in_seconds_is_not_checked(pool) -> None:
     """Where each machine makes another number of updates, no replay says whether the run is whole."""
     job = SimpleNamespace(until=SimpleNamespace(unit="seconds"))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from stoker.pool import events as on
 from stoker.pool.agent import Agent, Lending
 from stoker.pool.client import PoolClient
 from stoker.pool.events import CREDIT, Refused
-from stoker.pool.hardware_proof import HardwareProof, probed_bytes, shape_of
+from stoker.pool.hardware_proof import HardwareProof, probed_bytes, prove_hardware, shape_of
 from stoker.pool.isolation import Bubblewrap, Limits
 from stoker.pool.job_box import PoolOrder
 from stoker.pool.keys import Key
@@ -29,6 +30,7 @@ from stoker.records import Device
 from stoker.records.codec import dumps
 from tests.pool.book import opened
 from tests.pool.server import in_thread, until
+from tests.pool.test_hardware_proof import Device as NumpyDevice
 
 DEVICE = Device(name="cpu", kind="cpu", model="A CPU", cores=2, memory_bytes=1 << 30, fast_dtypes=("fp32",))
 LIMITS = Limits(memory_bytes=1 << 30, cores=1, disk_bytes=1 << 20)
@@ -199,3 +201,44 @@ def test_a_lease_ends_a_probe_and_an_agent_may_decline(lenders) -> None:
     num_probes = len(lenders.probes())
     time.sleep(1.0)
     assert (one.num_asked, len(lenders.probes())) == (asked, num_probes), "a device with a job was asked"
+
+
+def test_who_does_not_answer_is_not_waited_for_again(lenders, monkeypatch) -> None:
+    """The probe comes to nothing, and the next one is of the others, which are in time."""
+    monkeypatch.setattr(probing, "_ANSWER_S", 2.0)
+    silent = Machine()
+    lenders.lend("silent", silent)
+    until(lambda: lenders.offers().get("silent"))
+    is_over = threading.Event()
+    monkeypatch.setattr(silent, "share", lambda: is_over.wait(60) and 1.0)
+    for name in ("one", "other"):
+        lenders.lend(name, Machine())
+    until(lambda: all(lenders.offers().get(name, {}).get("probed_s") for name in ("one", "other")), 40)
+    is_over.set()
+    assert not lenders.offers()["silent"].get("probed_s")
+    assert all("silent" not in {times.offer_id for times in one.offers} for one in lenders.probes())
+
+
+class Honest(NumpyDevice):
+    """A device's side in NumPy, as a program that ends."""
+
+    pid = os.getpid()
+
+    def kill(self) -> None:
+        """Nothing is left."""
+
+    def end(self) -> None:
+        """Likewise."""
+
+
+def test_real_questions_are_answered_and_checked_over_http(lenders, monkeypatch) -> None:
+    """Products, digests and rows; a device that is right in some rows alone has given no right answer."""
+    monkeypatch.setattr(probing, "bytes_of", lambda _: 1 << 17)
+    lenders.plane.prober._prove = prove_hardware
+    for name, cheat in (("one", ""), ("other", ""), ("lazy", "half the rows")):
+        lenders.lend(name, SimpleNamespace(open=lambda cores, cheat=cheat: Honest(cheat)))
+    names = {"one", "other", "lazy"}
+    screens = until(lambda: [one for one in lenders.probes() if {times.offer_id for times in one.offers} == names], 60)
+    found = {times.offer_id: times.together_s for times in screens[0].offers}
+    assert found["lazy"] == (0.0,)
+    assert min(found["one"][0], found["other"][0]) > 0

@@ -133,7 +133,7 @@ def offer(
             disk_bytes=int(parse_memory(disk, "--disk")),
             time_s=longest_s,
         )
-        if not gpus and count > limits.cores:
+        if not gpus and 1 < count > limits.cores:
             raise BadJob(
                 f"--device {device}: {count} processes share {limits.cores:g} cores",
                 remedy="Offer as many processes as a job has cores at most; --cores sets those.",

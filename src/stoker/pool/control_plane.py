@@ -803,17 +803,16 @@ class ControlPlane:
     async def _probe(self, request: Request) -> Response:
         """Take an answer of a probed device, and give it the next question."""
         key, query = self._signed_by(request), request.query_params
-        content = bytearray()
+        if self.prober is None:
+            raise Refused("this pool makes no probes")
+        place = (str(request.path_params["probe_id"]), query.get("offer", ""), int(_number(request, "device")))
+        channel, content = self.prober.channel(*place, key), bytearray()
         async for part in request.stream():
             content += part
             if len(content) > _MOST_ROWS_BYTES:
                 raise Refused(f"an answer of a probe has {_MOST_ROWS_BYTES:,} bytes at most")
         if hashlib.sha256(content).hexdigest() != query.get("sha256"):
             raise Refused("an answer of a probe is not what its signature is for")
-        if self.prober is None:
-            raise Refused("this pool makes no probes")
-        place = (str(request.path_params["probe_id"]), query.get("offer", ""), int(_number(request, "device")))
-        channel = self.prober.channel(*place, key)
         try:
             answer = orjson.loads(content)
         except ValueError:

@@ -12,7 +12,7 @@ Who clashed with another one twice in a row is marked: it is not matched while t
 are in the log. Where one was in time and the other late, the one stays free: an agent that is late on purpose stops
 itself, and no one else. An offer that is withdrawn frees the other; so does a later probe without a clash.
 
-The limit is 1.5 times the best time alone: two programs on one device take twice as long each, or one has no memory
+The limit is 1.6 times the best time alone: two programs on one device take twice as long each, or one has no memory
 (measured: docs/pool.md). One bad sample decides nothing: the best of three times alone, all three rounds, and two
 probes at different times have to agree.
 
@@ -38,10 +38,11 @@ if TYPE_CHECKING:
 
 ROUNDS = 3
 """Rounds of a pair."""
-SLOW = 1.5
+SLOW = 1.6
 """Times the time alone from which on an answer counts as late [1]."""
-BELOW_CLAIM = 1.25
-"""Times the claimed time from which on an offer is slower than it claims [1]."""
+BELOW_CLAIM = 1.2
+"""Times the claimed time from which on an offer is slower than it claims [1]; with `SLOW` below two, the time of two
+programs on one device: who is slow alone to hide a second program is slower than it claims."""
 PROBES_TO_MARK = 2
 """Clashes with one other agent in a row until an agent is marked."""
 MOST_SCREENED = 16
@@ -62,7 +63,7 @@ def limit_s(times: ProbeTimes) -> float:
     """The time within which an offer has to answer together with others [s]; 0: it is not known.
 
     >>> limit_s(ProbeTimes(offer_id="a", agent="a" * 64, claimed_s=4.0, alone_s=(3.0, 2.0, 9.0)))
-    3.0
+    3.2
     """
     return SLOW * (min(filter(None, times.alone_s), default=0.0) or times.claimed_s)
 

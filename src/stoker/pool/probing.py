@@ -33,6 +33,8 @@ _NUM_ROWS = 8
 _MOST_DEVICES = 16
 """Devices of one offer that are probed; the others of a larger one are not asked."""
 _WAIT_S = 20.0
+_LEFT_S = 3600.0
+"""So long an offer is not asked whose agent did not come, or did not answer: others would wait for it again [s]."""
 
 
 class ProbeChannel:
@@ -41,11 +43,12 @@ class ProbeChannel:
     Attributes:
         has_come: set once its agent is ready, or the channel is over.
         is_over: nothing more is asked.
+        is_silent: a question was not answered.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.has_come = threading.Event()
-        self.is_over = False
+        self.is_over = self.is_silent = False
         self._loop, self._news = loop, asyncio.Event()
         self._step, self._question = 0, dict[str, Any]()
         self._answer: Future[dict[str, Any]] = Future()
@@ -61,6 +64,7 @@ class ProbeChannel:
         try:
             return answer.result(_ANSWER_S)
         except TimeoutError:
+            self.is_silent = True
             raise PlaceFailed(f"no answer within {_ANSWER_S:.0f} s") from None
 
     def _put(self, question: dict[str, Any], answer: Future[dict[str, Any]]) -> None:
@@ -120,6 +124,7 @@ class Prober:
         self._probe_id = ""
         self._next_s = time.monotonic() + every_s
         self._seen_s: dict[str, float] = {}
+        self._left_until_s: dict[str, float] = {}
         self._suspects: deque[tuple[str, str]] = deque()
         self._chance = random.SystemRandom()
         self._task: asyncio.Task[None] | None = None
@@ -157,7 +162,9 @@ class Prober:
         is_busy = self._task is not None and not self._task.done()
         if is_busy or not (self._suspects or time.monotonic() >= self._next_s):
             return
-        able = {one.offer.offer_id: one for one in idle()}
+        now_s = time.monotonic()
+        self._left_until_s = {name: until_s for name, until_s in self._left_until_s.items() if until_s > now_s}
+        able = {one.offer.offer_id: one for one in idle() if one.offer.offer_id not in self._left_until_s}
         found, rounds = list[ListedOffer](), ROUNDS
         while self._suspects and not found:
             pair = self._suspects.popleft()
@@ -212,7 +219,10 @@ class Prober:
         except Exception:  # noqa: BLE001 - the pool goes on; the fault is logged
             _log.exception("a probe failed")
         finally:
-            for channel in self._channels.values():
+            until_s = time.monotonic() + _LEFT_S
+            for (offer_id, _), channel in self._channels.items():
+                if channel.is_silent or not channel.has_come.is_set():
+                    self._left_until_s[offer_id] = until_s
                 channel.end()
             self._channels = {}
 

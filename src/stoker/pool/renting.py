@@ -110,13 +110,14 @@ def with_forecasts(job: Job, entry: Entry, submission: Submission, tell: Callabl
     """The submission with the run's forecast on each kind of device that is offered.
 
     Raises:
-        BadJob: blocks are to be replayed, and how many updates the job has depends on the machine.
+        BadJob: blocks are to be replayed, and how many updates the job has depends on the machine, or what its replicas
+            exchange on the time.
     """
     from stoker.launching.launch import identity_of  # noqa: PLC0415 - torch, which following does without
     from stoker.pool.forecasting import job_forecasts, leases_before  # noqa: PLC0415 - likewise
 
     terms, num_devices = Terms.of(submission.options), submission.target.num_devices
-    if terms.verify and job.sync is not None and num_devices > 1:
+    if terms.verify and num_devices > 1 and job.sync is not None:
         raise BadJob(
             f"{num_devices} replicas with updates of their own exchange how long they worked, so that no replay comes "
             "to the same state",
