@@ -115,6 +115,11 @@ def test_a_stretch_of_two_processes_is_equal_bit_for_bit(recorded, tmp_path) -> 
     assert len(answer["states"]) == last - first
     for update in updates[1:-1]:
         assert answer["states"][update - first - 1] == state_at(recorded, update)
+    among = [first + 1, last - 1]
+    answer = replayed(recorded, first, last, tmp_path / "c", "--ranks", "2", "--at", ",".join(map(str, among)))
+    assert len(answer["states"]) == 3
+    if among[1] in updates:
+        assert answer["states"][1] == state_at(recorded, among[1])
 
 
 def test_a_run_of_another_number_of_processes_is_not_the_run(recorded, tmp_path) -> None:

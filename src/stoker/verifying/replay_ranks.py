@@ -23,7 +23,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,9 @@ def stretches_of(schedule: PlanSchedule, begin: int, until: int) -> list[tuple[i
     return list(itertools.pairwise([begin, *cuts, until]))
 
 
-def replay_in_ranks(directory: Path, words: Sequence[str], num_ranks: int, until: int) -> dict[str, Any]:
+def replay_in_ranks(
+    directory: Path, words: Sequence[str], num_ranks: int, until: int, at: Collection[int] | None = ()
+) -> dict[str, Any]:
     """Train the run in `directory` on to update `until` in `num_ranks` processes; what rank 0 answered.
 
     Args:
@@ -67,6 +69,7 @@ def replay_in_ranks(directory: Path, words: Sequence[str], num_ranks: int, until
         words: of the command line of a rank: directory, job file, settings.
         num_ranks: processes that the run was ordered with.
         until: number of updates after which the state is kept [updates].
+        at: updates after which the digest of the state is answered as well; None: after each.
 
     Raises:
         NotTheRun: the run is further than `until`, or another number of processes made it.
@@ -85,7 +88,7 @@ def replay_in_ranks(directory: Path, words: Sequence[str], num_ranks: int, until
         answer = _answer_of([sys.executable, "-m", "stoker.verifying.replay_ranks", *part], num_ranks)
         if "problem" in answer:
             return answer
-        states += answer["states"]
+        states += [state for update, state in answer["states"] if at is None or update in (*at, until)]
     return {**answer, "states": states}
 
 
@@ -127,7 +130,13 @@ def _last_object(output: bytes) -> dict[str, Any]:
 
 
 def replay_as_rank(
-    job: Job, directory: RunDirectory, begin: int, until: int, *, entry: Entry | None = None, each: bool = False
+    job: Job,
+    directory: RunDirectory,
+    begin: int,
+    until: int,
+    *,
+    entry: Entry | None = None,
+    at: Collection[int] | None = (),
 ) -> tuple[CheckpointManifest, ...]:
     """This process's part of the stretch from update `begin` to `until`, which has one plan; what was saved, at rank 0.
 
@@ -157,8 +166,8 @@ def replay_as_rank(
     process = RunProcess(prepared, directory, device, plans, [keep], member)
     with computing_threads(plan.intra_op_threads), stop_on_signals() as process.stop:
         session = process.begin(member.meet())
-        session.loop.save_every_s = 0.0 if each else math.inf
-        session.loop.until = until
+        session.loop.save_every_s = 0.0 if at is None else math.inf
+        session.loop.saves_at, session.loop.until = frozenset(at or ()), until
         reached = session.loop.run(session.position)
         leave()
     require_at(reached, until)
@@ -174,21 +183,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--until", type=int, required=True)
     parser.add_argument("--begin", type=int, help="of a rank: where the stretch begins")
     parser.add_argument("--each", action="store_true")
+    parser.add_argument("--at", default="", help="updates after which the state is answered as well: 20,40")
     parser.add_argument("--set", dest="settings", action="append", default=[])
     options = parser.parse_args(arguments)
+    at = None if options.each else frozenset(map(int, filter(None, options.at.split(","))))
     try:
         if options.begin is None:
             words = [str(options.directory), str(options.job_file), "--ranks", str(options.ranks)]
-            words += ["--each"] if options.each else []
+            words += ["--each"] if options.each else ["--at", options.at]
             words += [word for setting in options.settings for word in ("--set", setting)]
             with RunDirectory(options.directory).locked():
-                answer = replay_in_ranks(options.directory, words, options.ranks, options.until)
+                answer = replay_in_ranks(options.directory, words, options.ranks, options.until, at)
         else:
             settings = {name: value for name, _, value in (word.partition("=") for word in options.settings)}
             job, entry = load_job(options.job_file, settings)
             directory = RunDirectory(options.directory)
-            manifests = replay_as_rank(job, directory, options.begin, options.until, entry=entry, each=options.each)
-            answer = {"states": [manifest.state_digest() for manifest in manifests]}
+            manifests = replay_as_rank(job, directory, options.begin, options.until, entry=entry, at=at)
+            answer = {"states": [[one.position.updates, one.state_digest()] for one in manifests]}
             answer |= {"manifest": to_json(manifests[-1])} if manifests else {}
     except StokerError as error:
         answer = {"problem": error.message, "kind": type(error).__name__}
