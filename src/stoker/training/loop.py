@@ -107,6 +107,8 @@ class Loop:
     """The time that this process may take, at places that end jobs."""
     until: int | None = None
     """Number of updates after which it saves and ends, in all processes; None: as the job says."""
+    saves_at: frozenset[int] = frozenset()
+    """Numbers of updates after which it saves as well, in all processes."""
     _least_blocked_s: float = field(default=math.inf, init=False)
     _least_write_s: float = field(default=math.inf, init=False)
     _is_compilation_reported: bool = field(default=False, init=False)
@@ -176,7 +178,8 @@ class Loop:
             is_best = self._evaluate_if_due(before, position, is_last=is_last)
             is_over = is_last or self._ends_early()
             is_due = self._agreed("save", mine=is_first and telemetry.wall_s - saved_s >= self.save_every_s)
-            is_due = is_due or self.save_every_s == 0  # signals of others come an update later
+            # The same in all processes: signals of others come an update later.
+            is_due = is_due or self.save_every_s == 0 or position.updates in self.saves_at
             keeps = self._keeps(before, position)
             if is_best or is_over or is_stopping or is_due or keeps:
                 self._save(position, is_best=is_best, keeps=keeps)

@@ -37,7 +37,6 @@ from stoker.records.plan_schedule import PlanSchedule
 from stoker.stepping.world import leave
 from stoker.store import CheckpointStore, RunDirectory
 from stoker.training.elastic.worker import ElasticWorker
-from stoker.training.hooks import Update
 from stoker.training.plan_in_force import PlanInForce
 from stoker.training.run import RunProcess
 from stoker.training.signals import stop_on_signals
@@ -61,7 +60,7 @@ def stretches_of(schedule: PlanSchedule, begin: int, until: int) -> list[tuple[i
 
 
 def replay_in_ranks(
-    directory: Path, words: Sequence[str], num_ranks: int, until: int, *, at: Collection[int] = ()
+    directory: Path, words: Sequence[str], num_ranks: int, until: int, at: Collection[int] = ()
 ) -> dict[str, Any]:
     """Train the run in `directory` on to update `until` in `num_ranks` processes; what rank 0 answered.
 
@@ -70,7 +69,7 @@ def replay_in_ranks(
         words: of the command line of a rank: directory, job file, settings.
         num_ranks: processes that the run was ordered with.
         until: number of updates after which the state is kept [updates].
-        at: numbers of updates after which the state is told as well [updates].
+        at: updates after which the digest of the state is answered as well [updates].
 
     Raises:
         NotTheRun: the run is further than `until`, or another number of processes made it.
@@ -85,13 +84,11 @@ def replay_in_ranks(
         made_by = plans.schedule.at(first).layout.world_size
         if made_by != num_ranks:
             raise NotTheRun(f"updates from {first + 1:,} on have a plan for {made_by} processes, not {num_ranks}")
-        asked = sorted(update for update in at if first < update <= last)
-        part = [*words, "--begin", str(first), "--until", str(last)]
-        part += ["--at", ",".join(map(str, asked))] if asked else []
+        part = [*words, "--begin", str(first), "--until", str(last), "--at", ",".join(map(str, at))]
         answer = _answer_of([sys.executable, "-m", "stoker.verifying.replay_ranks", *part], num_ranks)
         if "problem" in answer:
             return answer
-        states += answer["states"][: len({*asked, last}) - (last not in asked and last != until)]
+        states += [state for update, state in answer["states"] if update in (*at, until)]
     return {**answer, "states": states}
 
 
@@ -133,7 +130,13 @@ def _last_object(output: bytes) -> dict[str, Any]:
 
 
 def replay_as_rank(
-    job: Job, directory: RunDirectory, begin: int, until: int, *, entry: Entry | None = None, at: Collection[int] = ()
+    job: Job,
+    directory: RunDirectory,
+    begin: int,
+    until: int,
+    *,
+    entry: Entry | None = None,
+    at: Collection[int] = (),
 ) -> tuple[CheckpointManifest, ...]:
     """This process's part of the stretch from update `begin` to `until`, which has one plan; rank 0's manifests.
 
@@ -167,12 +170,8 @@ def replay_as_rank(
     process = RunProcess(prepared, directory, device, plans, [keep], member)
     with computing_threads(plan.intra_op_threads), stop_on_signals() as process.stop:
         session = process.begin(member.meet())
-        session.loop.save_every_s, session.loop.until = math.inf, until
-
-        def look(update: Update) -> None:
-            session.loop.save_every_s = 0.0 if update.updates in wanted else math.inf
-
-        session.loop.on_update = look
+        session.loop.save_every_s = math.inf
+        session.loop.saves_at, session.loop.until = frozenset(at), until
         reached = session.loop.run(session.position)
         leave()
     require_at(reached, until)
@@ -187,22 +186,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--until", type=int, required=True)
     parser.add_argument("--begin", type=int, help="of a rank: where the stretch begins")
-    parser.add_argument("--at", default="")
+    parser.add_argument("--at", default="", help="updates after which the state is answered as well: 20,40")
     parser.add_argument("--set", dest="settings", action="append", default=[])
     options = parser.parse_args(arguments)
-    at = frozenset(map(int, options.at.split(","))) if options.at else frozenset[int]()
+    at = frozenset(map(int, filter(None, options.at.split(","))))
     try:
         if options.begin is None:
             words = [str(options.directory), str(options.job_file), "--ranks", str(options.ranks)]
             words += [word for setting in options.settings for word in ("--set", setting)]
             with RunDirectory(options.directory).locked():
-                answer = replay_in_ranks(options.directory, words, options.ranks, options.until, at=at)
+                answer = replay_in_ranks(options.directory, words, options.ranks, options.until, at)
         else:
             settings = {name: value for name, _, value in (word.partition("=") for word in options.settings)}
             job, entry = load_job(options.job_file, settings)
             directory = RunDirectory(options.directory)
             manifests = replay_as_rank(job, directory, options.begin, options.until, entry=entry, at=at)
-            answer = {"states": [manifest.state_digest() for manifest in manifests]}
+            answer = {"states": [[one.position.updates, one.state_digest()] for one in manifests]}
             answer |= {"manifest": to_json(manifests[-1])} if manifests else {}
     except StokerError as error:
         answer = {"problem": error.message, "kind": type(error).__name__}
