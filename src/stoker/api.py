@@ -121,6 +121,7 @@ if TYPE_CHECKING:  # further verbs and records
     from stoker.serving.serve import rollback as rollback
     from stoker.store import runs_root as runs_root
     from stoker.store import write_atomic as write_atomic
+    from stoker.tracking.base import require_tracker as require_tracker
     from stoker.tracking.run_tracking import Sent as Sent
     from stoker.tracking.run_tracking import track as track
     from stoker.training.own_loop import OwnLoop as OwnLoop

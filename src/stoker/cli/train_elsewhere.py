@@ -17,7 +17,6 @@ from stoker.cli.terminal import output, print_document, setting_pairs, waiting
 from stoker.errors import BadJob
 from stoker.launching import parse_target
 from stoker.records import to_json
-from stoker.tracking.base import require_tracker
 from stoker.units import parse_duration, parse_memory, parse_money
 
 if TYPE_CHECKING:
@@ -172,7 +171,7 @@ def _require_readable(arguments: Mapping[str, Any]) -> None:
         if value is not None and not 0 < value < math.inf:
             raise BadJob(f"{option} {value}: wanted a positive number")
     for word in arguments.get("--track") or ():
-        require_tracker(word)
+        api.require_tracker(word)
 
 
 def train_elsewhere(
