@@ -237,6 +237,19 @@ def test_the_first_wrong_update_of_a_cheat_is_found_and_made_by_an_arbiter(folde
     assert with_other_instructions(making, search) is False
 
 
+def test_the_first_wrong_update_of_two_devices_is_found(folder, host):
+    """All sides make the block in as many processes, whose states inside it are rank 0's."""
+    pool = FakePool(folder / "blobs")
+    lease, job = run_lease(pool, folder, host, cheating("skip"), num_devices=2, arguments=("--set", "epochs=100"))
+    until(job)
+    assert lease["reason"] == "finished", lease
+    box_type = cheating("skip").box_type
+    making, search = searched(pool, lease, 0, folder, host, {"agent": box_type, "verifier": JobBox})
+    assert search.update == FIRST_WRONG["skip"](search.begin)
+    verdict = check_update(making, search, is_same_class=True)
+    assert (verdict.equal, verdict.made) == (False, search.verifier.end), verdict.why
+
+
 def test_a_lying_verifier_is_found_wrong_by_the_arbiter(folder, host):
     """The same search with the sides changed: the first update that differs is the honest agent's right one."""
     pool = FakePool(folder / "blobs")

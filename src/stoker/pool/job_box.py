@@ -316,6 +316,7 @@ class JobBox:
             "PYTHONPATH": f"{INSIDE}/{order.stoker}",
             "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": str(cores),
+            "GLOO_SOCKET_IFNAME": "",  # the loopback's IPv4 address: of an interface gVisor names either family first
             **order.variables,
         }
         return Program(
