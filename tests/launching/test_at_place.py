@@ -66,6 +66,10 @@ KILLED = -signal.SIGKILL
         ([4, 2], {"are_ranks_fixed": True}, "failed", 2, False),
         ([130, 4], {"are_ranks_fixed": True, "is_stopped": True}, "stopped", 130, False),
         ([4], {"are_ranks_fixed": False}, "failed", 4, False),
+        *(
+            (codes, {"are_ranks_fixed": True, "is_signalled": True, "is_requeued": True}, "requeued", 75, False)
+            for codes in ([4, -signal.SIGTERM], [-signal.SIGTERM, 4])
+        ),
     ],
 )
 def test_what_follows_from_exit_codes(

@@ -17,7 +17,7 @@ from stoker.errors import BadSetting, NoDevice, PlaceFailed, PlaceUnreachable
 from stoker.launching.at_place import LIMIT_OVER
 from stoker.launching.bundle import Bundle, TreeFile
 from stoker.launching.environment_lock import EnvironmentLock
-from stoker.launching.kubernetes import cluster_api, pod_start, pod_volume
+from stoker.launching.kubernetes import cluster_api, kubernetes_launcher, pod_start, pod_volume
 from stoker.launching.kubernetes.cluster_api import ClusterApi, dropped
 from stoker.launching.kubernetes.cluster_state import with_host
 from stoker.launching.kubernetes.kubernetes_launcher import LAUNCHER
@@ -143,6 +143,16 @@ def test_an_unknown_context_names_the_nearest(cluster: Any) -> None:
     with pytest.raises(NoDevice, match=r"no context 'tset'.*\n.*'test'"):
         LAUNCHER.parse("tset/team/8xh100")
     assert cluster.requests == 0
+
+
+def test_in_a_pod_the_namespace_is_its_own(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no kubeconfig that says another."""
+    (tmp_path / "namespace").write_text("research\n")
+    monkeypatch.setattr(kubernetes_launcher, "_POD", tmp_path / "namespace")
+    monkeypatch.setattr(kubernetes_launcher, "contexts", lambda: ({}, ""))
+    assert LAUNCHER.parse("").address == "/research"
+    monkeypatch.setattr(kubernetes_launcher, "_POD", tmp_path / "none")
+    assert LAUNCHER.parse("").address == "/default"
 
 
 def test_a_run_stays_with_the_cluster_it_was_started_in(cluster: Any, tmp_path: Path) -> None:

@@ -311,8 +311,15 @@ def test_files_from_a_log_cannot_leave_the_directory(tmp_path: Path) -> None:
     assert not list(itertools.chain((tmp_path / "home").glob("*")))
 
 
-@pytest.mark.parametrize("code", [200, 404, 502, 503])
-def test_what_a_proxy_answers_says_nothing_of_the_run(code: int) -> None:
+@pytest.mark.parametrize(
+    ("code", "body"),
+    [
+        *((code, b"<html>hello\n\n") for code in (200, 404, 502, 503)),
+        (404, b'{"status": 404, "error": "Not Found"}'),
+        (200, b'{"kind": "Status", "status": "Failure"}'),
+    ],
+)
+def test_what_a_proxy_answers_says_nothing_of_the_run(code: int, body: bytes) -> None:
     """Its page of login, of a route that is gone, of a dashboard that restarts: the run may be training on."""
 
     class Proxy(BaseHTTPRequestHandler):
@@ -321,9 +328,9 @@ def test_what_a_proxy_answers_says_nothing_of_the_run(code: int) -> None:
 
         def do_GET(self) -> None:
             self.send_response(code)
-            self.send_header("Content-Length", "13")
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(b"<html>hello\n\n")
+            self.wfile.write(body)
 
     with HTTPServer(("127.0.0.1", 0), Proxy) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()

@@ -28,6 +28,18 @@ def test_binary_accuracy_is_the_share_of_logits_on_the_right_side() -> None:
     assert METRICS["binary_accuracy"](output, target).mean() == 0.5
 
 
+@pytest.mark.parametrize("name", ["accuracy", "top5_accuracy", "binary_accuracy"])
+def test_what_is_not_a_number_is_no_right_answer(name: str) -> None:
+    """PyTorch takes a NaN for the largest, so that the first class would be chosen, or the largest five."""
+    nan, right = torch.full((1, 8), torch.nan), torch.eye(8)[:1]
+    output, target = torch.cat([nan, right]), torch.tensor([0, 0])
+    if name == "binary_accuracy":
+        output, target = torch.tensor([torch.nan, -1.0]), torch.tensor([0.0, 0.0])
+    measured = METRICS[name](output, target)
+    share = measured.mean() if isinstance(measured, torch.Tensor) else measured.sum / measured.count
+    assert share == 0.5
+
+
 def test_a_scalar_metric_is_refused() -> None:
     """The mean of means over pieces would depend on the plan's micro-batch."""
 

@@ -51,6 +51,16 @@ def test_a_file_has_the_newest_values_and_at_the_end_the_status(tmp_path: Path) 
     assert [one.name for one in tmp_path.iterdir()] == ["metrics.prom"]
 
 
+def test_what_a_user_logs_replaces_none_of_its_own(tmp_path: Path) -> None:
+    """Neither position, time nor status; a run that goes on from a checkpoint goes on here, too."""
+    run = TrackerTarget("prometheus").open(about(tmp_path), None)
+    run.log([MetricPoint(samples=8, at=9.0, values={"status": 1.0, "at_seconds": 1.0})])
+    run.go_back(4)
+    text = (tmp_path / "metrics.prom").read_text()
+    assert text.count("# TYPE stoker_status gauge") == 1
+    assert 'stoker_at_seconds{run="conv 1",name="job"} 9.0' in text
+
+
 def test_a_gateway_gets_one_group_for_a_run(tmp_path: Path) -> None:
     """Each request replaces the group, so that nothing of an earlier start stays; a refusal is tried again."""
     asked: list[tuple[str, str, bytes]] = []

@@ -281,12 +281,12 @@ def judge(
         return RankOutcome("lost", why, RUN_FAILED, is_again=not is_stopped)
 
     killed = [-code for code in codes if code < 0]
-    wrong = [code for code in codes if code not in {FINISHED, STOPPED, SLICE_OVER}]
+    asked = {signal.SIGTERM, signal.SIGINT} if is_stopped or is_signalled else set()
+    wrong = [code for code in codes if code not in {FINISHED, STOPPED, SLICE_OVER} and -code not in asked]
     # A rank that fails takes the others with it, which say only that.
     worst = next((code for code in wrong if code != RUN_FAILED), wrong[0] if wrong else max(codes, default=0))
     if all(code == FINISHED for code in codes):
         return RankOutcome("finished", "trained to its end", FINISHED)
-    asked = {signal.SIGTERM, signal.SIGINT} if is_stopped or is_signalled else set()
     killed = [number for number in killed if number not in asked]  # before the rank could catch it: nothing to save
     leaving = {FINISHED, SLICE_OVER, STOPPED, *([RUN_FAILED] if are_ranks else [])}  # one leaves before the others
     if is_stopped and all(code in leaving or -code in asked for code in codes):

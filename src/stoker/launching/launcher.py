@@ -242,15 +242,21 @@ def is_model(name: str, device: str) -> bool:
 
     >>> is_model("nvidia_a100_80gb_pcie", "a100"), is_model("A100-SXM4-40GB", "a100-40g"), is_model("a100", "a10")
     (True, True, False)
+    >>> is_model("NVIDIA A10G", "a10"), is_model("NVIDIA A10", "a10g"), is_model("NVIDIA A10G", "a10g")
+    (False, False, True)
     """
     has, pieces = _pieces(name), _pieces(device)
     return bool(pieces) and (pieces <= has or (has <= pieces and any(piece.isdigit() for piece in has)))
 
 
 def _pieces(name: str) -> set[str]:
-    """Words and numbers of a GPU's name, without its vendor's: `A100-SXM4-40GB` has a, 100, sxm, 4, 40."""
+    """Words and numbers of a GPU's name, without its vendor's: `A100-SXM4-40GB` has a, 100, sxm, 4, 40.
+
+    Letters after a number belong to it: `A10G` has a, 10g.
+    """
     plain = re.sub(r"nvidia|geforce|tesla|instinct|amd", "", name.lower())
-    return set(re.findall(r"[a-z]+|\d+", re.sub(r"(?<=\d)gb?(?![a-z0-9])", "", plain)))
+    plain = re.sub(r"(?<![a-z0-9])(\d+)gb?(?![a-z0-9])", r"\1", plain)  # memory
+    return set(re.findall(r"[a-z]+|\d+[a-z]*", re.sub(r"(?<=\d)(ti|super)(?![a-z])", r" \1", plain)))
 
 
 def require_known(what: str, options: Iterable[str], known: Sequence[str]) -> None:

@@ -382,7 +382,7 @@ def _job_info(handle: Handle) -> dict[str, Any] | LaunchState:
     except PlaceUnreachable as error:
         return seen_now("unknown", "the cluster does not answer", error.message)
     info = _object(body)
-    if "status" in info:
+    if code != 404 and {"status", "entrypoint"} <= info.keys():  # gateways have errors with a `status`, too
         return info
     if code == 404 and f"{handle['job']} does not exist".encode() in body:
         return seen_now("lost", "the cluster does not know the job any more: it was restarted", "404")

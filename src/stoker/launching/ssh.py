@@ -331,8 +331,8 @@ def _missing(
 
 
 def _is_called(gpu: str, device: str) -> bool:
-    """Whether a driver's name of a GPU means the device of a word; `gpu` is any."""
-    return device == "gpu" or is_model(gpu, device) or catalogue().called(gpu) in catalogue().find(device)
+    """Whether a driver's name of a GPU means the device of a word; `gpu` and `cuda` are any."""
+    return device in {"gpu", "cuda"} or is_model(gpu, device) or catalogue().called(gpu) in catalogue().find(device)
 
 
 def _unshared(lines: Sequence[Line], root: str) -> list[str]:

@@ -516,13 +516,14 @@ def _token_cross_entropy(output: torch.Tensor, target: torch.Tensor, label_smoot
 def _accuracy(output: torch.Tensor, target: torch.Tensor) -> Loss:
     _require_classes(output, target)
     valid = target != IGNORED_TARGET
-    return Loss(((output.argmax(1) == target) & valid).sum().float(), valid.sum())
+    largest, choice = output.max(1)  # a row with a NaN chooses nothing: the NaN counts as the largest
+    return Loss(((choice == target) & valid & ~largest.isnan()).sum().float(), valid.sum())
 
 
 def _top5_accuracy(output: torch.Tensor, target: torch.Tensor) -> Loss:
     _require_classes(output, target)
     valid = target != IGNORED_TARGET
-    hits = (output.topk(5, dim=1).indices == target.unsqueeze(1)).any(1)
+    hits = (output.topk(5, dim=1).indices == target.unsqueeze(1)).any(1) & ~output.amax(1).isnan()
     return Loss((hits & valid).sum().float(), valid.sum())
 
 
@@ -535,8 +536,8 @@ def _binary_cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.T
 
 
 def _binary_accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Logits above 0 against targets above one half."""
-    return ((output > 0) == (target.view_as(output) > 0.5)).float()
+    """Logits above 0 against targets above one half; a NaN is on no side."""
+    return (((output > 0) == (target.view_as(output) > 0.5)) & ~output.isnan()).float()
 
 
 def _mse(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -34,8 +34,12 @@ class PrometheusRun:
     def log(self, points: list[MetricPoint]) -> None:
         """Replace the values by those of the newest points."""
         for point in points:
-            self._values |= {"samples": point.samples, "at_seconds": point.at, **point.values}
+            own = {"samples": point.samples, "at_seconds": point.at}
+            self._values |= own | dict(point.values) | own
         self._write()
+
+    def go_back(self, samples: int) -> None:
+        """Only the newest values are kept, and the next ones replace them."""
 
     def end(self, status: RunStatus, files: list[Path]) -> None:
         """The status; the values stay as they were last."""
@@ -76,6 +80,7 @@ def exposition(values: Mapping[str, float], status: RunStatus, labels: Mapping[s
     """
     lines = []
     named = {f"stoker_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}": value for name, value in values.items()}
+    named.pop("stoker_status", None)  # a second one would make the text unreadable; the run's own is below
     for name, value in named.items():
         lines += [f"# TYPE {name} gauge", f"{name}{_labels(labels)} {_number(value)}"]
     lines += ["# TYPE stoker_status gauge", f"stoker_status{_labels({**labels, 'status': status})} 1"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ from stoker.devices import attached_devices
 from stoker.errors import BadRun, StokerError
 from stoker.records import Candidate, Decision, loads, to_json
 from stoker.records.codec import JSON, Record
-from stoker.records.data_check import CleanList, DataCheck
+from stoker.records.data_check import CleanList, DataCheck, read_data_check
 from stoker.records.study import StudyForecast, StudySettings
 from stoker.reporting.data_page import render_data_page
 from stoker.reporting.wording import short
@@ -27,13 +27,13 @@ R = TypeVar("R", bound=Record)
 _MOST_BYTES = 64 * 2**20
 
 
-def _read(root: Path, name: str, kind: type[R], what: str) -> R:
+def _read(root: Path, name: str, kind: type[R], what: str, read: Callable[[bytes], R] | None = None) -> R:
     content = read_below(root, name, _MOST_BYTES)
     if content is None:
         raise BadRun(f"{what} is gone: {short(name)}.")
     try:
-        return loads(content, kind)
-    except (ValueError, RecursionError) as problem:
+        return loads(content, kind) if read is None else read(content)
+    except (ValueError, TypeError, AttributeError, RecursionError) as problem:
         raise BadRun(f"{what} cannot be used: {short(problem, 300)}.") from problem
 
 
@@ -224,7 +224,7 @@ def checks_known(index: RunIndex) -> list[dict[str, JSON]]:
     documents: list[dict[str, JSON]] = []
     for check, (root, name) in list(index.checks.items())[:200]:
         try:
-            found = _read(root, f"{name}/check.json", DataCheck, "the data check")
+            found = _read(root, f"{name}/check.json", DataCheck, "the data check", read_data_check)
         except StokerError as problem:
             documents.append({"id": check, "problem": short(problem, 300)})
             continue
@@ -251,7 +251,7 @@ def check_html(index: RunIndex, check: str) -> str:
     if check not in index.checks:
         raise BadRun(f"there is no data check {short(check)!r} here")
     root, name = index.checks[check]
-    found = _read(root, f"{name}/check.json", DataCheck, "the data check")
+    found = _read(root, f"{name}/check.json", DataCheck, "the data check", read_data_check)
     try:
         clean = _read(root, f"{name}/clean.json", CleanList, "its clean list")
     except StokerError:

@@ -70,6 +70,17 @@ _OWNER, _RELEASED = "stoker/owner", "stoker/released"
 """Annotations of a Job: which run made it; that all it needs is there."""
 
 
+_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+"""Where a pod reads its namespace, which is the usual one for who works in it without a kubeconfig."""
+
+
+def _pods_namespace() -> str:
+    try:
+        return _POD.read_text(encoding="utf-8").strip() or "default"
+    except OSError:
+        return "default"
+
+
 class KubernetesLauncher(Launcher):
     """A namespace of a Kubernetes cluster."""
 
@@ -93,7 +104,7 @@ class KubernetesLauncher(Launcher):
         shape = parts.pop() if match is not None and (match[1] or _is_device(match[3])) else ""
         namespace = parts.pop()
         if not parts and not context and not namespace:
-            namespace = known.get(current, "default")
+            namespace = known.get(current, "") or _pods_namespace()
         if (parts and context) or not _NAMESPACE.fullmatch(namespace):
             raise NoDevice(
                 f"--on k8s:{text} cannot be read: {'/'.join([*parts, namespace])!r} is no namespace.",

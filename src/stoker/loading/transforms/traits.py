@@ -17,11 +17,9 @@ from stoker.loading.transforms.geometric import (
     RandomShift,
 )
 from stoker.loading.transforms.photometric import Autocontrast, ColorJitter, Posterize, RandomGrayscale, Solarize
-from stoker.loading.transforms.resizing import ProgressiveResizing
 
 _MOVING = (
     AlternatingFlip,
-    ProgressiveResizing,
     RandomAffine,
     RandomCrop,
     RandomFlip,
@@ -32,7 +30,7 @@ _MOVING = (
 )
 
 
-_OF_COLORS = (Autocontrast, ColorJitter, Posterize, RandomGrayscale, Solarize)
+_OF_COLORS = (ColorJitter, Posterize, RandomGrayscale, Solarize)
 
 
 def moves_pixels(transforms: Sequence[Any]) -> str | None:
@@ -50,8 +48,20 @@ def moves_pixels(transforms: Sequence[Any]) -> str | None:
 
 
 def takes_colors(transforms: Sequence[Any]) -> str | None:
-    """Name of the first transform that takes floating images to go from 0 to 1, and cuts them off there; or None."""
-    return _first_of(_OF_COLORS, transforms)
+    """Name of the first transform that takes floating images to go from 0 to 1, and cuts them off there; or None.
+
+    What comes after `Autocontrast` has colours from 0 to 1, and after a function of the user's may have.
+
+    >>> from stoker.loading.transforms import ColorJitter
+    >>> takes_colors([ColorJitter(0.1)]), takes_colors([Autocontrast(), ColorJitter(0.1)])
+    ('ColorJitter', None)
+    """
+    for transform in transforms:
+        if isinstance(transform, Autocontrast) or not type(transform).__module__.startswith("stoker."):
+            return None
+        if (name := _first_of(_OF_COLORS, [transform])) is not None:
+            return name
+    return None
 
 
 def _first_of(kinds: tuple[type, ...], transforms: Sequence[Any]) -> str | None:

@@ -23,7 +23,7 @@ export const open = async (main) => {
     };
     replace(places, h("h1", {}, "Places"),
       section(`This machine, ${found.host}`, h("p", { class: "choices" }, found.devices.map((one) => h("span", {}, `${one.model}: ${one.cores} cores, ${format.bytes(one.memory_bytes)}`))), found.here.length ? rows(found.here) : h("p", { class: "note" }, "No run trains here now.")),
-      found.places.map((place) => section(place.place.startsWith(place.kind) ? place.place : `${place.place} (${place.kind})`, h("p", { class: "note" }, `${format.plural(place.runs.length, "run")}, ${place.cost_usd ? `${format.money(place.cost_usd)} so far` : "no price is known"}${place.max_cost ? ` of at most ${format.money(place.max_cost)}` : ""}`), rows(place.runs),
+      found.places.map((place) => section(place.place.startsWith(place.kind) ? place.place : `${place.place} (${place.kind})`, h("p", { class: "note" }, `${format.plural(place.runs.length, "run")}, ${place.cost_usd ? `${format.money(place.cost_usd)} so far` : "no cost is known yet"}${place.max_cost ? `, at most ${format.money(place.max_cost)}` : ""}`), rows(place.runs),
         runs(place.runs).filter((row) => row.launch?.states?.length).map((row) => h("details", {}, h("summary", {}, `What ${place.place} said of ${row.name}`), h("ol", { class: "timeline" }, row.launch.states.map((state) => h("li", {}, h("time", {}, state.at.slice(0, 19).replace("T", " ")), h("span", {}, `${state.phase}: ${state.why}`)))))))),
       !found.places.length && h("p", { class: "note" }, "No run was launched elsewhere."));
   };
