@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import http.client
+import json
 import os
 import threading
 import time
@@ -10,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -17,7 +21,7 @@ from stoker.pool import agent as agent_module
 from stoker.pool import control_plane, probing
 from stoker.pool import events as on
 from stoker.pool.agent import Agent, Lending
-from stoker.pool.client import PoolClient
+from stoker.pool.client import PoolClient, request_message
 from stoker.pool.events import CREDIT, Refused
 from stoker.pool.hardware_proof import HardwareProof, probed_bytes, prove_hardware, shape_of
 from stoker.pool.isolation import Bubblewrap, Limits
@@ -28,7 +32,7 @@ from stoker.pool.log import audit
 from stoker.pool.overview import Overview
 from stoker.records import Device
 from stoker.records.codec import dumps
-from tests.pool.book import opened
+from tests.pool.book import offer, opened
 from tests.pool.server import in_thread, until
 from tests.pool.test_hardware_proof import Device as NumpyDevice
 
@@ -205,7 +209,7 @@ def test_a_lease_ends_a_probe_and_an_agent_may_decline(lenders) -> None:
 
 def test_who_does_not_answer_is_not_waited_for_again(lenders, monkeypatch) -> None:
     """The probe comes to nothing, and the next one is of the others, which are in time."""
-    monkeypatch.setattr(probing, "_ANSWER_S", 2.0)
+    monkeypatch.setattr(probing, "ANSWER_S", 2.0)
     silent = Machine()
     lenders.lend("silent", silent)
     until(lambda: lenders.offers().get("silent"))
@@ -242,3 +246,68 @@ def test_real_questions_are_answered_and_checked_over_http(lenders, monkeypatch)
     found = {times.offer_id: times.together_s for times in screens[0].offers}
     assert found["lazy"] == (0.0,)
     assert min(found["one"][0], found["other"][0]) > 0
+
+
+class Sender:
+    """An agent that has come to a probe, and sends answers by itself."""
+
+    def __init__(self, lenders: Lenders, name: str = "box") -> None:
+        self._client = PoolClient(lenders.operator.address, Key.made())
+        assert self._client.key is not None
+        lenders.operator.post(on.Deposited(account=self._client.key.public, amount=0))
+        for offer_id in (name, f"{name}-2"):
+            self._client.post(on.Offered(offer=offer(offer_id, time.time())))
+        asked = until(lambda: self._client.work(probes=True)["probes"], 30)
+        self.probe_id, self.name = asked[0]["probe_id"], name
+        for one in asked:
+            self._client.probe(self.probe_id, one["offer_id"], one["device"], 0, {})
+
+    def begin(self, step: int, content: bytes, num_bytes: int) -> http.client.HTTPConnection:
+        """Send the first `num_bytes` of a signed answer."""
+        place = {"offer": self.name, "device": 0, "step": step, "sha256": hashlib.sha256(content).hexdigest()}
+        target, time_s, key = f"/v1/probes/{self.probe_id}?{urlencode(place)}", time.time(), self._client.key
+        assert key is not None
+        address = self._client.address
+        signature = key.sign(request_message(address.key, key.public, "PUT", target, time_s))
+        connection = http.client.HTTPConnection(address.url.removeprefix("http://"), timeout=10)
+        connection.putrequest("PUT", target)
+        for header, value in (
+            ("Content-Length", len(content)),
+            ("X-Stoker-Key", key.public),
+            ("X-Stoker-Time", repr(time_s)),
+            ("X-Stoker-Signature", signature),
+        ):
+            connection.putheader(header, str(value))
+        connection.endheaders(content[:num_bytes])
+        return connection
+
+    def send(self, step: int, content: bytes) -> tuple[int, dict[str, Any]]:
+        """Send a whole answer; the status and document of the reply."""
+        connection = self.begin(step, content, len(content))
+        answer = connection.getresponse()
+        found = answer.status, json.loads(answer.read())
+        connection.close()
+        return found
+
+
+def test_one_body_at_a_time_is_read_of_each_device(lenders, monkeypatch) -> None:
+    """And only for the question that is asked: a stranger's bodies are not kept side by side in memory."""
+    monkeypatch.setattr(probing, "_WAIT_S", 0.1)
+    sender = Sender(lenders)
+    prober = lenders.plane.prober
+    channel = until(lambda: next((one for place, one in prober._channels.items() if place[0] == "box"), None))
+    until(lambda: channel.awaits(1))
+    status, said = sender.send(7, b"{}")
+    assert (status, said["error"]) == (409, "question 7 of this probe was not asked")
+    status, said = sender.send(0, b" " * 2000)
+    assert (status, said["error"]) == (409, "this answer of a probe has 1,024 bytes at most")
+    content = json.dumps({"test_s": 1.0}).encode()
+    first = sender.begin(1, content, 5)
+    until(lambda: channel.is_taking)
+    status, said = sender.send(1, content)
+    assert (status, said["error"]) == (429, "an answer of this device is being sent already")
+    first.send(content[5:])
+    assert first.getresponse().status == 200
+    first.close()
+    assert not channel.awaits(1)
+    assert sender.send(1, b"of a body that is not read, the digest is not looked at")[0] == 200

@@ -28,7 +28,8 @@ from stoker.pool.state import ListedOffer, State
 _log = logging.getLogger(__name__)
 _COMES_S = 60.0
 """Time for agents to come: they load PyTorch first [s]."""
-_ANSWER_S = 300.0
+ANSWER_S = 300.0
+"""Time for an answer to a question, its way here included [s]."""
 _NUM_ROWS = 8
 _MOST_DEVICES = 16
 """Devices of one offer that are probed; the others of a larger one are not asked."""
@@ -44,11 +45,12 @@ class ProbeChannel:
         has_come: set once its agent is ready, or the channel is over.
         is_over: nothing more is asked.
         is_silent: a question was not answered.
+        is_taking: the body of an answer is being read.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.has_come = threading.Event()
-        self.is_over = self.is_silent = False
+        self.is_over = self.is_silent = self.is_taking = False
         self._loop, self._news = loop, asyncio.Event()
         self._step, self._question = 0, dict[str, Any]()
         self._answer: Future[dict[str, Any]] = Future()
@@ -62,10 +64,10 @@ class ProbeChannel:
         answer: Future[dict[str, Any]] = Future()
         self._loop.call_soon_threadsafe(self._put, question, answer)
         try:
-            return answer.result(_ANSWER_S)
+            return answer.result(ANSWER_S)
         except TimeoutError:
             self.is_silent = True
-            raise PlaceFailed(f"no answer within {_ANSWER_S:.0f} s") from None
+            raise PlaceFailed(f"no answer within {ANSWER_S:.0f} s") from None
 
     def _put(self, question: dict[str, Any], answer: Future[dict[str, Any]]) -> None:
         self._step, self._question, self._answer = self._step + 1, question, answer
@@ -80,6 +82,14 @@ class ProbeChannel:
         if not self._answer.done():
             self._answer.set_exception(PlaceFailed("the agent has left the probe"))
         self._news.set()
+
+    def has_asked(self, step: int) -> bool:
+        """Whether question number `step` was put; 0 is the agent's coming."""
+        return step <= self._step
+
+    def awaits(self, step: int) -> bool:
+        """Whether question number `step` is the last one, and has no answer yet."""
+        return step == self._step and not self._answer.done()
 
     async def exchange(self, step: int, answer: dict[str, Any]) -> dict[str, Any]:
         """Take the answer to question number `step`, and wait for the next one; `question` is None: ask again."""
