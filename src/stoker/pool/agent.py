@@ -186,6 +186,13 @@ def _links(num_devices: int) -> list[str]:
     return [str(num_devices), *nccl, gpu_links() or platform.node()]
 
 
+def offered_bytes(lending: Lending, device: Device) -> int:
+    """Memory that is offered of each device [bytes]: processes on a CPU share what a job may have."""
+    if device.kind != "cpu":
+        return device.memory_bytes
+    return min(device.memory_bytes, lending.limits.memory_bytes) // lending.num_devices
+
+
 def offer_of(
     lending: Lending,
     device: Device,
@@ -197,10 +204,7 @@ def offer_of(
     link: MeasuredLink | None = None,
 ) -> on.Offer:
     """The offer as it is signed; `payee`: address that a contract pays; `link`: to the pool."""
-    link = link or MeasuredLink()
-    memory_bytes, count = device.memory_bytes, lending.num_devices
-    if device.kind == "cpu":
-        memory_bytes = min(memory_bytes, lending.limits.memory_bytes) // count
+    link, count = link or MeasuredLink(), lending.num_devices
     measured = on.Measured(
         fp32_flop_per_s=0.0 if proof is None else proof.flop_per_s, cores=max(1, int(lending.limits.cores))
     )
@@ -209,7 +213,7 @@ def offer_of(
         device=on.OfferedDevice(
             kind=device.name,
             count=count,
-            memory_bytes=memory_bytes,
+            memory_bytes=offered_bytes(lending, device),
         ),
         measured=measured,
         determinism_class=determinism_class(device, count),
@@ -446,10 +450,10 @@ class Agent:
         self._probed.append(
             ProbedDevice(
                 self.client,
-                probe_id,
+                (probe_id, number),
                 lending.name,
-                number,
                 torch_name=name,
+                most_bytes=offered_bytes(lending, self.device),
                 cores=None if lending.gpus else lending.limits.cores / lending.num_devices,
                 tell=self.tell,
                 open_device=self.open_device,
