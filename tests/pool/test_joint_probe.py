@@ -10,7 +10,7 @@ import pytest
 from stoker.errors import BadSetting
 from stoker.pool import events as on
 from stoker.pool.events import Refused
-from stoker.pool.joint_probe import clashes, is_slower_than_claimed, limit_s, suspects, to_screen
+from stoker.pool.joint_probe import clashes, is_never_in_time, is_slower_than_claimed, limit_s, suspects, to_screen
 from stoker.pool.keys import Key
 from tests.pool.book import Book, offer, opened
 
@@ -73,6 +73,14 @@ def test_who_slows_down_alone_to_hide_is_slower_than_it_claims() -> None:
     assert is_slower_than_claimed(times("a", AGENT, (1.34,), (2.0,)))
     assert not is_slower_than_claimed(times("a", AGENT, (1.2,), (2.0,)))
     assert limit_s(times("a", AGENT, (1.2,), (2.0,))) < 2.0
+
+
+def test_who_is_never_in_time_is_told_from_one_that_is_late_together() -> None:
+    """Alone or together, no answer near the claim; of a screen nothing is said."""
+    assert is_never_in_time(times("a", AGENT, (89.0, 89.0, 89.0), (89.0, 0.0, 89.0)))
+    assert is_never_in_time(times("a", AGENT, (0.0,) * 3, (0.0,) * 3))
+    assert not is_never_in_time(times("a", AGENT, (1.0, 9.0, 9.0), (2.0, 2.0, 2.0)))
+    assert not is_never_in_time(times("a", AGENT, (), (2.0,)))
 
 
 def test_a_screen_names_the_pairs_that_are_looked_at() -> None:

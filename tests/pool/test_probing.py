@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+from stoker.errors import PlaceFailed
 from stoker.pool import agent as agent_module
 from stoker.pool import control_plane, probing
 from stoker.pool import events as on
@@ -30,9 +31,10 @@ from stoker.pool.keys import Key
 from stoker.pool.leased_job import LeasedJob
 from stoker.pool.log import audit
 from stoker.pool.overview import Overview
+from stoker.pool.probing import ProbeChannel
 from stoker.records import Device
 from stoker.records.codec import dumps
-from tests.pool.book import offer, opened
+from tests.pool.book import Book, offer, opened
 from tests.pool.server import in_thread, until
 from tests.pool.test_hardware_proof import Device as NumpyDevice
 
@@ -220,6 +222,7 @@ def test_who_does_not_answer_is_not_waited_for_again(lenders, monkeypatch) -> No
     until(lambda: all(lenders.offers().get(name, {}).get("probed_s") for name in ("one", "other")), 40)
     is_over.set()
     assert not lenders.offers()["silent"].get("probed_s")
+    assert lenders.plane.prober._left_until_s.keys() == {lenders.offers()["silent"]["agent"]}
     assert all("silent" not in {times.offer_id for times in one.offers} for one in lenders.probes())
 
 
@@ -311,3 +314,73 @@ def test_one_body_at_a_time_is_read_of_each_device(lenders, monkeypatch) -> None
     first.close()
     assert not channel.awaits(1)
     assert sender.send(1, b"of a body that is not read, the digest is not looked at")[0] == 200
+
+
+def test_who_is_never_in_time_does_not_hold_the_prober_again(lenders) -> None:
+    """Its agent is left alone, whatever offers it has, once it was slow alone as well; the others are probed."""
+    slow = Machine()
+    slow.share = lambda: 9.0  # type: ignore[method-assign]
+    for name, machine in (("slow", slow), ("one", Machine()), ("other", Machine())):
+        lenders.lend(name, machine)
+    left = until(lambda: lenders.plane.prober._left_until_s, 60)
+    assert left.keys() == {lenders.offers()["slow"]["agent"]}
+
+
+class Asked:
+    """A prober whose offers of three agents, `box`, `twin` and `third`, come and answer as a test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(probing, "_COMES_S", 0.1)
+        self.book, self.does = Book(), dict[str, Callable[[], None]]()
+        for key, name in ((self.book.agent, "box"), (self.book.other, "twin"), (self.book.third, "third")):
+            self.book.post(key, on.Offered(offer=offer(name, self.book.now_s)))
+        self.offers = [*self.book.state.offers.values()]
+
+    def made(self, names: str, rounds: int, *, absent: str = "") -> set[str] | None:
+        """Names of the offers in the probe that came of those that were asked."""
+        asked = [one for one in self.offers if one.offer.offer_id in names.split()]
+        channels = {(one.offer.offer_id, 0): ProbeChannel(None) for one in asked}  # type: ignore[arg-type]
+        for (name, _), channel in channels.items():
+            if name != absent:
+                channel.has_come.set()
+
+        def prove(ask: Any, **_: Any) -> HardwareProof:
+            name = next(name for (name, _), channel in channels.items() if channel is ask.__self__)
+            self.does.get(name, lambda: None)()
+            return HardwareProof(is_passed=True, why="", product_s=1.0)
+
+        prober = probing.Prober(self.book.state, None, every_s=1.0, prove=prove)  # type: ignore[arg-type]
+        prober._channels = channels
+        body = prober._made(asked, rounds)
+        return None if body is None else {one.offer_id for one in body.offers}
+
+
+def test_a_screen_goes_on_with_those_that_come_and_answer(monkeypatch) -> None:
+    """One offer spoils no screen of others; a pair is of both, and one alone is no screen."""
+    asked = Asked(monkeypatch)
+    assert asked.made("box twin third", 1) == {"box", "twin", "third"}
+    assert asked.made("box twin third", 1, absent="twin") == {"box", "third"}
+    assert asked.made("box twin", 3, absent="twin") is None
+    assert asked.made("box twin", 1, absent="twin") is None
+
+    def silent() -> None:
+        raise PlaceFailed("no answer")
+
+    asked.does["third"] = silent
+    assert asked.made("box twin third", 1) == {"box", "twin"}
+    assert asked.made("box third", 3) is None
+
+
+def test_a_probe_says_nothing_of_a_claim_that_changed_meanwhile(monkeypatch) -> None:
+    """Its times were held against the old one."""
+    asked = Asked(monkeypatch)
+
+    def claim_more() -> None:
+        more = on.Measured(fp32_flop_per_s=1e15)
+        asked.book.post(asked.book.agent, on.Offered(offer=offer("box", asked.book.now_s, measured=more)))
+
+    asked.does["box"] = claim_more
+    assert asked.made("box twin third", 1) == {"twin", "third"}
+    assert asked.made("box twin", 3) is None
+    asked.offers = [*asked.book.state.offers.values()]
+    assert asked.made("box twin", 3) == {"box", "twin"}

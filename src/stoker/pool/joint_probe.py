@@ -59,6 +59,15 @@ def is_slower_than_claimed(times: ProbeTimes) -> bool:
     return bool(times.claimed_s and best_s > BELOW_CLAIM * times.claimed_s)
 
 
+def is_never_in_time(times: ProbeTimes) -> bool:
+    """Whether an offer of a pair was far from its claim in each answer, alone as well: to ask again soon is of no use.
+
+    In a screen alone it is not known who is late for others' sake.
+    """
+    best_s = min(filter(None, (*times.alone_s, *times.together_s)), default=0.0)
+    return bool(times.alone_s) and (not best_s or bool(times.claimed_s and best_s > SLOW * times.claimed_s))
+
+
 def limit_s(times: ProbeTimes) -> float:
     """The time within which an offer has to answer together with others [s]; 0: it is not known.
 
