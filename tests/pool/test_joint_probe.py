@@ -153,6 +153,22 @@ def test_a_probe_in_time_takes_the_clash_back() -> None:
     assert book.state.offers["box"].probed_s == 0, "another device was not probed"
 
 
+def test_a_probe_does_not_count_for_a_higher_claim() -> None:
+    """What was shown stands for the speed that was claimed then, or less."""
+    book = Book()
+    _, fine = standing(book)
+
+    def claim(flop_per_s: float) -> float:
+        measured = on.Measured(fp32_flop_per_s=flop_per_s)
+        book.post(book.agent, on.Offered(offer=offer("box", book.now_s, measured=measured)))
+        return book.state.offers["box"].probed_s
+
+    claim(1e12)
+    book.post(book.operator, fine)
+    assert claim(1e12) == claim(5e11) == book.now_s
+    assert claim(1e12) == 0
+
+
 def test_an_agent_that_is_late_on_purpose_stops_no_one_else() -> None:
     """Only its own offer is marked, as often as it likes."""
     book = Book()

@@ -355,7 +355,9 @@ def _offered(state: State, event: Event, body: on.Offered) -> Change:
     if offer.expires_s <= event.received_s:
         raise Refused(f"offer {offer.offer_id} has lapsed {event.received_s - offer.expires_s:.0f} s ago")
     if known is not None:
-        probed_s = known.probed_s if offer.device == known.offer.device else 0.0
+        claimed, shown = offer.measured.fp32_flop_per_s, known.offer.measured.fp32_flop_per_s
+        is_shown = offer.device == known.offer.device and claimed <= shown  # the probe was held against that claim
+        probed_s = known.probed_s if is_shown else 0.0
         return Change(offer=replace(known, offer=offer, offered_s=event.received_s, probed_s=probed_s))
     return Change(offer=ListedOffer(offer=offer, agent=event.actor, offered_s=event.received_s))
 
