@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -151,6 +152,34 @@ def test_a_probe_in_time_takes_the_clash_back() -> None:
     more = on.OfferedDevice(kind="cpu", count=2)
     book.post(book.agent, on.Offered(offer=offer("box", book.now_s, device=more)))
     assert book.state.offers["box"].probed_s == 0, "another device was not probed"
+
+
+def test_other_offers_of_the_same_agents_free_none_while_those_that_clashed_stand() -> None:
+    """They may be real devices; they count once one of those that clashed is withdrawn."""
+    book = Book()
+    late, fine = standing(book)
+    for key, name in ((book.agent, "box-2"), (book.other, "twin-2")):
+        book.post(key, on.Offered(offer=offer(name, book.now_s)))
+    others = [
+        on.Probed(offers=tuple(replace(one, offer_id=f"{one.offer_id}-2") for one in probe.offers))
+        for probe in (late, fine)
+    ]
+
+    def is_free(name: str) -> bool:
+        return book.state.is_free(book.state.offers[name], book.now_s)
+
+    for probe in (late, others[1], late, others[1], others[0], others[1]):
+        book.post(book.operator, probe)
+    assert not is_free("box")
+    book.post(book.operator, fine)
+    assert is_free("box")
+    for probe in (late, late):
+        book.post(book.operator, probe)
+    book.post(book.other, on.Withdrawn(offer_id="twin"))
+    assert not is_free("box-2")
+    book.post(book.operator, others[1])
+    assert is_free("box-2")
+    assert book.state.clashes == {}
 
 
 def test_a_probe_does_not_count_for_a_higher_claim() -> None:

@@ -384,3 +384,31 @@ def test_a_probe_says_nothing_of_a_claim_that_changed_meanwhile(monkeypatch) -> 
     assert asked.made("box twin", 3) is None
     asked.offers = [*asked.book.state.offers.values()]
     assert asked.made("box twin", 3) == {"box", "twin"}
+
+
+def test_of_those_that_clashed_the_same_two_offers_are_asked_again(monkeypatch) -> None:
+    """Not other ones of theirs, of whatever device, while both stand."""
+    asked = Asked(monkeypatch)
+    book = asked.book
+    for key, name in ((book.agent, "box-2"), (book.other, "twin-2")):
+        book.post(key, on.Offered(offer=offer(name, time.time())))
+    late = {"claimed_s": 1.0, "alone_s": (1.0,) * 3, "together_s": (2.0,) * 3}
+    probe = on.Probed(
+        offers=tuple(
+            on.ProbeTimes(offer_id=name, agent=key.public, **late)  # type: ignore[arg-type]
+            for key, name in ((book.agent, "box"), (book.other, "twin"))
+        )
+    )
+    for key, name in ((book.agent, "box"), (book.other, "twin")):
+        book.post(key, on.Offered(offer=offer(name, time.time())))
+    book.post(book.operator, probe)
+    prober = probing.Prober(book.state, None, every_s=1.0)  # type: ignore[arg-type]
+    monkeypatch.setattr(probing, "to_screen", lambda *_: [])
+
+    def drawn() -> set[frozenset[str]]:
+        draws = [prober._due(book.state.offers)[0] for _ in range(50)]
+        return {frozenset(one.offer.offer_id for one in found) for found in draws}
+
+    assert drawn() == {frozenset({"box", "twin"})}
+    book.post(book.other, on.Withdrawn(offer_id="twin"))
+    assert drawn() == {frozenset({"box", "twin-2"}), frozenset({"box-2", "twin-2"})}

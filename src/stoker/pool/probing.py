@@ -191,13 +191,16 @@ class Prober:
         of_agent: dict[str, list[ListedOffer]] = defaultdict(list)
         for one in able.values():
             of_agent[one.agent].append(one)
-        pairs = [
-            [one, other]
-            for late, with_agent in self._state.clashes
-            for one in of_agent[late]
-            for other in of_agent[with_agent]
-            if one is not other
-        ]
+        pairs, now_s = list[list[ListedOffer]](), time.time()
+        for (late, with_agent), clash in self._state.clashes.items():
+            # Other offers of theirs say nothing of it while those that clashed stand, be they idle or not.
+            is_of_those = clash.is_of_standing(self._state.offers, now_s)
+            pairs += [
+                [one, other]
+                for one in of_agent[late]
+                for other in of_agent[with_agent]
+                if one is not other and (not is_of_those or clash.offers == {one.offer.offer_id, other.offer.offer_id})
+            ]
         screen = to_screen([*able.values()], self.networks, self._seen_s, self._chance)
         if pairs and (not screen or self._chance.random() < 0.5):
             return self._chance.choice(pairs), ROUNDS
@@ -245,8 +248,11 @@ class Prober:
     def _again(self, body: Probed) -> list[tuple[str, str]]:
         """A pair that has clashed for the first time is probed once more."""
         one, other = body.offers
-        counts = [self._state.clashes.get(pair, 0) for pair in ((one.agent, other.agent), (other.agent, one.agent))]
-        return [(one.offer_id, other.offer_id)] if max(counts) == 1 else []
+        agents = ((one.agent, other.agent), (other.agent, one.agent))
+        found = [clash for pair in agents if (clash := self._state.clashes.get(pair)) is not None]
+        names = {one.offer_id, other.offer_id}
+        is_first = max((clash.count for clash in found if clash.offers == names), default=0) == 1
+        return [(one.offer_id, other.offer_id)] if is_first else []
 
     def close(self) -> None:
         """End what goes on."""
