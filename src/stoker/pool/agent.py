@@ -331,13 +331,19 @@ class Agent:
         try:
             while not self._stops or self._job is not None:
                 self.step()
-                time.sleep(min(_POLL_S, self.lending.beat_s / 4) if self._job or self._is_checking else 0)
+                time.sleep(self._pause_s)
         finally:
             self._stop_probes()
             with suppress(StokerError):
                 self.client.post(on.Withdrawn(offer_id=self.lending.name))
             if self._job is not None:
                 self._job.kill()
+
+    @property
+    def _pause_s(self) -> float:
+        """Time until the next step [s]: none where the pool lets the agent wait for its answer."""
+        is_probed = any(not one.is_over for one in self._probed)  # the pool answers at once until its device has come
+        return min(_POLL_S, self.lending.beat_s / 4) if self._job or self._is_checking or is_probed else 0.0
 
     def step(self) -> None:
         """Do what is due, once.
