@@ -497,3 +497,26 @@ def test_words_for_the_job_are_written_through_no_link_of_its(tmp_path) -> None:
     with pytest.raises(BadRun, match="put something else in the place of launch/"):
         box.write_word("stop")
     assert not list(owner.iterdir())
+
+
+def test_an_agent_pauses_between_steps_while_its_device_gets_ready_for_a_probe(lender, pool, monkeypatch) -> None:
+    """Until the device has come the pool answers each look for work at once."""
+    is_loaded = threading.Event()
+
+    class Loading:
+        def __call__(self, question: dict[str, Any]) -> dict[str, Any]:
+            is_loaded.wait(20)
+            return {}
+
+        def end(self) -> None:
+            """Nothing is left."""
+
+    work = {"leases": [], "challenges": [], "live": [], "probes": [{"probe_id": "x", "offer_id": "box", "device": 0}]}
+    monkeypatch.setattr(pool, "work", lambda **_: work)
+    monkeypatch.setattr(pool, "probe", lambda *_: {"over": True}, raising=False)
+    lender.open_device = lambda _: Loading()
+    assert lender._pause_s == 0
+    lender.step()
+    assert lender._pause_s > 0
+    is_loaded.set()
+    until(lambda: lender._pause_s == 0)

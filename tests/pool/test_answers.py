@@ -19,17 +19,19 @@ from stoker.pool import agent as agent_module
 from stoker.pool import events as on
 from stoker.pool import leased_job
 from stoker.pool.agent import Agent
-from stoker.pool.answers import read_lease, read_state, read_work
+from stoker.pool.answers import read_lease, read_question, read_state, read_work
 from stoker.pool.client import DiskFailed, PoolClient
 from stoker.pool.events import sha256
+from stoker.pool.hardware_proof import shape_of
 from stoker.pool.isolation import Bubblewrap
 from stoker.pool.keys import Key
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import listed_offers
+from stoker.pool.probed_device import ProbedDevice
 from stoker.pool.state import ListedOffer, Record, draw_message
 from stoker.records.codec import to_json
 from tests.pool.book import Book, offer
-from tests.pool.server import answering, in_thread
+from tests.pool.server import answering, in_thread, until
 from tests.pool.test_agent import DEVICE, LENDING
 from tests.pool.test_control_plane import joined
 
@@ -281,3 +283,55 @@ def test_a_part_of_the_disk_stays_free(
     monkeypatch.setattr(leased_job.shutil, "disk_usage", lambda _: SimpleNamespace(free=free + 7))
     cache.fetch("0" * 64)
     assert asked == [7]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {"ask": "divide"},
+        {"ask": "multiply", "seed": 1, "n": 64},
+        {"ask": "multiply", "seed": 1, "n": 1, "k": 1 << 30},
+        {"ask": "multiply", "seed": 1, "n": -1, "k": 4},
+        {"ask": "salt"},
+        {"ask": "rows"},
+        {"ask": "rows", "rows": [1] * 65},
+        {"ask": ["rows"]},
+    ],
+)
+def test_a_question_of_a_probe_has_the_numbers_that_the_device_needs(question) -> None:
+    """None is missing, and none makes the device's process copy thousands of rows."""
+    with pytest.raises((ValueError, TypeError)):
+        read_question({"step": 1, "question": question})
+
+
+def test_a_pool_cannot_make_a_probed_device_take_more_memory_than_is_offered() -> None:
+    """The question is not passed on; one that fits is."""
+    asked, told = list[dict[str, Any]](), list[str]()
+
+    class Device:
+        def __call__(self, question: dict[str, Any]) -> dict[str, Any]:
+            asked.append(question)
+            return {}
+
+        def end(self) -> None:
+            """Nothing is left."""
+
+    def question(step: int, n: int) -> dict[str, Any]:
+        return {"step": step, "question": {"ask": "multiply", "seed": 1, "n": n, "k": 4096}}
+
+    n, _ = shape_of(1 << 30)
+    questions = iter([question(1, n), question(2, n + 1)])
+    client = SimpleNamespace(probe=lambda *_: next(questions))
+    device = ProbedDevice(
+        client,  # type: ignore[arg-type]
+        ("probe", 0),
+        "box",
+        torch_name="cpu",
+        most_bytes=1 << 30,
+        cores=None,
+        tell=told.append,
+        open_device=lambda _: Device(),  # type: ignore[arg-type,return-value]
+    )
+    until(lambda: device.is_over)
+    assert [one["n"] for one in asked] == [64, n]
+    assert "more memory than is offered" in told[0]

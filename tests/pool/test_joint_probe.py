@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from stoker.errors import BadSetting
 from stoker.pool import events as on
 from stoker.pool.events import Refused
-from stoker.pool.joint_probe import clashes, is_slower_than_claimed, limit_s, suspects, to_screen
+from stoker.pool.joint_probe import clashes, is_never_in_time, is_slower_than_claimed, limit_s, suspects, to_screen
 from stoker.pool.keys import Key
 from tests.pool.book import Book, offer, opened
 
@@ -73,6 +74,14 @@ def test_who_slows_down_alone_to_hide_is_slower_than_it_claims() -> None:
     assert is_slower_than_claimed(times("a", AGENT, (1.34,), (2.0,)))
     assert not is_slower_than_claimed(times("a", AGENT, (1.2,), (2.0,)))
     assert limit_s(times("a", AGENT, (1.2,), (2.0,))) < 2.0
+
+
+def test_who_is_never_in_time_is_told_from_one_that_is_late_together() -> None:
+    """Alone or together, no answer near the claim; of a screen nothing is said."""
+    assert is_never_in_time(times("a", AGENT, (89.0, 89.0, 89.0), (89.0, 0.0, 89.0)))
+    assert is_never_in_time(times("a", AGENT, (0.0,) * 3, (0.0,) * 3))
+    assert not is_never_in_time(times("a", AGENT, (1.0, 9.0, 9.0), (2.0, 2.0, 2.0)))
+    assert not is_never_in_time(times("a", AGENT, (), (2.0,)))
 
 
 def test_a_screen_names_the_pairs_that_are_looked_at() -> None:
@@ -143,6 +152,50 @@ def test_a_probe_in_time_takes_the_clash_back() -> None:
     more = on.OfferedDevice(kind="cpu", count=2)
     book.post(book.agent, on.Offered(offer=offer("box", book.now_s, device=more)))
     assert book.state.offers["box"].probed_s == 0, "another device was not probed"
+
+
+def test_other_offers_of_the_same_agents_free_none_while_those_that_clashed_stand() -> None:
+    """They may be real devices; they count once one of those that clashed is withdrawn."""
+    book = Book()
+    late, fine = standing(book)
+    for key, name in ((book.agent, "box-2"), (book.other, "twin-2")):
+        book.post(key, on.Offered(offer=offer(name, book.now_s)))
+    others = [
+        on.Probed(offers=tuple(replace(one, offer_id=f"{one.offer_id}-2") for one in probe.offers))
+        for probe in (late, fine)
+    ]
+
+    def is_free(name: str) -> bool:
+        return book.state.is_free(book.state.offers[name], book.now_s)
+
+    for probe in (late, others[1], late, others[1], others[0], others[1]):
+        book.post(book.operator, probe)
+    assert not is_free("box")
+    book.post(book.operator, fine)
+    assert is_free("box")
+    for probe in (late, late):
+        book.post(book.operator, probe)
+    book.post(book.other, on.Withdrawn(offer_id="twin"))
+    assert not is_free("box-2")
+    book.post(book.operator, others[1])
+    assert is_free("box-2")
+    assert book.state.clashes == {}
+
+
+def test_a_probe_does_not_count_for_a_higher_claim() -> None:
+    """What was shown stands for the speed that was claimed then, or less."""
+    book = Book()
+    _, fine = standing(book)
+
+    def claim(flop_per_s: float) -> float:
+        measured = on.Measured(fp32_flop_per_s=flop_per_s)
+        book.post(book.agent, on.Offered(offer=offer("box", book.now_s, measured=measured)))
+        return book.state.offers["box"].probed_s
+
+    claim(1e12)
+    book.post(book.operator, fine)
+    assert claim(1e12) == claim(5e11) == book.now_s
+    assert claim(1e12) == 0
 
 
 def test_an_agent_that_is_late_on_purpose_stops_no_one_else() -> None:

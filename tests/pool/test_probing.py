@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import http.client
+import json
 import os
 import threading
 import time
@@ -10,14 +13,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
+from stoker.errors import PlaceFailed
 from stoker.pool import agent as agent_module
 from stoker.pool import control_plane, probing
 from stoker.pool import events as on
 from stoker.pool.agent import Agent, Lending
-from stoker.pool.client import PoolClient
+from stoker.pool.client import PoolClient, request_message
 from stoker.pool.events import CREDIT, Refused
 from stoker.pool.hardware_proof import HardwareProof, probed_bytes, prove_hardware, shape_of
 from stoker.pool.isolation import Bubblewrap, Limits
@@ -26,9 +31,10 @@ from stoker.pool.keys import Key
 from stoker.pool.leased_job import LeasedJob
 from stoker.pool.log import audit
 from stoker.pool.overview import Overview
+from stoker.pool.probing import ProbeChannel
 from stoker.records import Device
 from stoker.records.codec import dumps
-from tests.pool.book import opened
+from tests.pool.book import Book, offer, opened
 from tests.pool.server import in_thread, until
 from tests.pool.test_hardware_proof import Device as NumpyDevice
 
@@ -205,7 +211,7 @@ def test_a_lease_ends_a_probe_and_an_agent_may_decline(lenders) -> None:
 
 def test_who_does_not_answer_is_not_waited_for_again(lenders, monkeypatch) -> None:
     """The probe comes to nothing, and the next one is of the others, which are in time."""
-    monkeypatch.setattr(probing, "_ANSWER_S", 2.0)
+    monkeypatch.setattr(probing, "ANSWER_S", 2.0)
     silent = Machine()
     lenders.lend("silent", silent)
     until(lambda: lenders.offers().get("silent"))
@@ -216,6 +222,7 @@ def test_who_does_not_answer_is_not_waited_for_again(lenders, monkeypatch) -> No
     until(lambda: all(lenders.offers().get(name, {}).get("probed_s") for name in ("one", "other")), 40)
     is_over.set()
     assert not lenders.offers()["silent"].get("probed_s")
+    assert lenders.plane.prober._left_until_s.keys() == {lenders.offers()["silent"]["agent"]}
     assert all("silent" not in {times.offer_id for times in one.offers} for one in lenders.probes())
 
 
@@ -242,3 +249,166 @@ def test_real_questions_are_answered_and_checked_over_http(lenders, monkeypatch)
     found = {times.offer_id: times.together_s for times in screens[0].offers}
     assert found["lazy"] == (0.0,)
     assert min(found["one"][0], found["other"][0]) > 0
+
+
+class Sender:
+    """An agent that has come to a probe, and sends answers by itself."""
+
+    def __init__(self, lenders: Lenders, name: str = "box") -> None:
+        self._client = PoolClient(lenders.operator.address, Key.made())
+        assert self._client.key is not None
+        lenders.operator.post(on.Deposited(account=self._client.key.public, amount=0))
+        for offer_id in (name, f"{name}-2"):
+            self._client.post(on.Offered(offer=offer(offer_id, time.time())))
+        asked = until(lambda: self._client.work(probes=True)["probes"], 30)
+        self.probe_id, self.name = asked[0]["probe_id"], name
+        for one in asked:
+            self._client.probe(self.probe_id, one["offer_id"], one["device"], 0, {})
+
+    def begin(self, step: int, content: bytes, num_bytes: int) -> http.client.HTTPConnection:
+        """Send the first `num_bytes` of a signed answer."""
+        place = {"offer": self.name, "device": 0, "step": step, "sha256": hashlib.sha256(content).hexdigest()}
+        target, time_s, key = f"/v1/probes/{self.probe_id}?{urlencode(place)}", time.time(), self._client.key
+        assert key is not None
+        address = self._client.address
+        signature = key.sign(request_message(address.key, key.public, "PUT", target, time_s))
+        connection = http.client.HTTPConnection(address.url.removeprefix("http://"), timeout=10)
+        connection.putrequest("PUT", target)
+        for header, value in (
+            ("Content-Length", len(content)),
+            ("X-Stoker-Key", key.public),
+            ("X-Stoker-Time", repr(time_s)),
+            ("X-Stoker-Signature", signature),
+        ):
+            connection.putheader(header, str(value))
+        connection.endheaders(content[:num_bytes])
+        return connection
+
+    def send(self, step: int, content: bytes) -> tuple[int, dict[str, Any]]:
+        """Send a whole answer; the status and document of the reply."""
+        connection = self.begin(step, content, len(content))
+        answer = connection.getresponse()
+        found = answer.status, json.loads(answer.read())
+        connection.close()
+        return found
+
+
+def test_one_body_at_a_time_is_read_of_each_device(lenders, monkeypatch) -> None:
+    """And only for the question that is asked: a stranger's bodies are not kept side by side in memory."""
+    monkeypatch.setattr(probing, "_WAIT_S", 0.1)
+    sender = Sender(lenders)
+    prober = lenders.plane.prober
+    channel = until(lambda: next((one for place, one in prober._channels.items() if place[0] == "box"), None))
+    until(lambda: channel.awaits(1))
+    status, said = sender.send(7, b"{}")
+    assert (status, said["error"]) == (409, "question 7 of this probe was not asked")
+    status, said = sender.send(0, b" " * 2000)
+    assert (status, said["error"]) == (409, "this answer of a probe has 1,024 bytes at most")
+    content = json.dumps({"test_s": 1.0}).encode()
+    first = sender.begin(1, content, 5)
+    until(lambda: channel.is_taking)
+    status, said = sender.send(1, content)
+    assert (status, said["error"]) == (429, "an answer of this device is being sent already")
+    first.send(content[5:])
+    assert first.getresponse().status == 200
+    first.close()
+    assert not channel.awaits(1)
+    assert sender.send(1, b"of a body that is not read, the digest is not looked at")[0] == 200
+
+
+def test_who_is_never_in_time_does_not_hold_the_prober_again(lenders) -> None:
+    """Its agent is left alone, whatever offers it has, once it was slow alone as well; the others are probed."""
+    slow = Machine()
+    slow.share = lambda: 9.0  # type: ignore[method-assign]
+    for name, machine in (("slow", slow), ("one", Machine()), ("other", Machine())):
+        lenders.lend(name, machine)
+    left = until(lambda: lenders.plane.prober._left_until_s, 60)
+    assert left.keys() == {lenders.offers()["slow"]["agent"]}
+
+
+class Asked:
+    """A prober whose offers of three agents, `box`, `twin` and `third`, come and answer as a test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(probing, "_COMES_S", 0.1)
+        self.book, self.does = Book(), dict[str, Callable[[], None]]()
+        for key, name in ((self.book.agent, "box"), (self.book.other, "twin"), (self.book.third, "third")):
+            self.book.post(key, on.Offered(offer=offer(name, self.book.now_s)))
+        self.offers = [*self.book.state.offers.values()]
+
+    def made(self, names: str, rounds: int, *, absent: str = "") -> set[str] | None:
+        """Names of the offers in the probe that came of those that were asked."""
+        asked = [one for one in self.offers if one.offer.offer_id in names.split()]
+        channels = {(one.offer.offer_id, 0): ProbeChannel(None) for one in asked}  # type: ignore[arg-type]
+        for (name, _), channel in channels.items():
+            if name != absent:
+                channel.has_come.set()
+
+        def prove(ask: Any, **_: Any) -> HardwareProof:
+            name = next(name for (name, _), channel in channels.items() if channel is ask.__self__)
+            self.does.get(name, lambda: None)()
+            return HardwareProof(is_passed=True, why="", product_s=1.0)
+
+        prober = probing.Prober(self.book.state, None, every_s=1.0, prove=prove)  # type: ignore[arg-type]
+        prober._channels = channels
+        body = prober._made(asked, rounds)
+        return None if body is None else {one.offer_id for one in body.offers}
+
+
+def test_a_screen_goes_on_with_those_that_come_and_answer(monkeypatch) -> None:
+    """One offer spoils no screen of others; a pair is of both, and one alone is no screen."""
+    asked = Asked(monkeypatch)
+    assert asked.made("box twin third", 1) == {"box", "twin", "third"}
+    assert asked.made("box twin third", 1, absent="twin") == {"box", "third"}
+    assert asked.made("box twin", 3, absent="twin") is None
+    assert asked.made("box twin", 1, absent="twin") is None
+
+    def silent() -> None:
+        raise PlaceFailed("no answer")
+
+    asked.does["third"] = silent
+    assert asked.made("box twin third", 1) == {"box", "twin"}
+    assert asked.made("box third", 3) is None
+
+
+def test_a_probe_says_nothing_of_a_claim_that_changed_meanwhile(monkeypatch) -> None:
+    """Its times were held against the old one."""
+    asked = Asked(monkeypatch)
+
+    def claim_more() -> None:
+        more = on.Measured(fp32_flop_per_s=1e15)
+        asked.book.post(asked.book.agent, on.Offered(offer=offer("box", asked.book.now_s, measured=more)))
+
+    asked.does["box"] = claim_more
+    assert asked.made("box twin third", 1) == {"twin", "third"}
+    assert asked.made("box twin", 3) is None
+    asked.offers = [*asked.book.state.offers.values()]
+    assert asked.made("box twin", 3) == {"box", "twin"}
+
+
+def test_of_those_that_clashed_the_same_two_offers_are_asked_again(monkeypatch) -> None:
+    """Not other ones of theirs, of whatever device, while both stand."""
+    asked = Asked(monkeypatch)
+    book = asked.book
+    for key, name in ((book.agent, "box-2"), (book.other, "twin-2")):
+        book.post(key, on.Offered(offer=offer(name, time.time())))
+    late = {"claimed_s": 1.0, "alone_s": (1.0,) * 3, "together_s": (2.0,) * 3}
+    probe = on.Probed(
+        offers=tuple(
+            on.ProbeTimes(offer_id=name, agent=key.public, **late)  # type: ignore[arg-type]
+            for key, name in ((book.agent, "box"), (book.other, "twin"))
+        )
+    )
+    for key, name in ((book.agent, "box"), (book.other, "twin")):
+        book.post(key, on.Offered(offer=offer(name, time.time())))
+    book.post(book.operator, probe)
+    prober = probing.Prober(book.state, None, every_s=1.0)  # type: ignore[arg-type]
+    monkeypatch.setattr(probing, "to_screen", lambda *_: [])
+
+    def drawn() -> set[frozenset[str]]:
+        draws = [prober._due(book.state.offers)[0] for _ in range(50)]
+        return {frozenset(one.offer.offer_id for one in found) for found in draws}
+
+    assert drawn() == {frozenset({"box", "twin"})}
+    book.post(book.other, on.Withdrawn(offer_id="twin"))
+    assert drawn() == {frozenset({"box", "twin-2"}), frozenset({"box-2", "twin-2"})}

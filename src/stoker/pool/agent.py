@@ -186,6 +186,13 @@ def _links(num_devices: int) -> list[str]:
     return [str(num_devices), *nccl, gpu_links() or platform.node()]
 
 
+def offered_bytes(lending: Lending, device: Device) -> int:
+    """Memory that is offered of each device [bytes]: processes on a CPU share what a job may have."""
+    if device.kind != "cpu":
+        return device.memory_bytes
+    return min(device.memory_bytes, lending.limits.memory_bytes) // lending.num_devices
+
+
 def offer_of(
     lending: Lending,
     device: Device,
@@ -197,10 +204,7 @@ def offer_of(
     link: MeasuredLink | None = None,
 ) -> on.Offer:
     """The offer as it is signed; `payee`: address that a contract pays; `link`: to the pool."""
-    link = link or MeasuredLink()
-    memory_bytes, count = device.memory_bytes, lending.num_devices
-    if device.kind == "cpu":
-        memory_bytes = min(memory_bytes, lending.limits.memory_bytes) // count
+    link, count = link or MeasuredLink(), lending.num_devices
     measured = on.Measured(
         fp32_flop_per_s=0.0 if proof is None else proof.flop_per_s, cores=max(1, int(lending.limits.cores))
     )
@@ -209,7 +213,7 @@ def offer_of(
         device=on.OfferedDevice(
             kind=device.name,
             count=count,
-            memory_bytes=memory_bytes,
+            memory_bytes=offered_bytes(lending, device),
         ),
         measured=measured,
         determinism_class=determinism_class(device, count),
@@ -327,13 +331,19 @@ class Agent:
         try:
             while not self._stops or self._job is not None:
                 self.step()
-                time.sleep(min(_POLL_S, self.lending.beat_s / 4) if self._job or self._is_checking else 0)
+                time.sleep(self._pause_s)
         finally:
             self._stop_probes()
             with suppress(StokerError):
                 self.client.post(on.Withdrawn(offer_id=self.lending.name))
             if self._job is not None:
                 self._job.kill()
+
+    @property
+    def _pause_s(self) -> float:
+        """Time until the next step [s]: none where the pool lets the agent wait for its answer."""
+        is_probed = any(not one.is_over for one in self._probed)  # the pool answers at once until its device has come
+        return min(_POLL_S, self.lending.beat_s / 4) if self._job or self._is_checking or is_probed else 0.0
 
     def step(self) -> None:
         """Do what is due, once.
@@ -446,10 +456,10 @@ class Agent:
         self._probed.append(
             ProbedDevice(
                 self.client,
-                probe_id,
+                (probe_id, number),
                 lending.name,
-                number,
                 torch_name=name,
+                most_bytes=offered_bytes(lending, self.device),
                 cores=None if lending.gpus else lending.limits.cores / lending.num_devices,
                 tell=self.tell,
                 open_device=self.open_device,

@@ -12,6 +12,7 @@ from typing import Any
 
 from stoker.errors import PlaceFailed
 from stoker.pool.bisection import Bisection
+from stoker.pool.hardware_proof import MOST_INNER
 from stoker.pool.lease import MOST_COMMITMENTS, Commitment, Lease
 from stoker.pool.state import ListedOffer, Record
 from stoker.records.codec import JSON, from_json
@@ -21,6 +22,10 @@ MOST_WORK = 1000
 _LEASE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _LARGEST = 2**53
+_MOST_ROWS = 64
+"""Rows of a product that a probe may ask for: each is as wide as the product."""
+_QUESTIONS = {"multiply": ("seed", "n", "k"), "salt": ("salt",), "rows": ("rows",)}
+"""Questions of a probe, and the numbers that each one names."""
 _LISTED = ("offer", "agent", "offered_s", "lease_id")
 
 
@@ -126,7 +131,7 @@ def read_question(document: JSON) -> dict[str, Any]:
     """A question of a probe: `over`; or `step`, and `question`, which is None where none is asked now.
 
     Raises:
-        ValueError, TypeError: it is something else, or asks for what no device holds.
+        ValueError, TypeError: it is something else. Whether the device has the memory is for `ProbedDevice` to say.
     """
     found = _object(document, "question of a probe")
     if found.get("over"):
@@ -135,11 +140,14 @@ def read_question(document: JSON) -> dict[str, Any]:
     if found.get("question") is None:
         return {**found, "question": None}
     asked = _object(found["question"], "question")
-    if asked.get("ask") not in ("multiply", "salt", "rows"):
+    names = _QUESTIONS.get(str(asked.get("ask")))
+    if names is None:
         raise ValueError(f"{str(asked.get('ask'))[:40]!r} is no question of a probe")
-    rows = _list(asked.get("rows", []), "rows", 4096)
-    for value in (*rows, *(asked[name] for name in ("seed", "n", "k", "salt") if name in asked)):
-        _whole(value, "question")
+    for name in names:
+        for value in _list(asked.get(name), name, _MOST_ROWS) if name == "rows" else (asked.get(name),):
+            _whole(value, name)
+    if asked["ask"] == "multiply" and asked["k"] > MOST_INNER:
+        raise ValueError(f"a product over {asked['k']:,}, at most {MOST_INNER:,} is exact")
     return found
 
 

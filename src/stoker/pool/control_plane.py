@@ -41,7 +41,7 @@ from stoker.pool.forwarding import BULK_BYTES, forwarding_fee, forwarding_text, 
 from stoker.pool.keys import Key, is_signed
 from stoker.pool.lease import LIVE, MOST_EVIDENCE_BYTES, Lease
 from stoker.pool.log import EventLog
-from stoker.pool.probing import Prober
+from stoker.pool.probing import ANSWER_S, ProbeChannel, Prober
 from stoker.pool.state import Change, ListedOffer, decide
 from stoker.pool.watch import PRESENT_S, due
 from stoker.records.codec import to_json
@@ -62,8 +62,10 @@ _MOST_LOOKED_UP = 8
 _MOST_SIGNED = 8
 """Beats that a signer elsewhere is asked about at a time."""
 _MOST_WAIT_S = 60.0
-_MOST_ROWS_BYTES = 64 << 20
-"""Largest answer of a probe: rows of a product [bytes]."""
+_MOST_ROWS_BYTES = 24 << 20
+"""Largest answer of a probe: eight rows of a product in base64, and two lists of row digests [bytes]."""
+_MOST_COMES_BYTES = 1024
+"""What an agent that has come may say before the first question [bytes]."""
 _AWAY_S = 15.0
 """Time between two looks after which this process itself was away, such as on a machine that slept [s]."""
 _MOST_JUMP_S = 3600.0
@@ -806,18 +808,35 @@ class ControlPlane:
         if self.prober is None:
             raise Refused("this pool makes no probes")
         place = (str(request.path_params["probe_id"]), query.get("offer", ""), int(_number(request, "device")))
-        channel, content = self.prober.channel(*place, key), bytearray()
-        async for part in request.stream():
-            content += part
-            if len(content) > _MOST_ROWS_BYTES:
-                raise Refused(f"an answer of a probe has {_MOST_ROWS_BYTES:,} bytes at most")
-        if hashlib.sha256(content).hexdigest() != query.get("sha256"):
-            raise Refused("an answer of a probe is not what its signature is for")
+        channel, step = self.prober.channel(*place, key), int(_number(request, "step"))
+        if not channel.has_asked(step):
+            raise Refused(f"question {step} of this probe was not asked")
+        # Of an answer that is here, whose reply was lost, the body is not read again.
+        answer = await self._probe_answer(request, channel, step) if step == 0 or channel.awaits(step) else {}
+        return _json(await channel.exchange(step, answer))
+
+    async def _probe_answer(self, request: Request, channel: ProbeChannel, step: int) -> dict[str, Any]:
+        """The body of an answer: one at a time for each device, so that what is kept of them stays small."""
+        if channel.is_taking:
+            raise _TooMany("an answer of this device is being sent already", remedy="Wait until it is here.")
+        most, content = _MOST_COMES_BYTES if step == 0 else _MOST_ROWS_BYTES, bytearray()
+        channel.is_taking = True
         try:
+            async with asyncio.timeout(ANSWER_S):
+                async for part in request.stream():
+                    content += part
+                    if len(content) > most:
+                        raise Refused(f"this answer of a probe has {most:,} bytes at most")
+            if hashlib.sha256(content).hexdigest() != request.query_params.get("sha256"):
+                raise Refused("an answer of a probe is not what its signature is for")
             answer = orjson.loads(content)
+        except TimeoutError:
+            raise Refused(f"an answer of a probe took longer than {ANSWER_S:.0f} s") from None
         except ValueError:
-            answer = None
-        return _json(await channel.exchange(int(_number(request, "step")), answer if isinstance(answer, dict) else {}))
+            return {}
+        finally:
+            channel.is_taking = False
+        return answer if isinstance(answer, dict) else {}
 
     def _work_of(self, key: str) -> tuple[list[Any], list[Any], list[Any]]:
         """Leases that wait for an agent's accept, challenges for it, and searches that wait for its states."""

@@ -45,7 +45,8 @@ from stoker.pool.control_group import ControlGroup, joining
 PRIME = 2**31 - 1
 LARGEST = 8
 _CHUNK = 1 << 22
-_MOST_INNER = 1 << 17
+MOST_INNER = 1 << 17
+"""Largest K: partial sums over more products may not be exact in fp32."""
 _ANY_BYTES, _MOST_THREADS = 1 << 50, 1024
 _MOST_CPU_BYTES = 512 << 20
 
@@ -101,7 +102,7 @@ def prove_hardware(
         clock: time [s].
     """
     n, k = shape_of(memory_bytes)
-    if k > _MOST_INNER:
+    if k > MOST_INNER:
         raise ValueError(f"partial sums over {k} products may not be exact in fp32")
     seed, salt = secrets.randbelow(PRIME), secrets.randbelow(PRIME)
     began = clock()

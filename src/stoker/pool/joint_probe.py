@@ -10,7 +10,8 @@ that they claim, each with a seed of its own. Two kinds of probes:
 
 Who clashed with another one twice in a row is marked: it is not matched while the other's offer stands, and the times
 are in the log. Where one was in time and the other late, the one stays free: an agent that is late on purpose stops
-itself, and no one else. An offer that is withdrawn frees the other; so does a later probe without a clash.
+itself, and no one else. An offer that is withdrawn frees the other; so does a later probe of the same two offers
+without a clash. Other offers of the same agents free them only once one of the two is gone: they may be other devices.
 
 The limit is 1.6 times the best time alone: two programs on one device take twice as long each, or one has no memory
 (measured: docs/pool.md). One bad sample decides nothing: the best of three times alone, all three rounds, and two
@@ -28,6 +29,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -50,13 +52,50 @@ MOST_PAIRS = 24
 """Pairs that one screen makes suspect."""
 
 Pair = tuple[str, str]
-"""Of a clash: who was late, and with whom."""
+"""Of a clash: the agent that was late, and with whom."""
+
+
+@dataclass(frozen=True)
+class Clash:
+    """Probes in a row in which an agent was late with another one, and the offers with which that was found first."""
+
+    count: int
+    offers: frozenset[str]
+
+    def is_of_standing(self, offers: Mapping[str, ListedOffer], now_s: float) -> bool:
+        """Whether both offers stand: no other ones of the same agents free them then."""
+        return all(name in offers and offers[name].stands(now_s) for name in self.offers)
+
+
+def counted(known: Clash | None, probed: Collection[str], *, is_late: bool, is_standing: bool) -> Clash | None:
+    """What is known of a pair of agents after a probe of two of their offers; None: no clash.
+
+    Args:
+        known: before.
+        probed: names of the offers.
+        is_late: whether they clashed.
+        is_standing: whether the offers of `known` stand.
+    """
+    if known is None or not is_standing:
+        return Clash(1 if known is None else known.count + 1, frozenset(probed)) if is_late else None
+    if is_late:
+        return replace(known, count=known.count + 1)
+    return None if known.offers == frozenset(probed) else known
 
 
 def is_slower_than_claimed(times: ProbeTimes) -> bool:
     """Whether an offer did not reach its own claim even alone."""
     best_s = min(filter(None, times.alone_s), default=0.0)
     return bool(times.claimed_s and best_s > BELOW_CLAIM * times.claimed_s)
+
+
+def is_never_in_time(times: ProbeTimes) -> bool:
+    """Whether an offer of a pair was far from its claim in each answer, alone as well: to ask again soon is of no use.
+
+    In a screen alone it is not known who is late for others' sake.
+    """
+    best_s = min(filter(None, (*times.alone_s, *times.together_s)), default=0.0)
+    return bool(times.alone_s) and (not best_s or bool(times.claimed_s and best_s > SLOW * times.claimed_s))
 
 
 def limit_s(times: ProbeTimes) -> float:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
-from stoker.errors import StokerError
+from stoker.errors import PlaceFailed, StokerError
 from stoker.pool.client import PoolClient, is_passing
 from stoker.pool.hardware_proof import LocalDevice
+from stoker.units import format_bytes
 
 _AWAY_S, _RETRY_S = 90.0, 0.5
 """So long the device waits for a pool that does not answer, and between two tries [s]."""
@@ -19,8 +21,10 @@ class ProbedDevice:
 
     Args:
         client: of the pool, with the agent's key.
-        probe_id, offer_id, number: which device of which offer is asked.
+        place: the probe, and which device of the offer is asked.
+        offer_id: of the agent.
         torch_name: of the device here.
+        most_bytes: memory that is offered of it: more is not filled, whatever the pool asks for [bytes].
         cores: share of the CPUs that a job may have of it; None: all.
         tell: receives a line of text about what went wrong.
         open_device: starts it, with a share of the CPUs.
@@ -29,18 +33,18 @@ class ProbedDevice:
     def __init__(
         self,
         client: PoolClient,
-        probe_id: str,
+        place: tuple[str, int],
         offer_id: str,
-        number: int,
         *,
         torch_name: str,
+        most_bytes: int,
         cores: float | None,
         tell: Callable[[str], None],
         open_device: Callable[[float | None], LocalDevice] = LocalDevice,
     ) -> None:
-        self.place = (probe_id, number)
+        self.place = place
         self._client, self._offer_id, self._torch_name, self._tell = client, offer_id, torch_name, tell
-        self._device = open_device(cores)
+        self._most_bytes, self._device = most_bytes, open_device(cores)
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stoker-probe", daemon=True)
         self._thread.start()
@@ -77,10 +81,26 @@ class ProbedDevice:
                 if said.get("over"):
                     break
                 if said["question"] is not None:
-                    step, answer = said["step"], self._device({**said["question"], "device": self._torch_name})
+                    step, answer = said["step"], self._answer(said["question"])
         except StokerError as problem:
             if not self._is_over.is_set():
                 self._tell(f"a probe of {self._offer_id} ended: {problem.message}")
         finally:
             self._is_over.set()
             self._device.end()
+
+    def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """What the device answers.
+
+        Raises:
+            PlaceFailed: the pool asks for more than is offered, or the device's process ended.
+        """
+        if question["ask"] == "multiply":
+            n, k = question["n"], question["k"]
+            if (num_bytes := 4 * (n * n + 2 * n * k)) > self._most_bytes:
+                raise PlaceFailed(
+                    f"the pool asks for more memory than is offered: {format_bytes(num_bytes)} of "
+                    f"{format_bytes(self._most_bytes)}",
+                    remedy="Do not answer this pool's probes: --no-probe.",
+                )
+        return self._device({**question, "device": self._torch_name})

@@ -22,19 +22,20 @@ from typing import Any
 from stoker.errors import PlaceFailed, StokerError, first_line
 from stoker.pool.events import Probed, ProbeTimes, Refused
 from stoker.pool.hardware_proof import HardwareProof, probed_bytes, prove_hardware, shape_of
-from stoker.pool.joint_probe import ROUNDS, suspects, to_screen
+from stoker.pool.joint_probe import ROUNDS, is_never_in_time, suspects, to_screen
 from stoker.pool.state import ListedOffer, State
 
 _log = logging.getLogger(__name__)
 _COMES_S = 60.0
 """Time for agents to come: they load PyTorch first [s]."""
-_ANSWER_S = 300.0
+ANSWER_S = 90.0
+"""Time for an answer to a question, its way here included [s]."""
 _NUM_ROWS = 8
 _MOST_DEVICES = 16
 """Devices of one offer that are probed; the others of a larger one are not asked."""
 _WAIT_S = 20.0
 _LEFT_S = 3600.0
-"""So long an offer is not asked whose agent did not come, or did not answer: others would wait for it again [s]."""
+"""So long an agent is not asked that did not come, did not answer, or never in time: others would wait again [s]."""
 
 
 class ProbeChannel:
@@ -44,11 +45,12 @@ class ProbeChannel:
         has_come: set once its agent is ready, or the channel is over.
         is_over: nothing more is asked.
         is_silent: a question was not answered.
+        is_taking: the body of an answer is being read.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.has_come = threading.Event()
-        self.is_over = self.is_silent = False
+        self.is_over = self.is_silent = self.is_taking = False
         self._loop, self._news = loop, asyncio.Event()
         self._step, self._question = 0, dict[str, Any]()
         self._answer: Future[dict[str, Any]] = Future()
@@ -62,10 +64,10 @@ class ProbeChannel:
         answer: Future[dict[str, Any]] = Future()
         self._loop.call_soon_threadsafe(self._put, question, answer)
         try:
-            return answer.result(_ANSWER_S)
+            return answer.result(ANSWER_S)
         except TimeoutError:
             self.is_silent = True
-            raise PlaceFailed(f"no answer within {_ANSWER_S:.0f} s") from None
+            raise PlaceFailed(f"no answer within {ANSWER_S:.0f} s") from None
 
     def _put(self, question: dict[str, Any], answer: Future[dict[str, Any]]) -> None:
         self._step, self._question, self._answer = self._step + 1, question, answer
@@ -80,6 +82,14 @@ class ProbeChannel:
         if not self._answer.done():
             self._answer.set_exception(PlaceFailed("the agent has left the probe"))
         self._news.set()
+
+    def has_asked(self, step: int) -> bool:
+        """Whether question number `step` was put; 0 is the agent's coming."""
+        return step <= self._step
+
+    def awaits(self, step: int) -> bool:
+        """Whether question number `step` is the last one, and has no answer yet."""
+        return step == self._step and not self._answer.done()
 
     async def exchange(self, step: int, answer: dict[str, Any]) -> dict[str, Any]:
         """Take the answer to question number `step`, and wait for the next one; `question` is None: ask again."""
@@ -125,6 +135,7 @@ class Prober:
         self._next_s = time.monotonic() + every_s
         self._seen_s: dict[str, float] = {}
         self._left_until_s: dict[str, float] = {}
+        """Until when an agent is not asked, by key."""
         self._suspects: deque[tuple[str, str]] = deque()
         self._chance = random.SystemRandom()
         self._task: asyncio.Task[None] | None = None
@@ -163,8 +174,8 @@ class Prober:
         if is_busy or not (self._suspects or time.monotonic() >= self._next_s):
             return
         now_s = time.monotonic()
-        self._left_until_s = {name: until_s for name, until_s in self._left_until_s.items() if until_s > now_s}
-        able = {one.offer.offer_id: one for one in idle() if one.offer.offer_id not in self._left_until_s}
+        self._left_until_s = {key: until_s for key, until_s in self._left_until_s.items() if until_s > now_s}
+        able = {one.offer.offer_id: one for one in idle() if one.agent not in self._left_until_s}
         found, rounds = list[ListedOffer](), ROUNDS
         while self._suspects and not found:
             pair = self._suspects.popleft()
@@ -180,13 +191,16 @@ class Prober:
         of_agent: dict[str, list[ListedOffer]] = defaultdict(list)
         for one in able.values():
             of_agent[one.agent].append(one)
-        pairs = [
-            [one, other]
-            for late, with_agent in self._state.clashes
-            for one in of_agent[late]
-            for other in of_agent[with_agent]
-            if one is not other
-        ]
+        pairs, now_s = list[list[ListedOffer]](), time.time()
+        for (late, with_agent), clash in self._state.clashes.items():
+            # Other offers of theirs say nothing of it while those that clashed stand, be they idle or not.
+            is_of_those = clash.is_of_standing(self._state.offers, now_s)
+            pairs += [
+                [one, other]
+                for one in of_agent[late]
+                for other in of_agent[with_agent]
+                if one is not other and (not is_of_those or clash.offers == {one.offer.offer_id, other.offer.offer_id})
+            ]
         screen = to_screen([*able.values()], self.networks, self._seen_s, self._chance)
         if pairs and (not screen or self._chance.random() < 0.5):
             return self._chance.choice(pairs), ROUNDS
@@ -206,9 +220,12 @@ class Prober:
             wake(one.agent)
 
     async def _run(self, offers: Sequence[ListedOffer], rounds: int) -> None:
+        body = None
         try:
             body = await asyncio.to_thread(self._made, offers, rounds)
-            if body is not None:
+            if body is None:
+                _log.info("a probe came to nothing: too few came, answered, and kept to their claims")
+            else:
                 await self._submit(body)
                 if rounds == 1:
                     self._suspects.extend(pair for pair in suspects(body) if pair not in self._suspects)
@@ -219,18 +236,23 @@ class Prober:
         except Exception:  # noqa: BLE001 - the pool goes on; the fault is logged
             _log.exception("a probe failed")
         finally:
-            until_s = time.monotonic() + _LEFT_S
+            agents = {one.offer.offer_id: one.agent for one in offers}
+            left = [] if body is None else [one.agent for one in body.offers if is_never_in_time(one)]
             for (offer_id, _), channel in self._channels.items():
                 if channel.is_silent or not channel.has_come.is_set():
-                    self._left_until_s[offer_id] = until_s
+                    left.append(agents[offer_id])
                 channel.end()
+            self._left_until_s |= dict.fromkeys(left, time.monotonic() + _LEFT_S)
             self._channels = {}
 
     def _again(self, body: Probed) -> list[tuple[str, str]]:
         """A pair that has clashed for the first time is probed once more."""
         one, other = body.offers
-        counts = [self._state.clashes.get(pair, 0) for pair in ((one.agent, other.agent), (other.agent, one.agent))]
-        return [(one.offer_id, other.offer_id)] if max(counts) == 1 else []
+        agents = ((one.agent, other.agent), (other.agent, one.agent))
+        found = [clash for pair in agents if (clash := self._state.clashes.get(pair)) is not None]
+        names = {one.offer_id, other.offer_id}
+        is_first = max((clash.count for clash in found if clash.offers == names), default=0) == 1
+        return [(one.offer_id, other.offer_id)] if is_first else []
 
     def close(self) -> None:
         """End what goes on."""
@@ -242,19 +264,29 @@ class Prober:
     # ---------------------------------------------------------------------------------------------- in another thread
 
     def _made(self, offers: Sequence[ListedOffer], rounds: int) -> Probed | None:
-        """Ask; None: not all of them came."""
+        """Ask those that come; None: of a screen fewer than two gave answers, of a pair not both."""
         until = time.monotonic() + _COMES_S
         channels = dict(self._channels)
-        have_come = [one.has_come.wait(max(0.0, until - time.monotonic())) for one in channels.values()]
-        if not all(have_come) or any(one.is_over for one in channels.values()):
+        for channel in channels.values():
+            channel.has_come.wait(max(0.0, until - time.monotonic()))
+        absent = {name for (name, _), one in channels.items() if one.is_over or not one.has_come.is_set()}
+        asked = [one for one in offers if one.offer.offer_id not in absent]
+        least = 2 if rounds == 1 else len(offers)
+        if len(asked) < least:
             return None
-        alone: dict[str, list[float]] = {one.offer.offer_id: [] for one in offers}
-        together: dict[str, list[float]] = {one.offer.offer_id: [] for one in offers}
+        alone: dict[str, list[float]] = {one.offer.offer_id: [] for one in asked}
+        together: dict[str, list[float]] = {one.offer.offer_id: [] for one in asked}
         for _ in range(rounds):
-            turns: list[tuple[ListedOffer, ...]] = [(one,) for one in offers] if rounds > 1 else []
-            for group in self._chance.sample([*turns, tuple(offers)], len(turns) + 1):
-                for offer_id, time_s in self._asked_at_once(group, channels).items():
-                    (together if len(group) == len(offers) else alone)[offer_id].append(time_s)
+            turns: list[tuple[ListedOffer, ...]] = [(one,) for one in asked] if rounds > 1 else []
+            for group in self._chance.sample([*turns, tuple(asked)], len(turns) + 1):
+                found = self._asked_at_once(group, channels)
+                if rounds > 1 and len(found) < len(group):
+                    return None
+                for offer_id, time_s in found.items():
+                    (together if len(group) == len(asked) else alone)[offer_id].append(time_s)
+        asked = [one for one in asked if together[one.offer.offer_id] and self._claims_as(one)]
+        if len(asked) < least:
+            return None
         return Probed(
             offers=tuple(
                 ProbeTimes(
@@ -264,33 +296,41 @@ class Prober:
                     alone_s=tuple(alone[one.offer.offer_id]),
                     together_s=tuple(together[one.offer.offer_id]),
                 )
-                for one in offers
+                for one in asked
             )
         )
+
+    def _claims_as(self, listed: ListedOffer) -> bool:
+        """Whether an offer says of its device what it said when it was asked: the times are held against that."""
+        now, then = self._state.offers.get(listed.offer.offer_id), listed.offer
+        return now is not None and (now.offer.device, now.offer.measured) == (then.device, then.measured)
 
     def _asked_at_once(
         self, offers: Sequence[ListedOffer], channels: Mapping[tuple[str, int], ProbeChannel]
     ) -> dict[str, float]:
-        """Time of each offer's slowest device, by name; 0.0: one gave no right answer.
-
-        Raises:
-            PlaceFailed: one has left.
-        """
+        """Time of each offer's slowest device, by name; 0.0: one gave no right answer. Who was silent is left out."""
         names = {one.offer.offer_id: one for one in offers}
         asked = [(place, channel) for place, channel in channels.items() if place[0] in names]
 
-        def product_s(place: tuple[str, int], channel: ProbeChannel) -> float:
+        def product_s(place: tuple[str, int], channel: ProbeChannel) -> float | None:
             num_bytes = bytes_of(names[place[0]])
-            proof = self._prove(channel.ask, memory_bytes=num_bytes, num_rows=_NUM_ROWS)
+            try:
+                proof = self._prove(channel.ask, memory_bytes=num_bytes, num_rows=_NUM_ROWS)
+            except PlaceFailed as problem:
+                _log.info("%s is left out of a probe: %s", place[0], first_line(problem))
+                return None
             return round(proof.product_s, 3) if proof.is_passed else 0.0
 
         with ThreadPoolExecutor(len(asked), thread_name_prefix="probe") as threads:
-            times = [*threads.map(lambda one: product_s(*one), asked)]
-        found: dict[str, float] = {}
-        for (place, _), time_s in zip(asked, times, strict=True):
-            before_s = found.get(place[0], time_s)
-            found[place[0]] = max(before_s, time_s) if before_s and time_s else 0.0
-        return found
+            answers = [*threads.map(lambda one: product_s(*one), asked)]
+        times: dict[str, list[float | None]] = defaultdict(list)
+        for (place, _), time_s in zip(asked, answers, strict=True):
+            times[place[0]].append(time_s)
+        return {
+            name: max(found) if all(found) else 0.0
+            for name, all_found in times.items()
+            if len(found := [time_s for time_s in all_found if time_s is not None]) == len(all_found)
+        }
 
 
 def bytes_of(listed: ListedOffer) -> int:

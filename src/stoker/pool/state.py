@@ -24,7 +24,16 @@ from stoker.pool.escrow import Accounts, Transfer, bond_of, credits_text, escrow
 from stoker.pool.events import CLOCK_WINDOW_S, FIRST_PREVIOUS, Body, Event, NotNow, Offer, Refused, canonical
 from stoker.pool.fair_use import WaitingRequest, require_turn, to_preempt
 from stoker.pool.forwarding import require_forwardable
-from stoker.pool.joint_probe import PROBES_TO_MARK, Pair, blocked_by, clashes, is_late, is_slower_than_claimed
+from stoker.pool.joint_probe import (
+    PROBES_TO_MARK,
+    Clash,
+    Pair,
+    blocked_by,
+    clashes,
+    counted,
+    is_late,
+    is_slower_than_claimed,
+)
 from stoker.pool.keys import is_signed
 from stoker.pool.lease import ACCEPT_S, LOST_S, METERED, PREEMPTED, SUSPECT_S, Challenge, Commitment, Lease, on_chain
 from stoker.records.codec import OMIT_DEFAULT
@@ -108,7 +117,7 @@ class Change:
     waiting: WaitingRequest | None = None
     served: str = ""
     probed: tuple[ListedOffer, ...] = ()
-    clashes: tuple[tuple[Pair, int], ...] = ()
+    clashes: tuple[tuple[Pair, Clash | None], ...] = ()
 
 
 @dataclass
@@ -130,8 +139,8 @@ class State:
     teams: dict[str, on.TeamMade] = field(default_factory=dict)
     waiting: dict[tuple[str, str], WaitingRequest] = field(default_factory=dict)
     num_offers: Counter[str] = field(default_factory=Counter)
-    clashes: dict[Pair, int] = field(default_factory=dict)
-    """Agents that were late together with another one, and in how many probes in a row."""
+    clashes: dict[Pair, Clash] = field(default_factory=dict)
+    """Agents that were late together with another one."""
     roots: list[on.Anchored] = field(default_factory=list)
     unanchored: list[str] = field(default_factory=list)
     first_unanchored: int = 1
@@ -155,7 +164,7 @@ class State:
 
     def blocked_by(self, listed: ListedOffer, now_s: float) -> ListedOffer | None:
         """The offer with which an offer cannot be had at one moment, by two probes; None: there is none."""
-        marked = [pair for pair, count in self.clashes.items() if count >= PROBES_TO_MARK]
+        marked = [pair for pair, clash in self.clashes.items() if clash.count >= PROBES_TO_MARK]
         return blocked_by(listed, self.offers.values(), marked, now_s) if marked else None
 
     def is_free(self, listed: ListedOffer, now_s: float) -> bool:
@@ -184,8 +193,8 @@ class State:
             self.offers[change.offer.offer.offer_id] = change.offer
         for listed in change.probed:
             self.offers[listed.offer.offer_id] = listed
-        self.clashes.update(change.clashes)
-        self.clashes = {pair: count for pair, count in self.clashes.items() if count}
+        after = {**self.clashes, **dict(change.clashes)}
+        self.clashes = {pair: clash for pair, clash in after.items() if clash is not None}
         if change.gone_offer:
             self._drop_offer(change.gone_offer)
         self.records.update(change.records)
@@ -355,7 +364,9 @@ def _offered(state: State, event: Event, body: on.Offered) -> Change:
     if offer.expires_s <= event.received_s:
         raise Refused(f"offer {offer.offer_id} has lapsed {event.received_s - offer.expires_s:.0f} s ago")
     if known is not None:
-        probed_s = known.probed_s if offer.device == known.offer.device else 0.0
+        claimed, shown = offer.measured.fp32_flop_per_s, known.offer.measured.fp32_flop_per_s
+        is_shown = offer.device == known.offer.device and claimed <= shown  # the probe was held against that claim
+        probed_s = known.probed_s if is_shown else 0.0
         return Change(offer=replace(known, offer=offer, offered_s=event.received_s, probed_s=probed_s))
     return Change(offer=ListedOffer(offer=offer, agent=event.actor, offered_s=event.received_s))
 
@@ -388,8 +399,12 @@ def _probed(state: State, event: Event, body: on.Probed) -> Change:
         and not is_slower_than_claimed(times)
         and not any(is_late(times, number) for number in range(min(rounds)))
     ]
-    counts = ((pair, state.clashes.get(pair, 0) + 1 if is_one else 0) for pair, is_one in clashes(body).items())
-    return Change(probed=tuple(met), clashes=tuple(counts))
+    names, found = [times.offer_id for times in body.offers], list[tuple[Pair, Clash | None]]()
+    for pair, is_one in clashes(body).items():
+        known = state.clashes.get(pair)
+        is_standing = known is not None and known.is_of_standing(state.offers, event.received_s)
+        found.append((pair, counted(known, names, is_late=is_one, is_standing=is_standing)))
+    return Change(probed=tuple(met), clashes=tuple(found))
 
 
 @_decides(on.Anchored)
