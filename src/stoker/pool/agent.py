@@ -626,6 +626,7 @@ class Agent:
                     evidence=hashlib.sha256(record).hexdigest(),
                     made=made,
                     begins=0 if verdict.equal or against else verdict.begins,
+                    against=against,
                 ),
                 patience_s=60.0,
             )

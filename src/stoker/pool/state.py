@@ -733,8 +733,7 @@ def _challenged(state: State, event: Event, body: on.Challenged) -> Change:
         raise Refused("a block is replayed by another agent than the one that ran it, and not by the renter")
     if body.update:
         _require_arbitrable(lease, body)
-    same = [one for one in lease.challenges if one.block == body.block and one.verifier == body.verifier]
-    if same:
+    if body.verifier in lease.asked_for(body.block, event.received_s, whole=not body.update):
         raise Refused(f"{escrow.short(body.verifier)} was asked for block {body.block} before")
     free = escrow.free_for_fees(lease, state.held(lease.lease_id)[0], event.received_s)
     if body.fee > free:
@@ -776,10 +775,9 @@ def _verdict(state: State, event: Event, body: on.VerdictGiven) -> Change:
     lease = state.lease(body.lease_id)
     _by(event, "the verifier that is named", body.verifier)
     after = lease.after("verdict")
-    asked = next(
-        (one for one in lease.open_challenges if one.block == body.block and one.verifier == body.verifier), None
-    )
-    if asked is None:
+    same = [one for one in lease.challenges if one.block == body.block and one.verifier == body.verifier]
+    asked = same[-1] if same else None  # an arbiter that gave no verdict may be asked for the whole block after that
+    if asked is None or asked.equal is not None or body.against not in ("", asked.against):
         raise Refused(f"{escrow.short(body.verifier)} has no open challenge for block {body.block} of {lease.lease_id}")
     held = state.held(lease.lease_id)[0]
     is_late = not lease.is_in_time(asked, event.received_s)  # it is paid out of what is promised to no other

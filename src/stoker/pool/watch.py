@@ -166,14 +166,14 @@ def _asked(
 ) -> Iterator[Body]:
     """Ask another agent for a block, if none is at it: one of the same determinism class where there is one.
 
-    With `update` and `against` an arbiter is asked. Each agent has one word on a block: a friend of a cheat that
-    cleared it as an arbiter does not pass the block as a verifier as well.
+    With `update` and `against` an arbiter is asked. Each agent has one word on a block (`Lease.asked_for`): a friend of
+    a cheat that cleared it as an arbiter does not pass the block as a verifier as well.
     """
     of_block = [one for one in lease.challenges if one.block == block]
     same = [one for one in of_block if one.against == against]
     if len(same) >= MOST_ASKED or any(_is_at_it(lease, one, now_s, present) for one in same):
         return
-    asked = {one.verifier for one in of_block} | {lease.agent, lease.renter}
+    asked = lease.asked_for(block, now_s, whole=not update) | {lease.agent, lease.renter}
     free = sorted(agent for agent in present if agent not in asked and present.num_open[agent] < MOST_OPEN)
     if lease.num_devices > 1:
         able = {one.agent for one in state.offers.values() if _has_devices_of(one.offer.device, lease)}
@@ -218,7 +218,7 @@ def _disputed(
             return
     doubted = sorted({*bad, *(one.block for one in lease.challenges if one.dismissed)})
     for block in doubted:
-        is_searched = yield from _searched(state, lease, block, now_s, ends_s, draw, present)
+        is_searched = yield from _searched(state, lease, block, now_s, draw, present)
         if is_searched is not None:
             is_open |= is_searched
         elif len(lease.equal(block)) < (needed if block in bad else 1):
@@ -239,12 +239,12 @@ def _disputed(
 
 
 def _searched(
-    state: State, lease: Lease, block: int, now_s: float, ends_s: float, draw: str, present: Verifiers
+    state: State, lease: Lease, block: int, now_s: float, draw: str, present: Verifiers
 ) -> Generator[Body, None, bool | None]:
     """Bring searches for the first bad update of a block on; whether one may still come to something.
 
-    None: none goes on, since a side is gone or cannot make the block again. Then whole blocks are compared, as by
-    verifiers that compare no bits.
+    None: none goes on, since a side is gone or cannot make the block again, or no arbiter is left that could decide.
+    Then whole blocks are compared, as by verifiers that compare no bits.
     """
     assert state.rules is not None
     found: bool | None = None
@@ -260,7 +260,8 @@ def _searched(
             update, against = search.update, verdict.verifier
             asked = [*_asked(state, lease, block, now_s, draw, present, update=update, against=against)]
             yield from asked
-            found = bool(found or asked or _is_awaited(lease, now_s, present) or now_s < ends_s)
+            if asked or _is_awaited(lease, now_s, present):
+                found = True
         elif not _is_left(lease, verdict, search, now_s, present):
             found = True
     return found
