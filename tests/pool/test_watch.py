@@ -529,6 +529,28 @@ def test_a_verifier_that_does_not_answer_has_proved_nothing() -> None:
         assert dispute.book.balance(dispute.book.agent) == 10 * CREDIT + pay_for(60, CREDIT // 2)
 
 
+@pytest.mark.parametrize("silent", ["agent", "verifier"])
+def test_the_pools_own_absence_is_no_silence_of_a_side(silent: str) -> None:
+    """After an outage a side has as long as ever before its verdict is dismissed, or whole blocks are compared."""
+    dispute = Dispute(states_of(wrong=17), [states_of(), states_of()])
+    book, (first, second) = dispute.book, dispute.keys
+    draw = book.operator.sign(draw_message(book.operator.public, dispute.lease))
+    of_block: dict[str, Any] = {"lease_id": "job", "block": 0, "verifier": first.public}
+    book.post(book.operator, on.Challenged(**of_block, draw=draw))
+    book.post(first, on.VerdictGiven(**of_block, equal=False, made=states_of()[30]))
+    book.post(book.operator, on.Disputed(lease_id="job"))
+    answers, states = (book.agent, states_of(wrong=17)) if silent == "verifier" else (first, states_of())
+    dispute.post_states(answers, first.public, dispute.lease.searched(0, first.public)[1], states)
+    present = dict.fromkeys((book.agent.public, first.public, second.public), "")
+    book.pass_time(2 * VERDICT_S)
+    began_s = book.now_s - 1
+    assert settle(book, present, began_s) == []
+    book.pass_time(VERDICT_S - 2)
+    assert settle(book, present, began_s) == []
+    book.pass_time(1)
+    assert settle(book, present, began_s)[0] == ("dismissed" if silent == "verifier" else "challenged")
+
+
 def test_states_of_another_run_do_not_end_in_what_was_committed() -> None:
     """A cheat that states an honest run's states is refused, and cannot be helped by its own."""
     dispute = Dispute(states_of(wrong=17), [states_of(), states_of()])

@@ -857,18 +857,23 @@ def _party(event: Event, lease: Lease, verdict: Challenge) -> Party:
     return party
 
 
-def why_dismissed(lease: Lease, verdict: Challenge, num_needed: int, now_s: float) -> Dismissal | None:
+def why_dismissed(lease: Lease, verdict: Challenge, num_needed: int, silent_s: float) -> Dismissal | None:
     """Why an unequal verdict counts no more; None: it counts.
 
     Each side counts itself: so many arbiters clear an agent as would, with the verifier, convict it. A verifier that
     lets its time pass, or cannot make the block again, has proved nothing.
+
+    Args:
+        lease, verdict: which verdict.
+        num_needed: agents that convict.
+        silent_s: time that the search waits for an answer [s].
     """
     search = verdict.bisection
     if search is None:
         return None
     if search.is_void or 1 + len(lease.arbiters(verdict, against_agent=False)) >= max(2, num_needed):
         return "contradicted"
-    is_late = search.waits_for("verifier") and now_s - search.since_s >= lease.verdict_s
+    is_late = search.waits_for("verifier") and silent_s >= lease.verdict_s
     return "silent" if search.verifier.has_given_up or is_late else None
 
 
@@ -876,9 +881,9 @@ def why_dismissed(lease: Lease, verdict: Challenge, num_needed: int, now_s: floa
 def _dismissed(state: State, event: Event, body: on.Dismissed) -> Change:
     lease = state.lease(body.lease_id)
     after = lease.after("dismissed")
-    verdict, _ = _open_search(lease, body.block, body.verifier)
+    verdict, search = _open_search(lease, body.block, body.verifier)
     assert state.rules is not None
-    why = why_dismissed(lease, verdict, state.rules.verdicts_to_slash, event.received_s)
+    why = why_dismissed(lease, verdict, state.rules.verdicts_to_slash, event.received_s - search.since_s)
     if why is None:
         raise Refused(f"nothing contradicts the verdict of {escrow.short(body.verifier)} on block {body.block} yet")
     wrong = lease.arbiters(verdict, against_agent=True) | {body.verifier} if why == "contradicted" else set[str]()

@@ -47,7 +47,7 @@ def due(
         listening: keys of agents that listen now, whether or not they replay blocks of others.
     """
     bodies: list[Body] = []
-    verifiers = Verifiers(present, known_from_s=up_since_s + PRESENT_S, listening=listening)
+    verifiers = Verifiers(present, up_since_s, listening)
     for name in state.unsettled:
         for asked in state.leases[name].challenges:
             verifiers.num_open[asked.verifier] += _is_at_it(state.leases[name], asked, now_s, verifiers)
@@ -67,14 +67,20 @@ class Verifiers(dict[str, str]):
     Attributes:
         num_open: blocks that each is asked for now.
         fees: promised in this look [micro-credits], by lease.
+        up_since_s: when the control plane began to answer [s since 1970].
         known_from_s: before that the pool is up for too short to say who has gone [s since 1970].
         listening: all agents that are there.
     """
 
-    def __init__(self, classes: Mapping[str, str], known_from_s: float, listening: Collection[str] = ()) -> None:
+    def __init__(self, classes: Mapping[str, str], up_since_s: float, listening: Collection[str] = ()) -> None:
         super().__init__(classes)
-        self.known_from_s, self.listening = known_from_s, frozenset(listening) | self.keys()
+        self.up_since_s, self.known_from_s = up_since_s, up_since_s + PRESENT_S
+        self.listening = frozenset(listening) | self.keys()
         self.num_open, self.fees = Counter[str](), Counter[str]()
+
+    def silent_s(self, search: Bisection, now_s: float) -> float:
+        """For how long a search waits for an answer that this control plane could have taken [s]."""
+        return now_s - max(search.since_s, self.up_since_s)
 
 
 _Decide = Callable[[State, Lease, float, Key, float, Verifiers], Iterator[Body]]
@@ -252,7 +258,8 @@ def _searched(
         search = verdict.bisection
         if search is None:
             continue
-        if why_dismissed(lease, verdict, state.rules.verdicts_to_slash, now_s) is not None:
+        silent_s = present.silent_s(search, now_s)
+        if why_dismissed(lease, verdict, state.rules.verdicts_to_slash, silent_s) is not None:
             reason = lease.found_update(verdict, search).words()
             yield on.Dismissed(lease_id=lease.lease_id, block=block, verifier=verdict.verifier, reason=reason[:900])
             found = True
@@ -272,7 +279,7 @@ def _is_left(lease: Lease, verdict: Challenge, search: Bisection, now_s: float, 
     sides: tuple[tuple[str, Party], ...] = ((lease.agent, "agent"), (verdict.verifier, "verifier"))
     for key, party in sides:
         is_there = key in present.listening or now_s < present.known_from_s
-        is_late = now_s - search.since_s >= lease.verdict_s
+        is_late = present.silent_s(search, now_s) >= lease.verdict_s
         if search.side(party).has_given_up or (search.waits_for(party) and (is_late or not is_there)):
             return True
     return False
