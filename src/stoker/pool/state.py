@@ -861,10 +861,12 @@ def why_dismissed(lease: Lease, verdict: Challenge, num_needed: int, silent_s: f
     """Why an unequal verdict counts no more; None: it counts.
 
     Each side counts itself: so many arbiters clear an agent as would, with the verifier, convict it. A verifier that
-    lets its time pass, or cannot make the block again, has proved nothing.
+    lets its time pass, or cannot make the block again, has proved nothing; where the agent does not answer either,
+    nothing is lost by its silence.
 
     Args:
-        lease, verdict: which verdict.
+        lease: that is disputed.
+        verdict: one on a block of it.
         num_needed: agents that convict.
         silent_s: time that the search waits for an answer [s].
     """
@@ -873,7 +875,8 @@ def why_dismissed(lease: Lease, verdict: Challenge, num_needed: int, silent_s: f
         return None
     if search.is_void or 1 + len(lease.arbiters(verdict, against_agent=False)) >= max(2, num_needed):
         return "contradicted"
-    is_late = search.waits_for("verifier") and silent_s >= lease.verdict_s
+    is_answered = not (search.waits_for("agent") or search.agent.has_given_up)
+    is_late = is_answered and search.waits_for("verifier") and silent_s >= lease.verdict_s
     return "silent" if search.verifier.has_given_up or is_late else None
 
 
