@@ -327,7 +327,22 @@ def in_dispute(pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> Bisection:
 @contextmanager
 def nothing_made(*_: Any, **__: Any) -> Iterator[tuple[Any, Any]]:
     """In the place of `made_again`."""
-    yield {}, SimpleNamespace(block=SimpleNamespace(previous=""))
+    yield {}, SimpleNamespace(block=SimpleNamespace(previous=""), begin=0)
+
+
+def test_a_search_that_begins_elsewhere_is_given_up_at_once(lender, pool, monkeypatch) -> None:
+    """Its updates are not those of the block, and no states of the agent could be right."""
+    in_dispute(pool, monkeypatch)
+
+    @contextmanager
+    def made(*_: Any, **__: Any) -> Iterator[tuple[Any, Any]]:
+        yield {}, SimpleNamespace(block=SimpleNamespace(previous=""), begin=4)
+
+    monkeypatch.setattr(agent_module, "made_again", made)
+    monkeypatch.setattr(agent_module, "traced_block", lambda _, at: tuple(sha256(b"%d" % update) for update in at))
+    lender.step()
+    until(lambda: not lender._is_checking)
+    assert [body.states for body in pool.of(on.Traced)] == [()]
 
 
 def test_a_side_that_cannot_make_a_block_again_says_so(lender, pool, monkeypatch) -> None:

@@ -23,11 +23,12 @@ from stoker.pool.commitment import chain_head
 from stoker.pool.control_plane import ControlPlane, Rates, _Buckets, network_of_host, steady_clock
 from stoker.pool.escrow import pay_for
 from stoker.pool.events import CREDIT, Refused, canonical, draft_of, sha256
+from stoker.pool.job_box import PoolOrder
 from stoker.pool.keys import Key, own_key, read_key
 from stoker.pool.lease import Lease
 from stoker.pool.log import audit
 from stoker.pool.state import Record, draw_message
-from stoker.records.codec import to_json
+from stoker.records.codec import dumps, to_json
 from tests.pool.book import offer, opened
 from tests.pool.server import in_thread, shift, until
 
@@ -795,3 +796,32 @@ def test_states_of_a_dispute_are_supplied_to_the_arbiter_and_kept(tmp_path: Path
         assert plane.state.leases["job"].forwarded == ()
         [found] = plane.state.leases["job"].found_updates
         assert (found.update, found.agent_state, found.verifier_state) == (3, sha256(b"3"), sha256(b"x"))
+
+
+@pytest.mark.parametrize(("resume", "begin"), [("", 0), (sha256(b"block"), 3)])
+def test_the_first_block_begins_where_the_order_says(tmp_path: Path, resume: str, begin: int) -> None:
+    """A verdict that states another update is refused, since the agent's states would be; the true one is taken."""
+    order = PoolOrder(run="digits", tree="0" * 64, code="code/1", stoker="stoker/1", job_file="job.py")
+    order = replace(order, resume=resume, resume_update=3)
+    with in_thread(tmp_path) as (plane, operator):
+        agent, renter, verifier = (joined(operator) for _ in range(3))
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        renter.post(opened(verify_fraction=1.0, order=renter.put_blob(dumps(order).encode())))
+        agent.post(on.Accepted(lease_id="job"))
+        block: dict[str, Any] = {"lease_id": "job", "block": 0}
+        agent.post(on.Committed(**block, update=9, state=sha256(b"end"), blob=agent.put_blob(b"block 0")))
+        agent.post(on.Finished(lease_id="job", result=agent.put_blob(b"result")))
+        draw = operator.key.sign(draw_message(plane.key.public, plane.state.leases["job"]))  # type: ignore[union-attr]
+        block["verifier"] = verifier.key.public  # type: ignore[union-attr]
+        operator.post(on.Challenged(**block, draw=draw))
+        verdict: dict[str, Any] = {**block, "equal": False, "made": sha256(b"made")}
+        for begins in (begin + 1, 9, 3 - begin):
+            why = f"begins after update {begin} by its order, and this verdict says {begins}"
+            with pytest.raises(Refused, match=why):
+                verifier.post(on.VerdictGiven(**verdict, begins=begins))
+        with pytest.raises(Refused, match="has no open challenge"):
+            verifier.post(on.VerdictGiven(**verdict, begins=9, against=verifier.key.public))  # type: ignore[union-attr]
+        verifier.post(on.VerdictGiven(**verdict, begins=begin))
+        search = plane.state.leases["job"].challenges[0].bisection
+        assert search is not None
+        assert search.begin == begin

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from stoker.errors import PlaceFailed
-from stoker.pool.blob_tree import TreeLimits
+from stoker.pool.bisection import Bisection, Side
+from stoker.pool.blob_tree import TreeLimits, pack_folder
 from stoker.pool.commitment import Block, keep_block
-from stoker.pool.replay_check import TOLERANCES, Making, ReplayVerdict, check_block
+from stoker.pool.events import Refused, sha256
+from stoker.pool.replay_check import TOLERANCES, Making, ReplayVerdict, check_block, check_update
+from stoker.records.codec import to_json
 from stoker.store import CheckpointStore
 from tests.pool.counting import save
 
@@ -80,3 +83,33 @@ def test_tolerances_lie_between_what_was_measured_of_honest_agents_and_of_cheats
             assert 3 * case["honest_most"] < tolerance < min(case["cheats_least"].values()) / 2
             weighed += 1
     assert weighed == 4
+
+
+@pytest.mark.parametrize("bad", ["too large", "refused", "no checkpoint"])
+@pytest.mark.parametrize("cheat", ["agent", "verifier"])
+def test_a_state_that_one_side_supplied_suffices(tmp_path, bad: str, cheat: str) -> None:
+    """What the other supplied may be too large, missing, or no state: the update is made, and that side loses."""
+    block = committed(tmp_path)
+    store = CheckpointStore(tmp_path / "supplied" / "checkpoints")
+    agreed, made = save(store, bytes(range(32)), 6), save(store, bytes(range(1, 33)), 7)
+    root = tmp_path / "supplied"
+    names = [str(path.relative_to(root)) for path in root.glob("checkpoints/*0006*/*")]
+    pack_folder(root, names, tmp_path / "blobs" / "good", TreeLimits(num_bytes=1 << 20))
+    (tmp_path / "blobs" / "too large").write_bytes(bytes(3 << 20))
+    (tmp_path / "blobs" / "no checkpoint").write_bytes(b"no tree")
+
+    def fetch(digest: str) -> Path:
+        if digest == "refused":
+            raise Refused("there is no such blob")
+        return tmp_path / "blobs" / digest
+
+    answer = json.dumps({"manifest": to_json(made), "states": [made.state_digest()]}).encode()
+    host: Any = SimpleNamespace(limits=SimpleNamespace(disk_bytes=1 << 20), run=lambda _: (0, answer, b""))
+    box: Any = SimpleNamespace(aside=tmp_path / "aside", replay=lambda *_, **__: None)
+    making = Making(box=box, before=None, block=block, fetch=fetch, host=host)
+    right = Side(end=made.state_digest(), before="good", after="good")
+    wrong = Side(end=sha256(b"wrong"), before=bad, after=bad)
+    agent, verifier = (wrong, right) if cheat == "agent" else (right, wrong)
+    low_state = agreed.state_digest()
+    search = Bisection(begin=0, low=6, high=7, low_state=low_state, agent=agent, verifier=verifier)
+    assert check_update(making, search, is_same_class=True).equal is (cheat == "verifier")

@@ -366,6 +366,7 @@ class Dispute:
         )
         self.book.post(self.book.agent, on.Finished(lease_id="job", result=sha256(b"result")))
         self.agent_answers: dict[int, str] | None = agent
+        self.arbiters_decide = True
 
     @property
     def lease(self) -> Lease:
@@ -397,7 +398,7 @@ class Dispute:
     def _answer(self) -> None:
         by_public = {key.public: key for key in self.keys}
         for asked in self.lease.open_challenges:
-            if (states := self.states[asked.verifier]) is None:
+            if (states := self.states[asked.verifier]) is None or (asked.update and not self.arbiters_decide):
                 continue
             key = by_public[asked.verifier]
             if asked.update:
@@ -528,6 +529,38 @@ def test_a_verifier_that_does_not_answer_has_proved_nothing() -> None:
         assert dispute.book.balance(dispute.book.agent) == 10 * CREDIT + pay_for(60, CREDIT // 2)
 
 
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_a_verifier_owes_no_states_to_an_agent_that_gives_none(gives_up: bool) -> None:
+    """Its verdict is not dismissed for what is of no use: without another verifier the renter has its pay back."""
+    dispute = Dispute(states_of(wrong=17), [states_of()])
+    give_up(dispute, dispute.book.agent, aloud=gives_up)
+    give_up(dispute, dispute.keys[0], aloud=False)
+    assert dispute.run() == "refunded"
+    assert [one.dismissed for one in dispute.lease.challenges] == [""]
+
+
+@pytest.mark.parametrize("silent", ["agent", "verifier"])
+def test_the_pools_own_absence_is_no_silence_of_a_side(silent: str) -> None:
+    """After an outage a side has as long as ever before its verdict is dismissed, or whole blocks are compared."""
+    dispute = Dispute(states_of(wrong=17), [states_of(), states_of()])
+    book, (first, second) = dispute.book, dispute.keys
+    draw = book.operator.sign(draw_message(book.operator.public, dispute.lease))
+    of_block: dict[str, Any] = {"lease_id": "job", "block": 0, "verifier": first.public}
+    book.post(book.operator, on.Challenged(**of_block, draw=draw))
+    book.post(first, on.VerdictGiven(**of_block, equal=False, made=states_of()[30]))
+    book.post(book.operator, on.Disputed(lease_id="job"))
+    answers, states = (book.agent, states_of(wrong=17)) if silent == "verifier" else (first, states_of())
+    dispute.post_states(answers, first.public, dispute.lease.searched(0, first.public)[1], states)
+    present = dict.fromkeys((book.agent.public, first.public, second.public), "")
+    book.pass_time(2 * VERDICT_S)
+    began_s = book.now_s - 1
+    assert settle(book, present, began_s) == []
+    book.pass_time(VERDICT_S - 2)
+    assert settle(book, present, began_s) == []
+    book.pass_time(1)
+    assert settle(book, present, began_s)[0] == ("dismissed" if silent == "verifier" else "challenged")
+
+
 def test_states_of_another_run_do_not_end_in_what_was_committed() -> None:
     """A cheat that states an honest run's states is refused, and cannot be helped by its own."""
     dispute = Dispute(states_of(wrong=17), [states_of(), states_of()])
@@ -547,6 +580,51 @@ def test_arbiters_that_come_to_other_states_each_prove_nothing() -> None:
     dispute.states = dict(others)
     assert dispute.run() == "refunded"
     assert dispute.book.balance(dispute.book.agent) == 10 * CREDIT
+
+
+def test_where_arbiters_decide_nothing_whole_blocks_do() -> None:
+    """As where all are of another class: those asked in vain make the block, and a liar takes no pay nor a bond."""
+    for wrong, end in ((0, "paid"), (17, "slashed")):
+        dispute = Dispute(states_of(wrong=wrong), [states_of(), states_of(), states_of()])
+        assert settle(dispute.book, dict.fromkeys(dispute.states, "")) == ["challenged"]
+        first = dispute.lease.challenges[0].verifier
+        if not wrong:
+            dispute.states[first] = states_of(wrong=9)
+        dispute.arbiters_decide = False
+        assert dispute.run(rounds=120) == end
+        assert [one for one in dispute.lease.challenges if one.update]
+        records = {key: dispute.book.state.record_of(key).wrong_verdicts for key in dispute.states}
+        assert records == {**dict.fromkeys(dispute.states, 0), first: int(not wrong)}
+        assert dispute.replayed().leases == dispute.book.state.leases
+
+
+def test_an_arbiter_that_gave_no_verdict_has_one_word_on_the_block() -> None:
+    """Asked for the whole block only once its time is over; then its word as an arbiter comes too late."""
+    dispute = Dispute(states_of(wrong=17), [states_of(), states_of()])
+    book, (first, second) = dispute.book, dispute.keys
+    draw = book.operator.sign(draw_message(book.operator.public, dispute.lease))
+    of_block: dict[str, Any] = {"lease_id": "job", "block": 0}
+    book.post(book.operator, on.Challenged(**of_block, verifier=first.public, draw=draw))
+    verdict = {**of_block, "verifier": first.public, "equal": False}
+    book.post(first, on.VerdictGiven(**verdict, made=states_of()[30]))
+    book.post(book.operator, on.Disputed(lease_id="job"))
+    for _ in range(2):
+        for key, states in ((first, states_of()), (book.agent, states_of(wrong=17))):
+            dispute.post_states(key, first.public, dispute.lease.searched(0, first.public)[1], states)
+    arbiter = on.Challenged(**of_block, verifier=second.public, draw=draw, update=17, against=first.public)
+    whole = on.Challenged(**of_block, verifier=second.public, draw=draw)
+    book.post(book.operator, arbiter)
+    with pytest.raises(Refused, match="was asked for block 0 before"):
+        book.post(book.operator, whole)
+    book.pass_time(VERDICT_S)
+    with pytest.raises(Refused, match="was asked for block 0 before"):
+        book.post(book.operator, arbiter)
+    book.post(book.operator, whole)
+    late: dict[str, Any] = {**of_block, "verifier": second.public, "equal": True, "made": states_of(wrong=17)[17]}
+    with pytest.raises(Refused, match="has no open challenge"):
+        book.post(second, on.VerdictGiven(**late, against=first.public))
+    book.post(second, on.VerdictGiven(**{**of_block, "verifier": second.public}, equal=False, made=states_of()[30]))
+    assert dispute.lease.num_agreeing(0) == 2
 
 
 def test_what_the_pool_may_not_do_in_a_search() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -35,7 +36,11 @@ def job(**changes) -> stoker.Job:
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory) -> Path:
     """A run that tried plans on its updates, with a copy of its directory after each update."""
-    folder = tmp_path_factory.mktemp("recorded")
+    return record(job(), tmp_path_factory.mktemp("recorded"))
+
+
+def record(trained: stoker.Job, folder: Path) -> Path:
+    """Train a job, and keep a copy of its directory after each update in `folder`."""
     run = folder / "run"
 
     def keep(event: Event) -> None:
@@ -46,7 +51,7 @@ def recorded(tmp_path_factory) -> Path:
             shutil.copytree(run, there, dirs_exist_ok=True, ignore=others)
             shutil.copytree(run / "checkpoints" / name, there / "checkpoints" / name, dirs_exist_ok=True)
 
-    stoker.train(job(), run_dir=run, sink=keep, checkpoint_every=stoker.seconds(1e-9))
+    stoker.train(trained, run_dir=run, sink=keep, checkpoint_every=stoker.seconds(1e-9))
     return folder
 
 
@@ -77,6 +82,29 @@ def test_states_on_the_way_can_be_noted(recorded, tmp_path, end, at):
     assert [manifest.position.updates for manifest in made] == noted
     claimed = [CheckpointStore(recorded / str(n) / "checkpoints").newest()[1] for n in noted]
     assert [one.state_digest() for one in made] == [one.state_digest() for one in claimed]
+
+
+def test_a_stretch_may_end_on_a_skipped_update(tmp_path):
+    """One sample makes one loss of each epoch not finite: states after that update, before it and later are equal."""
+    inputs, labels = blobs(74)
+    inputs[5, 2] = float("nan")
+    skipping = job(data=(inputs, labels), on_non_finite="skip")
+    folder = record(skipping, tmp_path / "recorded")
+    events = [json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()]
+    skipped = [one["fields"]["updates"] + 1 for one in events if one["kind"] == "skipped"]
+    assert len(skipped) == 3
+    for update in skipped:
+        for begin, end, at in (
+            (update - 1, update, ()),
+            (update - 1, update + 1, (update,)),
+            (1, update, (update - 1,)),
+        ):
+            if not 0 <= begin < end <= UPDATES:
+                continue
+            directory = copy_at(folder, begin, end, tmp_path / f"run-{begin}-{end}")
+            made = replay(skipping, directory, end, at=at)
+            claimed = [CheckpointStore(folder / str(n) / "checkpoints").newest()[1] for n in (*at, end)]
+            assert [one.state_digest() for one in made] == [one.state_digest() for one in claimed]
 
 
 @pytest.mark.parametrize(

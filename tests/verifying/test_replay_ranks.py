@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from stoker.store import CheckpointStore, RunDirectory
+from stoker.verifying.replay_ranks import _answer_of
 
 pytestmark = pytest.mark.slow
 
@@ -123,3 +124,27 @@ def test_a_run_of_another_number_of_processes_is_not_the_run(recorded, tmp_path)
     assert "a plan for 2 processes, not 3" in answer["problem"]
     answer = replayed(recorded, last, last, tmp_path / "b", "--ranks", "2")
     assert answer["kind"] == "NotTheRun"
+
+
+TALKS = """
+import json, os, sys, time
+from pathlib import Path
+
+has_printed = Path(sys.argv[1])
+if os.environ["RANK"] == "1":
+    print("x" * (1 << 20), flush=True)
+    has_printed.touch()
+else:
+    ends_s = time.monotonic() + 10
+    while not has_printed.exists():
+        if time.monotonic() > ends_s:
+            print(json.dumps({"problem": "rank 1 does not come"}))
+            sys.exit(1)
+        time.sleep(0.01)
+    print(json.dumps({"manifest": {}}))
+"""
+
+
+def test_a_rank_that_prints_much_does_not_stop_those_before_it(tmp_path) -> None:
+    """More than a pipe holds, while rank 0 waits for it."""
+    assert _answer_of([sys.executable, "-c", TALKS, str(tmp_path / "printed")], 2) == {"manifest": {}}

@@ -636,6 +636,7 @@ class Agent:
                     evidence=hashlib.sha256(record).hexdigest(),
                     made=made,
                     begins=0 if verdict.equal or against else verdict.begins,
+                    against=against,
                 ),
                 patience_s=60.0,
             )
@@ -689,6 +690,10 @@ class Agent:
             host=replace(self.host, started=self._began_replay),
             box_type=self.check_box if verifier == self._public else self.job_type.box_type,
         ) as (_, making):
+            if search.begin != making.begin:
+                raise on.Refused(
+                    f"the search is from update {search.begin:,} on, and block {block} begins after {making.begin:,}"
+                )
             if search.update:
                 before, after = supplied_states(making, search.update, self._put_state)
                 self.tell(f"{lease_id}: the states around update {search.update:,} of block {block} are supplied")

@@ -38,6 +38,7 @@ from stoker.pool.client import receipt_message, request_message
 from stoker.pool.escrow import Transfer, credits_text, least_deposit, short
 from stoker.pool.events import CLOCK_WINDOW_S, MOST_BYTES, Body, Draft, Event, Refused, draft_of, read_draft
 from stoker.pool.forwarding import BULK_BYTES, forwarding_fee, forwarding_text, require_forwardable
+from stoker.pool.job_box import MOST_ORDER_BYTES, read_order
 from stoker.pool.keys import Key, is_signed
 from stoker.pool.lease import LIVE, MOST_EVIDENCE_BYTES, Lease
 from stoker.pool.log import EventLog
@@ -409,8 +410,13 @@ class ControlPlane:
         return event, decide(self.state, event)
 
     def _require_stored(self, draft: Draft) -> None:
-        """Refuse a commitment, or results, whose blob is not here and readable to who names it: none could check it."""
+        """Refuse a commitment, or results, whose blob is not here and readable to who names it: none could check it.
+
+        And a verdict that has a lease's first block begin elsewhere than its order does, which a blob says as well.
+        """
         body = draft.read_body()
+        if isinstance(body, on.VerdictGiven) and body.block == 0 and body.made and not (body.equal or body.against):
+            self._require_begin(body)
         if isinstance(body, on.Opened):
             self._require_inputs_forwardable(body)
         if isinstance(body, on.Supplied):
@@ -442,6 +448,25 @@ class ControlPlane:
         for _, num_bytes in self._forwarded(lease, [digest]):
             self._require_paid(lease, num_bytes)
         path.touch()  # it is not deleted before the lease names it
+
+    def _require_begin(self, body: on.VerdictGiven) -> None:
+        """Refuse an unequal verdict on a first block that does not begin where the lease's order goes on from.
+
+        The agent's states would be refused, which begin there. An order that is not here, or is none, says nothing:
+        then the agent gives up the search, and whole blocks are compared.
+        """
+        path = self.blobs.path(self.state.lease(body.lease_id).order)
+        try:
+            if path.stat().st_size > MOST_ORDER_BYTES:
+                return
+            order = read_order(path.read_bytes())
+        except (OSError, StokerError):
+            return
+        if body.begins != order.begin:
+            raise Refused(
+                f"the first block of lease {body.lease_id} begins after update {order.begin:,} by its order, and "
+                f"this verdict says {body.begins:,}"
+            )
 
     def _require_deposit(self, draft: Draft) -> None:
         """Refuse a lease or a place that would hold an offer for nothing, and what would take room for ever.

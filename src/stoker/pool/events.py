@@ -496,6 +496,7 @@ class VerdictGiven(Body):
         made: digest of the state that an unequal replay, or an arbiter, came to, where bits were compared; verifiers
             that came to different ones contradict each other.
         begins: of an unequal replay of a lease's first block: updates before it, as the order has them [updates].
+        against: of an arbiter, the verifier whose verdict it settles.
     """
 
     lease_id: str
@@ -505,6 +506,7 @@ class VerdictGiven(Body):
     evidence: str = ""
     made: str = field(default="", metadata=OMIT_DEFAULT)
     begins: int = field(default=0, metadata=OMIT_DEFAULT)
+    against: str = field(default="", metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True, kw_only=True)

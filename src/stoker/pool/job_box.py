@@ -85,6 +85,11 @@ class PoolOrder:
     resume_block: int = 0
     resume_update: int = 0
 
+    @property
+    def begin(self) -> int:
+        """Updates before the order's first block: those of the block that it goes on from [updates]."""
+        return self.resume_update if self.resume else 0
+
     def __post_init__(self) -> None:
         if _NAME.fullmatch(self.run) is None:
             raise ValueError(f"run: {self.run[:100]!r} is no name")

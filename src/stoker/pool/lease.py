@@ -427,6 +427,15 @@ class Lease:
         """Whether a challenge has no verdict yet, and time for one."""
         return challenge.equal is None and now_s - challenge.since_s < self.verdict_s
 
+    def asked_for(self, block: int, now_s: float, *, whole: bool) -> set[str]:
+        """Agents that are asked for a block no more, since each has one word on it.
+
+        An arbiter that gave none in its time can still be asked for the whole block.
+        """
+        of_block = [one for one in self.challenges if one.block == block]
+        silent = [one for one in of_block if one.update and one.equal is None and not self.is_in_time(one, now_s)]
+        return {one.verifier for one in of_block if not (whole and one in silent)}
+
     @property
     def open_challenges(self) -> tuple[Challenge, ...]:
         """Challenges without a verdict."""

@@ -36,6 +36,7 @@ from stoker.errors import BadRun, PlaceFailed
 from stoker.pool.bisection import Bisection, Side
 from stoker.pool.blob_tree import TreeLimits, pack_folder, same_files, unpack
 from stoker.pool.commitment import RECORDS, Block, chain_head
+from stoker.pool.events import Refused
 from stoker.pool.isolation import Host, remove_tree
 from stoker.pool.job_box import JobBox
 from stoker.records import CheckpointManifest, Plan, from_json
@@ -271,7 +272,7 @@ def _agreed_state(making: Making, search: Bisection, folder: Path) -> _Checkpoin
     if search.low == making.begin:
         return None if making.before is None else _claimed(making, making.before, folder / "start", is_same_class=True)
     for number, side in enumerate((search.agent, search.verifier)):
-        with suppress(BadRun):
+        with suppress(BadRun, PlaceFailed, Refused):  # a blob too large for this machine, or that the pool has not
             return _supplied(making, side.before, search.low_state, folder / f"start-{number}")
     raise PlaceFailed(f"neither side supplied the state after update {search.low:,} on which both agree")
 

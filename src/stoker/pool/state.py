@@ -748,8 +748,7 @@ def _challenged(state: State, event: Event, body: on.Challenged) -> Change:
         raise Refused("a block is replayed by another agent than the one that ran it, and not by the renter")
     if body.update:
         _require_arbitrable(lease, body)
-    same = [one for one in lease.challenges if one.block == body.block and one.verifier == body.verifier]
-    if same:
+    if body.verifier in lease.asked_for(body.block, event.received_s, whole=not body.update):
         raise Refused(f"{escrow.short(body.verifier)} was asked for block {body.block} before")
     free = escrow.free_for_fees(lease, state.held(lease.lease_id)[0], event.received_s)
     if body.fee > free:
@@ -791,10 +790,9 @@ def _verdict(state: State, event: Event, body: on.VerdictGiven) -> Change:
     lease = state.lease(body.lease_id)
     _by(event, "the verifier that is named", body.verifier)
     after = lease.after("verdict")
-    asked = next(
-        (one for one in lease.open_challenges if one.block == body.block and one.verifier == body.verifier), None
-    )
-    if asked is None:
+    same = [one for one in lease.challenges if one.block == body.block and one.verifier == body.verifier]
+    asked = same[-1] if same else None  # an arbiter that gave no verdict may be asked for the whole block after that
+    if asked is None or asked.equal is not None or body.against not in ("", asked.against):
         raise Refused(f"{escrow.short(body.verifier)} has no open challenge for block {body.block} of {lease.lease_id}")
     held = state.held(lease.lease_id)[0]
     is_late = not lease.is_in_time(asked, event.received_s)  # it is paid out of what is promised to no other
@@ -874,18 +872,26 @@ def _party(event: Event, lease: Lease, verdict: Challenge) -> Party:
     return party
 
 
-def why_dismissed(lease: Lease, verdict: Challenge, num_needed: int, now_s: float) -> Dismissal | None:
+def why_dismissed(lease: Lease, verdict: Challenge, num_needed: int, silent_s: float) -> Dismissal | None:
     """Why an unequal verdict counts no more; None: it counts.
 
     Each side counts itself: so many arbiters clear an agent as would, with the verifier, convict it. A verifier that
-    lets its time pass, or cannot make the block again, has proved nothing.
+    lets its time pass, or cannot make the block again, has proved nothing; where the agent does not answer either,
+    nothing is lost by its silence.
+
+    Args:
+        lease: that is disputed.
+        verdict: one on a block of it.
+        num_needed: agents that convict.
+        silent_s: time that the search waits for an answer [s].
     """
     search = verdict.bisection
     if search is None:
         return None
     if search.is_void or 1 + len(lease.arbiters(verdict, against_agent=False)) >= max(2, num_needed):
         return "contradicted"
-    is_late = search.waits_for("verifier") and now_s - search.since_s >= lease.verdict_s
+    is_answered = not (search.waits_for("agent") or search.agent.has_given_up)
+    is_late = is_answered and search.waits_for("verifier") and silent_s >= lease.verdict_s
     return "silent" if search.verifier.has_given_up or is_late else None
 
 
@@ -893,9 +899,9 @@ def why_dismissed(lease: Lease, verdict: Challenge, num_needed: int, now_s: floa
 def _dismissed(state: State, event: Event, body: on.Dismissed) -> Change:
     lease = state.lease(body.lease_id)
     after = lease.after("dismissed")
-    verdict, _ = _open_search(lease, body.block, body.verifier)
+    verdict, search = _open_search(lease, body.block, body.verifier)
     assert state.rules is not None
-    why = why_dismissed(lease, verdict, state.rules.verdicts_to_slash, event.received_s)
+    why = why_dismissed(lease, verdict, state.rules.verdicts_to_slash, event.received_s - search.since_s)
     if why is None:
         raise Refused(f"nothing contradicts the verdict of {escrow.short(body.verifier)} on block {body.block} yet")
     wrong = lease.arbiters(verdict, against_agent=True) | {body.verifier} if why == "contradicted" else set[str]()

@@ -47,7 +47,7 @@ def due(
         listening: keys of agents that listen now, whether or not they replay blocks of others.
     """
     bodies: list[Body] = []
-    verifiers = Verifiers(present, known_from_s=up_since_s + PRESENT_S, listening=listening)
+    verifiers = Verifiers(present, up_since_s, listening)
     for name in state.unsettled:
         for asked in state.leases[name].challenges:
             verifiers.num_open[asked.verifier] += _is_at_it(state.leases[name], asked, now_s, verifiers)
@@ -67,14 +67,20 @@ class Verifiers(dict[str, str]):
     Attributes:
         num_open: blocks that each is asked for now.
         fees: promised in this look [micro-credits], by lease.
+        up_since_s: when the control plane began to answer [s since 1970].
         known_from_s: before that the pool is up for too short to say who has gone [s since 1970].
         listening: all agents that are there.
     """
 
-    def __init__(self, classes: Mapping[str, str], known_from_s: float, listening: Collection[str] = ()) -> None:
+    def __init__(self, classes: Mapping[str, str], up_since_s: float, listening: Collection[str] = ()) -> None:
         super().__init__(classes)
-        self.known_from_s, self.listening = known_from_s, frozenset(listening) | self.keys()
+        self.up_since_s, self.known_from_s = up_since_s, up_since_s + PRESENT_S
+        self.listening = frozenset(listening) | self.keys()
         self.num_open, self.fees = Counter[str](), Counter[str]()
+
+    def silent_s(self, search: Bisection, now_s: float) -> float:
+        """For how long a search waits for an answer that this control plane could have taken [s]."""
+        return now_s - max(search.since_s, self.up_since_s)
 
 
 _Decide = Callable[[State, Lease, float, Key, float, Verifiers], Iterator[Body]]
@@ -166,14 +172,14 @@ def _asked(
 ) -> Iterator[Body]:
     """Ask another agent for a block, if none is at it: one of the same determinism class where there is one.
 
-    With `update` and `against` an arbiter is asked. Each agent has one word on a block: a friend of a cheat that
-    cleared it as an arbiter does not pass the block as a verifier as well.
+    With `update` and `against` an arbiter is asked. Each agent has one word on a block (`Lease.asked_for`): a friend of
+    a cheat that cleared it as an arbiter does not pass the block as a verifier as well.
     """
     of_block = [one for one in lease.challenges if one.block == block]
     same = [one for one in of_block if one.against == against]
     if len(same) >= MOST_ASKED or any(_is_at_it(lease, one, now_s, present) for one in same):
         return
-    asked = {one.verifier for one in of_block} | {lease.agent, lease.renter}
+    asked = lease.asked_for(block, now_s, whole=not update) | {lease.agent, lease.renter}
     free = sorted(agent for agent in present if agent not in asked and present.num_open[agent] < MOST_OPEN)
     if lease.num_devices > 1:
         able = {one.agent for one in state.offers.values() if _has_devices_of(one.offer.device, lease)}
@@ -218,7 +224,7 @@ def _disputed(
             return
     doubted = sorted({*bad, *(one.block for one in lease.challenges if one.dismissed)})
     for block in doubted:
-        is_searched = yield from _searched(state, lease, block, now_s, ends_s, draw, present)
+        is_searched = yield from _searched(state, lease, block, now_s, draw, present)
         if is_searched is not None:
             is_open |= is_searched
         elif len(lease.equal(block)) < (needed if block in bad else 1):
@@ -239,12 +245,12 @@ def _disputed(
 
 
 def _searched(
-    state: State, lease: Lease, block: int, now_s: float, ends_s: float, draw: str, present: Verifiers
+    state: State, lease: Lease, block: int, now_s: float, draw: str, present: Verifiers
 ) -> Generator[Body, None, bool | None]:
     """Bring searches for the first bad update of a block on; whether one may still come to something.
 
-    None: none goes on, since a side is gone or cannot make the block again. Then whole blocks are compared, as by
-    verifiers that compare no bits.
+    None: none goes on, since a side is gone or cannot make the block again, or no arbiter is left that could decide.
+    Then whole blocks are compared, as by verifiers that compare no bits.
     """
     assert state.rules is not None
     found: bool | None = None
@@ -252,7 +258,8 @@ def _searched(
         search = verdict.bisection
         if search is None:
             continue
-        if why_dismissed(lease, verdict, state.rules.verdicts_to_slash, now_s) is not None:
+        silent_s = present.silent_s(search, now_s)
+        if why_dismissed(lease, verdict, state.rules.verdicts_to_slash, silent_s) is not None:
             reason = lease.found_update(verdict, search).words()
             yield on.Dismissed(lease_id=lease.lease_id, block=block, verifier=verdict.verifier, reason=reason[:900])
             found = True
@@ -260,7 +267,8 @@ def _searched(
             update, against = search.update, verdict.verifier
             asked = [*_asked(state, lease, block, now_s, draw, present, update=update, against=against)]
             yield from asked
-            found = bool(found or asked or _is_awaited(lease, now_s, present) or now_s < ends_s)
+            if asked or _is_awaited(lease, now_s, present):
+                found = True
         elif not _is_left(lease, verdict, search, now_s, present):
             found = True
     return found
@@ -271,7 +279,7 @@ def _is_left(lease: Lease, verdict: Challenge, search: Bisection, now_s: float, 
     sides: tuple[tuple[str, Party], ...] = ((lease.agent, "agent"), (verdict.verifier, "verifier"))
     for key, party in sides:
         is_there = key in present.listening or now_s < present.known_from_s
-        is_late = now_s - search.since_s >= lease.verdict_s
+        is_late = present.silent_s(search, now_s) >= lease.verdict_s
         if search.side(party).has_given_up or (search.waits_for(party) and (is_late or not is_there)):
             return True
     return False

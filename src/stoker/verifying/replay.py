@@ -29,7 +29,6 @@ from stoker.profiling.ceilings import computing_threads
 from stoker.records import ONE_PROCESS, CheckpointManifest, Event, Position, to_json
 from stoker.records.plan_schedule import PlanSchedule
 from stoker.store import CheckpointStore, RunDirectory
-from stoker.training.hooks import Update
 from stoker.training.plan_in_force import PlanInForce, Replanned
 from stoker.training.session import build_session
 from stoker.training.signals import stop_on_signals
@@ -93,13 +92,8 @@ def replay(
             machine=Machine(granted=lambda: _EVERY_CORE),
         )
         session.loop.save_every_s = math.inf
-
-        def look(update: Update) -> None:
-            session.loop.save_every_s = 0.0 if update.updates in wanted else math.inf
-            if update.updates >= until:
-                stop.ask("replayed")
-
-        session.loop.on_update = look
+        session.loop.saves_at, session.loop.until = frozenset(at), until
+        session.loop.on_update = lambda _: None  # updates are made one by one, so that each of `at` can be saved
         reached = session.loop.run(session.position)
     require_at(reached, until)
     return tuple(manifests)

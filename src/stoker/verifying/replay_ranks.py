@@ -24,6 +24,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,9 @@ def _answer_of(command: Sequence[str], num_ranks: int) -> dict[str, Any]:
         )
         for rank in range(num_ranks)
     ]
-    outputs = [process.communicate()[0] for process in ranks]
+    # All at once: a rank whose pipe is full waits, and others wait for it.
+    with ThreadPoolExecutor(num_ranks) as threads:
+        outputs = [*threads.map(lambda rank: rank.communicate()[0], ranks)]
     answers = [_last_object(output) for output in outputs]
     problems = [answer for answer in answers if "problem" in answer]
     problems.sort(key=lambda answer: answer.get("kind") != NotTheRun.__name__)
