@@ -293,7 +293,7 @@ def test_money_over_thousands_of_random_operations(needed: int) -> None:
     keys = [book.operator, book.renter, book.agent, book.other, book.third]
     taken = refused = 0
     kinds: set[str] = set()
-    for number in range(4_000):
+    for number in range(6_000):
         book.pass_time(draw.choice((0.5, 5, 5, 40)))
         key, body = draw.choice(keys), random_body(book, draw, number)
         if draw.random() < 0.85:
@@ -351,6 +351,15 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
     lease = draw.choice(lively or leases) if leases else None
     name = "none" if lease is None else lease.lease_id
     box, anyone = f"box{draw.randrange(4)}", draw.choice([book.renter, book.agent, book.other]).public
+    if draw.random() < 0.03 and number % 3 == 0 and len(book.state.offers) > 1:
+        agents = {one: listed.agent for one, listed in sorted(book.state.offers.items())[:2]}
+        took_s = (draw.choice([1.0, 9.0]),)
+        return on.Probed(
+            offers=tuple(
+                on.ProbeTimes(offer_id=one, agent=agent, claimed_s=1.0, alone_s=(1.0,), together_s=took_s)
+                for one, agent in agents.items()
+            )
+        )
     if draw.random() < 0.03:
         return draw.choice(
             [
