@@ -213,6 +213,23 @@ def test_a_program_that_ends_amid_batches_ends(tmp_path: Path) -> None:
     assert left_in(tmp_path) == []
 
 
+LATE = """
+import ctypes, os, sys
+from torch.utils.data._utils import worker
+from stoker.loading.workers import _begin_worker
+_begin_worker(ctypes.c_byte(), int(sys.argv[1]), None, sys.argv[2], 0)
+print(worker.ManagerWatchdog().is_alive())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere PyTorch watches in another way")
+def test_a_worker_that_is_set_up_after_its_trainer_was_killed_ends(tmp_path: Path) -> None:
+    """PyTorch would watch the parent of that moment, which is another by then, and the worker would never end."""
+    for trainer, is_alive in ((os.getpid(), "True"), (os.getppid(), "False")):
+        command = [sys.executable, "-c", LATE, str(trainer), str(tmp_path / "none")]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == is_alive
+
+
 def left_in(folder: Path) -> list[str]:
     """What is there, but for PyTorch's cache of compiled code, which is kept."""
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith("torchinductor_"))
