@@ -169,13 +169,13 @@ class Rules:
         found = _variant(self.family, batch, on, json.dumps(usual | fields))
         if found is not None and found.words not in self.seen:
             self.seen[found.words] = found
-            self.require(found.step_s >= found.least_s, "no faster than the printed rate", found, found.least_s)
-            self.require(found.needed_gib >= found.least_gib, "no less than the state", found, found.least_gib)
+            self.require("no faster than the printed rate", found, found.least_s, holds=found.step_s >= found.least_s)
+            self.require("no less than the state", found, found.least_gib, holds=found.needed_gib >= found.least_gib)
             width = found.high_s / found.low_s
-            self.require(NARROWEST <= width <= WIDEST, f"an interval of {NARROWEST} to {WIDEST}", found, width)
+            self.require(f"an interval of {NARROWEST} to {WIDEST}", found, width, holds=NARROWEST <= width <= WIDEST)
         return found
 
-    def require(self, holds: bool, rule: str, found: Variant, other: Variant | float) -> None:  # noqa: FBT001
+    def require(self, rule: str, found: Variant, other: Variant | float, *, holds: bool) -> None:
         """Note a rule that does not hold."""
         if holds:
             return
@@ -188,7 +188,7 @@ class Rules:
         sizes = each or [1.0] * len(variants)
         known = [(one, size) for one, size in zip(variants, sizes, strict=True) if one is not None]
         for (slow, many), (fast, more) in itertools.pairwise(known):
-            self.require(fast.step_s / more <= SLACK * slow.step_s / many, rule, fast, slow)
+            self.require(rule, fast, slow, holds=fast.step_s / more <= SLACK * slow.step_s / many)
 
     def check(self) -> None:
         """All rules."""
@@ -222,7 +222,7 @@ class Rules:
             ]
             self.no_slower("recomputing less is no slower", saving)
             for less, more in itertools.pairwise(one for one in saving if one is not None):
-                self.require(less.needed_gib <= SLACK * more.needed_gib, "recomputing saves memory", less, more)
+                self.require("recomputing saves memory", less, more, holds=less.needed_gib <= SLACK * more.needed_gib)
 
     def _sizes(self, device: str) -> None:
         sizes = self.sizes.micro_batches
@@ -230,7 +230,9 @@ class Rules:
             variants = [self.of(size, device, precision=precision, compile=is_compiled) for size in sizes]
             self.no_slower("a larger micro-batch is no slower for each sample", variants, sizes)
             for small, large in itertools.pairwise(one for one in variants if one is not None):
-                self.require(small.needed_gib <= large.needed_gib, "a larger micro-batch needs more", small, large)
+                self.require(
+                    "a larger micro-batch needs more", small, large, holds=small.needed_gib <= large.needed_gib
+                )
         if self.sizes.blocks:
             whole, cut = (self.of(sizes[-1], device, precision="bf16", micro_batch=size) for size in sizes[-1:-3:-1])
             self.no_slower("fewer micro-batches are no slower", [cut, whole])
@@ -249,7 +251,9 @@ class Rules:
             )
             if axis == "shards":
                 for few, many in itertools.pairwise(each for each in spread if each is not None):
-                    self.require(many.needed_gib <= FRAGMENTED * few.needed_gib, "more shards need no more", many, few)
+                    self.require(
+                        "more shards need no more", many, few, holds=many.needed_gib <= FRAGMENTED * few.needed_gib
+                    )
 
 
 def main() -> int:

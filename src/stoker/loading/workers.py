@@ -32,13 +32,13 @@ from types import FrameType
 from typing import IO
 
 import torch
-from torch.utils.data._utils import worker as loader_worker
 
 from stoker.activity import doing
 from stoker.errors import RunFailed
 from stoker.loading.fields import Content
 from stoker.loading.order import Indices
 from stoker.loading.samples import BadSample, Samples
+from stoker.loading.worker_watchdog import watch_trainer
 from stoker.store.child_process import exit_in_words
 
 _MOST_SOCKET_BYTES, _SHORT = 107, "/tmp"  # noqa: S108 - mkdtemp makes a new directory in it
@@ -288,16 +288,7 @@ def _begin_worker(is_over: ctypes.c_byte, trainer: int, stacks: int | None, fold
 
     Ctrl-C and service managers signal every process of a run, and the trainer saves and ends its workers itself.
     """
-    if sys.platform == "linux":
-
-        class TrainersWatchdog(loader_worker.ManagerWatchdog):
-            """PyTorch's own watches the parent that there is when the worker is set up: another, if it was killed."""
-
-            def __init__(self) -> None:
-                super().__init__()
-                self.manager_pid = trainer
-
-        loader_worker.ManagerWatchdog = TrainersWatchdog  # type: ignore[misc]  # of this process alone
+    watch_trainer(trainer)
     multiprocessing.util.Finalize(None, _remove_as_orphan, (folder, trainer), exitpriority=-200)
     torch.set_num_threads(1)
     if stacks is not None:  # on SIGUSR1 the stacks of all threads are written there

@@ -68,20 +68,13 @@ def replay(
     device = next((one for one in attached_devices() if one.torch_name == plan.device), None)
     if device is None:
         raise BadRun(f"the run was made on {plan.device}, which this machine does not have")
-    manifests, wanted = list[CheckpointManifest](), {*at, until}
-    store = CheckpointStore(directory.checkpoints, spec_digest=prepared.spec.digest())
-
-    def keep(event: Event) -> None:
-        if event.kind == "checkpointed":
-            manifest = store.named(Path(str(event.fields["path"])).name)[1]
-            if manifest.position.updates in wanted:  # the best so far is saved as well
-                manifests.append(manifest)
+    saved = SavedStates(CheckpointStore(directory.checkpoints, spec_digest=prepared.spec.digest()), {*at, until})
 
     def refuse(change: Replanned) -> None:
         raise BadRun(f"the plan of the run does not hold here: {change.why}")
 
     with directory.locked(), computing_threads(plan.intra_op_threads), stop_on_signals() as stop:
-        session = build_session(prepared, directory, device, plans=plans, sink=keep, stop=stop, replanned=refuse)
+        session = build_session(prepared, directory, device, plans=plans, sink=saved, stop=stop, replanned=refuse)
         if session.position.updates >= until:
             raise NotTheRun(f"the run is at update {session.position.updates:,} and cannot be replayed to {until:,}")
         session.loop.threads = ThreadKeeper(
@@ -96,7 +89,22 @@ def replay(
         session.loop.on_update = lambda _: None  # updates are made one by one, so that each of `at` can be saved
         reached = session.loop.run(session.position)
     require_at(reached, until)
-    return tuple(manifests)
+    return tuple(saved.manifests)
+
+
+class SavedStates:
+    """A sink that notes the manifests of the checkpoints after some updates; the best so far is saved as well."""
+
+    def __init__(self, store: CheckpointStore, updates: Collection[int]) -> None:
+        self._store, self._updates = store, updates
+        self.manifests: list[CheckpointManifest] = []
+
+    def __call__(self, event: Event) -> None:
+        """Note the manifest, if the event is of such a checkpoint."""
+        if event.kind == "checkpointed":
+            manifest = self._store.named(Path(str(event.fields["path"])).name)[1]
+            if manifest.position.updates in self._updates:
+                self.manifests.append(manifest)
 
 
 def _schedule_of(directory: RunDirectory, prepared: ResolvedJob, until: int) -> PlanInForce:

@@ -33,7 +33,7 @@ from stoker.errors import BadRun, StokerError
 from stoker.jobs import Entry, Job, load_job
 from stoker.planning.resolved_job import resolve_job
 from stoker.profiling.ceilings import computing_threads
-from stoker.records import CheckpointManifest, Event, to_json
+from stoker.records import CheckpointManifest, to_json
 from stoker.records.plan_schedule import PlanSchedule
 from stoker.stepping.world import leave
 from stoker.store import CheckpointStore, RunDirectory
@@ -41,7 +41,7 @@ from stoker.training.elastic.worker import ElasticWorker
 from stoker.training.plan_in_force import PlanInForce
 from stoker.training.run import RunProcess
 from stoker.training.signals import stop_on_signals
-from stoker.verifying.replay import NotTheRun, require_at, require_same_run
+from stoker.verifying.replay import NotTheRun, SavedStates, require_at, require_same_run
 
 _LOOPBACK = "127.0.0.1"
 
@@ -161,16 +161,8 @@ def replay_as_rank(
     plan = plans.plan
     word = f"cuda:{member.worker}" if plan.device.startswith("cuda") else plan.device
     device = resolve_place(word, attached_devices())
-    manifests, wanted = list[CheckpointManifest](), {*at, until}
-    store = CheckpointStore(directory.checkpoints, spec_digest=prepared.spec.digest())
-
-    def keep(event: Event) -> None:
-        if event.kind == "checkpointed":
-            manifest = store.named(Path(str(event.fields["path"])).name)[1]
-            if manifest.position.updates in wanted:  # the best so far is saved as well
-                manifests.append(manifest)
-
-    process = RunProcess(prepared, directory, device, plans, [keep], member)
+    saved = SavedStates(CheckpointStore(directory.checkpoints, spec_digest=prepared.spec.digest()), {*at, until})
+    process = RunProcess(prepared, directory, device, plans, [saved], member)
     with computing_threads(plan.intra_op_threads), stop_on_signals() as process.stop:
         session = process.begin(member.meet())
         session.loop.save_every_s = math.inf
@@ -178,7 +170,7 @@ def replay_as_rank(
         reached = session.loop.run(session.position)
         leave()
     require_at(reached, until)
-    return tuple(manifests)
+    return tuple(saved.manifests)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from stoker.devices import attached_devices
 from stoker.errors import BadRun, StokerError
 from stoker.records import Candidate, Decision, loads, to_json
 from stoker.records.codec import JSON, Record
-from stoker.records.data_check import CleanList, DataCheck, read_data_check
+from stoker.records.data_check import CleanList, read_data_check
 from stoker.records.study import StudyForecast, StudySettings
 from stoker.reporting.data_page import render_data_page
 from stoker.reporting.wording import short
@@ -27,12 +28,12 @@ R = TypeVar("R", bound=Record)
 _MOST_BYTES = 64 * 2**20
 
 
-def _read(root: Path, name: str, kind: type[R], what: str, read: Callable[[bytes], R] | None = None) -> R:
+def _read(root: Path, name: str, read: Callable[[bytes], R], what: str) -> R:
     content = read_below(root, name, _MOST_BYTES)
     if content is None:
         raise BadRun(f"{what} is gone: {short(name)}.")
     try:
-        return loads(content, kind) if read is None else read(content)
+        return read(content)
     except (ValueError, TypeError, AttributeError, RecursionError) as problem:
         raise BadRun(f"{what} cannot be used: {short(problem, 300)}.") from problem
 
@@ -49,7 +50,7 @@ def study_document(index: RunIndex, study: str) -> dict[str, JSON]:
     if study not in index.studies:
         raise BadRun(f"there is no study {short(study)!r} here")
     root, name = index.studies[study]
-    settings = _read(root, f"{name}/study.json", StudySettings, "the study")
+    settings = _read(root, f"{name}/study.json", partial(loads, record=StudySettings), "the study")
     prefix = f"{study}/trials/"
     rows = [row for row in index.rows.values() if row.id.startswith(prefix)]
     trials = [_trial(row, settings) for row in rows]
@@ -166,7 +167,7 @@ def plan_document(index: RunIndex, plan: str) -> dict[str, JSON]:
         root, name = index.plans[plan]
     else:
         raise BadRun(f"there is no plan {short(plan)!r} here")
-    decision = _read(root, name, Decision, "the plan")
+    decision = _read(root, name, partial(loads, record=Decision), "the plan")
     return {
         "name": short(plan),
         "device": short(decision.device),
@@ -224,7 +225,7 @@ def checks_known(index: RunIndex) -> list[dict[str, JSON]]:
     documents: list[dict[str, JSON]] = []
     for check, (root, name) in list(index.checks.items())[:200]:
         try:
-            found = _read(root, f"{name}/check.json", DataCheck, "the data check", read_data_check)
+            found = _read(root, f"{name}/check.json", read_data_check, "the data check")
         except StokerError as problem:
             documents.append({"id": check, "problem": short(problem, 300)})
             continue
@@ -251,9 +252,9 @@ def check_html(index: RunIndex, check: str) -> str:
     if check not in index.checks:
         raise BadRun(f"there is no data check {short(check)!r} here")
     root, name = index.checks[check]
-    found = _read(root, f"{name}/check.json", DataCheck, "the data check", read_data_check)
+    found = _read(root, f"{name}/check.json", read_data_check, "the data check")
     try:
-        clean = _read(root, f"{name}/clean.json", CleanList, "its clean list")
+        clean = _read(root, f"{name}/clean.json", partial(loads, record=CleanList), "its clean list")
     except StokerError:
         clean = CleanList(source=found.source, made_at=found.made_at, kept=found.num_samples)
     return render_data_page(found, clean, {}, layout="fragment")

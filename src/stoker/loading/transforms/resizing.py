@@ -5,7 +5,8 @@ first, then up in a line, then 1. Evaluation sees whole images.
 Use when: a convolutional network, or one that takes images of any size, is trained from scratch.
 Costs: the forward and backward pass takes time in proportion to the pixels; a captured plan is not possible, and a
 compiled one is compiled for each size. Fine detail is learned late.
-Does not combine with: models of one image size (a linear layer over all positions); targets that are images.
+Does not combine with: models of one image size (a linear layer over all positions); targets that are images, unless the
+loss scales outputs to them.
 Sources: Howard 2018, fast.ai's DAWNBench entry, https://www.fast.ai/posts/2018-04-30-dawnbench-fastai.html; terms and
 schedule as in MosaicML Composer's ProgressiveResizing.
 """
