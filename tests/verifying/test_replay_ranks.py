@@ -20,7 +20,15 @@ pytestmark = pytest.mark.slow
 
 JOB = """
 import stoker
-from tests.training.builders import blobs, net
+import torch
+from torch import nn
+
+def blobs(count):
+    inputs = torch.randn(count, 6, generator=torch.Generator().manual_seed(0))
+    return inputs, (inputs.sum(1) > 0).long()
+
+def net():
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
 
 def job():
     return stoker.Job(model=net, data=blobs(74), valid=blobs(20), loss="cross_entropy",
