@@ -184,6 +184,7 @@ CASES = {
     "resume of an unknown run": Case(("no run 'nothing'", "no runs in runs"), options=("--resume", "nothing")),
     "fork of an unknown run": Case(("no run 'nothing'",), options=("--fork", "nothing")),
     "an unknown plan file": Case(("there is no plan file absent.json",), options=("--plan", "absent.json")),
+    "words for a plan file": Case(("stoker plan JOB --plan shards=2 --json",), options=("--plan", "shards=2")),
 }
 
 

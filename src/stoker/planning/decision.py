@@ -608,7 +608,10 @@ def given_plan(given: str | Path | Plan | None) -> Plan | Literal["safe"] | None
         return records.from_json(document, Plan)
     except FileNotFoundError:
         near = sorted(p.name for p in path.parent.glob("*.json")) if path.parent.is_dir() else []
-        raise BadJob(f"there is no plan file {path}", remedy=nearest(path.name, near) if near else None) from None
+        remedy = nearest(path.name, near) if near else None
+        if "=" in path.name:
+            remedy = f"`stoker plan` makes one of such words: `stoker plan JOB --plan {path.name} --json > FILE`."
+        raise BadJob(f"there is no plan file {path}", remedy=remedy) from None
     except (OSError, ValueError, AttributeError) as problem:
         raise BadJob(
             f"{path} holds no plan: {problem}", remedy="Make one with `stoker plan JOB --json > FILE`."

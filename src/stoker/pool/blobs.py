@@ -116,9 +116,11 @@ class BlobStore:
         free = shutil.disk_usage(self.folder).free - self.limits.least_free_bytes - self._on_their_way.total()
         limit = min(self.limits.most_bytes, self.limits.most_unnamed_bytes - unnamed - self._on_their_way[sender], free)
         if size > limit:
-            kind = Refused if size > self.limits.most_bytes else NoRoom
-            raise kind(
-                f"a blob of {format_bytes(size)} is too large: {format_bytes(max(0, limit))} are free for this key",
+            if size > self.limits.most_bytes:
+                most = format_bytes(self.limits.most_bytes)
+                raise Refused(f"a blob of {format_bytes(size)} is too large: the pool takes at most {most}")
+            raise NoRoom(
+                f"no room for a blob of {format_bytes(size)}: {format_bytes(max(0, limit))} are free for this key",
                 remedy="Blobs that no lease names are deleted after an hour; is the pool's disk full?",
             )
         self._on_their_way[sender] += size

@@ -89,6 +89,10 @@ def test_numbers_beyond_int64_and_labels_that_are_missing_are_told() -> None:
     given = datasets.Dataset(pa.table({"v": pa.array([[2**63 + 5]], pa.list_(pa.uint64()))}))
     with pytest.raises(BadJob, match=r"'v' in row 0 of .* has 9223372036854775813, which int64 does not hold"):
         stoker.data.huggingface(given).sample(0)
+    labels = stoker.data.huggingface(datasets.Dataset(pa.table({"label": pa.array([1, 2**63], pa.uint64())})))
+    for read in (labels.labels, lambda: labels.rows(np.array([0, 1]))):
+        with pytest.raises(BadJob, match=r"'label' in row 1 of .* has 9223372036854775808, which int64 does not hold"):
+            read()
     with pytest.raises(BadJob, match=r"row 1 of .* has no 'label'"):
         stoker.data.huggingface(dataset(x=[0.0, 1.0], label=[1, None])).labels()
 

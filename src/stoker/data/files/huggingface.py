@@ -124,9 +124,13 @@ class HuggingFace(IndexedSource):
         if self.target is None or self._kinds.get(str(self.target)) not in ("label", "integer"):
             return None
         with needs("pyarrow"):
-            column = np.asarray(self.dataset.with_format("numpy", columns=[self.target])[:][self.target])
+            # Their formatter for NumPy makes negative numbers of what int64 does not hold.
+            table = self.dataset.with_format("arrow", columns=[self.target])[:]
+            column = table[self.target].to_numpy()
         if column.dtype.kind not in "iub":  # nothing among whole numbers makes floats, or objects, of them
             raise self._lacking(str(self.target), int(np.argmax(np.isnan(column.astype(np.float64)))))
+        if column.dtype.kind == "u" and column.size:
+            _fitting(int(column.max()), f"{self.target!r} in row {int(column.argmax())} of {self.name}")
         return column.astype(np.int64)
 
     def _entry(self, name: str, value: Any, index: int) -> Any:
@@ -149,7 +153,9 @@ class HuggingFace(IndexedSource):
             return _numbers(value, self._dtypes[name], f"{name!r} in row {index} of {self.name}")
         if kind == "number":
             return _numbers(float(value), self._dtypes[name], name)
-        return int(value) if kind == "integer" else value  # a truth value is one
+        if kind == "integer":  # a truth value is one
+            return _fitting(int(value), f"{name!r} in row {index} of {self.name}")
+        return value
 
     def _lacking(self, name: str, index: int) -> BadJob:
         return BadJob(
@@ -269,6 +275,13 @@ def _numbers(value: Any, dtype: Any, what: str) -> Any:
         array = np.asarray(value)
     except ValueError:  # ragged
         return value
-    if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
-        raise BadJob(f"{what} has {array.max()}, which int64 does not hold", remedy="Give smaller numbers, or floats.")
+    if array.dtype.kind == "u" and array.size:
+        _fitting(int(array.max()), what)
     return torch.from_numpy(array.astype(dtype)) if array.dtype.kind in "iubf" else value
+
+
+def _fitting(number: int, what: str) -> int:
+    """The number; refused where int64 does not hold it."""
+    if number > np.iinfo(np.int64).max:
+        raise BadJob(f"{what} has {number}, which int64 does not hold", remedy="Give smaller numbers, or floats.")
+    return number
