@@ -50,10 +50,10 @@ LAYOUTS = {
 """By name; each of four processes."""
 
 
-def gpt_job() -> Job:
+def gpt_job(*, tied: bool = False) -> Job:
     """A GPT of four blocks; an epoch's last batch has 7 samples of 16."""
     return make_job(
-        lambda: GPT(layers=4, width=32, heads=4, context=8, vocab=12),
+        lambda: GPT(layers=4, width=32, heads=4, context=8, vocab=12, tied=tied),
         data=texts(55, masked=0.3),
         loss="token_cross_entropy",
         optimizer=AdamW(lr=1e-3),
@@ -79,6 +79,7 @@ Case = tuple[str, torch.dtype]
 
 JOBS: dict[str, tuple[Callable[[], Job], Coupling, int]] = {
     "gpt": (gpt_job, SEPARABLE, 4),
+    "tied gpt": (functools.partial(gpt_job, tied=True), SEPARABLE, 4),
     "llama": (llama_job, SEPARABLE, 4),
     "cnn": (cnn_job, grouped(16), 16),
 }
@@ -97,9 +98,11 @@ def trained(world: World, cases: Sequence[Case], layout: Layout) -> list[Learned
 
 def cases_of(layout: Layout) -> tuple[Case, ...]:
     """What a layout is measured on: the CNN has no plan for a tensor group, and too few layers for four stages."""
-    both = ("gpt", torch.float64), ("gpt", torch.float32)
+    both: tuple[Case, ...] = (("gpt", torch.float64), ("gpt", torch.float32))
     if layout.tensor > 1:
         return (*both, ("llama", torch.float64))
+    if layout.stages > 1:
+        both = *both, ("tied gpt", torch.float64)
     return (*both, ("cnn", torch.float64)) if layout.stages < layout.world_size else both
 
 

@@ -20,12 +20,21 @@ LAYOUTS = {
     "divided": ("gpt", Layout(tensor=2)),
     "experts": ("experts", Layout(experts=2)),
     "context": ("momentum", Layout(context=2)),
+    "stages of tied weights": ("tied", Layout(stages=2)),
 }
 """Jobs and the layouts they are resumed in; each over two processes."""
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("replicated", marks=pytest.mark.slow), "sharded", "divided", "experts", "context"]
+    "name",
+    [
+        pytest.param("replicated", marks=pytest.mark.slow),
+        "sharded",
+        "divided",
+        "experts",
+        "context",
+        "stages of tied weights",
+    ],
 )
 def test_one_process_and_two_resume_each_others_checkpoints(tmp_path: Path, name: str) -> None:
     """One, two, one: losses, weights and averages are those of a run never stopped, from the middle of an epoch on."""
@@ -40,7 +49,7 @@ def test_one_process_and_two_resume_each_others_checkpoints(tmp_path: Path, name
     for key, weight in model_weights(*found).items():
         torch.testing.assert_close(weight, legs[-1].weights[key], rtol=0, atol=0)
     parts = [(found[0] / f"model.{rank}-of-2.safetensors").stat().st_size for rank in (0, 1)]
-    assert max(parts) < 1.1 * min(parts)
+    assert max(parts) < 1.1 * min(parts) + (9000 if job == "tied" else 0)  # stages have other parts
     legs.append(leg(ALONE, tmp_path / "run", job, alone, torch.float64, 8))
     losses = [loss for one in legs for loss in one.losses]
     assert max(abs(mine - theirs) / abs(theirs) for mine, theirs in zip(losses, whole.losses, strict=True)) < 1e-9

@@ -56,19 +56,27 @@ class Stages(LayoutAxis):
         return dataclasses.replace(profile, batch=max(1, profile.batch // layout.stages))
 
     def traffic(self, update: DividedUpdate) -> Sequence[Traffic]:
-        """As `LayoutAxis.traffic`: in each turn of two messages one stage waits for the result of its neighbour."""
+        """As `LayoutAxis.traffic`: in each turn of two messages one stage waits for the result of its neighbour.
+
+        Two stages that hold a tied parameter add up its gradients.
+        """
         sizes = (boundary_bytes(update.trace(), update.parts),)
         turns = 2 * (update.passes + update.layout.stages - 1)
-        return (
-            Traffic(
-                what="activations handed on",
-                collective="point-to-point",
-                axis="stages",
-                sizes=sizes,
-                times=turns,
-                stops=0.5,
-            ),
+        activations = Traffic(
+            what="activations handed on",
+            collective="point-to-point",
+            axis="stages",
+            sizes=sizes,
+            times=turns,
+            stops=0.5,
         )
+        tied_bytes = update.parts.tied_bytes // (update.layout.shards * update.layout.tensor)
+        if not tied_bytes:
+            return (activations,)
+        tied = Traffic(
+            what="gradients of tied weights", collective="point-to-point", axis="stages", sizes=(tied_bytes,)
+        )
+        return (activations, tied)
 
     def overhead_s(self, parts: ModelParts, layout: Layout, passes: int) -> float:
         """As `LayoutAxis.overhead_s`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -140,7 +141,8 @@ class ModelParts:
 
     `blocks` are the dotted names of its repeated blocks, in order. `divided` says for the dotted name of each layer
     that a tensor-parallel layout divides, how. `buffer_bytes` are kept whole by every process. `cuts` are the first
-    blocks of all pipeline stages but the first, as the model is cut when it runs (None: spaced evenly).
+    blocks of all pipeline stages but the first, as the model is cut when it runs (None: spaced evenly). `tied_bytes`
+    are those of parameters that two stages hold, which are here twice.
     """
 
     schema: ClassVar[int] = 1
@@ -150,6 +152,21 @@ class ModelParts:
     divided: dict[str, Division] = field(default_factory=dict)
     buffer_bytes: int = 0
     cuts: tuple[int, ...] | None = None
+    tied_bytes: int = 0
+
+    def with_tied(self, tied: Mapping[str, str]) -> ModelParts:
+        """The same model, with what pipeline stages hold again of other stages: the first name by the other one."""
+        by_name = {one.name: one for one in self.parameters}
+        copies = tuple(
+            dataclasses.replace(
+                by_name[first],
+                name=name,
+                block=next((n for n, block in enumerate(self.blocks) if name.startswith(f"{block}.")), None),
+            )
+            for name, first in tied.items()
+        )
+        num_bytes = sum(one.num_bytes for one in copies if one.is_trained)
+        return dataclasses.replace(self, parameters=(*self.parameters, *copies), tied_bytes=num_bytes)
 
     def in_blocks(self, blocks: tuple[str, ...], cuts: tuple[int, ...] | None = None) -> ModelParts:
         """The same model with other modules as its blocks."""

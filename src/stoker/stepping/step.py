@@ -521,8 +521,19 @@ class Step:
         return self._saved.weights()
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """The model's parameters by name, as the optimiser has them: on the host where its state is there."""
-        return dict(self.model.named_parameters()) if self._host is None else self._host.masters
+        """The model's parameters by name, as the optimiser has them: on the host where its state is there.
+
+        A tied parameter has the name that it has first in the whole model, also in a stage that has it as another one.
+        """
+        if self._host is not None:
+            return self._host.masters
+        tied = self._strategy.tied
+        return {tied.get(name, name): parameter for name, parameter in self.model.named_parameters()}
+
+    @property
+    def names_kept_elsewhere(self) -> frozenset[str]:
+        """Names of parameters whose optimiser's state another stage writes into checkpoints."""
+        return frozenset(self._strategy.tied.values())
 
     def model_state(self) -> dict[str, torch.Tensor]:
         """The model's own weights and buffers in full precision, by name, as checkpoints have them."""

@@ -151,10 +151,13 @@ def tree_of(step: Step) -> dict[str, Any]:
     """
     names, saved = names_of(step), step.optimizer.state_dict()
     state: dict[Any, Any] = saved["state"]
+    elsewhere = step.names_kept_elsewhere
     for number, parameter in enumerate(parameters_of(step.optimizer)):
         _require_same_placements(names[number], parameter, state.get(number, {}))
     return {
-        "state": {names[key]: value for key, value in state.items() if isinstance(key, int)},
+        "state": {
+            names[key]: value for key, value in state.items() if isinstance(key, int) and names[key] not in elsewhere
+        },
         "beside": {key: value for key, value in state.items() if not isinstance(key, int)},
         "groups": [
             {
@@ -241,7 +244,7 @@ def united(skeletons: list[JSON]) -> JSON:
                 groups.append((group, list(names)))
             else:
                 free.remove(twin)
-                twin[1].extend(names)
+                twin[1].extend(name for name in names if name not in twin[1])  # two stages hold a tied parameter
     whole = [_dict({**settings, "params": {"is": "list", "of": names}}) for settings, names in groups]
     state = [item for tree in trees for item in tree["state"]["of"]]
     return _dict({**trees[0], "state": {"is": "dict", "of": state}, "groups": {"is": "list", "of": whole}})

@@ -68,6 +68,19 @@ def momentum_job() -> Job:
     )
 
 
+def tied_job() -> Job:
+    """As `gpt_job`, with the output layer tied to the embedding, which has a group of its own in the optimiser."""
+    return make_job(
+        lambda: GPT(layers=2, width=32, heads=4, context=8, vocab=12, tied=True),
+        data=texts(55, masked=0.3),
+        loss="token_cross_entropy",
+        optimizer=AdamW(lr=1e-3, groups={"tokens.*": {"lr": 3e-3, "weight_decay": 0.0}}),
+        clip_norm=0.2,
+        batch=16,
+        average=0.9,
+    )
+
+
 def few_bits_job(width: int = 64) -> Job:
     """As `gpt_job`, wide enough that matrices have moments of fewer bits, which it allows; rows of 320 values."""
     return make_job(
@@ -102,6 +115,7 @@ JOBS = {
     "cnn": (cnn_job, grouped(16)),
     "cnn in groups": (cnn_groups_job, grouped(6)),
     "odd": (odd_job, SEPARABLE),
+    "tied": (tied_job, SEPARABLE),
 }
 """Jobs by name, with their coupling."""
 

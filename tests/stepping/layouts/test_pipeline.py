@@ -21,9 +21,19 @@ from stoker.stepping.step import Step
 from stoker.stepping.step_failures import NotFinite
 from stoker.stepping.world import ALONE, World
 from stoker.testing.ranks import RankFailed, on_ranks
+from stoker.training.named_state import names_of
 from stoker.zoo import GPT, Llama
 from tests.stepping.driving import SEPARABLE, grouped, largest_difference, plan_of
-from tests.stepping.layouts.conformance import UPDATES, Learned, cnn_job, largest_loss_difference, learned, taught
+from tests.stepping.layouts.conformance import (
+    JOBS,
+    UPDATES,
+    Learned,
+    cnn_job,
+    largest_loss_difference,
+    learned,
+    taught,
+    trained_with,
+)
 from tests.stepping.models import VOCAB, make_job, samples_of, texts
 
 STAGES, GPIPE = Layout(stages=2), Layout(stages=2, schedule="gpipe")
@@ -152,7 +162,7 @@ def test_rehearsals_leave_no_trace() -> None:
         assert counted == num_passes
 
 
-CASES = (("gpt", torch.float64), ("gpt", torch.float32), ("momentum", torch.float64))
+CASES = (("gpt", torch.float64), ("gpt", torch.float32), ("momentum", torch.float64), ("tied", torch.float64))
 
 
 def _learned(world: World, layout: Layout, micro_batch: int) -> list[Learned]:
@@ -180,6 +190,26 @@ def test_every_micro_batch_goes_forward_and_back_once_and_few_wait(
         assert min(waiting) >= 0
         assert all(done.index(("forward", n)) < done.index(("backward", n)) for n in range(passes))
         assert max(waiting) == (passes if schedule == "gpipe" else min(passes, stages - stage))
+
+
+def _tied(world: World, layout: Layout) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """The tied weights of this process after three updates, and the names of what its optimiser moves."""
+    make, coupling = JOBS["tied"]
+    step = Step(make(), plan_of(4, layout=layout), coupling, world=world)
+    trained_with(step, 3)
+    held = {n: p.detach() for n, p in step.model.named_parameters() if n in ("tokens.weight", "head.weight")}
+    return held, [str(name) for name in names_of(step)]
+
+
+def test_tied_weights_are_equal_in_both_stages() -> None:
+    """Bit for bit after each of them has made its update; the optimiser has them under one name."""
+    (first, names), (last, others) = on_ranks(STAGES, _tied, STAGES)
+    assert list(first) == ["tokens.weight"]
+    assert list(last) == ["head.weight"]
+    assert torch.equal(first["tokens.weight"], last["head.weight"])
+    assert "tokens.weight" in names
+    assert "tokens.weight" in others
+    assert "head.weight" not in others
 
 
 @pytest.mark.parametrize("layout", [STAGES, GPIPE], ids=Layout.in_words)

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stoker.errors import BadJob
+from stoker.layouts.stages import AXIS
+from stoker.profiling.job_profile import model_parts
 from stoker.records import Layout
-from stoker.stepping.layouts.stages import balanced_spans, block_costs, cut_into_stages, stage_problem
+from stoker.stepping.layouts.stages import EXECUTION, balanced_spans, block_costs, cut_into_stages, stage_problem
 from stoker.zoo import GPT
 
 
@@ -68,12 +70,38 @@ def test_a_sequential_is_cut_between_its_modules() -> None:
     assert found.owners["4.weight"] == 1
 
 
+class Recoding(nn.Module):
+    """Begins and ends with one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))
+        self.last = self.first
+
+
+def test_an_output_layer_that_is_tied_is_computed_in_the_last_stage() -> None:
+    """Its matrix costs time there, as if it were not tied; both stages hold it, under the name that each has."""
+    model = gpt(vocab=600, tied=True)
+    assert block_costs(model) == block_costs(gpt(vocab=600))
+    cut = cut_into_stages(model, 2)
+    assert cut.tied == {"head.weight": "tokens.weight"}
+    assert cut.holders("tokens.weight") == (0, 1)
+    parts = EXECUTION.divided_parts(model_parts(model), model, Layout(stages=2))
+    assert [one.name for one in parts.parameters if one.name in ("tokens.weight", "head.weight")] == [
+        "tokens.weight",
+        "head.weight",
+    ]
+    assert parts.tied_bytes == 600 * 16 * 4
+    assert [one.name for one in AXIS.held(parts, Layout(stages=2), 1).parameters][-1] == "head.weight"
+
+
 @pytest.mark.parametrize(
     ("model", "stages", "said"),
     [
         (gpt(2), 3, "3 stages need 3 blocks at least, but GPT has 2 blocks in a row"),
         (nn.Bilinear(2, 2, 2), 2, "no repeated blocks"),
-        (gpt(2, tied=True), 2, "tokens.weight and head.weight of GPT are one parameter, but stages 1 and 2 of 2"),
+        (Recoding(), 2, "first and last of Recoding are one module, but stages 1 and 2 of 2 would each call it"),
         (nn.Sequential(nn.Tanh(), nn.Tanh(), nn.Linear(2, 2)), 3, "stage 1 of 3 .* nothing to train"),
     ],
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.data.files.image_files import ImageForm, image_form
 from stoker.data.files.source import IndexedSource, Indices, Labels, digest_of_parts, needs
@@ -126,7 +127,7 @@ class HuggingFace(IndexedSource):
         with needs("pyarrow"):
             # Their formatter for NumPy makes negative numbers of what int64 does not hold.
             table = self.dataset.with_format("arrow", columns=[self.target])[:]
-            column = table[self.target].to_numpy()
+            column: NDArray[Any] = table[self.target].to_numpy()
         if column.dtype.kind not in "iub":  # nothing among whole numbers makes floats, or objects, of them
             raise self._lacking(str(self.target), int(np.argmax(np.isnan(column.astype(np.float64)))))
         if column.dtype.kind == "u" and column.size:

@@ -11,6 +11,7 @@ import abc
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -47,6 +48,8 @@ class Strategy(abc.ABC):
     """Modules within the model that the layout has given hooks, which compiled code cannot contain."""
     is_checked = True
     """Whether updates may be made; otherwise `check` comes first."""
+    tied: Mapping[str, str] = MappingProxyType({})
+    """Names of parameters here whose optimiser's state another stage keeps, under these first names of the model's."""
 
     @abc.abstractmethod
     def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:

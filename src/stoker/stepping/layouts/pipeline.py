@@ -5,14 +5,16 @@ soon as it can, so that a stage holds activations of at most as many micro-batch
 Use when: a model does not fit, links are too slow for tensor parallel, and an update has several micro-batches for each
 stage. Costs: a stage waits for (stages - 1) of (micro-batches + stages - 1) turns; activations of one micro-batch
 between neighbours each way.
-Does not combine with: losses of the form (model, batch), penalties, Muon, weights tied between stages, tensor parallel;
-compilation; models whose blocks pass more than one tensor on; models of which one stage needs what another holds. The
+Does not combine with: losses of the form (model, batch), penalties, Muon, modules that two stages call, tensor
+parallel; compilation; models whose blocks pass more than one tensor on; models of which one stage needs what another holds. The
 last is checked by rehearsals, forward passes without gradients and with other values for the weights of other stages:
 of all micro-batches of the first update, of the first one of updates 2, 3, 4, 8, 16 and so on, and of an update after
 new shapes of inputs were seen (16 times at most); of evaluations likewise. Each costs two forward passes of the stage.
 Own sends and turns replace `torch.distributed.pipelining`: its stages take micro-batches of one size alone, where the
 last one of a batch is often smaller and padding would change what is learned, and find shapes by a forward pass that
 changes running statistics and random draws. The orders of turns are its own.
+A parameter that modules of two stages share (an output layer tied to the embedding) is in both, with its moments; its
+gradients are summed over both before the update, so that it stays equal.
 Each direction has its own process group, so that over NCCL, which orders the sends and receives of a group, a stage
 that sends and one that receives never wait for each other. Sends are waited for only at the end of an update.
 Source: Y. Huang et al., "GPipe", arXiv:1811.06965; D. Narayanan et al., "PipeDream-2BW", arXiv:2006.09503, section 2
@@ -41,7 +43,15 @@ from stoker.loading.order import generator_states, restore_generators
 from stoker.records import Plan, Precision, Schedule
 from stoker.stepping.distributed_tensors import all_local, global_norm
 from stoker.stepping.layouts import data_execution
-from stoker.stepping.layouts.base import LossOf, MeasuresOf, StageDataParallel, Strategy, is_check_due
+from stoker.stepping.layouts.base import (
+    LossOf,
+    MeasuresOf,
+    StageDataParallel,
+    Strategy,
+    gradients_of,
+    is_check_due,
+    sum_over,
+)
 from stoker.stepping.layouts.stages import PipelineCut, StageEnd, StageModel, Values, cut_into_stages
 from stoker.stepping.random_draws import torch_generators
 from stoker.stepping.torch_optimizers import parameter_groups
@@ -79,7 +89,9 @@ def pipeline(plan: Plan, model: nn.Module, world: World, job: Job) -> PipelinePa
     where = cut_into_stages(model, plan.layout.stages)
     if isinstance(job.optimizer, Optimizer) and job.optimizer.groups:
         for stage in range(len(where.spans)):  # in all processes, so that all of them refuse
-            named = {name: p for name, p in model.named_parameters() if p.requires_grad and where.owners[name] == stage}
+            named = {
+                name: p for name, p in model.named_parameters() if p.requires_grad and stage in where.holders(name)
+            }
             try:
                 parameter_groups(job.optimizer, named)
             except BadJob as problem_in_stage:
@@ -119,6 +131,9 @@ class PipelineParallel(Strategy):
         self._onward, self._back = open_channels(world, self._device)
         self.model: StageModel = StageModel(model, where, self._stage, self._onward.receive)
         self._carrier = data_execution(world.layout).of_stage(plan, model, world)
+        self.tied = {name: first for name, first in where.tied.items() if where.owners[name] == self._stage}
+        self._copies = {id(model.get_parameter(name)) for name in self.tied}
+        self._in_several_stages = shared_parameters(model, where, world)
         self._names: list[str] | None = None
         self._num_updates, self._num_evaluations = 0, 0
         self._kinds: set[Hashable] = set()
@@ -152,6 +167,8 @@ class PipelineParallel(Strategy):
         self._onward.settle()
         self._back.settle()
         self._carrier.finish()
+        for parameters, group in self._in_several_stages:
+            sum_over(gradients_of(parameters, group), group)
         self._world.mark("summing")
         own = torch.tensor([0.0, 0.0, is_spoilt, has_new_shapes], dtype=torch.float64, device=self._device)
         for loss in losses:
@@ -183,7 +200,8 @@ class PipelineParallel(Strategy):
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
         """As `Strategy.clip`."""
         gradients = [p.grad for p in parameters if p.grad is not None]
-        square = global_norm(gradients).to(self._device).double().square()
+        own = [p.grad for p in parameters if p.grad is not None and id(p) not in self._copies]
+        square = global_norm(own).to(self._device).double().square()
         dist.all_reduce(square, group=self._line)
         norm = square.sqrt().to(self._dtype)
         if gradients:
@@ -476,14 +494,40 @@ def open_channels(world: World, device: torch.device) -> tuple[StageChannel, Sta
     """The channel to the next stage, and the one back; collective over the world."""
     assert world.mesh is not None
     ways = [_own_line(world) for _ in range(2)]
+    assert ways[0] is not None, "every process is of a line"
+    assert ways[1] is not None, "likewise"
     return StageChannel(ways[0], 1, device), StageChannel(ways[1], -1, device)
 
 
-def _own_line(world: World) -> dist.ProcessGroup:
-    """A new group of the processes that hold the stages of the same samples."""
+def shared_parameters(
+    model: nn.Module, cut: PipelineCut, world: World
+) -> list[tuple[list[nn.Parameter], dist.ProcessGroup]]:
+    """The trained parameters here that other stages hold as well, and the processes that do; collective.
+
+    Equal gradients and equal states of optimisers keep them equal: their gradients are summed over the group.
+    """
+    stage = world.layout.coordinate(world.rank, "stages")
+    own: dict[str, str] = {first: first for first in cut.tied.values() if cut.owners[first] == stage}
+    own |= {first: name for name, first in cut.tied.items() if cut.owners[name] == stage}
+    shared: dict[tuple[int, ...], list[str]] = {}
+    for first in dict.fromkeys(cut.tied.values()):
+        shared.setdefault(cut.holders(first), []).append(first)
+    found: list[tuple[list[nn.Parameter], dist.ProcessGroup]] = []
+    for stages, names in shared.items():
+        group = _own_line(world, stages)
+        if group is not None:
+            parameters = [model.get_parameter(own[first]) for first in names]
+            trained = [parameter for parameter in parameters if parameter.requires_grad]
+            found += [(trained, group)] if trained else []
+    return found
+
+
+def _own_line(world: World, stages: Sequence[int] | None = None) -> dist.ProcessGroup | None:
+    """A new group of the processes that hold these stages (None: all) of the same samples; None where this is none."""
     assert world.mesh is not None
     names = [axis.name for axis in world.layout.mesh]
-    lines = world.mesh.mesh.movedim(names.index("stages"), -1).flatten(0, -2).tolist()
+    every = world.mesh.mesh.movedim(names.index("stages"), -1).flatten(0, -2).tolist()
+    lines = every if stages is None else [[line[stage] for stage in stages] for line in every]
     patience: timedelta | None = None  # unknown
     with contextlib.suppress(AttributeError, RuntimeError):  # new groups do not inherit the timeout of the world's
         everybody: Any = dist.group.WORLD
@@ -491,7 +535,7 @@ def _own_line(world: World) -> dist.ProcessGroup:
         patience = getattr(options, "_timeout", None)
     # Every process makes every group, in the same order.
     groups: list[dist.ProcessGroup] = [dist.new_group(line, timeout=patience) for line in lines]
-    return groups[next(index for index, line in enumerate(lines) if world.rank in line)]
+    return next((group for group, line in zip(groups, lines, strict=True) if world.rank in line), None)
 
 
 def _global(group: dist.ProcessGroup, rank: int) -> int | None:

@@ -45,12 +45,18 @@ class PipelineCut:
     """A model in stages.
 
     `blocks` are the dotted names of its blocks in order, `spans` the range of them in each stage, and `owners` the
-    stage of each entry of its `state_dict`, in its order.
+    stage of each entry of its `state_dict`, in its order. `tied` are entries that are one parameter with an entry of
+    another stage: the first name of that parameter for each other one.
     """
 
     blocks: tuple[str, ...]
     spans: tuple[range, ...]
     owners: dict[str, int]
+    tied: dict[str, str]
+
+    def holders(self, first: str) -> tuple[int, ...]:
+        """The stages that hold a tied parameter, by its first name, in order."""
+        return tuple(sorted({self.owners[first], *(self.owners[n] for n, f in self.tied.items() if f == first)}))
 
 
 def cut_into_stages(model: nn.Module, stages: int) -> PipelineCut:
@@ -68,7 +74,8 @@ def cut_into_stages(model: nn.Module, stages: int) -> PipelineCut:
     blocks = blocks_of(model)
     names = {id(module): name for name, module in model.named_modules()}
     spans = balanced_spans(block_costs(model), stages)
-    return PipelineCut(tuple(names[id(block)] for block in blocks), spans, _owners(model, blocks, spans))
+    owners = _owners(model, blocks, spans)
+    return PipelineCut(tuple(names[id(block)] for block in blocks), spans, owners, _tied(model, owners))
 
 
 def stage_problem(model: nn.Module, layout: Layout) -> str | None:
@@ -82,15 +89,18 @@ def stage_problem(model: nn.Module, layout: Layout) -> str | None:
         return f"{layout.stages} stages need {layout.stages} blocks at least, but {name} has {have}"
     spans = balanced_spans(block_costs(model), layout.stages)
     owners = _owners(model, blocks, spans)
-    seen: dict[int, str] = {}
-    for parameter_name, parameter in model.named_parameters(remove_duplicate=False):
-        first = seen.setdefault(id(parameter), parameter_name)
-        if owners[first] != owners[parameter_name]:
+    for other, first in _tied(model, owners).items():
+        one, two = (parameter_name.rpartition(".")[0] for parameter_name in (first, other))
+        if model.get_submodule(one) is model.get_submodule(two):
             return (
-                f"{first} and {parameter_name} of {name} are one parameter, but stages {owners[first] + 1} and "
-                f"{owners[parameter_name] + 1} of {layout.stages} would each hold it; untied weights would do"
+                f"{one} and {two} of {name} are one module, but stages {owners[first] + 1} and {owners[other] + 1} of "
+                f"{layout.stages} would each call it; two modules that share their weights would do"
             )
-    trained = {owners[parameter_name] for parameter_name, p in model.named_parameters() if p.requires_grad}
+    trained = {
+        owners[parameter_name]
+        for parameter_name, p in model.named_parameters(remove_duplicate=False)
+        if p.requires_grad
+    }
     for stage in range(layout.stages):
         if stage not in trained:
             return f"stage {stage + 1} of {layout.stages} of {name} would have nothing to train; fewer stages would do"
@@ -110,10 +120,9 @@ def block_costs(model: nn.Module) -> list[float]:
     """
     blocks = blocks_of(model)
     costs = [0.0] * len(blocks)
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
-    for name, block in _places(model, blocks).items():
-        parameter = model.get_parameter(name)
-        if parameter.dim() > 1 and id(parameter) not in embeddings:
+    for name, block in _places(model, blocks, [n for n, _ in model.named_parameters(remove_duplicate=False)]).items():
+        parameter, module = model.get_parameter(name), model.get_submodule(name.rpartition(".")[0])
+        if parameter.dim() > 1 and not isinstance(module, nn.Embedding | nn.EmbeddingBag):
             costs[block] += parameter.numel()
     return [max(cost, 1.0) for cost in costs]
 
@@ -146,14 +155,23 @@ def balanced_spans(costs: Sequence[float], stages: int) -> tuple[range, ...]:
 def _owners(model: nn.Module, blocks: Sequence[nn.Module], spans: Sequence[range]) -> dict[str, int]:
     """The stage of each entry of the model's state."""
     stages = [stage for stage, span in enumerate(spans) for _ in span]
-    places = _places(model, blocks, of_state=True)
+    places = _places(model, blocks, list(model.state_dict()))
     return {name: stages[places[name]] for name in places}
 
 
-def _places(model: nn.Module, blocks: Sequence[nn.Module], *, of_state: bool = False) -> dict[str, int]:
-    """The block that each parameter, or each entry of the state, belongs to."""
+def _tied(model: nn.Module, owners: dict[str, int]) -> dict[str, str]:
+    """The first name of each parameter that has another one in another stage, by that."""
+    first: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if owners[first.setdefault(id(parameter), name)] != owners[name]:
+            tied[name] = first[id(parameter)]
+    return tied
+
+
+def _places(model: nn.Module, blocks: Sequence[nn.Module], names: Sequence[str]) -> dict[str, int]:
+    """The block that each parameter, or each entry of the state, belongs to, by its name."""
     numbers = {id(block): number for number, block in enumerate(blocks)}
-    names = list(model.state_dict()) if of_state else [name for name, _ in model.named_parameters()]
     places: dict[str, int] = {}
     current = 0
     order: dict[str, int] = {}
@@ -400,7 +418,7 @@ class StageExecution(LayoutExecution):
     def divided_parts(self, parts: ModelParts, model: nn.Module, layout: Layout) -> ModelParts:
         """As `LayoutExecution.divided_parts`: the blocks that stages consist of, and where it is cut."""
         cut = cut_into_stages(model, layout.stages)
-        return parts.in_blocks(cut.blocks, tuple(span.start for span in cut.spans[1:]))
+        return parts.in_blocks(cut.blocks, tuple(span.start for span in cut.spans[1:])).with_tied(cut.tied)
 
 
 EXECUTION = StageExecution()
