@@ -226,7 +226,8 @@ class CheckpointManifest:
         """SHA-256 (hex) of the training state; equal for two runs that are equal bit for bit.
 
         It is all that the next update is computed from. Times are left out, and which evaluation was the best: that
-        decides nothing which is trained. The digests of files are taken as they are stated.
+        decides nothing which is trained; so are strides, since files hold values in the order of their indices. The
+        digests of files are taken as they are stated.
         """
         skeleton = dict(self.skeleton)
         progress = skeleton.pop("progress", None)
@@ -235,7 +236,7 @@ class CheckpointManifest:
                 "spec": self.spec_digest,
                 "position": self.position,
                 "files": {file.name: file.sha256 for file in self.files},
-                "skeleton": skeleton,
+                "skeleton": _without_strides(skeleton),
                 "progress": [] if progress is None else [item for item in progress["of"] if item[0] not in _NO_STATE],
             }
         )
@@ -243,6 +244,16 @@ class CheckpointManifest:
 
 _NO_STATE = frozenset({"wall_s", "save_every_s", "save_s", "best"})
 """Entries that are kept with a state, and no part of it."""
+
+
+def _without_strides(packed: JSON) -> JSON:
+    """A packed tree, in which tensors have only their names."""
+    if isinstance(packed, list):
+        return [_without_strides(item) for item in packed]
+    if isinstance(packed, dict):
+        is_tensor = packed.get("is") == "tensor"
+        return {name: _without_strides(item) for name, item in packed.items() if not (is_tensor and name == "strides")}
+    return packed
 
 
 _SHA256 = re.compile("[0-9a-f]{64}")

@@ -143,6 +143,9 @@ class ScheduleFreeAverage:
         }
         self.statistics = {name: weights[name].detach().clone() for name in names if name in weights}
 
+    def take_strides(self) -> None:
+        """Nothing to do: statistics have one dimension."""
+
 
 def _normalized(group: Group, gradients: list[torch.Tensor], states: Sequence[dict[str, Any]]) -> list[torch.Tensor]:
     """The gradients over the root of their second moment, which is bias-corrected."""

@@ -346,6 +346,8 @@ class Step:
         if plan.memory_format != old.memory_format:
             formats = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
             self.model.to(memory_format=formats[plan.memory_format])  # type: ignore[call-overload]  # missing from the stubs
+            if self.average is not None:
+                self.average.take_strides()
         if isinstance(self.optimizer, MuonOptimizer):
             self.optimizer.products_in = products_dtype(plan.precision, self.optimizer.matrices)
         if plan.memory_format != old.memory_format or plan.optimizer_implementation != old.optimizer_implementation:

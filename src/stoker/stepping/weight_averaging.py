@@ -55,6 +55,10 @@ class ExponentialAverage:
         for name, tensor in weights.items():
             self.weights[name].copy_(tensor)
 
+    def take_strides(self) -> None:
+        """Lie in memory as the model's weights do, whose memory format has changed."""
+        _take_strides(self.weights, self._model)
+
 
 class EqualAverage:
     """The mean of the weights at some points of a run; see `stoker.SWA`. Until the first, the model's own weights.
@@ -103,6 +107,18 @@ class EqualAverage:
         """Restore a saved mean."""
         for name, tensor in weights.items():
             self._mean[name].copy_(tensor)
+
+    def take_strides(self) -> None:
+        """As `ExponentialAverage.take_strides`."""
+        _take_strides(self._mean, self._model)
+
+
+@torch.no_grad()
+def _take_strides(weights: dict[str, torch.Tensor], model: nn.Module) -> None:
+    """Give tensors the strides of the model's, as those have that are made, or restored, from now on."""
+    for name, live in model.state_dict().items():
+        if weights[name].stride() != live.stride():
+            weights[name] = torch.empty_like(live).copy_(weights[name])
 
 
 def _has_a_mean(tensor: torch.Tensor) -> bool:

@@ -6,10 +6,11 @@ Use when: a model does not fit, links are too slow for tensor parallel, and an u
 stage. Costs: a stage waits for (stages - 1) of (micro-batches + stages - 1) turns; activations of one micro-batch
 between neighbours each way.
 Does not combine with: losses of the form (model, batch), penalties, Muon, modules that two stages call, tensor
-parallel; compilation; models whose blocks pass more than one tensor on; models of which one stage needs what another holds. The
-last is checked by rehearsals, forward passes without gradients and with other values for the weights of other stages:
-of all micro-batches of the first update, of the first one of updates 2, 3, 4, 8, 16 and so on, and of an update after
-new shapes of inputs were seen (16 times at most); of evaluations likewise. Each costs two forward passes of the stage.
+parallel; compilation; models whose blocks pass more than one tensor on; models of which one stage needs what another
+holds. The last is checked by rehearsals, forward passes without gradients and with other values for the weights of
+other stages: of all micro-batches of the first update, of the first one of updates 2, 3, 4, 8, 16 and so on, and of an
+update after new shapes of inputs were seen (16 times at most); of evaluations likewise. Each costs two forward passes
+of the stage.
 Own sends and turns replace `torch.distributed.pipelining`: its stages take micro-batches of one size alone, where the
 last one of a batch is often smaller and padding would change what is learned, and find shapes by a forward pass that
 changes running statistics and random draws. The orders of turns are its own.
