@@ -156,6 +156,7 @@ class Submission:
         max_cost: no more than this is spent, where the place itself keeps to it [USD]; None: no limit.
         options: of `--place-option`. All launchers know `root`: folder of code, environments and runs at the place
             (default: `.stoker` in the home directory there).
+        earlier: handle of the run's last start, which this one continues; empty: there is none.
     """
 
     run: str
@@ -177,6 +178,7 @@ class Submission:
     send_limit: float = 10 * 2.0**30
     max_cost: float | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+    earlier: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
