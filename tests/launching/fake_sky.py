@@ -58,8 +58,7 @@ else:
 
 @pytest.fixture
 def sky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folder of the answers: `queue` and `check` (JSON), `log`, `refuses`; `calls`, `task.json`, `order.json`, `sent` and `secrets`
-    are noted."""
+    """Folder of the answers: `queue` and `check` (JSON), `log`, `refuses`; what is launched is noted in other files."""
     folder, program = tmp_path / "sky", tmp_path / "bin" / "sky"
     folder.mkdir()
     program.parent.mkdir()

@@ -76,6 +76,8 @@ class Probe:
     if unknown: what a forecast is made for.
 
     `place` is kind and address where the word leaves them open, as `slurm:gpu` for `slurm:`; "" where it does not.
+
+    `loop_s` is `start_up.loop_s` of a host [s]; 0 if unknown.
     """
 
     facts: dict[str, str]
@@ -83,6 +85,7 @@ class Probe:
     device: str = ""
     cores: int = 0
     place: str = ""
+    loop_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

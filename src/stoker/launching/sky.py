@@ -268,8 +268,8 @@ class SkyLauncher(Launcher):
             return handle
         if store is not None:
             tell(
-                f"without --keep, checkpoints go to {keep}, a bucket that SkyPilot makes: a preemption or `stoker stop` "
-                "loses what was trained since the last checkpoint in it, and it is paid for until `sky storage delete "
+                f"no --keep: checkpoints go to {keep}, a bucket that SkyPilot makes: a preemption or `stoker stop` "
+                "loses what was trained since the last one, and it is paid for until `sky storage delete "
                 f"{_bucket_name(submission)}`"
             )
         secrets = secret_values(submission.secrets)
