@@ -1,7 +1,7 @@
 """How soon a run elsewhere makes its first update, and how long it takes against its forecast.
 
     python -m bench.places.start PLACE [--rounds 3] [--seconds 40]      PLACE is slurm or ssh
-    python -m bench.places.start PLACE --first [--rounds 2]             first runs of three kinds of jobs
+    python -m bench.places.start PLACE --first [--rounds 2] [--threads 1]   first runs of three kinds of jobs
 
 A real Slurm of idle nodes, or a real sshd, is started on this machine (tests/places). The commands are those that
 people type, each a process of its own: `stoker plan JOB --on PLACE`, then `stoker train JOB --on PLACE --new`, followed
@@ -13,7 +13,8 @@ train for so many seconds by the forecast.
 
 With `--first`, each round has a state of its own, here and there, as on the first day: no run has come home from any
 place. The kinds take turns: a wide network of two layers, convolutions, and small tables; rounds of each kind are so
-many. How many epochs take so many seconds is found out before, with a state that is then thrown away.
+many. How many epochs take so many seconds is found out before, with a state that is then thrown away. On a machine
+that others use, `--threads 1` leaves them a core: with as many threads as cores, each waits for the other.
 
 Bars: 10 s from the command to the first update, less the queue, warm; forecasts of the run and of the whole time within
 15 %, warm. With `--first`: the whole time within 15 %, in the median of each kind.
@@ -95,12 +96,15 @@ def queued_s(launch: dict[str, Any], submitted: float) -> float:
 
 def planned(on: str, job: list[str], epochs: int) -> dict[str, Any]:
     """What `stoker plan` says of the place."""
-    words = [*job, "--set", f"epochs={epochs}", "--on", on, "--json"]
+    words = [*job, *THREADS, "--set", f"epochs={epochs}", "--on", on, "--json"]
     offer: dict[str, Any] = json.loads(stoker("plan", *words))["offers"][0]
     if offer["run"] is None:
         raise SystemExit(f"no forecast: {offer}")
     return offer
 
+
+THREADS: list[str] = []
+"""`--threads`, as words of a command."""
 
 KINDS = {"mlp": ["digits_mlp.py", "--set", "width=4096"], "cnn": ["digits_cnn.py"], "table": ["table_mlp.py"]}
 """Jobs as words of a command, without their epochs."""
@@ -114,6 +118,7 @@ def measure(folder: Path, on: str, number: int, job: list[str], epochs: int) -> 
     stoker(
         "train",
         *job,
+        *THREADS,
         "--set",
         f"epochs={epochs}",
         "--on",
@@ -182,7 +187,9 @@ def main() -> int:
     parser.add_argument("--first", action="store_true")
     for name, value in {"rounds": 3, "seconds": 40}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--threads", type=int)
     given = parser.parse_args()
+    THREADS.extend([] if given.threads is None else ["--threads", str(given.threads)])
     with tempfile.TemporaryDirectory(prefix="place-", dir="/tmp") as name:  # sockets need a short path
         folder = Path(name)
         for file in HERE.glob("*.py"):
@@ -203,7 +210,7 @@ def first(place: str, on: str, folder: Path, num_rounds: int, seconds: int) -> i
     is_held = all(abs(median(of_kind)) <= MOST_ERROR for of_kind in errors.values())
     result = {
         "what": f"{place}: whole time of first runs, of which nothing was known before, against its forecast",
-        "command": f"python -m bench.places.start {place} --first --rounds {num_rounds} --seconds {seconds}",
+        "command": f"python -m bench.places.start {place} --first --rounds {num_rounds} --seconds {seconds} {' '.join(THREADS)}",
         **about(),
         "whole_errors": errors,
         "median_whole_errors": {kind: median(of_kind) for kind, of_kind in errors.items()},

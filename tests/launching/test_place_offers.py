@@ -149,7 +149,7 @@ def test_the_first_run_at_a_place_starts_as_a_program_does_here() -> None:
     first = place_offers._priced(offer(), dataclasses.replace(best, forecast=measured), PlaceLessons(), 0, start)
     assert (first.startup_s, first.run.value if first.run else 0) == (11.0, HOUR_S + TRIED_S)
     assert first.finish_s == pytest.approx(HOUR_S + TRIED_S + 11.0)
-    assert "start-up 11 s, from that of a program here, and times 2 there; an environment" in first.why
+    assert "start-up 11.0 s, from that of a program here, and times 2 there; an environment" in first.why
     few = dataclasses.replace(measured, total_updates=39)
     assert PlaceLessons().run_time(few).value == HOUR_S
 

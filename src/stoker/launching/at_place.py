@@ -86,8 +86,8 @@ if os.getppid() != int(sys.argv[1]):
     sys.exit({STOPPED})
 os.execvp(sys.argv[2], sys.argv[2:])
 """
-"""The program that becomes a rank: the kernel is to send it SIGTERM when the watching process (argument 1) ends, so that
-the rank saves. Not between fork and exec: the watching process may have threads, as where it repeats the run's log.
+"""The program that becomes a rank: the kernel is to send it SIGTERM when the watching process (argument 1) ends, so
+that the rank saves. Not between fork and exec: the watching process may have threads, as where it repeats the log.
 Source: prctl(2), PR_SET_PDEATHSIG, which is 1 and stays through execve(2)."""
 
 

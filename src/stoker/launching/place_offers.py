@@ -175,7 +175,7 @@ def compare_places(
     forecasts = _Forecasts(planner, memory_limit(memory), most_threads(threads))
     is_kept = memory is None and threads is None and device_mtbf_h is None  # as a run there is forecast
     asked: dict[str, _Answer | str] = {}
-    is_unknown = any(usual_start(parse_target(word).kind) == (None, None) for word in elsewhere)
+    is_unknown = any(None in usual_start(parse_target(word).kind) for word in elsewhere)
     with ThreadPoolExecutor(max_workers=8) as pool:
         starting = pool.submit(program_start_s) if is_unknown else None
         asked.update(zip(elsewhere, pool.map(_ask, elsewhere), strict=True))
@@ -337,14 +337,7 @@ def _priced(
     """An offer with what its run takes and costs; `start`: the start-up to expect where no run has shown one."""
     is_learned = lessons.queue_s is not None and (offer.starts_in_s is None or offer.is_rented)
     starts_in_s = lessons.queue_s if is_learned else offer.starts_in_s
-    startup_s, submit_s, whose = lessons.startup_s or 0.0, lessons.submit_s or 0.0, "as earlier runs took"
-    if not startup_s + submit_s:
-        submit_s, startup_s = (seconds or 0.0 for seconds in usual_start(offer.text.partition(":")[0]))
-        whose = "as runs at other places of this kind took"
-    if not startup_s + submit_s and start is not None:
-        submit_s, startup_s = start.submit_s, start.startup_s
-        scale = f", and times {start.slowness:.2g} there" if abs(start.slowness - 1) >= _SEEN_SLOWNESS else ""
-        whose = f"from that of a program here{scale}; an environment that has to be made there comes on top"
+    submit_s, startup_s, whose = _start_of(offer.text.partition(":")[0], lessons, start)
     parts = [offer.why] if offer.why else []
     if is_learned:
         parts.append(f"wait: median of {lessons.num_runs} earlier runs")
@@ -383,6 +376,22 @@ def _priced(
         interrupted=-math.expm1(-preemptions),
         why="; ".join(parts),
     )
+
+
+def _start_of(kind: str, lessons: PlaceLessons, start: StartUp | None) -> tuple[float, float, str]:
+    """Time to submit, and to start up [s], 0 where unknown, and what they rest on: each on the nearest known."""
+    usual_submit_s, usual_startup_s = usual_start(kind)
+    sources = [
+        (lessons.submit_s, lessons.startup_s, "as earlier runs took"),
+        (usual_submit_s, usual_startup_s, "as runs at other places of this kind took"),
+    ]
+    if start is not None:
+        scale = f", and times {start.slowness:.2g} there" if abs(start.slowness - 1) >= _SEEN_SLOWNESS else ""
+        whose = f"from that of a program here{scale}; an environment that has to be made there comes on top"
+        sources.append((start.submit_s, start.startup_s, whose))
+    submit_s = next((seconds for seconds, _, _ in sources if seconds is not None), 0.0)
+    startup_s, whose = next(((seconds, whose) for _, seconds, whose in sources if seconds is not None), (0.0, ""))
+    return submit_s, startup_s, whose
 
 
 def _on_devices(word: str, forecasts: _Forecasts) -> list[PlaceOffer]:

@@ -17,7 +17,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-SEND_S, BEGIN_S = 1.5, 1.0
+SEND_S, BEGIN_S = 1.5, 0.5
 """Beyond loading programs: reading the job here, and commands that look, send and start [s]; the program that watches
 the run, and what the run does before its first update [s]: of first runs by SSH and on Slurm here
 (bench/results/place_first_*.json)."""
