@@ -144,6 +144,7 @@ def measure(folder: Path, on: str, number: int, job: list[str], epochs: int) -> 
     whole = at["finished"] - began
     forecast, finish = offer["run"]["value"], offer["finish_s"]
     decision = RunDirectory(run).read_decision()
+    assert decision is not None
     return {
         "load_before": load,
         "load_after": os.getloadavg()[0],
@@ -167,7 +168,8 @@ def measure(folder: Path, on: str, number: int, job: list[str], epochs: int) -> 
 
 def first_runs(on: str, folder: Path, num_rounds: int, seconds: float) -> dict[str, list[dict[str, Any]]]:
     """Rounds of each kind, each with a state of its own."""
-    epochs, rounds = {}, {kind: [] for kind in KINDS}
+    epochs: dict[str, int] = {}
+    rounds: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     os.environ["STOKER_CACHE"] = str(folder / "sizing")
     for kind, job in KINDS.items():
         epochs[kind] = max(1, round(20 * seconds / planned(on, job, 20)["run"]["value"]))
@@ -205,12 +207,12 @@ def main() -> int:
 
 def first(place: str, on: str, folder: Path, num_rounds: int, seconds: int) -> int:
     """First runs at the place; 0 if the whole time is forecast within the bar for each kind."""
-    rounds = first_runs(on, folder, num_rounds, seconds)
+    rounds, options = first_runs(on, folder, num_rounds, seconds), ["--seconds", str(seconds), *THREADS]
     errors = {kind: [one["whole_error"] for one in of_kind] for kind, of_kind in rounds.items()}
     is_held = all(abs(median(of_kind)) <= MOST_ERROR for of_kind in errors.values())
     result = {
         "what": f"{place}: whole time of first runs, of which nothing was known before, against its forecast",
-        "command": f"python -m bench.places.start {place} --first --rounds {num_rounds} --seconds {seconds} {' '.join(THREADS)}",
+        "command": " ".join([f"python -m bench.places.start {place} --first --rounds {num_rounds}", *options]),
         **about(),
         "whole_errors": errors,
         "median_whole_errors": {kind: median(of_kind) for kind, of_kind in errors.items()},

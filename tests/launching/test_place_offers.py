@@ -38,7 +38,7 @@ def candidate(hours: float) -> Candidate:
     """A plan whose run takes so long."""
     chosen = story.decision().chosen
     forecast = dataclasses.replace(
-        chosen.forecast, total_s=story.estimate(hours * HOUR_S, 0.1, "s"), checkpoint_every_s=600.0
+        chosen.forecast, total_s=story.estimate(hours * HOUR_S, 0.1, "s"), checkpoint_every_s=600.0, trials_s=0.0
     )
     return dataclasses.replace(chosen, forecast=forecast, device="l4")
 
@@ -341,12 +341,13 @@ def test_one_table_has_places_and_devices(place: Path, fake_place: Any, monkeypa
         return dataclasses.replace(story.decision(), candidates=(chosen,))
 
     monkeypatch.setattr(place_offers, "on_one", on_one)
+    monkeypatch.setattr(place_offers, "program_start_s", lambda: 2.0)
     fake_place.offered = (offer(text="fake:box/l4", starts_in_s=30.0, price_per_h=0.8, price_source="list of today"),)
     words = "fake:box,fake:gone,here,h100"
     document = json.loads(stoker_here("plan", job_file(), "--on", words, "--json").out)
     offers = {one["text"]: one for one in document["offers"]}
     assert [one["text"] for one in document["offers"]][:2] == ["cpu", "fake:box/l4"]
-    assert "start-up not known yet, counted as none" in offers["fake:box/l4"]["why"]
+    assert "start-up 6.0 s, from that of a program here" in offers["fake:box/l4"]["why"]
     assert document["offers"][-1]["text"] == "fake:gone"
     assert offers["fake:box/l4"]["finish_s"] == pytest.approx(HOUR_S + 30, rel=0.01)
     assert "no route" in offers["fake:gone"]["problem"]
@@ -376,6 +377,7 @@ def test_clouds_are_ranked_by_what_the_run_costs_there(place: Path, sky: Path, m
         return [one for one in json.loads(said.out)["offers"] if not one["problem"]]
 
     monkeypatch.setattr(place_offers, "on_one", on_one)
+    monkeypatch.setattr(place_offers, "program_start_s", lambda: None)
     found = offers("sky:any")
     assert [(one["text"], one["sticker"]) for one in found] == [
         ("sky:lambda/1xh100", 4),

@@ -59,7 +59,9 @@ class Cluster:
         self._ray("start", address, "--num-cpus", "2", "--disable-usage-stats", "--dashboard-agent-listen-port", port)
 
     def _ray(self, *words: str) -> None:
-        subprocess.run([str(RAY.absolute()), *words], check=True, capture_output=True, timeout=180)
+        path = f"{RAY.absolute().parent}{os.pathsep}{os.environ['PATH']}"  # jobs have `python` from there
+        program, environment = [str(RAY.absolute()), *words], {**os.environ, "PATH": path}
+        subprocess.run(program, env=environment, check=True, capture_output=True, timeout=180)
 
     def stop(self) -> None:
         """End the processes of this cluster alone."""

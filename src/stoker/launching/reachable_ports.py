@@ -8,8 +8,9 @@ Does not do: networks of NCCL other than sockets (InfiniBand); a firewall that l
 
 The text of this file is the program that runs there, so that nothing has to be sent before:
 
-- `listen FIRST PORT SECONDS TOKEN`: prints `port N`, or `taken` and why not, `address A` and `range LOW HIGH`, and
-  answers connections with the token from a process that stays for so many seconds.
+- `listen FIRST PORT OTHERS SECONDS TOKEN`: prints `port N`, or `taken` and why not, `address A`, `range LOW HIGH` and
+  `process P`, which answers as many connections as there are other hosts with the token, and stays for so many seconds
+  at most.
 - `reach TOKEN HOST:PORT…`: prints a line for each: `ok`, or why it cannot be reached.
 """
 
@@ -26,7 +27,7 @@ CONNECT_S = 5.0
 """Time for a connection to another host [s]: a firewall that drops packets gives no answer at all."""
 
 
-def listen(first: str, port: int, seconds: float, token: str) -> None:
+def listen(first: str, port: int, num_others: int, seconds: float, token: str) -> None:
     """Print port, address and range of ports, and answer connections with the token from a process that stays."""
     server = socket.socket(socket.AF_INET6 if ":" in first else socket.AF_INET, socket.SOCK_STREAM)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -41,14 +42,15 @@ def listen(first: str, port: int, seconds: float, token: str) -> None:
         towards.connect((first, 9))
         _tell(f"address {towards.getsockname()[0]}")
     _tell("range " + " ".join(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()))
-    if os.fork():
+    if process := os.fork():
+        _tell(f"process {process}")
         return
     os.setsid()  # it outlives the command, whose ends of pipes it must not hold
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(null, descriptor)
     until = time.time() + seconds
-    while time.time() < until:
+    while num_others > 0 and time.time() < until:
         server.settimeout(max(0.1, until - time.time()))
         try:
             connection, _ = server.accept()
@@ -56,6 +58,7 @@ def listen(first: str, port: int, seconds: float, token: str) -> None:
             break
         with connection:
             connection.sendall(token.encode())
+        num_others -= 1
 
 
 def reach(token: str, others: list[str]) -> None:
@@ -92,6 +95,6 @@ def _tell(line: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "listen":
-        listen(sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5])
+        listen(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]), sys.argv[6])
     else:
         reach(sys.argv[2], sys.argv[3:])

@@ -381,7 +381,7 @@ def _unreachable(lines: Sequence[Line], first: Mapping[str, list[str]], options:
         return answer.text.splitlines()
 
     def listening(index: int) -> dict[str, str]:
-        arguments = (str(port if index == 0 else 0), f"{_LISTEN_S:g}", token)
+        arguments = (str(port if index == 0 else 0), str(len(lines) - 1), f"{_LISTEN_S:g}", token)
         return dict(row.partition(" ")[::2] for row in check(lines[index], "listen", master, *arguments))
 
     with ThreadPoolExecutor(len(lines)) as pool:
@@ -408,6 +408,8 @@ def _unreachable(lines: Sequence[Line], first: Mapping[str, list[str]], options:
                         f"{ports}{meeting} of {target} to {source}, or name the hosts by addresses of a network in "
                         "which they reach each other"
                     )
+        if missing:  # a listener goes once all others have come, and holds its port until then
+            list(pool.map(lambda line, host: line.run(["kill", host["process"]], check=False), lines, there))
         return missing
 
 
