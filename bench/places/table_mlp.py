@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import stoker
 
@@ -13,7 +14,7 @@ def job(epochs: float = 20) -> stoker.Job:
     targets = torch.sin(inputs[:, :4].sum(dim=1, keepdim=True)) + 0.1 * torch.randn(20_000, 1, generator=draw)
     return stoker.Job(
         model=lambda: nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1)),
-        data=stoker.data.tensors(inputs, targets),
+        data=TensorDataset(inputs, targets),
         valid=stoker.holdout(0.1),
         loss="mse",
         optimizer=stoker.AdamW(lr=1e-3),

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from stoker.launching import ray
 from stoker.launching.launcher import Request, Submission
 from stoker.launching.ray import LAUNCHER
 from stoker.records import ENDED
@@ -54,9 +55,10 @@ class Cluster:
 
     def add_node(self) -> None:
         """Start a second node of two CPUs on this machine."""
-        port = str(_free_port())
-        address = f"--address=127.0.0.1:{self.port}"
-        self._ray("start", address, "--num-cpus", "2", "--disable-usage-stats", "--dashboard-agent-listen-port", port)
+        # In one folder each node's agent would unpack a job's files where the other has them.
+        folder, port = str(self.folder / "2"), str(_free_port())
+        own = ["--temp-dir", folder, "--dashboard-agent-listen-port", port, "--num-cpus", "2"]
+        self._ray("start", f"--address=127.0.0.1:{self.port}", *own, "--disable-usage-stats")
 
     def _ray(self, *words: str) -> None:
         path = f"{RAY.absolute().parent}{os.pathsep}{os.environ['PATH']}"  # jobs have `python` from there
@@ -139,7 +141,7 @@ def test_two_nodes_are_one_run(cluster: Cluster, tmp_path: Path) -> None:
     run = submission(cluster, tmp_path, run="two", arguments=arguments, target=target)  # type: ignore[arg-type]
     handle = LAUNCHER.start(run, lambda text: None)
     *_, last = fakes.TestLive().until(handle, *ENDED)
-    assert (last.phase, last.exit_code) == ("finished", 0), last
+    assert (last.phase, last.exit_code) == ("finished", 0), ray._log(handle).decode()[-3000:]
     there = tmp_path / "root/runs/two"
     assert {path.name for path in (there / "launch").glob("host-*.json")} == {"host-0.json", "host-1.json"}
     LAUNCHER.fetch(handle, tmp_path / "home")

@@ -88,7 +88,7 @@ def run_on_nodes(
     shared = root.expanduser().absolute() / "sent" / sent.name
     if not shared.exists():  # each node has what was sent, but not in one place
         aside = shared.with_name(f".writing-{shared.name}-{secrets.token_hex(4)}")
-        shutil.copytree(sent, aside, symlinks=True)
+        shutil.copytree(sent, aside, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         aside.replace(shared)
     directory = placed_order(shared, root, *((float(limit[0]), limit[1]) if limit else ()))
     wanted = f"{num_nodes} nodes with {', '.join(f'{amount:g} {name}' for name, amount in resources.items())} each"
