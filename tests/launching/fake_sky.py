@@ -31,12 +31,15 @@ with (folder / "calls").open("a") as calls:
     calls.write(json.dumps(words) + "\\n")
 if words == ["--version"]:
     print("skypilot, version 0.14.1")
+elif words == ["check", "--output", "json"]:
+    print((folder / "check").read_text())
 elif words[:2] == ["jobs", "launch"]:
     if (folder / "refuses").exists():
         sys.stderr.write((folder / "refuses").read_text())
         sys.exit(1)
     task = json.loads(pathlib.Path(words[-1]).read_text())
     (folder / "task.json").write_text(json.dumps(task))
+    (folder / "order.json").write_text((pathlib.Path(task["workdir"]) / "order.json").read_text())
     (folder / "sent").write_text("\\n".join(sorted(
         str(p.relative_to(task["workdir"])) for p in pathlib.Path(task["workdir"]).rglob("*") if p.is_file())))
     names = [n for w, n in zip(words, words[1:]) if w == "--secret"]
@@ -55,7 +58,7 @@ else:
 
 @pytest.fixture
 def sky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folder of the answers: `queue` (JSON), `log`, `refuses`; `calls`, `task.json`, `sent` and `secrets` are noted."""
+    """Folder of the answers: `queue` and `check` (JSON), `log`, `refuses`; what is launched is noted in other files."""
     folder, program = tmp_path / "sky", tmp_path / "bin" / "sky"
     folder.mkdir()
     program.parent.mkdir()
@@ -68,6 +71,7 @@ def sky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     monkeypatch.setenv("SKY_RUNTIME_DIR", str(tmp_path / "runtime"))
     job_is(folder, None)
+    stores_are(folder, "AWS")
     return folder
 
 
@@ -84,3 +88,9 @@ def job_is(folder: Path, status: str | None, log: str = "", **more: object) -> N
     }
     (folder / "queue").write_text(json.dumps([other] if status is None else [other, record | more]))
     (folder / "log").write_text(log)
+
+
+def stores_are(folder: Path, *clouds: str) -> None:
+    """In which clouds SkyPilot may make buckets from now on; it has machines of Lambda, too."""
+    enabled = {cloud: ["compute", "storage"] for cloud in clouds} | {"Lambda": ["compute"]}
+    (folder / "check").write_text(json.dumps({"default": enabled}, indent=2))

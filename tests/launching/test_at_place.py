@@ -143,8 +143,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         at_place, "rank_command", lambda *_: [sys.executable, str(tmp_path / "rank.py"), str(directory)]
     )
     monkeypatch.setattr(HostSupervisor, "_pause", lambda *_: None)
-    # Nothing runs between fork and exec: this process has threads, of which the copy may die before it is the rank.
-    monkeypatch.setattr(at_place, "_end_with_parent", None)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         monkeypatch.setattr(signal, "signal", signal.signal)
         before = signal.getsignal(number)
@@ -262,6 +260,15 @@ def test_a_rank_that_ends_while_it_is_signalled_has_ended(run: Path, monkeypatch
     monkeypatch.setattr(HostSupervisor, "_beat", beat)
     code, state = _supervised(run, "progress(1)")
     assert (code, state.phase) == (0, "finished")
+
+
+def test_a_rank_whose_supervisor_is_gone_already_does_not_begin(run: Path) -> None:
+    """It died between the start of the rank and the rank's word to the kernel, which then has nothing to signal."""
+    command = [sys.executable, "-c", "print('begun')"]
+    for parent, code, said in ((os.getpid(), 0, b"begun\n"), (1, at_place.STOPPED, b"")):
+        program = [sys.executable, "-c", at_place._END_WITH_PARENT, str(parent), *command]
+        ended = subprocess.run(program, capture_output=True, check=False)
+        assert (ended.returncode, ended.stdout) == (code, said)
 
 
 def _until(holds: Callable[[], bool]) -> None:

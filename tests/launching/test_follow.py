@@ -75,6 +75,26 @@ def test_a_short_answer_is_all_there_is(run: Elsewhere, monkeypatch: pytest.Monk
     assert log_of(run) == (run.there / "events.jsonl").read_bytes()
 
 
+@pytest.mark.parametrize(("took_s", "pause_s"), [(0.0, 1.0), (0.02, 1.0), (0.15, 3.0), (9.0, 5.0)])
+def test_a_request_takes_a_small_share_of_the_time(
+    run: Elsewhere, monkeypatch: pytest.MonkeyPatch, took_s: float, pause_s: float
+) -> None:
+    """Where it takes long, as by a login shell of a host with few cores, the next one comes later, up to a bound."""
+    began: list[float] = []
+    events = run.launcher.events
+
+    def read(handle: Any, offset: int) -> bytes:
+        began.append(run.clock.now_s)
+        run.clock.advance(took_s)
+        return bytes(events(handle, offset))
+
+    monkeypatch.setattr(run.launcher, "events", read)
+    run.log("progress", 1, samples=50)
+    run.launcher.answers = [RUNNING, RUNNING, FINISHED]
+    run.follower().run()
+    assert began[1] - began[0] == pytest.approx(took_s + pause_s)
+
+
 def test_a_torn_line_is_asked_for_again(run: Elsewhere) -> None:
     """Half a line is not kept here, since the place drops it before it writes the next one."""
     run.log("progress", 1, samples=50)

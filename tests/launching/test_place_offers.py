@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from stoker.launching.launcher import Offer, Probe, Submission
 from stoker.launching.place_history import PlaceLessons, PlaceRun, job_key, lessons_of, place_history, setting_key
 from stoker.launching.place_offers import PlaceOffer, ranked
 from stoker.launching.sky import PREEMPTED_PER_H, STARTING_S
+from stoker.launching.start_up import BEGIN_S, SEND_S, TRIED_S, StartUp, expected_start, loop_s, program_start_s
 from stoker.planning.model.objectives import PlanLimits
 from stoker.records import Candidate
 from tests.flow.command import job_file, stoker_here
@@ -34,7 +38,7 @@ def candidate(hours: float) -> Candidate:
     """A plan whose run takes so long."""
     chosen = story.decision().chosen
     forecast = dataclasses.replace(
-        chosen.forecast, total_s=story.estimate(hours * HOUR_S, 0.1, "s"), checkpoint_every_s=600.0
+        chosen.forecast, total_s=story.estimate(hours * HOUR_S, 0.1, "s"), checkpoint_every_s=600.0, trials_s=0.0
     )
     return dataclasses.replace(chosen, forecast=forecast, device="l4")
 
@@ -127,6 +131,38 @@ def test_earlier_runs_correct_the_next_estimate(place: Path) -> None:
     assert estimate.finish_s == pytest.approx(150 + 20 + 5 + 1.5 * HOUR_S)
     assert "forecast × 1.50, as 2 earlier runs took" in estimate.why
     assert priced(1, lessons, starts_in_s=5.0).starts_in_s == 5.0
+
+
+def test_the_first_run_at_a_place_starts_as_a_program_does_here() -> None:
+    """Once here and once there, where the same computation takes twice as long; the plans that it tries take time."""
+    there = expected_start(3.0, 2 * loop_s())
+    assert there.submit_s == 3.0 + SEND_S
+    assert there.startup_s == pytest.approx((3.0 + BEGIN_S) * there.slowness)
+    assert there.slowness == pytest.approx(2, rel=0.9)
+    assert expected_start(3.0, 0.0).slowness == 1.0
+    start = StartUp(submit_s=4.0, startup_s=7.0, slowness=2.0)
+    best = candidate(1)
+    measured = dataclasses.replace(best.forecast, total_s=story.estimate(HOUR_S, 0.1, "s"), total_updates=40)
+    measured = dataclasses.replace(
+        measured, total_s=dataclasses.replace(measured.total_s, basis="measured here"), trials_s=None
+    )
+    first = place_offers._priced(offer(), dataclasses.replace(best, forecast=measured), PlaceLessons(), 0, start)
+    assert (first.startup_s, first.run.value if first.run else 0) == (11.0, HOUR_S + TRIED_S)
+    assert first.finish_s == pytest.approx(HOUR_S + TRIED_S + 11.0)
+    assert "start-up 11.0 s, from that of a program here, and times 2 there; an environment" in first.why
+    few = dataclasses.replace(measured, total_updates=39)
+    assert PlaceLessons().run_time(few).value == HOUR_S
+
+
+def test_a_program_of_stoker_is_started_to_see_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than an empty one; a Python that cannot start one is no answer."""
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", ""], check=True)
+    empty_s, start_s = time.perf_counter() - began, program_start_s()
+    assert start_s is not None
+    assert start_s > empty_s
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert program_start_s() is None
 
 
 def test_a_place_that_has_shown_nothing_starts_as_others_of_its_kind(place: Path) -> None:
@@ -305,12 +341,13 @@ def test_one_table_has_places_and_devices(place: Path, fake_place: Any, monkeypa
         return dataclasses.replace(story.decision(), candidates=(chosen,))
 
     monkeypatch.setattr(place_offers, "on_one", on_one)
+    monkeypatch.setattr(place_offers, "program_start_s", lambda: 2.0)
     fake_place.offered = (offer(text="fake:box/l4", starts_in_s=30.0, price_per_h=0.8, price_source="list of today"),)
     words = "fake:box,fake:gone,here,h100"
     document = json.loads(stoker_here("plan", job_file(), "--on", words, "--json").out)
     offers = {one["text"]: one for one in document["offers"]}
     assert [one["text"] for one in document["offers"]][:2] == ["cpu", "fake:box/l4"]
-    assert "start-up not known yet, counted as none" in offers["fake:box/l4"]["why"]
+    assert "start-up 6.0 s, from that of a program here" in offers["fake:box/l4"]["why"]
     assert document["offers"][-1]["text"] == "fake:gone"
     assert offers["fake:box/l4"]["finish_s"] == pytest.approx(HOUR_S + 30, rel=0.01)
     assert "no route" in offers["fake:gone"]["problem"]
@@ -340,6 +377,7 @@ def test_clouds_are_ranked_by_what_the_run_costs_there(place: Path, sky: Path, m
         return [one for one in json.loads(said.out)["offers"] if not one["problem"]]
 
     monkeypatch.setattr(place_offers, "on_one", on_one)
+    monkeypatch.setattr(place_offers, "program_start_s", lambda: None)
     found = offers("sky:any")
     assert [(one["text"], one["sticker"]) for one in found] == [
         ("sky:lambda/1xh100", 4),

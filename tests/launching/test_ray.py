@@ -7,6 +7,7 @@ import dataclasses
 import http.client
 import itertools
 import json
+import shlex
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable
+from stoker.errors import PlaceFailed, PlaceUnreachable
 from stoker.launching.at_place import LIMIT_OVER
 from stoker.launching.bundle import code_bundle, stoker_bundle
 from stoker.launching.launcher import Request, Submission
@@ -39,9 +40,13 @@ class TestConformance(LauncherConformance):
         "http://head:8265/4xa100": (1, 4, "a100"),
         "https://ray.example.com/cpu": (1, 1, "cpu"),
         "[::1]:8265/2": (1, 2, ""),
+        "head/2x4xa100": (2, 4, "a100"),
     }
-    bad_words = ("", "head:port", "head/0", "ftp://head", "head/2x", "he ad", "head/2x4xa100")
-    environments = ({},)
+    bad_words = ("", "head:port", "head/0", "ftp://head", "head/2x", "he ad", "head/0x4xa100")
+    environments = (
+        {},
+        {"STOKER_HOST": "1", "STOKER_HOSTS": "2", "STOKER_MASTER": "10.0.0.1", "STOKER_PORT": "4711"},
+    )
     unreachable = {"url": "http://127.0.0.1:9", "job": "x-1", "directory": "~/.stoker/runs/x"}  # noqa: RUF012 - likewise
     client = ("ray",)
 
@@ -373,10 +378,29 @@ def test_a_body_that_breaks_off_is_no_answer_whatever_its_status(tmp_path: Path,
     assert (state.phase, state.why) == ("unknown", "the cluster does not answer")
 
 
-def test_several_nodes_are_refused_in_words() -> None:
-    """With what can be asked for instead."""
-    with pytest.raises(NoDevice, match=r"asks for 2 nodes.\nA run has one node there"):
-        LAUNCHER.parse("head:8265/2x4xa100")
+def test_a_run_of_several_nodes_is_a_driver_without_devices(tmp_path: Path) -> None:
+    """It asks Ray for the devices of each node itself; a run goes on at any nodes, which see one folder."""
+    gpus = copy.deepcopy(NODES)
+    first = gpus["data"]["result"]["result"][0]
+    first["resources_total"] |= {"GPU": 4.0, "accelerator_type:A100": 1.0}
+    second = {**copy.deepcopy(first), "node_ip": "192.0.2.3", "node_id": "2"}
+    with FakeRay(tmp_path, nodes=gpus, holds=True) as head:
+        target = LAUNCHER.parse(f"{head.word}/2x4xa100")
+        assert LAUNCHER.probe(target, {}).missing == (
+            "only 1 of 1 has 4 a100 (the most GPUs on one: 4; asked for: 2 nodes): ask for fewer, or add a node",
+        )
+        assert LAUNCHER.offers(Request(target=target)) == ()
+        gpus["data"]["result"]["result"].append(second)
+        assert LAUNCHER.probe(target, {}).missing == ()
+        assert LAUNCHER.offers(Request(target=target))[0].num_nodes == 2
+        LAUNCHER.start(submission(head, tmp_path, target=target, options={"root": "/shared", "cpus": "8"}), print)
+        (body,) = (job.body for job in head.jobs.values())
+    words = shlex.split(body["entrypoint"])
+    assert words[1:4] == ["python", "-m", "stoker.launching.ray_nodes"]
+    assert words[4] == "2"
+    assert json.loads(words[5]) == {"CPU": 8.0, "GPU": 4, "accelerator_type:A100": 0.001}
+    assert words[6:] == [sys.executable, "run", "/shared"]
+    assert not [name for name in body if name.startswith("entrypoint_")]
 
 
 @pytest.mark.slow

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import time
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +21,7 @@ from stoker.store.mirror import Mirror
 from stoker.store.remote_runs import RemoteRuns
 from stoker.testing.launcher_conformance import LauncherConformance
 from tests.launching.elsewhere import BEGAN_S
-from tests.launching.fake_sky import job_is, sky
+from tests.launching.fake_sky import job_is, sky, stores_are
 from tests.store.builders import make_run
 
 __all__ = ["sky"]
@@ -108,12 +110,70 @@ def test_an_equal_run_of_somebody_else_is_another_job(sky: Path) -> None:
     assert json.loads((sky / "task.json").read_text())["name"] == handle["job"] == names[1]
 
 
-def test_a_run_without_a_mirror_is_refused(sky: Path) -> None:
-    """The disk of a cloud's machine goes with it."""
-    with pytest.raises(PlaceFailed, match="takes its disk with it") as refused:
-        LAUNCHER.start(TestConformance().submission("any/l4", secrets=()), lambda text: None)
-    assert "--keep" in str(refused.value.remedy)
-    assert not (sky / "calls").exists()
+@pytest.fixture
+def readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the path for packages that read object stores; it has s3fs."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    (folder / "s3fs.py").touch()
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+@pytest.mark.usefixtures("readers")
+def test_without_a_url_skypilot_makes_and_mounts_a_bucket(sky: Path) -> None:
+    """Of the run alone; the run keeps its mirror there, it comes home from there, and what is at risk is said."""
+    said: list[str] = []
+    handle = LAUNCHER.start(TestConformance().submission("any/l4", secrets=()), said.append)
+    name = handle["keep"].removeprefix("s3://")
+    assert re.fullmatch(r"stoker-[0-9a-f]{24}", name)
+    task = json.loads((sky / "task.json").read_text())
+    assert task["file_mounts"] == {"/stoker-runs": {"name": name, "store": "s3", "mode": "MOUNT"}}
+    order = json.loads((sky / "order.json").read_text())
+    assert order["arguments"][-2:] == ["--keep", "file:///stoker-runs"]
+    assert (
+        f"checkpoints go to s3://{name}, a bucket that SkyPilot makes: a preemption or `stoker stop` loses" in said[0]
+    )
+    assert f"`sky storage delete {name}`" in said[0]
+    other = LAUNCHER.start(TestConformance().submission("any/l4", secrets=(), owner="you@there:/runs"), print)
+    assert other["keep"] != handle["keep"]
+    text = LAUNCHER.script(TestConformance().submission("any/l4", secrets=()))
+    assert name in text
+    assert "filled in from `sky check`: s3 where it can be had" in text
+
+
+@pytest.mark.usefixtures("readers")
+def test_a_run_goes_on_from_the_bucket_or_url_that_it_had(sky: Path) -> None:
+    """Also where another store would be taken now: a new bucket is empty, and the run would begin again."""
+    first = LAUNCHER.start(TestConformance().submission("any/l4", secrets=()), print)
+    stores_are(sky, "GCP")
+    again = LAUNCHER.start(TestConformance().submission("any/l4", secrets=(), earlier=first), print)
+    assert again["keep"] == first["keep"]
+    assert json.loads((sky / "task.json").read_text())["file_mounts"]["/stoker-runs"]["store"] == "s3"
+    at_url = LAUNCHER.start(TestConformance().submission("any/l4", arguments=KEEP, secrets=()), print)
+    again = LAUNCHER.start(TestConformance().submission("any/l4", secrets=(), earlier=at_url), print)
+    assert again["keep"] == "s3://bucket/runs"
+    assert "file_mounts" not in json.loads((sky / "task.json").read_text())
+    assert json.loads((sky / "order.json").read_text())["arguments"][-2:] == ["--keep", "s3://bucket/runs"]
+
+
+def test_a_run_whose_mirror_could_not_be_made_or_read_is_refused(sky: Path, readers: Path) -> None:
+    """The disk of a cloud's machine goes with it: nothing is rented that would be lost."""
+    submission = TestConformance().submission("any/l4", secrets=())
+    stores_are(sky)
+    with pytest.raises(
+        PlaceFailed, match="takes its disk with it, and SkyPilot has no storage of aws or gcp"
+    ) as refused:
+        LAUNCHER.start(submission, print)
+    assert "--keep URL" in str(refused.value.remedy)
+    stores_are(sky, "GCP")
+    with pytest.raises(PlaceFailed, match="come home from gs://…, for which gcsfs is missing here"):
+        LAUNCHER.start(submission, print)
+    assert '"launch"' not in (sky / "calls").read_text()
+    (readers / "gcsfs.py").touch()
+    importlib.invalidate_caches()
+    assert LAUNCHER.start(submission, print)["keep"].startswith("gs://stoker-")
+    assert json.loads((sky / "task.json").read_text())["file_mounts"]["/stoker-runs"]["store"] == "gcs"
 
 
 def test_data_that_no_machine_of_a_cloud_has_are_refused(sky: Path) -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
-from stoker.errors import PlaceFailed
-from stoker.launching import ssh
+from stoker.errors import BadSetting, PlaceFailed
+from stoker.launching import reachable_ports, ssh
 from stoker.launching.bundle import Bundle, TreeFile
 from stoker.launching.launcher import LaunchTarget, Request, Submission
 from stoker.launching.meter import price_there
@@ -162,3 +164,34 @@ def test_a_start_takes_three_commands_where_all_is_there(fake_ssh: Path, tmp_pat
         ]
     assert sum(line.startswith("box ") for line in fake_ssh.read_text().splitlines()) == 3
     assert handle["sent_bytes"] == 0
+
+
+@pytest.mark.usefixtures("fake_ssh")
+def test_hosts_of_a_run_listen_for_each_other(tmp_path: Path) -> None:
+    """Two names of this machine reach each other; a port that is in use is named, and one that is none."""
+    target, options = LAUNCHER.parse("a,b/cpu"), {"root": str(tmp_path / "runs"), "python": sys.executable}
+    assert LAUNCHER.probe(target, options).facts["ports"] == "each host reaches each other one"
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        (sentence,) = LAUNCHER.probe(target, options | {"port": str(port)}).missing
+        assert (
+            sentence == f"port {port} of a cannot be used (Address already in use): give another --place-option port=N"
+        )
+    with pytest.raises(BadSetting, match="port=80 is no port"):
+        LAUNCHER.probe(target, options | {"port": "80"})
+
+
+def test_what_answers_on_a_port_has_to_be_the_listener(capsys: pytest.CaptureFixture[str]) -> None:
+    """A program that is there already, or nobody at all, is no host of the run."""
+    with socket.create_server(("127.0.0.1", 0)) as other, socket.create_server(("127.0.0.1", 0)) as closed:
+        ports = [server.getsockname()[1] for server in (other, closed)]
+        closed.close()
+        answering = Thread(target=_accept_once, args=(other,))
+        answering.start()
+        reachable_ports.reach("token", [f"127.0.0.1:{port}" for port in ports])
+        answering.join()
+    assert capsys.readouterr().out.splitlines() == ["something else answers there", "Connection refused"]
+
+
+def _accept_once(server: socket.socket) -> None:
+    server.accept()[0].close()

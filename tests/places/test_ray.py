@@ -1,12 +1,14 @@
-"""A real Ray cluster of one node on this machine; needs an environment with Ray, `STOKER_RAY` names it."""
+"""A real Ray cluster on this machine, of one node, then two; needs an environment with Ray, `STOKER_RAY` names it."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from stoker.launching.launcher import Submission
+from stoker.launching import ray
+from stoker.launching.launcher import Request, Submission
 from stoker.launching.ray import LAUNCHER
 from stoker.records import ENDED
 from stoker.testing.launcher_conformance import LiveLauncherConformance
@@ -29,16 +32,16 @@ pytestmark = [
 
 
 class Cluster:
-    """A head node with two CPUs."""
+    """A head node with two CPUs, and a second node of this machine once it is asked for."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.word = f"127.0.0.1:{_free_port()}"
+        self.word, self.port = f"127.0.0.1:{_free_port()}", _free_port()
         self._ray(
             "start",
             "--head",
             "--port",
-            str(_free_port()),
+            str(self.port),
             "--dashboard-host",
             "127.0.0.1",
             "--dashboard-port",
@@ -50,8 +53,17 @@ class Cluster:
             str(folder),
         )
 
+    def add_node(self) -> None:
+        """Start a second node of two CPUs on this machine."""
+        # In one folder each node's agent would unpack a job's files where the other has them.
+        folder, port = str(self.folder / "2"), str(_free_port())
+        own = ["--temp-dir", folder, "--dashboard-agent-listen-port", port, "--num-cpus", "2"]
+        self._ray("start", f"--address=127.0.0.1:{self.port}", *own, "--disable-usage-stats")
+
     def _ray(self, *words: str) -> None:
-        subprocess.run([str(RAY.absolute()), *words], check=True, capture_output=True, timeout=180)
+        path = f"{RAY.absolute().parent}{os.pathsep}{os.environ['PATH']}"  # jobs have `python` from there
+        program, environment = [str(RAY.absolute()), *words], {**os.environ, "PATH": path}
+        subprocess.run(program, env=environment, check=True, capture_output=True, timeout=180)
 
     def stop(self) -> None:
         """End the processes of this cluster alone."""
@@ -113,3 +125,27 @@ def test_a_cluster_without_gpus_says_so(cluster: Cluster) -> None:
     assert "0 GPUs" in "".join(probe.facts.values())
     assert probe.missing
     assert not LAUNCHER.probe(LAUNCHER.parse(f"{cluster.word}/cpu"), {}).missing
+
+
+def test_two_nodes_are_one_run(cluster: Cluster, tmp_path: Path) -> None:
+    """A rank on each, by a placement group; the run comes home, and a third node is asked for in vain."""
+    target = LAUNCHER.parse(f"{cluster.word}/2x1xcpu")
+    assert "only 1 of 1 has 1 cpu" in LAUNCHER.probe(target, {}).missing[0]
+    cluster.add_node()
+    until = time.monotonic() + 60
+    while LAUNCHER.probe(target, {}).missing:
+        assert time.monotonic() < until
+        time.sleep(0.5)
+    assert LAUNCHER.offers(Request(target=target))[0].num_nodes == 2
+    arguments = ("--set", "epochs=20", "--threads", "1")
+    run = submission(cluster, tmp_path, run="two", arguments=arguments, target=target)  # type: ignore[arg-type]
+    handle = LAUNCHER.start(run, lambda text: None)
+    *_, last = fakes.TestLive().until(handle, *ENDED)
+    assert (last.phase, last.exit_code) == ("finished", 0), ray._log(handle).decode()[-3000:]
+    there = tmp_path / "root/runs/two"
+    assert {path.name for path in (there / "launch").glob("host-*.json")} == {"host-0.json", "host-1.json"}
+    LAUNCHER.fetch(handle, tmp_path / "home")
+    assert json.loads((tmp_path / "home/run.json").read_text())["status"] == "finished"
+    plan = json.loads((tmp_path / "home/plan.json").read_text())["candidates"][0]["plan"]
+    assert plan["layout"]["replicas"] * plan["layout"]["shards"] == 2
+    assert LAUNCHER.probe(LAUNCHER.parse(f"{cluster.word}/3x1xcpu"), {}).missing

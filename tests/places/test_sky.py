@@ -102,8 +102,8 @@ def test_its_optimiser_chooses_the_same_machine(
     assert best.sticker > 1
 
 
-def test_our_task_is_one_of_its_tasks(sky: Path, tmp_path: Path) -> None:
-    """Its schema takes every field, and the first machine is read with its recovery as it is meant."""
+def test_our_task_is_one_of_its_tasks(sky: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its schema takes every field; the first machine, with its recovery, and the bucket are read as they are meant."""
     LAUNCHER.start(fakes.TestConformance().submission("any/l4", arguments=fakes.KEEP, secrets=()), lambda text: None)
     task = json.loads((sky / "task.json").read_text())
     script = (
@@ -117,6 +117,24 @@ def test_our_task_is_one_of_its_tasks(sky: Path, tmp_path: Path) -> None:
     cloud, region, instance, recovery = json.loads(_in_sky(tmp_path, script, json.dumps(task)).splitlines()[-1])
     assert (cloud.lower(), region, instance) == ("lambda", "us-east-1", "gpu_1x_l4")
     assert recovery["recover_on_exit_codes"] == [75, 130]
+    kept = tmp_path / "packages"
+    kept.mkdir()
+    (kept / "s3fs.py").touch()
+    monkeypatch.syspath_prepend(kept)
+    handle = LAUNCHER.start(fakes.TestConformance().submission("any/l4", secrets=()), lambda text: None)
+    with_bucket = json.loads((sky / "task.json").read_text())
+    script_of_bucket = (
+        "import json, sys\nfrom sky.data import storage\nfrom sky.utils import common_utils, schemas\n"
+        "task = json.loads(sys.argv[1])\n"
+        "common_utils.validate_schema(task, schemas.get_task_schema(), 'task: ')\n"
+        "(folder, config), = task['file_mounts'].items()\n"
+        "common_utils.validate_schema(config, schemas.get_storage_schema(), 'storage: ')\n"
+        "storage.S3Store.validate_name(config['name'])\nstorage.GcsStore.validate_name(config['name'])\n"
+        "made = storage.Storage.from_yaml_config(config)\n"
+        "print(json.dumps([folder, made.name, made.mode.value, made.persistent]))\n"
+    )
+    mounted = json.loads(_in_sky(tmp_path, script_of_bucket, json.dumps(with_bucket)).splitlines()[-1])
+    assert mounted == ["/stoker-runs", handle["keep"].removeprefix("s3://"), "MOUNT", True]
     del task["resources"]["ordered"][0]["instance_type"]
     task["resources"]["ordered"][0]["instance_kind"] = "gpu_1x_l4"
     with pytest.raises(AssertionError, match="instance_kind"):

@@ -358,6 +358,22 @@ def test_hosts_that_share_no_disk_are_refused(job: Path, machines: Hosts, monkey
     assert not (hidden / "code").exists()
 
 
+def test_hosts_that_cannot_reach_each_other_are_named(machines: Hosts, tmp_path: Path) -> None:
+    """A firewall between them is found before anything is sent: who, whom, on what port, and what to do."""
+    target, options = LAUNCHER.parse("box1,box2/cpu"), {"root": str(tmp_path), "port": "29511"}
+    probe = LAUNCHER.probe(target, options)
+    assert (probe.missing, probe.facts["ports"]) == ((), "each host reaches each other one")
+    first, second = machines.hosts
+    drop = f"iif eth0 from {second.address} ipproto tcp dport 1024-32000 blackhole"
+    for words in ("add pref 100 lookup local", "del pref 0", f"add pref 50 {drop}"):
+        subprocess.run(["ip", "-n", first.namespace, "rule", *words.split()], check=True)
+    (sentence,) = LAUNCHER.probe(target, options).missing
+    assert sentence.startswith(
+        f"box2 cannot reach box1 at {first.address} on TCP port 29511 (no answer in 5 s): open ports "
+    )
+    assert " and 29511, where the ranks meet, of box1 to box2, or name the hosts by addresses of a network" in sentence
+
+
 def test_submission_to_first_update(job: Path, box: Host) -> None:
     """With everything there already, the first update of a run there comes soon; the time is printed."""
     warm = launch(job, on="ssh:box", options=_options(box.folder))

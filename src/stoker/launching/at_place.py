@@ -23,7 +23,6 @@ Only the standard library is needed, and torch is not imported: a place answers 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import platform
@@ -77,7 +76,19 @@ _OTHERS_NOTICE_S = 3.0
 
 _FULL_BYTES = 1 << 20
 _TAIL_BYTES = 64 * 1024
-_PR_SET_PDEATHSIG = 1
+_END_WITH_PARENT = f"""
+import ctypes, os, sys
+try:
+    ctypes.CDLL(None).prctl(1, {int(signal.SIGTERM)})
+except (OSError, AttributeError):
+    pass
+if os.getppid() != int(sys.argv[1]):
+    sys.exit({STOPPED})
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""The program that becomes a rank: the kernel is to send it SIGTERM when the watching process (argument 1) ends, so
+that the rank saves. Not between fork and exec: the watching process may have threads, as where it repeats the log.
+Source: prctl(2), PR_SET_PDEATHSIG, which is 1 and stays through execve(2)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,13 +372,12 @@ class HostSupervisor:
         with (self._folder / f"output-{self._ranks.host}.log").open("ab") as output:
             self._processes = [
                 subprocess.Popen(
-                    command,
+                    [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid()), *command],
                     cwd=order.code,
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=output,
-                    preexec_fn=_end_with_parent,  # noqa: PLW1509 - one thread, and prctl alone is called
                 )
                 for environment in environments
             ]
@@ -747,12 +757,6 @@ def start_in_background(directory: Path, ranks: HostRanks, secrets: Mapping[str,
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
     finally:
         os._exit(code)
-
-
-def _end_with_parent() -> None:
-    """In a rank before it begins: ask the kernel for SIGTERM when the watching process ends, so that the rank saves."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _began(pid: int) -> int:

@@ -2,7 +2,7 @@
 
 What: `EventStream` brings `events.jsonl` here byte for byte, by offset. `Follower` shows it, asks for the state,
 watches silence and money, and fetches the run's directory once the run has ended; from then on it is a run as any here.
-Costs: one request a second while events come, one every five seconds for the state.
+Costs: one request a second while events come, fewer where a request takes long; one every five seconds for the state.
 Never acts on ignorance: a place that does not answer is `unknown`; the follower then waits longer between questions,
 and nothing is ended, restarted or taken for lost. It ends a run only where the user or `--max-cost` says so.
 """
@@ -31,6 +31,10 @@ from stoker.units import format_bytes, format_seconds
 
 POLL_S, STATE_EVERY_S = 1.0, 5.0
 """Time between requests for events, and for the state [s]."""
+
+QUESTION_SHARE, LONGEST_POLL_S = 0.05, 5.0
+"""A request may take this share of the time between requests [0 to 1], which are then further apart, up to so long [s]:
+it costs the place a process, and by SSH a login shell, which a run on few cores feels."""
 
 MORE_BYTES = 64 * 1024
 """An answer of so many bytes of the log is followed by another request at once [bytes]."""
@@ -241,7 +245,8 @@ class Follower:
         self._state = LaunchState(phase="unknown", why="not asked yet")
         self._num_past = 0 if self.shows_past else len(self.directory.read_events())
         self._held: Event | None = None
-        self._pause_s, self._shown_phase = POLL_S, ""
+        self._poll_s = self._pause_s = POLL_S
+        self._shown_phase = ""
         self._is_stopping, self._is_asked_to_stop = False, False
 
     def run(self) -> Followed:
@@ -288,7 +293,7 @@ class Follower:
             if not self.is_watching:
                 return self._detached()
             self._stop_if_wanted()
-            self._pause_s = POLL_S if is_answered else min(LONGEST_PAUSE_S, 2 * self._pause_s)
+            self._pause_s = self._poll_s if is_answered else min(LONGEST_PAUSE_S, 2 * self._pause_s)
             self.sleep(self._pause_s)
             waited_s = self.clock() - began
             is_at_work = is_answered and self._state.phase in HOLDS_DEVICES
@@ -305,7 +310,7 @@ class Follower:
         """
         began = self.clock()
         try:
-            while num_bytes := self._stream.pull():
+            while num_bytes := self._ask_events():
                 self._show_new()
                 is_all_wanted = self._state.phase in ENDED or not self.is_watching
                 is_caught_up = num_bytes < MORE_BYTES or self.clock() - began >= POLL_S
@@ -317,6 +322,14 @@ class Follower:
             return False
         self._show_new()
         return True
+
+    def _ask_events(self) -> int:
+        """Bring what is new, and see how long to wait before the next request; how much came [bytes]."""
+        began = self.clock()
+        num_bytes = self._stream.pull()
+        rare_s = min(LONGEST_POLL_S, (self.clock() - began) / QUESTION_SHARE)
+        self._poll_s = POLL_S if num_bytes >= MORE_BYTES else max(POLL_S, rare_s)  # a long one is a transfer
+        return num_bytes
 
     def _show_new(self) -> None:
         for event in self._stream.new_events():

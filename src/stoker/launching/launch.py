@@ -137,6 +137,7 @@ def launch(
         earlier: tuple[LaunchState, ...] = ()
         if before is not None and before.run == directory.name:
             earlier = before.states
+            submission = replace(submission, earlier=before.handle)
             if options.max_cost is not None:
                 _bring_log(directory, launcher, before, tell)
         tell(f"asking {on}")

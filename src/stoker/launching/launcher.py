@@ -76,6 +76,8 @@ class Probe:
     if unknown: what a forecast is made for.
 
     `place` is kind and address where the word leaves them open, as `slurm:gpu` for `slurm:`; "" where it does not.
+
+    `loop_s` is `start_up.loop_s` of a host [s]; 0 if unknown.
     """
 
     facts: dict[str, str]
@@ -83,6 +85,7 @@ class Probe:
     device: str = ""
     cores: int = 0
     place: str = ""
+    loop_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +159,7 @@ class Submission:
         max_cost: no more than this is spent, where the place itself keeps to it [USD]; None: no limit.
         options: of `--place-option`. All launchers know `root`: folder of code, environments and runs at the place
             (default: `.stoker` in the home directory there).
+        earlier: handle of the run's last start, which this one continues; empty: there is none.
     """
 
     run: str
@@ -177,6 +181,7 @@ class Submission:
     send_limit: float = 10 * 2.0**30
     max_cost: float | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+    earlier: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:

@@ -33,6 +33,7 @@ from typing import IO, cast
 from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import TreeFile
 from stoker.launching.launcher import ASK_AGAIN, LEFT_THERE
+from stoker.launching.start_up import LOOP_PROGRAM
 from stoker.store.files import aside_path, is_aside
 from stoker.units import format_bytes, format_seconds
 
@@ -50,17 +51,22 @@ ALIVE_INTERVAL_S, ALIVE_MOST = 5, 3
 _WHOLE = ".stoker-whole"
 """Last entry of a tree that is sent: without it the stream was cut."""
 
-HOST_SCRIPT = """
+HOST_SCRIPT = f"""
 export LC_ALL=C
+loop={shlex.quote(LOOP_PROGRAM)}
 echo "time $(date +%s.%N)"
 echo "host $(hostname)"
 for p in python3.11 python3.12 python3.13 python3.14 python3; do
     ! command -v $p >/dev/null 2>&1 || echo "python $($p -c 'import platform; print(platform.python_version())')" &
 done
 wait
-echo "cpu $(awk -F': ' '/model name/ {print $2; exit}' /proc/cpuinfo)"
+for p in python3.11 python3.12 python3.13 python3.14; do
+    command -v $p >/dev/null 2>&1 && s=$($p -c "$loop" 2>/dev/null) && echo "loop $s" && break
+done
+echo "cpu $(awk -F': ' '/model name/ {{print $2; exit}}' /proc/cpuinfo)"
 """
-"""Begins a shell script by which a host says what it is: clock, name, Pythons, CPU; a word and a value a line."""
+"""Begins a shell script by which a host says what it is: clock, name, Pythons and their speed, CPU; a word and a value
+a line."""
 
 _SSH_FAILED = 255
 _TAR_ENDED = (0, 1, 2)

@@ -4,7 +4,7 @@ What: one folder is sent, with the job, this Stoker and an order. At the place `
 (`at_place.py`) and repeats the run's log and state on its standard output, line by line with a mark. The other end
 finds the marked lines in whatever the platform adds to them. Use when: there is no line to the machine.
 Costs: the platform keeps the run's log a second time, and each look reads all of it.
-Does not do: several hosts, secrets (such platforms show a job's variables).
+Does not do: secrets (such platforms show a job's variables); several hosts (of Ray: `ray_nodes.py`).
 
 `python -m stoker.launching.logged_run COMMAND …`, in the folder that was sent:
 
@@ -31,15 +31,14 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from stoker.errors import PlaceFailed, StokerError
-from stoker.launching import launcher_of
 from stoker.launching.at_place import HostSupervisor, LaunchOrder, state_of
-from stoker.launching.launcher import LEFT_THERE, Submission
+from stoker.launching.launcher import LEFT_THERE, HostRanks, Submission
 from stoker.records.codec import dumps, loads, to_json
 from stoker.records.launch import LaunchState
 
 ONE_NODE = (
     "A run has one node there, since several would need a shared disk for its directory: take the devices of one node, "
-    "or several nodes of Slurm, Kubernetes, or hosts by SSH."
+    "or several nodes of Slurm, Kubernetes, Ray, or hosts by SSH."
 )
 ORDER, LINKS, EXPECTED = "order.json", "links.json", "expected.json"
 EVENT, STATE, FILE, DATA = b"STOKER event ", b"STOKER state ", b"STOKER file ", b"STOKER data "
@@ -65,12 +64,17 @@ def sent_files(submission: Submission) -> Iterator[tuple[str, bytes | Path]]:
     yield ORDER, dumps(order).encode()
 
 
-def entrypoint(submission: Submission, python: str, submitted_at: str) -> str:
-    """The shell command that runs the order, in the folder that was sent: a limit is not in it, so it is sent once."""
-    command = ["run", below_home(submission.root)]
+def entrypoint(
+    submission: Submission, python: str, submitted_at: str, program: Sequence[str] = ("stoker.launching.logged_run",)
+) -> str:
+    """The shell command that runs the order, in the folder that was sent: a limit is not in it, so it is sent once.
+
+    `program`: the module, and words before those of `logged_run`.
+    """
+    command = [*program, "run", below_home(submission.root)]
     if submission.most_held_s is not None:
         command += [f"{submission.most_held_s:.0f}", submitted_at]
-    return f'PYTHONPATH="$PWD/{submission.stoker.folder}" {python} -m stoker.launching.logged_run {shlex.join(command)}'
+    return f'PYTHONPATH="$PWD/{submission.stoker.folder}" {python} -m {shlex.join(command)}'
 
 
 def below_home(root: str) -> str:
@@ -101,6 +105,17 @@ def run_order(sent: Path, root: Path, most_held_s: float | None = None, submitte
     """Run the order in the folder `sent`, and repeat its log and state; the exit code of the run.
 
     Raises:
+        PlaceFailed: as for `placed_order`.
+    """
+    directory = placed_order(sent, root, most_held_s, submitted_at)
+    with repeated(directory):
+        return HostSupervisor(directory, HostRanks(), {}).run()
+
+
+def placed_order(sent: Path, root: Path, most_held_s: float | None = None, submitted_at: str = "") -> Path:
+    """The directory of the run below `root`, in which the order of the folder `sent` is.
+
+    Raises:
         PlaceFailed: the order cannot be read, data that the job reads are not there, or there is a run of that name
             with another owner.
     """
@@ -128,8 +143,8 @@ def run_order(sent: Path, root: Path, most_held_s: float | None = None, submitte
             remedy="Give this one another name: --run-dir runs/NAME.",
         )
     launch.mkdir(parents=True, exist_ok=True)
-    for left in ("stop", "host-0.json"):
-        (launch / left).unlink(missing_ok=True)
+    for left in (launch / "stop", *launch.glob("host-*.json")):
+        left.unlink(missing_ok=True)
     order = replace(
         order,
         code=str(sent / order.code),
@@ -138,12 +153,11 @@ def run_order(sent: Path, root: Path, most_held_s: float | None = None, submitte
         submitted_at=submitted_at,
     )
     before.write_text(dumps(order))
-    with _repeated(directory):
-        return HostSupervisor(directory, launcher_of(order.kind).ranks(os.environ), {}).run()
+    return directory
 
 
 @contextmanager
-def _repeated(directory: Path) -> Iterator[None]:
+def repeated(directory: Path) -> Iterator[None]:
     """Within the block, and once more at its end, the run's log and state are repeated on standard output."""
     done = threading.Event()
     position, shown = 0, b""
@@ -161,7 +175,7 @@ def _repeated(directory: Path) -> Iterator[None]:
             line = json.dumps(to_json(replace(state, at=""))).encode()
             if line != shown:
                 shown = line
-                _print([STATE + json.dumps(to_json(state)).encode()])
+                print_state(state)
 
     def work() -> None:
         while not done.wait(_LOOK_S):
@@ -175,6 +189,11 @@ def _repeated(directory: Path) -> Iterator[None]:
         done.set()
         thread.join()
         look()
+
+
+def print_state(state: LaunchState) -> None:
+    """Print a state as a marked line."""
+    _print([STATE + json.dumps(to_json(state)).encode()])
 
 
 def _print(lines: Iterable[bytes]) -> None:

@@ -20,6 +20,7 @@ from typing import ClassVar
 from stoker.errors import StokerError
 from stoker.launching import parse_target
 from stoker.launching.launcher import LaunchTarget, Submission
+from stoker.launching.start_up import FEWEST_UPDATES, TRIED_S
 from stoker.records import Estimate, Forecast, Launch, digest
 from stoker.reporting.launch_text import launch_waits
 from stoker.store import RunDirectory, cache_root
@@ -127,8 +128,10 @@ class PlaceLessons:
     def run_time(self, forecast: Forecast) -> Estimate:
         """The time of training there [s]: at the pace of the same job, or else the forecast, corrected."""
         if self._is_unseen(forecast):
-            high = max(forecast.total_s.high, UNSEEN_FACTOR * forecast.total_s.value)
-            return replace(forecast.total_s, high=high)
+            total = forecast.total_s
+            tried_s = TRIED_S if forecast.total_updates >= FEWEST_UPDATES and forecast.trials_s is None else 0.0
+            value, low = total.value + tried_s, total.low + tried_s
+            return replace(total, value=value, low=low, high=max(total.high + tried_s, UNSEEN_FACTOR * value))
         if self.pace_s is None or not forecast.total_samples:
             return forecast.total_s.scaled(self.ratio)
         value = self.pace_s * forecast.total_samples

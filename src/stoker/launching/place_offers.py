@@ -4,7 +4,8 @@ What: the offers of each place, each with the forecast of the run on its devices
 its start, the transfer of what is sent, and the run itself with what preemptions cost. The sticker order, by price
 an hour, is shown for comparison: it says nothing of how long a run takes.
 Learned: earlier runs of a place give the pace of their jobs, correct other forecasts, say what starting takes, and the
-wait where the place itself cannot (`place_history`).
+wait where the place itself cannot (`place_history`). For the first run, starting takes as long as a program takes here
+that does the same (`start_up`).
 Costs: one question to each place, and one forecast for each kind of device.
 """
 
@@ -27,6 +28,7 @@ from stoker.launching.kept_forecasts import keep_forecast
 from stoker.launching.launch import data_paths, device_word, is_below, time_limit
 from stoker.launching.launcher import Launcher, LaunchTarget, Offer, Probe, Request
 from stoker.launching.place_history import PlaceLessons, job_key, lessons_of, place_of, usual_start
+from stoker.launching.start_up import StartUp, expected_start, program_start_s
 from stoker.planning.decision import STARTING_S, memory_limit, most_threads, on_one, require_mtbf
 from stoker.planning.model.objectives import Objective, PlanLimits
 from stoker.planning.planner import Planner
@@ -39,6 +41,9 @@ ASSUMED_BYTES_PER_S = 12.5e6
 
 _SEEN_S = 0.1
 """A shorter difference between two places is none [s]."""
+
+_SEEN_SLOWNESS = 0.05
+"""A place that computes so much faster or slower computes as fast as here [1]."""
 
 RESTART_S = 120.0
 """Time from a preemption to training again beyond the queue, where a place has not shown it [s]: a judgement."""
@@ -170,12 +175,15 @@ def compare_places(
     forecasts = _Forecasts(planner, memory_limit(memory), most_threads(threads))
     is_kept = memory is None and threads is None and device_mtbf_h is None  # as a run there is forecast
     asked: dict[str, _Answer | str] = {}
+    is_unknown = any(None in usual_start(parse_target(word).kind) for word in elsewhere)
     with ThreadPoolExecutor(max_workers=8) as pool:
+        starting = pool.submit(program_start_s) if is_unknown else None
         asked.update(zip(elsewhere, pool.map(_ask, elsewhere), strict=True))
+        start_s = None if starting is None else starting.result()
     offers: list[PlaceOffer] = []
     for word in names:
         if word in asked:
-            offers += _offers_of(word, asked[word], forecasts, sent_bytes, sent)
+            offers += _offers_of(word, asked[word], forecasts, sent_bytes, sent, start_s)
         else:
             offers += _on_devices(word, forecasts)
     for device, forecast in forecasts.known().items() if is_kept and elsewhere else ():
@@ -271,11 +279,17 @@ def _ask(word: str) -> _Answer | str:
 
 
 def _offers_of(
-    word: str, answer: _Answer | str, forecasts: _Forecasts, sent_bytes: int, sent: tuple[str, Sequence[str]] | None
+    word: str,
+    answer: _Answer | str,
+    forecasts: _Forecasts,
+    sent_bytes: int,
+    sent: tuple[str, Sequence[str]] | None,
+    start_s: float | None,
 ) -> list[PlaceOffer]:
     """The offers of a place, with forecasts; `sent`: the digest of the job's code, and its arguments of `train`."""
     if isinstance(answer, str):
         return [PlaceOffer(text=word, problem=answer)]
+    start = None if start_s is None else expected_start(start_s, answer.probe.loop_s)
     offers = []
     for offer in answer.offers:
         shape = replace(
@@ -293,7 +307,7 @@ def _offers_of(
             lessons = lessons_of(place_of(word), job=key, device=device)
         if isinstance(best, Candidate) and answer.launcher.limits_time:
             offer = _with_limit(answer.launcher, shape, offer, best, lessons)  # noqa: PLW2901 - the same, asked for precisely
-        offers.append(_priced(offer, best, lessons, sent_bytes))
+        offers.append(_priced(offer, best, lessons, sent_bytes, start))
     return offers
 
 
@@ -317,14 +331,13 @@ def _with_limit(
     return offer
 
 
-def _priced(offer: Offer, best: Candidate | str, lessons: PlaceLessons, sent_bytes: int) -> PlaceOffer:
-    """An offer with what its run takes and costs."""
+def _priced(
+    offer: Offer, best: Candidate | str, lessons: PlaceLessons, sent_bytes: int, start: StartUp | None = None
+) -> PlaceOffer:
+    """An offer with what its run takes and costs; `start`: the start-up to expect where no run has shown one."""
     is_learned = lessons.queue_s is not None and (offer.starts_in_s is None or offer.is_rented)
     starts_in_s = lessons.queue_s if is_learned else offer.starts_in_s
-    startup_s, submit_s, whose = lessons.startup_s or 0.0, lessons.submit_s or 0.0, "as earlier runs took"
-    if not startup_s + submit_s:
-        submit_s, startup_s = (seconds or 0.0 for seconds in usual_start(offer.text.partition(":")[0]))
-        whose = "as runs at other places of this kind took"
+    submit_s, startup_s, whose = _start_of(offer.text.partition(":")[0], lessons, start)
     parts = [offer.why] if offer.why else []
     if is_learned:
         parts.append(f"wait: median of {lessons.num_runs} earlier runs")
@@ -363,6 +376,22 @@ def _priced(offer: Offer, best: Candidate | str, lessons: PlaceLessons, sent_byt
         interrupted=-math.expm1(-preemptions),
         why="; ".join(parts),
     )
+
+
+def _start_of(kind: str, lessons: PlaceLessons, start: StartUp | None) -> tuple[float, float, str]:
+    """Time to submit, and to start up [s], 0 where unknown, and what they rest on: each on the nearest known."""
+    usual_submit_s, usual_startup_s = usual_start(kind)
+    sources = [
+        (lessons.submit_s, lessons.startup_s, "as earlier runs took"),
+        (usual_submit_s, usual_startup_s, "as runs at other places of this kind took"),
+    ]
+    if start is not None:
+        scale = f", and times {start.slowness:.2g} there" if abs(start.slowness - 1) >= _SEEN_SLOWNESS else ""
+        whose = f"from that of a program here{scale}; an environment that has to be made there comes on top"
+        sources.append((start.submit_s, start.startup_s, whose))
+    submit_s = next((seconds for seconds, _, _ in sources if seconds is not None), 0.0)
+    startup_s, whose = next(((seconds, whose) for _, seconds, whose in sources if seconds is not None), (0.0, ""))
+    return submit_s, startup_s, whose
 
 
 def _on_devices(word: str, forecasts: _Forecasts) -> list[PlaceOffer]:

@@ -1,10 +1,11 @@
 """Ray clusters that people have: `ray:head:8265/4`, `ray:https://head/2xa100`, by the API of Ray's jobs.
 
-What: a Ray job whose entry point is `logged_run`, placed by its resources on one node; the files travel as its working
-directory, by digest. Only the standard library is needed here: the API is HTTP and JSON (Ray's own client of it is 300
-MB, and has to be of the cluster's version). Use when: a cluster is there and its dashboard is reachable.
+What: a Ray job whose entry point is `logged_run`, placed by its resources on one node; or for several nodes, which see
+one folder, `ray_nodes`, which has an actor on each. The files travel as its working directory, by digest. Only the
+standard library is needed here: the API is HTTP and JSON (Ray's own client of it is 300 MB, and has to be of the
+cluster's version). Use when: a cluster is there and its dashboard is reachable.
 Costs: seconds of Ray's scheduling; the log is kept by Ray too, and read whole at each look.
-Does not do: several nodes (their processes would need a shared disk); secrets. Ray keeps packages up to 500 MiB.
+Does not do: secrets. Ray keeps packages up to 500 MiB.
 After the end of a run its directory comes home through the log of another small job on the same node, up to 1 GiB;
 more than that, or from a node that is gone, through `--keep URL`.
 Source: Ray 2.60, python/ray/dashboard/modules/job/job_head.py: the routes, and the fields of their answers.
@@ -32,6 +33,7 @@ from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable, first_line
 from stoker.launching.environment_lock import EnvironmentLock
 from stoker.launching.launcher import (
     Handle,
+    HostRanks,
     Launcher,
     LaunchTarget,
     Offer,
@@ -44,7 +46,6 @@ from stoker.launching.launcher import (
     utc_now,
 )
 from stoker.launching.logged_run import (
-    ONE_NODE,
     below_home,
     entrypoint,
     events_in,
@@ -57,7 +58,7 @@ from stoker.records.launch import ENDED, LaunchState
 from stoker.store.files import sha256_file
 from stoker.units import format_bytes
 
-_SYNTAX = "ray:[http[s]://]HEAD[:8265][/[N×]cpu|here|DEVICE]"
+_SYNTAX = "ray:[http[s]://]HEAD[:8265][/[NODES×][N×]cpu|here|DEVICE]"
 _MOST_PACKAGE_BYTES = 500 * 2**20
 _MOST_FETCHED_BYTES = 2**30
 _TIMEOUT_S, _UPLOAD_TIMEOUT_S = 20.0, 600.0
@@ -74,20 +75,27 @@ class RayLauncher(Launcher):
     options = ("root", "cpus")
 
     def parse(self, text: str) -> LaunchTarget:
-        """The dashboard's address, and the devices to use of one node."""
+        """The dashboard's address, and the nodes and devices to use of each."""
         form = r"(?:(https?)://)?([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(?::(\d+))?(?:/([\w.×-]+))?"
         match = re.fullmatch(form, text.strip())
         if match is None:
             raise NoDevice(f"--on ray:{text} cannot be read.", remedy=f"The form is {_SYNTAX}, as in ray:head:8265/4.")
         scheme, host, port, shape = match.groups()
         shape = f"{shape}xhere" if (shape or "").isdigit() else shape or "here"
-        _, each, device = read_shape(f"ray:{text}", shape, _SYNTAX, one_node=ONE_NODE)
+        nodes, each, device = read_shape(f"ray:{text}", shape, _SYNTAX)
         port = port or ("" if scheme == "https" else "8265")
         address = f"{scheme or 'http'}://{host}{f':{port}' if port else ''}"
-        return LaunchTarget(text=f"ray:{text}", kind=self.kind, address=address, devices_each=each, device=device)
+        return LaunchTarget(
+            text=f"ray:{text}",
+            kind=self.kind,
+            address=address,
+            num_nodes=nodes,
+            devices_each=each,
+            device=device,
+        )
 
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
-        """Version and nodes of the cluster, and whether one of them has the devices."""
+        """Version and nodes of the cluster, and whether as many as are asked for have the devices."""
         version = _json(target.address, "/api/version")
         nodes = _nodes(target.address)
         facts = {"Ray": str(version.get("ray_version", "unknown"))}
@@ -99,7 +107,8 @@ class RayLauncher(Launcher):
                 f"{format_bytes(resources.get('memory', 0))} of memory"
             )
         fitting = _node_for(nodes, target)
-        missing = [] if fitting else [_lacking(nodes, target)]
+        is_enough = sum(_fits(node, target) for node in nodes) >= target.num_nodes
+        missing = [] if is_enough else [_lacking(nodes, target)]
         best = fitting or (nodes[0] if nodes else {})
         total = best.get("resources_total", {})
         model = next(iter(_models(best)), "")
@@ -108,18 +117,18 @@ class RayLauncher(Launcher):
     def offers(self, request: Request) -> tuple[Offer, ...]:
         """The cluster as it is; whether a node is free now is known where Ray's autoscaler reports it."""
         target = request.target
-        if not any(_fits(node, target) for node in _nodes(target.address)):
+        if sum(_fits(node, target) for node in _nodes(target.address)) < target.num_nodes:
             return ()
         status = _json(target.address, "/api/cluster_status").get("data", {}).get("clusterStatus") or {}
         usage = (status.get("loadMetricsReport") or {}).get("usageByNode") or {}
         name, needed = ("CPU", 1.0) if target.device == "cpu" else ("GPU", float(target.devices_each))
         free = [used[name][1] - used[name][0] for used in usage.values() if name in used]
-        is_free = any(amount >= needed for amount in free)
-        why = "Ray's autoscaler reports a free node" if is_free else "Ray says nothing about when devices are free"
+        is_free = sum(amount >= needed for amount in free) >= target.num_nodes
+        why = "Ray's autoscaler reports free nodes" if is_free else "Ray says nothing about when devices are free"
         return (
             Offer(
                 text=target.text,
-                num_nodes=1,
+                num_nodes=target.num_nodes,
                 devices_each=target.devices_each,
                 device=target.device,
                 starts_in_s=0.0 if is_free else None,
@@ -174,7 +183,8 @@ class RayLauncher(Launcher):
             sent = len(content)
             _request(address, path, method="PUT", body=content, timeout_s=_UPLOAD_TIMEOUT_S)
         nodes, pinned = _nodes(address), dict[str, float]()
-        if "--keep" not in submission.arguments and (last := _last_node(jobs)):  # its directory is on that node
+        is_on_one = submission.target.num_nodes == 1 and "--keep" not in submission.arguments
+        if is_on_one and (last := _last_node(jobs)):  # its directory is on that node
             if kept := [node for node in nodes if node.get("node_ip") == last]:
                 nodes, pinned = kept, {f"node:{last}": 0.001}
             else:
@@ -185,6 +195,15 @@ class RayLauncher(Launcher):
         tell(f"posting the job {job['submission_id']}")
         _request(address, "/api/jobs/", method="POST", body=json.dumps(job).encode(), timeout_s=60.0)
         return _handle(submission, str(job["submission_id"]), sent)
+
+    def ranks(self, environ: Mapping[str, str]) -> HostRanks:
+        """From the variables that `ray_nodes` set; all of them where the run has one node."""
+        return HostRanks(
+            host=int(environ.get("STOKER_HOST", "0")),
+            num_hosts=int(environ.get("STOKER_HOSTS", "1")),
+            master=environ.get("STOKER_MASTER", ""),
+            port=int(environ.get("STOKER_PORT", "0")),
+        )
 
     def state(self, handle: Handle) -> LaunchState:
         """By Ray's status of the job, and in it by what the run prints of itself."""
@@ -276,9 +295,11 @@ def _node_for(nodes: Iterable[Mapping[str, Any]], target: LaunchTarget) -> Mappi
 
 def _lacking(nodes: list[dict[str, Any]], target: LaunchTarget) -> str:
     most = max((node.get("resources_total", {}).get("GPU", 0) for node in nodes), default=0)
+    fitting = sum(_fits(node, target) for node in nodes)
+    few = f"only {fitting}" if fitting else "no node"
     return (
-        f"no node of {len(nodes)} has {target.devices_each} {target.device or 'GPU'} (the most GPUs on one: {most:g}): "
-        "ask for fewer, or add a node"
+        f"{few} of {len(nodes)} has {target.devices_each} {target.device or 'GPU'} (the most GPUs on one: {most:g}"
+        f"{f'; asked for: {target.num_nodes} nodes' if target.num_nodes > 1 else ''}): ask for fewer, or add a node"
     )
 
 
@@ -292,25 +313,38 @@ def _job(submission: Submission, node: Mapping[str, Any], number: int, submitted
     }
     if isinstance(environment, EnvironmentLock):
         runtime["pip"] = {"packages": list(environment.requirements), "pip_check": False}
+    python = environment if isinstance(environment, str) else ""
     job: dict[str, Any] = {
         "submission_id": f"{submission.run}-{number}",
-        "entrypoint": entrypoint(
-            submission, shlex.quote(environment) if isinstance(environment, str) else "python", submitted_at
-        ),
+        "entrypoint": entrypoint(submission, shlex.quote(python or "python"), submitted_at),
         "runtime_env": runtime,
         "metadata": {"stoker": submission.run, "owner": submission.owner},
     }
-    cpus = submission.options.get("cpus")
+    needed = _resources(submission, node)
+    if target.num_nodes > 1:  # the driver itself needs Ray's own Python, and no device
+        driver = ("stoker.launching.ray_nodes", str(target.num_nodes), json.dumps(needed), python)
+        return {**job, "entrypoint": entrypoint(submission, "python", submitted_at, driver)}
+    fields = {"CPU": "entrypoint_num_cpus", "GPU": "entrypoint_num_gpus"}
+    job |= {fields[name]: amount for name, amount in needed.items() if name in fields}
+    if others := {name: amount for name, amount in needed.items() if name not in fields}:
+        job["entrypoint_resources"] = others
+    return job
+
+
+def _resources(submission: Submission, node: Mapping[str, Any]) -> dict[str, float]:
+    """Ray's resources of each node of a run; `node` as for `_job`."""
+    target, cpus = submission.target, submission.options.get("cpus")
+    needed: dict[str, float] = {}
     if cpus or target.device == "cpu":
-        job["entrypoint_num_cpus"] = float(cpus or target.devices_each)
+        needed["CPU"] = float(cpus or target.devices_each)
     if target.device == "cpu":
-        return job
+        return needed
     if target.device or target.devices_each > 1 or node.get("resources_total", {}).get("GPU"):
-        job["entrypoint_num_gpus"] = target.devices_each
+        needed["GPU"] = target.devices_each
     if target.device:
         model = _model_of(node, target.device) or target.device.upper()
-        job["entrypoint_resources"] = {f"accelerator_type:{model}": 0.001}
-    return job
+        needed[f"accelerator_type:{model}"] = 0.001
+    return needed
 
 
 def _node_of(job: Mapping[str, Any]) -> str:

@@ -2,13 +2,15 @@
 
 What: the offers of SkyPilot's catalogue, which `stoker plan` ranks by the money or the time until the run is finished.
 The cheapest few machines with the devices that were chosen go to SkyPilot in that order, which takes the first that it
-can have. A preempted machine is replaced by SkyPilot, and the run goes on from its mirror (`--keep URL`, which is
-required: the disks of such machines go with them). Exit codes 75 and 130 mean "start again".
+can have. A preempted machine is replaced by SkyPilot, and the run goes on from its mirror, since the disks of such
+machines go with them: at `--keep URL`, or without it in a bucket that SkyPilot makes and mounts. Exit codes 75 and 130
+mean "start again".
 Use when: SkyPilot is installed here and has credentials of a cloud. Costs: SkyPilot's controller, a small machine.
 Does not do: several nodes (their processes would need a shared disk).
 SkyPilot's command line is called, in JSON where it has it; its Python is not imported: it has many requirements, and
 an API server of its version. Source: SkyPilot 0.14.1, sky/client/cli/command.py, sky/utils/schemas.py (a task's
-YAML), sky/jobs/state.py (states), sky/catalog/common.py (where catalogues are).
+YAML), sky/jobs/state.py (states), sky/catalog/common.py (where catalogues are), sky/data/storage.py and
+sky/utils/controller_utils.py (buckets, which `sky jobs launch` makes before it submits the job).
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +67,31 @@ PREEMPTED_PER_H = 0.05
 """Preemptions of a spot machine an hour: an assumption, since no cloud states it; a twentieth, so one in 20 hours."""
 _MOST_ALTERNATIVES = 8
 _TIMEOUT_S, _LAUNCH_TIMEOUT_S = 120.0, 1800.0
+_MOUNT = "/stoker-runs"
+"""Folder of a machine on which the bucket is that SkyPilot makes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectStore:
+    """A kind of bucket that SkyPilot makes and mounts, and that is read here by a plain URL.
+
+    Attributes:
+        cloud: SkyPilot's name of the cloud, in small letters.
+        store: its name in a task.
+        scheme: of the URL.
+        package: reads such URLs here.
+    """
+
+    cloud: str
+    store: str
+    scheme: str
+    package: str
+
+
+_STORES = (
+    ObjectStore(cloud="aws", store="s3", scheme="s3", package="s3fs"),
+    ObjectStore(cloud="gcp", store="gcs", scheme="gs", package="gcsfs"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,18 +246,32 @@ class SkyLauncher(Launcher):
 
     def script(self, submission: Submission) -> str:
         """The task that SkyPilot gets: JSON, which is YAML."""
-        command = shlex.join(["sky", *_launch_words(submission, "TASK.yaml")])
-        task = json.dumps(self._task(submission, Path("FOLDER"), "(now)"), indent=2)
-        return f"# {command}\n# runs: {train_command(submission)}\n{task}\n"
+        command, choice = shlex.join(["sky", *_launch_words(submission, "TASK.yaml")]), ""
+        submission, _, store = self._with_mirror(submission, is_asked=False)
+        if store is not None:
+            choice = f"# the store of the bucket is filled in from `sky check`: {store.store} where it can be had\n"
+        task = json.dumps(self._task(submission, Path("FOLDER"), "(now)", store), indent=2)
+        return f"# {command}\n# runs: {train_command(submission)}\n{choice}{task}\n"
 
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
         """Launch the managed job; one of that name that is going is found instead."""
-        keep = _require_startable(submission)
+        if submission.expected:
+            raise PlaceFailed(
+                f"{submission.expected[0]} is outside of the job's folder, and no machine of a cloud has it",
+                remedy="Move it below the job's folder, so that it is sent.",
+            )
+        submission, keep, store = self._with_mirror(submission)
         name = _job_name(submission)
         record = _record(name)
         handle: Handle = {"job": name, "keep": keep, "sent_bytes": 0}
         if record is not None and record["status"] not in _OVER:
             return handle
+        if store is not None:
+            tell(
+                f"no --keep: checkpoints go to {keep}, a bucket that SkyPilot makes: a preemption or `stoker stop` "
+                "loses what was trained since the last one, and it is paid for until `sky storage delete "
+                f"{_bucket_name(submission)}`"
+            )
         secrets = secret_values(submission.secrets)
         with tempfile.TemporaryDirectory(prefix="stoker-sky-") as folder:
             sent = Path(folder) / "sent"
@@ -241,7 +283,7 @@ class SkyLauncher(Launcher):
                 else:
                     shutil.copyfile(content, target)
             task = Path(folder) / "task.yaml"
-            task.write_text(json.dumps(self._task(submission, sent, utc_now("milliseconds"))))
+            task.write_text(json.dumps(self._task(submission, sent, utc_now("milliseconds"), store)))
             handle["sent_bytes"] = sum(file.stat().st_size for file in sent.rglob("*") if file.is_file())
             tell("SkyPilot looks for a machine")
             _sky(*_launch_words(submission, str(task)), variables=secrets, timeout_s=_LAUNCH_TIMEOUT_S)
@@ -299,8 +341,51 @@ class SkyLauncher(Launcher):
         ]
         return sorted(fitting, key=lambda offer: (offer.price_per_h, offer.cloud, offer.region, offer.instance))
 
-    def _task(self, submission: Submission, sent: Path, submitted_at: str) -> dict[str, Any]:
-        """The task: where to look for a machine, in order, what makes the environment, and what runs."""
+    def _with_mirror(
+        self, submission: Submission, *, is_asked: bool = True
+    ) -> tuple[Submission, str, ObjectStore | None]:
+        """The submission with a mirror, its URL here, and the store of the bucket that SkyPilot makes for it.
+
+        A run that goes on keeps the mirror that it had. `is_asked`: ask SkyPilot which stores it may use.
+
+        Raises:
+            PlaceFailed: SkyPilot may make no bucket that can be read from here.
+        """
+        arguments, before = submission.arguments, str(submission.earlier.get("keep", ""))
+        if "--keep" in arguments[:-1]:
+            return submission, arguments[arguments.index("--keep") + 1], None
+        urls = {f"{store.scheme}://{_bucket_name(submission)}": store for store in _STORES}
+        if before and before not in urls:
+            return replace(submission, arguments=(*arguments, "--keep", before)), before, None
+        store = urls[before] if before else self._store(submission, is_asked=is_asked)
+        mounted = replace(submission, arguments=(*arguments, "--keep", f"file://{_MOUNT}"))
+        return mounted, f"{store.scheme}://{_bucket_name(submission)}", store
+
+    def _store(self, submission: Submission, *, is_asked: bool) -> ObjectStore:
+        """The kind of the bucket: of the cloud of the first machine that has one, if SkyPilot may make it."""
+        clouds = [offer.cloud for offer in self._fitting(submission.target)[:_MOST_ALTERNATIVES]]
+        stores = sorted(_STORES, key=lambda store: clouds.index(store.cloud) if store.cloud in clouds else len(clouds))
+        if not is_asked:
+            return stores[0]
+        enabled = _storage_clouds()
+        if not (allowed := [store for store in stores if store.cloud in enabled]):
+            raise PlaceFailed(
+                "a machine of a cloud takes its disk with it, and SkyPilot has no storage of "
+                f"{' or '.join(store.cloud for store in stores)} for the run's checkpoints (`sky check`)",
+                remedy="Give --keep URL, such as s3://bucket/runs: checkpoints go there, and the run goes on from it.",
+            )
+        if not (read := [store for store in allowed if find_spec(store.package)]):
+            raise PlaceFailed(
+                f"the run would come home from {allowed[0].scheme}://…, for which {allowed[0].package} is missing here",
+                remedy=f"pip install {allowed[0].package}; or give --keep URL.",
+            )
+        return read[0]
+
+    def _task(self, submission: Submission, sent: Path, submitted_at: str, store: ObjectStore | None) -> dict[str, Any]:
+        """The task: where to look for a machine, in order, what makes the environment, and what runs.
+
+        With `store`, SkyPilot makes a bucket of the run, or takes it if it is there, and mounts it.
+        """
         target, environment = submission.target, submission.environment
         offers = self._fitting(target)[:_MOST_ALTERNATIVES]
         if not offers:
@@ -327,10 +412,12 @@ class SkyLauncher(Launcher):
             setup += f'{shlex.join(environment.requirements)}\ntouch "{folder}/complete"\n'
         elif environment:
             python = shlex.quote(environment)
+        bucket = {} if store is None else {"name": _bucket_name(submission), "store": store.store, "mode": "MOUNT"}
         return {
             "name": _job_name(submission),
             "workdir": str(sent),
             "resources": {"ordered": machines},
+            **({"file_mounts": {_MOUNT: bucket}} if bucket else {}),
             "envs": dict(submission.variables),
             "setup": setup,
             "run": entrypoint(submission, python, submitted_at),
@@ -356,24 +443,9 @@ _PHASES: dict[str, tuple[LaunchPhase, str]] = {
 _OVER = frozenset({"SUCCEEDED", "CANCELLED", "FAILED", *(status for status in _PHASES if status.startswith("FAILED_"))})
 
 
-def _require_startable(submission: Submission) -> str:
-    """The URL of the mirror.
-
-    Raises:
-        PlaceFailed: there is none, or the job reads what a machine of a cloud does not have.
-    """
-    if submission.expected:
-        raise PlaceFailed(
-            f"{submission.expected[0]} is outside of the job's folder, and no machine of a cloud has it",
-            remedy="Move it below the job's folder, so that it is sent.",
-        )
-    arguments = list(submission.arguments)
-    if "--keep" not in arguments[:-1]:
-        raise PlaceFailed(
-            "a machine of a cloud takes its disk with it, and this run would be lost with the first preemption",
-            remedy="Give --keep URL, such as s3://bucket/runs: checkpoints go there, and the run goes on from it.",
-        )
-    return arguments[arguments.index("--keep") + 1]
+def _bucket_name(submission: Submission) -> str:
+    """Name of the bucket that SkyPilot makes for a run: valid at every cloud, where names are global."""
+    return f"stoker-{hashlib.sha256(_job_name(submission).encode()).hexdigest()[:24]}"
 
 
 def _job_name(submission: Submission) -> str:
@@ -405,6 +477,23 @@ def _record(name: str) -> dict[str, Any] | None:
             remedy="Stoker knows SkyPilot 0.14.",
         ) from error
     return max(named, key=lambda record: int(record.get("job_id") or 0), default=None)
+
+
+def _storage_clouds() -> set[str]:
+    """Clouds in which SkyPilot may make buckets, in small letters."""
+    text = _sky("check", "--output", "json")
+    try:
+        spaces: dict[str, dict[str, list[str]]] = json.loads(text[text.index("{") :])
+        return {
+            name.lower()
+            for space in spaces.values()
+            for name, capabilities in space.items()
+            if "storage" in capabilities
+        }
+    except (ValueError, AttributeError, TypeError) as error:
+        raise PlaceFailed(
+            f"`sky check` answers with something else than JSON: {text[:80]!r}", remedy="Stoker knows SkyPilot 0.14."
+        ) from error
 
 
 def _log(handle: Handle) -> bytes:

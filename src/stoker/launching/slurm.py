@@ -172,6 +172,7 @@ class SlurmLauncher(Launcher):
             device=device,
             cores=shape.cpus,
             place=_place(target, partition),
+            loop_s=max((float(report.get("loop", "0")) for report in reports), default=0.0),
         )
 
     def offers(self, request: Request) -> tuple[Offer, ...]:

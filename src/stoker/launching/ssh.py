@@ -3,8 +3,8 @@
 What: one process on each host watches that host's ranks (`at_place.py`), in a session of its own that outlives the
 line; there is no daemon to install and no port to open on one host.
 Use when: machines that can be logged into, with a GNU userland. Costs: nothing between commands.
-Several hosts see one folder for runs (NFS or its like, `--place-option root=/shared/stoker`), and reach each other on a
-port that host 0 chooses.
+Several hosts see one folder for runs (NFS or its like, `--place-option root=/shared/stoker`), and reach each other:
+they meet on a port of host 0, and exchange gradients on ports that their systems choose.
 Does not do: queueing. Who comes first runs; the probe shows the load.
 """
 
@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from stoker.devices import catalogue
-from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable, StokerError
+from stoker.errors import BadSetting, NoDevice, PlaceFailed, PlaceUnreachable, StokerError
+from stoker.launching import reachable_ports
 from stoker.launching.at_place import LaunchOrder
 from stoker.launching.bundle import secret_values
 from stoker.launching.environment_lock import EnvironmentLock
@@ -73,13 +74,24 @@ exit 0
 """
 )
 
+_WITH_PYTHON = """
+python=$1; shift
+for p in "$python" python3.11 python3.12 python3.13 python3.14 python3; do
+    [ -z "$p" ] || ! command -v "$p" > /dev/null 2>&1 || exec "$p" -c "$@"
+done
+echo "no Python" >&2; exit 1
+"""
+_PORTS = Path(reachable_ports.__file__).read_text()
+_LISTEN_S = 20.0
+"""How long hosts listen for the others [s]: as long as it takes to start so many programs, and to give up on one."""
+
 
 class SshLauncher(Launcher):
     """Hosts that the user can log into."""
 
     kind = "ssh"
     syntax = _SYNTAX
-    options = ("root", "data", "clock", "python")
+    options = ("root", "data", "clock", "python", "port")
 
     def parse(self, text: str) -> LaunchTarget:
         """The hosts, and the devices to use on each."""
@@ -122,10 +134,17 @@ class SshLauncher(Launcher):
             missing += _missing(line.name, about, clock_s, target, options)
         if len(lines) > 1 and not missing:
             missing += _unshared(lines, root)
+            missing += (cut := _unreachable(lines, answers[0][0], options))
+            if not cut:
+                facts["ports"] = "each host reaches each other one"
         gpus = answers[0][0].get("gpu", [])
         device = gpus[0].split(",")[0].strip() if gpus else answers[0][0].get("cpu", [""])[0]
         return Probe(
-            facts=facts, missing=tuple(missing), device=device, cores=int(answers[0][0].get("cores", ["0"])[0])
+            facts=facts,
+            missing=tuple(missing),
+            device=device,
+            cores=int(answers[0][0].get("cores", ["0"])[0]),
+            loop_s=max(float(about.get("loop", ["0"])[0]) for about, _ in answers),
         )
 
     def offers(self, request: Request) -> tuple[Offer, ...]:
@@ -183,7 +202,7 @@ class SshLauncher(Launcher):
         files = {f"{folder}/order.json": (order, 0o644), f"{folder}/{_HANDLE}": (json.dumps(handle).encode(), 0o644)}
         lines[0].write_all(files, without=f"{folder}/stop")
         values = secret_values(submission.secrets) | {"STOKER_SECRET": secrets.token_hex(32)}
-        variables = self._meeting(lines, shipped)
+        variables = self._meeting(lines, shipped, _port(submission.options))
         started: list[Line] = []
         try:
             for host, line in enumerate(lines):
@@ -252,13 +271,14 @@ class SshLauncher(Launcher):
         """The run's directory on host 0, but for locks and what says where it was started there."""
         _first_line(handle).fetch_tree(handle["directory"], into)
 
-    def _meeting(self, lines: Sequence[Line], shipped: Shipped) -> list[str]:
-        """Variables by which the hosts find each other."""
+    def _meeting(self, lines: Sequence[Line], shipped: Shipped, port: int) -> list[str]:
+        """Variables by which the hosts find each other; `port` 0: a free one."""
         variables = [f"STOKER_HOSTS={len(lines)}"]
         if len(lines) == 1:
             return variables
-        script = "import socket; s = socket.create_server(('', 0)); print(s.getsockname()[1])"
-        port = lines[0].run([shipped.python, "-c", script]).text
+        if not port:
+            script = "import socket; s = socket.create_server(('', 0)); print(s.getsockname()[1])"
+            port = int(lines[0].run([shipped.python, "-c", script]).text)
         address = lines[0].shell('set -- $SSH_CONNECTION; printf %s "$3"').text
         return [*variables, f"STOKER_MASTER={address or '127.0.0.1'}", f"STOKER_PORT={port}"]
 
@@ -347,6 +367,62 @@ def _unshared(lines: Sequence[Line], root: str) -> list[str]:
         ]
     finally:
         lines[0].run(["rm", "-f", "--", token])
+
+
+def _unreachable(lines: Sequence[Line], first: Mapping[str, list[str]], options: Mapping[str, str]) -> list[str]:
+    """Sentences on hosts that cannot reach each other; `first`: the first host's answer to the probe."""
+    master = (first.get("address", [""])[0].split() or ["", "", "127.0.0.1"])[2]
+    port, token, python = _port(options), secrets.token_hex(8), options.get("python", "")
+
+    def check(line: Line, *arguments: str) -> list[str]:
+        answer = line.shell(_WITH_PYTHON, python, _PORTS, *arguments, check=False)
+        if answer.code != 0:
+            raise PlaceFailed(f"{line.name} cannot try its ports: {answer.last_line()}")
+        return answer.text.splitlines()
+
+    def listening(index: int) -> dict[str, str]:
+        arguments = (str(port if index == 0 else 0), str(len(lines) - 1), f"{_LISTEN_S:g}", token)
+        return dict(row.partition(" ")[::2] for row in check(lines[index], "listen", master, *arguments))
+
+    with ThreadPoolExecutor(len(lines)) as pool:
+        there = list(pool.map(listening, range(len(lines))))
+        if "taken" in there[0]:
+            why = there[0]["taken"]
+            return [f"port {port} of {lines[0].name} cannot be used ({why}): give another --place-option port=N"]
+        places = [f"{master if index == 0 else host['address']}:{host['port']}" for index, host in enumerate(there)]
+        others = [[other for other in range(len(lines)) if other != index] for index in range(len(lines))]
+        tried = pool.map(
+            lambda index: check(lines[index], "reach", token, *(places[other] for other in others[index])),
+            range(len(lines)),
+        )
+        missing = []
+        for index, answers in enumerate(tried):
+            for other, answer in zip(others[index], answers, strict=True):
+                if answer != "ok":
+                    address, _, number = places[other].rpartition(":")
+                    ports = "-".join(there[other]["range"].split())
+                    meeting = f" and {port}, where the ranks meet," if other == 0 and port else ""
+                    target, source = lines[other].name, lines[index].name
+                    missing.append(
+                        f"{source} cannot reach {target} at {address} on TCP port {number} ({answer}): open ports "
+                        f"{ports}{meeting} of {target} to {source}, or name the hosts by addresses of a network in "
+                        "which they reach each other"
+                    )
+        if missing:  # a listener goes once all others have come, and holds its port until then
+            list(pool.map(lambda line, host: line.run(["kill", host["process"]], check=False), lines, there))
+        return missing
+
+
+def _port(options: Mapping[str, str]) -> int:
+    """The port of the first host in which ranks meet; 0: a free one.
+
+    Raises:
+        BadSetting: it is no number of a port.
+    """
+    text = options.get("port", "0")
+    if not text.isdecimal() or not (int(text) == 0 or 1024 <= int(text) < 65536):
+        raise BadSetting(f"--place-option port={text} is no port", remedy="Give a number from 1024 to 65535.")
+    return int(text)
 
 
 def _lines(address: str) -> list[Line]:
