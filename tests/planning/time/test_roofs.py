@@ -146,8 +146,8 @@ def test_rows_that_are_not_whole_words_slow_tensor_cores_down() -> None:
     assert seconds(product(4096, 768, 50_257)) == pytest.approx(seconds(product(4096, 768, 50_304)), rel=0.01)
 
 
-def test_gradients_of_convolutions_on_tensor_cores_copy_what_is_not_in_channels_last() -> None:
-    """Two images for each gradient, read and written; fp32 outside of tensor cores and the result take either."""
+def test_convolutions_on_tensor_cores_copy_what_is_not_in_channels_last() -> None:
+    """Two images for each gradient, read and written, and in tf32 for the result; fp32 outside of them takes either."""
 
     def contiguous_less_last(name: str, dtype: str, **attributes: object) -> float:
         contiguous, last = (
@@ -161,7 +161,17 @@ def test_gradients_of_convolutions_on_tensor_cores_copy_what_is_not_in_channels_
     alone = contiguous_less_last("convolution_backward", "bf16", output_mask=[False, True, False])
     assert alone == pytest.approx(copied)
     assert contiguous_less_last("convolution", "bf16") == 0
+    assert contiguous_less_last("convolution", "tf32") == pytest.approx(2 * copied)
     assert contiguous_less_last("convolution_backward", "fp32") == 0
+
+
+def test_an_image_in_another_memory_format_than_its_weights_is_copied_first() -> None:
+    """Read and written once, on top of the convolution."""
+    same, mixed = (
+        convolution(dtype="bf16", channels_last=True, **changes) for changes in ({}, {"reordered_bytes": 10**8})
+    )
+    copied_s = 2 * 10**8 / (0.89 * gpu().bandwidth_bytes_per_s)
+    assert seconds(mixed) - seconds(same) == pytest.approx(copied_s)
 
 
 def test_a_convolution_on_tensor_cores_reads_each_pixel_once() -> None:

@@ -175,6 +175,19 @@ def test_convolutions_tell_their_geometry():
     assert found["convolution_backward"]["output_mask"][1] is True
 
 
+def test_a_convolution_counts_what_it_has_to_bring_into_channels_last():
+    """Weights in channels-last and an image that is not, as after a group norm: PyTorch copies the image on a GPU."""
+    image, weight = torch.ones(2, 4, 8, 8), torch.ones(4, 4, 3, 3)
+    last = {"memory_format": torch.channels_last}
+    (mixed,) = _operations(F.conv2d, image, weight.to(**last))
+    assert mixed.attribute("reordered_bytes") == 2 * 4 * 8 * 8 * 4
+    for images, weights in ((image, weight), (image.to(**last), weight.to(**last))):
+        (same,) = _operations(F.conv2d, images, weights)
+        assert same.attribute("reordered_bytes") is None
+    (here,) = _operations(F.conv2d, image, weight.to(**last), target="cpu")
+    assert here.attribute("reordered_bytes") is None
+
+
 def test_reductions_and_softmaxes_tell_their_dimension():
     """Rows along another dimension are another kernel."""
     softmax, total = _operations(lambda a: a.softmax(1).sum(0), torch.ones(4, 8))

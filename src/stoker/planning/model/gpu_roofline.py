@@ -188,7 +188,9 @@ def roof_seconds(operation: Operation, kind: Kind, dtype: str, sustained: Sustai
     if kind == "recurrent":
         return _recurrent_seconds(operation, dtype, sustained, rates)
     if kind == "convolution":
-        return _convolution_seconds(operation, dtype, sustained, rates)
+        copied = operation.attribute("reordered_bytes", 0)
+        assert isinstance(copied, int), "the tracer counts them"
+        return _convolution_seconds(operation, dtype, sustained, rates) + 2 * copied / rates.bytes_per_s
     sizes = np.array([gpu_kernels.product_sizes(operation)], dtype=float)
     seconds = float(product_seconds(sizes, size, sustained.tiles(dtype, is_batched=kind != "product"), rates)[0])
     return seconds * (_misalignment(operation, size) if kind == "product" and sustained.peak_flops(dtype)[1] else 1.0)
@@ -231,10 +233,11 @@ def _convolution_seconds(operation: Operation, dtype: str, sustained: Sustained,
             )
         # Pixels that neighbouring results share are found in the caches.
         each = size * float(sum(tensor.numel for tensor in gpu_kernels.convolved(operation)))
-        if operation.attribute("channels_last") is not True and operation.name.endswith("_backward"):
-            # Kernels of gradients take channels-last: for each gradient, two images are copied there or back.
-            result, image, _ = gpu_kernels.convolved(operation)
-            copied = 2.0 * size * (result.numel + image.numel)
+        is_backward = operation.name.endswith("_backward")
+        if operation.attribute("channels_last") is not True and (is_backward or dtype == "tf32"):
+            # Most kernels take channels-last: for each result, two images are copied there or back.
+            first, second, third = gpu_kernels.convolved(operation)
+            copied = 2.0 * size * (first.numel + (second if is_backward else third).numel)
             seconds += len(gpu_kernels.convolution_products(operation) or []) * copied / rates.bytes_per_s
     shapes = {is_batched: sustained.tiles(dtype, is_batched=is_batched) for is_batched in (False, True)}
     for ways in gpu_kernels.convolution_products(operation) or []:
@@ -316,10 +319,22 @@ BATCHED = TileShape(
 
 _TENSOR_PROLOGUE = 128.0
 """Cost of filling and draining a tile on tensor cores [elements of depth]; not measured, from about 1.5 µs per tile."""
-_TENSOR_SHARES = {"8.0": 0.87, "8.6": 0.95, "8.9": 0.95, "9.0": 0.80, "10.0": 0.78, "10.3": 0.79, "12.0": 0.95}
+_TENSOR_SHARES = {
+    "7.0": 0.74,
+    "7.5": 0.74,
+    "8.0": 0.87,
+    "8.6": 0.95,
+    "8.9": 0.95,
+    "9.0": 0.80,
+    "10.0": 0.78,
+    "10.3": 0.79,
+    "12.0": 0.95,
+}
 """Share of the dense bf16 peak on the best shapes. Source: Bekman, "Maximum Achievable Matmul FLOPS" (2024): A100 271
 of 312 TFLOP/s, H100 795 of 989, B200 1745 of 2250, B300 1769 of 2250. Smaller chips clock above their datasheets: an
-RTX 4090 was reported at 159 to 167 of 165 (github.com/mli/transformers-benchmarks, issue 4)."""
+RTX 4090 was reported at 159 to 167 of 165 (github.com/mli/transformers-benchmarks, issue 4). Volta, in fp16: Markidis
+et al., "NVIDIA Tensor Core Programmability, Performance & Precision" (2018), 83 of 112 on a V100 PCIe; 7.5, of the same
+generation of units, is taken from it."""
 _SEPARATE_INTEGERS = ("7.0", "7.2", "7.5", "8.0")
 """Capabilities with an integer unit for each fp32 unit. In the others addresses are computed in the slots of the
 arithmetic, or twice as many fp32 units share the registers' ports. Source: NVIDIA's Volta and GA102 white papers."""
