@@ -193,7 +193,7 @@ _FAILURES = (
     TypeError,
     ValueError,
 )
-"""What a case that cannot be forecast raises: of Stoker's, and what a model does that is given sizes it does not know."""
+"""What a case that cannot be forecast raises: errors of Stoker, and of a model that is given sizes it does not take."""
 
 
 def _sentence(error: BaseException) -> str:

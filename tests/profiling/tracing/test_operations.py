@@ -67,6 +67,23 @@ def test_inputs_of_one_shape_that_no_neighbour_has_are_counted():
     assert first.attribute("num_outside") == 2
 
 
+def test_a_cast_that_a_pass_has_made_before_is_known():
+    """Each layer casts its input under autocast; what was written to in between is another input."""
+
+    def step(x, weight):
+        half = torch.bfloat16
+        first, second = x.to(half), x.to(half)
+        x.mul_(2)
+        third = x.to(half) + weight[0].to(half)
+        return first, second, third, weight[1].to(half)
+
+    matrix = torch.ones(8, 8)
+    casts = [one for one in _operations(step, matrix, torch.ones(8, 8)) if one.name == "_to_copy"]
+    assert [one.attribute("is_again", False) for one in casts] == [False, True, False, False, False]
+    here = [one for one in _operations(step, matrix, torch.ones(8, 8), target="cpu") if one.name == "_to_copy"]
+    assert not any(one.attribute("is_again") for one in here)
+
+
 def test_views_are_left_out_and_allocations_are_not():
     """What moves no data is no operation, unless memory is allocated by it."""
     names = [one.name for one in _operations(lambda a: a.view(32, 64).t().unsqueeze(0).detach(), torch.ones(64, 32))]

@@ -88,11 +88,18 @@ def _frozen(value: Any) -> Any:
 
 
 def operation_of(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *, num_outside: int = 0
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    out: Any,
+    *,
+    num_outside: int = 0,
+    is_again: bool = False,
 ) -> Operation:
     """The record of one call, whose results were `out`.
 
     `num_outside` of the inputs that have one shape are not what operations since the last product read or made.
+    `is_again`: it copies what the pass has copied into the same dtype before.
     """
     name = func.overloadpacket.__name__
     given = _named_arguments(func, args, kwargs)
@@ -107,7 +114,7 @@ def operation_of(
     if name.startswith("nll_loss"):  # forward one element for each target, backward none
         is_backward = name.endswith("_backward")
         read[id(given["self"])] = 0 if is_backward else given["target"].numel() * given["self"].element_size()
-    outside = {"num_outside": num_outside} if num_outside else {}
+    outside = ({"num_outside": num_outside} if num_outside else {}) | ({"is_again": True} if is_again else {})
     return Operation(
         name=name,
         inputs=tuple(map(_shape, inputs)),
