@@ -62,7 +62,7 @@ def test_cases_that_cannot_be_forecast_are_named_and_the_others_forecast(
         "no JSON": ({"set": "{width: 4}"}, "set is no JSON"),
         "no object": ({"plan": "[1]"}, "plan is [1], wanted a JSON object"),
         "unknown GPU": ({"on": "h1000"}, "h100"),
-        "two GPUs": ({"on": "a100"}, "means 4 places"),
+        "two GPUs": ({"on": "a100"}, "places (a100-80"),
         "machines that are not full": ({"on": "12xh100", "plan": '{"layout": {"replicas": 12}}'}, "12"),
         "too few processes": ({"on": "8xh100", "plan": '{"layout": {"replicas": 4}}'}, "4 processes, and 8xh100 has 8"),
         "no layout": ({"on": "8xh100"}, "has 1 processes, and 8xh100 has 8 devices"),
@@ -72,7 +72,7 @@ def test_cases_that_cannot_be_forecast_are_named_and_the_others_forecast(
         "no measurement": ({"measured_step_ms": "-"}, "measured_step_ms is '-'"),
         "other part": ({"what": "backward"}, "wanted step or forward"),
         "no device": ({"on": ""}, "the case has no on"),
-        "a model that raises": ({"set": '{"width": -1}'}, "width"),
+        "a model that raises": ({"set": '{"width": -1}'}, "Error: "),
     }
     cases = [GOOD | {"id": name} | changes for name, (changes, _) in bad.items()]
     code, document = document_of([*cases, GOOD], tmp_path, monkeypatch, capsys)

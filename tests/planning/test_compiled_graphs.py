@@ -88,15 +88,26 @@ def test_on_a_cpu_only_elementwise_operations_join() -> None:
 
 
 def test_what_outlives_a_chain_is_written() -> None:
-    """The cast's result is kept for the backward pass: four bytes for each element more."""
-    kept = dataclasses.replace(
-        NORMED,
-        storages=tuple(
-            dataclasses.replace(one, died=5) if index == 1 else one for index, one in enumerate(NORMED.storages)
-        ),
-    )
-    (_, (left, _), *_) = kernel_shares(kept, EACH_S, by_bytes)
+    """The norm's result is kept for the backward pass: four bytes for each element more."""
+    (_, (left, _), *_) = kernel_shares(_kept(NORMED, 2), EACH_S, by_bytes)
     assert left == pytest.approx((2 + 2) / 20)
+
+
+def test_what_was_widened_is_kept_in_half_precision() -> None:
+    """Two bytes for each element, or none where the original is kept anyway; a kept gradient is written whole."""
+    kept = _kept(NORMED, 1)
+    (_, (left, _), *_) = kernel_shares(kept, EACH_S, by_bytes)
+    assert left == pytest.approx(2 / 20)  # the product's result lives on, too
+    lost = _kept(kept, 0, died=1)
+    (_, (left, _), *_) = kernel_shares(lost, EACH_S, by_bytes)
+    assert left == pytest.approx((2 + 1) / 20)
+
+
+def _kept(trace: Trace, number: int, died: int = 5) -> Trace:
+    """The trace with another death of a storage."""
+    storages = list(trace.storages)
+    storages[number] = dataclasses.replace(storages[number], died=died)
+    return dataclasses.replace(trace, storages=tuple(storages))
 
 
 def test_gated_activations_are_computed_again_from_the_products_that_are_kept() -> None:

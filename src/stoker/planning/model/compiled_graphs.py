@@ -210,9 +210,13 @@ def _bytes_across(trace: Trace, chain: Sequence[int], births: dict[int, list[int
             entering.know(operation)
             continue
         entering.note(operation)
-        results = (trace.storages[storage] for storage in births.get(index, ()))
         if name not in _OF_LOGITS or _LOSS not in names:
-            written += sum(one.num_bytes for one in results if one.died is None or one.died > end)
+            kept = [trace.storages[storage] for storage in births.get(index, ()) if _outlives(trace, storage, end)]
+            size = sum(one.num_bytes for one in kept)
+            if _widens(operation) and all(one.category != "gradient" for one in kept):
+                # What is kept is the original, if it is not kept anyway.
+                size = 0 if any(_outlives(trace, one, end) for one in births.get(index - 1, ())) else size // 2
+            written += size
         if name == "log_softmax_backward_data" and _is_narrowed(operation.outputs[0], operations):
             again -= operation.inputs[1].numel * _bytes_each(operation) / 2
         if any(word in name for word in _BATCH_NORMS):
@@ -236,13 +240,23 @@ def _is_widening(trace: Trace, chain: Sequence[int], births: dict[int, list[int]
 
     Whatever reads the copies reads the originals in their place, and widens them in registers.
     """
-    for index in chain:
-        operation = trace.operations[trace.occurrences[index].operation]
-        is_copy = operation.name.strip("_") == "to_copy" and operation.inputs[0].dtype in _HALVES
-        kept = (trace.storages[storage].category != "temporary" for storage in births.get(index, ()))
-        if not is_copy or operation.outputs[0].dtype != "fp32" or any(kept):
-            return False
-    return True
+    return all(
+        _widens(trace.operations[trace.occurrences[index].operation])
+        and all(trace.storages[storage].category == "temporary" for storage in births.get(index, ()))
+        for index in chain
+    )
+
+
+def _widens(operation: Operation) -> bool:
+    """Whether an operation copies from half to full precision."""
+    is_copy = operation.name.strip("_") == "to_copy"
+    return is_copy and operation.inputs[0].dtype in _HALVES and operation.outputs[0].dtype == "fp32"
+
+
+def _outlives(trace: Trace, storage: int, end: int) -> bool:
+    """Whether a storage lives on after an occurrence."""
+    died = trace.storages[storage].died
+    return died is None or died > end
 
 
 def _bytes_each(operation: Operation) -> float:
