@@ -6,7 +6,8 @@ A line of `CASES.csv` names a job file (`job`, relative to the CSV), its paramet
 the plan to pin (`plan`, JSON: fields of a Plan, `layout` among them), `what` was timed (`step`, or the `forward` pass
 alone), `measured_step_ms`, its `precision`, `group` and `id`; other columns are not read. Nothing is searched and
 nothing runs: the given plan is traced and forecast. `fits` is the probability that it fits the device's memory. Cases
-that cannot be forecast are named with the reason, and counted. Jobs may need packages of their own, such as timm.
+that cannot be forecast, whatever the reason, are named with it under `failed`, and the others are forecast. Jobs may
+need packages of their own, such as timm.
 
 fp16 stands as bf16 in the plans of the cases. Where `precision` says fp16 and there is one device, the plan is in fp16
 with a loss scale: cuDNN computes batch norms, and a V100 has kernels for attention. On several devices that have fp16
@@ -20,6 +21,7 @@ import csv
 import dataclasses
 import functools
 import json
+import math
 import platform
 import statistics
 import sys
@@ -33,7 +35,7 @@ from typing import Any
 import torch
 
 from stoker.devices import Place, attached_devices, planned_devices
-from stoker.errors import StokerError
+from stoker.errors import BadJob, StokerError
 from stoker.jobs import Entry, Job, load_job
 from stoker.planning.model.run_forecast import TracedForecasts
 from stoker.planning.multi_device import LayoutCandidates, without_layout
@@ -41,7 +43,7 @@ from stoker.planning.pinned_plan import plan_of
 from stoker.planning.plan_ranking import SURE_ENOUGH
 from stoker.planning.planner import Planner
 from stoker.planning.resolved_job import resolve_job
-from stoker.records import Plan
+from stoker.records import Plan, Profile
 from stoker.stepping.coupling import coupling_by_types
 
 GIB = 2**30
@@ -53,13 +55,14 @@ def forecast(case: dict[str, str], folder: Path) -> dict[str, Any]:
     Raises:
         StokerError: the job or the plan cannot be forecast.
     """
-    job, entry = load_job(folder / case["job"], {name: str(value) for name, value in json.loads(case["set"]).items()})
-    (place,) = planned_devices(case["on"], attached_devices())
+    _require_columns(case)
+    settings, fields, measured_ms = _object(case, "set"), _object(case, "plan"), _milliseconds(case)
+    job, entry = load_job(folder / case["job"], {name: str(value) for name, value in settings.items()})
+    place = _place(case["on"])
     rates = place.hardware.dense_flops
     if "bf16" not in rates and "fp16" in rates:
         hardware = dataclasses.replace(place.hardware, dense_flops=rates | {"bf16": rates["fp16"]})
         place = dataclasses.replace(place, hardware=hardware)
-    fields = json.loads(case["plan"])
     if case.get("precision", "").startswith("fp16") and not fields.get("layout"):
         job, fields = dataclasses.replace(job, numerics=[*job.numerics, "fp16"]), fields | {"precision": "fp16"}
     forecasts, plan = forecasts_of(planner_of(job, entry), place, fields)
@@ -67,7 +70,7 @@ def forecast(case: dict[str, str], folder: Path) -> dict[str, Any]:
     step_s = update.step_s
     if case["what"] == "forward":
         step_s = step_s.scaled(update.forward_s / step_s.value)
-    measured_ms, forecast_ms = float(case["measured_step_ms"]), 1e3 * step_s.value
+    forecast_ms = 1e3 * step_s.value
     return {
         "id": case["id"],
         "group": case["group"],
@@ -80,6 +83,47 @@ def forecast(case: dict[str, str], folder: Path) -> dict[str, Any]:
         "needed_gib": forecasts.needed_bytes(plan) / GIB,
         "fits": forecasts.probability_it_fits(plan),
     }
+
+
+_COLUMNS = ("id", "group", "job", "set", "on", "plan", "what", "measured_step_ms")
+
+
+def _require_columns(case: dict[str, str]) -> None:
+    """Raise BadJob for a case that lacks a value that every forecast needs, or whose `what` is unknown."""
+    missing = [column for column in _COLUMNS if not case.get(column)]
+    if missing:
+        raise BadJob(f"the case has no {' and no '.join(missing)}")
+    if case["what"] not in ("step", "forward"):
+        raise BadJob(f"what is {case['what']!r}, wanted step or forward")
+
+
+def _object(case: dict[str, str], column: str) -> dict[str, Any]:
+    try:
+        value = json.loads(case[column])
+    except json.JSONDecodeError as problem:
+        raise BadJob(f"{column} is no JSON: {problem}") from problem
+    if not isinstance(value, dict):
+        raise BadJob(f"{column} is {case[column]}, wanted a JSON object")
+    return value
+
+
+def _milliseconds(case: dict[str, str]) -> float:
+    text = case["measured_step_ms"]
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise BadJob(f"measured_step_ms is {text!r}, wanted a positive number")
+    return value
+
+
+def _place(words: str) -> Place:
+    places = planned_devices(words, attached_devices())
+    if len(places) != 1:
+        names = ", ".join(place.name for place in places)
+        raise BadJob(f"on is {words!r}, which means {len(places)} places ({names}), wanted one")
+    return places[0]
 
 
 def planner_of(job: Job, entry: Entry) -> Planner:
@@ -96,10 +140,29 @@ def forecasts_of(planner: Planner, place: Place, fields: dict[str, Any]) -> tupl
         StokerError: the plan is not one, or cannot be forecast.
     """
     usual = {"optimizer_implementation": "fused", "loader": "device", "precision": "fp32"}
-    plan = plan_of(usual | fields, place, planner.profile(place.device.kind))
+    profile = planner.profile(place.device.kind)
+    plan = plan_of(usual | fields, place, profile)
+    if (problem := _problem_with(plan, place, profile)) is not None:
+        raise BadJob(problem)
     if plan.layout.world_size == 1:
         return planner.forecasts(place), plan
     return LayoutCandidates(planner, place).forecasts(plan.layout), without_layout(plan)
+
+
+def _problem_with(plan: Plan, place: Place, profile: Profile) -> str | None:
+    """Why a plan cannot be that of the place and the job, with the numbers; None if it can.
+
+    A plan that Stoker would not run, such as one of axes that it does not combine, is forecast all the same.
+    """
+    layout, batch = plan.layout, min(profile.batch, profile.num_train)
+    if layout.world_size != place.count:
+        return f"the plan's layout has {layout.world_size} processes, and {place.name} has {place.count} devices"
+    local = -(-batch // layout.sample_parts)
+    if plan.micro_batch > local:
+        return f"micro_batch is {plan.micro_batch}, and a process has {local} of the {batch} samples of a batch"
+    if plan.checkpointed_blocks > profile.num_blocks:
+        return f"checkpointed_blocks is {plan.checkpointed_blocks}, and the model has {profile.num_blocks} equal blocks"
+    return None
 
 
 def statistics_of(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -116,6 +179,27 @@ def statistics_of(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "said_to_fit": sum(case["fits"] >= 0.5 for case in cases),
         "would_be_planned": sum(case["fits"] >= SURE_ENOUGH for case in cases),
     }
+
+
+_FAILURES = (
+    StokerError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a case that cannot be forecast raises: errors of Stoker, and of a model that is given sizes it does not take."""
+
+
+def _sentence(error: BaseException) -> str:
+    """What is wrong with a case, and what to do, in one line."""
+    text = str(error) if isinstance(error, StokerError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())
 
 
 def _line(one: dict[str, Any]) -> str:
@@ -137,14 +221,17 @@ def main() -> int:
     say = functools.partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
     found, failed = [], []
     with options.cases.open(newline="", encoding="utf-8") as file:
-        for case in csv.DictReader(file):
-            if options.only not in case["id"]:
+        reader = csv.DictReader(file)
+        for case in reader:
+            name = case.get("id") or f"line {reader.line_num}"
+            if options.only not in name:
                 continue
             try:
                 one = forecast(case, options.cases.parent)
-            except StokerError as error:
-                failed.append({"id": case["id"], "problem": error.message})
-                say(f"{case['id']:<34} cannot be forecast: {error.message}")
+            except _FAILURES as error:
+                problem = _sentence(error)
+                failed.append({"id": name, "problem": problem})
+                say(f"{name:<34} cannot be forecast: {problem}")
                 continue
             found.append(one)
             say(_line(one))

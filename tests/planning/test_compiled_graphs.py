@@ -88,15 +88,26 @@ def test_on_a_cpu_only_elementwise_operations_join() -> None:
 
 
 def test_what_outlives_a_chain_is_written() -> None:
-    """The cast's result is kept for the backward pass: four bytes for each element more."""
-    kept = dataclasses.replace(
-        NORMED,
-        storages=tuple(
-            dataclasses.replace(one, died=5) if index == 1 else one for index, one in enumerate(NORMED.storages)
-        ),
-    )
-    (_, (left, _), *_) = kernel_shares(kept, EACH_S, by_bytes)
+    """The norm's result is kept for the backward pass: four bytes for each element more."""
+    (_, (left, _), *_) = kernel_shares(_kept(NORMED, 2), EACH_S, by_bytes)
     assert left == pytest.approx((2 + 2) / 20)
+
+
+def test_what_was_widened_is_kept_in_half_precision() -> None:
+    """Two bytes for each element, or none where the original is kept anyway; a kept gradient is written whole."""
+    kept = _kept(NORMED, 1)
+    (_, (left, _), *_) = kernel_shares(kept, EACH_S, by_bytes)
+    assert left == pytest.approx(2 / 20)  # the product's result lives on, too
+    lost = _kept(kept, 0, died=1)
+    (_, (left, _), *_) = kernel_shares(lost, EACH_S, by_bytes)
+    assert left == pytest.approx((2 + 1) / 20)
+
+
+def _kept(trace: Trace, number: int, died: int = 5) -> Trace:
+    """The trace with another death of a storage."""
+    storages = list(trace.storages)
+    storages[number] = dataclasses.replace(storages[number], died=died)
+    return dataclasses.replace(trace, storages=tuple(storages))
 
 
 def test_gated_activations_are_computed_again_from_the_products_that_are_kept() -> None:
@@ -181,3 +192,47 @@ def test_logarithms_of_a_loss_are_not_written() -> None:
     alone = trace_of((PRODUCT, BF16, "activation", 3), (softmax, FP32, "activation", 3))
     assert kernel_shares(whole, [1.0, 10.0, 0.0, 1.0], by_bytes)[1][0] == pytest.approx(1 / 10)
     assert kernel_shares(alone, [1.0, 10.0, 1.0], by_bytes)[1][0] == pytest.approx(3 / 10)
+
+
+def test_a_copy_that_a_pass_has_made_before_is_not_made_again() -> None:
+    """Of the casts that three layers make of one input under autocast, compiled code makes one, kept once."""
+    again = dataclasses.replace(TO_BF16, attributes=(("is_again", True),))
+    cast_twice = trace_of(
+        (TO_BF16, BF16, "activation", 5),
+        (PRODUCT, BF16, "activation", 5),
+        (again, BF16, "activation", 5),
+        (PRODUCT, BF16, "activation", 5),
+    )
+    shares = [left for left, _ in kernel_shares(cast_twice, [6.0, 1.0, 6.0, 1.0, 1.0], by_bytes)]
+    assert shares == [pytest.approx(3 / 6), 1.0, 0.0, 1.0, 1.0]
+    assert [one.num_bytes for one in compiled_storages(cast_twice).storages][2] == 0
+
+
+def test_gradients_are_widened_by_what_adds_them_unless_they_are_kept() -> None:
+    """A cast alone between products costs nothing; of a weight's gradient it is what the optimiser reads."""
+    for category, expected in (("temporary", 0.0), ("gradient", 0.5)):
+        widened = backward_of((PRODUCT, BF16, "temporary", 1), (TO_FULL, FP32, category, 3))
+        (_, (left, _), _) = kernel_shares(widened, [1.0, 6.0, 1.0], by_bytes)
+        assert left == pytest.approx(expected)
+
+
+def test_logits_in_full_precision_are_neither_written_nor_read() -> None:
+    """Python holds them after the loss, but the loss and its gradient compute them from the layer's own again."""
+    loss = operation("nll_loss_forward", (IN_FULL,), TensorShape(shape=(), dtype="fp32"))
+    softmax = operation("_log_softmax", (IN_FULL,), IN_FULL)
+    forward = trace_of(
+        (PRODUCT, BF16, "activation", 5),
+        (TO_FULL, FP32, "activation", None),
+        (softmax, FP32, "activation", 5),
+        (dataclasses.replace(loss, bytes_read=0), 0, "temporary", 4),
+    )
+    (_, (left, _), *_) = kernel_shares(forward, [1.0, 10.0, 10.0, 0.0, 1.0], by_bytes)
+    assert left == pytest.approx(1 / 20)
+    gradient = operation("_log_softmax_backward_data", (IN_FULL, IN_FULL), IN_FULL)
+    for last, passes in ((TO_BF16, 2 + 1 + 1), (NORM, 2 + 2 + 2)):  # the gradient given, the logits, the result
+        size = 2 * last.outputs[0].numel * (1 if last is TO_BF16 else 2)
+        backward = backward_of(
+            (PRODUCT, BF16, "temporary", 1), (gradient, FP32, "temporary", 2), (last, size, "temporary", 3)
+        )
+        (_, (left, _), *_) = kernel_shares(backward, [1.0, 10.0, 10.0, 1.0], by_bytes)
+        assert left == pytest.approx(passes / 20)

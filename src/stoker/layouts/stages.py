@@ -18,10 +18,11 @@ from stoker.layouts.trace_division import bytes_of, in_rows, with_operations
 from stoker.records import Layout, Profile, Storage, Trace
 from stoker.records.profile import ModelParts
 
-_WAITING = 0.15
-"""Share of a stage's arithmetic that it waits for its neighbours: each turn begins with a message from one of them, and
-turns are not equally long. A judgement between weak scaling in Narayanan et al. 2021 (section 5.4, about 0.1) and
-published runs of nanotron (0.3 and more)."""
+_WAITING = 0.2
+"""Share of a stage's arithmetic that it waits for its neighbours: each turn begins with a message from one of them,
+turns are not equally long, and kernels of NCCL that wait for the other end keep multiprocessors from it. Between weak
+scaling in Narayanan et al. 2021 (section 5.4, about 0.1) and a published run of nanotron (0.4), whose messages have the
+host wait, too: their geometric mean."""
 _UPDATE_S = 1.2e-3
 """Overhead of a pipeline's schedule: an update [s]."""
 

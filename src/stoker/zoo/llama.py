@@ -114,6 +114,9 @@ class _GroupedQueryAttention(nn.Module):
     """Attention of each token to itself and those before it; H / K query heads share a key and value.
 
     H and K are as many as its layers hold here: a tensor-parallel layout divides them among processes.
+
+    With K < H in fp32 on a GPU, PyTorch up to 2.13 writes attention out, with scores [B, H, T, T]: its kernel for fp32
+    takes as many keys as queries. In half precision flash attention takes fewer.
     """
 
     def __init__(self, width: int, heads: int, kv_heads: int) -> None:

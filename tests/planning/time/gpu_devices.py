@@ -126,8 +126,8 @@ def recurrent(
     return operation(name, (*inputs, x, x, tensor(1000, dtype="uint8")), (x, state, matrix), 2 * flops)
 
 
-def attention(tokens: int, *, is_causal: bool = False) -> Operation:
+def attention(tokens: int, *, is_causal: bool = False, kernel: str = "flash", dtype: str = "bf16") -> Operation:
     """Fused attention of 4 samples and 16 heads of width 64."""
-    part = tensor(4, 16, tokens, 64, dtype="bf16")
+    part = tensor(4, 16, tokens, 64, dtype=dtype)
     flops = 4 * 4 * 16 * tokens * tokens * 64
-    return operation("_scaled_dot_product_flash_attention", (part,) * 3, (part,), flops, is_causal=is_causal)
+    return operation(f"_scaled_dot_product_{kernel}_attention", (part,) * 3, (part,), flops, is_causal=is_causal)

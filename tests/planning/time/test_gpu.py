@@ -114,6 +114,8 @@ def test_operations_of_a_family_share_an_error_that_measurements_take_away() -> 
     assert contiguous[0] == last[0]
     assert contiguous[1] > last[1]
     assert len({of_products[0], of_fp32[0], of_norms[0]}) == 3
+    fused = times.shared_error(attention(1024))
+    assert times.shared_error(attention(1024, kernel="efficient", dtype="fp32")) == fused
     assert of_fp32[1] < of_products[1]
 
 

@@ -82,6 +82,23 @@ def test_fused_attention_reaches_as_much_as_on_the_chip_whose_kernels_it_runs(ne
     assert norms[0] == norms[1]
 
 
+def test_the_memory_efficient_kernel_is_slower_than_flash_attention() -> None:
+    """Attention with a mask has no other kernel; the ratio is that of their published rates."""
+    ratio = seconds(attention(4096, kernel="efficient")) / seconds(attention(4096))
+    assert 1.7 < ratio < 2.5
+
+
+def test_attention_in_fp32_is_sums_of_products_on_tensor_cores() -> None:
+    """From capability 8.0 on: faster than an A100's fp32, slower than a GeForce's, which has no more of tf32."""
+    in_fp32 = attention(4096, kernel="efficient", dtype="fp32")
+    a100 = seconds(in_fp32)
+    assert in_fp32.flops / (156e12 / 3) < a100 < in_fp32.flops / 19.5e12
+    older = seconds(in_fp32, compute_capability="7.0", dense_flops={"fp32": 19.5e12, "fp16": 156e12})
+    assert older > in_fp32.flops / 19.5e12
+    geforce = {"compute_capability": "8.6", "dense_flops": {"fp32": 35.6e12, "tf32": 35.6e12, "bf16": 71e12}}
+    assert seconds(in_fp32, **geforce) > 3 * in_fp32.flops / 35.6e12
+
+
 def test_time_steps_follow_each_other() -> None:
     """A small layer takes as long as its steps wait for each other, not its FLOPs: twice as many, twice as long."""
     small = recurrent(steps=256, batch=4, width=32)
@@ -129,8 +146,8 @@ def test_rows_that_are_not_whole_words_slow_tensor_cores_down() -> None:
     assert seconds(product(4096, 768, 50_257)) == pytest.approx(seconds(product(4096, 768, 50_304)), rel=0.01)
 
 
-def test_gradients_of_convolutions_on_tensor_cores_copy_what_is_not_in_channels_last() -> None:
-    """Two images for each gradient, read and written; fp32 outside of tensor cores and the result take either."""
+def test_convolutions_on_tensor_cores_copy_what_is_not_in_channels_last() -> None:
+    """Two images for each gradient, read and written, and in tf32 for the result; fp32 outside of them takes either."""
 
     def contiguous_less_last(name: str, dtype: str, **attributes: object) -> float:
         contiguous, last = (
@@ -144,7 +161,17 @@ def test_gradients_of_convolutions_on_tensor_cores_copy_what_is_not_in_channels_
     alone = contiguous_less_last("convolution_backward", "bf16", output_mask=[False, True, False])
     assert alone == pytest.approx(copied)
     assert contiguous_less_last("convolution", "bf16") == 0
+    assert contiguous_less_last("convolution", "tf32") == pytest.approx(2 * copied)
     assert contiguous_less_last("convolution_backward", "fp32") == 0
+
+
+def test_an_image_in_another_memory_format_than_its_weights_is_copied_first() -> None:
+    """Read and written once, on top of the convolution."""
+    same, mixed = (
+        convolution(dtype="bf16", channels_last=True, **changes) for changes in ({}, {"reordered_bytes": 10**8})
+    )
+    copied_s = 2 * 10**8 / (0.89 * gpu().bandwidth_bytes_per_s)
+    assert seconds(mixed) - seconds(same) == pytest.approx(copied_s)
 
 
 def test_a_convolution_on_tensor_cores_reads_each_pixel_once() -> None:

@@ -67,6 +67,23 @@ def test_inputs_of_one_shape_that_no_neighbour_has_are_counted():
     assert first.attribute("num_outside") == 2
 
 
+def test_a_cast_that_a_pass_has_made_before_is_known():
+    """Each layer casts its input under autocast; what was written to in between is another input."""
+
+    def step(x, weight):
+        half = torch.bfloat16
+        first, second = x.to(half), x.to(half)
+        x.mul_(2)
+        third = x.to(half) + weight[0].to(half)
+        return first, second, third, weight[1].to(half)
+
+    matrix = torch.ones(8, 8)
+    casts = [one for one in _operations(step, matrix, torch.ones(8, 8)) if one.name == "_to_copy"]
+    assert [one.attribute("is_again", False) for one in casts] == [False, True, False, False, False]
+    here = [one for one in _operations(step, matrix, torch.ones(8, 8), target="cpu") if one.name == "_to_copy"]
+    assert not any(one.attribute("is_again") for one in here)
+
+
 def test_views_are_left_out_and_allocations_are_not():
     """What moves no data is no operation, unless memory is allocated by it."""
     names = [one.name for one in _operations(lambda a: a.view(32, 64).t().unsqueeze(0).detach(), torch.ones(64, 32))]
@@ -173,6 +190,19 @@ def test_convolutions_tell_their_geometry():
     assert found["convolution"] == {**expected, "channels_last": True}
     assert found["convolution_backward"].items() >= expected.items()
     assert found["convolution_backward"]["output_mask"][1] is True
+
+
+def test_a_convolution_counts_what_it_has_to_bring_into_channels_last():
+    """Weights in channels-last and an image that is not, as after a group norm: PyTorch copies the image on a GPU."""
+    image, weight = torch.ones(2, 4, 8, 8), torch.ones(4, 4, 3, 3)
+    last = {"memory_format": torch.channels_last}
+    (mixed,) = _operations(F.conv2d, image, weight.to(**last))
+    assert mixed.attribute("reordered_bytes") == 2 * 4 * 8 * 8 * 4
+    for images, weights in ((image, weight), (image.to(**last), weight.to(**last))):
+        (same,) = _operations(F.conv2d, images, weights)
+        assert same.attribute("reordered_bytes") is None
+    (here,) = _operations(F.conv2d, image, weight.to(**last), target="cpu")
+    assert here.attribute("reordered_bytes") is None
 
 
 def test_reductions_and_softmaxes_tell_their_dimension():

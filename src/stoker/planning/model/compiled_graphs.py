@@ -139,8 +139,9 @@ _BATCH_NORMS = ("batch_norm",)
 """Reductions over the batch, which end before their results can be used: a second kernel reads all that the first one
 did. Source: the decompositions of `native_batch_norm` and its gradient in torch/_decomp/decompositions.py, sums over
 batch and pixels before anything that is as large as the tensor."""
-_LOSS = "nll_loss_forward"
-"""Where a chain has it, no logarithms of probabilities are written: the backward pass computes them from the logits."""
+_LOSS, _OF_LOGITS = "nll_loss_forward", ("log_softmax", "to_copy")
+"""Where a chain has the first, neither logarithms of probabilities are written nor logits in full precision: the
+backward pass computes them from the logits as their layer gave them."""
 _SCALE_PASSES = 1
 """More passes over a tensor whose largest magnitude scales it to fp8, for the same reason."""
 
@@ -198,20 +199,64 @@ def _chains(trace: Trace, joined: frozenset[str]) -> Iterator[list[int]]:
 
 def _bytes_across(trace: Trace, chain: Sequence[int], births: dict[int, list[int]]) -> float:
     """Bytes that enter or leave a chain of occurrences."""
+    if _is_widening(trace, chain, births):
+        return 0.0
     entering = _Entering()
     written, again, end = 0.0, 0.0, chain[-1]
-    names = [trace.operations[trace.occurrences[index].operation].name.strip("_") for index in chain]
-    for index, name in zip(chain, names, strict=True):
-        operation = trace.operations[trace.occurrences[index].operation]
+    operations = [trace.operations[trace.occurrences[index].operation] for index in chain]
+    names = [operation.name.strip("_") for operation in operations]
+    for index, name, operation in zip(chain, names, operations, strict=True):
+        if operation.attribute("is_again") is True:
+            entering.know(operation)
+            continue
         entering.note(operation)
-        results = (trace.storages[storage] for storage in births.get(index, ()))
-        if name != "log_softmax" or _LOSS not in names:
-            written += sum(one.num_bytes for one in results if one.died is None or one.died > end)
+        if name not in _OF_LOGITS or _LOSS not in names:
+            kept = [trace.storages[storage] for storage in births.get(index, ()) if _outlives(trace, storage, end)]
+            size = sum(one.num_bytes for one in kept)
+            if _widens(operation) and all(one.category != "gradient" for one in kept):
+                # What is kept is the original, if it is not kept anyway.
+                size = 0 if any(_outlives(trace, one, end) for one in births.get(index - 1, ())) else size // 2
+            written += size
+        if name == "log_softmax_backward_data" and _is_narrowed(operation.outputs[0], operations):
+            again -= operation.inputs[1].numel * _bytes_each(operation) / 2
         if any(word in name for word in _BATCH_NORMS):
             again += entering.num_bytes
         elif name == "amax" and operation.outputs[0].numel == 1:
             again += _SCALE_PASSES * operation.inputs[0].numel * _bytes_each(operation)
     return entering.num_bytes + again + written
+
+
+_HALVES = ("bf16", "fp16")
+
+
+def _is_narrowed(tensor: TensorShape, operations: Sequence[Operation]) -> bool:
+    """Whether one of the operations copies a tensor of this shape into half precision."""
+    copies = (one.outputs[0] for one in operations if one.name.strip("_") == "to_copy")
+    return any(copy.shape == tensor.shape and copy.dtype in _HALVES for copy in copies)
+
+
+def _is_widening(trace: Trace, chain: Sequence[int], births: dict[int, list[int]]) -> bool:
+    """Whether a chain only copies from half to full precision what is used within its pass.
+
+    Whatever reads the copies reads the originals in their place, and widens them in registers.
+    """
+    return all(
+        _widens(trace.operations[trace.occurrences[index].operation])
+        and all(trace.storages[storage].category == "temporary" for storage in births.get(index, ()))
+        for index in chain
+    )
+
+
+def _widens(operation: Operation) -> bool:
+    """Whether an operation copies from half to full precision."""
+    is_copy = operation.name.strip("_") == "to_copy"
+    return is_copy and operation.inputs[0].dtype in _HALVES and operation.outputs[0].dtype == "fp32"
+
+
+def _outlives(trace: Trace, storage: int, end: int) -> bool:
+    """Whether a storage lives on after an occurrence."""
+    died = trace.storages[storage].died
+    return died is None or died > end
 
 
 def _bytes_each(operation: Operation) -> float:
@@ -241,6 +286,10 @@ class _Entering:
             else:
                 entering = min(times, num_outside) if times > 1 else tensor not in self._known
             self.num_bytes += entering * tensor.numel * each
+        self.know(operation)
+
+    def know(self, operation: Operation) -> None:
+        """Remember an operation's inputs and results, which are in registers from here on."""
         self._known.update(operation.inputs, operation.outputs)
 
 
@@ -269,7 +318,9 @@ def compiled_storages(trace: Trace) -> Trace:
         room, before = given, last + 1
         for index in (index for place in chain for index in made.get(place, ())):
             storage = trace.storages[index]
-            if ends[index] <= last and storage.category == "temporary":
+            made_by = trace.operations[trace.occurrences[storage.born].operation]
+            is_within = ends[index] <= last and storage.category == "temporary"
+            if is_within or made_by.attribute("is_again") is True:
                 sizes[index] = 0
             elif storage.category == "activation":
                 sizes[index] = min(sizes[index], room)

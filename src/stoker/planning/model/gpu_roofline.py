@@ -49,11 +49,29 @@ Floats = NDArray[np.float64]
 Kind = Literal["product", "batched product", "convolution", "attention", "recurrent", "row", "stream"]
 
 _BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
-_FUSED_SHARES = {"8.0": 0.83, "8.6": 0.80, "8.9": 0.80, "9.0": 0.45, "10.0": 0.40, "10.3": 0.40, "12.0": 0.80}
+_FUSED_SHARES = {
+    "7.0": 0.83,
+    "7.5": 0.83,
+    "8.0": 0.83,
+    "8.6": 0.80,
+    "8.9": 0.80,
+    "9.0": 0.45,
+    "10.0": 0.40,
+    "10.3": 0.40,
+    "12.0": 0.80,
+}
 """Rate of flash attention's forward pass over that of products of its dtype. Source: Dao, FlashAttention-2
 (2023): 225 TFLOP/s on an A100, 335 to 400 on an H100, of 271 and 795 for products; 8.6, 8.9 and 12.0, which run its
-kernels, are taken from 8.0, and 10.3 is taken from 10.0."""
+kernels, are taken from 8.0, and 10.3 is taken from 10.0. 7.0 and 7.5 have the memory-efficient kernel alone."""
 _OTHER_FUSED_SHARE = 0.6
+_EFFICIENT_SHARE = 0.5
+"""Rate of the memory-efficient kernel on tensor cores, which attention with a mask takes, over that of flash attention.
+Source: as above, figure 5: xformers' kernel, which is this one, at 90 to 125 TFLOP/s on an A100."""
+_SPLIT_PRODUCTS, _SPLIT_SHARE = 3, 0.72
+"""From capability 8.0 on the memory-efficient kernel computes fp32 on tensor cores, whether or not tf32 is allowed: a
+product is the sum of so many tf32 products. Its rate then, over that of flash attention: arithmetic hides more of the
+rest. Source: PyTorch's transformers/cuda/mem_eff_attention/gemm_kernel_utils.h (`OpMultiplyAddFastF32`); CUTLASS 2.8's
+changelog: such products reach 45 of 52 TFLOP/s on an A100. The share is a judgement."""
 _BACKWARD_SHARE = 0.85
 """The backward pass relative to the forward pass. Source: as above, 63 % of the peak against 73 %."""
 _SIMT_SHARE = 0.6
@@ -170,7 +188,9 @@ def roof_seconds(operation: Operation, kind: Kind, dtype: str, sustained: Sustai
     if kind == "recurrent":
         return _recurrent_seconds(operation, dtype, sustained, rates)
     if kind == "convolution":
-        return _convolution_seconds(operation, dtype, sustained, rates)
+        copied = operation.attribute("reordered_bytes", 0)
+        assert isinstance(copied, int), "the tracer counts them"
+        return _convolution_seconds(operation, dtype, sustained, rates) + 2 * copied / rates.bytes_per_s
     sizes = np.array([gpu_kernels.product_sizes(operation)], dtype=float)
     seconds = float(product_seconds(sizes, size, sustained.tiles(dtype, is_batched=kind != "product"), rates)[0])
     return seconds * (_misalignment(operation, size) if kind == "product" and sustained.peak_flops(dtype)[1] else 1.0)
@@ -213,10 +233,11 @@ def _convolution_seconds(operation: Operation, dtype: str, sustained: Sustained,
             )
         # Pixels that neighbouring results share are found in the caches.
         each = size * float(sum(tensor.numel for tensor in gpu_kernels.convolved(operation)))
-        if operation.attribute("channels_last") is not True and operation.name.endswith("_backward"):
-            # Kernels of gradients take channels-last: for each gradient, two images are copied there or back.
-            result, image, _ = gpu_kernels.convolved(operation)
-            copied = 2.0 * size * (result.numel + image.numel)
+        is_backward = operation.name.endswith("_backward")
+        if operation.attribute("channels_last") is not True and (is_backward or dtype == "tf32"):
+            # Most kernels take channels-last: for each result, two images are copied there or back.
+            first, second, third = gpu_kernels.convolved(operation)
+            copied = 2.0 * size * (first.numel + (second if is_backward else third).numel)
             seconds += len(gpu_kernels.convolution_products(operation) or []) * copied / rates.bytes_per_s
     shapes = {is_batched: sustained.tiles(dtype, is_batched=is_batched) for is_batched in (False, True)}
     for ways in gpu_kernels.convolution_products(operation) or []:
@@ -246,17 +267,23 @@ def _recurrent_seconds(operation: Operation, dtype: str, sustained: Sustained, r
 
 def _attention_seconds(operation: Operation, dtype: str, sustained: Sustained, scales: Scales) -> float:
     """Time by FLOPs, or by bytes if the sequence is short [s]."""
-    capability = sustained.hardware.compute_capability or ""
-    is_tensor = sustained.peak_flops(dtype)[1]
-    share = _FUSED_SHARES.get(capability, _OTHER_FUSED_SHARE) if is_tensor else _SIMT_SHARE
-    if operation.name.endswith("_backward"):
-        share *= _BACKWARD_SHARE
-    reached = sustained.flops(dtype, share) * scales.flops  # slower arithmetic draws less power
+    share = _BACKWARD_SHARE if operation.name.endswith("_backward") else 1.0
+    reached = _attention_flops(operation, dtype, sustained, share) * scales.flops  # slower arithmetic draws less power
     # Half of the scores are masked; less in short sequences, because tiles on the diagonal are computed whole.
     queries = (gpu_kernels.attention_sizes(operation) or (1, 1, 1, 1))[1]
     done = 0.5 + 0.5 * min(1.0, 128 / max(1, queries)) if operation.attribute("is_causal") is True else 1.0
     arithmetic = operation.flops * done / reached
     return max(arithmetic, (operation.bytes_read + operation.bytes_written) / (sustained.bandwidth * scales.bandwidth))
+
+
+def _attention_flops(operation: Operation, dtype: str, sustained: Sustained, share: float) -> float:
+    """Rate of a fused attention's arithmetic, at `share` of its forward pass's [FLOP/s]."""
+    flash = share * _FUSED_SHARES.get(sustained.hardware.compute_capability or "", _OTHER_FUSED_SHARE)
+    if sustained.peak_flops(dtype)[1]:
+        return sustained.flops(dtype, flash * (_EFFICIENT_SHARE if "efficient" in operation.name else 1.0))
+    if dtype == "fp32" and sustained.peak_flops("tf32")[1]:
+        return sustained.flops("tf32", flash * _SPLIT_SHARE) / _SPLIT_PRODUCTS
+    return sustained.flops(dtype, share * _SIMT_SHARE)
 
 
 PRODUCT = TileShape(
@@ -292,10 +319,22 @@ BATCHED = TileShape(
 
 _TENSOR_PROLOGUE = 128.0
 """Cost of filling and draining a tile on tensor cores [elements of depth]; not measured, from about 1.5 µs per tile."""
-_TENSOR_SHARES = {"8.0": 0.87, "8.6": 0.95, "8.9": 0.95, "9.0": 0.80, "10.0": 0.78, "10.3": 0.79, "12.0": 0.95}
+_TENSOR_SHARES = {
+    "7.0": 0.74,
+    "7.5": 0.74,
+    "8.0": 0.87,
+    "8.6": 0.95,
+    "8.9": 0.95,
+    "9.0": 0.80,
+    "10.0": 0.78,
+    "10.3": 0.79,
+    "12.0": 0.95,
+}
 """Share of the dense bf16 peak on the best shapes. Source: Bekman, "Maximum Achievable Matmul FLOPS" (2024): A100 271
 of 312 TFLOP/s, H100 795 of 989, B200 1745 of 2250, B300 1769 of 2250. Smaller chips clock above their datasheets: an
-RTX 4090 was reported at 159 to 167 of 165 (github.com/mli/transformers-benchmarks, issue 4)."""
+RTX 4090 was reported at 159 to 167 of 165 (github.com/mli/transformers-benchmarks, issue 4). Volta, in fp16: Markidis
+et al., "NVIDIA Tensor Core Programmability, Performance & Precision" (2018), 83 of 112 on a V100 PCIe; 7.5, of the same
+generation of units, is taken from it."""
 _SEPARATE_INTEGERS = ("7.0", "7.2", "7.5", "8.0")
 """Capabilities with an integer unit for each fp32 unit. In the others addresses are computed in the slots of the
 arithmetic, or twice as many fp32 units share the registers' ports. Source: NVIDIA's Volta and GA102 white papers."""

@@ -169,7 +169,7 @@ class GpuTimes:
         """The family whose error an operation shares, and one standard deviation of it [fraction]."""
         kind, dtype = kind_of(operation)
         family, error = _FAMILY_ERRORS[kind]
-        if kind not in {"row", "stream"} and not self.sustained.peak_flops(dtype)[1]:
+        if kind not in {"row", "stream", "attention"} and not self.sustained.peak_flops(dtype)[1]:
             family, error = "other arithmetic", _PLAIN_ERROR
         elif kind == "convolution" and operation.attribute("channels_last") is not True:
             error = _CONTIGUOUS_ERROR

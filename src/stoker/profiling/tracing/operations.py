@@ -51,6 +51,8 @@ _PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "_
 """Matrix products, and the argument indices of their two factors."""
 _LAID_OUT = ("convolution", "batch_norm", "group_norm", "pool")
 """Operations whose speed depends on the memory format of images."""
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Channels-last by the number of dimensions."""
 _LOOKUPS = ("embedding", "gather", "index", "index_select", "take")
 """Operations that read as much of their first input as they write."""
 _OVERWRITING = ("bernoulli_", "copy_", "exponential_", "fill_", "normal_", "random_", "uniform_", "zero_")
@@ -86,11 +88,18 @@ def _frozen(value: Any) -> Any:
 
 
 def operation_of(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *, num_outside: int = 0
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    out: Any,
+    *,
+    num_outside: int = 0,
+    is_again: bool = False,
 ) -> Operation:
     """The record of one call, whose results were `out`.
 
     `num_outside` of the inputs that have one shape are not what operations since the last product read or made.
+    `is_again`: it copies what the pass has copied into the same dtype before.
     """
     name = func.overloadpacket.__name__
     given = _named_arguments(func, args, kwargs)
@@ -105,7 +114,7 @@ def operation_of(
     if name.startswith("nll_loss"):  # forward one element for each target, backward none
         is_backward = name.endswith("_backward")
         read[id(given["self"])] = 0 if is_backward else given["target"].numel() * given["self"].element_size()
-    outside = {"num_outside": num_outside} if num_outside else {}
+    outside = ({"num_outside": num_outside} if num_outside else {}) | ({"is_again": True} if is_again else {})
     return Operation(
         name=name,
         inputs=tuple(map(_shape, inputs)),
@@ -167,7 +176,21 @@ def _attributes(name: str, given: dict[str, Any], inputs: list[torch.Tensor], ar
         attributes |= {"transpose_a": _is_transposed(a), "transpose_b": _is_transposed(b)}
     if any(part in name for part in _LAID_OUT):
         attributes["channels_last"] = any(_is_channels_last(tensor) for tensor in inputs[:2])
+    if "convolution" in name and (reordered := _reordered_bytes(*inputs[: 3 if "backward" in name else 2])):
+        attributes["reordered_bytes"] = reordered
     return attributes
+
+
+def _reordered_bytes(*tensors: torch.Tensor) -> int:
+    """Bytes of images that PyTorch copies before a convolution on a GPU; the last of `tensors` is its weight.
+
+    One of them in channels-last is enough for all to be brought there: what a group norm returns is contiguous,
+    whatever it was given.
+    """
+    memory_format = _FORMATS.get(tensors[0].dim())
+    if tensors[0].device.type != "cuda" or memory_format is None or not any(map(_is_channels_last, tensors)):
+        return 0
+    return sum(_num_bytes(image) for image in tensors[:-1] if not image.is_contiguous(memory_format=memory_format))
 
 
 def _is_transposed(matrix: torch.Tensor) -> bool:
@@ -176,10 +199,9 @@ def _is_transposed(matrix: torch.Tensor) -> bool:
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    if tensor.dim() not in formats or tensor.is_contiguous():
+    if tensor.dim() not in _FORMATS or tensor.is_contiguous():
         return False
-    return tensor.is_contiguous(memory_format=formats[tensor.dim()])
+    return tensor.is_contiguous(memory_format=_FORMATS[tensor.dim()])
 
 
 def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:

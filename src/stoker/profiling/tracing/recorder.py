@@ -75,7 +75,7 @@ class Recorder(TorchDispatchMode):
         self._known: dict[Any, int] = {}
         self._by_record: dict[str, int] = {}
         self._owners: list[tuple[nn.Parameter, str]] = []
-        self._additions, self._neighbours = Additions(), Neighbours()
+        self._additions, self._neighbours, self._casts = Additions(), Neighbours(), Casts()
         self._was_in_backward = False
         self._depth_of_backward = 0
         self.last_failure: tuple[str, str] | None = None
@@ -86,7 +86,7 @@ class Recorder(TorchDispatchMode):
         for memory in (self._known, self._by_record, self._forward_nodes):
             memory.clear()
         self._stack.clear()
-        self._neighbours = Neighbours()
+        self._neighbours, self._casts = Neighbours(), Casts()
         self.storages.begin(recording)
         return recording
 
@@ -222,13 +222,15 @@ class Recorder(TorchDispatchMode):
     def _operation(
         self, recording: Recording, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> int:
-        # On a CPU, chains are joined without counting bytes.
-        num_outside = self._neighbours.num_outside(func, args, kwargs) if self.device.type == "cuda" else 0
+        num_outside, is_again = 0, False
+        if self.device.type == "cuda":  # on a CPU, chains are joined without counting bytes
+            num_outside = self._neighbours.num_outside(func, args, kwargs)
+            is_again = self._is_cast_again(func, args, kwargs, out)
         signature = signature_of(func, args, kwargs)
-        key = None if signature is None else (num_outside, *signature)
+        key = None if signature is None else (num_outside, is_again, *signature)
         place = None if key is None else self._known.get(key)
         if place is None:
-            record = operation_of(func, args, kwargs, out, num_outside=num_outside)
+            record = operation_of(func, args, kwargs, out, num_outside=num_outside, is_again=is_again)
             content = repr(record)  # attributes may hold lists, which have no hash
             place = self._by_record.get(content)
             if place is None:
@@ -237,6 +239,14 @@ class Recorder(TorchDispatchMode):
             if key is not None:
                 self._known[key] = place
         return place
+
+    def _is_cast_again(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
+        if is_mutation(func):
+            for tensor in written_arguments(func, args, kwargs):
+                self._casts.forget(self.storages.life_of(tensor))
+        if func.overloadpacket.__name__ != "_to_copy":
+            return False
+        return self._casts.is_again(args[0], out, self.storages.life_of(args[0]), in_backward=is_in_backward())
 
     def _place(self, *, in_backward: bool) -> tuple[int, int, int]:
         """Module, line and node of the running operation; in a backward pass those of its forward operation."""
@@ -290,6 +300,35 @@ class Neighbours:
             return
         tensors = [*tensors_in((args, kwargs.values())), *outputs]
         self._seen.update(storage_key(tensor.untyped_storage()) for tensor in tensors)
+
+
+class Casts:
+    """Copies of tensors in another dtype that a pass has made.
+
+    Under autocast each layer makes its own copy of an input that several layers have; compiled code makes one.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[int, set[tuple[object, ...]]] = {}
+        self._in_backward = False
+
+    def is_again(self, given: torch.Tensor, made: torch.Tensor, life: Life | None, *, in_backward: bool) -> bool:
+        """Whether the pass has made this copy of a tensor before; `life` is that of its storage."""
+        if in_backward is not self._in_backward:
+            self._made.clear()
+            self._in_backward = in_backward
+        if life is None or given.dtype == made.dtype:
+            return False
+        copied = given.storage_offset(), given.shape, given.stride(), made.dtype
+        # A recording keeps all lives, so that none has the identity of an earlier one.
+        known = self._made.setdefault(id(life), set())
+        is_known = copied in known
+        known.add(copied)
+        return is_known
+
+    def forget(self, life: Life | None) -> None:
+        """Forget the copies of a storage that is written to."""
+        self._made.pop(id(life), None)
 
 
 _PRODUCTS = (aten.mm.default, aten.bmm.default)
