@@ -172,7 +172,7 @@ def first_runs(on: str, folder: Path, num_rounds: int, seconds: float) -> dict[s
     rounds: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     os.environ["STOKER_CACHE"] = str(folder / "sizing")
     for kind, job in KINDS.items():
-        epochs[kind] = max(1, round(20 * seconds / planned(on, job, 20)["run"]["value"]))
+        epochs[kind] = max(1, round(200 * seconds / planned(on, job, 200)["run"]["value"]))
     for number in range(num_rounds):
         for kind, job in KINDS.items():
             state = folder / f"{kind}-{number}"
