@@ -172,7 +172,7 @@ def first_runs(on: str, folder: Path, num_rounds: int, seconds: float) -> dict[s
     rounds: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     os.environ["STOKER_CACHE"] = str(folder / "sizing")
     for kind, job in KINDS.items():
-        epochs[kind] = max(1, round(20 * seconds / planned(on, job, 20)["run"]["value"]))
+        epochs[kind] = max(1, round(200 * seconds / planned(on, job, 200)["run"]["value"]))
     for number in range(num_rounds):
         for kind, job in KINDS.items():
             state = folder / f"{kind}-{number}"
@@ -210,10 +210,12 @@ def first(place: str, on: str, folder: Path, num_rounds: int, seconds: int) -> i
     rounds, options = first_runs(on, folder, num_rounds, seconds), ["--seconds", str(seconds), *THREADS]
     errors = {kind: [one["whole_error"] for one in of_kind] for kind, of_kind in rounds.items()}
     is_held = all(abs(median(of_kind)) <= MOST_ERROR for of_kind in errors.values())
+    loads = [one[name] for of_kind in rounds.values() for one in of_kind for name in ("load_before", "load_after")]
     result = {
         "what": f"{place}: whole time of first runs, of which nothing was known before, against its forecast",
         "command": " ".join([f"python -m bench.places.start {place} --first --rounds {num_rounds}", *options]),
         **about(),
+        "load": f"{min(loads):.1f} to {max(loads):.1f} before and after runs, on {os.cpu_count()} cores",
         "whole_errors": errors,
         "median_whole_errors": {kind: median(of_kind) for kind, of_kind in errors.items()},
         "is_held": is_held,

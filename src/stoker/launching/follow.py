@@ -33,8 +33,8 @@ POLL_S, STATE_EVERY_S = 1.0, 5.0
 """Time between requests for events, and for the state [s]."""
 
 QUESTION_SHARE, LONGEST_POLL_S = 0.05, 5.0
-"""A request may take this share of the time between requests [0 to 1], which are then further apart, up to so long [s]:
-it costs the place a process, and by SSH a login shell, which a run on few cores feels."""
+"""A request may take this share of the time between requests [0 to 1], so the pause grows with it, up to so long [s]:
+a request costs the place a process, and by SSH a login shell, which a run on few cores feels."""
 
 MORE_BYTES = 64 * 1024
 """An answer of so many bytes of the log is followed by another request at once [bytes]."""

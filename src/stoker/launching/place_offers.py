@@ -177,9 +177,8 @@ def compare_places(
     asked: dict[str, _Answer | str] = {}
     is_unknown = any(None in usual_start(parse_target(word).kind) for word in elsewhere)
     with ThreadPoolExecutor(max_workers=8) as pool:
-        starting = pool.submit(program_start_s) if is_unknown else None
         asked.update(zip(elsewhere, pool.map(_ask, elsewhere), strict=True))
-        start_s = None if starting is None else starting.result()
+    start_s = program_start_s() if is_unknown else None  # not while places are asked, which starts programs, too
     offers: list[PlaceOffer] = []
     for word in names:
         if word in asked:

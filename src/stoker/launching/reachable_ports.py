@@ -2,7 +2,7 @@
 
 What: the ranks of several hosts meet at the first host, and then exchange gradients between all of them, on ports that
 the systems choose. Each host listens on such a port for some seconds (the first one on the port of the meeting), and
-tells its number and the address by which it reaches the first host, which is the one that gloo listens on. Then each
+prints its number and the address by which it reaches the first host, which is the one that gloo listens on. Then each
 connects to all others. Use when: before a run of several hosts is sent. Costs: two commands to each host.
 Does not do: networks of NCCL other than sockets (InfiniBand); a firewall that lets through some ports of the range.
 

@@ -3,8 +3,8 @@
 What: `stoker train --on PLACE` loads PyTorch and Stoker, sends what is missing, and starts a program there that does
 the same once more, behind one that watches it. So the start of such a program is measured here, and counts twice, the
 second time scaled by how much slower the place computes. Use when: no run has come home from the place, or from others
-of its kind (`place_history`). Costs: a Python with PyTorch is started once here, while the places are asked, and a loop
-of 0.1 s runs there and here.
+of its kind (`place_history`). Costs: a Python with PyTorch is started once here, and a loop of 0.1 s runs there and
+here.
 Does not do: an environment that has to be made there first, an image that has to be pulled, a cold disk.
 """
 
@@ -22,8 +22,8 @@ SEND_S, BEGIN_S = 1.5, 0.5
 the run, and what the run does before its first update [s]: of first runs by SSH and on Slurm here
 (bench/results/place_first_*.json)."""
 
-TRIED_S = 1.5
-"""What the plans cost that a run's first updates try [s], where none was chosen there before: likewise."""
+TRIED_S = 1.0
+"""What the plans cost that a run's first updates try [s], where none was chosen there before: 0.3 to 1.5 of them."""
 
 _MOST_START_S = 60.0
 
