@@ -56,9 +56,13 @@ class Stages(LayoutAxis):
         return dataclasses.replace(profile, batch=max(1, profile.batch // layout.stages))
 
     def traffic(self, update: DividedUpdate) -> Sequence[Traffic]:
-        """As `LayoutAxis.traffic`: in each turn of two messages one stage waits for the result of its neighbour."""
-        sizes = (boundary_bytes(update.trace(), update.parts),)
-        turns = 2 * (update.passes + update.layout.stages - 1)
+        """As `LayoutAxis.traffic`: in each turn of two messages one stage waits for the result of its neighbour.
+
+        Each process of a tensor group sends what it holds: all of it or, with `sequence`, its tokens.
+        """
+        layout = update.layout
+        sizes = (boundary_bytes(update.trace(), update.parts) // (layout.tensor if layout.sequence else 1),)
+        turns = 2 * (update.passes + self.num_idle_turns(layout))
         return (
             Traffic(
                 what="activations handed on",
@@ -149,7 +153,7 @@ def of_blocks(trace: Trace, parts: ModelParts, cuts: Sequence[int], stage: int) 
     `cuts` are the first blocks of all stages but the first. Operations outside of blocks belong to the first stage if
     they come before all blocks in the forward pass, and to the last one if they come after them.
     """
-    places = _stages(trace, parts, cuts)
+    places = stages_of_occurrences(trace, parts, cuts)
     keep = [place is None or place == stage for place in places]
     number, new_index = 0, list[int]()
     for one in keep:
@@ -201,7 +205,7 @@ def boundary_bytes(trace: Trace, parts: ModelParts) -> int:
     return 0
 
 
-def _stages(trace: Trace, parts: ModelParts, cuts: Sequence[int]) -> list[int | None]:
+def stages_of_occurrences(trace: Trace, parts: ModelParts, cuts: Sequence[int]) -> list[int | None]:
     """The stage of each occurrence; None for the optimiser's."""
     stage_of: list[int | None] = []
     stage_of_block = {name: bisect.bisect_right(cuts, block) for block, name in enumerate(parts.blocks)}

@@ -17,6 +17,8 @@ from typing import Literal
 from stoker.layouts.base import DividedUpdate, LayoutAxis, Traffic
 from stoker.layouts.local_state import local_bytes, with_local_state
 from stoker.layouts.rules import JobTraits
+from stoker.layouts.stages import AXIS as STAGES
+from stoker.layouts.stages import cuts_of, stages_of_occurrences
 from stoker.layouts.trace_division import (
     PRODUCTS,
     STATE,
@@ -52,8 +54,6 @@ class TensorGroup(LayoutAxis):
         name = layout.in_words()
         if job.tensor_devices is not None and layout.tensor > job.tensor_devices:
             return f"{layout.tensor} tensor processes are more than the {job.tensor_devices} devices of a node"
-        if layout.stages > 1:
-            return f"a layout has a tensor group or stages, not both, as {name}"
         if job.has_penalty:
             return f"a layout of {name} does not go with Objective(penalty=…), which would see parts of matrices"
         if job.matrix_optimizer is not None:
@@ -66,8 +66,8 @@ class TensorGroup(LayoutAxis):
 
     def traffic(self, update: DividedUpdate) -> Sequence[Traffic]:
         """As `LayoutAxis.traffic`."""
-        forward, backward = tensor_sums(update.trace(), update.parts)
-        sizes, times = (*forward, *backward), update.passes
+        # A stage waits for the messages of the others, as for their arithmetic.
+        sizes, times = _sums_of_stage(update), update.passes + STAGES.num_idle_turns(update.layout)
         if not update.layout.sequence:
             return (
                 Traffic(
@@ -81,7 +81,9 @@ class TensorGroup(LayoutAxis):
 
     def overhead_s(self, parts: ModelParts, layout: Layout, passes: int) -> float:
         """As `LayoutAxis.overhead_s`."""
-        return _UPDATE_S + passes * len(parts.divided) * (_SEQUENCE_LAYER_S if layout.sequence else _LAYER_S)
+        return _UPDATE_S + passes * len(parts.divided) / layout.stages * (
+            _SEQUENCE_LAYER_S if layout.sequence else _LAYER_S
+        )
 
     def local_shape(self, one: Parameter, shape: tuple[int, ...], layout: Layout, rank: int | None) -> tuple[int, ...]:
         """As `LayoutAxis.local_shape`."""
@@ -126,6 +128,21 @@ def tensor_sums(trace: Trace, parts: ModelParts) -> tuple[tuple[int, ...], tuple
         elif division == "vocabulary" or operation.name in PRODUCTS:
             forward.append(bytes_of(operation.outputs[0]))
     return tuple(forward), tuple(backward.values())
+
+
+def _sums_of_stage(update: DividedUpdate) -> tuple[int, ...]:
+    """Sizes of the tensors that a tensor group sums for one micro-batch [bytes], in the stage with the most of them."""
+    trace, parts, stages = update.trace(), update.parts, update.layout.stages
+    if stages == 1:
+        forward, backward = tensor_sums(trace, parts)
+        return *forward, *backward
+    places = stages_of_occurrences(trace, parts, cuts_of(parts, stages))
+    sums = []
+    for stage in range(stages):
+        mine = tuple(one for one, place in zip(trace.occurrences, places, strict=True) if place == stage)
+        forward, backward = tensor_sums(dataclasses.replace(trace, occurrences=mine), parts)
+        sums.append((*forward, *backward))
+    return max(sums, key=sum)
 
 
 def _forward_operations(trace: Trace) -> frozenset[tuple[int, int]]:
