@@ -117,7 +117,11 @@ class PipelineParallel(Strategy):
         within = stage_execution(world.layout)
         self._carrier = within.of_stage(plan, model, world, job, absent=self.model.absent)
         # The processes that pass the same samples through the stage have the same loss, and one of them tells it.
-        self._tells_loss = world.layout.coordinate(world.rank, "tensor") == 0
+        self._tells_loss = not any(
+            place
+            for place, axis in zip(world.layout.coordinates(world.rank), world.layout.mesh, strict=True)
+            if not (axis.shares_batch or axis.cuts_model)
+        )
         self._names: list[str] | None = None
         self._num_updates, self._num_evaluations = 0, 0
         self._kinds: set[Hashable] = set()
@@ -346,11 +350,7 @@ class _Rehearsal:
         restore_generators(states)
 
     def _anywhere(self, value: bool) -> bool:  # noqa: FBT001 - the value is the statement
-        total = self._world.total(torch.tensor(float(value), device=self._device))
-        if self._world.layout.tensor > 1:
-            assert self._world.mesh is not None
-            dist.all_reduce(total, group=self._world.mesh["tensor"].get_group())
-        return bool(total > 0)
+        return bool(self._world.largest_in_stage(torch.tensor(float(value), device=self._device)) > 0)
 
 
 def _seen(out: torch.Tensor, loss: Loss | None) -> torch.Tensor:

@@ -218,8 +218,7 @@ class GroupUpdate:
         values = torch.zeros(len(largest_of_each), device=self._world.device)
         for place, value in enumerate(largest_of_each):
             values[place] = value
-        for group in (self._world.data, self._divided.group):  # the stage's: shards of one gradient agree on it
-            dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
+        self._world.largest_in_stage(values)  # over shards too: those of one gradient agree on it
         difference, largest, of_all = values.split([num, num, len(gradients)])
         wrong = (difference > self._largest_difference * largest).nonzero()
         if self._most_in_any_stage(len(wrong)):
