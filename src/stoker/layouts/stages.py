@@ -153,7 +153,7 @@ def of_blocks(trace: Trace, parts: ModelParts, cuts: Sequence[int], stage: int) 
     `cuts` are the first blocks of all stages but the first. Operations outside of blocks belong to the first stage if
     they come before all blocks in the forward pass, and to the last one if they come after them.
     """
-    places = stages_of_occurrences(trace, parts, cuts)
+    places = _stages(trace, parts, cuts)
     keep = [place is None or place == stage for place in places]
     number, new_index = 0, list[int]()
     for one in keep:
@@ -205,7 +205,7 @@ def boundary_bytes(trace: Trace, parts: ModelParts) -> int:
     return 0
 
 
-def stages_of_occurrences(trace: Trace, parts: ModelParts, cuts: Sequence[int]) -> list[int | None]:
+def _stages(trace: Trace, parts: ModelParts, cuts: Sequence[int]) -> list[int | None]:
     """The stage of each occurrence; None for the optimiser's."""
     stage_of: list[int | None] = []
     stage_of_block = {name: bisect.bisect_right(cuts, block) for block, name in enumerate(parts.blocks)}

@@ -18,7 +18,7 @@ from stoker.layouts.base import DividedUpdate, LayoutAxis, Traffic
 from stoker.layouts.local_state import local_bytes, with_local_state
 from stoker.layouts.rules import JobTraits
 from stoker.layouts.stages import AXIS as STAGES
-from stoker.layouts.stages import cuts_of, stages_of_occurrences
+from stoker.layouts.stages import cuts_of, stages_of_parameters
 from stoker.layouts.trace_division import (
     PRODUCTS,
     STATE,
@@ -66,8 +66,9 @@ class TensorGroup(LayoutAxis):
 
     def traffic(self, update: DividedUpdate) -> Sequence[Traffic]:
         """As `LayoutAxis.traffic`."""
+        forward, backward = tensor_sums(update.trace(), _with_layers_of_stage(update.parts, update.layout.stages))
         # A stage waits for the messages of the others, as for their arithmetic.
-        sizes, times = _sums_of_stage(update), update.passes + STAGES.num_idle_turns(update.layout)
+        sizes, times = (*forward, *backward), update.passes + STAGES.num_idle_turns(update.layout)
         if not update.layout.sequence:
             return (
                 Traffic(
@@ -130,19 +131,16 @@ def tensor_sums(trace: Trace, parts: ModelParts) -> tuple[tuple[int, ...], tuple
     return tuple(forward), tuple(backward.values())
 
 
-def _sums_of_stage(update: DividedUpdate) -> tuple[int, ...]:
-    """Sizes of the tensors that a tensor group sums for one micro-batch [bytes], in the stage with the most of them."""
-    trace, parts, stages = update.trace(), update.parts, update.layout.stages
+def _with_layers_of_stage(parts: ModelParts, stages: int) -> ModelParts:
+    """The parts with the divided layers of the stage that has the most of them."""
     if stages == 1:
-        forward, backward = tensor_sums(trace, parts)
-        return *forward, *backward
-    places = stages_of_occurrences(trace, parts, cuts_of(parts, stages))
-    sums = []
-    for stage in range(stages):
-        mine = tuple(one for one, place in zip(trace.occurrences, places, strict=True) if place == stage)
-        forward, backward = tensor_sums(dataclasses.replace(trace, occurrences=mine), parts)
-        sums.append((*forward, *backward))
-    return max(sums, key=sum)
+        return parts
+    by_stage: defaultdict[int, dict[str, Division]] = defaultdict(dict)
+    for one, stage in zip(parts.parameters, stages_of_parameters(parts, cuts_of(parts, stages)), strict=True):
+        layer = one.name.rpartition(".")[0]
+        if layer in parts.divided:
+            by_stage[stage][layer] = parts.divided[layer]
+    return dataclasses.replace(parts, divided=max(by_stage.values(), key=len, default={}))
 
 
 def _forward_operations(trace: Trace) -> frozenset[tuple[int, int]]:

@@ -404,25 +404,29 @@ class LayoutCandidates:
             if self._is_as_fast_along_the_sequence(layout):
                 continue
             illegal = self.rules.problem_with(layout)
-            lacking = None if illegal is not None else self._lacks(layout)
-            problem = illegal or lacking or self._gains_little(layout, fastest_s)
-            if problem is None:
+            gains = illegal is None and self._may_gain(layout, fastest_s)
+            lacking = self._lacks(layout) if gains else None
+            problem = illegal or lacking
+            if problem is None and gains:
                 estimates[layout] = self._estimate_s(layout)
                 continue
+            problem = problem or "not faster by more than forecasts err than the fastest along one axis, by estimate"
             plan = Plan(device=self.place.device.torch_name, micro_batch=1, layout=layout)
             found.rejected.append(Rejection(device=self.place.name, plan=plan, reason=problem))
             if lacking is not None:
                 found.unfit.append(DoesNotFit(lacking, remedy="Take more devices, or ones with more memory."))
         return sorted(estimates, key=lambda one: estimates[one])
 
-    def _gains_little(self, layout: Layout, fastest_s: float | None) -> str | None:
-        """Why dividing the model is not worth planning where something fits, by estimate; None if it may be."""
+    def _may_gain(self, layout: Layout, fastest_s: float | None) -> bool:
+        """Whether a product is worth planning in full.
+
+        `fastest_s` is the shortest estimate of a layout along one axis that fits [s]; None if none does.
+        """
         if fastest_s is None or layout.data_size == layout.world_size:
-            return None
-        ratio = self._estimate_s(layout) / fastest_s
-        if ratio < 1 - _LEAST_GAIN_OF_DIVISION:
-            return None
-        return f"about {ratio:.2f} times the time of the fastest along one axis, by arithmetic, idle turns and messages"
+            return True
+        limit_s = (1 - _LEAST_GAIN_OF_DIVISION) * fastest_s
+        # Messages, and all that needs them, are counted last.
+        return self._arithmetic_s(layout) < limit_s and self._estimate_s(layout) < limit_s
 
     def _is_as_fast_along_the_sequence(self, layout: Layout) -> bool:
         """Whether a product of three axes is left out for the one that divides sequences too.
@@ -440,15 +444,24 @@ class LayoutCandidates:
         return self._estimates[layout]
 
     def _estimated_s(self, layout: Layout) -> float:
-        local, rates = local_profile(self.profile, layout), self.place.hardware.dense_flops
-        passes = min(local.batch, _USUAL_PASSES * layout.stages)
+        messages_s = self.forecasts(layout).messages_s(
+            self._least_plan, self._least_trace, self._estimated_passes(layout)
+        )
+        return self._arithmetic_s(layout) + messages_s
+
+    def _estimated_passes(self, layout: Layout) -> int:
+        """Micro-batches of an update in estimates."""
+        return min(local_profile(self.profile, layout).batch, _USUAL_PASSES * layout.stages)
+
+    def _arithmetic_s(self, layout: Layout) -> float:
+        """Time of an update by its arithmetic, with turns that stages wait [s]."""
+        rates = self.place.hardware.dense_flops
         settings = self._least_trace.settings
         flops = (
             self._least_trace.flops / (settings.micro_batch * settings.parts) * self.profile.batch / layout.world_size
         )
         arithmetic_s = flops / (_REACHED * rates.get("bf16", rates.get("fp16", rates["fp32"])))
-        messages_s = self.forecasts(layout).messages_s(self._least_plan, self._least_trace, passes)
-        return arithmetic_s * (1 + (layout.stages - 1) / passes) + messages_s
+        return arithmetic_s * (1 + (layout.stages - 1) / self._estimated_passes(layout))
 
     def _consider(self, layout: Layout, found: _Found) -> None:
         """Add the best plan under a layout, or why there is none."""
