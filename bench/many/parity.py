@@ -1,4 +1,4 @@
-"""Layouts of four processes, products of two among them, against one process that trains the same job.
+"""Layouts of four processes, and products of three axes over eight, against one process that trains the same job.
 
     python -m bench.many.parity [--layouts NAME …]
 
@@ -46,8 +46,12 @@ LAYOUTS = {
     "stages 2 x replicas 2": Layout(stages=2, replicas=2),
     "stages 2 x shards 2": Layout(stages=2, shards=2),
     "stages 2 x shards 2, kept gathered": Layout(stages=2, shards=2, reshard=False),
+    "stages 2 x tensor 2": Layout(stages=2, tensor=2),
+    "stages 2 x tensor 2, sequence": Layout(stages=2, tensor=2, sequence=True),
+    "stages 2 x replicas 2 x tensor 2": Layout(stages=2, replicas=2, tensor=2),
+    "stages 2 x shards 2 x tensor 2, sequence": Layout(stages=2, shards=2, tensor=2, sequence=True),
 }
-"""By name; each of four processes."""
+"""By name; each of four processes, or of eight."""
 
 
 def gpt_job(*, tied: bool = False) -> Job:
@@ -145,19 +149,19 @@ def main() -> None:
     chosen: list[str] = parser.parse_args().layouts
     torch.set_num_threads(1)
     content: dict[str, Any] = document(
-        "four processes against one, over gloo on the loopback, one thread each",
+        "four and eight processes against one, over gloo on the loopback, one thread each",
         "python -m bench.many.parity",
         {"torch": torch.__version__},
     )
     path = Path(__file__).parents[1] / "results" / f"parity_{content['date']}.json"
     results: dict[str, Any] = read(path).get("layouts", {})  # type: ignore[assignment]
     content |= {"updates": UPDATES, "layouts": results}
-    print(f"{'layout':36} {'job':6} {'numbers':8} {'loss':>8} {'weights':>8} {'limit':>6}")
+    print(f"{'layout':41} {'job':6} {'numbers':8} {'loss':>8} {'weights':>8} {'limit':>6}")
     for name in chosen:
         results[name] = measured(LAYOUTS[name])
         for one in results[name]:
             print(
-                f"{name:36} {one['job']:6} {one['dtype']:8} {one['largest_loss_difference']:8.1e} "
+                f"{name:41} {one['job']:6} {one['dtype']:8} {one['largest_loss_difference']:8.1e} "
                 f"{one['largest_weight_difference']:8.1e} {one['limit']:6.0e}"
                 f"{'' if one['holds'] else '  DOES NOT HOLD'}",
                 flush=True,

@@ -1,6 +1,6 @@
 """One run resumed by other processes in other layouts again and again, against the same run never stopped.
 
-    python -m bench.many.reshard [--chains reshape resize momentum stages]
+    python -m bench.many.reshard [--chains NAME …]
 
 Each leg of a chain takes the checkpoint of the one before, which another number of processes wrote in another layout,
 makes five updates from the middle of an epoch, and writes the next. Compared are the losses of all updates (relative)
@@ -58,6 +58,10 @@ CHAINS = {
     "resize": Chain("gpt", (Layout(), Layout(replicas=2), Layout(shards=4), Layout())),
     "momentum": Chain("momentum", (Layout(replicas=2), Layout(shards=2), Layout(tensor=2), Layout())),
     "stages": Chain("gpt", (Layout(stages=2), Layout(shards=2), Layout(stages=2), Layout())),
+    "divided stages": Chain(
+        "gpt",
+        (Layout(stages=2, tensor=2), Layout(shards=2), Layout(stages=2, shards=2, tensor=2, sequence=True), Layout()),
+    ),
 }
 
 

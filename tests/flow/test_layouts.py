@@ -188,6 +188,29 @@ def test_samples_are_divided_where_that_is_faster_by_more_than_forecasts_err(
     assert _in_order([shards, hybrid], is_over_machines=is_over_machines)[0] == hybrid
 
 
+@pytest.mark.parametrize(("gain", "is_taken"), [(0.2, False), (0.25, True)])
+def test_over_machines_the_model_is_divided_where_that_is_faster_by_more_than_forecasts_err(
+    gain: float, *, is_taken: bool
+) -> None:
+    """By 20 % shards stay first; within a machine, whose links are known, the fastest is."""
+    plan = Plan(device="cuda:0", micro_batch=4)
+    shards, divided = (
+        Candidate(
+            device="16xh100",
+            plan=dataclasses.replace(plan, layout=layout),
+            memory_bytes=2**34,
+            forecast=forecast_of(plan, total_s=total_s),
+        )
+        for layout, total_s in (
+            (Layout(shards=16), 100.0),
+            (Layout(shards=4, tensor=2, stages=2), 100.0 * (1 - gain)),
+        )
+    )
+    assert _in_order([shards, divided], is_over_machines=True)[0] == (divided if is_taken else shards)
+    assert _in_order([divided, shards], is_over_machines=True)[0] == divided
+    assert _in_order([shards, divided])[0] == divided
+
+
 def test_over_machines_the_surer_of_two_layouts_is_first_if_it_is_no_slower() -> None:
     """Shards within machines depend less on the network; within one machine the simpler layout stays."""
     plan = Plan(device="cuda:0", micro_batch=4)

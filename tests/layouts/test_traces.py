@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
-from stoker.layouts import shards, tensor
+from stoker.layouts import shards, stages, tensor
+from stoker.layouts.local_state import local_bytes
 from stoker.layouts.replicas import with_buckets
 from stoker.layouts.stages import boundary_bytes, of_blocks
 from stoker.layouts.tensor import tensor_sums
@@ -16,7 +18,7 @@ from stoker.profiling.job_profile import model_parts
 from stoker.records import Layout, Trace, TraceSettings
 from stoker.stepping.layouts import divided_parts
 from stoker.zoo import GPT
-from tests.planning.spreading import PARTS, trace
+from tests.planning.spreading import PARTS, messages, trace
 from tests.profiling.tracing.jobs import TOKENS, VOCAB, traced
 
 WHOLE = PARTS.trained_bytes
@@ -108,22 +110,41 @@ def test_a_checkpointed_block_sums_again_what_it_computes_again() -> None:
 def test_stages_share_the_operations_and_their_memory() -> None:
     """Each occurrence is on one stage; births and deaths are still in order."""
     plain = trace()
-    stages = [of_blocks(plain, PARTS, (1,), stage) for stage in (0, 1)]
-    names = [{one.modules[o.module] for o in one.occurrences if o.phase != "optimizer"} for one in stages]
+    both = [of_blocks(plain, PARTS, (1,), stage) for stage in (0, 1)]
+    names = [{one.modules[o.module] for o in one.occurrences if o.phase != "optimizer"} for one in both]
     assert names == [{"table", "blocks.0.up", "blocks.0.down"}, {"blocks.1.up", "blocks.1.down", "head"}]
-    assert sum(flops(one, "forward") for one in stages) == flops(plain, "forward")
-    assert sum(kept(one, "activation") for one in stages) == kept(plain, "activation")
-    for one in stages:
+    assert sum(flops(one, "forward") for one in both) == flops(plain, "forward")
+    assert sum(kept(one, "activation") for one in both) == kept(plain, "activation")
+    for one in both:
         for storage in one.storages:
             assert storage.born <= (storage.died if storage.died is not None else len(one.occurrences))
             assert storage.born < len(one.occurrences)
         assert sorted(map(abs, one.events)) == sorted(
             [*range(1, len(one.storages) + 1), *(i + 1 for i, s in enumerate(one.storages) if s.died is not None)]
         )
-    step = [one.operations[one.occurrences[-1].operation].bytes_read for one in stages]
+    step = [one.operations[one.occurrences[-1].operation].bytes_read for one in both]
     assert math.isclose(sum(step), 4 * WHOLE, rel_tol=0.01)
 
 
 def test_a_stage_hands_on_what_the_next_ones_first_layer_reads() -> None:
     """Four rows of eight."""
     assert boundary_bytes(trace(), PARTS) == 4 * 4 * 8
+
+
+def test_a_divided_stage_holds_and_computes_its_part_of_its_blocks() -> None:
+    """Of two stages with tensor groups of two: half of one block's matrices and products, and of its messages."""
+    layout = Layout(stages=2, tensor=2)
+    sums, handed_on = messages(layout, passes=4)[::-1]
+    assert sums.sizes == (128, 128)  # of two blocks that is two of each
+    assert sums.times == 4 + 1  # the turn in which a stage waits has messages too
+    assert handed_on.sizes == (4 * 4 * 8,)
+    in_parts = messages(dataclasses.replace(layout, sequence=True), passes=4)
+    assert next(one for one in in_parts if one.axis == "stages").sizes == (4 * 4 * 4,)
+    first, last = (stages.AXIS.held(PARTS, layout, rank) for rank in (1, 3))
+    matrices = 4 * 2 * 16 * 8
+    held = [sum(local_bytes(one, layout) for one in each.parameters) for each in (first, last)]
+    assert held == [4 * 10 * 8 + matrices // 2, 4 * 5 * 8 + matrices // 2]
+    of_stage = stages.AXIS.trace_of(trace(), PARTS, layout, 3)
+    divided = tensor.AXIS.trace_of(of_stage, last, layout, 3)
+    head = 2 * 4 * 5 * 8
+    assert flops(divided, "forward") - head == (flops(of_stage, "forward") - head) // 2

@@ -123,3 +123,13 @@ def test_products_with_room_for_the_best_plan_come_before_those_that_have_to_sav
     assert len(products) == 3
     assert all(one.reshard for one in products)
     assert all(len(one.divided) == 1 for one in planned_in_full)
+
+
+@pytest.mark.parametrize(("share", "is_worthwhile"), [(0.75, True), (0.85, False)])
+def test_the_model_is_divided_where_that_may_gain_more_than_forecasts_err(share: float, *, is_worthwhile: bool) -> None:
+    """By estimate, where something fits that shares the batch alone; what shares it too is planned anyway."""
+    over = candidates("16xh100")
+    divided = Layout(shards=4, tensor=2, replicas=2)
+    assert over._may_gain(divided, over._estimate_s(divided) / share) is is_worthwhile
+    assert over._may_gain(divided, None)
+    assert over._may_gain(Layout(replicas=2, shards=8), 0.0)

@@ -43,16 +43,38 @@ def test_layouts_of_two_lie_along_one_axis() -> None:
     assert list(layouts_of(1)) == [Layout()]
 
 
-def test_layouts_of_eight_have_at_most_two_axes_and_all_eight_processes() -> None:
+def test_layouts_of_eight_have_at_most_three_axes_and_all_eight_processes() -> None:
     """Each once, those along one axis first."""
     found = list(layouts_of(8))
     assert len(found) == len(set(found))
     assert {one.world_size for one in found} == {8}
     axes = [len(one.divided) for one in found]
     assert axes == sorted(axes)
-    assert max(axes) == 2
+    assert max(axes) == 3
     assert Layout(replicas=4, stages=2) in found
-    assert Layout(replicas=2, shards=2, tensor=2) not in found
+    assert Layout(stages=2, shards=2, tensor=2, sequence=True) in found
+    assert Layout(stages=4, replicas=2, shards=2, tensor=2) not in list(layouts_of(32))
+
+
+@pytest.mark.parametrize("shared", [{}, {"replicas": 2}, {"shards": 2}, {"shards": 2, "sequence": True}])
+def test_stages_may_have_tensor_groups(shared: dict[str, int]) -> None:
+    """Of two blocks with an even number of heads; groups that do not divide them are refused as without stages."""
+    assert rules().problem_with(Layout(stages=2, tensor=2, **shared)) is None
+    problem = rules().problem_with(Layout(stages=2, tensor=8, **shared))
+    assert problem == rules().problem_with(Layout(tensor=8, sequence="sequence" in shared))
+    assert problem is not None
+
+
+def test_a_model_is_asked_once_for_each_size_of_an_axis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of products consist of a few sizes of each axis."""
+    asked = list[Layout]()
+    monkeypatch.setattr("stoker.planning.multi_device.model_problem", lambda _, layout: asked.append(layout))
+    known = rules()
+    for layout in layouts_of(32):
+        known.problem_with(layout)
+    assert len(asked) == len(set(asked))
+    assert Layout(stages=2) in asked
+    assert all(len(one.divided) == 1 for one in asked)
 
 
 @pytest.mark.parametrize(

@@ -59,10 +59,12 @@ class Stages(LayoutAxis):
     def traffic(self, update: DividedUpdate) -> Sequence[Traffic]:
         """As `LayoutAxis.traffic`: in each turn of two messages one stage waits for the result of its neighbour.
 
-        Two stages that hold a tied parameter add up its gradients.
+        Each process of a tensor group sends what it holds: all of it or, with `sequence`, its tokens. Two stages that
+        hold a tied parameter add up its gradients.
         """
-        sizes = (boundary_bytes(update.trace(), update.parts),)
-        turns = 2 * (update.passes + update.layout.stages - 1)
+        layout = update.layout
+        sizes = (boundary_bytes(update.trace(), update.parts) // (layout.tensor if layout.sequence else 1),)
+        turns = 2 * (update.passes + self.num_idle_turns(layout))
         activations = Traffic(
             what="activations handed on",
             collective="point-to-point",
@@ -71,7 +73,7 @@ class Stages(LayoutAxis):
             times=turns,
             stops=0.5,
         )
-        tied_bytes = update.parts.tied_bytes // (update.layout.shards * update.layout.tensor)
+        tied_bytes = update.parts.tied_bytes // (layout.shards * layout.tensor)
         if not tied_bytes:
             return (activations,)
         tied = Traffic(

@@ -17,6 +17,8 @@ from typing import Literal
 from stoker.layouts.base import DividedUpdate, LayoutAxis, Traffic
 from stoker.layouts.local_state import local_bytes, with_local_state
 from stoker.layouts.rules import JobTraits
+from stoker.layouts.stages import AXIS as STAGES
+from stoker.layouts.stages import cuts_of, stages_of_parameters
 from stoker.layouts.trace_division import (
     PRODUCTS,
     STATE,
@@ -52,8 +54,6 @@ class TensorGroup(LayoutAxis):
         name = layout.in_words()
         if job.tensor_devices is not None and layout.tensor > job.tensor_devices:
             return f"{layout.tensor} tensor processes are more than the {job.tensor_devices} devices of a node"
-        if layout.stages > 1:
-            return f"a layout has a tensor group or stages, not both, as {name}"
         if job.has_penalty:
             return f"a layout of {name} does not go with Objective(penalty=…), which would see parts of matrices"
         if job.matrix_optimizer is not None:
@@ -66,8 +66,9 @@ class TensorGroup(LayoutAxis):
 
     def traffic(self, update: DividedUpdate) -> Sequence[Traffic]:
         """As `LayoutAxis.traffic`."""
-        forward, backward = tensor_sums(update.trace(), update.parts)
-        sizes, times = (*forward, *backward), update.passes
+        forward, backward = tensor_sums(update.trace(), _with_layers_of_stage(update.parts, update.layout.stages))
+        # A stage waits for the messages of the others, as for their arithmetic.
+        sizes, times = (*forward, *backward), update.passes + STAGES.num_idle_turns(update.layout)
         if not update.layout.sequence:
             return (
                 Traffic(
@@ -81,7 +82,9 @@ class TensorGroup(LayoutAxis):
 
     def overhead_s(self, parts: ModelParts, layout: Layout, passes: int) -> float:
         """As `LayoutAxis.overhead_s`."""
-        return _UPDATE_S + passes * len(parts.divided) * (_SEQUENCE_LAYER_S if layout.sequence else _LAYER_S)
+        return _UPDATE_S + passes * len(parts.divided) / layout.stages * (
+            _SEQUENCE_LAYER_S if layout.sequence else _LAYER_S
+        )
 
     def local_shape(self, one: Parameter, shape: tuple[int, ...], layout: Layout, rank: int | None) -> tuple[int, ...]:
         """As `LayoutAxis.local_shape`."""
@@ -126,6 +129,18 @@ def tensor_sums(trace: Trace, parts: ModelParts) -> tuple[tuple[int, ...], tuple
         elif division == "vocabulary" or operation.name in PRODUCTS:
             forward.append(bytes_of(operation.outputs[0]))
     return tuple(forward), tuple(backward.values())
+
+
+def _with_layers_of_stage(parts: ModelParts, stages: int) -> ModelParts:
+    """The parts with the divided layers of the stage that has the most of them."""
+    if stages == 1:
+        return parts
+    by_stage: defaultdict[int, dict[str, Division]] = defaultdict(dict)
+    for one, stage in zip(parts.parameters, stages_of_parameters(parts, cuts_of(parts, stages)), strict=True):
+        layer = one.name.rpartition(".")[0]
+        if layer in parts.divided:
+            by_stage[stage][layer] = parts.divided[layer]
+    return dataclasses.replace(parts, divided=max(by_stage.values(), key=len, default={}))
 
 
 def _forward_operations(trace: Trace) -> frozenset[tuple[int, int]]:

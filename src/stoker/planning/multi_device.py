@@ -107,7 +107,7 @@ def on_many(planner: Planner, place: Place, only: Plan | None = None) -> Decisio
 
 
 _MOST_PRODUCTS = 3
-"""Products of two axes that are planned in full, of those that fit."""
+"""Products of two and three axes that are planned in full, of those that fit."""
 
 _SLOW = 1.5
 """A layout is not planned in full if it is estimated to take so many times as long as the best one found."""
@@ -115,6 +115,11 @@ _SLOW = 1.5
 _LEAST_GAIN_OF_CUT = 0.07
 """A layout that divides the tokens of samples is taken where it is faster by more than this share, which is the mean
 error of forecasts on published steps, or where no other fits. A judgement: no published step is of such a layout."""
+
+_LEAST_GAIN_OF_DIVISION = 0.21
+"""Over several machines a layout that divides the model (a tensor group, stages) is taken where it is faster by more
+than this share, by estimate and by forecast, or where none fits that shares the batch alone. Forecasts of published
+steps in stages are so much too fast (docs/forecast-accuracy.md)."""
 
 _USUAL_PASSES = 2
 """Micro-batches of an update in estimates that order layouts; of stages so many times their number."""
@@ -141,8 +146,22 @@ class LayoutRules:
 
     def problem_with(self, layout: Layout) -> str | None:
         """Why a layout is not legal, with the numbers and what would be; None if it is."""
-        problem = layout_problem(layout, self._traits) or model_problem(self.model, layout)
+        problem = layout_problem(layout, self._traits) or self._of_model(layout)
         return self._of_parts(layout) if problem is None and layout.cuts_samples else problem
+
+    def _of_model(self, layout: Layout) -> str | None:
+        """Why the model cannot be divided along one of the axes, each of which is asked once for each size."""
+        for axis in axes_of(layout):
+            alone = axis.of_size(Layout(sequence=layout.sequence), layout.group(axis.name)[0])
+            if alone not in self._undivided:
+                self._undivided[alone] = model_problem(self.model, alone)
+            if (problem := self._undivided[alone]) is not None:
+                return problem
+        return None
+
+    @functools.cached_property
+    def _undivided(self) -> dict[Layout, str | None]:
+        return {}
 
     def _of_parts(self, layout: Layout) -> str | None:
         """Why the model cannot be given parts of samples; None if it can, or if samples are not known."""
@@ -240,9 +259,10 @@ class LayoutCandidates:
 
     def parts(self, layout: Layout) -> ModelParts:
         """The model's parameters and blocks, as a layout divides them."""
-        if layout not in self._parts:
-            self._parts[layout] = divided_parts(self._whole_parts, self.planner.prepared.model, layout)
-        return self._parts[layout]
+        dividing = Layout(stages=layout.stages, tensor=layout.tensor, experts=layout.experts, added=layout.added)
+        if dividing not in self._parts:
+            self._parts[dividing] = divided_parts(self._whole_parts, self.planner.prepared.model, dividing)
+        return self._parts[dividing]
 
     @functools.cached_property
     def _whole_parts(self) -> ModelParts:
@@ -285,9 +305,9 @@ class LayoutCandidates:
     def ranked(self) -> tuple[tuple[Candidate, ...], tuple[Rejection, ...]]:
         """The best plan under each layout, fastest first, and why other layouts are rejected.
 
-        Layouts of one axis come first. Products of two are planned if none of these fits, or over several machines,
-        where shards within a few of them may send less: the most promising ones, by a bound on memory and an estimate
-        of time that need no trace of the layout, until enough of them fit.
+        Layouts of one axis come first. Products of two and three are planned if none of these fits, or over several
+        machines, where shards within a few of them may send less: the most promising ones, by a bound on memory and an
+        estimate of time that need no trace of the layout, until enough of them fit.
 
         Raises:
             BadJob: no layout is legal, or the model cannot be traced.
@@ -378,20 +398,44 @@ class LayoutCandidates:
         """Layouts that are legal and may fit, the fastest by estimate first; the others are added to the rejected."""
         if self.place.device.kind != "cuda":
             return list(layouts)
-        if found.candidates:  # what fits along one axis is only made faster by a product that shares the batch
-            layouts = [one for one in layouts if one.data_size == one.world_size]
+        fastest_s = min((self._estimate_s(one.plan.layout) for one in found.candidates), default=None)
         estimates: dict[Layout, float] = {}
         for layout in layouts:
+            if self._is_as_fast_along_the_sequence(layout):
+                continue
             illegal = self.rules.problem_with(layout)
-            problem = illegal or self._lacks(layout)
-            if problem is None:
+            gains = illegal is None and self._may_gain(layout, fastest_s)
+            lacking = self._lacks(layout) if gains else None
+            problem = illegal or lacking
+            if problem is None and gains:
                 estimates[layout] = self._estimate_s(layout)
                 continue
+            problem = problem or "not faster by more than forecasts err than the fastest along one axis, by estimate"
             plan = Plan(device=self.place.device.torch_name, micro_batch=1, layout=layout)
             found.rejected.append(Rejection(device=self.place.name, plan=plan, reason=problem))
-            if illegal is None:
-                found.unfit.append(DoesNotFit(problem, remedy="Take more devices, or ones with more memory."))
+            if lacking is not None:
+                found.unfit.append(DoesNotFit(lacking, remedy="Take more devices, or ones with more memory."))
         return sorted(estimates, key=lambda one: estimates[one])
+
+    def _may_gain(self, layout: Layout, fastest_s: float | None) -> bool:
+        """Whether a product is worth planning in full.
+
+        `fastest_s` is the shortest estimate of a layout along one axis that fits [s]; None if none does.
+        """
+        if fastest_s is None or layout.data_size == layout.world_size:
+            return True
+        limit_s = (1 - _LEAST_GAIN_OF_DIVISION) * fastest_s
+        # Messages, and all that needs them, are counted last.
+        return self._arithmetic_s(layout) < limit_s and self._estimate_s(layout) < limit_s
+
+    def _is_as_fast_along_the_sequence(self, layout: Layout) -> bool:
+        """Whether a product of three axes is left out for the one that divides sequences too.
+
+        That sends as much, and needs less memory.
+        """
+        if layout.tensor == 1 or layout.sequence or len(layout.divided) < 3:
+            return False
+        return self.rules.problem_with(dataclasses.replace(layout, sequence=True)) is None
 
     def _estimate_s(self, layout: Layout) -> float:
         """Time of an update by its arithmetic, turns that stages wait, and all messages, to compare layouts [s]."""
@@ -400,15 +444,24 @@ class LayoutCandidates:
         return self._estimates[layout]
 
     def _estimated_s(self, layout: Layout) -> float:
-        local, rates = local_profile(self.profile, layout), self.place.hardware.dense_flops
-        passes = min(local.batch, _USUAL_PASSES * layout.stages)
+        messages_s = self.forecasts(layout).messages_s(
+            self._least_plan, self._least_trace, self._estimated_passes(layout)
+        )
+        return self._arithmetic_s(layout) + messages_s
+
+    def _estimated_passes(self, layout: Layout) -> int:
+        """Micro-batches of an update in estimates."""
+        return min(local_profile(self.profile, layout).batch, _USUAL_PASSES * layout.stages)
+
+    def _arithmetic_s(self, layout: Layout) -> float:
+        """Time of an update by its arithmetic, with turns that stages wait [s]."""
+        rates = self.place.hardware.dense_flops
         settings = self._least_trace.settings
         flops = (
             self._least_trace.flops / (settings.micro_batch * settings.parts) * self.profile.batch / layout.world_size
         )
         arithmetic_s = flops / (_REACHED * rates.get("bf16", rates.get("fp16", rates["fp32"])))
-        messages_s = self.forecasts(layout).messages_s(self._least_plan, self._least_trace, passes)
-        return arithmetic_s * (1 + (layout.stages - 1) / passes) + messages_s
+        return arithmetic_s * (1 + (layout.stages - 1) / self._estimated_passes(layout))
 
     def _consider(self, layout: Layout, found: _Found) -> None:
         """Add the best plan under a layout, or why there is none."""
@@ -663,6 +716,7 @@ def _in_order(candidates: list[Candidate], *, is_over_machines: bool = False) ->
     """Fastest first; but a simpler layout stays first unless another is faster by more than the noise of a trial.
 
     One that divides the tokens of samples has to gain more over one that does not: its forecasts were never compared.
+    So has, over several machines, one that divides the model over one that shares the batch alone.
     Over several machines also unless another is no slower and surer: it depends less on a network that is hardly known,
     as shards within machines do.
     """
@@ -670,15 +724,21 @@ def _in_order(candidates: list[Candidate], *, is_over_machines: bool = False) ->
     for candidate in candidates[1:]:
         is_first_cut = candidate.plan.layout.cuts_samples and not best.plan.layout.cuts_samples
         least_gain = _LEAST_GAIN_OF_CUT if is_first_cut else LEAST_GAIN
+        is_first_division = is_over_machines and _divides_model(candidate) and not _divides_model(best)
+        least_gain = _LEAST_GAIN_OF_DIVISION if is_first_division else least_gain
         is_faster = _seconds_per_sample(candidate) < (1 - least_gain) * _seconds_per_sample(best)
         is_surer = (
-            not is_first_cut
+            not (is_first_cut or is_first_division)
             and _seconds_per_sample(candidate) <= _seconds_per_sample(best)
             and candidate.forecast.samples_per_s.low > best.forecast.samples_per_s.low
         )
         if is_faster or (is_over_machines and is_surer):
             best = candidate
     return (best, *sorted((c for c in candidates if c is not best), key=_seconds_per_sample))
+
+
+def _divides_model(candidate: Candidate) -> bool:
+    return candidate.plan.layout.data_size < candidate.plan.layout.world_size
 
 
 def _seconds_per_sample(candidate: Candidate) -> float:

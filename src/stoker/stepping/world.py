@@ -115,6 +115,13 @@ class World:
             dist.all_reduce(values, group=self.data)
         return values
 
+    def largest_in_stage(self, values: torch.Tensor) -> torch.Tensor:
+        """The largest `values` of all processes that hold the same modules, or parts of them; in place."""
+        for axis in self.layout.divided:
+            if not axis.cuts_model and self.mesh is not None:
+                dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.mesh[axis.name].get_group())
+        return values
+
 
 ALONE = World()
 

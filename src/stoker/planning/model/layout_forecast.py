@@ -239,10 +239,10 @@ class LayoutForecasts(TracedForecasts):
             is_of_parameters = axis.name in ("shards", "replicas")  # whose sizes do not grow with the micro-batch
             sent = axis.traffic(update if is_of_parameters else dataclasses.replace(update, passes=few))
             by_sample = sent if is_of_parameters else axis.traffic(dataclasses.replace(update, passes=samples))
-            for per_pass, few_samples, all_samples in zip(axis.traffic(update), sent, by_sample, strict=True):
+            for number, (few_samples, all_samples) in enumerate(zip(sent, by_sample, strict=True)):
                 one, scale = few_samples, all_samples.times / few_samples.times
-                if one.axis == "data":  # parameters that experts gather
-                    one, scale = per_pass, 1.0
+                if one.axis == "data" and not is_of_parameters:  # parameters that experts gather
+                    one, scale = axis.traffic(update)[number], 1.0
                 links = self._links_of(*self.layout.group(one.axis))
                 total_s += one.times * sum(links.seconds(one.collective, size * scale) for size in one.sizes)
         return total_s

@@ -3,7 +3,7 @@
 Legal is what the contract allows: no plan here changes what is learned. `plan_ranking` leaves out dominated plans, and
 forecasts decide which of the rest fit and how fast they are.
 
-Layouts have at most two axes above one. GPipe is left out: with as many micro-batches it waits as long as 1F1B, and
+Layouts have at most three axes above one. GPipe is left out: with as many micro-batches it waits as long as 1F1B, and
 holds more (Narayanan et al. 2021, arXiv:2104.04473, section 2.2).
 """
 
@@ -238,22 +238,37 @@ def kernel_generation(capability: str) -> str:
     return capability if major < 8 else "8.0" if major == 8 else "9.0"
 
 
-MOST_AXES = 2
+MOST_AXES = 3
 """Axes of a layout that may be above one."""
 
 
 def layouts_of(count: int) -> Iterator[Layout]:
-    """Layouts of `count` processes, simplest first: along one axis, then along two."""
-    axes = all_axes()
+    """Layouts of `count` processes, simplest first: along one axis, then along two, then along three."""
     if count == 1:
         yield Layout()
         return
-    for axis in axes:
-        yield from _variants(axis.of_size(Layout(), count), (axis,))
-    for one, other in itertools.combinations(axes, MOST_AXES):
-        for first in range(2, count // 2 + 1):
-            if count % first == 0:
-                yield from _variants(other.of_size(one.of_size(Layout(), first), count // first), (one, other))
+    for num in range(1, MOST_AXES + 1):
+        for axes in itertools.combinations(all_axes(), num):
+            for sizes in _factors(count, num):
+                layout = Layout()
+                for axis, size in zip(axes, sizes, strict=True):
+                    layout = axis.of_size(layout, size)
+                yield from _variants(layout, axes)
+
+
+def _factors(count: int, num: int) -> Iterator[tuple[int, ...]]:
+    """The `num` factors above one whose product is `count`, in each order.
+
+    >>> list(_factors(12, 2))
+    [(2, 6), (3, 4), (4, 3), (6, 2)]
+    """
+    if num == 1:
+        yield (count,)
+        return
+    for first in range(2, count // 2 + 1):
+        if count % first == 0:
+            for others in _factors(count // first, num - 1):
+                yield first, *others
 
 
 def _variants(layout: Layout, axes: Sequence[LayoutAxis]) -> Iterator[Layout]:

@@ -27,6 +27,12 @@ def data_execution(layout: Layout) -> LayoutExecution:
     return execution(next((axis.name for axis in axes_of(layout) if axis.name in sharing), "replicas"))
 
 
+def stage_execution(layout: Layout) -> LayoutExecution:
+    """The execution of what a layout divides within each stage; of replicas if it divides nothing."""
+    within = [axis.name for axis in axes_of(layout) if axis.name != "stages"]
+    return execution(within[0] if within else "replicas")
+
+
 def parallelize(plan: Plan, model: nn.Module, world: World, job: Job, *, is_local_sgd: bool = False) -> Strategy:
     """The job's model, which is on its device, parallelized as the plan's layout says; `require_legal` allows it.
 

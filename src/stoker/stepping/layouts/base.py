@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -123,8 +123,13 @@ class LayoutExecution(abc.ABC):
         """The data parallelism along this axis of a model that a tensor group has divided."""
         return GradientReducer(model, world)
 
-    def of_stage(self, plan: Plan, model: nn.Module, world: World) -> StageDataParallel:
-        """The data parallelism along this axis of the stage of this process, `model`, in place."""
+    def of_stage(
+        self, plan: Plan, model: nn.Module, world: World, job: Job, *, absent: Collection[str]
+    ) -> StageParallelism:
+        """The stage of this process, `model`, divided in place along this axis and those that this one contains.
+
+        `absent` are the names of parameters that other stages hold.
+        """
         return ReplicatedStage(model, world)
 
     def model_problem(self, model: nn.Module, layout: Layout) -> str | None:
@@ -164,6 +169,13 @@ def backward(loss: Loss, scale: float = 1.0) -> Loss:
     """Add the gradient of `scale` times the loss's sum to the parameters; the loss, detached."""
     loss.sum.backward(None if scale == 1 else torch.full_like(loss.sum, scale))
     return Loss(loss.sum.detach(), loss.count)
+
+
+def whole_loss(loss: Loss) -> Loss:
+    """The loss with its sum as a plain tensor; of divided logits it is a DTensor."""
+    total: Any = loss.sum
+    # A clone: FSDP2 needs outputs that are not views.
+    return Loss(total.full_tensor().clone(), loss.count) if is_spread(total) else loss
 
 
 def noted(loss: Loss, world: World) -> Loss:
@@ -253,8 +265,12 @@ StagePass = Callable[[], torch.Tensor]
 """A pass through the stage."""
 
 
-class StageDataParallel(Protocol):
-    """The data parallelism of a stage's model: how it is divided among the processes that share a batch."""
+class StageParallelism(Protocol):
+    """How the model of a stage is divided among the processes of that stage."""
+
+    def update(self) -> contextlib.AbstractContextManager[None]:
+        """The context of all passes of an update, forward and backward."""
+        ...
 
     def forward(self, work: StagePass) -> torch.Tensor:
         """The result of `work`, with all parameters that it needs."""
@@ -282,21 +298,25 @@ class StageDataParallel(Protocol):
 
 
 class ReplicatedStage(GradientReducer):
-    """A stage whose parameters each process holds whole; see StageDataParallel."""
+    """A stage whose parameters are not sharded; see StageParallelism."""
+
+    def update(self) -> contextlib.AbstractContextManager[None]:
+        """See StageParallelism."""
+        return contextlib.nullcontext()
 
     def forward(self, work: StagePass) -> torch.Tensor:
-        """See StageDataParallel."""
+        """See StageParallelism."""
         return work()
 
     def before_backward(self, *, is_last: bool) -> None:
-        """See StageDataParallel."""
+        """See StageParallelism."""
 
     def finish(self) -> None:
-        """See StageDataParallel."""
+        """See StageParallelism."""
         self.reduce()
 
     def after_evaluation(self) -> None:
-        """See StageDataParallel."""
+        """See StageParallelism."""
 
 
 def is_check_due(number: int) -> bool:

@@ -5,12 +5,12 @@ soon as it can, so that a stage holds activations of at most as many micro-batch
 Use when: a model does not fit, links are too slow for tensor parallel, and an update has several micro-batches for each
 stage. Costs: a stage waits for (stages - 1) of (micro-batches + stages - 1) turns; activations of one micro-batch
 between neighbours each way.
-Does not combine with: losses of the form (model, batch), penalties, Muon, modules that two stages call, tensor
-parallel; compilation; models whose blocks pass more than one tensor on; models of which one stage needs what another
-holds. The last is checked by rehearsals, forward passes without gradients and with other values for the weights of
-other stages: of all micro-batches of the first update, of the first one of updates 2, 3, 4, 8, 16 and so on, and of an
-update after new shapes of inputs were seen (16 times at most); of evaluations likewise. Each costs two forward passes
-of the stage.
+Within a stage the model may be divided further, by replicas, shards and a tensor group.
+Does not combine with: losses of the form (model, batch), penalties, Muon, modules that two stages call; compilation;
+models whose blocks pass more than one tensor on; models of which one stage needs what another holds. The last is
+checked by rehearsals, forward passes without gradients and with other values for the weights of other stages: of all
+micro-batches of the first update, of the first one of updates 2, 3, 4, 8, 16 and so on, and of an update after new
+shapes of inputs were seen (16 times at most); of evaluations likewise. Each costs two forward passes of the stage.
 Own sends and turns replace `torch.distributed.pipelining`: its stages take micro-batches of one size alone, where the
 last one of a batch is often smaller and padding would change what is learned, and find shapes by a forward pass that
 changes running statistics and random draws. The orders of turns are its own.
@@ -43,15 +43,16 @@ from stoker.loading.fields import Content
 from stoker.loading.order import generator_states, restore_generators
 from stoker.records import Plan, Precision, Schedule
 from stoker.stepping.distributed_tensors import all_local, global_norm
-from stoker.stepping.layouts import data_execution
+from stoker.stepping.layouts import model_problem, stage_execution
 from stoker.stepping.layouts.base import (
     LossOf,
     MeasuresOf,
-    StageDataParallel,
+    StageParallelism,
     Strategy,
     gradients_of,
     is_check_due,
     sum_over,
+    whole_loss,
 )
 from stoker.stepping.layouts.stages import PipelineCut, StageEnd, StageModel, Values, cut_into_stages
 from stoker.stepping.random_draws import torch_generators
@@ -85,9 +86,11 @@ def pipeline(plan: Plan, model: nn.Module, world: World, job: Job) -> PipelinePa
     """The model, in place, cut down to this process's stage.
 
     Raises:
-        BadJob: it cannot be cut so, or a group of the optimiser has no parameter in some stage.
+        BadJob: it cannot be divided so, or a group of the optimiser has no parameter in some stage.
     """
     where = cut_into_stages(model, plan.layout.stages)
+    if problem := model_problem(model, plan.layout):  # of what a stage is divided into, while the model is whole
+        raise BadJob(f"{plan.layout.in_words()}: {problem}")
     if isinstance(job.optimizer, Optimizer) and job.optimizer.groups:
         for stage in range(len(where.spans)):  # in all processes, so that all of them refuse
             named = {
@@ -100,8 +103,7 @@ def pipeline(plan: Plan, model: nn.Module, world: World, job: Job) -> PipelinePa
                     f"in stage {stage + 1} of {len(where.spans)}, {problem_in_stage.message}",
                     remedy="Use patterns that match in every stage, or another layout.",
                 ) from problem_in_stage
-    whole = {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}
-    return PipelineParallel(plan, model, where, whole, world)
+    return PipelineParallel(plan, model, where, world, job)
 
 
 class PipelineParallel(Strategy):
@@ -111,30 +113,31 @@ class PipelineParallel(Strategy):
         plan: how updates are executed.
         model: whole, on its device; it loses the weights of other stages.
         where: its stages.
-        whole: shape and dtype of each entry of its state.
         world: the processes.
+        job: whose model it is.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        model: nn.Module,
-        where: PipelineCut,
-        whole: Mapping[str, tuple[torch.Size, torch.dtype]],
-        world: World,
-    ) -> None:
+    def __init__(self, plan: Plan, model: nn.Module, where: PipelineCut, world: World, job: Job) -> None:
         assert world.mesh is not None
-        self._world, self._where, self._whole = world, where, whole
+        self._world, self._where = world, where
+        self._whole = {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}
         self._stage = world.layout.coordinate(world.rank, "stages")
         first = next(model.parameters())
         self._device, self._dtype = first.device, torch.promote_types(first.dtype, torch.float32)
         self._line = world.mesh["stages"].get_group()
         self._onward, self._back = open_channels(world, self._device)
         self.model: StageModel = StageModel(model, where, self._stage, self._onward.receive)
-        self._carrier = data_execution(world.layout).of_stage(plan, model, world)
+        within = stage_execution(world.layout)
+        self._carrier = within.of_stage(plan, model, world, job, absent=self.model.absent)
         self.tied = {name: first for name, first in where.tied.items() if where.owners[name] == self._stage}
         self._copies = {id(model.get_parameter(name)) for name in self.tied}
         self._in_several_stages = shared_parameters(model, where, world)
+        # The processes that pass the same samples through the stage have the same loss, and one of them tells it.
+        self._tells_loss = not any(
+            place
+            for place, axis in zip(world.layout.coordinates(world.rank), world.layout.mesh, strict=True)
+            if not (axis.shares_batch or axis.cuts_model)
+        )
         self._names: list[str] | None = None
         self._num_updates, self._num_evaluations = 0, 0
         self._kinds: set[Hashable] = set()
@@ -143,6 +146,10 @@ class PipelineParallel(Strategy):
 
     def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
         """As `Strategy.accumulate`."""
+        with self._carrier.update():
+            return self._accumulate(passes, loss_of)
+
+    def _accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
         flights: dict[int, _Flight] = {}
         losses: list[Loss] = []
         self._num_updates += 1
@@ -172,7 +179,7 @@ class PipelineParallel(Strategy):
             sum_over(gradients_of(parameters, group), group)
         self._world.mark("summing")
         own = torch.tensor([0.0, 0.0, is_spoilt, has_new_shapes], dtype=torch.float64, device=self._device)
-        for loss in losses:
+        for loss in losses if self._tells_loss else ():
             own[0] += loss.sum
             own[1] += loss.count
         total = torch.cat([own, self._world.signals.words(own)])
@@ -261,7 +268,7 @@ class PipelineParallel(Strategy):
 
         def work() -> torch.Tensor:
             try:
-                losses.append(loss_of(one))
+                losses.append(whole_loss(loss_of(one)))
             except StageEnd as end:
                 return end.activations
             return losses[0].sum
@@ -321,7 +328,7 @@ class PipelineParallel(Strategy):
 class _Rehearsal:
     """A pass repeated with other values for the weights of other stages; created before the pass that counts."""
 
-    def __init__(self, model: StageModel, carrier: StageDataParallel, world: World, device: torch.device) -> None:
+    def __init__(self, model: StageModel, carrier: StageParallelism, world: World, device: torch.device) -> None:
         self._model, self._carrier, self._world, self._device = model, carrier, world, device
         self._generators = torch_generators(device)
         self._torch_states = [generator.get_state() for generator in self._generators]
@@ -331,7 +338,7 @@ class _Rehearsal:
     def differs(self, out: torch.Tensor, again: Callable[[], torch.Tensor], received: torch.Tensor | None) -> bool:
         """Whether `again`, the repeated pass, gives another output than `out`.
 
-        Processes that share a batch make the same passes, and agree on the answer.
+        The processes of a stage make the same passes, and agree on the answer.
         """
         model = self._model
         changed = {key: kept for key, kept in model.kept_by_blocks().items() if kept is not self._kept.get(key)}
@@ -362,8 +369,7 @@ class _Rehearsal:
         restore_generators(states)
 
     def _anywhere(self, value: bool) -> bool:  # noqa: FBT001 - the value is the statement
-        total = torch.tensor(float(value), device=self._device)
-        return bool(self._world.total(total) > 0)
+        return bool(self._world.largest_in_stage(torch.tensor(float(value), device=self._device)) > 0)
 
 
 def _seen(out: torch.Tensor, loss: Loss | None) -> torch.Tensor:

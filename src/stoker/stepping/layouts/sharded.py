@@ -462,12 +462,16 @@ def _call_with_gradient(parameter: nn.Parameter, function: Callable[[], None]) -
 
 
 class ShardedStage(Sharded):
-    """A sharded stage of a pipeline, see StageDataParallel: several micro-batches are in flight at once."""
+    """A sharded stage of a pipeline, see StageParallelism: several micro-batches are in flight at once."""
 
     _is_new_update = True
 
+    def update(self) -> contextlib.AbstractContextManager[None]:
+        """See StageParallelism."""
+        return contextlib.nullcontext()
+
     def forward(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """See StageDataParallel."""
+        """See StageParallelism."""
         if self._is_new_update:
             self._order.begin_update()
             self._is_new_update = False
@@ -476,17 +480,17 @@ class ShardedStage(Sharded):
         return out
 
     def before_backward(self, *, is_last: bool) -> None:
-        """See StageDataParallel."""
+        """See StageParallelism."""
         self._add_up_now(is_last=is_last)
 
     def finish(self) -> None:
-        """See StageDataParallel."""
+        """See StageParallelism."""
         self._settle(self._world.total(self._settling()))
         self._used.clear()
         self._is_new_update = True
 
     def after_evaluation(self) -> None:
-        """See StageDataParallel."""
+        """See StageParallelism."""
         for part in self._parts:
             part.reshard()
         self._is_new_update = True

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import nn
 
 from stoker.jobs import Job
 from stoker.records import Plan
-from stoker.stepping.layouts.base import LayoutExecution, StageDataParallel, Strategy
+from stoker.stepping.layouts.base import LayoutExecution, StageParallelism, Strategy
 from stoker.stepping.world import World
 
 
@@ -26,11 +28,15 @@ class ShardExecution(LayoutExecution):
 
         return Sharded(model, world, precision=plan.precision, along=shard_dim_within_tensor_group)
 
-    def of_stage(self, plan: Plan, model: nn.Module, world: World) -> StageDataParallel:
+    def of_stage(
+        self, plan: Plan, model: nn.Module, world: World, job: Job, *, absent: Collection[str]
+    ) -> StageParallelism:
         """As `LayoutExecution.of_stage`."""
         from stoker.stepping.layouts.sharded import ShardedStage  # noqa: PLC0415 - as above
+        from stoker.stepping.layouts.tensor_layers import shard_dim_within_tensor_group  # noqa: PLC0415 - as above
 
-        return ShardedStage(model, world, precision=plan.precision)
+        along = shard_dim_within_tensor_group if plan.layout.tensor > 1 else None
+        return ShardedStage(model, world, precision=plan.precision, along=along)
 
 
 EXECUTION = ShardExecution()

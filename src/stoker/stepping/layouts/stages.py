@@ -222,6 +222,8 @@ class StageModel:
         self._device = next(model.parameters()).device
         self._blocks = [model.get_submodule(name) for name in cut.blocks]
         self._missing: list[torch.Tensor] = []
+        self.absent: set[str] = set()
+        """Names of the parameters that other stages hold."""
         self._again: torch.Tensor | None = None
         self._take_away_weights()
         model.register_load_state_dict_post_hook(self._forget_others)
@@ -316,6 +318,7 @@ class StageModel:
                 missing = _fill(torch.empty(length, dtype=held.dtype, device=held.device), "nan")
                 setattr(module, leaf, missing.as_strided(held.shape, (1,) * held.dim()))
                 self._missing.append(missing)
+                self.absent.add(name)
             elif isinstance(held, torch.Tensor):
                 delattr(module, leaf)
                 module.register_buffer(leaf, held, persistent=False)
@@ -406,7 +409,7 @@ class StageExecution(LayoutExecution):
     """See `stoker.stepping.layouts.base.LayoutExecution`."""
 
     def parallelize(self, plan: Plan, model: nn.Module, world: World, job: Job) -> Strategy:
-        """As `LayoutExecution.parallelize`; replicas or shards are within each stage."""
+        """As `LayoutExecution.parallelize`; what is within each stage is divided further."""
         from stoker.stepping.layouts.pipeline import pipeline  # noqa: PLC0415 - its parts take long to import
 
         return pipeline(plan, model, world, job)

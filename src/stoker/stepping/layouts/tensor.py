@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 
 from torch import nn
 
 from stoker.jobs import Job
 from stoker.records import Layout, Plan
 from stoker.records.profile import Division, ModelParts
-from stoker.stepping.layouts.base import LayoutExecution, Strategy
+from stoker.stepping.layouts.base import LayoutExecution, StageParallelism, Strategy
 from stoker.stepping.layouts.tensor_plans import divided_dimensions, tensor_plan_problem
 from stoker.stepping.world import World
 
@@ -22,6 +23,14 @@ class TensorExecution(LayoutExecution):
         from stoker.stepping.layouts.tensor_parallel import tensor_parallel  # noqa: PLC0415 - DTensor takes seconds
 
         return tensor_parallel(plan, model, world, job)
+
+    def of_stage(
+        self, plan: Plan, model: nn.Module, world: World, job: Job, *, absent: Collection[str]
+    ) -> StageParallelism:
+        """As `LayoutExecution.of_stage`; replicas or shards are within it."""
+        from stoker.stepping.layouts.tensor_parallel import tensor_stage  # noqa: PLC0415 - as above
+
+        return tensor_stage(plan, model, world, job, absent=absent)
 
     def model_problem(self, model: nn.Module, layout: Layout) -> str | None:
         """As `LayoutExecution.model_problem`."""

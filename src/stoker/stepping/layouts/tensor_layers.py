@@ -11,7 +11,7 @@ Activation Recomputation in Large Transformer Models", arXiv:2205.05198, section
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,22 +87,26 @@ class DividedModel:
             yield name, getattr(module, leaf)
 
 
-def split_matrices(model: nn.Module, mesh: DeviceMesh, *, sequence: bool = False) -> DividedModel:
-    """Divide `model` in place among the processes of `mesh`, which all hold it whole and equal.
+def split_matrices(
+    model: nn.Module, mesh: DeviceMesh, *, sequence: bool = False, absent: Collection[str] = ()
+) -> DividedModel:
+    """Divide `model` in place among the processes of `mesh`, which all hold the same of it, and equal.
 
     Args:
         model: on its device. Data parallelism is added afterwards.
         mesh: of one dimension, called tensor.
         sequence: divide the activations between the matrices along the sequence.
+        absent: names of parameters that other stages hold: modules of which nothing else is here stay as they are. The
+            whole model has been checked by `first_problem`.
 
     Raises:
         BadJob: no plan fits the model, or the group's size does not divide it.
     """
-    problem = first_problem(model, Layout(tensor=mesh.size(), sequence=sequence))
+    problem = None if absent else first_problem(model, Layout(tensor=mesh.size(), sequence=sequence))
     rules = problem or rules_of(model)
     if isinstance(rules, TensorPlanProblem):
         raise BadJob(rules.message, remedy=rules.remedy)
-    return _Division(model, mesh, rules, sequence=sequence).made()
+    return _Division(model, mesh, rules, sequence=sequence, absent=absent).made()
 
 
 def shard_dim_within_tensor_group(parameter: nn.Parameter) -> Shard | None:
@@ -117,9 +121,15 @@ def shard_dim_within_tensor_group(parameter: nn.Parameter) -> Shard | None:
 class _Division:
     """The work of `split_matrices`."""
 
-    def __init__(self, model: nn.Module, mesh: DeviceMesh, rules: Rules, *, sequence: bool) -> None:
-        self._model, self._mesh, self._rules, self._sequence = model, mesh, rules, sequence
+    def __init__(
+        self, model: nn.Module, mesh: DeviceMesh, rules: Rules, *, sequence: bool, absent: Collection[str]
+    ) -> None:
+        self._model, self._mesh, self._sequence = model, mesh, sequence
         self._modules = dict(model.named_modules())
+        self._first_along = next((name for name, rule in rules.items() if rule == "sequence"), None)
+        lacking = {prefix for name in absent for prefix in _prefixes(name.rpartition(".")[0])}
+        held = {name for name, module in self._modules.items() if any(True for _ in module.parameters())}
+        self._rules = {name: rule for name, rule in rules.items() if name in held or name not in lacking}
         self._names = {id(module): name for name, module in self._modules.items()}
         self._found = DividedModel(model, mesh.get_group())
         self._regions: dict[str, ParallelRegion] = {}
@@ -135,8 +145,8 @@ class _Division:
                 style = _Style(functools.partial(self._change, name, style))
             parallelize_module(self._model, self._mesh, {name: style})
         if self._sequence:
-            first = next(name for name, rule in self._rules.items() if rule == "sequence")
-            self._modules[first].register_forward_pre_hook(self._take_part, with_kwargs=True)
+            if self._first_along in self._rules:  # later stages are given their part
+                self._modules[self._first_along].register_forward_pre_hook(self._take_part, with_kwargs=True)
             self._separate_draws_along_sequence()
         return self._found
 
@@ -190,6 +200,8 @@ class _Division:
         made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
         for name, dim in divided_dimensions(self._model, self._mesh.size()).items():
             owner, _, leaf = name.rpartition(".")
+            if owner not in self._rules:
+                continue
             module, rule = self._modules[owner], self._rules[owner]
             parameter: nn.Parameter = getattr(module, leaf)
             if id(parameter) not in made:
