@@ -60,6 +60,15 @@ def test_a_handful_of_rows_is_refused() -> None:
         split_rows(None, numbered(3), seed=0, calibration=10)
 
 
+def test_numbers_that_are_not_finite_are_for_models_that_take_them(numbers: Manifest) -> None:
+    """A model of a table with missing numbers takes NaN; others are told how to say so."""
+    rows = EvaluationRows({"x": np.full((4, 8), np.nan, np.float32)})
+    assert np.isnan(check_fit(rows, numbers, "rows.npz", allow_nan=True).inputs["x"]).all()
+    with pytest.raises(BadJob) as raised:
+        check_fit(rows, numbers, "rows.npz")
+    assert "allow_nan" in str(raised.value.remedy)
+
+
 @pytest.mark.parametrize(
     ("inputs", "says"),
     [

@@ -94,10 +94,8 @@ class Directed:
 
 def job_with(**settings: Any) -> stoker.Job:
     """A job with a loss that compress does not know by name."""
-    changed = {"data": Stored(8), "loss": "binary_cross_entropy", **settings}
-    return stoker.Job(
-        model=lambda: nn.Linear(2, 1), optimizer=stoker.SGD(lr=0.1), batch=2, until=stoker.epochs(1), **changed
-    )
+    changed = {"model": lambda: nn.Linear(2, 1), "data": Stored(8), "loss": "binary_cross_entropy", **settings}
+    return stoker.Job(optimizer=stoker.SGD(lr=0.1), batch=2, until=stoker.epochs(1), **changed)
 
 
 @pytest.mark.parametrize(
@@ -181,3 +179,81 @@ def test_channels_are_scored_on_samples_as_the_model_takes_them(monkeypatch: pyt
     expected = (images[:, :, 1:7, 1:7] / 255 - 0.5) / 0.25
     found, order = model.given, model.given.flatten(1).sum(1).argsort()
     assert torch.allclose(found[order], expected[expected.flatten(1).sum(1).argsort()])
+
+
+def two_outputs(output: dict[str, torch.Tensor], target: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Whether the class is right and the box near."""
+    is_right = output["scores"].argmax(1) == target["kind"]
+    return (is_right & ((output["box"] - target["box"]).abs().amax(1) < 0.5)).float()
+
+
+def test_a_metric_of_several_outputs_is_given_them_and_targets_by_name() -> None:
+    """As in training: a metric that the job has is not replaced by agreement."""
+    two_outputs.higher_is_better = True  # type: ignore[attr-defined]
+    metric = metric_of_job(job_with(metrics=[two_outputs]))
+    outputs = {
+        "scores": np.array([[1, 0], [0, 1], [1, 0]], np.float32),
+        "box": np.array([[0, 0], [0, 0], [0, 9]], np.float32),
+    }
+    targets = {"kind": np.array([0, 0, 0]), "box": np.zeros((3, 2), np.float32)}
+    assert metric.scores(outputs, targets, 3).tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("names", "read"),
+    [
+        (["output"], lambda output: output),
+        (["output_0", "output_2"], lambda output: output[2]),
+        (["logits"], lambda output: output.logits),
+        (["a", "b"], lambda output: output["b"]),
+    ],
+)
+def test_a_metric_is_given_what_the_module_returned(names: list[str], read: Callable[[Any], torch.Tensor]) -> None:
+    """A tensor, a tuple, or outputs by name that are attributes too: a metric was written for one of them."""
+
+    def last(output: Any, target: torch.Tensor) -> torch.Tensor:
+        return read(output)[:, 0] + target
+
+    last.lower_is_better = False  # type: ignore[attr-defined]
+    outputs = {name: np.full((2, 1), place, np.float32) for place, name in enumerate(names)}
+    found = metric_of_job(job_with(metrics=[last])).scores(outputs, np.zeros(2, np.float32), 2)
+    assert found.tolist() == [len(names) - 1] * 2
+
+
+def test_several_targets_are_kept_by_name() -> None:
+    """A job whose samples have them has targets, and is judged by its metric."""
+    items = [(torch.tensor([index]), {"kind": torch.tensor(index), "box": torch.zeros(2)}) for index in range(5)]
+    samples = ItemSamples(items, None, seed=0)
+    job = job_with(data=samples, loss=absolute_error)
+    found = _rows(job_inputs(job, nn.Linear(1, 1), samples), samples, 4, seed=0)
+    assert isinstance(found.targets, dict)
+    assert found.targets["kind"].tolist() == found.inputs["input"][:, 0].tolist()
+    assert found.joined(found).take(np.array([5])).targets["kind"].tolist() == found.targets["kind"][1:2].tolist()  # type: ignore[index]
+
+
+def test_targets_that_cannot_be_scored_are_refused_unless_answers_are_compared() -> None:
+    """Judged by agreement in silence, a model could lose what the job measures."""
+    samples = ItemSamples([(torch.tensor([i]), [torch.tensor(i), torch.tensor(i)]) for i in range(5)], None, seed=0)
+    inputs = job_inputs(job_with(data=samples, loss=absolute_error), nn.Linear(1, 1), samples)
+    with pytest.raises(BadJob, match="target is a list") as raised:
+        _rows(inputs, samples, 4, seed=0)
+    assert "--metric agreement" in str(raised.value.remedy)
+    assert _rows(inputs, samples, 4, seed=0, with_targets=False).targets is None
+
+
+class Shifting(nn.Linear):
+    """A model like those of Hugging Face that compare each token with the next label."""
+
+    config, loss_type = SimpleNamespace(), "ForCausalLM"
+
+    def loss_function(self) -> None:
+        """Such models have it."""
+
+
+@pytest.mark.parametrize(("loss", "hits"), [("own", 1.0), ("token_cross_entropy", 0.0)])
+def test_labels_that_the_model_shifts_are_shifted_for_its_metric(loss: str, hits: float) -> None:
+    """Else each token would be compared with itself, and a good model be as bad as a broken one."""
+    tokens = np.array([[1, 2, 3, 4]])
+    scores = np.eye(6, dtype=np.float32)[tokens + 1]  # of the next token
+    metric = metric_of_job(job_with(model=lambda: Shifting(2, 1), loss=loss, metrics=["token_accuracy"]))
+    assert metric.scores({"logits": scores}, tokens, 1).tolist() == [hits]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from stoker.artifacts.golden import cut, filled, rows, stacked
 from stoker.engines import Graph, load, load_graph
 from stoker.engines.base import BadInput
 from stoker.errors import BadArtifact, ServiceError
-from stoker.records import EngineName, TensorSpec
+from stoker.records import Datatype, EngineName, TensorSpec
 from stoker.testing.tiny_models import Kind, tiny_artifact, tiny_graph, tiny_inputs
 
 KINDS: tuple[Kind, ...] = ("mlp", "tokens", "images")
@@ -45,6 +46,11 @@ def graph_of(path: Path, nodes: list, inputs: dict[str, int], outputs: dict[str,
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
     return path
+
+
+def spec_of(name: str, datatype: Datatype) -> TensorSpec:
+    """One number a sample."""
+    return TensorSpec(name=name, datatype=datatype, shape=("batch",))
 
 
 class EngineConformance:
@@ -206,6 +212,44 @@ class EngineConformance:
         found = engine.run({"x": values})["y"]
         assert found.dtype == values.dtype
         assert (found == values).all()
+
+    @pytest.mark.parametrize("threads", [1, 2])
+    @pytest.mark.parametrize("index", [5, 2**30, -6])
+    def test_an_index_beyond_its_table_is_refused(self, tmp_path: Path, threads: int, index: int) -> None:
+        """It is no row of zeros, and the engine goes on with others."""
+        table = np.arange(1, 11, dtype=np.float32).reshape(5, 2)
+        nodes = [
+            helper.make_node("Gather", ["table", "x"], ["rows"]),
+            helper.make_node("ReduceSum", ["rows", "axes"], ["y"], keepdims=0),
+        ]
+        weights = {"table": table, "axes": np.array([1])}
+        path = graph_of(tmp_path / "g.onnx", nodes, {"x": TensorProto.INT64}, {"y": TensorProto.FLOAT}, weights)
+        graph = Graph(path=path, precision="fp32", inputs=(spec_of("x", "INT64"),), outputs=(spec_of("y", "FP32"),))
+        (engine,) = load_graph(self.engine, dataclasses.replace(graph, threads=threads))
+        for _ in range(3):
+            with pytest.raises(BadInput):
+                engine.run({"x": np.array([0, index])})
+            assert engine.run({"x": np.array([0, 4])})["y"].tolist() == [3.0, 19.0]
+
+    @pytest.mark.parametrize("index", [3, 2**30, -4])
+    def test_an_address_beyond_its_tensor_is_refused(self, tmp_path: Path, index: int) -> None:
+        """What it points at may be another request's, or no memory of the process."""
+        nodes = [
+            helper.make_node("Unsqueeze", ["at", "one"], ["places"]),
+            helper.make_node("Unsqueeze", ["x", "one"], ["columns"]),
+            helper.make_node("Concat", ["columns", "columns", "columns"], ["table"], axis=1),
+            helper.make_node("GatherND", ["table", "places"], ["y"], batch_dims=1),
+        ]
+        inputs = {"x": TensorProto.FLOAT, "at": TensorProto.INT64}
+        path = graph_of(tmp_path / "g.onnx", nodes, inputs, {"y": TensorProto.FLOAT}, {"one": np.array([1])})
+        specs = spec_of("x", "FP32"), spec_of("at", "INT64")
+        graph = Graph(path=path, precision="fp32", inputs=specs, outputs=(spec_of("y", "FP32"),))
+        (engine,) = load_graph(self.engine, graph)
+        asked = {"x": np.array([7, 8], np.float32), "at": np.array([0, -1])}
+        assert engine.run(asked)["y"].tolist() == [7.0, 8.0]
+        with pytest.raises(BadInput):
+            engine.run({**asked, "at": np.array([index, 0])})
+        assert engine.run(asked)["y"].tolist() == [7.0, 8.0]
 
     def test_it_closes(self, tmp_path: Path) -> None:
         """One of two instances closes, the other goes on."""

@@ -8,7 +8,7 @@ from torch import nn
 import stoker
 from stoker.errors import BadArtifact
 from stoker.exporting import job_inputs, varying
-from stoker.exporting.export import _labels, _varying
+from stoker.exporting.export import _labels, _varying, with_missing
 from stoker.loading.dataset_adapters import as_samples
 
 
@@ -148,3 +148,35 @@ def test_an_output_has_the_names_of_the_numbers_that_were_learned(
     given = job(data, model=lambda: nn.Linear(2, 2), loss="cross_entropy")
     inputs = job_inputs(given, nn.Linear(2, 2), as_samples(data, what="data"))
     assert _labels(given, nn.Linear(2, 2), inputs) == ({"output": labels} if labels else {})
+
+
+class Fills(nn.Module):
+    """Takes NaN for 0, or passes it on."""
+
+    def __init__(self, *, fills: bool) -> None:
+        super().__init__()
+        self.fills = fills
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nan_to_num(x) if self.fills else x
+
+
+@pytest.mark.parametrize(("fills", "missing", "first"), [(True, 137, 137), (False, 137, 0), (True, None, 0)])
+def test_a_sample_with_nan_is_the_first_example_of_a_model_that_takes_it(
+    fills: bool, missing: int | None, first: int
+) -> None:
+    """A service knows by the golden inputs that NaN is taken; where it makes an answer NaN it is not."""
+    values = torch.arange(600.0).view(300, 2)
+    if missing is not None:
+        values[missing, 1] = torch.nan
+    samples = as_samples((values, torch.zeros(300, dtype=torch.long)), what="data")
+    module = Fills(fills=fills)
+    rows = with_missing(job_inputs(job(samples), module, samples), module, [0, 100, 200, 299])
+    assert rows == ([first, 0, 100, 200, 299] if first else [0, 100, 200, 299])
+
+
+def test_examples_of_whole_numbers_stay_as_they_are() -> None:
+    """Such as images as bytes, in which nothing is missing."""
+    samples = as_samples((torch.arange(600).view(300, 2), torch.zeros(300, dtype=torch.long)), what="data")
+    module = Fills(fills=True)
+    assert with_missing(job_inputs(job(samples), module, samples), module, [0, 299]) == [0, 299]

@@ -144,6 +144,31 @@ def test_strings_become_bytes() -> None:
     assert _read(["a", None, 3], one).bad == {1: "is null", 2: "holds something that is no string"}
 
 
+@pytest.mark.parametrize(
+    "column",
+    [
+        ["1.5", "", "NA", " nan "],
+        [1.5, None, None, float("nan")],
+        pa.array([1.5, None, None, np.nan]),
+        pa.array([1.5, None, None, np.nan], pa.float32()),
+    ],
+)
+def test_a_missing_number_is_nan_if_that_is_allowed(column: Any) -> None:
+    """What pandas writes for NaN, an empty cell or null; without --allow-nan such a row is bad."""
+    one = Input("x", "FP32", (), None)
+    found = _read(column, one, allow_nan=True)
+    assert not found.bad
+    assert np.array_equal(np.asarray(found.values), [1.5, np.nan, np.nan, np.nan], equal_nan=True)
+    assert sorted(_read(column, one).bad) == [1, 2, 3]
+
+
+def test_a_whole_number_is_never_missing() -> None:
+    """There is no NaN among integers."""
+    column = pa.array([1, None])
+    assert list(_read(column, Input("x", "INT64", (), None), allow_nan=True).bad) == [1]
+    assert np.isnan(_read(column, Input("x", "FP32", (), None), allow_nan=True)[1])
+
+
 def test_nan_passes_if_allowed() -> None:
     """With --allow-nan the model gets NaN, and null is bad as ever."""
     found = _read(pa.array([[np.nan, 1.0], [None, 1.0]], pa.list_(pa.float32(), 2)), vector(), allow_nan=True)

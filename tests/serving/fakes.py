@@ -121,9 +121,13 @@ class FakeService:
     held: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     max_rows: int = 1000
+    refused: list[tuple[str, str]] = field(default_factory=list)
 
     def is_ready(self) -> bool:
         return not self.unloaded
+
+    def count_refusal(self, model: str, refusal: Refusal) -> None:
+        self.refused.append((model, refusal.reason))
 
     def _known(self, model: str, version: str) -> Manifest:
         if model not in self.manifests or version not in {"", "1"}:

@@ -143,6 +143,23 @@ def test_a_setting_lets_it_through(rows: int, tmp_path: Path) -> None:
         assert ask(f"{up.started.http}/v2/models/digits/infer", body, **header)[0] == 200
 
 
+def test_requests_that_are_refused_before_the_model_is_asked_are_counted(tmp_path: Path) -> None:
+    """Malformed ones, and those of models that do not exist, whose names are no labels."""
+    tiny_artifact(tmp_path, name="digits")
+    with running(tmp_path) as up:
+        assert ask(f"{up.started.http}/v2/models/digits/infer", b"{")[0] == 400
+        for name in ("no", "none"):
+            assert ask(f"{up.started.http}/v2/models/{name}/infer", b"{}")[0] == 404
+            with pytest.raises(grpc.RpcError):
+                call(up, inference_pb2.ModelInferRequest(model_name=name))
+        message = inference_pb2.ModelInferRequest(model_name="digits", raw_input_contents=[b"123"])
+        message.inputs.add(name="x", datatype="FP32", shape=[1, 8])
+        with pytest.raises(grpc.RpcError):
+            call(up, message)
+        assert metric(up, 'stoker_rejected_total{model="digits",reason="bad_request"}') == 2
+        assert metric(up, 'stoker_rejected_total{model="",reason="not_found"}') == 4
+
+
 def call(up: BackgroundServer, message: Any) -> Any:
     """Ask over gRPC."""
     assert up.started.grpc is not None

@@ -184,6 +184,12 @@ def is_filled_in(sizes: NDArray[Any]) -> NDArray[np.bool_]:
     return is_far if is_alone and largest >= _FILLED else np.zeros(sizes.shape, np.bool_)
 
 
+def takes_nan(golden: Golden) -> bool:
+    """Whether inputs have NaN or infinities, so that the model is known to take them."""
+    floats = (_numbers(array) for array in golden.inputs.values() if not array.dtype.hasobject)
+    return not all(bool(np.isfinite(array).all()) for array in floats)
+
+
 def has_nan(outputs: Arrays) -> bool:
     """Whether any element is not a number."""
     return any(bool(np.isnan(_numbers(array)).any()) for array in outputs.values() if not array.dtype.hasobject)

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from safetensors.numpy import save_file
 
 from stoker.artifacts import Artifact, Golden, publish, read, read_settings
+from stoker.artifacts.golden import takes_nan
 from stoker.compressing.candidates import GraphKind, PrunedGraph, kind_of
 from stoker.compressing.contender import CompressionTerms, Contender, Examination
 from stoker.compressing.gates import front
@@ -109,7 +110,8 @@ def compress(  # noqa: PLR0913 - what the command line offers
         raise BadJob(f"batch sizes are 1 or more, got {min(terms.batch_sizes)}")
     if not 0 < terms.seconds < float("inf"):
         raise BadJob(f"--seconds {terms.seconds}: wanted a positive number")
-    material, kept_metric = _material(source, job, data, metric, seed)
+    allow_nan = takes_nan(source.golden()) if settings.allow_nan is None else settings.allow_nan
+    material, kept_metric = _material(source, job, data, metric, seed, allow_nan=allow_nan)
     if not source.manifest.is_batched:
         raise BadArtifact(
             f"{source.path} has inputs or outputs that do not begin with the batch, so rows cannot be stacked",
@@ -142,12 +144,18 @@ def compress(  # noqa: PLR0913 - what the command line offers
 
 
 def _material(
-    source: Artifact, job: Job | None, data: str | Path | None, metric: str | Path | Metric | None, seed: int
+    source: Artifact,
+    job: Job | None,
+    data: str | Path | None,
+    metric: str | Path | Metric | None,
+    seed: int,
+    *,
+    allow_nan: bool,
 ) -> tuple[EvaluationData, Metric]:
     """The rows of a search and its metric."""
     manifest = source.manifest
     if data is not None:
-        rows = check_fit(read_rows(Path(data), manifest), manifest, str(data))
+        rows = check_fit(read_rows(Path(data), manifest), manifest, str(data), allow_nan=allow_nan)
         if metric is None and rows.targets is not None:
             raise BadJob(
                 "there is no metric to keep", remedy="Give one: --metric accuracy, agreement, …, or a Python file."
@@ -166,12 +174,14 @@ def _material(
         if job is None:
             run = run_of(source)
             job = run.job()
-        training, validation = rows_of_job(job, manifest, CALIBRATION_ROWS, MOST_ROWS, seed, run)
+        training, validation = rows_of_job(
+            job, manifest, CALIBRATION_ROWS, MOST_ROWS, seed, run, with_targets=metric != "agreement"
+        )
     if metric is None:
         metric = metric_of_job(job) if validation.targets is not None else "agreement"
     chosen = _metric_of(metric, manifest)
-    training = check_fit(training, manifest, "training data")
-    validation = check_fit(validation, manifest, "validation data")
+    training = check_fit(training, manifest, "training data", allow_nan=allow_nan)
+    validation = check_fit(validation, manifest, "validation data", allow_nan=allow_nan)
     return split_rows(training, validation, seed=seed, calibration=CALIBRATION_ROWS), chosen
 
 

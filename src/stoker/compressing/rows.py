@@ -28,7 +28,7 @@ class EvaluationRows:
 
     inputs: Arrays
     targets: Array | Arrays | None = None
-    """A dict by output if they are another model's answers."""
+    """A dict by output if they are another model's answers, by name if a job's samples have several targets."""
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -52,6 +52,8 @@ class EvaluationRows:
         targets = self.targets
         if isinstance(targets, np.ndarray) and isinstance(other.targets, np.ndarray):
             targets = np.concatenate([targets, other.targets])
+        elif isinstance(targets, dict) and isinstance(other.targets, dict):
+            targets = {name: np.concatenate([array, other.targets[name]]) for name, array in targets.items()}
         inputs = {name: np.concatenate([array, other.inputs[name]]) for name, array in self.inputs.items()}
         return EvaluationRows(inputs, targets)
 
@@ -128,8 +130,8 @@ def _order(size: int, seed: int) -> Indices:
     return KeyedPermutation(size, key_of(RandomStream.HOLDOUT, seed, size))(np.arange(size, dtype=np.int64))
 
 
-def check_fit(rows: EvaluationRows, manifest: Manifest, what: str) -> EvaluationRows:
-    """The rows in the manifest's dtypes, if the model can take them.
+def check_fit(rows: EvaluationRows, manifest: Manifest, what: str, *, allow_nan: bool = False) -> EvaluationRows:
+    """The rows in the manifest's dtypes, if the model can take them; with `allow_nan` it takes NaN and infinities.
 
     Raises:
         BadJob: an input is missing or unknown, or has another shape, or a dtype that cannot be converted.
@@ -137,12 +139,15 @@ def check_fit(rows: EvaluationRows, manifest: Manifest, what: str) -> Evaluation
     names = {spec.name for spec in manifest.inputs}
     if names != set(rows.inputs):
         raise BadJob(f"{what}: the model takes {_listed(names)}, the data has {_listed(set(rows.inputs))}")
-    targets = () if rows.targets is None else (rows.targets,)
+    targets = (
+        rows.targets.values() if isinstance(rows.targets, dict) else () if rows.targets is None else (rows.targets,)
+    )
     counts = {len(array) for array in (*rows.inputs.values(), *targets)}
     if len(counts) > 1:
         raise BadJob(f"{what}: inputs and targets have different numbers of rows: {_listed(map(str, counts))}")
     return EvaluationRows(
-        {spec.name: _fitted(rows.inputs[spec.name], spec, what) for spec in manifest.inputs}, rows.targets
+        {spec.name: _fitted(rows.inputs[spec.name], spec, what, allow_nan=allow_nan) for spec in manifest.inputs},
+        rows.targets,
     )
 
 
@@ -197,7 +202,7 @@ def _padded(manifest: Manifest) -> dict[str, list[TensorSpec]]:
     return padded if len(padded) == 1 else {}
 
 
-def _fitted(array: Array, spec: TensorSpec, what: str) -> Array:
+def _fitted(array: Array, spec: TensorSpec, what: str, *, allow_nan: bool) -> Array:
     dtype = dtype_of(spec.datatype)
     fits = array.ndim == len(spec.shape) and all(
         isinstance(dim, str) or dim == size for dim, size in zip(spec.shape[1:], array.shape[1:], strict=True)
@@ -207,8 +212,11 @@ def _fitted(array: Array, spec: TensorSpec, what: str) -> Array:
     are_whole = array.dtype.kind in "iu" and dtype.kind in "iu"  # as int64 from a table: their values decide, below
     if not (are_whole or np.can_cast(array.dtype, dtype, "same_kind")):
         raise BadJob(f"{what}: {spec.name} is {array.dtype}, the model takes {spec.datatype}")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise BadJob(f"{what}: {spec.name} has values that are not finite")
+    if array.dtype.kind == "f" and not allow_nan and not np.isfinite(array).all():
+        raise BadJob(
+            f"{what}: {spec.name} has values that are not finite",
+            remedy='If the model takes them, say so in its service.json: {"allow_nan": true}.',
+        )
     fitted = np.ascontiguousarray(array.astype(dtype, copy=False))
     if array.dtype.kind in "iu" and not np.array_equal(fitted, array):
         raise BadJob(f"{what}: {spec.name} has numbers that {spec.datatype} cannot hold")

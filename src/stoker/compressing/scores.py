@@ -146,7 +146,8 @@ PerRow = Callable[[Any, Any], Any]
 class Metric:
     """A metric: the mean of the values that `per_row` gives, none above `highest`.
 
-    With `is_agreement` the targets are the original's answers, by output.
+    With `is_agreement` the targets are the original's answers, by output. With `takes_names` `per_row` is given outputs
+    by name also where there is one.
     """
 
     name: str
@@ -154,6 +155,7 @@ class Metric:
     lower_is_better: bool = False
     highest: float = float("inf")
     is_agreement: bool = False
+    takes_names: bool = False
 
     def scores(self, outputs: Arrays, targets: Array | None, rows: int) -> Scores:
         """One finite score a row [N], higher is better.
@@ -162,7 +164,8 @@ class Metric:
             BadJob: the function raised, or gave another number of scores, or one that is not finite.
         """
         try:
-            values = self.per_row(next(iter(outputs.values())) if len(outputs) == 1 else outputs, targets)
+            is_single = len(outputs) == 1 and not self.takes_names
+            values = self.per_row(next(iter(outputs.values())) if is_single else outputs, targets)
             scores = np.asarray(values, dtype=np.float64)
         except Exception as error:
             raise BadJob(

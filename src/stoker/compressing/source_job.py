@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,13 @@ from torch import nn
 
 from stoker import exporting
 from stoker.artifacts import Artifact, datatype_of, read
+from stoker.artifacts.dtypes import Arrays
 from stoker.compressing.channel_cuts import prunable
 from stoker.compressing.channel_importance import scores_of
 from stoker.compressing.contender import Examination
 from stoker.compressing.distillation import require_output
 from stoker.compressing.rows import EvaluationRows
-from stoker.compressing.scores import NAMES, Metric, named
+from stoker.compressing.scores import NAMES, Metric, PerRow, named
 from stoker.errors import BadArtifact, BadJob
 from stoker.exporting import About, JobInputs, job_inputs, named_outputs
 from stoker.exporting.torch_export import as_array, as_tensor
@@ -33,12 +36,14 @@ from stoker.planning.resolved_job import ResolvedJob, resolve_job, users_code
 from stoker.recipes import resolved
 from stoker.records import BATCH, EngineName, Manifest, ServingPrecision
 from stoker.records.compression import Importance
+from stoker.stepping.foreign_models import shifts_labels
 from stoker.stepping.losses import TrainingObjective
 from stoker.stepping.model import meta_model
 from stoker.training.run_handle import Run, load
 
 _FETCHED = 1024
 """Samples fetched at once, where they are in memory, and prepared at once."""
+_PLACE = re.compile(r"output_(\d+)")
 _BATCHES, _ROWS = 16, 64
 """Number of training batches for gradients, and samples in each."""
 
@@ -65,14 +70,22 @@ def run_of(artifact: Artifact) -> Run:
 
 
 def rows_of_job(
-    job: Job, manifest: Manifest, calibration: int, most: int, seed: int, run: Run | None = None
+    job: Job,
+    manifest: Manifest,
+    calibration: int,
+    most: int,
+    seed: int,
+    run: Run | None = None,
+    *,
+    with_targets: bool = True,
 ) -> tuple[EvaluationRows, EvaluationRows]:
     """Training rows, at most `calibration`, and validation rows, at most `most`, as the exported model takes them.
 
-    With `run`, the data have to be those it was trained on.
+    With `run`, the data have to be those it was trained on. Training rows have no targets.
 
     Raises:
-        BadJob: the job has neither validation nor test data, or the data changed since the run began.
+        BadJob: the job has neither validation nor test data, the data changed since the run began, or targets are of a
+            form that cannot be scored.
     """
     job = resolved(job)
     data = datasets_of(job)
@@ -88,7 +101,8 @@ def rows_of_job(
             "the job has no validation data to choose and accept by", remedy="Give Job(valid=…), or rows with --data."
         )
     taken = stored_as(job_inputs(job, meta_model(job), validation), manifest)
-    return _rows(taken, data.train, calibration, seed), _rows(taken, validation, most, seed)
+    calibrating = _rows(taken, data.train, calibration, seed, with_targets=False)
+    return calibrating, _rows(taken, validation, most, seed, with_targets=with_targets)
 
 
 def metric_of_job(job: Job) -> Metric:
@@ -99,7 +113,9 @@ def metric_of_job(job: Job) -> Metric:
     """
     first = next(iter(job.metrics), job.objective.loss)
     if isinstance(first, str) and first in NAMES:
-        return named(first)
+        known = named(first)
+        is_shifted = job.objective.loss == "own" and shifts_labels(meta_model(resolved(job)))
+        return dataclasses.replace(known, per_row=_of_scores(known.per_row, is_shifted=is_shifted), takes_names=True)
     if first is None or isinstance(first, str):
         raise BadJob(
             "the job has no metric to keep", remedy=f"Give --metric FILE, or one of {', '.join(NAMES)} with --metric."
@@ -113,11 +129,56 @@ def metric_of_job(job: Job) -> Metric:
             remedy="Give --metric; or --job with a metric that has an attribute lower_is_better, False or True.",
         )
 
-    def per_row(outputs: Any, targets: Any) -> Any:
-        values = first(torch.from_numpy(outputs), torch.from_numpy(targets))
+    def per_row(outputs: Arrays, targets: Any) -> Any:
+        values = first(_as_returned(outputs), _tensors(targets))
         return values.detach().numpy() if isinstance(values, torch.Tensor) else values
 
-    return Metric(name, per_row, is_lower_better)
+    return Metric(name, per_row, is_lower_better, takes_names=True)
+
+
+def _of_scores(per_row: PerRow, *, is_shifted: bool) -> PerRow:
+    """A metric of Stoker's, of the output that training computes it from: the logits where there are several.
+
+    `is_shifted`: the model compares each token's logits with the next label.
+    """
+
+    def of_scores(outputs: Arrays, targets: Any) -> Any:
+        scores = outputs["logits"] if "logits" in outputs else next(iter(outputs.values()))
+        if len(outputs) > 1 and "logits" not in outputs:
+            raise ValueError(f"it takes one output or one called logits, the model has {', '.join(outputs)}")
+        if is_shifted and scores.ndim == 3:
+            return per_row(scores[:, :-1], targets[:, 1:])
+        return per_row(scores, targets)
+
+    return of_scores
+
+
+class _ByName(dict[str, torch.Tensor]):
+    """Outputs by name, also as attributes, as models of Hugging Face return them."""
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the exported model has no output {name!r}, it has {', '.join(self)}") from None
+
+
+def _as_returned(outputs: Arrays) -> Any:
+    """Outputs in the form in which the module returned them, by the names that an export gives."""
+    tensors = {name: torch.from_numpy(array) for name, array in outputs.items()}
+    if list(tensors) == ["output"]:
+        return tensors["output"]
+    places = {int(match[1]): tensors[match[0]] for match in map(_PLACE.fullmatch, tensors) if match}
+    if len(places) == len(tensors):
+        return tuple(places.get(place) for place in range(max(places) + 1))
+    return _ByName(tensors)
+
+
+def _tensors(targets: Any) -> Any:
+    """Targets as tensors."""
+    if isinstance(targets, Mapping):
+        return {name: torch.from_numpy(array) for name, array in targets.items()}
+    return torch.from_numpy(targets)
 
 
 def stored_as(inputs: JobInputs, manifest: Manifest) -> JobInputs:
@@ -131,24 +192,48 @@ def stored_as(inputs: JobInputs, manifest: Manifest) -> JobInputs:
     return inputs.prepared() if takes_prepared else inputs
 
 
-def _rows(inputs: JobInputs, samples: Samples, most: int, seed: int) -> EvaluationRows:
-    """Samples chosen by a keyed permutation, with their targets."""
+def _rows(inputs: JobInputs, samples: Samples, most: int, seed: int, *, with_targets: bool = True) -> EvaluationRows:
+    """Samples chosen by a keyed permutation, with their targets.
+
+    Raises:
+        BadJob: targets are neither tensors nor dicts of tensors.
+    """
     permutation = KeyedPermutation(samples.num_at_hand, key_of(RandomStream.HOLDOUT, seed, len(samples), 1))
     chosen = np.sort(permutation(np.arange(min(most, samples.num_at_hand), dtype=np.int64)))
     step = _FETCHED if samples.is_in_memory else max(1, len(chosen))
     arrays: list[dict[str, NDArray[Any]]] = []
-    targets: list[NDArray[Any]] = []
+    targets: list[Any] = []
     for start in range(0, len(chosen), step):
         part = chosen[start : start + step]
         content = samples.fetch(part, 0)  # items of any length in one piece, padded to the longest
         for first in range(0, len(part), _FETCHED):  # prepared images are four times as large
             rows = cut(content, first, first + _FETCHED, len(part))
             arrays.append(inputs.of_content(rows, samples))
-            target = inputs.fields.target_of(samples.prepare(rows))
-            if isinstance(target, torch.Tensor):
-                targets.append(as_array(target))
-    whole = np.concatenate(targets) if len(targets) == len(arrays) else None
+            target = inputs.fields.target_of(samples.prepare(rows)) if with_targets else None
+            if target is not None:
+                targets.append(_target_arrays(target))
+    whole: Any = None
+    if targets and isinstance(targets[0], dict):
+        whole = {name: np.concatenate([part[name] for part in targets]) for name in targets[0]}
+    elif targets:
+        whole = np.concatenate(targets)
     return EvaluationRows({name: np.concatenate([part[name] for part in arrays]) for name in arrays[0]}, whole)
+
+
+def _target_arrays(target: Any) -> Any:
+    """The targets of some samples as an array, or as arrays by name.
+
+    Raises:
+        BadJob: they are of another form.
+    """
+    if isinstance(target, torch.Tensor):
+        return as_array(target)
+    if isinstance(target, Mapping) and all(isinstance(part, torch.Tensor) for part in target.values()):
+        return {str(name): as_array(part) for name, part in target.items()}
+    raise BadJob(
+        f"the job's target is a {type(target).__name__}; compress scores targets that are a tensor, or tensors by name",
+        remedy="Give --metric agreement, or rows with --data FILE and --metric FILE.",
+    )
 
 
 @dataclass(frozen=True)

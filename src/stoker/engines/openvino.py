@@ -12,14 +12,24 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from stoker.artifacts.dtypes import Arrays, dtype_of
-from stoker.engines.base import BadValue, EngineRecord, Graph, cannot_load, cannot_run, not_installed, require_names
+from stoker.engines.base import (
+    BadInput,
+    BadValue,
+    EngineRecord,
+    Graph,
+    cannot_load,
+    cannot_run,
+    not_installed,
+    require_names,
+)
+from stoker.engines.lookup_bounds import BOUNDS, Lookup, bounded_lookups, lookup_fault
 from stoker.errors import BadArtifact
 from stoker.records import Datatype, ServingPrecision
 
@@ -58,8 +68,9 @@ class OpenVino:
     is repeated after one with another number of samples.
     """
 
-    def __init__(self, library: Any, compiled: Any, graph: Graph) -> None:
+    def __init__(self, library: Any, compiled: Any, graph: Graph, lookups: Sequence[Lookup] = ()) -> None:
         self._library = library
+        self._lookups, self._bounds = lookups, compiled.output(BOUNDS) if lookups else None
         self._request = compiled.create_infer_request()
         self._inputs = {spec.name: compiled.input(spec.name) for spec in graph.inputs}
         self._outputs = [(spec.name, compiled.output(spec.name), dtype_of(spec.datatype)) for spec in graph.outputs]
@@ -87,7 +98,7 @@ class OpenVino:
 
     def close(self) -> None:
         """Drop the request; the compiled model ends with the last of them."""
-        del self._request, self._inputs, self._outputs, self._answered
+        del self._request, self._inputs, self._outputs, self._answered, self._bounds
 
     def _infer(self, held: Arrays) -> Arrays:
         for name, array in held.items():
@@ -110,6 +121,10 @@ class OpenVino:
             for answer in answers.values():
                 if bool((answer.reshape(-1).view(np.uint8) == _MARK).all()):
                     raise RuntimeError("shapes inside the graph do not fit each other")
+        if self._lookups and (
+            fault := lookup_fault(self._lookups, self._request.get_tensor(self._bounds).data.tolist())
+        ):
+            raise BadInput(f"openvino could not compute this: {fault}")
         return answers
 
     def _retry(self, held: Arrays, error: RuntimeError) -> Arrays:
@@ -193,6 +208,7 @@ def load_all(graph: Graph) -> tuple[OpenVino, ...]:
     is_alone = graph.instances == graph.threads == 1
     try:
         model = core.read_model(graph.path)
+        lookups = bounded_lookups(model, openvino.opset13, [spec.name for spec in graph.inputs])
         settings = {
             # Always stated: on a CPU with bf16 the default computes fp32 graphs in bf16.
             "INFERENCE_PRECISION_HINT": hint,
@@ -222,7 +238,7 @@ def load_all(graph: Graph) -> tuple[OpenVino, ...]:
             # Of a port with several names, only the manifest's counts.
             datatypes |= {name: _TYPES.get(kind, kind) for name in names if name in known or len(names) == 1}
         require_names(graph.path, what, specs, datatypes)
-    return tuple(OpenVino(openvino, compiled, graph) for _ in range(graph.instances))
+    return tuple(OpenVino(openvino, compiled, graph, lookups) for _ in range(graph.instances))
 
 
 ENGINE = EngineRecord(

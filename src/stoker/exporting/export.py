@@ -15,10 +15,12 @@ from torch import nn
 
 from stoker import exporting
 from stoker.artifacts import Artifact
+from stoker.artifacts.dtypes import Arrays
 from stoker.data.files.source import stated_classes
 from stoker.errors import BadArtifact, BadJob
 from stoker.exporting import About, Inputs, JobInputs, job_inputs, named_outputs, varying
 from stoker.exporting.torch_export import as_tensor
+from stoker.exporting.version_writer import NUM_GOLDEN
 from stoker.jobs import Job
 from stoker.loading.datasets import Datasets, datasets_of
 from stoker.loading.order import generators_kept
@@ -31,6 +33,8 @@ from stoker.store import sha256_file
 from stoker.training.run_handle import WEIGHTS, Run, load
 
 _NUM_EXAMPLES = 8
+_MOST_LOOKED_AT = 4096
+"""Most samples that are looked through for NaN."""
 
 Examples = Inputs | Mapping[str, NDArray[Any]]
 """Example inputs, samples first: tensors by position or by name, or arrays by name."""
@@ -106,7 +110,7 @@ def export_run(run: Run, out: Path, about: About, job: Job | None = None) -> Art
             notes=(*about.notes, *_note_on_changes(data, run)),
             takes_prepared=False,
         )
-        rows = example_rows(samples)
+        rows = with_missing(inputs, module, example_rows(samples))
         try:
             return exporting.export_call(module, inputs.call, inputs.arrays(rows), out, about)
         except exporting.Untraceable:
@@ -121,6 +125,34 @@ def example_rows(samples: Samples) -> list[int]:
     """Samples from all over the data that are at hand, ascending; of a stream those at its beginning."""
     count = samples.num_at_hand
     return [int(row) for row in np.linspace(0, count - 1, num=min(_NUM_EXAMPLES, count))]
+
+
+def with_missing(inputs: JobInputs, module: nn.Module, rows: list[int]) -> list[int]:
+    """Example rows, the first of them one with NaN if some data in memory have it and the model answers it.
+
+    The first examples become golden inputs, by which a service knows that a model takes NaN; where a hundredth of the
+    numbers are missing, evenly spaced examples seldom show it.
+    """
+    samples = inputs.samples
+    if not samples.is_in_memory or _missing(inputs.arrays(rows[:NUM_GOLDEN])).any():
+        return rows
+    looked_at = np.unique(np.linspace(0, samples.num_at_hand - 1, num=_MOST_LOOKED_AT, dtype=np.int64))
+    found = looked_at[_missing(inputs.arrays(looked_at))]
+    if not len(found):
+        return rows
+    with torch.no_grad():
+        outputs = named_outputs(inputs.call(module, *map(as_tensor, inputs.arrays(found[:1]).values())))
+    answers = any(bool(tensor.isnan().any()) for tensor in outputs.values())
+    return rows if answers else [int(found[0]), *(row for row in rows if row != found[0])][:_NUM_EXAMPLES]
+
+
+def _missing(arrays: Arrays) -> NDArray[np.bool_]:
+    """Whether a sample has NaN in an input [N]."""
+    found = np.zeros(len(next(iter(arrays.values()))), np.bool_)
+    for array in arrays.values():
+        if array.dtype.kind == "f":
+            found |= np.isnan(array).reshape(len(array), -1).any(axis=1)
+    return found
 
 
 def _require_known_kind(path: Path) -> None:

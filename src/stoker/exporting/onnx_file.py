@@ -186,9 +186,11 @@ def _require_tensor(path: Path, what: str, value: Any) -> Any:
     return tensor
 
 
-_PASSES_ON = frozenset(
-    {"Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Flatten", "Clip", "Transpose", "Expand"}
-)
+_PASSES_ON = dict.fromkeys(
+    ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Flatten", "Clip", "Transpose", "Expand"), 0
+) | {"Where": 2}
+"""Operators that pass elements on, and the place of the input that they pass on. Stoker's exports have a `Where` for
+negative indices."""
 _SEED = 20
 DRAWS = 3
 """How many kinds of inputs can be drawn."""
@@ -262,7 +264,9 @@ def _limits(model: Any) -> Iterator[tuple[str, int]]:
         if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
             weights[node.output[0]] = node.attribute[0].t
     came_from = {
-        node.output[0]: node.input[0] for node in model.graph.node if node.op_type in _PASSES_ON and node.input
+        node.output[0]: node.input[_PASSES_ON[node.op_type]]
+        for node in model.graph.node
+        if node.op_type in _PASSES_ON and node.input
     }
     names = {value.name for value in model.graph.input} - set(weights)
     origin = partial(_origin, came_from)

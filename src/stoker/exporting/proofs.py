@@ -41,7 +41,16 @@ class Proven:
     tolerance: Tolerance
 
 
-def prove(graph: Graph, oracle: Answer, oracle_name: str, trial: Trial, golden: Arrays, limit: float) -> Proven:
+def prove(
+    graph: Graph,
+    oracle: Answer,
+    oracle_name: str,
+    trial: Trial,
+    golden: Arrays,
+    limit: float,
+    *,
+    remedy: str = "",
+) -> Proven:
     """Check every engine against the oracle, and choose the first that agrees.
 
     Args:
@@ -51,6 +60,7 @@ def prove(graph: Graph, oracle: Answer, oracle_name: str, trial: Trial, golden: 
         trial: samples to ask.
         golden: inputs whose answers are kept.
         limit: largest allowed error, relative to the largest value of an output.
+        remedy: what to do if no engine agrees, where more is known than the usual cause.
 
     Raises:
         BadArtifact: no engine agrees, or none is installed.
@@ -68,8 +78,8 @@ def prove(graph: Graph, oracle: Answer, oracle_name: str, trial: Trial, golden: 
         listed = "\n".join(f"  {proof.what}: {proof.error:.2g}, at most {proof.limit:g}" for proof in failed)
         raise BadArtifact(
             f"The graph {graph.path.name} does not compute what the model does, so nothing was exported:\n{listed}",
-            remedy="What fixes a size, or depends on values, in `forward` is the usual cause; "
-            "the first line says where.",
+            remedy=remedy
+            or "What fixes a size, or depends on values, in `forward` is the usual cause; the first line says where.",
         )
     name, answers, tolerance = chosen
     return Proven(engine=name, proofs=tuple(proofs), golden=answers, tolerance=tolerance)
@@ -155,7 +165,7 @@ def prove_alone(
 def prove_padding(who: str, answer: Answer, trial: Trial, outputs: Iterable[TensorSpec], limit: float = LIMIT) -> Proof:
     """Prove that a sample padded to share a batch with a longer one has the same answer as alone."""
     specs = tuple(outputs)
-    short = rows(cut(trial.samples, trial.inputs, trial.shorter), slice(1))
+    short = rows(trial.cut(trial.samples), slice(1))
     long = rows(trial.samples, slice(1, 2))
     shared = stacked([filled(short, trial.inputs, trial.sizes), long])
 
@@ -200,13 +210,15 @@ BATCH_SIZES = (1, 3, 8)
 class Trial:
     """Samples and the signature to ask them by; without a batch they are one request.
 
-    `most_rows` is the largest batch [rows] that the model will be served in.
+    `most_rows` is the largest batch [rows] that the model will be served in. `lengths` are inputs that say how many
+    positions of a sample count: where samples are cut, they are lowered.
     """
 
     samples: Arrays
     inputs: tuple[TensorSpec, ...]
     dims: tuple[DynamicDim, ...] = ()
     most_rows: int = ServiceSettings.max_batch_rows
+    lengths: tuple[str, ...] = ()
 
     @property
     def served_sizes(self) -> tuple[int, ...]:
@@ -229,23 +241,60 @@ class Trial:
         lows = {dim.name: dim.low for dim in self.dims}
         return {dim: max(lows.get(dim, 1), size // 2) for dim, size in self.sizes.items()}
 
+    def cut(self, samples: Arrays) -> Arrays:
+        """Samples cut to the smaller sizes."""
+        shorter = cut(samples, self.inputs, self.shorter)
+        for name in self.lengths:
+            most = np.array(min(self.shorter.values()), shorter[name].dtype)
+            shorter[name] = np.minimum(shorter[name], most)
+        return shorter
+
     def requests(self) -> Iterator[tuple[str, Arrays]]:
         """Requests of 1, 3 and 8 samples, the second cut to other sizes; each with its description."""
         if not self.is_batched:
             yield "one request", self.samples
             if self.sizes:
-                yield f"another ({_listed(self.shorter)})", cut(self.samples, self.inputs, self.shorter)
+                yield f"another ({_listed(self.shorter)})", self.cut(self.samples)
             return
         for count in BATCH_SIZES:
             request = rows(self.samples, slice(count))
             if count == BATCH_SIZES[1]:
-                request = cut(request, self.inputs, self.shorter)
+                request = self.cut(request)
             sizes = {dim: size for dim, size in sizes_of(request, self.inputs).items() if dim != BATCH}
             yield f"{count} sample{'s' * (count > 1)}{f' ({_listed(sizes)})' * bool(sizes)}", request
 
     def with_inputs(self, inputs: tuple[TensorSpec, ...]) -> Trial:
         """The same samples with another signature."""
         return dataclasses.replace(self, inputs=inputs)
+
+
+def with_lengths(trial: Trial, answer: Answer) -> Trial:
+    """The trial with its `lengths`: whole numbers, one a sample, without whose lowering cut samples have no answer.
+
+    Raises:
+        BadArtifact: cut samples have no answer with it either.
+    """
+    if not trial.sizes:
+        return trial
+    try:
+        answer(trial.cut(trial.samples))
+        return trial
+    except ServiceError as error:
+        failure = error
+    lengths = tuple(
+        spec.name
+        for spec in trial.inputs
+        if spec.shape[:1] == (BATCH,) and all(size == 1 for size in spec.shape[1:]) and "INT" in spec.datatype
+    )
+    lowered = dataclasses.replace(trial, lengths=lengths)
+    try:
+        answer(lowered.cut(trial.samples))
+    except ServiceError:
+        raise BadArtifact(
+            f"The model cannot answer the example inputs cut to {_listed(trial.shorter)}: {failure.message}",
+            remedy="Name only dimensions that vary, and write `forward` for any size of them.",
+        ) from failure
+    return lowered
 
 
 def eight_samples(samples: Arrays) -> Arrays:

@@ -9,7 +9,7 @@ import numpy as np
 
 from stoker.artifacts import datatype_of
 from stoker.artifacts.dtypes import Arrays
-from stoker.artifacts.golden import cut, rows, sizes_of
+from stoker.artifacts.golden import rows, sizes_of
 from stoker.errors import BadArtifact, ServiceError
 from stoker.exporting.proofs import BATCH_SIZES, LIMIT, Answer, Trial
 from stoker.records import BATCH, ArtifactSource, Datatype, DynamicDim, TensorSpec
@@ -48,7 +48,7 @@ def output_specs(answer: Answer, trial: Trial) -> tuple[TensorSpec, ...]:
     model answers when it is doubled, an output size that changes then varies too.
     """
     fewer = rows(trial.samples, slice(BATCH_SIZES[1])) if trial.is_batched else trial.samples
-    other = cut(fewer, trial.inputs, trial.shorter)
+    other = trial.cut(fewer)
     outputs, other_outputs = answer(trial.samples), answer(other)
     larger = _larger(answer, trial)
     sizes = sizes_of(trial.samples, trial.inputs), sizes_of(other, trial.inputs)

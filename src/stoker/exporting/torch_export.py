@@ -10,12 +10,14 @@ Source: PyTorch 2.13, `torch.onnx.export(dynamo=True)`, which uses `torch.export
 from __future__ import annotations
 
 import copy
+import importlib
 import importlib.util
 import inspect
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,9 @@ from stoker.exporting.proofs import (
     is_held,
     padded_specs,
     prove_alone,
+    with_lengths,
 )
+from stoker.exporting.recurrent_layers import has_recurrence, is_own_program, translations, whole_recurrences
 from stoker.exporting.signature import About, input_specs, output_specs, ranges, require_varied
 from stoker.exporting.version_writer import Exported, require_place, write_version
 from stoker.records import BATCH, ArtifactSource, Proof, TensorSpec
@@ -51,6 +55,7 @@ Inputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 
 _ORACLE = "PyTorch"
 _BF16 = dtype_of("BF16")
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 def export_module(module: nn.Module, inputs: Inputs, model: str | Path, about: About | None = None) -> Artifact:
@@ -101,6 +106,7 @@ def export_call(module: nn.Module, call: Call, samples: Arrays, model: Path, abo
     )
     require_varied(trial)
     answer = _original(flat, trial)
+    trial = with_lengths(trial, answer)
     outputs = output_specs(answer, trial)
     proof = _require_independent_samples(answer, trial, outputs, about.limit)
     inputs, padding = padded_specs(_ORACLE, answer, trial, outputs, about.pad, about.limit)
@@ -111,7 +117,8 @@ def export_call(module: nn.Module, call: Call, samples: Arrays, model: Path, abo
         with doing("writing the graph"):
             write_graph(program, directory / GRAPH, inputs, outputs)
         write_weights(module, directory / WEIGHTS)
-        write_program(program, directory / PROGRAM)
+        if not is_own_program(program):
+            write_program(program, directory / PROGRAM)
 
     exported = Exported(
         about=about,
@@ -122,8 +129,20 @@ def export_call(module: nn.Module, call: Call, samples: Arrays, model: Path, abo
         oracle_name=_ORACLE,
         source=about.source or ArtifactSource(kind="module", name=type(module).__name__, digest=weights_digest(module)),
         proofs=(proof, *padding),
+        remedy=_remedy_for_halves(module),
     )
     return write_version(model, exported, write_files)
+
+
+def _remedy_for_halves(module: nn.Module) -> str:
+    """The remedy if no engine agrees with a module that has weights of 16 bits; empty for others."""
+    halves = sorted({str(tensor.dtype) for tensor in module.parameters() if tensor.dtype in _HALVES})
+    if not halves:
+        return ""
+    return (
+        f"It has weights in {' and '.join(halves)}, whose rounding engines do not repeat: export module.float(), "
+        "and let `stoker compress` choose a shorter type."
+    )
 
 
 def _original(flat: Flat, trial: Trial) -> Answer:
@@ -184,6 +203,12 @@ _TRACED_SAMPLES = 3
 """1 would be traced as a fixed size, 2 is too often the size of other dimensions."""
 
 
+_FIXED_SIZE = re.compile(
+    r"L\['inputs'\]\[(\d+)\]\.size\(\)\[(\d+)\] as dynamic but your code specialized it .*\((\d+)\)"
+)
+"""PyTorch's words for a size of an input that was to vary, and is a number in the trace."""
+
+
 class Untraceable(BadArtifact):
     """A model that cannot be run or traced in the way it is called."""
 
@@ -200,10 +225,18 @@ def trace(flat: Flat, samples: Arrays, inputs: tuple[TensorSpec, ...]) -> torch.
         {axis: torch.export.Dim.DYNAMIC for axis, dim in enumerate(spec.shape) if isinstance(dim, str)}
         for spec in inputs
     )
+    varies = any(isinstance(dim, str) and dim != BATCH for spec in inputs for dim in spec.shape)
+    recurrences = whole_recurrences() if varies and has_recurrence(flat) else nullcontext()
     try:
-        with _quiet(), torch.no_grad():
+        with _quiet(), torch.no_grad(), recurrences:
             program = torch.export.export(flat, tensors, dynamic_shapes=(dims,))
     except Exception as error:  # the exporter's errors have no common base, and user code may raise anything
+        if fixed := _FIXED_SIZE.search(str(error)):
+            name, axis = inputs[int(fixed[1])].name, fixed[2]
+            raise Untraceable(
+                f"The model cannot be exported: its code fixes dimension {axis} of {name!r} at {fixed[3]}",
+                remedy=f"Write {name}.shape[{axis}] for len({name}) and int(…); no Python branches or loops over it.",
+            ) from error
         raise _untraceable(error) from error
     program.example_inputs = None  # they would be stored as a pickle
     return program
@@ -228,6 +261,7 @@ def write_graph(
                 verbose=False,
                 input_names=[spec.name for spec in inputs],
                 output_names=[spec.name for spec in outputs],
+                custom_translation_table={torch.ops.aten.embedding.default: _embedding, **translations()},
             )
     except Exception as error:  # as above
         raise _untraceable(error) from error
@@ -243,6 +277,18 @@ def write_graph(
         node.metadata_props.clear()
     num_bytes = sum(tensor.nbytes for tensor in program.state_dict.values())
     exported.save(path, external_data=num_bytes > _MOST_INLINE_BYTES)
+
+
+def _embedding(weight: Any, indices: Any, padding_idx: int = -1, scale_grad_by_freq: int = 0, sparse: int = 0) -> Any:
+    """The ONNX nodes of `aten.embedding`, which has no negative indices; ONNX would count those from the table's end.
+
+    They become indices beyond the table, which engines refuse.
+    """
+    del padding_idx, scale_grad_by_freq, sparse  # of gradients alone
+    op = importlib.import_module("onnxscript").opset20
+    zero = op.CastLike(op.Constant(value_int=0), indices)
+    num_rows = op.CastLike(op.Constant(value_int=weight.shape[0]), indices)
+    return op.Gather(weight, op.Where(op.Less(indices, zero), op.Sub(indices, num_rows), indices))
 
 
 def write_weights(module: nn.Module, path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,7 +31,7 @@ class Exported:
     """A model to be written.
 
     `trial` has the inputs, their dimensions and samples to try; `oracle` is the original to compare with, and `proofs`
-    are its own.
+    are its own. `remedy` is for an original that no engine agrees with, where more is known than the usual cause.
     """
 
     about: About
@@ -44,6 +44,7 @@ class Exported:
     precision: ServingPrecision = "fp32"
     proofs: tuple[Proof, ...] = ()
     notes: tuple[str, ...] = ()
+    remedy: str = ""
 
 
 def write_version(model: Path, exported: Exported, write_files: Callable[[Path], None]) -> Artifact:
@@ -60,6 +61,7 @@ def write_version(model: Path, exported: Exported, write_files: Callable[[Path],
     """
     require_place(model)
     about, trial = exported.about, exported.trial
+    _require_labels_fit(about, exported.outputs)
 
     def write(directory: Path, digests: Callable[[], tuple[FileDigest, ...]]) -> Manifest:
         write_files(directory)
@@ -73,7 +75,7 @@ def write_version(model: Path, exported: Exported, write_files: Callable[[Path],
         inputs = trial.samples
         if trial.is_batched:
             inputs = {name: array[:NUM_GOLDEN].copy() for name, array in inputs.items()}
-        proven = prove(graph, exported.oracle, exported.oracle_name, trial, inputs, about.limit)
+        proven = prove(graph, exported.oracle, exported.oracle_name, trial, inputs, about.limit, remedy=exported.remedy)
         save_file(Golden(inputs, proven.golden).as_tensors(), directory / GOLDEN)
         manifest = Manifest(
             name=about.name or model.name,
@@ -101,6 +103,21 @@ def write_version(model: Path, exported: Exported, write_files: Callable[[Path],
         return manifest
 
     return publish(model, write)
+
+
+def _require_labels_fit(about: About, outputs: Sequence[TensorSpec]) -> None:
+    """Refuse class names of an output that has another number of classes.
+
+    Raises:
+        BadArtifact: there are such names.
+    """
+    for spec in outputs:
+        count = len(about.labels.get(spec.name, ()))
+        if count and len(spec.shape) == 2 and isinstance(spec.shape[1], int) and spec.shape[1] != count:
+            raise BadArtifact(
+                f"The output {spec.name!r} has {spec.shape[1]} values a sample, and there are {count} labels for it",
+                remedy="Give one label for each value, in their order.",
+            )
 
 
 def require_place(model: Path) -> None:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stoker.artifacts.dtypes import dtype_of
+from stoker.data.reading.table_readers import NOT_A_NUMBER
 from stoker.predicting.column_mapping import Columns, Input
 from stoker.predicting.image_inputs import image_of
 from stoker.predicting.row_source import Column, SourceRows
@@ -99,7 +100,12 @@ class InputSamples:
 
 
 def numbers(column: Column, spec: Input, *, allow_nan: bool) -> InputSamples:
-    """A row's numbers from each value: a number, a list in row-major order, or nested lists of the input's shape."""
+    """A row's numbers from each value: a number, a list in row-major order, or nested lists of the input's shape.
+
+    With `allow_nan` a single number that is missing (null, an empty cell, `NA`) is NaN: tables store NaN so.
+    """
+    if allow_nan and spec.count == 1 and dtype_of(spec.datatype).kind not in "iubO":
+        column = _missing_as_nan(column)
     if isinstance(column, pa.Array):
         flat = _flat(column)
         if flat is None:
@@ -132,6 +138,19 @@ def numbers(column: Column, spec: Input, *, allow_nan: bool) -> InputSamples:
             bad.setdefault(row, why_refused(values[row], spec.datatype))
         return InputSamples(result.reshape(len(values), *spec.shape), bad)
     return collected(column, spec, lambda value: of_value(value, spec, allow_nan=allow_nan))
+
+
+def _missing_as_nan(column: Column) -> Column:
+    """The column with NaN where a number is missing; columns of lists as they are."""
+    if isinstance(column, pa.Array):
+        is_number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+        return pc.fill_null(column.cast(pa.float64()), math.nan) if column.null_count and is_number else column
+    # A column of texts stays one, and is converted all at once.
+    nan: float | str = "nan" if any(isinstance(value, str) for value in column) else math.nan
+    missing = ("", *NOT_A_NUMBER)
+    return [
+        nan if value is None or (isinstance(value, str) and value.strip() in missing) else value for value in column
+    ]
 
 
 def elements(columns: Sequence[Column], names: Sequence[str], spec: Input, *, allow_nan: bool) -> InputSamples:

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, Protocol
 from stoker.artifacts.dtypes import Arrays
 from stoker.records import Manifest
 from stoker.records.codec import JSON
-from stoker.serving.refusals import OverCapacity
+from stoker.serving.refusals import OverCapacity, Refusal
 from stoker.units import GIB, KIB, MIB, format_bytes
 
 Parameter = str | int | float | bool
@@ -108,6 +108,10 @@ class Service(Protocol):
 
     async def infer(self, request: InferenceRequest) -> InferenceResponse:
         """Answer a request; cancelling the task removes it from the queue if it is not yet computed."""
+        ...
+
+    def count_refusal(self, model: str, refusal: Refusal) -> None:
+        """Count a request that was refused before `infer`: malformed, too large, or of a model that is not ready."""
         ...
 
     async def load(self, model: str, parameters: Mapping[str, Parameter] | None = None) -> None:

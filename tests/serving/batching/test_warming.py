@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from stoker.artifacts.dtypes import Arrays
+from stoker.engines.base import BadInput
 from stoker.records import DynamicDim
 from stoker.serving.batching.batcher import resized, warm_up, warm_up_points
 from stoker.serving.batching.queue import LatencyTable, Shapes
@@ -57,6 +58,29 @@ def test_the_table_holds_what_batches_take_after_the_first_time() -> None:
     warm_up(Slow(clock), token_inputs(2, 10), TOKENS, SHAPES, table, clock=clock, budget_s=1e9)
     assert table.seconds(4, 64) == pytest.approx(1e-3 + 256e-5)
     assert table.seconds(8, 128) == pytest.approx(1e-3 + 1024e-5)
+
+
+class Positions(TokenEngine):
+    """Takes as many tokens as it has positions, of which its manifest says nothing."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+
+    def run(self, inputs: Arrays) -> Arrays:
+        if inputs["input_ids"].shape[1] > self._count:
+            raise BadInput("there is no such position")
+        return super().run(inputs)
+
+
+def test_a_limit_that_the_manifest_does_not_know_is_found() -> None:
+    """A model of 64 positions is served; what it cannot compute is left to the requests that ask for it."""
+    unlimited, table = dataclasses.replace(TOKENS, dims=(DynamicDim(name="tokens"),)), LatencyTable(4)
+    engine = Positions(40)
+    warm_up(engine, token_inputs(2, 10), unlimited, Shapes(unlimited), table, clock=FakeClock(), budget_s=1e9)
+    assert {length for _, length in engine.shapes} == {8, 16, 32}
+    with pytest.raises(BadInput):
+        warm_up(Positions(7), token_inputs(2, 10), TOKENS, SHAPES, table, clock=FakeClock(), budget_s=1e9)
 
 
 def test_warming_up_stops_when_its_time_is_over() -> None:

@@ -20,6 +20,7 @@ import pyarrow.csv
 
 from stoker.data.files.table_store import TableSpec
 from stoker.data.reading.table_readers import (
+    NOT_A_NUMBER,
     CsvFile,
     Lines,
     RowFault,
@@ -243,9 +244,6 @@ def _broken(path: Path, row: int, fault: RowFault, text: str) -> BadJob:
         remedy="Mend the row, or leave it out with clean=…; `stoker data check` finds all such rows.",
     )
 
-
-NOT_A_NUMBER = ("NA", "N/A", "n/a", "NaN", "nan", "null", "NULL")
-"""Missing numbers in text, in addition to empty text."""
 
 MOST_VALUES = 2**16
 """A column of categories or classes with more different values than this is an error."""

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
 
+NOT_A_NUMBER = ("NA", "N/A", "n/a", "NaN", "nan", "null", "NULL")
+"""Missing numbers in text, in addition to empty text."""
+
+
 class CsvRecord(NamedTuple):
     """A record: its offset [bytes], its fields (empty if they cannot be separated), and what is wrong with it."""
 

@@ -16,6 +16,7 @@ import numpy as np
 from stoker.artifacts import Golden
 from stoker.artifacts.dtypes import Arrays
 from stoker.engines.base import BadInput, Engine
+from stoker.errors import ServiceError
 from stoker.records import BATCH, Manifest, ServiceSettings
 from stoker.serving.batching.queue import LatencyTable, RequestPart, Shapes
 from stoker.serving.batching.scheduler import Executed, RequestBatch, Scheduler
@@ -384,14 +385,27 @@ def warm_up(
     """Time golden inputs, repeated or cut to each of the table's rows and sizes, and fill the table.
 
     Each batch is run once for one-time work, then twice for the clock; the shorter time counts. Times beyond the
-    budget are extrapolated by the table.
+    budget are extrapolated by the table. The manifest may not know a limit of a dimension, such as the positions of an
+    embedding: a size above that of the golden inputs that cannot be computed is left out, and larger ones with it.
+
+    Raises:
+        ServiceError: a batch of no more than the golden inputs' sizes cannot be computed.
     """
-    started = clock()
+    started, own = clock(), shapes.measure(inputs)[1].sizes
+    too_large: list[tuple[int, ...]] = []
     for rows, sizes in warm_up_points(manifest, shapes, inputs, table.grid):
         if clock() - started > budget_s:
             return
+        if any(_reaches(sizes, limit) for limit in too_large):
+            continue
         batch = resized(inputs, manifest, shapes, rows, sizes)
-        engine.run(batch)
+        try:
+            engine.run(batch)
+        except ServiceError:
+            if not sizes or _reaches(own, sizes):
+                raise
+            too_large.append(sizes)
+            continue
         times = []
         for _ in range(_REPEATS):
             before = clock()
@@ -400,6 +414,11 @@ def warm_up(
         _, shape = shapes.measure(batch)
         elements = shape.elements if not sizes else math.prod(shape.lane) * math.prod(sizes)
         table.learn(rows, elements, max(min(times), 1e-9), clock())
+
+
+def _reaches(sizes: tuple[int, ...], limit: tuple[int, ...]) -> bool:
+    """Whether no size is below its limit."""
+    return all(size >= least for size, least in zip(sizes, limit, strict=True))
 
 
 def warm_up_points(

@@ -143,13 +143,17 @@ async def infer(edge: ServerContext, asked: Message, entry: AccessEntry, *, time
     """
     entry.model, entry.version, entry.id = asked.model_name, asked.model_version, asked.id
     with edge.in_flight.taken(entry.bytes_in):
-        edge.service.manifest(asked.model_name, asked.model_version)  # refuses an unknown model before all is read
-        read = partial(decode, asked, caller=entry.caller, time_left_s=time_left_s)
-        # Typed contents and strings are read value by value; other raw contents are only viewed.
-        is_quick = entry.bytes_in <= SMALL_BYTES or (
-            asked.raw_input_contents and all(given.datatype != "BYTES" for given in asked.inputs)
-        )
-        request = read() if is_quick else await asyncio.to_thread(read)
+        try:
+            edge.service.manifest(asked.model_name, asked.model_version)  # refuses an unknown model before all is read
+            read = partial(decode, asked, caller=entry.caller, time_left_s=time_left_s)
+            # Typed contents and strings are read value by value; other raw contents are only viewed.
+            is_quick = entry.bytes_in <= SMALL_BYTES or (
+                asked.raw_input_contents and all(given.datatype != "BYTES" for given in asked.inputs)
+            )
+            request = read() if is_quick else await asyncio.to_thread(read)
+        except Refusal as refusal:
+            edge.service.count_refusal(asked.model_name, refusal)
+            raise
         return encode(classify(await edge.service.infer(request), request))
 
 

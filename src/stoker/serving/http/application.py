@@ -21,7 +21,15 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from stoker.errors import StokerError
 from stoker.serving import protocol
 from stoker.serving.http import bodies
-from stoker.serving.http.bodies import Encoded, check_output_form, decode, decode_raw, encode, json_object
+from stoker.serving.http.bodies import (
+    Encoded,
+    OutputForm,
+    check_output_form,
+    decode,
+    decode_raw,
+    encode,
+    json_object,
+)
 from stoker.serving.protocol import checked_parameters, classify
 from stoker.serving.refusals import (
     BadRequest,
@@ -38,7 +46,7 @@ from stoker.serving.refusals import (
     shortened,
 )
 from stoker.serving.security import refuse_cross_site
-from stoker.serving.service import AccessEntry, InFlight, RequestLimits, ServerContext
+from stoker.serving.service import AccessEntry, InferenceRequest, InFlight, RequestLimits, ServerContext
 from stoker.units import format_bytes, format_seconds
 
 Page = Literal[
@@ -416,8 +424,32 @@ class Application:
         return state_page(edge, route)
 
     async def _infer(self, exchange: Exchange, route: Route) -> HttpResponse:
-        service, caller = self._edge.service, exchange.entry.caller
-        manifest = service.manifest(route.model, route.version)
+        service = self._edge.service
+        try:
+            request, form = await self._inference_request(exchange, route)
+        except Refusal as refusal:
+            service.count_refusal(route.model, refusal)
+            raise
+        inferred = await service.infer(request)
+        is_raw = form.binary and not form.outputs and not request.outputs
+        if not is_raw and sum(array.nbytes for array in inferred.outputs.values()) > WORTH_A_THREAD_BYTES:
+            encoded = await asyncio.to_thread(lambda: encode(classify(inferred, request), form))
+        else:
+            encoded = encode(classify(inferred, request), form)
+        accepted = exchange.headers.get(b"accept-encoding", b"").decode("latin-1")
+        if len(encoded.body) <= WORTH_A_THREAD_BYTES or not bodies.accepted_encoding(accepted):
+            return inference_response(encoded, accepted)
+        exchange.hold(len(encoded.body))  # besides the request's, while it is compressed
+        return await asyncio.to_thread(inference_response, encoded, accepted)
+
+    async def _inference_request(self, exchange: Exchange, route: Route) -> tuple[InferenceRequest, OutputForm]:
+        """The request in an exchange's body, and the form that it wants outputs in.
+
+        Raises:
+            Refusal: the model is not ready, or the body is malformed or too large.
+        """
+        caller = exchange.entry.caller
+        manifest = self._edge.service.manifest(route.model, route.version)
         body = await exchange.body()
         json_bytes = exchange.number(b"inference-header-content-length")
         if json_bytes == 0:
@@ -434,17 +466,7 @@ class Application:
                 request, form = read()
         exchange.entry.id = request.id
         check_output_form(form, request, manifest)
-        inferred = await service.infer(request)
-        is_raw = form.binary and not form.outputs and not request.outputs
-        if not is_raw and sum(array.nbytes for array in inferred.outputs.values()) > WORTH_A_THREAD_BYTES:
-            encoded = await asyncio.to_thread(lambda: encode(classify(inferred, request), form))
-        else:
-            encoded = encode(classify(inferred, request), form)
-        accepted = exchange.headers.get(b"accept-encoding", b"").decode("latin-1")
-        if len(encoded.body) <= WORTH_A_THREAD_BYTES or not bodies.accepted_encoding(accepted):
-            return inference_response(encoded, accepted)
-        exchange.hold(len(encoded.body))  # besides the request's, while it is compressed
-        return await asyncio.to_thread(inference_response, encoded, accepted)
+        return request, form
 
 
 Headers = tuple[tuple[bytes, bytes], ...]

@@ -14,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from stoker import artifacts
-from stoker.artifacts import datatype_of, version_number
+from stoker.artifacts import version_number
+from stoker.artifacts.golden import takes_nan
 from stoker.errors import StokerError, first_line
 from stoker.records import Manifest, ServiceSettings, digest
 from stoker.records.codec import JSON
 from stoker.serving.batching.batcher import Batcher
 from stoker.serving.batching.scheduler import Executed
-from stoker.serving.batching.workers import DEFAULT_HANG_LIMITS, FLOATS, HangLimits, is_finite
+from stoker.serving.batching.workers import DEFAULT_HANG_LIMITS, HangLimits
 from stoker.serving.daemon_threads import to_daemon_thread
 from stoker.serving.metrics import OK, Counters, VersionMetrics
 from stoker.serving.refusals import NotFound, Unavailable, shortened
@@ -62,8 +63,7 @@ class ServedVersion:
         self.wanted_settings = settings
         self.settings: ServiceSettings = loaded.settings
         given = loaded.settings.allow_nan
-        floats = [array for array in loaded.golden.inputs.values() if datatype_of(array.dtype) in FLOATS]
-        self.allow_nan = not all(map(is_finite, floats)) if given is None else given
+        self.allow_nan = takes_nan(loaded.golden) if given is None else given
         """Whether inputs may have NaN and infinities; by default if the golden inputs have."""
         self.load_s = loaded.load_s
         self._counters = Counters(name, self.version)

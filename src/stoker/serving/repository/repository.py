@@ -443,7 +443,7 @@ class RepositoryService:
             # been found, or has accepted the request and answers it before it retires.
             served = self._repository.model(request.model).find(request.version)
         except Refusal as refusal:
-            self._count_refusal(request.model if request.model in self._repository.models else "", refusal)
+            self.count_refusal(request.model, refusal)
             raise
         seconds = request.deadline_s if request.deadline_s is not None else served.settings.deadline_s
         deadline_s = math.inf if seconds is None else began_s + seconds
@@ -457,7 +457,7 @@ class RepositoryService:
             )
         except Refusal as refusal:
             served.count_request(refusal.reason, self._clock() - began_s)
-            self._count_refusal(request.model, refusal)
+            self.count_refusal(request.model, refusal)
             raise
         except asyncio.CancelledError:
             served.count_request("cancelled", self._clock() - began_s)
@@ -487,7 +487,9 @@ class RepositoryService:
             for _, served in sorted(model.served.items()):
                 yield served
 
-    def _count_refusal(self, model: str, refusal: Refusal) -> None:
+    def count_refusal(self, model: str, refusal: Refusal) -> None:
+        """Count a request that was not answered; names of models that do not exist are no labels."""
+        model = model if model in self._repository.models else ""
         self._metrics.rejected.labels(model=model, reason=refusal.reason).inc()
         if isinstance(refusal, DeadlinePassed | DeadlineUnreachable):
             self._metrics.deadline_misses.labels(model=model).inc()

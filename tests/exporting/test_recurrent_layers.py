@@ -1,0 +1,55 @@
+"""Recurrent layers over sequences of any length."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from stoker.engines import Graph, load_graph
+from stoker.exporting import About, export_module
+from stoker.records import EngineName
+
+
+class Recurrent(nn.Module):
+    """Two kinds of layers: outputs of each step, and the last states of each sample."""
+
+    def __init__(self, *, batch_first: bool = True) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(2, 4, num_layers=2, bidirectional=True, batch_first=batch_first)
+        self.gru = nn.GRU(8, 3, bias=False, batch_first=batch_first)
+        self.batch_first = batch_first
+
+    def forward(self, series: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        steps, (hidden, cell) = self.lstm(series if self.batch_first else series.transpose(0, 1))
+        steps, last = self.gru(steps)
+        steps = steps if self.batch_first else steps.transpose(0, 1)
+        return steps, hidden.transpose(0, 1), cell.transpose(0, 1), last.transpose(0, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_steps_of_recurrent_layers_may_vary(tmp_path: Path, batch_first: bool) -> None:
+    """They are not unrolled over those of the examples: any number is answered as PyTorch does, by either engine."""
+    torch.manual_seed(0)
+    module = Recurrent(batch_first=batch_first).eval()
+    about = About(dynamic={"series": {1: "steps"}})
+    artifact = export_module(module, torch.randn(8, 6, 2), tmp_path / "m", about)
+    assert "model.pt2" not in {file.name for file in artifact.manifest.files}
+    manifest = artifact.manifest
+    graph = Graph(path=artifact.graph_path, precision="fp32", inputs=manifest.inputs, outputs=manifest.outputs)
+    names: tuple[EngineName, ...] = ("openvino", "onnxruntime")
+    for (engine,) in (load_graph(name, graph) for name in names):
+        for shape in ((1, 1, 2), (5, 9, 2)):
+            series = torch.randn(shape)
+            answers = engine.run({"series": series.numpy()})
+            with torch.no_grad():
+                expected = module(series)
+            for answer, tensor in zip(answers.values(), expected, strict=True):
+                torch.testing.assert_close(torch.from_numpy(answer), tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_a_fixed_number_of_steps_keeps_pytorchs_own_program(tmp_path: Path) -> None:
+    """It is for use without Stoker, which such a model does not need."""
+    artifact = export_module(Recurrent().eval(), torch.randn(8, 4, 2), tmp_path / "m")
+    assert "model.pt2" in {file.name for file in artifact.manifest.files}
