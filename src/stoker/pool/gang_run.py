@@ -3,7 +3,7 @@
 What: sites are chosen by what the gang costs until it is done: all meters run until the slowest has ended, and an
 exchange takes what the slowest link to the pool needs, since messages go through it. After all agents have accepted,
 each site is a run of leases of its own (`rented_run.py`): where an agent is lost the next one goes on from the site's
-last block, with the messages that were sent meanwhile, and the others wait for it.
+last block, with the messages that were sent in between, and the others wait for it.
 Use when: a job asks for local SGD or DiLoCo. Costs: the sum of the sites.
 Does not do: moves to better offers, several devices at an agent, waiting in the pool's queue.
 """

@@ -6,7 +6,7 @@ Use when: hosts share a disk and nothing else; a job has no network, as in a san
 from the messages that it got.
 Costs: a file for each exchange and site. All sites have to run; none goes on without the others. Messages hold no times
 and no signals, so that a site that is made again sends the same bytes: a site that went back to its checkpoint reads
-what was sent meanwhile, and the others wait for it.
+what was sent in between, and the others wait for it.
 Does not combine with: sites that leave or join; several processes in one site.
 
 A file (`store.site_message`) that is not complete counts as on its way.
