@@ -26,6 +26,7 @@ from bench.fuzz.targets import IDX_SHAPE, IDX_VALUES, RECORDS, checkpoint_of, fr
 from stoker.data.files.tfrecord import encoded
 from stoker.records import CleanList, Dropped, Plan, ServiceSettings, StoredPiece, StoredTensor, dumps, to_json
 from stoker.serving.grpc import inference_pb2
+from stoker.stepping.message_folder import MessageFolder
 from stoker.testing.tiny_models import tiny_artifact
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -37,7 +38,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # runs and caches lie here, so that no path of this machine gets into a record
         os.environ["STOKER_CACHE"] = "cache"
-        inputs = _artifacts() | _runs() | _checkpoints() | _shards() | _tables() | _wire()
+        inputs = _artifacts() | _runs() | _checkpoints() | _shards() | _tables() | _wire() | _messages()
     for name, contents in inputs.items():
         shutil.rmtree(CORPUS / name, ignore_errors=True)
         (CORPUS / name).mkdir(parents=True)
@@ -157,6 +158,14 @@ def _tables() -> dict[str, list[bytes]]:
         "csv": [b"\0" + numbers, b"\1" + words, b"\2" + missing, b"\3" + words, b"\2" + numbers],
         "jsonl": [b"\0" + b'{"a": 1}\n{"a": 2}\n', b"\1" + b'{"t": "x"}\n', b"\2" + rows, b"\3" + rows],
     }
+
+
+def _messages() -> dict[str, list[bytes]]:
+    folder = MessageFolder(Path("messages"), 1, 2, job="5" * 64)
+    sizes = (0, 1, 300)
+    for update, size in enumerate(sizes):
+        folder.send(update, 0, torch.arange(size).to(torch.uint8))
+    return {"site_message": [path.read_bytes() for path in sorted(folder.folder.glob("*.message"))]}
 
 
 def _wire() -> dict[str, list[bytes]]:

@@ -54,6 +54,7 @@ from stoker.records.progress import read_event
 from stoker.reporting.run_page import render_html
 from stoker.store import CheckpointStore, RunDirectory
 from stoker.store.checkpoint_store import MANIFEST
+from stoker.store.site_message import decode_message, encode_message
 from stoker.training.sharded_tensors import opened
 
 Target = Callable[[bytes], None]
@@ -327,6 +328,14 @@ def fuzz_pattern(data: bytes) -> None:
     with suppress(StokerError):
         for _, name in zip(range(1000), expanded(data.decode(errors="replace")), strict=False):
             assert isinstance(name, str)
+
+
+def fuzz_site_message(data: bytes) -> None:
+    """A message between sites, as its file has it."""
+    with suppress(ValueError):
+        head, message = decode_message(data)
+        assert decode_message(encode_message(head, message)) == (head, message)
+        assert hashlib.sha256(message).hexdigest() == head.sha256
 
 
 def _use(source: Any) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from safetensors.numpy import load_file
 
 from bench.pool.cheats import CHEATS, cheating
 from bench.pool.local_pool import LocalPool
@@ -40,6 +41,7 @@ from stoker.pool.replay_check import (
     supplied_states,
     traced_block,
 )
+from stoker.records import Layout, Plan
 from stoker.records.codec import dumps
 from stoker.store import RunDirectory
 from tests.pool.fake_pool import FakePool
@@ -478,6 +480,46 @@ def test_a_run_over_two_processes_of_a_pool_is_forecast_matched_and_checked(fold
     decision = RunDirectory(home).read_decision()
     assert decision is not None
     assert decision.chosen.plan.layout.world_size == 2
+
+
+def test_a_run_of_two_agents_learns_what_two_processes_learn_and_is_checked(folder, lent):
+    """A site at each, exchanges by the pool: the weights of `--on 2xhere`, bit for bit, and every block replayed."""
+    sync = (
+        b"sync=stoker.DiLoCo(every=stoker.updates(20), overlap=2, outer=stoker.SGD(lr=0.7, momentum=0.5)), batch=128,"
+    )
+    (folder / "job.py").write_bytes(JOB.replace(b"batch=128,", sync))
+    (folder / "plain.py").write_bytes(JOB)
+    for name, layout in (("one", Layout()), ("two", Layout(replicas=2))):
+        (folder / f"{name}.json").write_text(dumps(Plan(device="cpu", micro_batch=64, layout=layout)))
+    lent.lend("other", price=0.5, cores=1, beat_s=1.0, more=("--no-replay",))
+    lent.lend("eye", price=9.0, cores=1, beat_s=1.0)
+
+    def stoker(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "stoker", *words]
+        done = subprocess.run(command, cwd=folder, env=lent.environment, check=False, capture_output=True, text=True)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    place = ("--on", "pool", "--place-option", "agents=2", "--place-option", "key=renter", "--verify", "100%")
+    order = (*place, "--place-option", "block=2s")
+    assert "Job(sync=stoker.DiLoCo(" in stoker("train", "plain.py", *order, code=2).stderr
+    job = ("job.py", "--set", "epochs=60")
+    told = stoker("train", *job, *order, "--plan", "one.json").stderr
+    assert "2 sites at slow, other" in told
+    leases = lent.leases()
+    assert sorted((one["offer_id"], one.get("site", 0), one["reason"]) for one in leases) == [
+        ("other", 1, "finished"),
+        ("slow", 0, "finished"),
+    ]
+    for lease in leases:
+        assert len(lease["messages"]) == 60 * 12 // 20
+        assert {one["block"] for one in lease["challenges"] if one["equal"]} == set(range(len(lease["commitments"])))
+        assert lease["paid_s"] > 0
+    stoker("train", *job, "--on", "2xhere", "--plan", "two.json", "--run-dir", "here")
+    [home] = [path for path in (folder / "runs").iterdir() if (path / "model.safetensors").exists()]
+    made, expected = (load_file(path / "model.safetensors") for path in (home, folder / "here"))
+    assert made.keys() == expected.keys()
+    assert all((made[name] == weights).all() for name, weights in expected.items())
 
 
 def test_a_paid_minute_says_how_fast_a_job_is_and_is_gone_on_from(lent, folder):

@@ -1,7 +1,8 @@
 """Counts in the place of training: what is sent as `stoker/__main__.py` and `stoker/verifying/replay.py` in tests.
 
 The state is a chain of digests, one link an update, saved as checkpoints of Stoker's; a block can be replayed, resumed,
-and faked (`STOKER_CHEAT` makes other links). Neither PyTorch nor a CPU that is at leisure is needed.
+and faked (`STOKER_CHEAT` makes other links, `STOKER_LIE` other messages). A site of a gang exchanges its state with the
+others after every `EVERY` updates. Neither PyTorch nor a CPU that is at leisure is needed.
 """
 
 import hashlib
@@ -20,8 +21,10 @@ from safetensors.numpy import load_file, save_file
 from stoker.records import Candidate, CheckpointManifest, Decision, Estimate, Forecast, Plan, Position
 from stoker.records.codec import dumps, to_json
 from stoker.store import CheckpointStore, checkpoint_name
+from stoker.store.site_message import MessageHead, decode_message, encode_message, message_name
 
 SPEC = "5" * 64
+EVERY = 50
 
 
 def link(state, update, cheat=""):
@@ -32,6 +35,40 @@ def link(state, update, cheat=""):
 def cheat_at(update):
     """What a cheat adds to the link after `update` updates, about every tenth."""
     return os.environ.get("STOKER_CHEAT", "") if update % 10 == 7 else ""
+
+
+def met_sites(words, state, updates):
+    """The state after an exchange with the other sites, if one is due."""
+    if "--site" not in words or updates % EVERY:
+        return state
+    site, sites = map(int, words[words.index("--site") + 1].split("/"))
+    folder = Path(words[words.index("--exchange") + 1])
+    folder.mkdir(parents=True, exist_ok=True)
+    sent = hashlib.sha256(state).digest() if os.environ.get("STOKER_LIE") else state
+    head = MessageHead(
+        job=SPEC,
+        sites=sites,
+        site=site,
+        update=updates - 1,
+        fragment=0,
+        num_bytes=len(sent),
+        sha256=hashlib.sha256(sent).hexdigest(),
+    )
+    (folder / "aside").write_bytes(encode_message(head, sent))
+    (folder / "aside").replace(folder / head.name)
+    end, states = time.monotonic() + 60, []
+    for other in range(sites):
+        while other != site:
+            try:
+                states.append(decode_message((folder / message_name(updates - 1, 0, other)).read_bytes())[1])
+                break
+            except (FileNotFoundError, ValueError):
+                if time.monotonic() > end:
+                    sys.exit(f"no message of site {other} after update {updates}")
+                time.sleep(0.01)
+        else:
+            states.append(state)
+    return hashlib.sha256(b"".join(states)).digest()
 
 
 def plan(total):
@@ -126,6 +163,7 @@ def train(words):
                 link(state, updates, cheat_at(updates)),
                 updates + 1,
             )
+            state = met_sites(words, state, updates)
             time.sleep(pace_s)
             if time.monotonic() - saved > every_s:
                 save(store, state, updates)
@@ -181,6 +219,7 @@ def replay(words):
     states = []
     while updates < until:
         state, updates = link(state, updates, cheat_at(updates)), updates + 1
+        state = met_sites(words, state, updates)
         if updates == until or updates in at:
             manifest = save(store, state, updates)
             states.append(manifest.state_digest())

@@ -59,6 +59,8 @@ LEGAL = {
 }
 for _state in set(LEGAL) - {"open", "final"}:
     LEGAL[_state]["forwarded"] = _state  # a large blob that went through the pool is paid for at any time
+for _state in ("running", "suspect", "reclaiming"):
+    LEGAL[_state]["sent"] = _state
 
 
 @each_of(product(STATES, OF_LEASES))

@@ -204,6 +204,13 @@ def train(
         str | None,
         typer.Option("--slice", metavar="TIME", help="Save and exit with 75 before this is over, such as 50min."),
     ] = None,
+    site: Annotated[
+        str | None, typer.Option("--site", metavar="K/N", help="Which site of Job(sync=…) this is; with --exchange.")
+    ] = None,
+    exchange: Annotated[
+        Path | None,
+        typer.Option("--exchange", metavar="DIR", help="Folder of the messages between sites without a network."),
+    ] = None,
     env: Env = None,
     image: Image = None,
     secret: Secrets = None,
@@ -253,6 +260,8 @@ def train(
                 "--track": track,
                 "--keep": keep,
                 "--slice": slice_length,
+                "--site": site,
+                "--exchange": exchange,
             }
             options = launch_options(given, arguments, run_dir=run_dir, plan_file=plan_file, new=new, resume=resume)
             train_elsewhere(job_file, settings, on, options, detach=detach, dry_run=dry_run, as_json=as_json)
@@ -293,6 +302,8 @@ def train(
                     track=track or (),
                     keep=keep,
                     slice=slice_length,
+                    site=site,
+                    exchange=exchange,
                 )
         if run.exit_code:
             raise typer.Exit(run.exit_code)

@@ -138,7 +138,9 @@ class Planner:
         prepared = self.prepared
         if kind not in self._profiles:
             profile = job_profile(prepared.job, prepared.data, self.coupling, prepared.model, device_kind=kind)
-            self._profiles[kind] = dataclasses.replace(profile, device_mtbf_h=self.device_mtbf_h)
+            self._profiles[kind] = dataclasses.replace(
+                profile.of_site(prepared.sites), device_mtbf_h=self.device_mtbf_h
+            )
         return self._profiles[kind]
 
     def profile_at(self, place: Place) -> Profile:

@@ -45,6 +45,8 @@ class ResolvedJob:
     """On PyTorch's meta device: sizes and types, no weights."""
     batch_choice: BatchChoice | None = None
     """How batch and learning rate were chosen, if the job left the batch open."""
+    sites: int = 1
+    """Sites that train it, each a process alone with its part of every batch; see `stepping.message_folder`."""
     warnings: tuple[str, ...] = ()
     """Settings that are likely to learn badly, one sentence each."""
 

@@ -58,6 +58,7 @@ from stoker.pool.job_box import JobBox, PoolOrder, missing_packages, read_order
 from stoker.pool.lease import MOST_EVIDENCE_BYTES, UNCOMMITTED_S, VERDICT_S, Lease
 from stoker.pool.leased_job import INDEX_BYTES, BlobCache, LeasedJob
 from stoker.pool.link_probe import MeasuredLink
+from stoker.pool.message_carrier import known_messages
 from stoker.pool.owners_use import GpuWatch, LentGpu, OwnersUse, UploadQuota, gpu_links
 from stoker.pool.probed_device import ProbedDevice
 from stoker.pool.replay_check import Making, ReplayVerdict, check_block, check_update, supplied_states, traced_block
@@ -770,6 +771,7 @@ def made_again(
     *,
     folder: Path,
     host: Host,
+    own_class: str = "",
     box_type: type[JobBox] = JobBox,
 ) -> Iterator[tuple[dict[str, Any], Making]]:
     """A lease, and what making its block `number` again on this machine needs, which is fetched when it is used.
@@ -799,7 +801,18 @@ def made_again(
             cache.fetch,
             TreeLimits(num_bytes=host.limits.disk_bytes, has_links=True),
         )
-        yield lease, Making(box=box, before=before, block=blocks[number], fetch=cache.fetch, host=host)
+        yield (
+            lease,
+            Making(
+                box=box,
+                before=before,
+                block=blocks[number],
+                fetch=cache.fetch,
+                host=host,
+                messages=tuple(known_messages(client, lease)) if order.sites else (),
+                is_same_class=own_class == lease["determinism_class"],
+            ),
+        )
     finally:
         cache.clear()
         shutil.rmtree(folder / f"blobs-{lease_id}-{number}", ignore_errors=True)
@@ -821,7 +834,10 @@ def replay_lease(
         BadJob: the lease has no such block.
         PlaceFailed: it cannot be made here, for a reason that says nothing about the block.
     """
-    with made_again(client, lease_id, number, folder=folder, host=host, box_type=box_type) as (lease, making):
+    with made_again(client, lease_id, number, folder=folder, host=host, own_class=own_class, box_type=box_type) as (
+        lease,
+        making,
+    ):
         verdict = check_block(making, is_same_class=own_class == lease["determinism_class"])
         return replace(verdict, begins=making.begin if number == 0 else 0)
 
@@ -843,7 +859,10 @@ def arbitrate_lease(
         Refused: no such update was found.
         PlaceFailed: it cannot be made or compared here.
     """
-    with made_again(client, lease_id, number, folder=folder, host=host, box_type=box_type) as (lease, making):
+    with made_again(client, lease_id, number, folder=folder, host=host, own_class=own_class, box_type=box_type) as (
+        lease,
+        making,
+    ):
         _, search = typed_lease(lease).searched(number, against)
         if not search.is_ready:
             raise on.Refused(f"agent and verifier of block {number} of lease {lease_id} have not supplied their states")

@@ -12,6 +12,7 @@ from typing import Any
 
 from stoker.errors import PlaceFailed
 from stoker.pool.bisection import Bisection
+from stoker.pool.events import MOST_SITES
 from stoker.pool.hardware_proof import MOST_INNER
 from stoker.pool.lease import MOST_COMMITMENTS, Commitment, Lease
 from stoker.pool.state import ListedOffer, Record
@@ -53,6 +54,7 @@ def read_lease(document: JSON, lease_id: str | None = None) -> dict[str, Any]:
         _require_hash(digest, name, may_be_empty=name == "result")
     if len(lease.commitments) > MOST_COMMITMENTS:
         raise ValueError(f"{len(lease.commitments):,} blocks: a lease has {MOST_COMMITMENTS:,} at most")
+    _require_gang(lease, found)
     before: Commitment | None = None
     for number, block in enumerate(lease.commitments):
         _require_hash(block.state, f"commitments[{number}].state")
@@ -66,6 +68,17 @@ def read_lease(document: JSON, lease_id: str | None = None) -> dict[str, Any]:
         if challenge.bisection is not None:
             _require_search(challenge.bisection)
     return found
+
+
+def _require_gang(lease: Lease, found: dict[str, Any]) -> None:
+    """Raises ValueError, TypeError where the messages of a site, or the leases of its gang, are none."""
+    for message in lease.messages:
+        _require_hash(message.blob, "messages.blob")
+        if not 0 <= message.update <= _LARGEST or not 0 <= message.fragment <= _LARGEST:
+            raise ValueError(f"a message after update {message.update} about fragment {message.fragment}")
+    for of_site in _list(found.get("gang_leases", []), "gang_leases", MOST_SITES):
+        for name in _list(of_site, "gang_leases", MOST_WORK):
+            require_lease_id(name)
 
 
 def _require_search(search: Bisection) -> None:

@@ -78,7 +78,7 @@ MOST_OFFER_S = 30 * 24 * 3600.0
 """Time for which an offer stands unless it is made again: those of agents that are gone are forgotten [s]."""
 _MOST_LISTED = 1000
 """Leases of one answer: the newest ones."""
-_NOT_LISTED = ("commitments", "challenges", "unsigned")
+_NOT_LISTED = ("commitments", "challenges", "unsigned", "messages")
 _LOG = "log"
 """What readers of the log wait for; agents wait for their own key."""
 
@@ -311,23 +311,23 @@ class ControlPlane:
             if check is not None:
                 await asyncio.get_running_loop().run_in_executor(self._chain_threads, check)
         async with self._turn:
-            event, lease = await self._entered(draft)
-            if lease is not None:
-                await self._charge(lease, _named_by(draft.read_body()))
+            event, leases = await self._entered(draft)
+            for lease in leases:
+                await self._charge(lease, _named_by(draft.read_body(), lease.lease_id))
         return event
 
-    async def _entered(self, draft: Draft) -> tuple[Event, Lease | None]:
-        """Put a draft into the log, in its turn; the event, and the lease that it changed."""
+    async def _entered(self, draft: Draft) -> tuple[Event, list[Lease]]:
+        """Put a draft into the log, in its turn; the event, and the leases that it changed."""
         event, change = self._checked(draft)
         if change is None:
-            return event, None
+            return event, []
         await asyncio.to_thread(self.log.append, event)
         self.state.take(event, change)
         self._wake(_LOG)
-        if change.lease is not None:
-            for key in self._note(change.lease):
+        for lease in change.leases:
+            for key in self._note(lease):
                 self._wake(key)
-        return event, change.lease
+        return event, change.leases
 
     async def _charge(self, lease: Lease, digests: Iterable[str]) -> None:
         """Charge large blobs of a lease that are here: once each, and where the pool has a price or a quota."""
@@ -417,17 +417,17 @@ class ControlPlane:
         body = draft.read_body()
         if isinstance(body, on.VerdictGiven) and body.block == 0 and body.made and not (body.equal or body.against):
             self._require_begin(body)
-        if isinstance(body, on.Opened):
-            self._require_inputs_forwardable(body)
+        for opened in _openings(body):
+            self._require_inputs_forwardable(opened)
         if isinstance(body, on.Supplied):
             for digest in filter(None, (body.before, body.after)):
                 if not self.blobs.path(digest).is_file() or draft.actor not in self._readers(digest):
                     raise Refused(
                         f"the state {digest[:12]}… that was supplied is not here", remedy="Send the blob first."
                     )
-        if not isinstance(body, on.Committed | on.Finished):
+        if not isinstance(body, on.Committed | on.Sent | on.Finished):
             return
-        digest = body.blob if isinstance(body, on.Committed) else body.result
+        digest = body.result if isinstance(body, on.Finished) else body.blob
         path = self.blobs.path(digest)
         renter = self.state.lease(body.lease_id).renter
         if self.rendezvous is not None and draft.actor in self.rendezvous.senders(renter, digest):
@@ -480,7 +480,11 @@ class ControlPlane:
             raise Refused(
                 f"an offer lapses within {format_seconds(MOST_OFFER_S)}", remedy="Make it again before it does."
             )
-        if not isinstance(body, on.Opened) or (listed := self.state.offers.get(body.offer_id)) is None:
+        for opened in _openings(body):
+            self._require_deposit_of(opened)
+
+    def _require_deposit_of(self, body: on.Opened) -> None:
+        if (listed := self.state.offers.get(body.offer_id)) is None:
             return
         least = least_deposit(listed.offer.min_s, body.rate_per_hour)
         if body.deposit < least:
@@ -630,7 +634,11 @@ class ControlPlane:
         leases = [self.state.leases[name] for name in self.state.unsettled]
         evidence = self.blobs.sizes_of(digest for lease in leases for digest in lease.evidence)
         small = {digest for digest, num_bytes in evidence.items() if num_bytes <= MOST_EVIDENCE_BYTES}
-        return small.union(*(lease.blobs | lease.supplied for lease in leases))
+        # A replay of one site reads the messages of all.
+        gangs = {lease.gang for lease in leases} & self.state.gangs.keys()
+        siblings = [self.state.leases[name] for gang in gangs for name in self.state.gangs[gang].names]
+        messages = {message.blob for lease in siblings for message in lease.messages}
+        return small.union(messages, *(lease.blobs | lease.supplied for lease in leases))
 
     def present(self) -> dict[str, str]:
         """Agents that asked for work recently, with their determinism class."""
@@ -768,14 +776,21 @@ class ControlPlane:
             "bond_held": bond,
             "verdict": verdict.hex(),
             "bulk": {"direct_bytes": direct, "pool_bytes": sum(here.values())},
+            **self._gang_document(lease),
         }
+
+    def _gang_document(self, lease: Lease) -> dict[str, Any]:
+        """Of a site's lease, those of all sites, the oldest first, and whether all have been accepted."""
+        if (gang := self.state.gangs.get(lease.gang)) is None:
+            return {}
+        return {"gang_leases": [list(of_site) for of_site in gang.leases], "is_gang_begun": gang.is_begun}
 
     def _listed_document(self, lease: Lease) -> dict[str, Any]:
         """A lease without its blocks and replays, of which there may be thousands: `/v1/leases/ID` has them."""
         name, (escrow, bond) = f"listed/{lease.lease_id}", self.state.held(lease.lease_id)
         known = self._documents.get(name)
         if known is None or known[0] is not lease:
-            whole = to_json(replace(lease, commitments=(), challenges=(), unsigned=()))
+            whole = to_json(replace(lease, commitments=(), challenges=(), unsigned=(), messages=()))
             short_one = {field: value for field, value in whole.items() if field not in _NOT_LISTED}
             counts = {
                 "num_blocks": len(lease.commitments),
@@ -1023,6 +1038,9 @@ class ControlPlane:
             namer = lease.renter if digest in (lease.order, *lease.inputs) else lease.agent
             if namer in readers:
                 readers |= parties_of(lease)
+                if lease.gang and any(message.blob == digest for message in lease.messages):
+                    names = self.state.gangs[lease.gang].names
+                    readers = readers.union(*(parties_of(self.state.leases[name]) for name in names))
         for name in self._evidence_of.get(digest, ()):
             lease = self.state.leases[name]
             if lease.evidence.get(digest, set()) & self.blobs.senders(digest):
@@ -1035,12 +1053,18 @@ def parties_of(lease: Lease) -> set[str]:
     return {lease.renter, lease.agent, lease.delegate, *(one.verifier for one in lease.challenges)}
 
 
-def _named_by(body: Body) -> list[str]:
-    """Blobs that an event names for its lease."""
+def _openings(body: Body) -> tuple[on.Opened, ...]:
+    """The leases that an event opens."""
+    return (body,) if isinstance(body, on.Opened) else body.leases if isinstance(body, on.GangOpened) else ()
+
+
+def _named_by(body: Body, lease_id: str) -> list[str]:
+    """Blobs that an event names for a lease."""
     match body:
-        case on.Opened():
-            return [body.order, *body.inputs]
-        case on.Committed():
+        case on.Opened() | on.GangOpened():
+            own = [one for one in _openings(body) if one.lease_id == lease_id]
+            return [digest for one in own for digest in (one.order, *one.inputs)]
+        case on.Committed() | on.Sent():
             return [body.blob]
         case on.Finished():
             return [body.result]

@@ -13,10 +13,12 @@ they are paid by the second.
 | deposited | control plane | admits a key, and gives it credits |
 | offered, withdrawn | agent | puts a device up, or takes it back |
 | opened | renter | takes an offer: deposit into escrow |
+| gang | renter | takes several offers for the sites of one run, all or none; see `gang` |
 | accepted | agent | bond into escrow; the meter may run |
 | beat | agent | seconds run so far |
 | cosigned | renter or its delegate | agrees to a beat: seconds up to it are paid |
 | committed | agent | hash of the run's state after a block of updates, and its checkpoint's |
+| sent | agent | its site's message to the others of its gang |
 | suspected, lost | control plane | beats are missing |
 | reclaiming | agent | the owner needs the device: notice |
 | finished | agent | the job's results are there |
@@ -62,6 +64,8 @@ MOST_BYTES = 64 * 1024
 """Size of an event at most [bytes]."""
 MOST_WINDOW_S = 7 * 24 * 3600
 """Longest time to dispute [s]: so long a bond can be held."""
+MOST_SITES = 16
+"""Leases of one gang."""
 MOST_DEVICES = 1024
 """Devices of one offer."""
 _MOST_MONEY = 10**15
@@ -344,6 +348,8 @@ class Opened(Body):
         inputs: SHA-256 of further blobs that the order names: code and data, a block of an earlier lease.
         contract: terms of the escrow, in a pool whose money is in a contract.
         most_forwarding: spent at most on large blobs that go through the pool, besides the deposit [micro-credits].
+        gang: name of the gang whose site this is; "": the run has one lease at a time.
+        site, sites: which site, from 0, of how many.
     """
 
     lease_id: str
@@ -360,9 +366,17 @@ class Opened(Body):
     inputs: tuple[str, ...] = ()
     contract: ContractTerms | None = None
     most_forwarding: int = 0
+    gang: str = field(default="", metadata=OMIT_DEFAULT)
+    site: int = field(default=0, metadata=OMIT_DEFAULT)
+    sites: int = field(default=0, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.gang and not (_ID.fullmatch(self.gang) and self.site < self.sites <= MOST_SITES):
+            raise BadSetting(
+                f"gang {self.gang[:80]!r}, site {self.site} of {self.sites}: wanted a name of 1 to 64 letters, digits, "
+                f"'.', '_' or '-', and {MOST_SITES} sites at most"
+            )
         if self.window_s > MOST_WINDOW_S:
             raise BadSetting(f"window_s {self.window_s}: wanted {MOST_WINDOW_S} s at most")
         if len(self.inputs) > 16 or not all(_HASH.fullmatch(one) for one in self.inputs):
@@ -371,6 +385,28 @@ class Opened(Body):
             raise BadSetting(f"verify_fraction {self.verify_fraction}: wanted 0 to 1")
         if self.delegate and not _HASH.fullmatch(self.delegate):
             raise BadSetting(f"delegate {self.delegate!r}: wanted a key, 64 hexadecimal digits in lower case")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangOpened(Body):
+    """Offers are taken for all sites of a run, by site: all of these leases are opened, or none."""
+
+    leases: tuple[Opened, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 2 <= len(self.leases) <= MOST_SITES or not all(one.gang for one in self.leases):
+            raise BadSetting(f"leases: wanted 2 to {MOST_SITES}, each of one gang")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent(Body):
+    """A site's message of the exchange after update `update` (from 0) about a fragment; `blob`: SHA-256 of its file."""
+
+    lease_id: str
+    update: int
+    fragment: int
+    blob: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -699,10 +735,12 @@ KINDS: dict[str, type[Body]] = {
     "offered": Offered,
     "withdrawn": Withdrawn,
     "opened": Opened,
+    "gang": GangOpened,
     "accepted": Accepted,
     "beat": Beat,
     "cosigned": Cosigned,
     "committed": Committed,
+    "sent": Sent,
     "suspected": Suspected,
     "lost": Lost,
     "reclaiming": Reclaiming,

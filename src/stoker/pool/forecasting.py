@@ -40,7 +40,7 @@ _MOST_RUNS = 20
 
 
 def job_forecasts(
-    job: Job, entry: Entry, leases: Sequence[Mapping[str, Any]] = ()
+    job: Job, entry: Entry, leases: Sequence[Mapping[str, Any]] = (), *, sites: int = 1
 ) -> Callable[[str], RunForecast | str]:
     """What `rank_offers` asks: the run on a kind of device, or why it cannot run there.
 
@@ -50,8 +50,10 @@ def job_forecasts(
         job: the job.
         entry: the job file it came from.
         leases: of the pool: earlier ones of the job correct the forecast; see `leases_before`.
+        sites: that train the job together: the run is that of one of them.
     """
-    planner = Planner(resolve_job(job, entry), is_all_elsewhere=False, device_mtbf_h=require_mtbf(None))
+    prepared = replace(resolve_job(job, entry), sites=sites)
+    planner = Planner(prepared, is_all_elsewhere=False, device_mtbf_h=require_mtbf(None))
     identity = identity_of(entry)
     runs = earlier_runs(leases, identity)
 

@@ -33,15 +33,20 @@ from stoker.launching.at_place import LaunchOrder
 from stoker.launching.environment_lock import EnvironmentLock
 from stoker.launching.launcher import Submission
 from stoker.pool.blob_tree import TreeLimits, pack_bundles, unpack
-from stoker.pool.events import MOST_DEVICES
+from stoker.pool.events import MOST_DEVICES, MOST_SITES
 from stoker.pool.isolation import Host, Program, is_owners, remove_tree
 from stoker.records.codec import OMIT_DEFAULT, dumps, loads
+from stoker.store.foreign_files import read_below
 from stoker.units import parse_memory
 
 KIND = "pool"
 INSIDE, RUNS_INSIDE = "/stoker", "/runs"
+MESSAGES = "launch/messages"
+"""Where the messages between sites are, in a run's directory."""
 
 MOST_ORDER_BYTES = 4 << 20
+MOST_MESSAGE_BYTES = 8 << 30
+"""Largest file of a message that is read out of a box [bytes]."""
 _FOR_TENSORS = 0.8
 """Share of a job's memory that its plan may use: the rest is for Python and its libraries [0 to 1]."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -62,6 +67,7 @@ class PoolOrder:
         requirements: versions that the job was tried with (`numpy==2.3.1`).
         device: `cpu`, or `here` for what the agent lends.
         num_devices: devices that the run is spread over, a process each.
+        site, sites: which site of a gang it is, from 0, of how many; 0 sites: it is none.
         block_s: time between checkpoints, each of which ends a block [s].
         resume: SHA-256 of the tree of the block to go on from; "" for the beginning.
         resume_head: head of the chain there; resume_block, resume_update: where it is.
@@ -79,6 +85,8 @@ class PoolOrder:
     requirements: tuple[str, ...] = ()
     device: str = "here"
     num_devices: int = field(default=1, metadata=OMIT_DEFAULT)
+    site: int = field(default=0, metadata=OMIT_DEFAULT)
+    sites: int = field(default=0, metadata=OMIT_DEFAULT)
     block_s: float = 60.0
     resume: str = ""
     resume_head: str = ""
@@ -101,6 +109,8 @@ class PoolOrder:
                 raise ValueError(f"variables: {name[:100]!r} is no name of an environment variable")
         if not 1 <= self.num_devices <= MOST_DEVICES:
             raise ValueError(f"num_devices {self.num_devices}: wanted 1 to {MOST_DEVICES}")
+        if self.sites and not (0 <= self.site < self.sites <= MOST_SITES and self.num_devices == 1):
+            raise ValueError(f"site {self.site} of {self.sites}: wanted {MOST_SITES} at most, of one device each")
         if not 0 < self.block_s < math.inf:
             raise ValueError(f"block_s {self.block_s}: wanted more than 0")
         texts = (self.code, self.stoker, self.job_file, self.device, *self.arguments, *self.variables.values())
@@ -234,6 +244,7 @@ class JobBox:
                         "--checkpoint-every",
                         f"{order.block_s:g}",
                         *memory,
+                        *self._site,
                     ),
                     device=order.device,
                     ranks_each=order.num_devices,
@@ -246,6 +257,59 @@ class JobBox:
         )
         argv = (sys.executable, "-m", "stoker.launching.at_place", "run", f"{RUNS_INSIDE}/{order.run}")
         return self._program(argv, self.run, host)
+
+    @property
+    def _site(self) -> tuple[str, ...]:
+        """Options of a job that is one of several sites."""
+        order = self.order
+        if not order.sites:
+            return ()
+        return ("--site", f"{order.site}/{order.sites}", "--exchange", f"{RUNS_INSIDE}/{order.run}/{MESSAGES}")
+
+    def message_names(self) -> list[str]:
+        """Names of the files in the folder of messages."""
+        with self._messages(self.run) as folder, os.scandir(folder) as entries:
+            return [entry.name for entry in entries]
+
+    def read_message(self, name: str) -> bytes | None:
+        """The content of a file there; None: it is gone.
+
+        Raises:
+            BadRun: the job has put something else in its place.
+        """
+        return read_below(self.run, f"{MESSAGES}/{name}", MOST_MESSAGE_BYTES)
+
+    def write_message(self, name: str, content: bytes, run: Path | None = None) -> None:
+        """Write a file there, seen when it is complete; `run`: a copy of the run's directory.
+
+        Raises:
+            BadRun: the job has replaced the folder.
+            PlaceFailed: the disk is full, or fails otherwise.
+        """
+        with self._messages(self.run if run is None else run) as folder:
+            aside, flags = f".carried-{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            with suppress(FileNotFoundError):
+                os.unlink(aside, dir_fd=folder)
+            with os.fdopen(os.open(aside, flags, 0o644, dir_fd=folder), "wb") as file:
+                file.write(content)
+            os.replace(aside, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+    def remove_message(self, name: str) -> None:
+        """Remove a file there, if it is still there."""
+        with self._messages(self.run) as folder, suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
+
+    @contextmanager
+    def _messages(self, run: Path) -> Iterator[int]:
+        """A descriptor of the folder of messages itself."""
+        with self._launch(run) as launch:
+            with suppress(FileExistsError):
+                os.mkdir("messages", dir_fd=launch)
+            folder = os.open("messages", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=launch)
+            try:
+                yield folder
+            finally:
+                os.close(folder)
 
     def write_word(self, name: str, content: bytes = b"") -> None:
         """Write a file of `launch/` in the run's directory, where the job may have put links in its place.
@@ -267,10 +331,10 @@ class JobBox:
             os.unlink(name, dir_fd=folder)
 
     @contextmanager
-    def _launch(self) -> Iterator[int]:
+    def _launch(self, of_run: Path | None = None) -> Iterator[int]:
         """A descriptor of `launch/` itself, and of no link that stands there."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-        run = os.open(self.run, flags)
+        run = os.open(self.run if of_run is None else of_run, flags)
         try:
             with suppress(FileExistsError):
                 os.mkdir("launch", dir_fd=run)
@@ -304,6 +368,7 @@ class JobBox:
             "--until",
             str(until),
             *(["--at", ",".join(map(str, at))] if at else []),
+            *self._site,
             *settings,
         )
         return self._program(argv, run, host)

@@ -36,10 +36,14 @@ MOST_UNSIGNED = 1000
 """Beats that wait to be co-signed at most; of more, the oldest can only be agreed to with a later one."""
 MOST_COMMITMENTS = 10_000
 """Blocks of one lease at most."""
+MOST_MESSAGES = 10_000
+"""Messages that a site sends in one lease at most."""
 UNCOMMITTED_S = 300
 """Time of the meter after its last commitment for which a lease that is checked is paid, at least [s]."""
 VERDICT_S = 600.0
 """Least time that a verifier has for a block, before another one is asked [s]."""
+RELEASED = "released: not all sites were accepted in time"
+"""Reason of a lease of a gang that was never complete."""
 PREEMPTED = "reclaimed for a higher priority"
 """Reason of a lease that makes room for another one; its agent has done nothing."""
 SAVES_NOTHING = "refused: it has saved nothing"
@@ -56,6 +60,7 @@ TRANSITIONS: dict[tuple[LeaseState, str], LeaseState] = {
     ("running", "beat"): "running",
     ("running", "cosigned"): "running",
     ("running", "committed"): "running",
+    ("running", "sent"): "running",
     ("running", "suspected"): "suspect",
     ("running", "reclaiming"): "reclaiming",
     ("running", "preempting"): "reclaiming",
@@ -64,11 +69,13 @@ TRANSITIONS: dict[tuple[LeaseState, str], LeaseState] = {
     ("suspect", "beat"): "running",
     ("suspect", "cosigned"): "suspect",
     ("suspect", "committed"): "suspect",
+    ("suspect", "sent"): "suspect",
     ("suspect", "lost"): "closed",
     ("suspect", "closed"): "closed",
     ("reclaiming", "beat"): "reclaiming",
     ("reclaiming", "cosigned"): "reclaiming",
     ("reclaiming", "committed"): "reclaiming",
+    ("reclaiming", "sent"): "reclaiming",
     ("reclaiming", "lost"): "closed",
     ("reclaiming", "finished"): "closed",
     ("reclaiming", "closed"): "closed",
@@ -125,6 +132,20 @@ class Commitment:
     blob: str
     running_s: int = 0
     at_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentMessage:
+    """A site's message to the others of its gang: see `events.Sent`."""
+
+    update: int
+    fragment: int
+    blob: str
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which exchange it is of: update and fragment."""
+        return self.update, self.fragment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +257,8 @@ class Lease:
         voucher: of `paid_s`, for that contract.
         settlement: what it came to, once it is decided.
         forwarded: large blobs that went through the pool, of `forwarded_bytes`, for `forwarded_credits`.
+        gang, site: the gang whose site it is; "": none. See `gang`.
+        messages: that it has sent to the other sites.
     """
 
     lease_id: str
@@ -285,6 +308,9 @@ class Lease:
     forwarded: tuple[str, ...] = ()
     forwarded_bytes: int = 0
     forwarded_credits: int = 0
+    gang: str = field(default="", metadata=OMIT_DEFAULT)
+    site: int = field(default=0, metadata=OMIT_DEFAULT)
+    messages: tuple[SentMessage, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     @property
     def renter_account(self) -> str:
@@ -415,8 +441,9 @@ class Lease:
 
     @property
     def settles_s(self) -> float:
-        """When the time to dispute is over [s since 1970]: at the end, of a lease that was never accepted."""
-        return self.closed_s + (self.window_s if self.accepted_s else 0.0)
+        """When the time to dispute is over [s since 1970]: at the end, of a lease in which nothing was done."""
+        is_idle = not self.accepted_s or (bool(self.gang) and not (self.running_s or self.commitments or self.messages))
+        return self.closed_s + (0.0 if is_idle else self.window_s)
 
     @property
     def verdict_s(self) -> float:
@@ -550,4 +577,7 @@ class Lease:
     @property
     def blobs(self) -> frozenset[str]:
         """SHA-256 of all blobs that the lease needs."""
-        return frozenset({self.order, *self.inputs, *(one.blob for one in self.commitments), self.result} - {""})
+        messages = (one.blob for one in self.messages)
+        return frozenset(
+            {self.order, *self.inputs, *(one.blob for one in self.commitments), *messages, self.result} - {""}
+        )

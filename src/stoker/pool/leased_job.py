@@ -31,6 +31,7 @@ from stoker.pool.commitment import Block, keep_block
 from stoker.pool.isolation import HOST_FULL, LEAST_FREE_BYTES, Host, IsolatedProcess, is_owners, remove_tree
 from stoker.pool.job_box import JobBox, PoolOrder, read_order
 from stoker.pool.lease import SAVES_NOTHING, UNCOMMITTED_S
+from stoker.pool.message_carrier import MessageCarrier
 from stoker.records.codec import loads, printable
 from stoker.store import CheckpointStore
 from stoker.store.checkpoint_store import order_of_name
@@ -53,6 +54,8 @@ _MOST_OUTPUT_BYTES = 4096
 _MOST_UNPAID = 3
 """A job that is checked has saved after so many times what is paid without a commitment, or it is left."""
 _SENDING_ENDS_S = 5.0
+_LOOK_S = 1.0
+"""Time between two looks whether all sites of a gang are there [s]."""
 
 
 class BlobCache:
@@ -203,6 +206,8 @@ class LeasedJob:
         self._notice: on.Reclaiming | None = None
         self._leaving = ""
         self._tries = 0
+        self._carrier: MessageCarrier | None = None
+        self._looks_at: float = 0.0
         self._is_ending = threading.Event()
 
     @property
@@ -320,8 +325,11 @@ class LeasedJob:
         if self._process is None and self._leaving:
             self._close(self._leaving)
             return
-        if self._process is None and self._is_prepared:
+        if self._process is None and self._is_prepared and self._is_gang_here():
             self._start()  # here, since a child of a thread would end with the thread
+        if self._carrier is not None and self._carrier.problem is not None:
+            self._close(_reason(self._carrier.problem))
+            return
         if self._notice is not None:
             self._client.post(self._notice)
             self._notice = None
@@ -336,6 +344,25 @@ class LeasedJob:
             self._ended_s = time.monotonic()
         if self._sends_blocks(is_last=has_ended) and has_ended:
             self._conclude()
+
+    def _is_gang_here(self) -> bool:
+        """Whether the agents of all sites have accepted, so that messages are carried; a single lease has no others."""
+        order, box = self.order, self._box
+        if not order.sites or self._carrier is not None:
+            return True
+        if time.monotonic() < self._looks_at:
+            return False
+        self._looks_at = time.monotonic() + _LOOK_S
+        assert box is not None
+        if not self._client.lease(self.lease_id).get("is_gang_begun"):
+            return False
+        box.message_names()  # made before the job starts, whose user it will belong to
+        messages = BlobCache(self._client, self._folder / "messages", self._host.limits.disk_bytes + INDEX_BYTES)
+        self._carrier = MessageCarrier(
+            self.lease_id, order.site, order.begin, box, self._client, messages.fetch, self._tell
+        )
+        self._carrier.start()
+        return True
 
     def reclaim(self, notice_s: float, why: str) -> None:
         """The owner needs the device: give notice, let the run save and leave within it."""
@@ -509,7 +536,8 @@ class LeasedJob:
             if self._is_checked and not self._previous and not self.order.resume:
                 self._close("failed: it ended without a checkpoint that could be committed")
                 return
-            self._send_results()
+            if self._carrier is None or self._carrier.is_idle:  # the others wait for its last message
+                self._send_results()
         elif self._leaving:
             self._close(self._leaving)
         elif state is not None and state.phase == "failed":
@@ -560,6 +588,8 @@ class LeasedJob:
     def _finish(self) -> None:
         self.is_over = True
         self._is_ending.set()
+        if self._carrier is not None:
+            self._carrier.close()
         self.kill()
         if self._preparing is not None:
             self._preparing.join()
@@ -567,8 +597,9 @@ class LeasedJob:
         if self._process is not None:
             with contextlib.suppress(TimeoutError):
                 self._process.wait(30)
-        if self._upload is not None:
-            self._upload.join(_SENDING_ENDS_S)
+        for sending in (self._upload, self._carrier):
+            if sending is not None:
+                sending.join(_SENDING_ENDS_S)
         remove_tree(self._folder)
 
     def _reconcile(self) -> None:

@@ -39,6 +39,10 @@ _LEAST_INTERVAL_S = 30.0
 Floats = NDArray[np.float64]
 
 
+DEFAULT_LINK_BYTES_PER_S = 12.5e6
+"""Of a link that was not measured: 100 Mbit/s [bytes/s]."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunForecast:
     """The run alone on one kind of device.
@@ -442,7 +446,7 @@ def expected_costs(columns: Columns, needs: Needs, forecasts: Sequence[RunForeca
 
 def _transfer_s(num_bytes: float, bytes_per_s: Floats) -> Floats:
     """Time of a transfer [s]; a link that was not measured counts as 100 Mbit/s."""
-    return num_bytes / np.where(bytes_per_s > 0, bytes_per_s, 12.5e6)
+    return num_bytes / np.where(bytes_per_s > 0, bytes_per_s, DEFAULT_LINK_BYTES_PER_S)
 
 
 def _why(match: Match, best: Match) -> str:

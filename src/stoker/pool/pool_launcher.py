@@ -66,6 +66,7 @@ class PoolLauncher(Launcher):
         "move",
         "probed",
         "wait",
+        "agents",
     )
     limits_time = True
     is_one_place = True

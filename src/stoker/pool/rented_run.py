@@ -351,6 +351,9 @@ class RentedRun:
             devices_each=terms.num_devices,
         )
         offers = ranked_offers(self.client, target, terms, run_s=limit_s, avoided=avoided)
+        if self.handle.get("gang"):  # its sites are of one class
+            first = self.client.lease(f"{self.handle['job']}.0")["determinism_class"]
+            offers = [one for one in offers if one.listed.offer.determinism_class == first]
         # Stable: otherwise as they were ranked.
         offers.sort(key=lambda one: (one.listed.agent in lost, one.listed.offer.offer_id != preferred))
         if not offers:
@@ -363,11 +366,11 @@ class RentedRun:
         forwarding = most_forwarding(rules, terms)
         match, paid_s = self._affordable(offers, limit_s, checked, terms, forwarding)
         if rules.contract:
-            return self._open_at(match, paid_s, order, number, checked, terms, rules)
+            return self._open_at(match, paid_s, order, number, rules)
         refusals = list[Refused]()
         while True:
             try:
-                return self._open_at(match, paid_s, order, number, checked, terms, rules)
+                return self._open_at(match, paid_s, order, number, rules)
             except Refused as refused:  # the deposit is not covered, it is the turn of others, or it is taken
                 refusals.append(refused)
                 offers = offers[offers.index(match) + 1 :]
@@ -384,12 +387,24 @@ class RentedRun:
         limit_s: float,
         order: PoolOrder,
         number: int,
-        checked: float,
-        terms: Terms,
         rules: on.Founded,
     ) -> str:
         """Open lease number `number` at an offer, for so long; its name."""
-        offer, lease_id = match.listed.offer, f"{self.handle['job']}.{number}"
+        offer, body = match.listed.offer, self.opening(match, limit_s, order, number)
+        if self.client.peer is not None:
+            self.client.peer.note_unfetched(order.tree, order.resume)
+        if rules.contract:
+            from stoker.pool.contract.custody import Custody  # noqa: PLC0415 - an extra of its own
+
+            Custody.of_member(rules, self.client.address.key).open(self.client, body, offer)
+        else:
+            self.client.post(body, patience_s=20.0)
+        return body.lease_id
+
+    def opening(self, match: Match, limit_s: float, order: PoolOrder, number: int) -> on.Opened:
+        """Lease number `number` at an offer, for so long, once its order is sent."""
+        offer, lease_id, terms = match.listed.offer, f"{self.handle['job']}.{number}", Terms.of_handle(self.handle)
+        checked = 1.0 if terms.verify else 0.0  # a provider without a record is checked whole
         rate, order = offer.price_per_hour, replace(order, num_devices=offer.device.count)
         raw_hours = 0.0 if order.resume else terms.raw_hours_of(match.listed)
         content = dumps(order, indent=None).encode()
@@ -399,7 +414,7 @@ class RentedRun:
         expected_s = limit_s
         if isinstance(forecast := terms.forecast_of(match.listed), RunForecast):
             expected_s = min(match.metered_hours * 3600 - forecast.done_s(order.resume_update), limit_s)
-        body = on.Opened(
+        return on.Opened(
             lease_id=lease_id,
             offer_id=offer.offer_id,
             order=digest,
@@ -417,16 +432,10 @@ class RentedRun:
             delegate=self.client.address.key,
             inputs=tuple(filter(None, (order.tree, order.resume))),
             most_forwarding=terms.most_forwarding,
+            gang=str(self.handle.get("gang", "")),
+            site=order.site,
+            sites=order.sites,
         )
-        if self.client.peer is not None:
-            self.client.peer.note_unfetched(order.tree, order.resume)
-        if rules.contract:
-            from stoker.pool.contract.custody import Custody  # noqa: PLC0415 - an extra of its own
-
-            Custody.of_member(rules, self.client.address.key).open(self.client, body, offer)
-        else:
-            self.client.post(body, patience_s=20.0)
-        return lease_id
 
     def _affordable(
         self, offers: list[Match], limit_s: float, checked: float, terms: Terms, spare: int = 0

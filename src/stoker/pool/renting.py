@@ -20,19 +20,21 @@ from typing import TYPE_CHECKING, Any
 from stoker.devices import attached_cpu
 from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.launching.launcher import Handle, LaunchTarget, Offer, Probe, Request, Submission, seen_now
+from stoker.planning.slow_links import BYTES_EACH
 from stoker.pool import events as on
 from stoker.pool.agent import determinism_class
 from stoker.pool.client import DiskFailed, PoolAddress, PoolClient, joined_peer
 from stoker.pool.escrow import credits_text, deterrence_text
 from stoker.pool.events import NotNow, Refused
+from stoker.pool.gang_run import GangMatch, GangRun, best_gang, gang_text, site_names
 from stoker.pool.job_box import PoolOrder, order_of, value_of
 from stoker.pool.keys import own_key
-from stoker.pool.lease import MOST_COMMITMENTS, UNCOMMITTED_S
+from stoker.pool.lease import LIVE, MOST_COMMITMENTS, UNCOMMITTED_S
 from stoker.pool.lease_documents import is_stopped, wrong_agents
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import earlier_runs, forecast_word, listed_offers, offer_word
 from stoker.pool.rented_run import MOST_LEASES, RentedRun, keep_place, leases_of, leave_place
-from stoker.pool.terms import FORECASTS, IDENTITY, Terms, ranked_offers
+from stoker.pool.terms import EXCHANGES, FORECASTS, IDENTITY, Exchanges, Terms, ranked_offers
 from stoker.records.launch import LaunchState
 from stoker.store import cache_root
 from stoker.units import format_bytes, format_seconds
@@ -91,6 +93,9 @@ def offers(request: Request) -> tuple[Offer, ...]:
     """The offers that are free."""
     terms = Terms.of(request.options)
     found = ranked_offers(_client(terms), request.target, terms)
+    if terms.agents > 1:
+        gang = best_gang(found, terms.agents, terms.exchanges, terms.value_per_hour)
+        return () if gang is None else (_offer_of(request.target, gang),)
     return tuple(
         Offer(
             text=request.target.text if number == 0 else offer_word(offer),
@@ -106,6 +111,21 @@ def offers(request: Request) -> tuple[Offer, ...]:
     )
 
 
+def _offer_of(target: LaunchTarget, gang: GangMatch) -> Offer:
+    """What all sites of a gang are offered for."""
+    offers = [one.listed.offer for one in gang.matches]
+    return Offer(
+        text=target.text,
+        num_nodes=1,
+        devices_each=1,
+        device=offers[0].device.kind,
+        starts_in_s=0.0,
+        price_per_h=sum(one.price_per_hour for one in offers) / 1e6,
+        price_source=f"the offers {', '.join(one.offer_id for one in offers)}",
+        why=f"{len(offers)} sites, an exchange in {gang.exchange_s:.1f} s",
+    )
+
+
 def with_forecasts(job: Job, entry: Entry, submission: Submission, tell: Callable[[str], None]) -> Submission:
     """The submission with the run's forecast on each kind of device that is offered.
 
@@ -117,6 +137,7 @@ def with_forecasts(job: Job, entry: Entry, submission: Submission, tell: Callabl
     from stoker.pool.forecasting import job_forecasts, leases_before  # noqa: PLC0415 - likewise
 
     terms, num_devices = Terms.of(submission.options), submission.target.num_devices
+    exchanges = _exchanges_of(job, entry, terms, submission.target) if terms.agents > 1 else terms.exchanges
     if terms.verify and num_devices > 1 and job.sync is not None:
         raise BadJob(
             f"{num_devices} replicas with updates of their own exchange how long they worked, so that no replay comes "
@@ -135,10 +156,55 @@ def with_forecasts(job: Job, entry: Entry, submission: Submission, tell: Callabl
     words = sorted({forecast_word(one.listed, runs) for one in standing})
     if submission.time_limit_s is None and words:
         tell(f"forecasting for {', '.join(words)}")
-    forecast_of = job_forecasts(job, entry, leases)
+    forecast_of = job_forecasts(job, entry, leases, sites=terms.agents)
     found = {word: one if isinstance(one := forecast_of(word), str) else asdict(one) for word in words}
     options = {**submission.options, FORECASTS: json.dumps(found), IDENTITY: identity}
+    if terms.agents > 1:
+        options[EXCHANGES] = json.dumps(asdict(exchanges))
     return replace(submission, options=options)
+
+
+def _exchanges_of(job: Job, entry: Entry, terms: Terms, target: LaunchTarget) -> Exchanges:
+    """What the sites of a job exchange.
+
+    Raises:
+        BadJob: several agents cannot train it.
+    """
+    from stoker.planning.resolved_job import resolve_job  # noqa: PLC0415 - torch, which following does without
+
+    if job.sync is None:
+        raise BadJob(
+            f"--place-option agents={terms.agents}: the job's processes sum gradients in every update, and agents of a "
+            "pool have no network for that",
+            remedy="Let sites make updates of their own, which changes what is learned: "
+            "Job(sync=stoker.DiLoCo(every=stoker.updates(50))); or take several devices of one machine: pool/2xcpu.",
+        )
+    if target.num_devices > 1 or target.address:
+        raise BadJob(
+            f"--place-option agents={terms.agents} with --on {target.text}: each site is one device, at any offer",
+            remedy="Use --on pool, or a kind of device such as --on pool/cpu.",
+        )
+    if terms.wait_s:
+        raise BadJob(
+            f"--place-option wait with agents={terms.agents}: the pool's queue is for one offer",
+            remedy="Leave it out, and start again when there are enough offers.",
+        )
+    if job.until.unit == "seconds":
+        raise BadJob(
+            "the job's length is given in seconds, which is another number of updates at each site",
+            remedy="Give until=… in epochs, samples or updates.",
+        )
+    prepared = resolve_job(job, entry)
+    job, trained = prepared.job, sum(one.numel() for one in prepared.model.parameters() if one.requires_grad)
+    assert job.sync is not None
+    num_updates = prepared.extent.updates_in(job.until)
+    return Exchanges(
+        num_bytes=trained * {**BYTES_EACH, "none": 4.0}[job.sync.compress],
+        count=job.sync.exchanges(job.batch_size, num_updates) + 1,
+        parameters=trained,
+        interval=job.sync.interval(job.batch_size),
+        num_updates=num_updates,
+    )
 
 
 def script(submission: Submission) -> str:
@@ -170,7 +236,8 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     name = f"{client.key.public} {submission.owner} {submission.run}"
     job = f"{client.key.public[:16]}-{submission.run[:29]}-{hashlib.sha256(name.encode()).hexdigest()[:10]}"
     block_s = max(_block_s(submission, terms), submission.time_limit_s / (MOST_COMMITMENTS - 10))
-    before = leases_of(client, job)
+    chains = [leases_of(client, name) for name in (site_names(job, terms.agents) if terms.agents > 1 else [job])]
+    before = chains[0]
     if terms.deadline_s is not None and submission.time_limit_s > terms.deadline_s:
         raise PlaceFailed(
             f"the run may take {format_seconds(submission.time_limit_s)} by its forecast, and the "
@@ -190,8 +257,11 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
         "num_devices": submission.target.num_devices,
         "options": dict(submission.options),
     }
-    if before and before[-1]["state"] in ("funded", "running", "suspect", "reclaiming"):
-        return {**handle, "first": _first_of(before), "sent_bytes": 0}
+    if terms.agents > 1:
+        handle = {**handle, "sites": terms.agents, "firsts": [len(chain) for chain in chains]}
+    if any(chain and chain[-1]["state"] in LIVE for chain in chains):
+        firsts = [_first_of(chain) for chain in chains]
+        return {**handle, "first": firsts[0], "sent_bytes": 0, **({"firsts": firsts} if terms.agents > 1 else {})}
     if len(before) >= MOST_LEASES:
         raise PlaceFailed(
             f"the run {submission.run} has had {len(before)} leases, the most that one has",
@@ -201,6 +271,9 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     sent = sum(one.num_bytes for one in (*submission.data, submission.stoker, submission.code))
     tell(f"sending the order: {format_bytes(sent)} at most")
     order = order_of(submission, blobs.put, blobs.aside(), block_s=block_s)
+    if terms.agents > 1:
+        limit_s = _gang_opened(GangRun(client, handle, blobs), order, submission.time_limit_s, tell)
+        return {**handle, "limit_s": limit_s, "sent_bytes": sent}
     run = RentedRun(client, handle, blobs)
     order = run.continued(order, before)
     lease_id = _opened(run, order, before, submission.time_limit_s, terms, tell)
@@ -214,6 +287,27 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
             + deterrence_text(int(forecast["credits"]), bond, float(lease["check_fraction"]), num_blocks)
         )
     return {**handle, "sent_bytes": sent}
+
+
+def _gang_opened(run: GangRun, order: PoolOrder, limit_s: float, tell: Callable[[str], None]) -> float:
+    """Open the leases of all sites of a run, each to go on from its last block; the run's longest time [s].
+
+    Raises:
+        PlaceFailed: there are not enough offers, or a site has sent what its block does not make.
+        BadJob, Refused: as `GangRun.open`.
+    """
+    if wrong := next((one for chain in run.leases() for one in chain if one["outcome"]), None):
+        raise PlaceFailed(
+            f"a block of {wrong['lease_id']} is wrong, and the other sites have gone on from what it sent",
+            remedy="Start another run: --new.",
+        )
+    exchanges = Terms.of_handle(run.handle).exchanges
+    found = run.match(limit_s)
+    tell(gang_text(found, exchanges))
+    limit_s += exchanges.count * found.exchange_s
+    found = run.open(order, limit_s)
+    tell(f"opened the leases of {len(found.matches)} sites; no meter runs before all agents have accepted")
+    return limit_s
 
 
 def _opened(
@@ -280,7 +374,7 @@ def state(handle: Handle) -> LaunchState:
     client = _client(Terms.of_handle(handle))
     try:
         with _patient():
-            return RentedRun(client, handle, _blobs(client, handle["job"], Terms.of_handle(handle))).state()
+            return _run_of(client, handle).state()
     except PlaceUnreachable as problem:
         return seen_now(phase="unknown", why="the pool does not answer", evidence=problem.message)
     except DiskFailed as problem:  # no lease is opened for a full disk of the renter's
@@ -292,7 +386,7 @@ def events(handle: Handle, offset: int) -> bytes:
     client = _client(Terms.of_handle(handle))
     try:
         with _patient():
-            content = RentedRun(client, handle, _blobs(client, handle["job"], Terms.of_handle(handle))).log()
+            content = _run_of(client, handle).log()
     except DiskFailed as problem:  # asked again: who follows a run also opens its next lease
         raise PlaceUnreachable(problem.message, remedy=problem.remedy) from problem
     return content[offset : offset + (1 << 20)]
@@ -301,6 +395,9 @@ def events(handle: Handle, offset: int) -> bytes:
 def stop(handle: Handle) -> None:
     """Close the lease: what was committed stays, and the same command goes on from there."""
     client = _client(Terms.of_handle(handle))
+    if handle.get("sites"):
+        GangRun(client, handle, _blobs(client, handle["job"], Terms.of_handle(handle))).stop()
+        return
     leases = leases_of(client, handle["job"])
     if leases and leases[-1]["state"] in ("funded", "running", "suspect", "reclaiming"):
         client.post(
@@ -312,7 +409,13 @@ def fetch(handle: Handle, into: Path) -> None:
     """The results; before there are any, the last block that was committed."""
     client = _client(Terms.of_handle(handle))
     with _patient():
-        RentedRun(client, handle, _blobs(client, handle["job"], Terms.of_handle(handle))).fetch(into)
+        _run_of(client, handle).fetch(into)
+
+
+def _run_of(client: PoolClient, handle: Handle) -> RentedRun | GangRun:
+    """The run of a handle."""
+    blobs = _blobs(client, handle["job"], Terms.of_handle(handle))
+    return GangRun(client, handle, blobs) if handle.get("sites") else RentedRun(client, handle, blobs)
 
 
 @contextmanager

@@ -39,6 +39,7 @@ from stoker.pool.commitment import RECORDS, Block, chain_head
 from stoker.pool.events import Refused
 from stoker.pool.isolation import Host, remove_tree
 from stoker.pool.job_box import JobBox
+from stoker.pool.message_carrier import KnownMessage, checked_message, differing_messages, needed_from
 from stoker.records import CheckpointManifest, Plan, from_json
 from stoker.records.codec import parsed
 from stoker.store import CheckpointStore, RunDirectory
@@ -89,6 +90,8 @@ class Making:
         block: what was committed.
         fetch: the file with a blob.
         host: where it is made.
+        messages: of a site, all messages of its gang; see `message_carrier`.
+        is_same_class: whether this machine is of the determinism class in which it was made.
     """
 
     box: JobBox
@@ -96,6 +99,8 @@ class Making:
     block: Block
     fetch: Callable[[str], Path]
     host: Host
+    messages: tuple[KnownMessage, ...] = ()
+    is_same_class: bool = False
 
     @property
     def begin(self) -> int:
@@ -125,6 +130,10 @@ class Making:
             NotOfTheJob: the updates cannot come from the order's job, on any machine.
             PlaceFailed: they could not be made here.
         """
+        site = self.box.order.site
+        for message in needed_from((one for one in self.messages if one.site != site), self.begin):
+            if message.update < until:
+                self.box.write_message(message.name, checked_message(self.fetch(message.blob), message), run)
         code, out, err = self.host.run(self.box.replay(run, until, self.host, at=at))
         answer = _answer_in(out)
         if answer.get("kind") == "NotTheRun":
@@ -139,6 +148,11 @@ class Making:
             raise PlaceFailed(f"the replay gave an answer that cannot be read: {problem}") from problem
         if manifest.position.updates != until:
             raise PlaceFailed("the replay left no checkpoint at the end of the block")
+        own = [one for one in self.messages if one.site == site and one.update < until]
+        if self.is_same_class and (wrong := next(differing_messages(run, own), None)):
+            raise NotOfTheJob(
+                f"the message after update {wrong.update + 1:,} that site {site} has sent is not the one that it made"
+            )
         return manifest, states
 
 

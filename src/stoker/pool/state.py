@@ -7,6 +7,7 @@ event on the disk before it counts.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 import random
@@ -24,6 +25,16 @@ from stoker.pool.escrow import Accounts, Transfer, bond_of, credits_text, escrow
 from stoker.pool.events import CLOCK_WINDOW_S, FIRST_PREVIOUS, Body, Event, NotNow, Offer, Refused, canonical
 from stoker.pool.fair_use import WaitingRequest, require_turn, to_preempt
 from stoker.pool.forwarding import require_forwardable
+from stoker.pool.gang import (
+    Gang,
+    begun_by,
+    is_released,
+    require_begun,
+    require_gang,
+    require_one_class,
+    require_site,
+    with_message,
+)
 from stoker.pool.joint_probe import (
     PROBES_TO_MARK,
     Clash,
@@ -118,6 +129,20 @@ class Change:
     served: str = ""
     probed: tuple[ListedOffer, ...] = ()
     clashes: tuple[tuple[Pair, Clash | None], ...] = ()
+    gang: Gang | None = None
+    others: tuple[Change, ...] = ()
+    """What the same event changes besides, of leases that are opened together."""
+
+    @property
+    def leases(self) -> list[Lease]:
+        """All leases that it changes."""
+        own = [] if self.lease is None else [self.lease]
+        return own + [lease for other in self.others for lease in other.leases]
+
+    @property
+    def all_transfers(self) -> tuple[Transfer, ...]:
+        """All money that it moves."""
+        return (*self.transfers, *(move for other in self.others for move in other.all_transfers))
 
 
 @dataclass
@@ -133,6 +158,7 @@ class State:
     members: set[str] = field(default_factory=set)
     offers: dict[str, ListedOffer] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
+    gangs: dict[str, Gang] = field(default_factory=dict)
     records: dict[str, Record] = field(default_factory=dict)
     declined: set[tuple[str, str]] = field(default_factory=set)
     unsettled: set[str] = field(default_factory=set)
@@ -177,6 +203,14 @@ class State:
 
     def take(self, event: Event, change: Change) -> None:
         """Make the change that `decide` found for `event`."""
+        for each in (change, *change.others):
+            self._make(event, each)
+        self.seq, self.head, self.received_s = event.seq, event.hash, event.received_s
+        self.unanchored.append(self.head)
+        self._remember(event)
+        self.accounts.require_conserved()
+
+    def _make(self, event: Event, change: Change) -> None:
         if change.founded is not None:
             self.rules, self.operator, self.anchored_s = change.founded, event.actor, event.received_s
             self.members.add(event.actor)
@@ -188,6 +222,8 @@ class State:
             self.unsettled.add(change.lease.lease_id)
             if change.lease.state == "final":
                 self.unsettled.discard(change.lease.lease_id)
+        if change.gang is not None:
+            self.gangs[change.gang.gang] = change.gang
         if change.offer is not None:
             self.num_offers[change.offer.agent] += change.offer.offer.offer_id not in self.offers
             self.offers[change.offer.offer.offer_id] = change.offer
@@ -211,10 +247,6 @@ class State:
                 if not listed.lease_id and listed.offer.expires_s < event.received_s - LAPSED_S
             ]:
                 self._drop_offer(name)
-        self.seq, self.head, self.received_s = event.seq, event.hash, event.received_s
-        self.unanchored.append(self.head)
-        self._remember(event)
-        self.accounts.require_conserved()
 
     def _take_turns(self, event: Event, change: Change) -> None:
         """Teams, and who waits: until its time is over, or it has a lease on such a device."""
@@ -291,7 +323,7 @@ def decide(state: State, event: Event) -> Change:
     if isinstance(body, _BY_OPERATOR) and event.actor != state.operator:
         raise Refused(f"only the pool's own key signs {event.kind!r}")
     change = _DECIDERS[type(body)](state, event, body)
-    state.accounts.require_covered(change.transfers)
+    state.accounts.require_covered(change.all_transfers)
     return change
 
 
@@ -542,14 +574,56 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
         num_devices=offer.device.count,
         contract=_contract_terms(state, event, body, offer),
         most_forwarding=body.most_forwarding,
+        gang=body.gang,
+        site=body.site,
     ).after("opened")
     require_turn(state, event.actor, listed, event.received_s)
+    gang = require_site(state, body, event.actor, offer.determinism_class) if body.gang else None
     return Change(
+        gang=None if gang is None else gang.with_lease(lease),
         lease=lease,
         offer=replace(listed, lease_id=lease.lease_id),
         transfers=tuple(escrow.fund(lease)),
         served=event.actor,
     )
+
+
+@_decides(on.GangOpened)
+def _gang_opened(state: State, event: Event, body: on.GangOpened) -> Change:
+    name, known = body.leases[0].gang, state.gangs.get(body.leases[0].gang)
+    assert state.rules is not None
+    if state.rules.contract:
+        raise Refused(
+            f"the money of this pool is in the contract {state.rules.contract}, which takes one lease at a time",
+            remedy="Train with one agent, or at a pool with internal credits.",
+        )
+    if _WITH_KEY.match(name) and not name.startswith(event.actor[:16]):
+        raise Refused(f"gang names that begin with {name[:17]} are for the key that begins so")
+    require_gang(body, known, state, event.actor)
+    listed = [state.offers[one.offer_id] for one in body.leases if one.offer_id in state.offers]
+    # Each lease is decided as after those before it: an offer is taken once, and a quota counts all of them.
+    trial = copy.copy(state)
+    trial.leases, trial.offers = dict(state.leases), dict(state.offers)
+    trial.unsettled, trial.gangs = set(state.unsettled), dict(state.gangs)
+    changes = list[Change]()
+    before = known or Gang(
+        gang=name,
+        renter=event.actor,
+        sites=len(body.leases),
+        determinism_class="",
+        leases=((),) * len(body.leases),
+    )
+    for one in body.leases:
+        change = _opened(trial, event, replace(one, gang="", site=0, sites=0))
+        assert change.lease is not None
+        assert change.offer is not None
+        lease = replace(change.lease, gang=name, site=one.site)
+        before = before.with_lease(lease)
+        changes.append(replace(change, lease=lease))
+        trial.leases[lease.lease_id], trial.offers[change.offer.offer.offer_id] = lease, change.offer
+        trial.unsettled.add(lease.lease_id)
+    gang = replace(before, determinism_class=require_one_class(name, listed, known, state), is_begun=False)
+    return replace(changes[0], gang=gang, others=tuple(changes[1:]))
 
 
 def _contract_terms(state: State, event: Event, body: on.Opened, offer: Offer) -> on.ContractTerms | None:
@@ -583,13 +657,15 @@ def _accepted(state: State, event: Event, body: on.Accepted) -> Change:
     lease = state.lease(body.lease_id)
     _by(event, "the agent of the lease", lease.agent)
     lease = replace(lease.after("accepted"), accepted_s=event.received_s, heard_s=event.received_s)
-    return Change(lease=lease, transfers=tuple(escrow.put_up(lease)))
+    return Change(lease=lease, transfers=tuple(escrow.put_up(lease)), gang=begun_by(state, lease))
 
 
 @_decides(on.Beat)
 def _beat(state: State, event: Event, body: on.Beat) -> Change:
     lease = state.lease(body.lease_id)
     _by(event, "the agent of the lease", lease.agent)
+    if body.running_s or body.samples:
+        require_begun(state, lease, "time on the meter")
     return Change(
         lease=lease.after("beat").with_beat(
             index=body.index, running_s=body.running_s, samples=body.samples, chain=body.state, now_s=event.received_s
@@ -612,6 +688,7 @@ def _cosigned(state: State, event: Event, body: on.Cosigned) -> Change:
 def _committed(state: State, event: Event, body: on.Committed) -> Change:
     lease = state.lease(body.lease_id)
     _by(event, "the agent of the lease", lease.agent)
+    require_begun(state, lease, "block")
     commitment = Commitment(
         block=body.block,
         update=body.update,
@@ -621,6 +698,13 @@ def _committed(state: State, event: Event, body: on.Committed) -> Change:
         at_s=event.received_s,
     )
     return Change(lease=lease.after("committed").with_commitment(commitment, body.previous))
+
+
+@_decides(on.Sent)
+def _sent(state: State, event: Event, body: on.Sent) -> Change:
+    lease = state.lease(body.lease_id)
+    _by(event, "the agent of the lease", lease.agent)
+    return Change(lease=with_message(state, lease.after("sent"), body))
 
 
 @_decides(on.Suspected)
@@ -667,6 +751,7 @@ def _preempting(state: State, event: Event, body: on.Preempting) -> Change:
 def _finished(state: State, event: Event, body: on.Finished) -> Change:
     lease = state.lease(body.lease_id)
     _by(event, "the agent of the lease", lease.agent)
+    require_begun(state, lease, "result")
     return _ended(state, event, replace(lease.after("finished"), result=body.result, reason="finished"), "finished")
 
 
@@ -685,6 +770,8 @@ def _closed(state: State, event: Event, body: on.Closed) -> Change:
 
 def _may_close(state: State, lease: Lease, now_s: float) -> bool:
     """Whether the pool itself may end a lease: not accepted in time, deposit used up, or longer than offered."""
+    if is_released(state, lease):
+        return True
     if lease.state == "funded":
         return now_s - lease.opened_s >= ACCEPT_S
     is_used_up = escrow.is_used_up(lease, state.held(lease.lease_id)[0])
@@ -707,7 +794,8 @@ def _ended(state: State, event: Event, lease: Lease, how: str | None) -> Change:
         if how is not None:
             record = replace(record, **{how: getattr(record, how) + 1})
         records = ((lease.agent, record),)
-    elif event.actor in (lease.agent, state.operator):  # not the renter, who may take back what waits
+    # Not the renter, who may take back what waits; nor an agent that is released with the rest of its gang.
+    elif event.actor in (lease.agent, state.operator) and not is_released(state, lease):
         declined = (lease.agent, lease.renter)
         if declined not in state.declined:  # of one renter's leases that cannot run the first says enough
             record = state.record_of(lease.agent)

@@ -4,7 +4,7 @@ Options of a place (`--place-option`) are read here: `pool=ADDRESS` (or `$STOKER
 `block=60s`, `window=1h`, `value=1usd` (an hour of waiting), `key=NAME`, `isolation=gvisor` (no weaker one),
 `forwarding=1usd` (spent at most on large files that go through the pool, each lease), `p2p=no` (all of them do),
 `move=no` (a run that goes well stays where it is), `probed=yes` (only offers that met their time together with others),
-`wait=2h` (in the pool's queue, where no offer can be taken now).
+`wait=2h` (in the pool's queue, where no offer can be taken now), `agents=2` (a site of `Job(sync=…)` at each).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from stoker.errors import BadJob
 from stoker.launching.launcher import Handle, LaunchTarget
 from stoker.pool.client import PoolClient
-from stoker.pool.events import Isolation
+from stoker.pool.events import MOST_SITES, Isolation
 from stoker.pool.matching import (
     ISOLATIONS,
     Columns,
@@ -35,8 +35,27 @@ from stoker.pool.matching import (
 from stoker.pool.state import ListedOffer
 from stoker.units import parse_duration, parse_money
 
-FORECASTS, IDENTITY = "forecasts", "identity"
+FORECASTS, IDENTITY, EXCHANGES = "forecasts", "identity", "exchanges"
 """Options that `renting.with_forecasts` adds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchanges:
+    """What the sites of a job exchange.
+
+    Attributes:
+        num_bytes: of one site's message [bytes].
+        count: exchanges of the whole run.
+        parameters: that are trained.
+        interval: updates between two.
+        num_updates: of the whole run.
+    """
+
+    num_bytes: float = 0.0
+    count: int = 0
+    parameters: int = 0
+    interval: int = 0
+    num_updates: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +80,8 @@ class Terms:
         forecasts: of the run by kind of device, or why it cannot run there, where they were made.
         identity: of the job, by which later forecasts learn from this run.
         num_devices: of the run, all of one offer.
+        agents: sites of the run, each at an agent of its own.
+        exchanges: between them.
     """
 
     pool: str = ""
@@ -80,6 +101,8 @@ class Terms:
     forecasts: Mapping[str, RunForecast | str] = field(default_factory=dict)
     identity: str = ""
     num_devices: int = 1
+    agents: int = 1
+    exchanges: Exchanges = Exchanges()
 
     @property
     def known_offers(self) -> set[str]:
@@ -137,6 +160,8 @@ class Terms:
             is_probed=options.get("probed", "no") == "yes",
             forecasts=_forecasts_in(options.get(FORECASTS, "{}")),
             identity=options.get(IDENTITY, ""),
+            agents=_agents(options.get("agents", "1")),
+            exchanges=Exchanges(**json.loads(options.get(EXCHANGES, "{}"))),
         )
 
     @classmethod
@@ -157,6 +182,13 @@ def _forecasts_in(text: str) -> dict[str, RunForecast | str]:
         return {}
 
     return {word: one if isinstance(one, str) else RunForecast(**one) for word, one in found.items()}
+
+
+def _agents(text: str) -> int:
+    """A number of agents."""
+    if not (text.isdecimal() and len(text) < 4 and 1 <= int(text) <= MOST_SITES):
+        raise BadJob(f"--place-option agents={text}: wanted a number, 1 to {MOST_SITES}")
+    return int(text)
 
 
 def _share(text: str) -> float:

@@ -15,8 +15,9 @@ from stoker.pool import events as on
 from stoker.pool.bisection import Bisection, Party
 from stoker.pool.events import Body
 from stoker.pool.fair_use import to_preempt
+from stoker.pool.gang import is_released
 from stoker.pool.keys import Key
-from stoker.pool.lease import ACCEPT_S, BEAT_S, LOST_S, SUSPECT_S, Challenge, Lease
+from stoker.pool.lease import ACCEPT_S, BEAT_S, LOST_S, RELEASED, SUSPECT_S, Challenge, Lease
 from stoker.pool.state import State, draw_message, drawn_blocks, merkle_root, why_dismissed
 
 MOST_OPEN, MOST_ASKED = 8, 16
@@ -86,15 +87,19 @@ class Verifiers(dict[str, str]):
 _Decide = Callable[[State, Lease, float, Key, float, Verifiers], Iterator[Body]]
 
 
-def _funded(_: State, lease: Lease, now_s: float, __: Key, up_since_s: float, ___: Verifiers) -> Iterator[Body]:
-    if now_s - max(lease.opened_s, up_since_s) >= ACCEPT_S + BEAT_S:
+def _funded(state: State, lease: Lease, now_s: float, _: Key, up_since_s: float, __: Verifiers) -> Iterator[Body]:
+    if is_released(state, lease):
+        yield on.Closed(lease_id=lease.lease_id, reason=RELEASED)
+    elif now_s - max(lease.opened_s, up_since_s) >= ACCEPT_S + BEAT_S:
         yield on.Closed(lease_id=lease.lease_id, reason=f"not accepted within {ACCEPT_S:.0f} s")
 
 
 def _running(state: State, lease: Lease, now_s: float, key: Key, heard_s: float, _: Verifiers) -> Iterator[Body]:
     name, silent_s = lease.lease_id, now_s - heard_s
     yield from _agreed(lease, key)
-    if escrow.is_used_up(lease, state.held(name)[0]):
+    if is_released(state, lease):
+        yield on.Closed(lease_id=name, reason=RELEASED)
+    elif escrow.is_used_up(lease, state.held(name)[0]):
         yield on.Closed(lease_id=name, reason="the deposit is used up")
     elif now_s - lease.accepted_s >= lease.most_s:
         yield on.Closed(lease_id=name, reason=f"the offer lends for {lease.most_s:.0f} s at most")
@@ -130,7 +135,7 @@ def _window_end(lease: Lease, up_since_s: float) -> float:
 
     After the pool was away, when no verifier could answer, as long after its start as a verifier has.
     """
-    if not lease.accepted_s:
+    if lease.settles_s == lease.closed_s:
         return lease.settles_s
     return max(lease.settles_s, up_since_s + min(lease.window_s, lease.verdict_s))
 

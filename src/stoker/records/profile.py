@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from stoker.records.codec import OMIT_DEFAULT
@@ -108,6 +108,17 @@ class Profile:
     numerics: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
     offload_problem: str | None = field(default=None, metadata=OMIT_DEFAULT)
     can_offload: bool = field(default=True, metadata=OMIT_DEFAULT)
+
+    def of_site(self, num_sites: int) -> Profile:
+        """The facts of one of so many sites: its part of a batch, in whose time all of them train on a whole one."""
+        if num_sites == 1:
+            return self
+        return replace(
+            self,
+            batch=math.ceil(min(self.batch, self.num_train) / num_sites),
+            mean_batch=None if self.mean_batch is None else self.mean_batch / num_sites,
+            relative_cost=self.relative_cost / num_sites,
+        )
 
 
 Division = Literal["columns", "rows", "vocabulary"]

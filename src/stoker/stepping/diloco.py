@@ -39,6 +39,7 @@ from stoker.stepping.diloco_exchange import (
     fragments_of,
 )
 from stoker.stepping.layouts.base import Strategy
+from stoker.stepping.message_folder import PendingFiles
 from stoker.stepping.update_rule import UpdateRule
 from stoker.stepping.weight_averaging import SavedWeights
 from stoker.stepping.world import SIGNALS, World
@@ -87,7 +88,9 @@ class OuterOptimizer:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.sync, self._calendar = sync, ExchangeSchedule.of(sync, job.batch_size)
-        self._model, self._world, self._clock = model, world, clock
+        self._model, self._world = model, world
+        # Messages in files hold no times, so that a site that is made again sends the same bytes.
+        self._clock = clock if world.messages is None else lambda: 0.0
         self._batch, self._group = job.batch_size, coupling.group
         self._fragments = fragments_of((p for p in model.parameters() if p.requires_grad), sync.fragments)
         start = [fragment.read() for fragment in self._fragments]
@@ -100,8 +103,9 @@ class OuterOptimizer:
         ]
         self._done = SiteProgress(0, 0.0, torch.zeros((), dtype=torch.float64, device=start[0].device))
         self._done_before = [self._done] * sync.fragments
-        self._sendings: dict[int, PendingExchange] = {}
-        self._left_at = clock()
+        self._sendings: dict[int, PendingExchange | PendingFiles] = {}
+        self._needed: dict[int, int] = {}
+        self._left_at = self._clock()
         self.shares = site_shares((1.0,) * self._num_sites, self._batch, self._group or 1)
         """Each site's samples of a batch; equal on every site, and changed between two batches only."""
         self.latest: Exchanged | None = None
@@ -114,12 +118,12 @@ class OuterOptimizer:
         """This site's part of each batch."""
         if self._num_sites == 1:
             return Split()
-        return SiteSplit(self._world.data_rank, self._num_sites, self._group, shares=self.shares)
+        return SiteSplit(self._world.site, self._num_sites, self._group, shares=self.shares)
 
     @property
     def rate_factor(self) -> float:
         """Factor of the job's learning rate on this site [1]."""
-        return self.sync.rate_factor(self._batch, self.shares[self._world.data_rank])
+        return self.sync.rate_factor(self._batch, self.shares[self._world.site])
 
     @torch.no_grad()
     def after(self, update: int, samples: int, loss: torch.Tensor) -> None:
@@ -182,10 +186,28 @@ class OuterOptimizer:
         """The part of a checkpoint besides model and inner optimiser: `shared`, and this site's own `site`."""
         messages = {str(fragment): sending.message for fragment, sending in self._sendings.items()}
         before = [progress.state() for progress in self._done_before]
+        made = self.shared.update + 1
+        self._needed[made] = min([made, *(self.shared.sent[fragment] for fragment in self._sendings)])
         return {
             "shared": self.shared.state(),
-            "site": {"messages": messages, "done": self._done.state(), "before": before},
+            "site": {"messages": messages, "done": self._done.state(), "before": before, **self._place},
         }
+
+    @property
+    def _place(self) -> dict[str, list[int]]:
+        """Which site's state this is, where each has checkpoints of its own."""
+        return {} if self._world.messages is None else {"place": [self._world.site, self._num_sites]}
+
+    def saved(self, num_updates: int) -> None:
+        """Note that a checkpoint after so many updates is on the disk: what none needs any more is deleted.
+
+        Messages since the checkpoint before are kept: the newest one may be found damaged.
+        """
+        known = sorted(updates for updates in self._needed if updates <= num_updates)
+        if self._world.messages is not None and len(known) > 1:
+            self._world.messages.needs_from(self._needed[known[-2]])
+        for updates in known[:-2]:
+            del self._needed[updates]
 
     @torch.no_grad()
     def load(self, state: dict[str, Any]) -> None:
@@ -194,7 +216,7 @@ class OuterOptimizer:
         Collective. A site whose own part is missing takes over the shared weights.
 
         Raises:
-            ValueError: the state is of another model, or of another number of fragments.
+            ValueError: the state is of another model, another number of fragments, or another site.
             RuntimeError: as `after`.
         """
         self._send_again(self._put_back(state))
@@ -225,8 +247,15 @@ class OuterOptimizer:
 
     def _put_back(self, state: dict[str, Any]) -> dict[int, torch.Tensor]:
         """Restore `state`; returns the pending messages of this site, by fragment, without their signals."""
-        self.shared.load(state["shared"])
         site = state.get("site")
+        there, here = (site or {}).get("place"), self._place.get("place")
+        if there != here:
+            texts = [
+                "no site with a folder of messages" if at is None else f"site {at[0]} of {at[1]}"
+                for at in (there, here)
+            ]
+            raise ValueError(f"it is of {texts[0]}, and this is {texts[1]}")
+        self.shared.load(state["shared"])
         if site is None:
             self._restart_from_shared()
             return {}
@@ -239,7 +268,7 @@ class OuterOptimizer:
 
     @property
     def _num_sites(self) -> int:
-        return self._world.layout.data_size
+        return self._world.num_sites
 
     def _advance(self) -> None:
         """Complete and begin the exchanges that are due; without overlap an exchange ends as soon as it begins."""
@@ -256,8 +285,8 @@ class OuterOptimizer:
                 self._take_over(fragment)
 
     def _send(self, fragment: int, due: int) -> None:
-        self._put_on_its_way(fragment, self._message(fragment))
         self.shared.sent[fragment], self.shared.due[fragment] = self.shared.update, due
+        self._put_on_its_way(fragment, self._message(fragment))
         self._done_before[fragment] = self._done
 
     def _message(self, fragment: int) -> torch.Tensor:
@@ -269,7 +298,10 @@ class OuterOptimizer:
         return self._forms[fragment].pack(note, statistics, values)
 
     def _put_on_its_way(self, fragment: int, message: torch.Tensor) -> None:
-        self._sendings[fragment] = PendingExchange(message, self._world)
+        folder, update = self._world.messages, self.shared.sent[fragment]
+        self._sendings[fragment] = (
+            PendingExchange(message, self._world) if folder is None else folder.send(update, fragment, message)
+        )
         self.sent_bytes += (self._num_sites - 1) * message.numel()
 
     def _send_again(self, messages: dict[int, torch.Tensor]) -> None:
@@ -316,16 +348,17 @@ class OuterOptimizer:
         samples = sum(note.samples for note in notes)
         gradient, statistics = torch.zeros_like(shared.start[fragment]), torch.zeros_like(shared.statistics)
         for site, (message, note) in enumerate(zip(messages, notes, strict=True)):
+            values, theirs = form.values(message), form.statistics(message)
+            is_finite = bool(values.isfinite().all()) and bool(theirs.isfinite().all())
+            if note.samples and not (is_finite and 0 < note.samples < math.inf):
+                raise RunFailed(
+                    f"what site {site} learned up to update {shared.update + 1} is not finite",
+                    remedy="Lower the learning rate or set clip_norm; the last checkpoint is intact.",
+                )
             if note.samples:
-                weight, values = note.samples / samples, form.values(message)
-                if not bool(values.isfinite().all()):
-                    raise RunFailed(
-                        f"what site {site} learned up to update {shared.update + 1} is not finite",
-                        remedy="Lower the learning rate or set clip_norm; the last checkpoint is intact.",
-                    )
-                gradient.add_(values, alpha=weight)
+                gradient.add_(values, alpha=note.samples / samples)
                 if form.num_statistics:
-                    statistics.add_(form.statistics(message), alpha=weight)
+                    statistics.add_(theirs, alpha=note.samples / samples)
         if samples:
             shared.step(fragment, gradient)
             if form.num_statistics:

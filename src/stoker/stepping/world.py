@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,9 @@ from stoker.errors import RunFailed
 from stoker.loading.batches import Split
 from stoker.records import ONE_PROCESS, Coupling, Layout
 from stoker.records.codec import JSON
+
+if TYPE_CHECKING:
+    from stoker.stepping.message_folder import MessageFolder
 
 Moment = Literal["computed", "summing", "agreed"]
 """A moment of an update: this process's last gradient is ready; its passes are over, and losses are about to be summed;
@@ -68,7 +71,7 @@ class World:
 
     `mesh` has the dimensions of the layout's mesh, and `data` is the group of those that take parts of the same
     batches; both None in a world of one. `signals` are exchanged with every update. `mark` is called at each `Moment`
-    of an update.
+    of an update. `messages` are a process's exchanges with other sites, each of which is a world of one.
     """
 
     layout: Layout = ONE_PROCESS
@@ -77,6 +80,7 @@ class World:
     data: dist.ProcessGroup | None = None
     signals: Signals = field(default_factory=Signals, compare=False)
     mark: Callable[[Moment], None] = field(default=unmarked, compare=False)
+    messages: MessageFolder | None = field(default=None, compare=False)
 
     @property
     def is_first(self) -> bool:
@@ -92,6 +96,16 @@ class World:
     def data_rank(self) -> int:
         """Index of this process's part of every batch [1]."""
         return self.layout.data_rank(self.rank)
+
+    @property
+    def num_sites(self) -> int:
+        """Number of replicas that make updates of their own, where a job says so [1]."""
+        return self.layout.data_size if self.messages is None else self.messages.num_sites
+
+    @property
+    def site(self) -> int:
+        """Which of them this is, from 0."""
+        return self.data_rank if self.messages is None else self.messages.site
 
     def split(self, coupling: Coupling) -> Split:
         """This process's part of each batch: of each group of coupled samples, or of the whole."""

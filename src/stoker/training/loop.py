@@ -481,6 +481,8 @@ class Loop:
         for checkpoint in written:
             if self.slice is not None:
                 self.slice.saved(checkpoint.blocked_s + checkpoint.write_s)
+            if self.step.outer is not None:
+                self.step.outer.saved(checkpoint.position.updates)
             self.telemetry.emit(
                 "checkpointed",
                 samples=checkpoint.position.samples,

@@ -34,6 +34,7 @@ from stoker.profiling.torch_profile import ProfiledSource, TorchProfile
 from stoker.records import Device, Event
 from stoker.records.codec import JSON
 from stoker.records.plan import OutOfMemory
+from stoker.stepping.message_folder import MessageFolder
 from stoker.stepping.world import ALONE, World, is_broken, join, leave
 from stoker.store import RunDirectory, cache_root, disk_errors
 from stoker.store.files import make_directories
@@ -75,6 +76,7 @@ class RunProcess:
         on_update: sees every update.
         slice: the time that this process may take; None: as long as it likes.
         logger: receives what the job logs with `stoker.log`.
+        messages: exchanges with the other sites of the run, each of which is a process alone.
     """
 
     prepared: ResolvedJob
@@ -88,6 +90,7 @@ class RunProcess:
     on_update: Callable[[Update], None] | None = None
     slice: Slice | None = None
     logger: RunLogger | None = None
+    messages: MessageFolder | None = None
     stop: StopRequest = field(default_factory=StopRequest, init=False)
     _carried: SurvivorState | None = field(default=None, init=False)
     """State that goes into the next session; None: the session starts from the last checkpoint."""
@@ -135,7 +138,8 @@ class RunProcess:
             BadJob: the processes do not run the same job, code or versions.
             DoesNotFit: the layout cannot be spread over the processes that met.
         """
-        world, age_s = ALONE, time.monotonic() - self._began_at
+        alone = ALONE if self.messages is None else World(messages=self.messages)
+        world, age_s = alone, time.monotonic() - self._began_at
         if self.member is not None and meeting is not None:
             world, age_s = self._join(self.member, meeting), meeting.age_s
 
@@ -157,6 +161,9 @@ class RunProcess:
             slice_=self.slice,
         )
         self._carried = None
+        if self.messages is not None:
+            self.messages.is_alive = session.loop.telemetry.beat
+            self.messages.is_stopping = lambda: self.stop.reason is not None
         if self.profile:
             profile_updates(session)
         session.loop.on_update = self.on_update

@@ -30,8 +30,9 @@ from stoker.profiling.ceilings import computing_threads
 from stoker.profiling.plan_trial import PeakMemory
 from stoker.records import Coupling, Decision, Device, Event, Plan
 from stoker.reporting.display import choose_display
+from stoker.stepping.message_folder import MessageFolder, parse_site
 from stoker.stepping.python_state import unchanged
-from stoker.store import RunDirectory, find_run, runs_root
+from stoker.store import RunDirectory, default_directory, find_run, runs_root
 from stoker.store.mirror import Mirror
 from stoker.store.remote_runs import RemoteRuns
 from stoker.tracking.base import TrackerTarget, parse_tracker
@@ -87,6 +88,8 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
     track: Sequence[str] = (),
     keep: str | None = None,
     slice: Duration | float | str | Slice | None = None,  # noqa: A002 - the field's word, as on the command line
+    site: str | None = None,
+    exchange: str | Path | None = None,
 ) -> Run:
     """Plan `job`, train it, test it, and report; an unfinished run of the same job is continued.
 
@@ -119,6 +122,9 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
         slice: for places that end jobs: the time this process may take, from its start on (in a process that had a
             slice before, from this call on); `stoker.seconds(3000)`, or `50min`. The state is saved before it is over,
             the run is left `unfinished` with `stopped_by` `slice over`, and the same call goes on.
+        site: which of the sites of `Job(sync=…)` this process is, where no network joins them: `0/2`, and `1/2` in the
+            other place.
+        exchange: the folder through which sites exchange messages; see docs/slow-links.md.
 
     Returns:
         The run; its status is `unfinished` if it was asked to stop.
@@ -141,6 +147,8 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
     with doing("reading the data, and outlining the model"):
         prepared = resolve_job(job, entry)
     member = ElasticWorker.from_environment()
+    prepared, messages = _as_site(prepared, site, exchange, on, member)
+    run_dir = run_dir if messages is None or resume is not None else run_dir or _directory_of_site(prepared, messages)
     meeting = None if member is None else member.meet()
     if member is not None and meeting is not None and meeting.rank > 0:
         return _train_other_rank(prepared, _device(on, member), member, meeting, slice_)
@@ -227,6 +235,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
                 on_update=listening.updated if listening.see_updates else None,
                 slice=slice_,
                 logger=logger,
+                messages=messages,
             )
             run = run_to_end(process, meeting)
             if member is not None:
@@ -393,6 +402,46 @@ def _require_possible(
         )
     if place is not None and member is None:
         require_file(entry, place.count)
+
+
+def _as_site(
+    prepared: ResolvedJob, site: str | None, exchange: str | Path | None, on: str, member: ElasticWorker | None
+) -> tuple[ResolvedJob, MessageFolder | None]:
+    """The job as one site has it, and its exchanges with the others; None where this is no site.
+
+    Raises:
+        BadJob: it cannot be trained so.
+    """
+    job = prepared.job
+    if site is None and exchange is None:
+        return prepared, None
+    if site is None or exchange is None:
+        raise BadJob(
+            "a site has a number and a folder of messages, and one of them is missing",
+            remedy="--site 0/2 --exchange DIR here, --site 1/2 --exchange DIR in the other place.",
+        )
+    number, sites = parse_site(site)
+    if job.sync is None:
+        raise BadJob(
+            f"--site {site}: the job's processes sum gradients in every update, which no folder is fast enough for",
+            remedy="Sites make updates of their own: Job(sync=stoker.DiLoCo(every=stoker.updates(50))), which changes "
+            "what is learned.",
+        )
+    if member is not None or _place(on, None) is not None:
+        raise BadJob(f"--site {site}: a site is one process", remedy="Use it with one device: --on here, cuda:0, ….")
+    if job.until.unit == "seconds":
+        raise BadJob(
+            f"--site {site}: a length in seconds is another number of updates at each site",
+            remedy="Give until=… in epochs, samples or updates.",
+        )
+    folder = MessageFolder(Path(exchange), number, sites, job=prepared.spec.digest())
+    return dataclasses.replace(prepared, sites=sites), folder
+
+
+def _directory_of_site(prepared: ResolvedJob, messages: MessageFolder) -> Path:
+    """Where a site is trained that names no directory: sites may share the folder of runs."""
+    usual = default_directory(runs_root(), prepared.spec.name, prepared.spec)
+    return usual.with_name(f"{usual.name}-site{messages.site}of{messages.num_sites}")
 
 
 def _require_its_plan(

@@ -4,6 +4,7 @@ What: the run's own loop, under the run's own schedule of plans, from the newest
 the beginning, where there is none) to update number `until`, where it saves. In one determinism class the checkpoint
 is equal, bit for bit, to the one that the run itself saved there: times are all that may differ.
 Use when: another party claims to have made these updates. Costs: the time of the stretch, and a start.
+A site that exchanges messages through a folder is made again from those that it got; it writes its own there.
 Does not do: several processes (`replay_ranks`); runs whose length is given in seconds, since no other machine can know
 it.
 
@@ -28,6 +29,8 @@ from stoker.planning.resolved_job import ResolvedJob, resolve_job
 from stoker.profiling.ceilings import computing_threads
 from stoker.records import ONE_PROCESS, CheckpointManifest, Event, Position, to_json
 from stoker.records.plan_schedule import PlanSchedule
+from stoker.stepping.message_folder import MessageFolder, parse_site
+from stoker.stepping.world import ALONE, World
 from stoker.store import CheckpointStore, RunDirectory
 from stoker.training.plan_in_force import PlanInForce, Replanned
 from stoker.training.session import build_session
@@ -43,7 +46,14 @@ class NotTheRun(BadRun):
 
 
 def replay(
-    job: Job, directory: RunDirectory, until: int, *, entry: Entry | None = None, at: Collection[int] = ()
+    job: Job,
+    directory: RunDirectory,
+    until: int,
+    *,
+    entry: Entry | None = None,
+    at: Collection[int] = (),
+    site: tuple[int, int] | None = None,
+    messages: Path | None = None,
 ) -> tuple[CheckpointManifest, ...]:
     """Train the run in `directory` on to update `until`, and save there; the manifests after `at` and `until`.
 
@@ -55,6 +65,8 @@ def replay(
         until: number of updates after which the state is kept [updates].
         entry: the job file.
         at: numbers of updates after which the state is saved as well [updates].
+        site: which site of how many the run is, from 0, where it exchanged messages through a folder.
+        messages: folder with the messages that it got; its own are written there.
 
     Raises:
         NotTheRun: the run is of another job or another length, has several processes, or is further than `until`.
@@ -70,11 +82,17 @@ def replay(
         raise BadRun(f"the run was made on {plan.device}, which this machine does not have")
     saved = SavedStates(CheckpointStore(directory.checkpoints, spec_digest=prepared.spec.digest()), {*at, until})
 
+    world = ALONE
+    if site is not None and messages is not None:  # all that it waited for is there
+        world = World(messages=MessageFolder(messages, *site, job=prepared.spec.digest(), patience_s=0.0))
+
     def refuse(change: Replanned) -> None:
         raise BadRun(f"the plan of the run does not hold here: {change.why}")
 
     with directory.locked(), computing_threads(plan.intra_op_threads), stop_on_signals() as stop:
-        session = build_session(prepared, directory, device, plans=plans, sink=saved, stop=stop, replanned=refuse)
+        session = build_session(
+            prepared, directory, device, plans=plans, sink=saved, stop=stop, replanned=refuse, world=world
+        )
         if session.position.updates >= until:
             raise NotTheRun(f"the run is at update {session.position.updates:,} and cannot be replayed to {until:,}")
         session.loop.threads = ThreadKeeper(
@@ -153,13 +171,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("job_file", type=Path)
     parser.add_argument("--until", type=int, required=True)
     parser.add_argument("--at", default="")
+    parser.add_argument("--site", default="")
+    parser.add_argument("--exchange", type=Path)
     parser.add_argument("--set", dest="settings", action="append", default=[])
     options = parser.parse_args(arguments)
     try:
         settings = {name: value for name, _, value in (word.partition("=") for word in options.settings)}
         job, entry = load_job(options.job_file, settings)
         at = frozenset(map(int, options.at.split(","))) if options.at else frozenset[int]()
-        manifests = replay(job, RunDirectory(options.directory), options.until, entry=entry, at=at)
+        site = parse_site(options.site) if options.site else None
+        run = RunDirectory(options.directory)
+        manifests = replay(job, run, options.until, entry=entry, at=at, site=site, messages=options.exchange)
     except StokerError as error:
         print(json.dumps({"problem": error.message, "kind": type(error).__name__}))  # noqa: T201 - the answer
         return error.exit_code

@@ -1,0 +1,344 @@
+"""A run of several agents: one site of `Job(sync=…)` at each, their leases opened together, and what state it is in.
+
+What: sites are chosen by what the gang costs until it is done: all meters run until the slowest has ended, and an
+exchange takes what the slowest link to the pool needs, since messages go through it. After all agents have accepted,
+each site is a run of leases of its own (`rented_run.py`): where an agent is lost the next one goes on from the site's
+last block, with the messages that were sent in between, and the others wait for it.
+Use when: a job asks for local SGD or DiLoCo. Costs: the sum of the sites.
+Does not do: moves to better offers, several devices at an agent, waiting in the pool's queue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import BadJob, PlaceFailed
+from stoker.launching.launcher import Handle, LaunchTarget, seen_now
+from stoker.planning.slow_links import Recommendation, recommend, stated_link
+from stoker.pool import events as on
+from stoker.pool.client import PoolClient
+from stoker.pool.events import NotNow, Refused
+from stoker.pool.job_box import PoolOrder
+from stoker.pool.lease import LIVE, RELEASED
+from stoker.pool.lease_documents import described, most_spent, resting_offers
+from stoker.pool.leased_job import BlobCache
+from stoker.pool.matching import DEFAULT_LINK_BYTES_PER_S, Match
+from stoker.pool.rented_run import RentedRun, leases_of, most_forwarding
+from stoker.pool.terms import Exchanges, Terms, ranked_offers
+from stoker.records.launch import LaunchPhase, LaunchState
+
+POLL_S = 1.0
+"""What an exchange through the pool takes besides its bytes: agents look for messages now and then [s]."""
+_MOST_CONSIDERED = 40
+_TRIES = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangMatch:
+    """Offers for the sites of a run.
+
+    Attributes:
+        matches: by site.
+        hours: until the slowest is done, exchanges included [h].
+        exchange_s: of one exchange [s].
+        credits: of all sites [micro-credits].
+        score: `credits` and the worth of `hours` [micro-credits].
+    """
+
+    matches: tuple[Match, ...]
+    hours: float
+    exchange_s: float
+    credits: int
+    score: float
+
+
+def _link(rate: float) -> float:
+    return rate or DEFAULT_LINK_BYTES_PER_S
+
+
+def exchange_s(matches: Sequence[Match], num_bytes: float) -> float:
+    """Time of one exchange between offers [s]: the slowest upload to the pool, then the slowest downloads."""
+    up = min(_link(one.listed.offer.upload_bytes_per_s) for one in matches)
+    down = min(_link(one.listed.offer.download_bytes_per_s) for one in matches)
+    return num_bytes / up + (len(matches) - 1) * num_bytes / down + POLL_S
+
+
+def best_gang(
+    offers: Sequence[Match], sites: int, exchanges: Exchanges, value_per_hour: int, most_credits: float = math.inf
+) -> GangMatch | None:
+    """The offers, all of one determinism class, on which all sites are done for the least; None: there are not enough.
+
+    For each speed that the slowest site, and each link that the slowest link may have, the cheapest offers that keep up
+    are the best ones: all meters run until the slowest is done.
+
+    Args:
+        offers: for one site each, with their hours, the best first.
+        sites: number of sites.
+        exchanges: between them.
+        value_per_hour: what an hour of waiting is worth [micro-credits].
+        most_credits: that may be spent [micro-credits].
+    """
+    by_class: dict[str, list[Match]] = {}
+    for one in offers:
+        if one.listed.offer.determinism_class:
+            by_class.setdefault(one.listed.offer.determinism_class, []).append(one)
+    best: GangMatch | None = None
+    for same in by_class.values():
+        cheap = sorted(same[:_MOST_CONSIDERED], key=lambda one: (one.listed.offer.price_per_hour, one.hours))
+        for slowest in {one.hours for one in cheap}:
+            for link_s in {exchange_s((one,) * sites, exchanges.num_bytes) for one in cheap}:
+                able = [
+                    one
+                    for one in cheap
+                    if one.hours <= slowest and exchange_s((one,) * sites, exchanges.num_bytes) <= link_s
+                ][:sites]
+                if len(able) == sites:
+                    found = _gang_of(able, exchanges, value_per_hour)
+                    if found.credits <= most_credits and (best is None or found.score < best.score):
+                        best = found
+    return best
+
+
+def _gang_of(matches: Sequence[Match], exchanges: Exchanges, value_per_hour: int) -> GangMatch:
+    each_s = exchange_s(matches, exchanges.num_bytes)
+    waited_h = exchanges.count * each_s / 3600
+    hours = max(one.hours for one in matches) + waited_h
+    metered_h = max(one.metered_hours for one in matches) + waited_h
+    # Replays cost the share of the price that they have in the match of a single lease.
+    credits_ = sum(one.credits * (metered_h / one.metered_hours if one.metered_hours else 1.0) for one in matches)
+    return GangMatch(
+        matches=tuple(matches),
+        hours=hours,
+        exchange_s=each_s,
+        credits=round(credits_),
+        score=credits_ + value_per_hour * hours,
+    )
+
+
+def recommended(found: GangMatch, exchanges: Exchanges) -> Recommendation | None:
+    """The interval between exchanges that would suit these links; None where the time of an update is not known."""
+    forecasts = [one.forecast for one in found.matches if one.forecast is not None]
+    if not (forecasts and exchanges.num_updates and exchanges.parameters):
+        return None
+    turns = len(found.matches) - 1
+    each_s = exchange_s(found.matches, 1.0) - POLL_S  # of a byte: up once, and down for each of the others
+    links = stated_link(bytes_per_s=turns / each_s, latency_s=POLL_S / turns, sites=len(found.matches))
+    step_s = max(one.run_s for one in forecasts) / exchanges.num_updates
+    return recommend(links, gradient_bytes=4.0 * exchanges.parameters, step_s=step_s)
+
+
+class GangRun:
+    """A run of several sites.
+
+    Args:
+        client: of the pool, with the renter's key.
+        handle: of the run; its `sites` is their number, its `firsts` the first lease of each that counts.
+        blobs: of the run.
+    """
+
+    def __init__(self, client: PoolClient, handle: Handle, blobs: BlobCache) -> None:
+        self.client, self.handle, self.blobs = client, handle, blobs
+        self.sites = tuple(RentedRun(client, site_handle(handle, site), blobs) for site in range(int(handle["sites"])))
+
+    def leases(self) -> list[list[dict[str, Any]]]:
+        """The leases of each site, the oldest first."""
+        return [leases_of(self.client, run.handle["job"]) for run in self.sites]
+
+    def open(self, order: PoolOrder, limit_s: float, avoided: Collection[str] = ()) -> GangMatch:
+        """Open the leases of all sites, or none.
+
+        Raises:
+            PlaceFailed: there are not enough free offers of one class.
+            BadJob: none are within what may be spent.
+            Refused: the deposits are not covered, or others were faster.
+        """
+        before, skipped = self.leases(), set(avoided)
+        for tries_left in reversed(range(_TRIES)):
+            found = self.match(limit_s, skipped)
+            paid_s = self._paid_s(found, limit_s)
+            bodies = []
+            for run, match, leases in zip(self.sites, found.matches, before, strict=True):
+                site_order = replace(order, site=int(run.handle["site"]), sites=len(self.sites))
+                bodies.append(run.opening(match, paid_s, run.continued(site_order, leases), len(leases)))
+            try:
+                self.client.post(on.GangOpened(leases=tuple(bodies)), patience_s=20.0)
+            except NotNow:
+                if not tries_left:
+                    raise
+                free = {one.listed.offer.offer_id for one in self._offers(limit_s, skipped)}
+                skipped |= {one.listed.offer.offer_id for one in found.matches} - free
+                continue
+            return found
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def match(self, limit_s: float, avoided: Collection[str] = ()) -> GangMatch:
+        """The best free offers for all sites.
+
+        Raises:
+            PlaceFailed, BadJob: as `open`.
+        """
+        terms, sites = Terms.of_handle(self.handle), len(self.sites)
+        offers, most = self._offers(limit_s, avoided), self.handle["max_credits"]
+        done = [one for of_site in self.leases() for one in of_site if one.get("messages") or one["commitments"]]
+        if done:  # what was sent stands
+            offers = [one for one in offers if one.listed.offer.determinism_class == done[0]["determinism_class"]]
+        found = best_gang(offers, sites, terms.exchanges, terms.value_per_hour)
+        if found is None:
+            raise PlaceFailed(
+                f"the pool has {len(offers)} free offers for the job, and no {sites} of one determinism class, as the "
+                "sites of a gang have to be",
+                remedy="`stoker pool offers` lists what there is; --place-option agents=… takes fewer.",
+            )
+        if most is not None and found.credits > most:
+            cheaper = best_gang(offers, sites, terms.exchanges, terms.value_per_hour, most)
+            if cheaper is None:
+                raise BadJob(
+                    f"{sites} sites are expected to cost {found.credits / 1e6:g} credits together, and --max-cost is "
+                    f"{most / 1e6:g}",
+                    remedy="Raise it, take fewer agents, or lower --verify: replays are paid as well.",
+                )
+            return cheaper
+        return found
+
+    def _paid_s(self, found: GangMatch, limit_s: float) -> float:
+        """The time that is paid for at these offers, `limit_s` at most [s].
+
+        Raises:
+            BadJob: what is left of the money ends before the run.
+        """
+        paid_s = min(limit_s, *(float(one.listed.offer.max_s) for one in found.matches))
+        if (most := self.handle["max_credits"]) is None:
+            return paid_s
+        terms, firsts = Terms.of_handle(self.handle), self.handle["firsts"]
+        mine = [one for of_site, first in zip(self.leases(), firsts, strict=True) for one in of_site[first:]]
+        spare = most_forwarding(self.client.rules(), terms) * len(self.sites)
+        left = max(0, int(most) - sum(map(most_spent, mine)) - spare)
+        rate = sum(one.listed.offer.price_per_hour for one in found.matches) * (2 if terms.verify else 1)
+        affordable_s = 3600 * left / max(1, rate)
+        if affordable_s < min(limit_s, 3600 * found.hours):
+            raise BadJob(
+                f"{left / 1e6:g} of {most / 1e6:g} credits are left, and {len(self.sites)} sites, replays included, "
+                f"take {min(limit_s, 3600 * found.hours) / 3600 * rate / 1e6:.4g}",
+                remedy="Raise --max-cost, or --verify none.",
+            )
+        return min(paid_s, affordable_s)
+
+    def _offers(self, limit_s: float, avoided: Collection[str] = ()) -> list[Match]:
+        target = LaunchTarget(text="pool", kind="pool", address="", device=self.handle["device"], devices_each=1)
+        return ranked_offers(
+            self.client, target, Terms.of_handle(self.handle), run_s=limit_s, avoided=frozenset(avoided)
+        )
+
+    def state(self) -> LaunchState:
+        """The state of all sites; opens what is due: all leases again, or the next one of a site."""
+        leases = self.leases()
+        if not all(leases):
+            return seen_now(phase="failed", why="the pool knows no lease of one of the sites")
+        newest = [of_site[-1] for of_site in leases]
+        if not newest[0]["is_gang_begun"]:
+            return self._complete(newest, leases)
+        of_start = [one for chain, first in zip(leases, self.handle["firsts"], strict=True) for one in chain[first:]]
+        if wrong := next((one for one in of_start if one["outcome"]), None):
+            self.stop(f"stopped: a block of {wrong['lease_id']} is wrong")
+            return seen_now(
+                phase="failed",
+                why=f"a block of {wrong['lease_id']} is wrong, and the other sites have gone on from what it sent; "
+                "start the run again with --new",
+                evidence=described(wrong),
+            )
+        states = [run.state() for run in self.sites]
+        phases: list[LaunchPhase] = [state.phase for state in states]
+        restarts = sum(state.restarts for state in states)
+        ends: tuple[LaunchPhase, ...] = ("failed", "stopped")
+        for phase in ends:
+            if phase in phases:
+                site = phases.index(phase)
+                self.stop(f"stopped: site {site} has {phase}")
+                return replace(states[site], why=f"site {site}: {states[site].why}", restarts=restarts)
+        # The least advanced one speaks for all.
+        order: tuple[LaunchPhase, ...] = ("queued", "requeued", "starting", "running", "saving", "finished")
+        site = min(range(len(states)), key=lambda number: order.index(phases[number]) if phases[number] in order else 0)
+        why = states[site].why if phases[site] == "finished" else f"site {site}: {states[site].why}"
+        return replace(states[site], why=why, restarts=restarts)
+
+    def _complete(self, newest: list[dict[str, Any]], leases: list[list[dict[str, Any]]]) -> LaunchState:
+        """A gang of which not all agents have accepted: it is waited for, or opened again with other offers."""
+        num_there = sum(one["state"] in LIVE and bool(one["accepted_s"]) for one in newest)
+        words = f"{num_there} of {len(newest)} agents have accepted"
+        if all(one["state"] in LIVE for one in newest):
+            return seen_now(phase="queued", why=f"{words}; no meter runs before all have")
+        if any(str(one["reason"]).startswith("stopped") for one in newest):
+            return seen_now(phase="stopped", why="stopped as asked, before all agents had accepted")
+        if live := [one for one in newest if one["state"] in LIVE]:
+            return seen_now(phase="queued", why=f"{words}; {len(live)} are released")
+        declined = [[one for one in chain if not one["accepted_s"] and one["reason"] != RELEASED] for chain in leases]
+        avoided = set[str]().union(*(resting_offers(chain, _now(self.client)) for chain in declined))
+        if len(leases[0]) >= _MOST_GANGS:
+            return seen_now(phase="failed", why=f"{len(leases[0])} gangs were never complete; the last: {words}")
+        order = replace(self.sites[0].order(leases[0][0]), site=0)
+        try:
+            self.open(order, float(self.handle["limit_s"]), avoided)
+        except BadJob as problem:
+            return seen_now(phase="failed", why=f"{words}; {problem.message}")
+        except (PlaceFailed, Refused) as problem:
+            return seen_now(phase="queued", why=f"{words}; waiting for other offers: {problem.message}")
+        return seen_now(phase="requeued", why=f"{words}: all were opened again")
+
+    def stop(self, reason: str = "stopped: the renter asked") -> None:
+        """Close the leases of all sites; what was committed stays."""
+        for of_site in self.leases():
+            if of_site and of_site[-1]["state"] in LIVE:
+                self.client.post(on.Closed(lease_id=str(of_site[-1]["lease_id"]), reason=reason), patience_s=20.0)
+
+    def log(self) -> bytes:
+        """The log of the first site."""
+        return self.sites[0].log()
+
+    def fetch(self, into: Path) -> None:
+        """The newest state of the first site: the weights that all share are equal."""
+        self.sites[0].fetch(into)
+
+
+_MOST_GANGS = 20
+"""Times that a gang is opened at most, until it is complete."""
+
+
+def _now(client: PoolClient) -> float:
+    return float(client.state("pool")["now_s"])
+
+
+def site_names(job: str, sites: int) -> list[str]:
+    """The names of the runs of all sites."""
+    return [f"{job}-s{site}" for site in range(sites)]
+
+
+def site_handle(handle: Handle, site: int) -> Handle:
+    """The handle of one site's run: its share of the money, and no moves."""
+    sites, most = int(handle["sites"]), handle["max_credits"]
+    return {
+        **handle,
+        "job": site_names(handle["job"], sites)[site],
+        "gang": handle["job"],
+        "site": site,
+        "first": int(handle["firsts"][site]),
+        "max_credits": None if most is None else int(most) // sites,
+        "options": {**handle["options"], "move": "no"},
+    }
+
+
+def gang_text(found: GangMatch, exchanges: Exchanges) -> str:
+    """What a gang costs, how long its exchanges take, and which interval would suit its links, as words."""
+    names = ", ".join(one.listed.offer.offer_id for one in found.matches)
+    share = exchanges.count * found.exchange_s / 3600 / found.hours if found.hours else 0.0
+    text = (
+        f"{len(found.matches)} sites at {names}: {found.credits / 1e6:.2f} credits together, {found.hours:.2f} h until "
+        f"the slowest is done. {exchanges.count:,} exchanges of {found.exchange_s:.1f} s are {100 * share:.0f} % of it"
+    )
+    advice = recommended(found, exchanges)
+    if advice is not None and advice.interval > exchanges.interval:
+        text += f". For these links every=stoker.updates({advice.interval}) is recommended, not {exchanges.interval}"
+    return text

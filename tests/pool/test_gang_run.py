@@ -1,0 +1,101 @@
+"""Which offers the sites of a run take, and what is said of them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+
+from stoker.pool.escrow import pay_for
+from stoker.pool.events import CREDIT
+from stoker.pool.gang_run import best_gang, exchange_s, gang_text
+from stoker.pool.matching import Match, RunForecast
+from stoker.pool.state import ListedOffer
+from stoker.pool.terms import Exchanges
+from tests.pool.book import offer
+
+CLASS = "c" * 64
+RARE = Exchanges(num_bytes=1e6, count=10, parameters=250_000, interval=50, num_updates=500)
+
+
+def match(name: str, price: float, hours: float, link: float = 1e6, **more: Any) -> Match:
+    """An offer of so many credits an hour, on which a site alone takes so many hours; its link in bytes/s."""
+    fields = {"upload_bytes_per_s": link, "download_bytes_per_s": link, "determinism_class": CLASS, **more}
+    rate = round(price * CREDIT)
+    return Match(
+        listed=ListedOffer(offer=offer(name, price_per_hour=rate, **fields), agent="a" * 64, offered_s=0.0),
+        forecast=RunForecast(run_s=3600 * hours),
+        hours=hours,
+        metered_hours=hours,
+        credits=pay_for(round(3600 * hours), rate),
+    )
+
+
+def names(offers: list[Match], sites: int = 2, exchanges: Exchanges = RARE, value: float = 1.0) -> list[str]:
+    """The offers that are taken."""
+    found = best_gang(offers, sites, exchanges, round(value * CREDIT))
+    return [] if found is None else sorted(one.listed.offer.offer_id for one in found.matches)
+
+
+def test_an_exchange_takes_the_slowest_upload_and_all_downloads() -> None:
+    """Of 1 MB at three sites, with a second in which agents look; a link that was not measured counts as 100 Mbit/s."""
+    links = [(2e6, 2e6), (1e6, 4e6), (4e6, 2e6)]
+    of_three = [match(str(up), 1.0, 1.0, upload_bytes_per_s=up, download_bytes_per_s=down) for up, down in links]
+    assert exchange_s(of_three, 1e6) == pytest.approx(1 / 1 + 2 * 1 / 2 + 1)
+    assert exchange_s([match("a", 1.0, 1.0, 0.0)] * 2, 12.5e6) == pytest.approx(3.0)
+
+
+def test_a_slow_cheap_offer_costs_the_time_of_the_others() -> None:
+    """All meters run until the slowest is done, so that the cheapest site is not the cheapest gang."""
+    offers = [match("fast", 1.0, 1.0), match("swift", 1.2, 1.0), match("slow", 0.1, 3.0)]
+    assert names(offers) == ["fast", "swift"]
+    assert names([*offers, match("idle", 0.1, 3.0)], value=0.0) == ["idle", "slow"]
+    assert names(offers[:1]) == []
+
+
+def test_a_thin_link_matters_as_often_as_there_are_exchanges() -> None:
+    """A cheaper offer on a slow link is taken for few exchanges, and left for many."""
+    offers = [match("fibre", 1.0, 1.0), match("cable", 1.0, 1.0), match("modem", 0.5, 1.0, 1e5)]
+    assert "modem" in names(offers)
+    often = Exchanges(num_bytes=1e6, count=1000, parameters=250_000, interval=1, num_updates=1000)
+    assert names(offers, exchanges=often) == ["cable", "fibre"]
+
+
+def test_sites_are_of_one_class() -> None:
+    """Cheaper ones of two classes are no gang, nor are those that state none; money has a limit."""
+    other = [match("b1", 1.0, 1.0, determinism_class="d" * 64), match("b2", 1.0, 1.0, determinism_class="d" * 64)]
+    offers = [match("a1", 0.1, 1.0), *other, match("n1", 0.1, 1.0, determinism_class="")]
+    assert names(offers) == ["b1", "b2"]
+    assert best_gang(offers, 2, RARE, CREDIT, most_credits=CREDIT) is None
+
+
+def test_no_set_of_offers_is_better() -> None:
+    """Against all sets of three of nine random offers, at several worths of an hour."""
+    draw = random.Random(3)
+    for number in range(40):
+        offers = [
+            match(f"o{one}", draw.uniform(0.1, 2), draw.uniform(1, 4), draw.choice([1e4, 1e5, 1e6])) for one in range(9)
+        ]
+        value = draw.choice([0, CREDIT, 20 * CREDIT])
+        found = best_gang(offers, 3, RARE, value)
+        assert found is not None
+        scores = []
+        for three in itertools.combinations(offers, 3):
+            one = best_gang(three, 3, RARE, value)
+            assert one is not None
+            scores.append(one.score)
+        assert found.score == pytest.approx(min(scores)), number
+
+
+def test_the_interval_that_links_suit_is_said() -> None:
+    """Where exchanges take most of the time, with the sum of the money and the share."""
+    often = Exchanges(num_bytes=1e6, count=1000, parameters=1_000_000, interval=1, num_updates=1000)
+    found = best_gang([match("a", 1.0, 1.0), match("b", 1.0, 1.0)], 2, often, CREDIT)
+    assert found is not None
+    text = gang_text(found, often)
+    assert text.startswith("2 sites at a, b: 3.67 credits together, 1.83 h until the slowest is done")
+    assert "1,000 exchanges of 3.0 s are 45 % of it" in text
+    assert "every=stoker.updates(8) is recommended, not 1" in text
+    assert "recommended" not in gang_text(found, RARE)

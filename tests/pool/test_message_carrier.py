@@ -1,0 +1,197 @@
+"""Messages between a box and the pool: what is sent, what is brought, and what is not believed."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.errors import BadRun, PlaceFailed, StokerError
+from stoker.pool import events as on
+from stoker.pool.job_box import MESSAGES, JobBox, PoolOrder
+from stoker.pool.message_carrier import KnownMessage, MessageCarrier, differing_messages, needed_from
+from stoker.store.site_message import MessageHead, encode_message, message_name
+
+
+def content_of(site: int, update: int, message: bytes = b"values") -> bytes:
+    """The file of a site's message."""
+    digest = hashlib.sha256(message).hexdigest()
+    head = MessageHead(
+        job="5" * 64, sites=2, site=site, update=update, fragment=0, num_bytes=len(message), sha256=digest
+    )
+    return encode_message(head, message)
+
+
+class FakePool:
+    """A gang of two leases in memory: messages by site, and blobs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.posted = folder, list[on.Sent]()
+        self.messages: dict[str, list[dict[str, Any]]] = {"run-s0.0": [], "run-s1.0": [], "run-s1.1": []}
+        self.num_looks = 0
+
+    def lease(self, lease_id: str) -> dict[str, Any]:
+        """A lease as the control plane shows it."""
+        self.num_looks += 1
+        names = [["run-s0.0"], ["run-s1.0", "run-s1.1"]]
+        return {"lease_id": lease_id, "gang_leases": names, "messages": self.messages[lease_id]}
+
+    def put_blob(self, content: bytes, *, through_pool: bool = False) -> str:
+        """Keep a blob."""
+        assert through_pool
+        digest = hashlib.sha256(content).hexdigest()
+        (self.folder / digest).write_bytes(content)
+        return digest
+
+    def post(self, body: on.Sent) -> None:
+        """Take an event."""
+        self.posted.append(body)
+        self.note(body.lease_id, body.update, body.blob)
+
+    def note(self, lease_id: str, update: int, blob: str) -> None:
+        """One more message in a lease."""
+        self.messages[lease_id].append({"update": update, "fragment": 0, "blob": blob})
+
+
+class Carried:
+    """Site 0 of two in its box, and its carrier."""
+
+    def __init__(self, folder: Path, begin: int = 0) -> None:
+        order = PoolOrder(run="run", tree="1" * 64, code="c", stoker="s", job_file="job.py", site=0, sites=2)
+        self.box = JobBox(folder / "box", order)
+        self.box.run.mkdir(parents=True)
+        (folder / "blobs").mkdir()
+        self.pool = FakePool(folder / "blobs")
+        self.carrier = MessageCarrier("run-s0.0", 0, begin, self.box, self.pool, self.fetch)
+
+    def fetch(self, blob: str) -> Path:
+        """The file with a blob."""
+        return self.pool.folder / blob
+
+    def write(self, update: int, message: bytes = b"values") -> None:
+        """The job writes its message."""
+        self.box.message_names()  # makes the folder
+        (self.box.run / MESSAGES / message_name(update, 0, 0)).write_bytes(content_of(0, update, message))
+
+    def sent_by_other(self, update: int, content: bytes | None = None) -> None:
+        """Site 1 has sent its message."""
+        blob = self.pool.put_blob(content_of(1, update) if content is None else content, through_pool=True)
+        self.pool.note("run-s1.1" if update > 10 else "run-s1.0", update, blob)
+
+    @property
+    def names(self) -> list[str]:
+        """Messages in the box."""
+        return sorted(self.box.message_names())
+
+
+def test_messages_are_carried_both_ways(tmp_path: Path) -> None:
+    """What the job writes is sent once; what the other site has sent, by either lease, is brought; then it is quiet."""
+    carried = Carried(tmp_path)
+    carried.carrier.carry()
+    assert (carried.carrier.is_idle, carried.pool.num_looks) == (True, 0)
+    carried.write(4)
+    carried.carrier.carry()
+    assert [(one.update, one.fragment) for one in carried.pool.posted] == [(4, 0)]
+    assert not carried.carrier.is_idle
+    carried.sent_by_other(4)
+    carried.sent_by_other(14)
+    carried.carrier.carry()
+    assert carried.names == [message_name(4, 0, 0), message_name(4, 0, 1), message_name(14, 0, 1)]
+    assert (carried.box.run / MESSAGES / message_name(14, 0, 1)).read_bytes() == content_of(1, 14)
+    carried.carrier.carry()
+    looked = carried.pool.num_looks
+    carried.carrier.carry()
+    assert (carried.carrier.is_idle, carried.pool.num_looks, len(carried.pool.posted)) == (True, looked, 1)
+
+
+def test_a_site_that_goes_on_elsewhere_sends_the_same_or_nothing(tmp_path: Path) -> None:
+    """A message that it has sent is not sent again; another one in its place ends the lease here."""
+    carried = Carried(tmp_path)
+    carried.pool.note("run-s0.0", 4, hashlib.sha256(content_of(0, 4)).hexdigest())
+    carried.pool.note("run-s0.0", 9, hashlib.sha256(content_of(0, 9)).hexdigest())
+    carried.write(4)
+    carried.carrier.carry()
+    assert not carried.pool.posted
+    carried.write(9, b"other")
+    with pytest.raises(PlaceFailed, match="site 0 has sent another message after update 10"):
+        carried.carrier.carry()
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"no message", "is none: its first line is not complete"),
+        (content_of(1, 4)[:-1], "is none: it has 5 of 6 bytes"),
+        (content_of(0, 4), "has sent 000000004-0000-0000.message as its message"),
+        (content_of(1, 5), "has sent 000000005-0000-0001.message as its message"),
+    ],
+)
+def test_what_another_site_sends_is_checked(tmp_path: Path, content: bytes, text: str) -> None:
+    """Only the message that its agent signed for gets into the box."""
+    carried = Carried(tmp_path)
+    carried.write(4)
+    carried.sent_by_other(4, content)
+    with pytest.raises(BadRun, match=text):
+        carried.carrier.carry()
+    assert carried.names == [message_name(4, 0, 0)]
+
+
+def test_a_job_that_puts_a_link_in_the_place_of_its_folder(tmp_path: Path) -> None:
+    """Nothing outside of the box is read or written."""
+    for link in ("launch/messages", f"{MESSAGES}/{message_name(4, 0, 0)}"):
+        carried = Carried(tmp_path / str(len(link)))
+        outside = tmp_path / f"outside-{len(link)}"
+        outside.mkdir()
+        (outside / message_name(4, 0, 0)).write_bytes(content_of(0, 4))
+        (carried.box.run / link).parent.mkdir(parents=True)
+        is_file = link.endswith(".message")
+        (carried.box.run / link).symlink_to(outside / message_name(4, 0, 0) if is_file else outside)
+        carried.sent_by_other(4)
+        with pytest.raises(StokerError):
+            carried.carrier.carry()
+        assert not carried.pool.posted
+        assert len(list(outside.iterdir())) == 1
+
+
+def test_what_the_job_needs_no_more_is_removed_from_the_box(tmp_path: Path) -> None:
+    """By its own note; it is not brought again."""
+    carried = Carried(tmp_path)
+    for update in (4, 9):
+        carried.write(update)
+        carried.sent_by_other(update)
+    carried.carrier.carry()
+    (carried.box.run / MESSAGES / "0000.needs").write_text("7")
+    carried.carrier.carry()
+    carried.write(14)
+    carried.carrier.carry()
+    left = [name for name in carried.names if name.endswith(".message")]
+    assert left == [message_name(9, 0, 0), message_name(9, 0, 1), message_name(14, 0, 0)]
+    assert [one.update for one in carried.pool.posted] == [4, 9, 14]
+
+
+def test_messages_that_may_be_on_their_way_are_needed() -> None:
+    """After 10 updates: all that were sent since, and the last one before of each fragment and site."""
+    known = [
+        KnownMessage(site=1, update=update, fragment=fragment, blob="")
+        for update in (4, 9, 14, 19)
+        for fragment in (0, 1)
+        if (update, fragment) != (9, 1)
+    ]
+    needed = [(one.update, one.fragment) for one in needed_from(known, 10)]
+    assert sorted(needed) == [(4, 1), (9, 0), (14, 0), (14, 1), (19, 0), (19, 1)]
+    assert len(needed_from(known, 0)) == len(known)
+
+
+def test_messages_that_a_replay_writes_otherwise(tmp_path: Path) -> None:
+    """Those that it did not make are not compared."""
+    carried = Carried(tmp_path)
+    carried.write(4)
+    carried.write(9)
+    right, wrong = (hashlib.sha256(content_of(0, update)).hexdigest() for update in (4, 1))
+    own = [
+        KnownMessage(site=0, update=update, fragment=0, blob=blob)
+        for update, blob in ((1, wrong), (4, right), (9, wrong))
+    ]
+    assert [one.update for one in differing_messages(carried.box.run, own)] == [9]
