@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -71,6 +72,21 @@ def test_metrics_skip_ignored_targets() -> None:
     output = torch.tensor([[5.0, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5], [5, 0, 0, 0, 0, 0]])
     found = of(torch.tensor([0, 0, -100]), output, metrics=["accuracy", "top5_accuracy"])
     assert [(float(m.sum), float(m.count)) for m in (found["accuracy"], found["top5_accuracy"])] == [(1, 2), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(ignore_index=255), functools.partial(F.cross_entropy, ignore_index=255)]
+)
+def test_accuracies_leave_out_what_the_loss_ignores(loss: Any) -> None:
+    """Pixels that the loss does not count are no errors of the metrics: two of three labels are right."""
+    output = torch.tensor([[5.0, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5], [0, 5, 0, 0, 0, 0], [5, 0, 0, 0, 0, 0]])
+    target = torch.tensor([0, 0, 1, 255])
+    found = of(target, output, loss=loss, metrics=["accuracy", "top5_accuracy", "token_accuracy"])
+    assert {name: (float(m.sum), float(m.count)) for name, m in found.items() if name != "loss"} == {
+        "accuracy": (2, 3),
+        "top5_accuracy": (2, 3),
+        "token_accuracy": (2, 3),
+    }
 
 
 @pytest.mark.parametrize(

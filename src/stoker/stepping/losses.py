@@ -105,6 +105,9 @@ class TrainingObjective:
         self._is_of_batch = job.objective.scope == "batch"
         self._device, self._dtype = device, dtype
         self._own = OwnLoss(self.fields) if job.objective.loss == "own" else None
+        ignored = ignored_target(job.objective.loss)
+        self.ignored = ignored if isinstance(ignored, int) else IGNORED_TARGET
+        """The label that the loss leaves out, and accuracies with it."""
         _require_nothing_to_train(job.objective.loss)
         losses = () if job.objective.loss is None else (self._measure("loss", job.objective.loss, LOSSES),)
         summed = (metric for metric in job.metrics if not is_stateful(metric))  # the others are evaluation's
@@ -268,6 +271,8 @@ class TrainingObjective:
         function, counted = _SUMS.get(given, named[given]), _COUNTS.get(given)
         if given.endswith("cross_entropy") and self.label_smoothing:
             function = functools.partial(function, label_smoothing=self.label_smoothing)
+        if function in _LEAVING_OUT:
+            function = functools.partial(function, ignored=self.ignored)
         return _Measure(
             name, function, takes_model=False, takes_scores=True, count_of=counted, is_arithmetic=named is LOSSES
         )
@@ -513,22 +518,23 @@ def _token_cross_entropy(output: torch.Tensor, target: torch.Tensor, label_smoot
     return _cross_entropy(output.flatten(0, -2), target.flatten(), label_smoothing)
 
 
-def _accuracy(output: torch.Tensor, target: torch.Tensor) -> Loss:
+def _accuracy(output: torch.Tensor, target: torch.Tensor, ignored: int = IGNORED_TARGET) -> Loss:
+    """Labels of `ignored`, which the job's loss leaves out, are not counted."""
     _require_classes(output, target)
-    valid = target != IGNORED_TARGET
+    valid = target != ignored
     largest, choice = output.max(1)  # a row with a NaN chooses nothing: the NaN counts as the largest
     return Loss(((choice == target) & valid & ~largest.isnan()).sum().float(), valid.sum())
 
 
-def _top5_accuracy(output: torch.Tensor, target: torch.Tensor) -> Loss:
+def _top5_accuracy(output: torch.Tensor, target: torch.Tensor, ignored: int = IGNORED_TARGET) -> Loss:
     _require_classes(output, target)
-    valid = target != IGNORED_TARGET
+    valid = target != ignored
     hits = (output.topk(5, dim=1).indices == target.unsqueeze(1)).any(1) & ~output.amax(1).isnan()
     return Loss((hits & valid).sum().float(), valid.sum())
 
 
-def _token_accuracy(output: torch.Tensor, target: torch.Tensor) -> Loss:
-    return _accuracy(output.flatten(0, -2), target.flatten())
+def _token_accuracy(output: torch.Tensor, target: torch.Tensor, ignored: int = IGNORED_TARGET) -> Loss:
+    return _accuracy(output.flatten(0, -2), target.flatten(), ignored)
 
 
 def _binary_cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -574,6 +580,8 @@ METRICS: dict[str, Callable[..., Any]] = {
     "mse": _mse,
     "l1": _l1,
 }
+_LEAVING_OUT = (_accuracy, _top5_accuracy, _token_accuracy)
+"""Metrics that do not count the labels that the job's loss ignores."""
 
 
 def _require_same_shape(output: torch.Tensor, target: torch.Tensor) -> None:
@@ -708,21 +716,27 @@ def require_by_sample(name: str, value: torch.Tensor, output: Any, target: Any) 
 
 
 def require_own_targets(name: str, function: Callable[..., Any], output: Any, target: Any) -> None:
-    """Raise BadJob for a mean that does not depend on which sample each target belongs to, but does in one shape."""
+    """Raise BadJob for a mean that does not depend on which sample each target belongs to, but does in one shape.
+
+    Looked at are the model's outputs, and the targets themselves as outputs: the mean of |output - target| over all
+    pairs is that of any pairing where all targets are larger than all outputs.
+    """
     if _broadcast_shape(output, target) is None or output.numel() != target.numel():
         return
-    flat, others = output.reshape(target.shape), target.roll(1, 0)
-    try:
-        pairs = ((output, target), (output, others), (flat, target), (flat, others))
-        losses = [function(*pair) for pair in pairs]
-        values = [torch.as_tensor(loss.sum if isinstance(loss, Loss) else loss).detach() for loss in losses]
-    except Exception:  # noqa: BLE001 - it takes no other shapes, and so brings them into one itself
-        return
-    if any(value.dim() for value in values):
-        return
-    is_same, is_same_flat = (torch.isclose(a, b, rtol=_SAME_RELATIVE) for a, b in (values[:2], values[2:]))
-    if is_same and not is_same_flat:
-        raise _crossed(f"{name} gave {float(values[0]):.6g}, whichever sample each target belongs to", output, target)
+    for seen in (output, target.reshape(output.shape).to(output.dtype)):
+        flat, others = seen.reshape(target.shape), target.roll(1, 0)
+        try:
+            pairs = ((seen, target), (seen, others), (flat, target), (flat, others))
+            losses = [function(*pair) for pair in pairs]
+            values = [torch.as_tensor(loss.sum if isinstance(loss, Loss) else loss).detach() for loss in losses]
+        except Exception:  # noqa: BLE001 - it takes no other shapes, and so brings them into one itself
+            return
+        if any(value.dim() for value in values):
+            return
+        is_same, is_same_flat = (torch.isclose(a, b, rtol=_SAME_RELATIVE) for a, b in (values[:2], values[2:]))
+        if is_same and not is_same_flat:
+            what = f"{name} gave {float(values[0]):.6g}, whichever sample each target belongs to"
+            raise _crossed(what, output, target)
 
 
 def _broadcast_shape(output: Any, target: Any) -> torch.Size | None:

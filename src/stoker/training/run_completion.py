@@ -73,7 +73,8 @@ def _evaluate(session: TrainingSession, samples: Samples, split: str) -> tuple[d
     classes = stated_classes(session.prepared.job.data)
 
     def work() -> tuple[dict[str, float], ExampleWatcher]:
-        watcher = ExampleWatcher(split, step.objective.fields, classes, functools.partial(sample_name, samples))
+        name_of, ignored = functools.partial(sample_name, samples), step.objective.ignored
+        watcher = ExampleWatcher(split, step.objective.fields, classes, ignored, name_of)
         size = session.loop.extent.evaluated_at_once(step.plan.micro_batch)
         return evaluate(step, samples, size, watcher=watcher), watcher
 
