@@ -66,6 +66,7 @@ class _Measure:
 
     With `takes_scores` it is given the logits of an output that has them under a name. `count_of` counts a target where
     the function gives the sum alone. With `is_arithmetic` it is nothing but operations on the tensors that it is given.
+    One that `is_named` looks at shapes itself.
     """
 
     name: str
@@ -74,6 +75,7 @@ class _Measure:
     takes_scores: bool = False
     count_of: Callable[[torch.Tensor], torch.Tensor | float] | None = None
     is_arithmetic: bool = False
+    is_named: bool = False
 
 
 class TrainingObjective:
@@ -102,7 +104,7 @@ class TrainingObjective:
         """The loss in chunks of tokens, if the plan has it."""
         self.fields = job.fields
         self.label_smoothing = job.objective.label_smoothing
-        self._is_of_batch = job.objective.scope == "batch"
+        self._is_of_batch, self._is_by_label = job.objective.scope == "batch", is_by_label(job.objective.loss)
         self._device, self._dtype = device, dtype
         self._own = OwnLoss(self.fields) if job.objective.loss == "own" else None
         ignored = ignored_target(job.objective.loss)
@@ -193,12 +195,16 @@ class TrainingObjective:
         return "scalar" if isinstance(value, torch.Tensor) and value.dim() == 0 else "value per sample"
 
     def require_by_sample(self, model: Callable[..., Any], content: Content) -> None:
-        """Raise BadJob for a loss of the user's own that compares every sample with every target undeclared."""
-        loss = self._measured("loss")
-        if loss is None or loss.takes_model or loss.function is _own_loss or self._is_of_batch:
+        """Raise BadJob for a loss of the user's own that compares every sample with every target undeclared.
+
+        And for a binary cross-entropy of targets that are no probabilities, such as labels of -1 and 1.
+        """
+        loss, target = self._measured("loss"), self.fields.target_of(content)
+        if loss is None or loss.takes_model or not isinstance(target, torch.Tensor):
             return
-        target = self.fields.target_of(content)
-        if isinstance(target, torch.Tensor):
+        if self._is_by_label:
+            _require_probabilities(target)
+        if not (loss.is_named or loss.function is _own_loss or self._is_of_batch):
             require_own_targets("loss", loss.function, in_full_precision(self._output(model, content)), target)
 
     def run(self, model: Callable[..., Any], content: Content) -> None:
@@ -274,7 +280,13 @@ class TrainingObjective:
         if function in _LEAVING_OUT:
             function = functools.partial(function, ignored=self.ignored)
         return _Measure(
-            name, function, takes_model=False, takes_scores=True, count_of=counted, is_arithmetic=named is LOSSES
+            name,
+            function,
+            takes_model=False,
+            takes_scores=True,
+            count_of=counted,
+            is_arithmetic=named is LOSSES,
+            is_named=True,
         )
 
     def _output(self, model: Callable[..., Any], content: Content) -> Any:
@@ -411,6 +423,16 @@ def is_by_label(loss: object) -> bool:
     """Whether a loss takes each score for the logit of a label by itself, not of one class among others."""
     is_named = loss == "binary_cross_entropy" or loss is F.binary_cross_entropy_with_logits
     return is_named or isinstance(loss, nn.BCEWithLogitsLoss)
+
+
+def _require_probabilities(target: torch.Tensor) -> None:
+    """Raise BadJob for targets of a binary cross-entropy beyond 0 and 1: the loss would have no lower bound."""
+    low, high = map(float, target.float().aminmax()) if target.numel() else (0.0, 0.0)
+    if low < 0 or high > 1:
+        raise BadJob(
+            f"loss: targets go from {low:g} to {high:g}, and a binary cross-entropy compares with probabilities, 0 to 1",
+            remedy='Give 0 or 1: of labels -1 and 1 as by (labels + 1) / 2. For several classes loss="cross_entropy".',
+        )
 
 
 def normalised_twice(loss: object, output: Any) -> str | None:
@@ -616,23 +638,34 @@ def _no_tensor(name: str, output: Any, target: Any) -> BadJob:
 def _misfit(name: str, output: Any, target: Any, error: Exception) -> tuple[str, str | None]:
     """How output and target do not match, with their shapes or the label that is out of range; and a remedy."""
     shapes = f"output {_shape(output)}, target {_shape(target)}"
-    is_labels = isinstance(target, torch.Tensor) and not target.is_floating_point() and target.numel() > 0
-    if is_labels and isinstance(output, torch.Tensor) and output.dim() > 1:
+    raised = f"{name} raised {type(error).__name__}: {str(error).splitlines()[0]} ({shapes})"
+    if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
+        return raised, None
+    if output.shape != target.shape and output.numel() == target.numel():
+        remedy = "Give both one shape, as by output.squeeze(1) in the model, and targets as floats."
+        if not target.is_floating_point():
+            remedy += ' For one logit a sample and labels 0 and 1 there is loss="binary_cross_entropy", for numbers "mse".'
+        return raised, remedy
+    if not target.is_floating_point() and target.numel() and output.dim() > 1:
         classes = output.shape[-1] if "token" in name else output.shape[1]
         labels = target[target != IGNORED_TARGET]
         low, high = (int(labels.min()), int(labels.max())) if labels.numel() else (0, 0)
         if high >= classes or low < 0:
+            odd = low if low < 0 else high
             return (
                 f"{name}: labels go from {low} to {high}, but the model's output has {classes} classes ({shapes})",
-                None,
+                f"Number the classes from 0 to {classes - 1}, or let the model return more scores. If {odd} stands for "
+                f"no label, loss=nn.CrossEntropyLoss(ignore_index={odd}) leaves it out.",
             )
-    if _WANTS_CLASSES.search(str(error)) and isinstance(target, torch.Tensor):
+        if target.dim() == 2 and target.shape[1] == 1 < classes:
+            return raised, "Give labels without that dimension, as by labels.squeeze(1)."
+    if _WANTS_CLASSES.search(str(error)):
         kind = str(target.dtype).removeprefix("torch.")
         return (
             f"{name}: a cross-entropy compares with class numbers, and targets are {kind} ({shapes})",
             "Give class numbers as int64 (labels.long(), .astype('int64')); to learn numbers themselves, loss=\"mse\".",
         )
-    return f"{name} raised {type(error).__name__}: {str(error).splitlines()[0]} ({shapes})", None
+    return raised, None
 
 
 def _shape(value: Any) -> str:
