@@ -677,6 +677,23 @@ def test_probabilities_for_scores_are_noticed_before_the_first_update() -> None:
     assert probed(job).notices == (notice,)
 
 
+def test_labels_that_an_accuracy_would_count_as_wrong_are_noticed() -> None:
+    """A function that leaves 255 out does not say so, unless by its ignore_index."""
+    inputs, labels = vectors()
+    labels = labels.where(torch.arange(len(labels)) % 3 > 0, 255)
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output, target, ignore_index=255)
+
+    for metrics, is_noticed in ((["accuracy"], True), ([lambda o, _: o.mean(1)], False)):
+        job = make_job(mlp, data=(inputs, labels), loss=loss, metrics=metrics)
+        notices = require_usable(job, samples_of(job))
+        assert [("such as 255, and accuracy counts them as wrong" in notice) for notice in notices] == [True] * is_noticed
+    loss.ignore_index = 255  # type: ignore[attr-defined]
+    job = make_job(mlp, data=(inputs, labels), loss=loss, metrics=["accuracy"])
+    assert require_usable(job, samples_of(job)) == ()
+
+
 @pytest.mark.parametrize("group", [None, 4])
 def test_a_group_goes_whole_until_samples_are_compared(group: int | None) -> None:
     """One micro-batch is legal, and it is so under the coupling that is found later; a declared one is reported."""

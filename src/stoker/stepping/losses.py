@@ -457,6 +457,28 @@ def normalised_twice(loss: object, output: Any) -> str | None:
     )
 
 
+def counted_as_wrong(job: Job, output: Any, target: Any) -> str | None:
+    """A notice for labels that are no class of the model's, as of pixels that a function of the user's own leaves out.
+
+    Accuracies know what is left out by the loss's `ignore_index` alone, and would count them as errors.
+    """
+    given = [metric.metric if isinstance(metric, Named) else metric for metric in job.metrics]
+    output, names = scores(output), [name for name in given if isinstance(name, str) and name in _ACCURACIES]
+    if not names or ignored_target(job.objective.loss) is not None or not isinstance(target, torch.Tensor):
+        return None
+    if not isinstance(output, torch.Tensor) or output.dim() < 2 or target.is_floating_point():
+        return None
+    classes = output.shape[-1] if names[0] == "token_accuracy" else output.shape[1]
+    odd = target[((target < 0) | (target >= classes)) & (target != IGNORED_TARGET)]
+    if not odd.numel():
+        return None
+    share = f"{100 * odd.numel() / target.numel():.2g} % of the labels looked at are none of the model's {classes} classes"
+    return (
+        f"{share}, such as {int(odd[0])}, and {names[0]} counts them as wrong. If the loss leaves them out, let it say "
+        f"which: loss=nn.CrossEntropyLoss(ignore_index={int(odd[0])}), or an attribute ignore_index of the function"
+    )
+
+
 def require_scalar(loss: Loss, name: str) -> Loss:
     """The loss, whose sum must be a scalar tensor."""
     if getattr(loss.sum, "shape", None) != ():
@@ -602,7 +624,8 @@ METRICS: dict[str, Callable[..., Any]] = {
     "mse": _mse,
     "l1": _l1,
 }
-_LEAVING_OUT = (_accuracy, _top5_accuracy, _token_accuracy)
+_ACCURACIES = ("accuracy", "top5_accuracy", "token_accuracy")
+_LEAVING_OUT = tuple(METRICS[name] for name in _ACCURACIES)
 """Metrics that do not count the labels that the job's loss ignores."""
 
 

@@ -29,7 +29,7 @@ from stoker.loading.order import Indices, KeyedPermutation, RandomStream, key_of
 from stoker.loading.samples import BadSample, Samples
 from stoker.loading.sampling import targets_at_hand
 from stoker.stepping.distributed_tensors import as_real
-from stoker.stepping.losses import LossForm, TrainingObjective, normalised_twice, require_scalar
+from stoker.stepping.losses import LossForm, TrainingObjective, counted_as_wrong, normalised_twice, require_scalar
 from stoker.stepping.model import build_model, default_dtype, in_dtype, is_double, num_parameters
 from stoker.stepping.python_state import is_shared, python_generators, python_state
 from stoker.stepping.random_draws import HAS_ENDS, RandomDraws
@@ -592,7 +592,11 @@ def _with_graph(probe: CouplingProbe) -> tuple[CouplingProbe, Value]:
     batch = probe.pool.batch(quad.first, quad.second)
     value = with_graph.value_of(watched, batch, 0, batch.size)
     handle.remove()
-    notice = normalised_twice(probe.job.objective.loss, outputs[-1]) if outputs else None
+    notice = None
+    if outputs:
+        target = probe.job.fields.target_of(batch.cut(0, batch.size))
+        notice = normalised_twice(probe.job.objective.loss, outputs[-1])
+        notice = notice or counted_as_wrong(probe.job, outputs[-1], target)
     return replace(with_graph, notice=notice), value
 
 
