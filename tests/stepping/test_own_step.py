@@ -113,7 +113,9 @@ def _setting(model: Pair, optimizers: Any, batch: Any) -> dict[str, torch.Tensor
 def test_a_rate_that_the_step_changes_is_refused(own_step: Any) -> None:
     """The schedule would set it back before the next update, without a word."""
     job = _job(step=own_step)
-    with pytest.raises(BadJob, match="changes a learning rate for the next update, from 0.1 to 0.05, and the schedule"):
+    with pytest.raises(
+        BadJob, match=r"changes a learning rate for the next update, from 0.1 to 0.05, and the schedule"
+    ):
         train(job, _step(job), 2)
 
 

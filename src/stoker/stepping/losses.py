@@ -430,7 +430,7 @@ def _require_probabilities(target: torch.Tensor) -> None:
     low, high = map(float, target.float().aminmax()) if target.numel() else (0.0, 0.0)
     if low < 0 or high > 1:
         raise BadJob(
-            f"loss: targets go from {low:g} to {high:g}, and a binary cross-entropy compares with probabilities, 0 to 1",
+            f"loss: targets go from {low:g} to {high:g}, and a binary cross-entropy compares with probabilities",
             remedy='Give 0 or 1: of labels -1 and 1 as by (labels + 1) / 2. For several classes loss="cross_entropy".',
         )
 
@@ -472,10 +472,11 @@ def counted_as_wrong(job: Job, output: Any, target: Any) -> str | None:
     odd = target[((target < 0) | (target >= classes)) & (target != IGNORED_TARGET)]
     if not odd.numel():
         return None
-    share = f"{100 * odd.numel() / target.numel():.2g} % of the labels looked at are none of the model's {classes} classes"
+    share, label = f"{100 * odd.numel() / target.numel():.2g} % of the labels looked at", int(odd[0])
     return (
-        f"{share}, such as {int(odd[0])}, and {names[0]} counts them as wrong. If the loss leaves them out, let it say "
-        f"which: loss=nn.CrossEntropyLoss(ignore_index={int(odd[0])}), or an attribute ignore_index of the function"
+        f"{share} are none of the model's {classes} classes, such as {label}, and {names[0]} counts them as wrong. If "
+        f"the loss leaves them out, let it say which: loss=nn.CrossEntropyLoss(ignore_index={label}), or an attribute "
+        "ignore_index of the function"
     )
 
 
@@ -667,7 +668,9 @@ def _misfit(name: str, output: Any, target: Any, error: Exception) -> tuple[str,
     if output.shape != target.shape and output.numel() == target.numel():
         remedy = "Give both one shape, as by output.squeeze(1) in the model, and targets as floats."
         if not target.is_floating_point():
-            remedy += ' For one logit a sample and labels 0 and 1 there is loss="binary_cross_entropy", for numbers "mse".'
+            remedy += (
+                ' For one logit a sample, labels 0 and 1, there is loss="binary_cross_entropy", for numbers "mse".'
+            )
         return raised, remedy
     if not target.is_floating_point() and target.numel() and output.dim() > 1:
         classes = output.shape[-1] if "token" in name else output.shape[1]
@@ -675,10 +678,13 @@ def _misfit(name: str, output: Any, target: Any, error: Exception) -> tuple[str,
         low, high = (int(labels.min()), int(labels.max())) if labels.numel() else (0, 0)
         if high >= classes or low < 0:
             odd = low if low < 0 else high
+            remedy = (
+                f"Number the classes from 0, or let the model return more scores than {classes}. If {odd} stands for "
+                f"no label, loss=nn.CrossEntropyLoss(ignore_index={odd}) leaves it out."
+            )
             return (
                 f"{name}: labels go from {low} to {high}, but the model's output has {classes} classes ({shapes})",
-                f"Number the classes from 0 to {classes - 1}, or let the model return more scores. If {odd} stands for "
-                f"no label, loss=nn.CrossEntropyLoss(ignore_index={odd}) leaves it out.",
+                remedy,
             )
         if target.dim() == 2 and target.shape[1] == 1 < classes:
             return raised, "Give labels without that dimension, as by labels.squeeze(1)."
