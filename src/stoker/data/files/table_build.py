@@ -218,7 +218,7 @@ class _Building:
             step = float(np.spacing(np.float32(max(abs(low), abs(high)))))
             if high - low < _LEAST_STEPS * step:
                 raise BadJob(
-                    f"the feature {self.features[index]!r} goes from {low:.12g} to {high:.12g}, where numbers in float32 "
+                    f"feature {self.features[index]!r} goes from {low:.12g} to {high:.12g}, where those in float32 "
                     f"are {step:g} apart: most of its values would become equal",
                     remedy="Subtract its least value in the file, or give it as categories=[…] or leave it out if it "
                     "is an identifier.",
