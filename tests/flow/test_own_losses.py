@@ -216,6 +216,25 @@ def test_probabilities_given_to_a_loss_that_makes_them_are_told_of(name: str) ->
     assert any(f"the model ends in {word}" in one for one in words) is (word is not None)
 
 
+def test_a_loss_that_begins_below_zero_has_no_factor_to_rise_by() -> None:
+    """As of a likelihood: from -0.01 to 5 is 500 times its first value, and no divergence for that."""
+    heard, values = Heard(), torch.full((96,), 5.0)
+    values[:16] = -0.01
+    job = blobs_job(
+        data=(torch.randn(96, 6), values),
+        loss=lambda output, target: 0 * output.sum(1) + target,
+        sampling=stoker.sampling.in_order(),
+        batch=16,
+        until=stoker.epochs(1),
+        valid=None,
+        test=None,
+        metrics=[],
+    )
+    stoker.train(job, plan=PLAN, sink=heard)
+    assert heard.of("finished")[0]["loss"] > 0
+    assert not any("diverged" in fields["message"] for fields in heard.of("warned"))
+
+
 def test_a_rate_that_trains_nothing_is_told_of_and_so_is_what_came_of_it() -> None:
     """Where the loss stays finite; without held-out data the last event has the loss of training."""
     heard = Heard()

@@ -26,6 +26,32 @@ def test_lists_beside_each_other_are_no_arrays(given: tuple[list[object], ...]) 
     assert len(str(told.value)) < 400
 
 
+class DataFrame:
+    """As that of pandas: columns by name, and numbers by a method."""
+
+    __module__ = "pandas"
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, name: str) -> list[float]:
+        return {"age": [1.0, 2.0, 3.0]}[name]
+
+    def to_numpy(self) -> np.ndarray:
+        """The numbers."""
+        return np.arange(3.0)
+
+
+@pytest.mark.parametrize(
+    "given", [DataFrame(), (DataFrame(), ROWS), {"x": DataFrame(), "y": ROWS}], ids=["alone", "tuple", "dict"]
+)
+def test_a_frame_comes_with_what_to_give_instead(given: object) -> None:
+    """It was a dataset whose sample 0 is no column, one sample of two, or a KeyError."""
+    with pytest.raises(BadJob, match="data has a DataFrame of pandas, wanted arrays") as told:
+        as_samples(given, what="data")
+    assert "to_numpy('float32')" in str(told.value.remedy)
+
+
 def test_lists_of_samples_stay_samples() -> None:
     """A list of them, or a tuple whose lists are of different lengths."""
     assert as_samples([[1.0, 2.0], [3.0, 4.0]], what="data").fetch(np.arange(2), 0)[0].tolist() == [1.0, 3.0]

@@ -35,7 +35,7 @@ def remedy(saved_s: float, *, changes_job: bool = False) -> Remedy:
 
 def test_half_of_the_evaluations_and_checkpoints_are_saved() -> None:
     """Of three, one goes; the interval between checkpoints doubles."""
-    found = list(remedies(ran(update=10.0, checkpoint=4.0, evaluations_s=(1.0, 1.0, 1.0), checkpoints=4), PLAN, CPU))
+    found = list(remedies(ran(update=120.0, checkpoint=4.0, evaluations_s=(1.0, 1.0, 1.0), checkpoints=4), PLAN, CPU))
     assert [one.saved_s for one in found] == pytest.approx([1.0, 2.0])
     assert "--checkpoint-every 60" in found[1].change
     assert [one.changes_job for one in found] == [True, False]
@@ -44,6 +44,13 @@ def test_half_of_the_evaluations_and_checkpoints_are_saved() -> None:
 def test_a_single_evaluation_cannot_be_halved() -> None:
     """It is the one at the end."""
     assert list(remedies(ran(update=10.0, evaluations_s=(5.0,), checkpoints=1, checkpoint=3.0), PLAN, CPU)) == []
+
+
+def test_an_interval_changes_no_checkpoint_of_an_evaluation() -> None:
+    """A run of 5 s saves at its best evaluations and its end; 65 s have two intervals of 30 s, of which one goes."""
+    assert list(remedies(ran(update=3.0, checkpoint=2.0, checkpoints=4), PLAN, CPU)) == []
+    (fewer,) = remedies(ran(update=63.0, checkpoint=2.0, checkpoints=4), PLAN, CPU)
+    assert fewer.saved_s == pytest.approx(0.5)
 
 
 def test_workers_fetch_beside_updates_as_far_as_there_are_cores() -> None:

@@ -677,6 +677,56 @@ def test_probabilities_for_scores_are_noticed_before_the_first_update() -> None:
     assert probed(job).notices == (notice,)
 
 
+def test_labels_that_an_accuracy_would_count_as_wrong_are_noticed() -> None:
+    """A function that leaves 255 out does not say so, unless by its ignore_index."""
+    inputs, labels = vectors()
+    labels = labels.where(torch.arange(len(labels)) % 3 > 0, 255)
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output, target, ignore_index=255)
+
+    for metrics, is_noticed in ((["accuracy"], True), ([lambda o, _: o.mean(1)], False)):
+        job = make_job(mlp, data=(inputs, labels), loss=loss, metrics=metrics)
+        notices = require_usable(job, samples_of(job))
+        named = ["such as 255, and accuracy counts them as wrong" in notice for notice in notices]
+        assert named == [True] * is_noticed
+    loss.ignore_index = 255  # type: ignore[attr-defined]
+    job = make_job(mlp, data=(inputs, labels), loss=loss, metrics=["accuracy"])
+    assert require_usable(job, samples_of(job)) == ()
+
+
+class InAList(nn.Module):
+    """A network whose first layer PyTorch does not see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.last = [nn.Linear(FEATURES, 8)], nn.Linear(8, CLASSES)
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        return self.last(self.layers[0](x_BF).relu())
+
+
+def test_tensors_that_will_not_be_trained_are_noticed() -> None:
+    """Modules in a list, and tensors that a loss has of its own; not inputs that derivatives are taken of."""
+    (notice,) = require_usable(make_job(InAList), samples_of(make_job(InAList)))
+    assert "2 tensors that are no parameters of InAList (of shape [" in notice
+    scale = torch.zeros((), requires_grad=True)
+
+    def scaled(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output, target, reduction="none") * scale.exp()
+
+    (notice,) = require_usable(make_job(mlp, loss=scaled), samples_of(make_job(mlp, loss=scaled)))
+    assert "1 tensors that are no parameters of Sequential (of shape [])" in notice
+
+    def smooth(model: Any, batch: Any) -> Loss:
+        inputs = batch[0].requires_grad_()
+        output = model(inputs)
+        (slope,) = torch.autograd.grad(output.sum(), inputs, create_graph=True)
+        return Loss(slope.square().sum() + output.square().sum(), len(output))
+
+    assert require_usable(make_job(mlp, loss=smooth), samples_of(make_job(mlp, loss=smooth))) == ()
+
+
 @pytest.mark.parametrize("group", [None, 4])
 def test_a_group_goes_whole_until_samples_are_compared(group: int | None) -> None:
     """One micro-batch is legal, and it is so under the coupling that is found later; a declared one is reported."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+import re
 from typing import Any
 
 import pytest
@@ -10,9 +12,9 @@ from torch import nn
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
 from stoker.jobs.objective import Objective
-from stoker.stepping.coupling import find_coupling
+from stoker.stepping.coupling import find_coupling, require_usable
 from stoker.stepping.losses import TrainingObjective
-from tests.stepping.models import make_job, mlp, samples_of
+from tests.stepping.models import FEATURES, make_job, mlp, samples_of, vectors
 
 LOGITS = torch.tensor([[2.0, 0.0, -1.0], [0.5, 1.5, 0.0], [0.0, 0.0, 3.0]])
 LABELS = torch.tensor([0, 1, 1])
@@ -74,6 +76,21 @@ def test_metrics_skip_ignored_targets() -> None:
 
 
 @pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(ignore_index=255), functools.partial(F.cross_entropy, ignore_index=255)]
+)
+def test_accuracies_leave_out_what_the_loss_ignores(loss: Any) -> None:
+    """Pixels that the loss does not count are no errors of the metrics: two of three labels are right."""
+    output = torch.tensor([[5.0, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5], [0, 5, 0, 0, 0, 0], [5, 0, 0, 0, 0, 0]])
+    target = torch.tensor([0, 0, 1, 255])
+    found = of(target, output, loss=loss, metrics=["accuracy", "top5_accuracy", "token_accuracy"])
+    assert {name: (float(m.sum), float(m.count)) for name, m in found.items() if name != "loss"} == {
+        "accuracy": (2, 3),
+        "top5_accuracy": (2, 3),
+        "token_accuracy": (2, 3),
+    }
+
+
+@pytest.mark.parametrize(
     ("loss", "form", "total", "count"),
     [
         (lambda output, target: Loss(output.sum(), 2), "sum and count", 6.0, 2),
@@ -128,6 +145,36 @@ def test_targets_that_do_not_fit_are_named(target: torch.Tensor, output: torch.T
     """Labels out of range come with the range, other misfits with the shapes; -100 is no label."""
     with pytest.raises(BadJob, match=problem):
         of(target, output)
+
+
+@pytest.mark.parametrize(
+    ("target", "output", "loss", "remedy"),
+    [
+        (torch.tensor([0, 255, 1]), LOGITS, "cross_entropy", r"ignore_index=255\) leaves it out"),
+        (torch.tensor([0, -1, 1]), LOGITS, "cross_entropy", r"from 0, .*ignore_index=-1\)"),
+        (torch.tensor([[0], [2], [1]]), LOGITS, "cross_entropy", r"labels.squeeze\(1\)"),
+        (LABELS, LOGITS[:, :1], "mse", r"output.squeeze\(1\)"),
+        (LABELS, LOGITS[:, :1], "cross_entropy", 'one logit a sample.* loss="binary_cross_entropy"'),
+        (LABELS, LOGITS[:, :1], nn.BCEWithLogitsLoss(), 'targets as floats.* loss="binary_cross_entropy"'),
+    ],
+)
+def test_a_misfit_comes_with_a_remedy(target: torch.Tensor, output: torch.Tensor, loss: Any, remedy: str) -> None:
+    """What to change in target, output or loss; one score is not taken for one class of several."""
+    with pytest.raises(BadJob) as told:
+        of(target, output, loss=loss)
+    assert re.search(remedy, str(told.value.remedy))
+    assert "1 classes" not in str(told.value)
+
+
+@pytest.mark.parametrize("loss", ["binary_cross_entropy", nn.BCEWithLogitsLoss()])
+@pytest.mark.parametrize(("low", "high"), [(-1, 1), (0, 2)])
+def test_a_binary_cross_entropy_of_no_probabilities_is_refused(loss: Any, low: int, high: int) -> None:
+    """Labels of -1 and 1, or of 1 and 2: the loss would fall without end."""
+    inputs, classes = vectors()
+    target = torch.where(classes > 0, high, low).float()[:, None]
+    job = make_job(lambda: nn.Linear(FEATURES, 1), data=(inputs, target), loss=loss)
+    with pytest.raises(BadJob, match=f"targets go from {low} to {high}, and a binary cross-entropy"):
+        require_usable(job, samples_of(job))
 
 
 def test_the_forward_of_one_loss_that_was_replaced_is_the_loss() -> None:

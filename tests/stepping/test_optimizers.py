@@ -14,7 +14,7 @@ from stoker.errors import BadJob
 from stoker.jobs import SGD, AdamW, Job, Optimizer
 from stoker.records import Plan
 from stoker.stepping.step import Step
-from stoker.stepping.torch_optimizers import implementations
+from stoker.stepping.torch_optimizers import build_optimizer, implementations
 from tests.stepping.driving import SEPARABLE, are_equal, largest_difference, plan_of, train, trained, whole_stream
 from tests.stepping.models import make_job, mlp
 
@@ -172,3 +172,13 @@ def test_a_predicate_that_finds_nothing_or_raises_is_refused(predicate: Any, pro
     """With the place of its code, so that one of many is found."""
     with pytest.raises(BadJob, match=rf"lambda> \(test_optimizers.py, line \d+\) {problem}"):
         Step(make_job(mlp, optimizer=SGD(lr=0.1, groups={predicate: {"lr": 1.0}})), plan_of(4), SEPARABLE)
+
+
+@pytest.mark.parametrize(
+    ("defaults", "given"), [({}, "has no learning rate"), ({"lr": None}, "has the learning rate None")]
+)
+def test_an_optimizer_without_a_rate_is_refused(defaults: dict[str, Any], given: str) -> None:
+    """It was a KeyError or TypeError of the model or the loss."""
+    job = make_job(mlp, optimizer=lambda parameters: torch.optim.Optimizer(parameters, defaults))
+    with pytest.raises(BadJob, match=f"made a Optimizer of which a parameter group {given}"):
+        build_optimizer(job, mlp(), Plan(device="cpu", micro_batch=16))

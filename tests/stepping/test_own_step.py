@@ -32,8 +32,12 @@ class Pair(nn.Module):
 def _optimizers(model: Pair) -> dict[str, torch.optim.Optimizer]:
     return {
         "actor": torch.optim.Adam(model.actor.parameters(), lr=0.01),
-        "critic": torch.optim.SGD(model.critic.parameters(), lr=0.1, momentum=0.9),
+        "critic": _critic(model, 0.1),
     }
+
+
+def _critic(model: Pair, rate: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.critic.parameters(), lr=rate, momentum=0.9)
 
 
 def _both(model: Pair, optimizers: Any, batch: Any) -> dict[str, torch.Tensor]:
@@ -85,6 +89,43 @@ def test_an_update_is_the_users_step_and_nothing_else() -> None:
     assert losses[-1] < losses[0]
     assert isinstance(ours.rule, OwnStep)
     assert set(ours.rule.values) == {"critic", "actor"}
+
+
+def _halving(model: Pair, optimizers: Any, batch: Any) -> dict[str, torch.Tensor]:
+    losses = _both(model, optimizers, batch)
+    optimizers["critic"].param_groups[0]["lr"] *= 0.5
+    return losses
+
+
+def _with_scheduler(model: Pair, optimizers: Any, batch: Any) -> dict[str, torch.Tensor]:
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizers["critic"], 0.5)
+    losses = _both(model, optimizers, batch)
+    scheduler.step()
+    return losses
+
+
+def _setting(model: Pair, optimizers: Any, batch: Any) -> dict[str, torch.Tensor]:
+    optimizers["critic"].param_groups[0]["lr"] = 0.05
+    return _both(model, optimizers, batch)
+
+
+@pytest.mark.parametrize("own_step", [_halving, _with_scheduler])
+def test_a_rate_that_the_step_changes_is_refused(own_step: Any) -> None:
+    """The schedule would set it back before the next update, without a word."""
+    job = _job(step=own_step)
+    with pytest.raises(
+        BadJob, match=r"changes a learning rate for the next update, from 0.1 to 0.05, and the schedule"
+    ):
+        train(job, _step(job), 2)
+
+
+def test_a_step_may_set_its_rates_before_they_are_used() -> None:
+    """Every update uses the rate that it sets, whatever the schedule says."""
+    stated = _job(optimizer=lambda model: {**_optimizers(model), "critic": _critic(model, 0.05)})
+    itself, by_optimizer = _step(_job(step=_setting)), _step(stated)
+    train(_job(step=_setting), itself, 3)
+    train(stated, by_optimizer, 3)
+    assert torch.equal(_weights(itself), _weights(by_optimizer))
 
 
 def test_it_is_never_cut() -> None:

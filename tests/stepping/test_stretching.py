@@ -62,6 +62,16 @@ def test_their_mean_is_refused_too(loss: Callable[..., Any]) -> None:
             check(job, samples_of(job))
 
 
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("loss", [nn.L1Loss(), nn.functional.l1_loss], ids=["module", "function"])
+def test_a_mean_of_distances_is_refused_too(loss: Callable[..., Any]) -> None:
+    """Where all targets are larger than all outputs it is the same for any pairing, the right one included."""
+    job = regression(loss, data=(INPUTS, SUMS.abs() + 100))
+    for check in (require_usable, find_coupling):
+        with pytest.raises(BadJob, match=r"gave .*, whichever sample each target belongs to: an output \[\d+, 1\]"):
+            check(job, samples_of(job))
+
+
 @pytest.mark.parametrize(
     "loss",
     [
@@ -70,8 +80,9 @@ def test_their_mean_is_refused_too(loss: Callable[..., Any]) -> None:
         lambda o, t: squares(o.view(-1), t).mean(),
         lambda o, t: squares(o, t[:, None]).mean(),
         lambda o, t: squares(o, t.view_as(o)),
+        lambda o, t: (o.squeeze(1) - t).abs().mean(),
     ],
-    ids=["squeezed", "its mean", "viewed", "targets widened", "targets viewed"],
+    ids=["squeezed", "its mean", "viewed", "targets widened", "targets viewed", "distances"],
 )
 def test_a_loss_that_gives_both_one_shape_is_let_alone(loss: Callable[..., Any]) -> None:
     """Whichever way it does so: the samples are separable."""

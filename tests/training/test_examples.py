@@ -35,6 +35,18 @@ def shown(step, samples: tuple[torch.Tensor, ...], size: int, classes: tuple[str
     return found
 
 
+def test_labels_that_the_loss_ignores_are_not_counted() -> None:
+    """With ignore_index=255 the confusion matrix has the other samples, and examples are shown."""
+    targets = TARGETS.clone()
+    targets[::4] = 255
+    step = step_of(tiny_job(loss=nn.CrossEntropyLoss(ignore_index=255)))
+    watcher = ExampleWatcher("valid", step.objective.fields, ignored=step.objective.ignored)
+    evaluate(step, as_samples((INPUTS, targets), what="valid"), 8, watcher=watcher)
+    assert watcher.problem is None
+    (found,) = collect_examples([watcher], ALONE)
+    assert np.array(found.confusion).sum() == int((targets != 255).sum())
+
+
 @settings(max_examples=15)
 @given(size=st.integers(1, 40))
 def test_what_is_shown_of_a_classifier_is_that_of_the_whole_set(size: int) -> None:

@@ -38,6 +38,7 @@ def _as_samples(data: Any, what: str, collate: Callable[[list[Any]], Any] | None
             f"{what} is an IterableDataset, which has no samples by number",
             remedy="Give a map-style dataset (with __len__ and __getitem__) or arrays.",
         )
+    _require_no_frames(data, what)
     data = as_source(data)
     if isinstance(data, IndexedSource):
         return SourceSamples(data, collate, seed)
@@ -80,6 +81,18 @@ def _arrays(data: Mapping[Any, Any] | Sequence[Any], what: str) -> ArraySamples:
         raise BadJob(f"the arrays of {what} have different numbers of samples ({listed})")
     content = tensors if isinstance(data, Mapping) else tuple(tensors.values())
     return ArraySamples("arrays", next(iter(lengths.values()), 0), lambda: content)
+
+
+def _require_no_frames(data: Any, what: str) -> None:
+    """Raise BadJob for tables of pandas and Polars, whose columns no model takes by name."""
+    parts = data.values() if isinstance(data, Mapping) else data[:4] if isinstance(data, tuple | list) else (data,)
+    kind = next((type(part) for part in parts if callable(getattr(part, "to_numpy", None))), None)
+    if kind is not None and kind.__name__ in ("DataFrame", "Series"):
+        raise BadJob(
+            f"{what} has a {kind.__name__} of {kind.__module__.partition('.')[0]}, wanted arrays",
+            remedy="Give its numbers: (frame[features].to_numpy('float32'), frame[target].to_numpy()); or the file "
+            "that it came from, as by stoker.data.csv or stoker.data.parquet, with categories and missing values.",
+        )
 
 
 def _require_no_columns(data: Any, what: str) -> None:

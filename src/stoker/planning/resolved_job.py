@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from stoker.activity import doing
@@ -128,7 +129,8 @@ def resolve_job(job: Job, entry: Entry | None = None) -> ResolvedJob:
         if auto is not None:
             job = dataclasses.replace(job, batch=auto.base)  # until the noise of its gradient is known
         job = with_freeze_in_updates(with_batch_in_samples(job, data.train), data.extent(job))
-    prepared = ResolvedJob(job, entry, data, model)
+    doubt = _doubt_of_types(model)
+    prepared = ResolvedJob(job, entry, data, model, warnings=() if doubt is None else (doubt,))
     if auto is None:
         return _with_outer(prepared)
     with users_code('choosing the batch (batch="auto")', entry):
@@ -145,8 +147,21 @@ def _with_outer(prepared: ResolvedJob) -> ResolvedJob:
     if job.sync is None or job.until.unit == "seconds":
         return prepared
     sync, words = job.sync.for_run(job.batch_size, prepared.extent.updates_in(job.until))
-    return dataclasses.replace(
-        prepared, job=dataclasses.replace(job, sync=sync), warnings=() if words is None else (words,)
+    warnings = (*prepared.warnings, *(() if words is None else (words,)))
+    return dataclasses.replace(prepared, job=dataclasses.replace(job, sync=sync), warnings=warnings)
+
+
+def _doubt_of_types(model: nn.Module) -> str | None:
+    """A warning of trained weights in half precision, as a pretrained model may be loaded in; None without any."""
+    half = {p.dtype for p in model.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
+    if not half:
+        return None
+    dtype = min(half, key=str)
+    name, least = str(dtype).removeprefix("torch."), torch.finfo(dtype).eps / 2
+    return (
+        f"trained weights are {name}: a change of less than {least:.2g} of a weight is rounded away, and so are most "
+        "updates at a usual learning rate. Give the model in float32 (.float(), or dtype=torch.float32 of "
+        "from_pretrained): plans compute in bf16 where that is faster"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from stoker.records.codec import OMIT_DEFAULT
@@ -113,7 +113,7 @@ class Profile:
         """The facts of one of so many sites: its part of a batch, in whose time all of them train on a whole one."""
         if num_sites == 1:
             return self
-        return replace(
+        return dataclasses.replace(
             self,
             batch=math.ceil(min(self.batch, self.num_train) / num_sites),
             mean_batch=None if self.mean_batch is None else self.mean_batch / num_sites,

@@ -106,7 +106,7 @@ def _require_usable(job: Job, probe: CouplingProbe, num_samples: int) -> tuple[s
     require_aligned(job, probe.model, probe.pool.batch(quad.first).cut(0, len(quad.first)))
     probe.require_by_sample()
     _require_last_batch(job, probe, num_samples)
-    return () if probe.notice is None else (probe.notice,)
+    return probe.notices
 
 
 def _probed(job: Job, probe: CouplingProbe, *, is_repeatable: bool, began_s: float) -> Coupling:

@@ -66,6 +66,7 @@ class _Measure:
 
     With `takes_scores` it is given the logits of an output that has them under a name. `count_of` counts a target where
     the function gives the sum alone. With `is_arithmetic` it is nothing but operations on the tensors that it is given.
+    One that `is_named` looks at shapes itself.
     """
 
     name: str
@@ -74,6 +75,7 @@ class _Measure:
     takes_scores: bool = False
     count_of: Callable[[torch.Tensor], torch.Tensor | float] | None = None
     is_arithmetic: bool = False
+    is_named: bool = False
 
 
 class TrainingObjective:
@@ -102,9 +104,12 @@ class TrainingObjective:
         """The loss in chunks of tokens, if the plan has it."""
         self.fields = job.fields
         self.label_smoothing = job.objective.label_smoothing
-        self._is_of_batch = job.objective.scope == "batch"
+        self._is_of_batch, self._is_by_label = job.objective.scope == "batch", is_by_label(job.objective.loss)
         self._device, self._dtype = device, dtype
         self._own = OwnLoss(self.fields) if job.objective.loss == "own" else None
+        ignored = ignored_target(job.objective.loss)
+        self.ignored = ignored if isinstance(ignored, int) else IGNORED_TARGET
+        """The label that the loss leaves out, and accuracies with it."""
         _require_nothing_to_train(job.objective.loss)
         losses = () if job.objective.loss is None else (self._measure("loss", job.objective.loss, LOSSES),)
         summed = (metric for metric in job.metrics if not is_stateful(metric))  # the others are evaluation's
@@ -190,12 +195,16 @@ class TrainingObjective:
         return "scalar" if isinstance(value, torch.Tensor) and value.dim() == 0 else "value per sample"
 
     def require_by_sample(self, model: Callable[..., Any], content: Content) -> None:
-        """Raise BadJob for a loss of the user's own that compares every sample with every target undeclared."""
-        loss = self._measured("loss")
-        if loss is None or loss.takes_model or loss.function is _own_loss or self._is_of_batch:
+        """Raise BadJob for a loss of the user's own that compares every sample with every target undeclared.
+
+        And for a binary cross-entropy of targets that are no probabilities, such as labels of -1 and 1.
+        """
+        loss, target = self._measured("loss"), self.fields.target_of(content)
+        if loss is None or loss.takes_model or not isinstance(target, torch.Tensor):
             return
-        target = self.fields.target_of(content)
-        if isinstance(target, torch.Tensor):
+        if self._is_by_label:
+            _require_probabilities(target)
+        if not (loss.is_named or loss.function is _own_loss or self._is_of_batch):
             require_own_targets("loss", loss.function, in_full_precision(self._output(model, content)), target)
 
     def run(self, model: Callable[..., Any], content: Content) -> None:
@@ -268,8 +277,16 @@ class TrainingObjective:
         function, counted = _SUMS.get(given, named[given]), _COUNTS.get(given)
         if given.endswith("cross_entropy") and self.label_smoothing:
             function = functools.partial(function, label_smoothing=self.label_smoothing)
+        if function in _LEAVING_OUT:
+            function = functools.partial(function, ignored=self.ignored)
         return _Measure(
-            name, function, takes_model=False, takes_scores=True, count_of=counted, is_arithmetic=named is LOSSES
+            name,
+            function,
+            takes_model=False,
+            takes_scores=True,
+            count_of=counted,
+            is_arithmetic=named is LOSSES,
+            is_named=True,
         )
 
     def _output(self, model: Callable[..., Any], content: Content) -> Any:
@@ -408,6 +425,16 @@ def is_by_label(loss: object) -> bool:
     return is_named or isinstance(loss, nn.BCEWithLogitsLoss)
 
 
+def _require_probabilities(target: torch.Tensor) -> None:
+    """Raise BadJob for targets of a binary cross-entropy beyond 0 and 1: the loss would have no lower bound."""
+    low, high = map(float, target.float().aminmax()) if target.numel() else (0.0, 0.0)
+    if low < 0 or high > 1:
+        raise BadJob(
+            f"loss: targets go from {low:g} to {high:g}, and a binary cross-entropy compares with probabilities",
+            remedy='Give 0 or 1: of labels -1 and 1 as by (labels + 1) / 2. For several classes loss="cross_entropy".',
+        )
+
+
 def normalised_twice(loss: object, output: Any) -> str | None:
     """A notice for a loss that normalises scores itself and is given probabilities; None if it is not.
 
@@ -427,6 +454,29 @@ def normalised_twice(loss: object, output: Any) -> str | None:
     return (
         f"the model ends in {function}, and the loss normalises scores itself: gradients are small, and it cannot get "
         f"near 0. Return what goes into {function}, and apply it where probabilities are wanted"
+    )
+
+
+def counted_as_wrong(job: Job, output: Any, target: Any) -> str | None:
+    """A notice for labels that are no class of the model's, as of pixels that a function of the user's own leaves out.
+
+    Accuracies know what is left out by the loss's `ignore_index` alone, and would count them as errors.
+    """
+    given = [metric.metric if isinstance(metric, Named) else metric for metric in job.metrics]
+    output, names = scores(output), [name for name in given if isinstance(name, str) and name in _ACCURACIES]
+    if not names or ignored_target(job.objective.loss) is not None or not isinstance(target, torch.Tensor):
+        return None
+    if not isinstance(output, torch.Tensor) or output.dim() < 2 or target.is_floating_point():
+        return None
+    classes = output.shape[-1] if names[0] == "token_accuracy" else output.shape[1]
+    odd = target[((target < 0) | (target >= classes)) & (target != IGNORED_TARGET)]
+    if not odd.numel():
+        return None
+    share, label = f"{100 * odd.numel() / target.numel():.2g} % of the labels looked at", int(odd[0])
+    return (
+        f"{share} are none of the model's {classes} classes, such as {label}, and {names[0]} counts them as wrong. If "
+        f"the loss leaves them out, let it say which: loss=nn.CrossEntropyLoss(ignore_index={label}), or an attribute "
+        "ignore_index of the function"
     )
 
 
@@ -513,22 +563,23 @@ def _token_cross_entropy(output: torch.Tensor, target: torch.Tensor, label_smoot
     return _cross_entropy(output.flatten(0, -2), target.flatten(), label_smoothing)
 
 
-def _accuracy(output: torch.Tensor, target: torch.Tensor) -> Loss:
+def _accuracy(output: torch.Tensor, target: torch.Tensor, ignored: int = IGNORED_TARGET) -> Loss:
+    """Labels of `ignored`, which the job's loss leaves out, are not counted."""
     _require_classes(output, target)
-    valid = target != IGNORED_TARGET
+    valid = target != ignored
     largest, choice = output.max(1)  # a row with a NaN chooses nothing: the NaN counts as the largest
     return Loss(((choice == target) & valid & ~largest.isnan()).sum().float(), valid.sum())
 
 
-def _top5_accuracy(output: torch.Tensor, target: torch.Tensor) -> Loss:
+def _top5_accuracy(output: torch.Tensor, target: torch.Tensor, ignored: int = IGNORED_TARGET) -> Loss:
     _require_classes(output, target)
-    valid = target != IGNORED_TARGET
+    valid = target != ignored
     hits = (output.topk(5, dim=1).indices == target.unsqueeze(1)).any(1) & ~output.amax(1).isnan()
     return Loss((hits & valid).sum().float(), valid.sum())
 
 
-def _token_accuracy(output: torch.Tensor, target: torch.Tensor) -> Loss:
-    return _accuracy(output.flatten(0, -2), target.flatten())
+def _token_accuracy(output: torch.Tensor, target: torch.Tensor, ignored: int = IGNORED_TARGET) -> Loss:
+    return _accuracy(output.flatten(0, -2), target.flatten(), ignored)
 
 
 def _binary_cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -574,6 +625,9 @@ METRICS: dict[str, Callable[..., Any]] = {
     "mse": _mse,
     "l1": _l1,
 }
+_ACCURACIES = ("accuracy", "top5_accuracy", "token_accuracy")
+_LEAVING_OUT = tuple(METRICS[name] for name in _ACCURACIES)
+"""Metrics that do not count the labels that the job's loss ignores."""
 
 
 def _require_same_shape(output: torch.Tensor, target: torch.Tensor) -> None:
@@ -608,23 +662,39 @@ def _no_tensor(name: str, output: Any, target: Any) -> BadJob:
 def _misfit(name: str, output: Any, target: Any, error: Exception) -> tuple[str, str | None]:
     """How output and target do not match, with their shapes or the label that is out of range; and a remedy."""
     shapes = f"output {_shape(output)}, target {_shape(target)}"
-    is_labels = isinstance(target, torch.Tensor) and not target.is_floating_point() and target.numel() > 0
-    if is_labels and isinstance(output, torch.Tensor) and output.dim() > 1:
+    raised = f"{name} raised {type(error).__name__}: {str(error).splitlines()[0]} ({shapes})"
+    if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
+        return raised, None
+    if output.shape != target.shape and output.numel() == target.numel():
+        remedy = "Give both one shape, as by output.squeeze(1) in the model, and targets as floats."
+        if not target.is_floating_point():
+            remedy += (
+                ' For one logit a sample, labels 0 and 1, there is loss="binary_cross_entropy", for numbers "mse".'
+            )
+        return raised, remedy
+    if not target.is_floating_point() and target.numel() and output.dim() > 1:
         classes = output.shape[-1] if "token" in name else output.shape[1]
         labels = target[target != IGNORED_TARGET]
         low, high = (int(labels.min()), int(labels.max())) if labels.numel() else (0, 0)
         if high >= classes or low < 0:
+            odd = low if low < 0 else high
+            remedy = (
+                f"Number the classes from 0, or let the model return more scores than {classes}. If {odd} stands for "
+                f"no label, loss=nn.CrossEntropyLoss(ignore_index={odd}) leaves it out."
+            )
             return (
                 f"{name}: labels go from {low} to {high}, but the model's output has {classes} classes ({shapes})",
-                None,
+                remedy,
             )
-    if _WANTS_CLASSES.search(str(error)) and isinstance(target, torch.Tensor):
+        if target.dim() == 2 and target.shape[1] == 1 < classes:
+            return raised, "Give labels without that dimension, as by labels.squeeze(1)."
+    if _WANTS_CLASSES.search(str(error)):
         kind = str(target.dtype).removeprefix("torch.")
         return (
             f"{name}: a cross-entropy compares with class numbers, and targets are {kind} ({shapes})",
             "Give class numbers as int64 (labels.long(), .astype('int64')); to learn numbers themselves, loss=\"mse\".",
         )
-    return f"{name} raised {type(error).__name__}: {str(error).splitlines()[0]} ({shapes})", None
+    return raised, None
 
 
 def _shape(value: Any) -> str:
@@ -708,21 +778,27 @@ def require_by_sample(name: str, value: torch.Tensor, output: Any, target: Any) 
 
 
 def require_own_targets(name: str, function: Callable[..., Any], output: Any, target: Any) -> None:
-    """Raise BadJob for a mean that does not depend on which sample each target belongs to, but does in one shape."""
+    """Raise BadJob for a mean that does not depend on which sample each target belongs to, but does in one shape.
+
+    Looked at are the model's outputs, and the targets themselves as outputs: the mean of |output - target| over all
+    pairs is that of any pairing where all targets are larger than all outputs.
+    """
     if _broadcast_shape(output, target) is None or output.numel() != target.numel():
         return
-    flat, others = output.reshape(target.shape), target.roll(1, 0)
-    try:
-        pairs = ((output, target), (output, others), (flat, target), (flat, others))
-        losses = [function(*pair) for pair in pairs]
-        values = [torch.as_tensor(loss.sum if isinstance(loss, Loss) else loss).detach() for loss in losses]
-    except Exception:  # noqa: BLE001 - it takes no other shapes, and so brings them into one itself
-        return
-    if any(value.dim() for value in values):
-        return
-    is_same, is_same_flat = (torch.isclose(a, b, rtol=_SAME_RELATIVE) for a, b in (values[:2], values[2:]))
-    if is_same and not is_same_flat:
-        raise _crossed(f"{name} gave {float(values[0]):.6g}, whichever sample each target belongs to", output, target)
+    for seen in (output, target.reshape(output.shape).to(output.dtype)):
+        flat, others = seen.reshape(target.shape), target.roll(1, 0)
+        try:
+            pairs = ((seen, target), (seen, others), (flat, target), (flat, others))
+            losses = [function(*pair) for pair in pairs]
+            values = [torch.as_tensor(loss.sum if isinstance(loss, Loss) else loss).detach() for loss in losses]
+        except Exception:  # noqa: BLE001 - it takes no other shapes, and so brings them into one itself
+            return
+        if any(value.dim() for value in values):
+            return
+        is_same, is_same_flat = (torch.isclose(a, b, rtol=_SAME_RELATIVE) for a, b in (values[:2], values[2:]))
+        if is_same and not is_same_flat:
+            what = f"{name} gave {float(values[0]):.6g}, whichever sample each target belongs to"
+            raise _crossed(what, output, target)
 
 
 def _broadcast_shape(output: Any, target: Any) -> torch.Size | None:

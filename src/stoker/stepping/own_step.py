@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, cast
 
 import torch
@@ -157,6 +157,7 @@ class OwnStep(UpdateRule):
         self._given = optimizer.given if isinstance(optimizer, CombinedOptimizer) else optimizer
         self._parts = optimizer.parts if isinstance(optimizer, CombinedOptimizer) else [optimizer]
         self._is_checked = False
+        self._changes_rates = False
         self.values: dict[str, torch.Tensor] = {}
         """The scalars that the last step returned, by name."""
 
@@ -164,16 +165,18 @@ class OwnStep(UpdateRule):
         """Make the update; the loss it returned (of a dict the entry `loss`, or the first), a detached scalar.
 
         Raises:
-            BadJob: it returned no loss, or trained nothing in its first update.
+            BadJob: it returned no loss, trained nothing in its first update, or has changed a learning rate for the
+                next update, which the schedule has set again since.
             NotFinite: on a CPU, its loss is not finite; the update has been made.
         """
         self.is_moving = True
         content = self._whole(batch, update)
-        if self._is_checked or all(group["lr"] == 0 for group in self._optimizer.param_groups):
-            loss = self._run(content)
-        else:
-            loss = self._run_first(content)
-            self._is_checked = True
+        with self._watching_rates():
+            if self._is_checked or all(group["lr"] == 0 for group in self._optimizer.param_groups):
+                loss = self._run(content)
+            else:
+                loss = self._run_first(content)
+                self._is_checked = True
         if self._device.type == "cpu" and not math.isfinite(loss):
             raise NotFinite(
                 f"the loss that the job's own step returned is {float(loss)} at update {update + 1}",
@@ -210,6 +213,34 @@ class OwnStep(UpdateRule):
         for parameter in self._model.parameters():
             parameter.grad = gradients.get(parameter)
         return loss
+
+    @contextmanager
+    def _watching_rates(self) -> Iterator[None]:
+        """Notice rates that the step changes; in the update after, refuse a change that the schedule has undone.
+
+        A step that sets the rates itself, before its optimisers step, may do so.
+        """
+        scheduled = [float(group["lr"]) for group in self._optimizer.param_groups]
+        used: dict[int, float] = {}
+
+        def note(part: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            for group in part.param_groups:
+                used.setdefault(id(group), float(group["lr"]))
+
+        with ExitStack() as hooks:
+            for part in self._parts if self._changes_rates else ():
+                hooks.callback(part.register_step_pre_hook(note).remove)
+            yield
+        for rate, group in zip(scheduled, self._optimizer.param_groups, strict=True):
+            left = float(group["lr"])
+            if left != rate and used.get(id(group)) == rate:
+                raise BadJob(
+                    f"the job's own step changes a learning rate for the next update, from {rate:g} to {left:g}, and "
+                    "the schedule, which sets the rates before each update, has undone that",
+                    remedy="Say how the rate changes in Job(schedule=…), a function of progress, and step no scheduler "
+                    "of torch.optim.lr_scheduler.",
+                )
+            self._changes_rates |= left != rate
 
     def _run(self, content: Content) -> torch.Tensor:
         with products_in(self._precision, self._device), self._conditions():

@@ -29,7 +29,7 @@ from stoker.loading.order import Indices, KeyedPermutation, RandomStream, key_of
 from stoker.loading.samples import BadSample, Samples
 from stoker.loading.sampling import targets_at_hand
 from stoker.stepping.distributed_tensors import as_real
-from stoker.stepping.losses import LossForm, TrainingObjective, normalised_twice, require_scalar
+from stoker.stepping.losses import LossForm, TrainingObjective, counted_as_wrong, normalised_twice, require_scalar
 from stoker.stepping.model import build_model, default_dtype, in_dtype, is_double, num_parameters
 from stoker.stepping.python_state import is_shared, python_generators, python_state
 from stoker.stepping.random_draws import HAS_ENDS, RandomDraws
@@ -283,7 +283,7 @@ class CouplingProbe:
     """The draws of that pass."""
     leaves_no_trace: bool = False
     """Whether a pass was seen to change nothing in the model, so that the next one needs no fresh copy."""
-    notice: str | None = None
+    notices: tuple[str, ...] = ()
     """A probable mistake in how the model's output fits the loss."""
     few: tuple[int, float] = (0, 0.0)
     """A number of samples, and the CPU time of one loss of them [s]."""
@@ -477,9 +477,7 @@ class CouplingProbe:
             return self.objective.form(fresh(self.model), batch.cut(0, batch.size))
 
     def require_by_sample(self) -> None:
-        """Raise BadJob for a loss of the user's own that compares every sample with every target undeclared."""
-        if isinstance(self.job.objective.loss, str):
-            return  # named losses look at shapes themselves
+        """As `TrainingObjective.require_by_sample`, of a few samples."""
         model, quad = next(self.quads())
         batch = self.pool.batch(quad.first, quad.second)
         seed_generators(key_of(RandomStream.PROBE, 0))
@@ -490,6 +488,11 @@ class CouplingProbe:
         """The same probe with these modules of `model` in evaluation mode."""
         names = {name for name, module in self.model.named_modules() if any(module is norm for norm in modules)}
         return replace(self, models=(_frozen(self.models[0], names), _frozen(self.models[1], names)), first=None)
+
+    def loss_with_graph(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, float]:
+        """The sum of a batch's loss with its graph, and its count."""
+        with torch.enable_grad():
+            return self._loss(model, batch, 0, batch.size, 0)
 
     def _loss(self, model: nn.Module, batch: Batch, start: int, stop: int, seed: int) -> tuple[torch.Tensor, float]:
         seed_generators(key_of(RandomStream.PROBE, seed))
@@ -560,7 +563,7 @@ def _sized_by_speed(probe: CouplingProbe, model: nn.Module) -> CouplingProbe:
     half = min(_HALF, probe.job.batch_size // 2)
     if seconds > _VERY_SLOW_S and probe.dtype is torch.float64:
         slow = _probe(probe.job, probe.samples, model, torch.float32, probe.sizes)
-        probe = replace(slow, differentiates=probe.differentiates, few=probe.few, notice=probe.notice)
+        probe = replace(slow, differentiates=probe.differentiates, few=probe.few, notices=probe.notices)
     if seconds > _SLOW_S:
         return replace(probe, rounds=_ROUNDS_IF_SLOW)
     return probe if sum(probe.sizes) == probe.job.batch_size else replace(probe, sizes=(half, half))
@@ -582,20 +585,63 @@ def _warm(probe: CouplingProbe) -> tuple[CouplingProbe, float]:
         seconds = min(cpu_s, time.perf_counter() - started_s)  # of one thread, waiting not counted; or of several
         if tried is with_graph or not gap(value, again, value) > ROUNDING[torch.float32]:
             break
-    return replace(tried, few=(sum(probe.sizes), cpu_s), notice=with_graph.notice), seconds
+    return replace(tried, few=(sum(probe.sizes), cpu_s), notices=with_graph.notices), seconds
 
 
 def _with_graph(probe: CouplingProbe) -> tuple[CouplingProbe, Value]:
-    """The probe with a graph and its notice, and the loss of the first round's samples."""
+    """The probe with a graph and its notices, and the loss of the first round's samples."""
     model, quad = next(probe.quads())
     with_graph = replace(probe, differentiates=True)
     watched, outputs = fresh(model), list[Any]()
     handle = watched.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
     batch = probe.pool.batch(quad.first, quad.second)
-    value = with_graph.value_of(watched, batch, 0, batch.size)
+    total, count = with_graph.loss_with_graph(watched, batch)
     handle.remove()
-    notice = normalised_twice(probe.job.objective.loss, outputs[-1]) if outputs else None
-    return replace(with_graph, notice=notice), value
+    notices: list[str | None] = []
+    if outputs:
+        target = probe.job.fields.target_of(batch.cut(0, batch.size))
+        notices.append(normalised_twice(probe.job.objective.loss, outputs[-1]))
+        notices.append(counted_as_wrong(probe.job, outputs[-1], target))
+    if (strange := _not_the_models(total, watched)) and len(strange) < _MOST_STRANGE:
+        # An input of which derivatives are taken is of the batch, or another tensor in each pass.
+        map_tensors(batch.cut(0, batch.size), lambda entry: strange.pop(id(entry), None))
+        again = _not_the_models(with_graph.loss_with_graph(watched, batch)[0], watched)
+        notices.append(_untrained(watched, [leaf for place, leaf in strange.items() if again.get(place) is leaf]))
+    return replace(with_graph, notices=tuple(filter(None, notices))), Value(float(total.detach()), count)
+
+
+_MOST_STRANGE = 10_000
+"""Tensors outside the model up to which they are compared with those of another pass."""
+
+
+def _not_the_models(total: torch.Tensor, model: nn.Module) -> dict[int, torch.Tensor]:
+    """Tensors that a loss has gradients for and that are no parameters of the model, by id."""
+    own = set(map(id, model.parameters()))
+    found: dict[int, torch.Tensor] = {}
+    seen, left = set[Any](), [total.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        left += [function for function, _ in node.next_functions]
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in own:
+            found[id(leaf)] = leaf
+    return found
+
+
+def _untrained(model: nn.Module, leaves: list[torch.Tensor]) -> str | None:
+    """A notice of tensors that the loss depends on, that want gradients, and that the optimiser does not get."""
+    if not leaves:
+        return None
+    num, shapes = len(leaves), ", ".join(str(list(leaf.shape)) for leaf in leaves[:3])
+    return (
+        f"the loss has gradients for {num} tensors that are no parameters of {type(model).__name__} (of shape {shapes}"
+        f"{', …' if num > 3 else ''}): they are not trained, and not saved. Modules belong into an nn.ModuleList or "
+        "nn.ModuleDict, not a list or dict, tensors into an nn.Parameter of the model; of what is not to be trained "
+        "call requires_grad_(False)"
+    )
 
 
 def fresh(model: nn.Module) -> nn.Module:

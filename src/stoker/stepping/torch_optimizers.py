@@ -130,10 +130,23 @@ def _made(job: Job, model: nn.Module, plan: Plan, trainable: dict[str, nn.Parame
             remedy="Pass it through stoker.recipes.resolved(job) first.",
         )
     if job.step is not None:
-        return own_optimizers(job, model)
+        return _with_rates(own_optimizers(job, model))
     optimizer = job.optimizer(list(trainable.values()))
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise BadJob(f"Job(optimizer=…) made a {type(optimizer).__name__}, wanted a torch.optim.Optimizer")
+    return _with_rates(optimizer)
+
+
+def _with_rates(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimiser, each of whose groups has a learning rate for the schedule to set; raises BadJob otherwise."""
+    for group in optimizer.param_groups:
+        if not isinstance(group.get("lr"), int | float | torch.Tensor):
+            given = f"has the learning rate {group['lr']!r}" if "lr" in group else "has no learning rate"
+            raise BadJob(
+                f"Job(optimizer=…) made a {type(optimizer).__name__} of which a parameter group {given}",
+                remedy="The schedule sets the rate in each group's 'lr': give it a number there. An optimiser that "
+                "finds its own rate multiplies it by that number, which may be 1.",
+            )
     return optimizer
 
 

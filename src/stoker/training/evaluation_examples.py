@@ -23,6 +23,7 @@ from stoker.errors import first_line
 from stoker.jobs.fields import Fields
 from stoker.loading.batches import Batch
 from stoker.loading.fields import Content, map_tensors
+from stoker.loading.lengths import IGNORED_TARGET
 from stoker.records import dumps, loads
 from stoker.records.codec import from_json, to_json
 from stoker.records.run import Example, ExampleSet, ExampleSets
@@ -34,7 +35,6 @@ NUM_EXAMPLES = 12
 MOST_CLASSES = 64
 """A confusion matrix of more classes is not drawn: it would not be readable."""
 
-_IGNORED = -100
 _MOST_VALUES = 16
 _LARGEST_SIDE = 96
 """Largest side of a picture [pixels]; larger ones are thinned out."""
@@ -44,12 +44,14 @@ _LARGEST_SIDE = 96
 class ExampleWatcher:
     """Collects examples of one split in this process; see `stoker.training.evaluation.evaluate`.
 
-    `name_of` gives a sample's name by its index. `problem` is what went wrong; nothing is collected after that.
+    `name_of` gives a sample's name by its index; labels of `ignored` are not counted. `problem` is what went wrong;
+    nothing is collected after that.
     """
 
     split: str
     fields: Fields
     classes: tuple[str, ...] = ()
+    ignored: int = IGNORED_TARGET
     name_of: Callable[[int], str] = lambda _index: ""
     problem: str | None = None
     num_samples: int = 0
@@ -119,7 +121,7 @@ class ExampleWatcher:
 
     def _see(self, output: Any, target: Any, content: Content, indices: list[int]) -> None:
         self.num_samples += len(indices)
-        losses = losses_by_sample(output, target)
+        losses = losses_by_sample(output, target, self.ignored)
         if losses is not None and are_classes(output, target):
             self._count(output, target)
         tensors: list[torch.Tensor] = []
@@ -157,7 +159,7 @@ class ExampleWatcher:
         classes = output.shape[1]
         if classes > MOST_CLASSES:
             return
-        valid = target != _IGNORED
+        valid = target != self.ignored
         pairs = target[valid] * classes + output.argmax(1)[valid]
         counts = torch.bincount(pairs, minlength=classes**2).view(classes, classes).cpu()
         self._confusion = counts if self._confusion is None else self._confusion + counts
@@ -231,10 +233,10 @@ def are_classes(output: Any, target: Any) -> bool:
     )
 
 
-def losses_by_sample(output: Any, target: Any) -> torch.Tensor | None:
-    """The loss of each sample [B]; None where output and target are of other forms."""
+def losses_by_sample(output: Any, target: Any, ignored: int = IGNORED_TARGET) -> torch.Tensor | None:
+    """The loss of each sample [B], 0 of labels `ignored`; None where output and target are of other forms."""
     if are_classes(output, target):
-        return F.cross_entropy(output.float(), target, reduction="none", ignore_index=_IGNORED)
+        return F.cross_entropy(output.float(), target, reduction="none", ignore_index=ignored)
     is_both = isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)
     if not (is_both and output.shape == target.shape and output.dim() and output.is_floating_point()):
         return None

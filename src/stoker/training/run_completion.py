@@ -32,7 +32,10 @@ from stoker.training.snapshots import matching_weights
 from stoker.training.telemetry import Sink, Telemetry, emit_event
 
 _DIVERGED = 3.0
-"""A loss that rose by more than this factor of its first value diverged; a smaller rise is overfitting or noise."""
+"""A loss that rose by more than this factor of its first value diverged; a smaller rise is overfitting or noise.
+
+Of a first value of 0 or less, as of a log-likelihood, no factor says anything.
+"""
 
 
 def final_metrics(session: TrainingSession) -> dict[str, float]:
@@ -73,7 +76,8 @@ def _evaluate(session: TrainingSession, samples: Samples, split: str) -> tuple[d
     classes = stated_classes(session.prepared.job.data)
 
     def work() -> tuple[dict[str, float], ExampleWatcher]:
-        watcher = ExampleWatcher(split, step.objective.fields, classes, functools.partial(sample_name, samples))
+        name_of, ignored = functools.partial(sample_name, samples), step.objective.ignored
+        watcher = ExampleWatcher(split, step.objective.fields, classes, ignored, name_of)
         size = session.loop.extent.evaluated_at_once(step.plan.micro_batch)
         return evaluate(step, samples, size, watcher=watcher), watcher
 
@@ -89,7 +93,7 @@ def finish_run(session: TrainingSession, metrics: dict[str, float], peak_bytes: 
     """Write weights, report and at last the record: a run is finished once all of it is written."""
     directory, telemetry = session.directory, session.loop.telemetry
     first, last = session.loop.losses
-    if first is not None and last is not None and last - first > _DIVERGED * abs(first):
+    if first is not None and last is not None and last - first > _DIVERGED * first > 0:
         message = f"the loss rose from {first:.4g} to {last:.4g}: the run diverged. Lower the learning rate first"
         telemetry.emit("warned", message=message)
     state = session.step.model_state() if session.weights is None else session.weights

@@ -154,6 +154,20 @@ def test_whole_numbers_too_large_to_tell_apart_are_refused(kind: str, tmp_path: 
     assert source.classes == (str(2**53), str(2**53 + 1))
 
 
+def test_a_feature_whose_values_float32_makes_equal_is_refused(tmp_path: Path) -> None:
+    """Seconds since 1970 of an hour are 128 s apart in it; those of a year, and rounded fractions, are told apart."""
+    hour, year = (np.linspace(1_700_000_000, 1_700_000_000 + span, 500).round() for span in (3_600, 31_536_000))
+    rows = [{"at": int(at), "y": 0} for at in hour]
+    with pytest.raises(BadJob, match=r"'at' goes from 1700000000 to 1700003600, where those in float32 are 128 apart"):
+        len(stoker.data.parquet(parquet_file(tmp_path / "hour.parquet", rows), features=["at"], target="y"))
+    for name, values in (("year", year), ("fractions", np.linspace(0.1, 0.7, 500)), ("equal", np.full(500, 0.1))):
+        rows = [{"at": float(at), "y": 0} for at in values]
+        path = parquet_file(tmp_path / f"{name}.parquet", rows)
+        assert len(stoker.data.parquet(path, features=["at"], target="y")) == 500
+    whole = stoker.data.parquet(tmp_path / "year.parquet", features=["at"], target="y")
+    assert len(stoker.data.parquet(tmp_path / "hour.parquet", like=whole)) == 500
+
+
 def test_numbers_that_float32_does_not_hold_are_told(tmp_path: Path) -> None:
     """A feature or target that would become infinite ends it here, with its row, and not as a loss that is none."""
     with pytest.raises(BadJob, match=r"t\.csv, row 1: 'b' is 1e\+39, and float32 ends at 3\.4e38"):

@@ -53,6 +53,9 @@ from stoker.store.locks import is_alive
 
 _CHUNK_ROWS = 2**16
 
+_LEAST_STEPS = 256
+"""Least number of steps of float32 between the ends of a feature's values."""
+
 _ABANDONED_S = 3600.0
 """A half-built table of a dead process is removed once nothing was written to it for so long [s]."""
 
@@ -108,6 +111,12 @@ def built(
     return table
 
 
+def _lowest(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The lowest number of each column [F], infinite where it has none; NaN is none."""
+    lowest: npt.NDArray[np.float64] = np.fmin.reduce(numbers, axis=0, initial=np.inf)
+    return lowest
+
+
 class _Building:
     """One table while it is read and written."""
 
@@ -119,6 +128,8 @@ class _Building:
         self.missing = MissingCount(spec)
         self.vocabularies = {name: Vocabulary(name, given) for name, given in spec.categories}
         self.target = None if spec.target is None else TargetReader(spec.target, spec)
+        self.low, self.high = np.full(len(self.features), np.inf), np.full(len(self.features), -np.inf)
+        self.is_rounded = np.zeros(len(self.features), bool)
         self.num_rows = 0
         self.num_dropped = 0
         self.text_ends = [0] * len(spec.text)
@@ -137,6 +148,8 @@ class _Building:
         self.missing.require_none()
         if not self.num_rows:
             raise BadJob(f"{paths[0]} has no rows", remedy="Give a file with at least one row after the header.")
+        if not self.spec.is_like:
+            self._require_told_apart()
         means = self.missing.means()
         self._fill(means)
         categories = self._order_categories()
@@ -184,6 +197,8 @@ class _Building:
         if overflows.any():
             row, index = np.argwhere(overflows)[0].tolist()
             raise too_large(block, row, self.features[index], numbers[row, index])
+        self.low, self.high = np.fmin(self.low, _lowest(numbers)), np.fmax(self.high, -_lowest(-numbers))
+        self.is_rounded |= ((features != numbers) & ~np.isnan(numbers)).any(axis=0)
         files[ROWS].write(block.rows.tobytes())
         files[FEATURES].write(features.tobytes())
         files[CATEGORIES].write(np.stack(codes, axis=1).tobytes() if codes else b"")
@@ -195,6 +210,19 @@ class _Building:
             self.text_ends[index] = int(ends[-1]) if len(ends) else self.text_ends[index]
         self.num_rows += int(kept.sum())
         self.num_dropped += int((~kept).sum())
+
+    def _require_told_apart(self) -> None:
+        """Raise BadJob for a feature whose values float32 rounds to a few, such as moments in seconds since 1970."""
+        for index in np.flatnonzero(self.is_rounded & (self.low < self.high)):
+            low, high = float(self.low[index]), float(self.high[index])
+            step = float(np.spacing(np.float32(max(abs(low), abs(high)))))
+            if high - low < _LEAST_STEPS * step:
+                raise BadJob(
+                    f"feature {self.features[index]!r} goes from {low:.12g} to {high:.12g}, where those in float32 "
+                    f"are {step:g} apart: most of its values would become equal",
+                    remedy="Subtract its least value in the file, or give it as categories=[…] or leave it out if it "
+                    "is an identifier.",
+                )
 
     def _fill(self, means: Mapping[str, float]) -> None:
         """Replace missing features by means."""

@@ -376,22 +376,27 @@ def remedies(times: RunTimes, plan: Plan, device: Device) -> Iterator[Remedy]:
     """Remedies that do not depend on the model: loaders, evaluations, checkpoints."""
     split = times.split_s
     yield from _of_data(split.get("update", 0.0), split.get("data", 0.0), plan, device)
-    for change, spent_s, count, changes_job in (
+    every_s = plan.checkpoint_every_s
+    # The others were of best evaluations and of the end, which an interval does not change.
+    at_intervals = sum(split.values()) // every_s if every_s > 0 else times.num_checkpoints
+    for change, spent_s, count, fewer, changes_job in (
         (
             "Evaluate half as often: Job(evaluation=stoker.Evaluation(every=…)).",
             sum(times.evaluations_s),
             len(times.evaluations_s),
+            len(times.evaluations_s) // 2,
             True,
         ),
         (
-            f"Save half as often: `--checkpoint-every {2 * plan.checkpoint_every_s:g}`.",
+            f"Save half as often: `--checkpoint-every {2 * every_s:g}`.",
             split.get("checkpoint", 0.0),
             times.num_checkpoints,
+            min(times.num_checkpoints, int(at_intervals)) // 2,
             False,
         ),
     ):
-        if count >= 2:
-            saved = spent_s * (count // 2) / count
+        if fewer > 0:
+            saved = spent_s * fewer / count
             yield Remedy(
                 change=change,
                 saved_s=saved,
