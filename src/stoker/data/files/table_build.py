@@ -149,7 +149,7 @@ class _Building:
         if not self.num_rows:
             raise BadJob(f"{paths[0]} has no rows", remedy="Give a file with at least one row after the header.")
         if not self.spec.is_like:
-            self._require_told_apart()
+            self._require_distinct()
         means = self.missing.means()
         self._fill(means)
         categories = self._order_categories()
@@ -211,15 +211,15 @@ class _Building:
         self.num_rows += int(kept.sum())
         self.num_dropped += int((~kept).sum())
 
-    def _require_told_apart(self) -> None:
+    def _require_distinct(self) -> None:
         """Raise BadJob for a feature whose values float32 rounds to a few, such as moments in seconds since 1970."""
         for index in np.flatnonzero(self.is_rounded & (self.low < self.high)):
             low, high = float(self.low[index]), float(self.high[index])
             step = float(np.spacing(np.float32(max(abs(low), abs(high)))))
             if high - low < _LEAST_STEPS * step:
                 raise BadJob(
-                    f"feature {self.features[index]!r} goes from {low:.12g} to {high:.12g}, where those in float32 "
-                    f"are {step:g} apart: most of its values would become equal",
+                    f"feature {self.features[index]!r} goes from {low:.12g} to {high:.12g}, where float32 has "
+                    f"steps of {step:g}: most of its values would become equal",
                     remedy="Subtract its least value in the file, or give it as categories=[…] or leave it out if it "
                     "is an identifier.",
                 )
