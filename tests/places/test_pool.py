@@ -501,9 +501,9 @@ def test_a_run_of_two_agents_learns_what_two_processes_learn_and_is_checked(fold
         return done
 
     place = ("--on", "pool", "--place-option", "agents=2", "--place-option", "key=renter", "--verify", "100%")
-    order = (*place, "--place-option", "block=2s")
+    order = (*place, "--place-option", "block=10s")
     assert "Job(sync=stoker.DiLoCo(" in stoker("train", "plain.py", *order, code=2).stderr
-    job = ("job.py", "--set", "epochs=60")
+    job = ("job.py", "--set", "epochs=15")
     told = stoker("train", *job, *order, "--plan", "one.json").stderr
     assert "2 sites at slow, other" in told
     leases = lent.leases()
@@ -512,7 +512,7 @@ def test_a_run_of_two_agents_learns_what_two_processes_learn_and_is_checked(fold
         ("slow", 0, "finished"),
     ]
     for lease in leases:
-        assert len(lease["messages"]) == 60 * 12 // 20
+        assert len(lease["messages"]) == 15 * 12 // 20
         assert {one["block"] for one in lease["challenges"] if one["equal"]} == set(range(len(lease["commitments"])))
         assert lease["paid_s"] > 0
     stoker("train", *job, "--on", "2xhere", "--plan", "two.json", "--run-dir", "here")
