@@ -116,8 +116,8 @@ class PipelineParallel(Strategy):
         self.model: StageModel = StageModel(model, where, self._stage, self._onward.receive)
         within = stage_execution(world.layout)
         self._carrier = within.of_stage(plan, model, world, job, absent=self.model.absent)
-        # The processes that pass the same samples through the stage have the same loss, and one of them tells it.
-        self._tells_loss = not any(
+        # The processes that pass the same samples through the stage have the same loss, which one of them gives.
+        self._gives_loss = not any(
             place
             for place, axis in zip(world.layout.coordinates(world.rank), world.layout.mesh, strict=True)
             if not (axis.shares_batch or axis.cuts_model)
@@ -161,7 +161,7 @@ class PipelineParallel(Strategy):
         self._carrier.finish()
         self._world.mark("summing")
         own = torch.tensor([0.0, 0.0, is_spoilt, has_new_shapes], dtype=torch.float64, device=self._device)
-        for loss in losses if self._tells_loss else ():
+        for loss in losses if self._gives_loss else ():
             own[0] += loss.sum
             own[1] += loss.count
         total = torch.cat([own, self._world.signals.words(own)])
