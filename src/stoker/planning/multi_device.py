@@ -116,7 +116,7 @@ _LEAST_GAIN_OF_CUT = 0.07
 """A layout that divides the tokens of samples is taken where it is faster by more than this share, which is the mean
 error of forecasts on published steps, or where no other fits. A judgement: no published step is of such a layout."""
 
-_LEAST_GAIN_OF_DIVISION = 0.21
+_LEAST_GAIN_OF_DIVISION = 0.18
 """Over several machines a layout that divides the model (a tensor group, stages) is taken where it is faster by more
 than this share, by estimate and by forecast, or where none fits that shares the batch alone. Forecasts of published
 steps in stages are so much too fast (docs/forecast-accuracy.md)."""

@@ -132,8 +132,8 @@ class PipelineParallel(Strategy):
         self.tied = {name: first for name, first in where.tied.items() if where.owners[name] == self._stage}
         self._copies = {id(model.get_parameter(name)) for name in self.tied}
         self._in_several_stages = shared_parameters(model, where, world)
-        # The processes that pass the same samples through the stage have the same loss, and one of them tells it.
-        self._tells_loss = not any(
+        # The processes that pass the same samples through the stage have the same loss, which one of them gives.
+        self._gives_loss = not any(
             place
             for place, axis in zip(world.layout.coordinates(world.rank), world.layout.mesh, strict=True)
             if not (axis.shares_batch or axis.cuts_model)
@@ -179,7 +179,7 @@ class PipelineParallel(Strategy):
             sum_over(gradients_of(parameters, group), group)
         self._world.mark("summing")
         own = torch.tensor([0.0, 0.0, is_spoilt, has_new_shapes], dtype=torch.float64, device=self._device)
-        for loss in losses if self._tells_loss else ():
+        for loss in losses if self._gives_loss else ():
             own[0] += loss.sum
             own[1] += loss.count
         total = torch.cat([own, self._world.signals.words(own)])
