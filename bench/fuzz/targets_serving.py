@@ -47,6 +47,9 @@ class _Whole(NoModel):
         """None were counted."""
         return []
 
+    def count_refusal(self, model: str, refusal: Refusal) -> None:
+        """Nothing is counted."""
+
     def index(self, *, ready_only: bool = False) -> tuple[RepositoryEntry, ...]:
         """The model."""
         return (RepositoryEntry(name="digits", version="1", state="READY", reason=""),)

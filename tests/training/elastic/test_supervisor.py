@@ -45,19 +45,22 @@ def test_others_go_on_without_a_worker_that_is_killed_and_it_returns(tmp_path: P
     with supervised(tmp_path, *LONG, workers=3) as told:
         told.wait(lambda: met(told, 1))
         told.signal(0, signal.SIGKILL)
-        told.wait(lambda: met(told, 3))
+        told.wait(lambda: any(one["workers"] == [1, 2, 0] and met(told, one["generation"]) for one in told.of("met")))
     assert told.of("lost") == [{"worker": 0, "rank": 0, "why": "killed by SIGKILL", "generation": 1}]
-    first, second, third = (told.of("met")[place] for place in range(3))
-    assert (second["workers"], second["why"]) == ([1, 2], "worker 0 killed by SIGKILL")
-    assert (third["workers"], third["why"]) == ([1, 2, 0], "called")
-    assert second["seconds"] < 2.0
+    first, *later = told.of("met")
+    assert later[0]["why"] == "worker 0 killed by SIGKILL"
+    assert later[0]["seconds"] < 2.0
+    # On a busy machine it may be back before the others have met.
+    assert [(one["workers"], one["why"]) for one in later[1:]] in ([], [([1, 2, 0], "called")])
     assert told.of("restarted") == [{"worker": 0, "returns": 1, "most_returns": 3}]
     begun = [one for one in told.lines if one["kind"] == "met"]
-    assert [(one["size"], one["veterans"]) for one in begun] == [(3, 0), (2, 2), (3, 2)]
-    assert set(begun[1]["notes"]) == {"done", "from 1", "from 2"}
-    made = told.updates(2)  # none, where the worker was back before the next update
-    assert begun[2]["done"] == (made[-1] + 1 if made else begun[1]["done"])
-    assert first["spares"] == second["spares"] == third["spares"] == []
+    assert [(one["size"], one["veterans"]) for one in begun] == [(3, 0), (2, 2), (3, 2)][:: 1 if later[1:] else 2]
+    assert {"done", "from 1", "from 2"} <= set(begun[1]["notes"])
+    if later[1:]:
+        assert later[0]["workers"] == [1, 2]
+        made = told.updates(2)  # none, where the worker was back before the next update
+        assert begun[2]["done"] == (made[-1] + 1 if made else begun[1]["done"])
+    assert [one["spares"] for one in (first, *later)] == [[]] * (1 + len(later))
 
 
 def test_a_worker_that_stands_still_is_named_and_left_out(tmp_path: Path) -> None:
