@@ -177,6 +177,22 @@ def test_a_binary_cross_entropy_of_no_probabilities_is_refused(loss: Any, low: i
         require_usable(job, samples_of(job))
 
 
+class OfKnown(nn.BCEWithLogitsLoss):
+    """Leaves out labels of -1, as of tasks that a sample has no answer for."""
+
+    def forward(self, input: torch.Tensor, target: torch.Tensor) -> Any:  # noqa: A002 - PyTorch's name
+        is_known = target >= 0
+        return Loss(F.binary_cross_entropy_with_logits(input[is_known], target[is_known], reduction="sum"), len(target))
+
+
+def test_a_binary_cross_entropy_may_leave_labels_out() -> None:
+    """It says so by a forward of its own, and is not refused for what it does not compare."""
+    inputs, classes = vectors()
+    target = torch.where(classes > 0, 1.0, -1.0)[:, None]
+    job = make_job(lambda: nn.Linear(FEATURES, 1), data=(inputs, target), loss=OfKnown())
+    assert require_usable(job, samples_of(job)) == ()
+
+
 def test_the_forward_of_one_loss_that_was_replaced_is_the_loss() -> None:
     """What it returns is a mean, as its owner wrote it, and no sum to be divided."""
     loss = nn.CrossEntropyLoss()

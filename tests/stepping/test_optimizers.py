@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -182,3 +183,11 @@ def test_an_optimizer_without_a_rate_is_refused(defaults: dict[str, Any], given:
     job = make_job(mlp, optimizer=lambda parameters: torch.optim.Optimizer(parameters, defaults))
     with pytest.raises(BadJob, match=f"made a Optimizer of which a parameter group {given}"):
         build_optimizer(job, mlp(), Plan(device="cpu", micro_batch=16))
+
+
+def test_a_rate_may_be_any_real_number() -> None:
+    """As of a setting that NumPy has computed, which is no float of Python's."""
+    rate = np.float32(0.25)
+    job = make_job(mlp, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=rate))  # type: ignore[arg-type]  # stubs
+    optimizer = build_optimizer(job, mlp(), Plan(device="cpu", micro_batch=16))
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25]

@@ -47,6 +47,16 @@ def test_labels_that_the_loss_ignores_are_not_counted() -> None:
     assert np.array(found.confusion).sum() == int((targets != 255).sum())
 
 
+@pytest.mark.parametrize("label", [-1, 2])
+def test_labels_without_a_score_are_not_given_to_a_loss(label: int) -> None:
+    """Identities of embeddings, or labels that a function leaves out: on a GPU an assertion would end the process."""
+    watcher, output = ExampleWatcher("valid", Fields()), torch.zeros(4, 2)
+    content = (INPUTS[:4], torch.tensor([0, 1, label, 0]))
+    watcher.see(output, content[1], content, SimpleNamespace(indices=range(4)))
+    assert watcher.problem is not None
+    assert "but outputs have 2 scores" in watcher.problem
+
+
 @settings(max_examples=15)
 @given(size=st.integers(1, 40))
 def test_what_is_shown_of_a_classifier_is_that_of_the_whole_set(size: int) -> None:

@@ -157,7 +157,8 @@ def _doubt_of_types(model: nn.Module) -> str | None:
     if not half:
         return None
     dtype = min(half, key=str)
-    name, least = str(dtype).removeprefix("torch."), torch.finfo(dtype).eps / 2
+    # Half a step, of a weight just below a power of two; of other weights up to twice as much.
+    name, least = str(dtype).removeprefix("torch."), torch.finfo(dtype).eps / 4
     return (
         f"trained weights are {name}: a change of less than {least:.2g} of a weight is rounded away, and so are most "
         "updates at a usual learning rate. Give the model in float32 (.float(), or dtype=torch.float32 of "

@@ -12,7 +12,7 @@ from __future__ import annotations
 import bisect
 import fnmatch
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeGuard
 
@@ -44,7 +44,7 @@ def freeze_for_good(model: nn.Module, freeze: Freeze) -> nn.Module:
                 f"Job(freeze=…): {pattern!r} matches none of the {len(names)} parameters of {type(model).__name__}",
                 remedy=f"Patterns are of whole names, such as 'encoder.*'. {nearest(pattern, few)}",
             )
-    releases = _releases(model, freeze)
+    releases = _releases(model, freeze.release)
     if all(release for parameter, release in releases if parameter.requires_grad):
         raise BadJob(
             f"Job(freeze=…) leaves nothing of {type(model).__name__} to train at first",
@@ -90,40 +90,61 @@ def describe_trained_share(job: Job, model: nn.Module) -> str | None:
     return f"{share}{later}"
 
 
-class GradualUnfreezing:
-    """The part of a model that is frozen at first, which may be none; made from the model with nothing frozen yet.
+def thawing_updates(job: Job, model: nn.Module) -> dict[str, float]:
+    """The first update that trains each parameter, by all its names; empty where nothing thaws during training.
 
-    Args:
-        job: what is frozen, with durations in updates.
-        model: its parameters may be this process's parts of them.
-        optimizer: is made ready for parameters that thaw.
-        is_alone: there are no other processes that wait for gradients.
+    To be asked of the whole model: a stage of a pipeline has a tied parameter under some of its names.
 
     Raises:
         BadJob: durations are not in updates yet.
     """
+    if not _is_gradual(job.freeze):
+        return {}
+    for pattern, duration in job.freeze.durations.items():
+        if duration is not None and duration.unit != "updates":
+            raise BadJob(
+                f"Job(freeze=…): {pattern!r} is frozen for {duration}, and its updates were not counted",
+                remedy="Give it in updates; `stoker train` counts epochs and samples itself.",
+            )
+    releases = {id(parameter): release for parameter, release in _releases(model, job.freeze.release)}
+    return {name: releases[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
 
-    def __init__(self, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, *, is_alone: bool) -> None:
+
+class GradualUnfreezing:
+    """The part of a model that is frozen at first, which may be none; made from the model with nothing frozen yet.
+
+    Args:
+        job: what is frozen.
+        model: its parameters may be this process's parts of them.
+        optimizer: is made ready for parameters that thaw.
+        updates: the `thawing_updates` of the whole model.
+        is_alone: there are no other processes that wait for gradients.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        updates: Mapping[str, float],
+        *,
+        is_alone: bool,
+    ) -> None:
         self._is_alone = is_alone
         self._frozen: list[nn.Parameter] = []
         self._releases: list[tuple[nn.Parameter, float]] = []
         self._norms: list[tuple[nn.Module, float]] = []
         if _is_gradual(job.freeze):
-            self._read(job.freeze, model)
+            self._read(job.freeze, model, updates)
         self._dates = sorted({release for _, release in self._releases})
         self._num_thawed = None if self._dates else 0
         if self._dates and type(optimizer) is torch.optim.SGD:
             self._divide(optimizer)
 
-    def _read(self, freeze: Freeze, model: nn.Module) -> None:
+    def _read(self, freeze: Freeze, model: nn.Module, updates: Mapping[str, float]) -> None:
         """Note when each parameter and each batch norm thaws."""
-        for pattern, duration in freeze.durations.items():
-            if duration is not None and duration.unit != "updates":
-                raise BadJob(
-                    f"Job(freeze=…): {pattern!r} is frozen for {duration}, and its updates were not counted",
-                    remedy="Give it in updates; `stoker train` counts epochs and samples itself.",
-                )
-        self._releases = [(p, release) for p, release in _releases(model, freeze) if p.requires_grad and release]
+        releases = _releases(model, updates.__getitem__)
+        self._releases = [(p, release) for p, release in releases if p.requires_grad and release]
         known = {id(parameter): release for parameter, release in self._releases}
         self._norms = [
             (norm, max(known[id(parameter)] for parameter in parameters))
@@ -167,11 +188,11 @@ def _is_gradual(freeze: object) -> TypeGuard[Freeze]:
     return isinstance(freeze, Freeze) and freeze.is_gradual
 
 
-def _releases(model: nn.Module, freeze: Freeze) -> list[tuple[nn.Parameter, float]]:
+def _releases(model: nn.Module, release_of: Callable[[str], float]) -> list[tuple[nn.Parameter, float]]:
     """Each parameter with the update that thaws it; of several names that share one, the latest counts."""
     releases: dict[nn.Parameter, float] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        releases[parameter] = max(releases.get(parameter, 0.0), freeze.release(name))
+        releases[parameter] = max(releases.get(parameter, 0.0), release_of(name))
     return list(releases.items())
 
 

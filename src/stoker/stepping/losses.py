@@ -104,7 +104,8 @@ class TrainingObjective:
         """The loss in chunks of tokens, if the plan has it."""
         self.fields = job.fields
         self.label_smoothing = job.objective.label_smoothing
-        self._is_of_batch, self._is_by_label = job.objective.scope == "batch", is_by_label(job.objective.loss)
+        self._is_of_batch = job.objective.scope == "batch"
+        self._takes_probabilities = _takes_probabilities(job.objective.loss)
         self._device, self._dtype = device, dtype
         self._own = OwnLoss(self.fields) if job.objective.loss == "own" else None
         ignored = ignored_target(job.objective.loss)
@@ -202,7 +203,7 @@ class TrainingObjective:
         loss, target = self._measured("loss"), self.fields.target_of(content)
         if loss is None or loss.takes_model or not isinstance(target, torch.Tensor):
             return
-        if self._is_by_label:
+        if self._takes_probabilities:
             _require_probabilities(target)
         if not (loss.is_named or loss.function is _own_loss or self._is_of_batch):
             require_own_targets("loss", loss.function, in_full_precision(self._output(model, content)), target)
@@ -423,6 +424,14 @@ def is_by_label(loss: object) -> bool:
     """Whether a loss takes each score for the logit of a label by itself, not of one class among others."""
     is_named = loss == "binary_cross_entropy" or loss is F.binary_cross_entropy_with_logits
     return is_named or isinstance(loss, nn.BCEWithLogitsLoss)
+
+
+def _takes_probabilities(loss: object) -> bool:
+    """Whether a loss `is_by_label` and PyTorch's own: a subclass may leave out what is no probability."""
+    is_changed = isinstance(loss, nn.Module) and (
+        type(loss).forward is not nn.BCEWithLogitsLoss.forward or "forward" in vars(loss)
+    )
+    return is_by_label(loss) and not is_changed
 
 
 def _require_probabilities(target: torch.Tensor) -> None:

@@ -33,7 +33,7 @@ from stoker.stepping.chunked_loss import in_chunks
 from stoker.stepping.diloco import OuterOptimizer, SiteUpdate, SiteWeights
 from stoker.stepping.dropout import has_dropout
 from stoker.stepping.fp8_linear import prepare_linears
-from stoker.stepping.frozen_parameters import GradualUnfreezing
+from stoker.stepping.frozen_parameters import GradualUnfreezing, thawing_updates
 from stoker.stepping.fused_update import FusedUpdate, fused_update
 from stoker.stepping.gradient_clipping import GradientClipping
 from stoker.stepping.layouts import parallelize
@@ -183,6 +183,7 @@ class Step:
             checkpointing=plan.checkpointing,
             offloaded_from=self.device if plan.activation_offload else None,
         )
+        thawing = thawing_updates(job, self.model)
         # A given dtype takes the place of the plan's precision.
         computed = plan if dtype is None else dataclasses.replace(plan, precision="fp32")
         self._strategy = parallelize(computed, self.model, world, job, is_local_sgd=job.sync is not None)
@@ -190,7 +191,7 @@ class Step:
             self._strategy = OffloadedProcess(self.model, self._host)
         outer = self._outer = None if job.sync is None else OuterOptimizer(job.sync, job, coupling, self.model, world)
         self.optimizer = build_optimizer(job, self.model, plan, self.named_parameters())
-        self._thawing = GradualUnfreezing(job, self.model, self.optimizer, is_alone=world is ALONE)
+        self._thawing = GradualUnfreezing(job, self.model, self.optimizer, thawing, is_alone=world is ALONE)
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.rate_factor = 1.0  # in addition to the schedule's: set by reductions on a plateau
         chunked = in_chunks(job, self.model, plan.loss_chunks)

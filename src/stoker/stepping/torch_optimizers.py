@@ -18,6 +18,7 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -140,7 +141,7 @@ def _made(job: Job, model: nn.Module, plan: Plan, trainable: dict[str, nn.Parame
 def _with_rates(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimiser, each of whose groups has a learning rate for the schedule to set; raises BadJob otherwise."""
     for group in optimizer.param_groups:
-        if not isinstance(group.get("lr"), int | float | torch.Tensor):
+        if not isinstance(group.get("lr"), Real | torch.Tensor):
             given = f"has the learning rate {group['lr']!r}" if "lr" in group else "has no learning rate"
             raise BadJob(
                 f"Job(optimizer=…) made a {type(optimizer).__name__} of which a parameter group {given}",

@@ -234,8 +234,17 @@ def are_classes(output: Any, target: Any) -> bool:
 
 
 def losses_by_sample(output: Any, target: Any, ignored: int = IGNORED_TARGET) -> torch.Tensor | None:
-    """The loss of each sample [B], 0 of labels `ignored`; None where output and target are of other forms."""
+    """The loss of each sample [B], 0 of labels `ignored`; None where output and target are of other forms.
+
+    Raises:
+        ValueError: labels have no score, as of embeddings, or where a loss leaves some out. On a GPU the loss would end
+            the process.
+    """
     if are_classes(output, target):
+        counted, classes = target[target != ignored], output.shape[1]
+        low, high = map(int, counted.aminmax()) if counted.numel() else (0, 0)
+        if low < 0 or high >= classes:
+            raise ValueError(f"labels go from {low} to {high}, but outputs have {classes} scores")
         return F.cross_entropy(output.float(), target, reduction="none", ignore_index=ignored)
     is_both = isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)
     if not (is_both and output.shape == target.shape and output.dim() and output.is_floating_point()):

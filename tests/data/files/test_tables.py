@@ -155,12 +155,17 @@ def test_whole_numbers_too_large_to_tell_apart_are_refused(kind: str, tmp_path: 
 
 
 def test_a_feature_whose_values_float32_makes_equal_is_refused(tmp_path: Path) -> None:
-    """Seconds since 1970 of an hour, in steps of 128 s; not those of a year, nor rounded fractions."""
+    """Seconds since 1970 of an hour, in steps of 128 s; not those of a year, nor fractions, nor one that is rounded."""
     hour, year = (np.linspace(1_700_000_000, 1_700_000_000 + span, 500).round() for span in (3_600, 31_536_000))
     rows = [{"at": int(at), "y": 0} for at in hour]
     with pytest.raises(BadJob, match=r"'at' goes from 1700000000 to 1700003600, where float32 has steps of 128"):
         len(stoker.data.parquet(parquet_file(tmp_path / "hour.parquet", rows), features=["at"], target="y"))
-    for name, values in (("year", year), ("fractions", np.linspace(0.1, 0.7, 500)), ("equal", np.full(500, 0.1))):
+    for name, values in (
+        ("year", year),
+        ("fractions", np.linspace(0.1, 0.7, 500)),
+        ("equal", np.full(500, 0.1)),
+        ("sums", np.resize([0.3, 0.1 + 0.2], 500)),
+    ):
         rows = [{"at": float(at), "y": 0} for at in values]
         path = parquet_file(tmp_path / f"{name}.parquet", rows)
         assert len(stoker.data.parquet(path, features=["at"], target="y")) == 500

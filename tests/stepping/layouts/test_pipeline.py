@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -22,6 +23,7 @@ from stoker.stepping.step_failures import NotFinite
 from stoker.stepping.world import ALONE, World
 from stoker.testing.ranks import RankFailed, on_ranks
 from stoker.training.named_state import names_of
+from stoker.units import Duration
 from stoker.zoo import GPT, Llama
 from tests.stepping.driving import SEPARABLE, grouped, largest_difference, plan_of
 from tests.stepping.layouts.conformance import (
@@ -210,6 +212,21 @@ def test_tied_weights_are_equal_in_both_stages() -> None:
     assert "tokens.weight" in names
     assert "tokens.weight" in others
     assert "head.weight" not in others
+
+
+def _thawing(world: World, layout: Layout) -> Learned:
+    """What is learned in five updates with tied weights of which the name in the first stage is frozen for three."""
+    make, coupling = JOBS["tied"]
+    job = dataclasses.replace(make(), freeze={"tokens.*": Duration(3, "updates")})
+    return taught(world, job, plan_of(4, layout=layout), coupling, torch.float64, 5)
+
+
+def test_tied_weights_thaw_in_both_stages_at_once() -> None:
+    """Also in the stage in which they have another name, of which nothing is said."""
+    expected = _thawing(ALONE, Layout())
+    for found in on_ranks(STAGES, _thawing, STAGES):
+        assert largest_loss_difference(found, expected) < LIMITS[torch.float64]
+        assert largest_difference(found.weights, expected.weights) < LIMITS[torch.float64]
 
 
 @pytest.mark.parametrize("layout", [STAGES, GPIPE], ids=Layout.in_words)

@@ -54,7 +54,7 @@ from stoker.store.locks import is_alive
 _CHUNK_ROWS = 2**16
 
 _LEAST_STEPS = 256
-"""Least number of steps of float32 between the ends of a feature's values."""
+"""Least number of steps of float32 between the ends of a feature's values; so few of float64 are rounding of one."""
 
 _ABANDONED_S = 3600.0
 """A half-built table of a dead process is removed once nothing was written to it for so long [s]."""
@@ -215,8 +215,9 @@ class _Building:
         """Raise BadJob for a feature whose values float32 rounds to a few, such as moments in seconds since 1970."""
         for index in np.flatnonzero(self.is_rounded & (self.low < self.high)):
             low, high = float(self.low[index]), float(self.high[index])
-            step = float(np.spacing(np.float32(max(abs(low), abs(high)))))
-            if high - low < _LEAST_STEPS * step:
+            largest = max(abs(low), abs(high))
+            step = float(np.spacing(np.float32(largest)))
+            if _LEAST_STEPS * np.spacing(largest) < high - low < _LEAST_STEPS * step:
                 raise BadJob(
                     f"feature {self.features[index]!r} goes from {low:.12g} to {high:.12g}, where float32 has "
                     f"steps of {step:g}: most of its values would become equal",
