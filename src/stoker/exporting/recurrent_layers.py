@@ -61,7 +61,7 @@ def _outputs(steps: torch.Tensor, state: torch.Tensor, settings: Sequence[Any]) 
 class _Functions:
     """PyTorch's functions of recurrent layers, with those of whole sequences replaced in the thread that makes it.
 
-    Another thread may train meanwhile, and the operators of this file have no gradients.
+    Another thread may train at the same time, and the operators of this file have no gradients.
     """
 
     def __init__(self, original: Any) -> None:
