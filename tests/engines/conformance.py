@@ -251,6 +251,31 @@ class EngineConformance:
             engine.run({**asked, "at": np.array([index, 0])})
         assert engine.run(asked)["y"].tolist() == [7.0, 8.0]
 
+    @pytest.mark.parametrize("threads", [1, 2])
+    @pytest.mark.parametrize("operator", ["GatherElements", "ScatterElements"])
+    def test_an_element_beyond_its_dimension_is_refused(self, tmp_path: Path, operator: str, threads: int) -> None:
+        """And the engine goes on with others, of the same shapes."""
+        nodes = [
+            helper.make_node("Unsqueeze", ["at", "one"], ["places"]),
+            helper.make_node("Unsqueeze", ["x", "one"], ["columns"]),
+            helper.make_node("Concat", ["columns", "columns", "columns"], ["table"], axis=1),
+            helper.make_node(
+                operator, ["table", "places", *["columns"] * (operator == "ScatterElements")], ["z"], axis=1
+            ),
+            helper.make_node("ReduceSum", ["z", "one"], ["y"], keepdims=0),
+        ]
+        inputs = {"x": TensorProto.FLOAT, "at": TensorProto.INT64}
+        path = graph_of(tmp_path / "g.onnx", nodes, inputs, {"y": TensorProto.FLOAT}, {"one": np.array([1])})
+        specs = spec_of("x", "FP32"), spec_of("at", "INT64")
+        graph = Graph(path=path, precision="fp32", inputs=specs, outputs=(spec_of("y", "FP32"),), threads=threads)
+        (engine,) = load_graph(self.engine, graph)
+        asked = {"x": np.array([7, 8], np.float32), "at": np.array([2, -3])}
+        answer = engine.run(asked)["y"].tolist()
+        for index in (3, -4, 2**30):
+            with pytest.raises(ServiceError):
+                engine.run({**asked, "at": np.array([index, 0])})
+            assert engine.run(asked)["y"].tolist() == answer
+
     def test_it_closes(self, tmp_path: Path) -> None:
         """One of two instances closes, the other goes on."""
         first, second = load(tiny_artifact(tmp_path, engine=self.engine), instances=2, threads=1)

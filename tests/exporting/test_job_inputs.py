@@ -1,13 +1,16 @@
 """What a job's data hold, as an exported model takes it."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import stoker
+from stoker.artifacts.dtypes import Arrays
 from stoker.errors import BadArtifact
-from stoker.exporting import job_inputs, varying
+from stoker.exporting import JobInputs, job_inputs, varying
 from stoker.exporting.export import _labels, _varying, with_missing
 from stoker.loading.dataset_adapters import as_samples
 
@@ -173,6 +176,21 @@ def test_a_sample_with_nan_is_the_first_example_of_a_model_that_takes_it(
     module = Fills(fills=fills)
     rows = with_missing(job_inputs(job(samples), module, samples), module, [0, 100, 200, 299])
     assert rows == ([first, 0, 100, 200, 299] if first else [0, 100, 200, 299])
+
+
+def test_few_samples_are_copied_at_once_to_look_for_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large samples, such as images of floats, fill the memory otherwise."""
+    samples = as_samples((torch.ones(3000, 2), torch.zeros(3000, dtype=torch.long)), what="data")
+    module, whole, counts = Fills(fills=True), JobInputs.arrays, list[int]()
+
+    def arrays(inputs: JobInputs, rows: Sequence[int]) -> Arrays:
+        counts.append(len(rows))
+        return whole(inputs, rows)
+
+    monkeypatch.setattr(JobInputs, "arrays", arrays)
+    assert with_missing(job_inputs(job(samples), module, samples), module, [0, 2999]) == [0, 2999]
+    assert sum(counts) == 3002
+    assert max(counts) <= 64
 
 
 def test_examples_of_whole_numbers_stay_as_they_are() -> None:

@@ -1,13 +1,14 @@
 """Recurrent layers over sequences of any length."""
 
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
 from torch import nn
 
 from stoker.engines import Graph, load_graph
-from stoker.exporting import About, export_module
+from stoker.exporting import About, export_module, recurrent_layers
 from stoker.records import EngineName
 
 
@@ -53,3 +54,29 @@ def test_a_fixed_number_of_steps_keeps_pytorchs_own_program(tmp_path: Path) -> N
     """It is for use without Stoker, which such a model does not need."""
     artifact = export_module(Recurrent().eval(), torch.randn(8, 4, 2), tmp_path / "m")
     assert "model.pt2" in {file.name for file in artifact.manifest.files}
+
+
+def test_another_thread_trains_while_layers_are_traced() -> None:
+    """The operators of a trace have no gradients, so they are for the tracing thread alone."""
+    module, reached = Recurrent(), list[bool]()
+
+    def train() -> None:
+        sum(part.sum() for part in module(torch.randn(2, 4, 2))).backward()
+        reached.extend(parameter.grad is not None for parameter in module.parameters())
+
+    with recurrent_layers.whole_recurrences():
+        thread = Thread(target=train)
+        thread.start()
+        thread.join()
+    assert reached
+    assert all(reached)
+
+
+def test_without_onnxscripts_own_functions_models_are_exported_as_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are private to it, and a model without recurrent layers needs none of them."""
+    monkeypatch.setattr(recurrent_layers, "_TRANSLATIONS", "onnxscript.function_libs.moved")
+    assert not recurrent_layers.has_recurrence(Recurrent())
+    artifact = export_module(nn.Linear(4, 2).eval(), torch.randn(8, 4), tmp_path / "m")
+    assert "model.onnx" in {file.name for file in artifact.manifest.files}

@@ -166,14 +166,18 @@ def test_a_start_takes_three_commands_where_all_is_there(fake_ssh: Path, tmp_pat
     assert handle["sent_bytes"] == 0
 
 
-@pytest.mark.usefixtures("fake_ssh")
-def test_hosts_of_a_run_listen_for_each_other(tmp_path: Path) -> None:
-    """Two names of this machine reach each other; a port that is in use is named, and one that is none."""
+def test_hosts_of_a_run_listen_for_each_other(tmp_path: Path, fake_ssh: Path) -> None:
+    """Two names of this machine reach each other; a port that is in use is named, and one that is none.
+
+    Where the hosts are refused, those that listen already are ended.
+    """
     target, options = LAUNCHER.parse("a,b/cpu"), {"root": str(tmp_path / "runs"), "python": sys.executable}
     assert LAUNCHER.probe(target, options).facts["ports"] == "each host reaches each other one"
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]
+        assert " kill " not in fake_ssh.read_text()
         (sentence,) = LAUNCHER.probe(target, options | {"port": str(port)}).missing
+        assert [line.split()[0] for line in fake_ssh.read_text().splitlines() if " kill " in line] == ["b"]
         assert (
             sentence == f"port {port} of a cannot be used (Address already in use): give another --place-option port=N"
         )

@@ -149,6 +149,7 @@ def test_strings_become_bytes() -> None:
     [
         ["1.5", "", "NA", " nan "],
         [1.5, None, None, float("nan")],
+        [1.5, None, "NA", float("nan")],
         pa.array([1.5, None, None, np.nan]),
         pa.array([1.5, None, None, np.nan], pa.float32()),
     ],
@@ -167,6 +168,15 @@ def test_a_whole_number_is_never_missing() -> None:
     column = pa.array([1, None])
     assert list(_read(column, Input("x", "INT64", (), None), allow_nan=True).bad) == [1]
     assert np.isnan(_read(column, Input("x", "FP32", (), None), allow_nan=True)[1])
+
+
+def test_large_whole_numbers_next_to_missing_ones_are_rounded() -> None:
+    """As they are where none is missing: the model takes floats."""
+    one = Input("x", "FP32", (), None)
+    for column in (pa.array([2**53 + 1, 7]), pa.array([2**53 + 1, None])):
+        found = _read(column, one, allow_nan=True)
+        assert not found.bad
+        assert found[0] == np.float32(2**53)
 
 
 def test_nan_passes_if_allowed() -> None:

@@ -1,9 +1,10 @@
 """Bounds of lookups in OpenVINO graphs: a category or token that a table lacks is an error, as in PyTorch and ONNX.
 
-OpenVINO 2026.4 checks no index on the CPU. `Gather` answers 0 for one that is out of bounds. `GatherND` reads, and
-`ScatterNDUpdate` writes, wherever it points: the next sample of the batch, other memory of the process, or an address
-that ends it. So the least and the greatest index of each lookup whose indices are computed become an output, which is
-compared with the table's sizes after a run; the last two take indices cut to the table.
+OpenVINO 2026.4 checks hardly any index on the CPU. `Gather` answers 0 for one that is out of bounds. `GatherND` reads,
+and `ScatterNDUpdate` and `ScatterElementsUpdate` write, wherever it points: the next sample of the batch, other memory
+of the process, or an address that ends it; the last may also fail, and right requests with it from then on. So the
+least and the greatest index of each lookup whose indices are computed become an output, which is compared with the
+table's sizes after a run; all but `Gather` take indices cut to the table.
 
 Costs: two reductions of the indices of each lookup, and reading one output.
 
@@ -20,7 +21,9 @@ import numpy as np
 
 BOUNDS = "stoker.lookup_bounds"
 """The output with the bounds of all lookups, one after the other: least, greatest, and sizes that vary."""
-_ADDRESSING = ("GatherND", "ScatterNDUpdate")
+_AXIS_INPUTS = {"Gather": 2, "ScatterElementsUpdate": 3}
+"""Operations whose indices address one dimension, and the input that says which."""
+_KINDS = ("GatherND", "ScatterNDUpdate", "GatherElements", *_AXIS_INPUTS)
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def bounded_lookups(model: Any, ops: Any, names: Iterable[str]) -> tuple[Lookup,
             shape = ops.shape_of(table, output_type="i64")
             most = ops.gather(shape, ops.constant(np.array(axes, np.int64)), ops.constant(np.int64(0)))
             parts.append(most)
-        if node.get_type_name() in _ADDRESSING:
+        if node.get_type_name() != "Gather":
             kind = indices.get_element_type()
             one, size = ops.constant(np.array(1, kind.to_dtype())), ops.convert(most, kind.get_type_name())
             inside = ops.minimum(ops.maximum(indices, ops.negative(size)), ops.subtract(size, one))
@@ -94,13 +97,15 @@ def bounded_lookups(model: Any, ops: Any, names: Iterable[str]) -> tuple[Lookup,
 def _axes(node: Any) -> tuple[int, ...]:
     """Dimensions of its table that a node's indices address, one for each number of an index; none of other nodes."""
     kind = node.get_type_name()
-    if kind not in ("Gather", *_ADDRESSING) or node.input_value(1).get_node().get_type_name() == "Constant":
+    if kind not in _KINDS or node.input_value(1).get_node().get_type_name() == "Constant":
         return ()
     table, indices = node.input_value(0).get_partial_shape(), node.input_value(1).get_partial_shape()
     if table.rank.is_dynamic:
         return ()
-    if kind == "Gather":
-        axis = node.input_value(2).get_node()
+    if kind == "GatherElements":
+        return (node.get_attributes()["axis"] % table.rank.get_length(),)
+    if kind in _AXIS_INPUTS:
+        axis = node.input_value(_AXIS_INPUTS[kind]).get_node()
         if axis.get_type_name() != "Constant":
             return ()
         number = int(np.asarray(axis.get_data()).reshape(-1)[0])

@@ -33,8 +33,8 @@ from stoker.store import sha256_file
 from stoker.training.run_handle import WEIGHTS, Run, load
 
 _NUM_EXAMPLES = 8
-_MOST_LOOKED_AT = 4096
-"""Most samples that are looked through for NaN."""
+_MOST_LOOKED_AT, _LOOKED_AT_ONCE = 4096, 64
+"""Most samples that are looked through for NaN, and how many of them are copied at once."""
 
 Examples = Inputs | Mapping[str, NDArray[Any]]
 """Example inputs, samples first: tensors by position or by name, or arrays by name."""
@@ -134,11 +134,15 @@ def with_missing(inputs: JobInputs, module: nn.Module, rows: list[int]) -> list[
     numbers are missing, evenly spaced examples seldom show it.
     """
     samples = inputs.samples
-    if not samples.is_in_memory or _missing(inputs.arrays(rows[:NUM_GOLDEN])).any():
+    if not samples.is_in_memory:
+        return rows
+    first = inputs.arrays(rows[:NUM_GOLDEN])
+    if all(array.dtype.kind != "f" for array in first.values()) or _missing(first).any():
         return rows
     looked_at = np.unique(np.linspace(0, samples.num_at_hand - 1, num=_MOST_LOOKED_AT, dtype=np.int64))
-    found = looked_at[_missing(inputs.arrays(looked_at))]
-    if not len(found):
+    parts = (looked_at[start : start + _LOOKED_AT_ONCE] for start in range(0, len(looked_at), _LOOKED_AT_ONCE))
+    found = next((some for part in parts if len(some := part[_missing(inputs.arrays(part))])), None)
+    if found is None:
         return rows
     with torch.no_grad():
         outputs = named_outputs(inputs.call(module, *map(as_tensor, inputs.arrays(found[:1]).values())))

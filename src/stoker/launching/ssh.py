@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -82,8 +82,9 @@ done
 echo "no Python" >&2; exit 1
 """
 _PORTS = Path(reachable_ports.__file__).read_text()
-_LISTEN_S = 20.0
-"""How long hosts listen for the others [s]: as long as it takes to start so many programs, and to give up on one."""
+_LISTEN_S = 120.0
+"""How long hosts listen for the others at most [s]: a login to a busy host takes tens of seconds, and is waited for
+twice; what still listens when the answers are known is ended."""
 
 
 class SshLauncher(Launcher):
@@ -382,9 +383,19 @@ def _unreachable(lines: Sequence[Line], first: Mapping[str, list[str]], options:
 
     def listening(index: int) -> dict[str, str]:
         arguments = (str(port if index == 0 else 0), str(len(lines) - 1), f"{_LISTEN_S:g}", token)
-        return dict(row.partition(" ")[::2] for row in check(lines[index], "listen", master, *arguments))
+        host = dict(row.partition(" ")[::2] for row in check(lines[index], "listen", master, *arguments))
+        if "process" in host:
+            listeners[lines[index].name] = host["process"]
+        return host
 
-    with ThreadPoolExecutor(len(lines)) as pool:
+    def end(line: Line) -> None:
+        if process := listeners.get(line.name):
+            with suppress(PlaceFailed):  # it ends by itself in a while
+                line.run(["kill", process], check=False)
+
+    listeners: dict[str, str] = {}
+    with ExitStack() as ending, ThreadPoolExecutor(len(lines)) as pool:
+        ending.callback(_on_each, lines, end)  # a listener goes once all others have come, and holds its port till then
         there = list(pool.map(listening, range(len(lines))))
         if "taken" in there[0]:
             why = there[0]["taken"]
@@ -408,8 +419,8 @@ def _unreachable(lines: Sequence[Line], first: Mapping[str, list[str]], options:
                         f"{ports}{meeting} of {target} to {source}, or name the hosts by addresses of a network in "
                         "which they reach each other"
                     )
-        if missing:  # a listener goes once all others have come, and holds its port until then
-            list(pool.map(lambda line, host: line.run(["kill", host["process"]], check=False), lines, there))
+        if not missing:
+            ending.pop_all()
         return missing
 
 

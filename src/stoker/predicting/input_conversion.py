@@ -144,9 +144,11 @@ def _missing_as_nan(column: Column) -> Column:
     """The column with NaN where a number is missing; columns of lists as they are."""
     if isinstance(column, pa.Array):
         is_number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
-        return pc.fill_null(column.cast(pa.float64()), math.nan) if column.null_count and is_number else column
-    # A column of texts stays one, and is converted all at once.
-    nan: float | str = "nan" if any(isinstance(value, str) for value in column) else math.nan
+        if not (column.null_count and is_number):
+            return column
+        return pc.fill_null(column.cast(pa.float64(), safe=False), math.nan)  # large whole numbers are rounded
+    # A column of texts stays one, and is converted all at once; a text among numbers has to be JSON.
+    nan: float | str = "nan" if all(isinstance(value, str) for value in column if value is not None) else math.nan
     missing = ("", *NOT_A_NUMBER)
     return [
         nan if value is None or (isinstance(value, str) and value.strip() in missing) else value for value in column

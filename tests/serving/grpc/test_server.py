@@ -16,7 +16,7 @@ import pytest
 from stoker.serving.grpc import inference_pb2, messages, methods, server
 from stoker.serving.grpc.health_pb2 import HealthCheckRequest
 from stoker.serving.grpc.methods import MOST_AT_ONCE
-from stoker.serving.refusals import DeadlinePassed, QueueFull, Refusal, Unauthorized
+from stoker.serving.refusals import DeadlinePassed, OverCapacity, QueueFull, Refusal, Unauthorized
 from stoker.serving.service import AccessEntry, InferenceRequest, InFlight, RequestLimits, ServerContext
 from tests.serving.fakes import FakeService, refusing, scores_of
 from tests.serving.waiting import until
@@ -142,9 +142,10 @@ def test_messages_over_the_limit_are_refused() -> None:
 
 
 def test_messages_are_bounded_together() -> None:
-    """What is more than the server may hold is refused with when to come again."""
-    held = InFlight(50)
-    error = refused(lambda client: client.call("ModelInfer", question(id="x" * 60)), in_flight=held)
+    """What is more than the server may hold is refused with when to come again, and counted."""
+    held, service = InFlight(50), FakeService()
+    error = refused(lambda client: client.call("ModelInfer", question(id="x" * 60)), service, in_flight=held)
+    assert service.refused == [("digits", OverCapacity.reason)]
     assert (error.code(), "of 50 B that it may" in error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
     assert dict(error.trailing_metadata())["retry-after"] == "1"
     assert held.num_bytes == 0

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -142,8 +143,9 @@ async def infer(edge: ServerContext, asked: Message, entry: AccessEntry, *, time
         Refusal: the request is malformed, does not fit the model, or cannot be answered in time.
     """
     entry.model, entry.version, entry.id = asked.model_name, asked.model_version, asked.id
-    with edge.in_flight.taken(entry.bytes_in):
+    with ExitStack() as held:
         try:
+            held.enter_context(edge.in_flight.taken(entry.bytes_in))
             edge.service.manifest(asked.model_name, asked.model_version)  # refuses an unknown model before all is read
             read = partial(decode, asked, caller=entry.caller, time_left_s=time_left_s)
             # Typed contents and strings are read value by value; other raw contents are only viewed.
