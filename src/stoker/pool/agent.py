@@ -810,6 +810,7 @@ def made_again(
                 fetch=cache.fetch,
                 host=host,
                 messages=tuple(known_messages(client, lease)) if order.sites else (),
+                agent=str(lease["agent"]),
                 is_same_class=own_class == lease["determinism_class"],
             ),
         )
