@@ -486,6 +486,7 @@ class Agent:
             self._require_possible(order)
             if order.num_devices != self.lending.num_devices:
                 raise BadJob(f"it is for {order.num_devices} devices, and {self.lending.num_devices} are lent")
+            _require_site(lease, order)
             if float(lease["check_fraction"]) and order.block_s > UNCOMMITTED_S:
                 raise BadJob(
                     f"it commits each {format_seconds(order.block_s)}, and only {UNCOMMITTED_S} s after the "
@@ -714,6 +715,19 @@ class Agent:
             boxes = sorted((self.folder / "checks").iterdir(), key=lambda path: path.stat().st_mtime)
             for old in boxes[:-_KEPT_BOXES]:
                 remove_tree(old)
+
+
+def _require_site(lease: dict[str, Any], order: PoolOrder) -> None:
+    """Refuse an order of another site than the lease: it would wait for a gang that is none, or run before it begins."""
+    of_lease = (int(lease.get("site", 0)), bool(lease.get("gang")))
+    if (order.site, bool(order.sites)) != of_lease:
+        raise BadJob(
+            f"its order is {_site_words(order.site, bool(order.sites))}, and the lease {_site_words(*of_lease)}"
+        )
+
+
+def _site_words(site: int, is_site: bool) -> str:
+    return f"of site {site}" if is_site else "of no gang"
 
 
 def typed_lease(lease: dict[str, Any]) -> Lease:
