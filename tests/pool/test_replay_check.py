@@ -19,8 +19,6 @@ from stoker.records.codec import to_json
 from stoker.store import CheckpointStore
 from tests.pool.counting import save
 
-SITE = SimpleNamespace(site=0)
-
 
 def committed(folder: Path) -> Block:
     """A block of ten updates, whose blob is in `folder/blobs`."""
@@ -37,10 +35,14 @@ def committed(folder: Path) -> Block:
     return keep_block(run, store.names()[-1], 0, "", put=put, limits=TreeLimits(num_bytes=1 << 20), aside=folder)
 
 
+ALONE = SimpleNamespace(site=0)
+"""The order of a job at one agent."""
+
+
 def checked(folder: Path, answer: dict[str, Any], *, disk_bytes: int = 1 << 20) -> ReplayVerdict:
     """The verdict where the replay prints `answer`."""
     block = committed(folder)
-    box: Any = SimpleNamespace(order=SITE, aside=folder / "aside", replay=lambda *_, **__: None)
+    box: Any = SimpleNamespace(aside=folder / "aside", order=ALONE, replay=lambda *_, **__: None)
     out = json.dumps(answer).encode()
     host: Any = SimpleNamespace(limits=SimpleNamespace(disk_bytes=disk_bytes), run=lambda _: (2, out, b""))
     making = Making(box=box, before=None, block=block, fetch=lambda digest: folder / "blobs" / digest, host=host)
@@ -107,7 +109,7 @@ def test_a_state_that_one_side_supplied_suffices(tmp_path, bad: str, cheat: str)
 
     answer = json.dumps({"manifest": to_json(made), "states": [made.state_digest()]}).encode()
     host: Any = SimpleNamespace(limits=SimpleNamespace(disk_bytes=1 << 20), run=lambda _: (0, answer, b""))
-    box: Any = SimpleNamespace(order=SITE, aside=tmp_path / "aside", replay=lambda *_, **__: None)
+    box: Any = SimpleNamespace(aside=tmp_path / "aside", order=ALONE, replay=lambda *_, **__: None)
     making = Making(box=box, before=None, block=block, fetch=fetch, host=host)
     right = Side(end=made.state_digest(), before="good", after="good")
     wrong = Side(end=sha256(b"wrong"), before=bad, after=bad)

@@ -718,16 +718,11 @@ class Agent:
 
 
 def _require_site(lease: dict[str, Any], order: PoolOrder) -> None:
-    """Refuse an order of another site than the lease: it would wait for a gang that is none, or run before it begins."""
-    of_lease = (int(lease.get("site", 0)), bool(lease.get("gang")))
-    if (order.site, bool(order.sites)) != of_lease:
-        raise BadJob(
-            f"its order is {_site_words(order.site, bool(order.sites))}, and the lease {_site_words(*of_lease)}"
-        )
-
-
-def _site_words(site: int, is_site: bool) -> str:
-    return f"of site {site}" if is_site else "of no gang"
+    """Refuse an order of another site than the lease: it would wait for no gang, or not wait for its own."""
+    of_order = f"of site {order.site}" if order.sites else "of no gang"
+    of_lease = f"of site {int(lease.get('site', 0))}" if lease.get("gang") else "of no gang"
+    if of_order != of_lease:
+        raise BadJob(f"its order is {of_order}, and the lease {of_lease}")
 
 
 def typed_lease(lease: dict[str, Any]) -> Lease:

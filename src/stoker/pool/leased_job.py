@@ -452,7 +452,10 @@ class LeasedJob:
         block_s = self._committed_ran_s / max(1, self._num_blocks)
         if self.running_s - self._committed_ran_s <= _MOST_UNPAID * max(UNCOMMITTED_S, block_s):
             return ""
-        return f"{SAVES_NOTHING} for {format_seconds(self.running_s - self._committed_ran_s)}"
+        unpaid = format_seconds(self.running_s - self._committed_ran_s)
+        if self._carrier is not None and self._carrier.is_waiting:
+            return f"refused: it has waited for another site for {unpaid}"
+        return f"{SAVES_NOTHING} for {unpaid}"
 
     def _sends_blocks(self, *, is_last: bool) -> bool:
         """Send and commit checkpoints, as they are due; whether none is on its way."""

@@ -103,6 +103,7 @@ class MessageCarrier(threading.Thread):
     Attributes:
         problem: why it has ended before `close`; None: it has not.
         has_sent: whether all that the job has written by the last look was sent.
+        is_waiting: whether another site had not sent its message of an exchange by then.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class MessageCarrier(threading.Thread):
         self._sent: set[str] = set()
         self._needs, self._pause_s = 0, _LOOK_S
         self.problem: StokerError | None = None
-        self.has_sent = False
+        self.has_sent = self.is_waiting = False
 
     def close(self) -> None:
         """End it."""
@@ -157,10 +158,10 @@ class MessageCarrier(threading.Thread):
         """
         places = {name: place for name in self._box.message_names() if (place := parse_name(name)) is not None}
         mine = {name: place for name, place in sorted(places.items()) if place[2] == self._site}
-        is_waiting = any(self._lacks(place, places) for place in mine.values())
+        self.is_waiting = any(self._lacks(place, places) for place in mine.values())
         self.has_sent = self._sent >= mine.keys()
-        self._pause_s = min(1.2 * self._pause_s, _MOST_LOOK_S) if is_waiting else _LOOK_S
-        if self.has_sent and not is_waiting:
+        self._pause_s = min(1.2 * self._pause_s, _MOST_LOOK_S) if self.is_waiting else _LOOK_S
+        if self.has_sent and not self.is_waiting:
             self._clear(places)
             return
         known = known_messages(self._client, self._client.lease(self._lease_id))
