@@ -6,7 +6,7 @@ others' agents have named it fetches, and writes into the folder. Blobs are held
 against the site, update and fragment that its agent signed for. What is in it the agent does not look at.
 Rule: of an exchange nothing is brought before the site's own message is sent. So none is left unsent at a job's end, no
 block rests on an exchange whose own message was not compared, and messages of exchanges that the job does not make cost
-nobody a transfer.
+no transfer.
 Costs: while a job waits for a message, up to two requests a second for each site. A message is copied on the disk,
 twice at most, and is never read into memory.
 """
