@@ -128,6 +128,21 @@ def test_a_lease_of_another_number_of_devices_is_refused(lender, pool) -> None:
     assert [body.lease_id for body in pool.of(on.Accepted)] == ["job.1"]
 
 
+@pytest.mark.parametrize(
+    ("order", "lease", "text"),
+    [
+        ({"site": 0, "sites": 2}, {}, "its order is of site 0, and the lease of no gang"),
+        ({"site": 1, "sites": 2}, {"gang": "run"}, "its order is of site 1, and the lease of site 0"),
+        ({}, {"gang": "run", "site": 1}, "its order is of no gang, and the lease of site 1"),
+    ],
+)
+def test_an_order_of_another_site_than_its_lease_is_refused(lender, pool, order, lease, text) -> None:
+    """It would hold the device unpaid, waiting for a gang, or would run before its gang begins."""
+    lease_of(pool, order=replace(ORDER, **order)).update(lease)
+    lender.step()
+    assert text in pool.leases["job.0"]["reason"]
+
+
 def test_one_lease_at_a_time_is_accepted_and_ended_with_the_pool(lender, pool) -> None:
     """A second lease waits; a lease that is over for the pool leaves nothing here, and the next one is taken."""
     lease_of(pool, "job.0")

@@ -133,6 +133,19 @@ def test_a_gang_that_is_not_complete_is_released() -> None:
     assert book.state.gangs["gang"].is_begun
 
 
+def test_no_time_is_paid_before_all_agents_have_accepted() -> None:
+    """An agent that says afterwards that it ran while it waited is ahead of the clock."""
+    book = GangBook()
+    book.open()
+    book.post(book.agent, on.Accepted(lease_id="run-s0.0"))
+    book.pass_time(40)
+    book.post(book.other, on.Accepted(lease_id="run-s1.0"))
+    book.pass_time(10)
+    with pytest.raises(Refused, match="ahead of the clock: 30 s of running 10 s after it could begin"):
+        book.post(book.agent, on.Beat(lease_id="run-s0.0", index=0, running_s=30))
+    book.post(book.agent, on.Beat(lease_id="run-s0.0", index=0, running_s=10))
+
+
 @pytest.mark.parametrize("who", ["agent", "renter"])
 def test_a_site_that_is_declined_releases_the_others(who: str) -> None:
     """Also where the agent says at once that it cannot, or the renter takes one back; before and after an accept."""

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from stoker.pool import gang_run, rented_run
 from stoker.pool.escrow import pay_for
 from stoker.pool.events import CREDIT
-from stoker.pool.gang_run import best_gang, exchange_s, gang_text
+from stoker.pool.gang_run import GangRun, best_gang, exchange_s, gang_text
+from stoker.pool.job_box import PoolOrder
+from stoker.pool.lease import RELEASED, SENT_OTHERWISE
 from stoker.pool.matching import Match, RunForecast
+from stoker.pool.rented_run import RentedRun
 from stoker.pool.state import ListedOffer
 from stoker.pool.terms import Exchanges
 from tests.pool.book import offer
@@ -99,3 +104,60 @@ def test_the_interval_that_links_suit_is_said() -> None:
     assert "1,000 exchanges of 3.0 s are 45 % of it" in text
     assert "every=stoker.updates(8) is recommended, not 1" in text
     assert "recommended" not in gang_text(found, RARE)
+
+
+HANDLE = {
+    "job": "run",
+    "pool": "",
+    "key": "",
+    "until_s": 1.0,
+    "sites": 2,
+    "firsts": [19, 0],
+    "first": 0,
+    "limit_s": 60.0,
+    "max_credits": None,
+    "address": "",
+    "device": "",
+    "options": {},
+}
+
+
+def test_a_lost_site_goes_on_in_the_class_of_its_last_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first one may have been of a gang of another class that was never complete."""
+    classes = {"run-s0.0": "d" * 64, "run-s0.1": CLASS}
+    client: Any = SimpleNamespace(lease=lambda name: {"determinism_class": classes[name]}, rules=found_offer)
+    monkeypatch.setattr(rented_run, "ranked_offers", lambda *_, **__: [match("a", 1.0, 1.0)])
+    run = RentedRun(client, {**HANDLE, "job": "run-s0", "gang": "run"}, client)
+    with pytest.raises(LookupError, match="there is an offer"):
+        run.open(PoolOrder(run="run", tree="1" * 64, code="c", stoker="s", job_file="job.py"), 2, set(), 60.0)
+
+
+def test_a_message_that_no_agent_makes_again_ends_the_run() -> None:
+    """A site's agent that lied and committed nothing leaves one behind: not a hundred agents are paid to find it."""
+    client: Any = None
+    run = RentedRun(client, {**HANDLE, "job": "run-s0", "gang": "run"}, client)
+    reason = f"{SENT_OTHERWISE} after update 5 than this machine makes"
+    lease: dict[str, Any] = {"reason": reason, "commitments": [], "outcome": "", "running_s": 0}
+    state = run._next([lease, lease], 0, reason)
+    assert (state.phase, state.why[:50]) == ("failed", "two agents in a row make another message than the ")
+    alone = run._next([{**lease, "reason": "lost"}, lease], 0, "lost")
+    assert alone.why.startswith("the deadline is over")  # one alone may be wrong: what comes next is looked at
+
+
+def found_offer() -> None:
+    """What is asked once there is an offer."""
+    raise LookupError("there is an offer")
+
+
+def test_leases_of_earlier_starts_are_no_gangs_that_were_never_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site of 19 leases that ran, whose first gang of this start is not complete, is opened again."""
+    opened = list[float]()
+    monkeypatch.setattr(GangRun, "open", lambda _, __, limit_s, *___: opened.append(limit_s))
+    monkeypatch.setattr(
+        RentedRun, "order", lambda *_: PoolOrder(run="run", tree="1" * 64, code="c", stoker="s", job_file="j")
+    )
+    monkeypatch.setattr(gang_run, "_now", lambda _: 0.0)
+    ended = {"state": "final", "accepted_s": 0.0, "reason": RELEASED}
+    client: Any = None
+    state = GangRun(client, HANDLE, client)._complete([ended, ended], [[ended] * 20, [ended]])
+    assert (state.phase, opened) == ("requeued", [60.0])

@@ -18,6 +18,7 @@ from stoker.pool.client import PoolClient, _Busy
 from stoker.pool.isolation import HOST_FULL, Host, Limits
 from stoker.pool.job_box import JobBox, PoolOrder
 from stoker.pool.keys import Key
+from stoker.pool.lease import SAVES_NOTHING
 from stoker.pool.leased_job import BlobCache, LeasedJob
 from stoker.records.codec import dumps
 from stoker.store import CheckpointStore
@@ -342,6 +343,18 @@ def test_a_job_that_saves_nothing_is_not_worked_on_for_nothing(job: Job, pool: S
     job._began -= 10
     job.tick()
     assert pool.leases["job.0"]["reason"].startswith("refused: it has saved nothing for 15 min")
+
+
+def test_a_job_that_waits_for_another_site_does_not_pass_for_one_that_saves_nothing(job: Job, pool: SlowPool) -> None:
+    """Its agent leaves as well; but two of those in a row say nothing about the job, and do not end its run."""
+    job._is_checked = True
+    carrier: Any = SimpleNamespace(is_waiting=True, problem=None, close=lambda: None, join=lambda _: None)
+    job._carrier = carrier
+    job._began -= 1000
+    job.tick()
+    reason = pool.leases["job.0"]["reason"]
+    assert reason.startswith("refused: it has waited for another site for 16")
+    assert not reason.startswith(SAVES_NOTHING)
 
 
 def test_a_checkpoint_that_the_pool_has_no_room_for_is_waited_for(job: Job, pool: SlowPool) -> None:

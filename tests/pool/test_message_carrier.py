@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import json
+import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +17,11 @@ from stoker.errors import BadRun, PlaceFailed, StokerError
 from stoker.pool import events as on
 from stoker.pool.job_box import MESSAGES, JobBox, PoolOrder
 from stoker.pool.message_carrier import KnownMessage, MessageCarrier, differing_messages, needed_from
+from stoker.pool.replay_check import Making, NotOfTheJob
+from stoker.records.codec import to_json
+from stoker.store import CheckpointStore
 from stoker.store.site_message import MessageHead, encode_message, message_name
+from tests.pool.counting import save
 
 
 def content_of(site: int, update: int, message: bytes = b"values") -> bytes:
@@ -36,11 +45,15 @@ class FakePool:
         """A lease as the control plane shows it."""
         self.num_looks += 1
         names = [["run-s0.0"], ["run-s1.0", "run-s1.1"]]
-        return {"lease_id": lease_id, "gang_leases": names, "messages": self.messages[lease_id]}
+        return {"lease_id": lease_id, "agent": lease_id, "gang_leases": names, "messages": self.messages[lease_id]}
 
-    def put_blob(self, content: bytes, *, through_pool: bool = False) -> str:
+    def put_blob(self, path: Path, *, through_pool: bool = False) -> str:
         """Keep a blob."""
         assert through_pool
+        return self.kept(path.read_bytes())
+
+    def kept(self, content: bytes) -> str:
+        """Keep a blob; its digest."""
         digest = hashlib.sha256(content).hexdigest()
         (self.folder / digest).write_bytes(content)
         return digest
@@ -58,17 +71,22 @@ class FakePool:
 class Carried:
     """Site 0 of two in its box, and its carrier."""
 
-    def __init__(self, folder: Path, begin: int = 0) -> None:
+    def __init__(self, folder: Path, most_bytes: int = 1 << 20) -> None:
         order = PoolOrder(run="run", tree="1" * 64, code="c", stoker="s", job_file="job.py", site=0, sites=2)
         self.box = JobBox(folder / "box", order)
         self.box.run.mkdir(parents=True)
-        (folder / "blobs").mkdir()
-        self.pool = FakePool(folder / "blobs")
-        self.carrier = MessageCarrier("run-s0.0", 0, begin, self.box, self.pool, self.fetch)
+        self.box.aside.mkdir()
+        self.cache = folder / "cache"
+        for each in (folder / "blobs", self.cache):
+            each.mkdir()
+        self.pool, self.fetched = FakePool(folder / "blobs"), list[str]()
+        pool: Any = self.pool
+        self.carrier = MessageCarrier("run-s0.0", 0, self.box, pool, self.fetch, most_bytes=most_bytes)
 
     def fetch(self, blob: str) -> Path:
         """The file with a blob."""
-        return self.pool.folder / blob
+        self.fetched.append(blob)
+        return Path(shutil.copy(self.pool.folder / blob, self.cache))
 
     def write(self, update: int, message: bytes = b"values") -> None:
         """The job writes its message."""
@@ -77,7 +95,7 @@ class Carried:
 
     def sent_by_other(self, update: int, content: bytes | None = None) -> None:
         """Site 1 has sent its message."""
-        blob = self.pool.put_blob(content_of(1, update) if content is None else content, through_pool=True)
+        blob = self.pool.kept(content_of(1, update) if content is None else content)
         self.pool.note("run-s1.1" if update > 10 else "run-s1.0", update, blob)
 
     @property
@@ -90,32 +108,79 @@ def test_messages_are_carried_both_ways(tmp_path: Path) -> None:
     """What the job writes is sent once; what the other site has sent, by either lease, is brought; then it is quiet."""
     carried = Carried(tmp_path)
     carried.carrier.carry()
-    assert (carried.carrier.is_idle, carried.pool.num_looks) == (True, 0)
+    assert (carried.carrier.has_sent, carried.pool.num_looks) == (True, 0)
     carried.write(4)
     carried.carrier.carry()
     assert [(one.update, one.fragment) for one in carried.pool.posted] == [(4, 0)]
-    assert not carried.carrier.is_idle
+    assert carried.carrier.has_sent  # a job that ends now waits for nobody here
     carried.sent_by_other(4)
+    carried.write(14)
     carried.sent_by_other(14)
     carried.carrier.carry()
-    assert carried.names == [message_name(4, 0, 0), message_name(4, 0, 1), message_name(14, 0, 1)]
+    assert carried.names == [message_name(update, 0, site) for update in (4, 14) for site in (0, 1)]
     assert (carried.box.run / MESSAGES / message_name(14, 0, 1)).read_bytes() == content_of(1, 14)
     carried.carrier.carry()
     looked = carried.pool.num_looks
     carried.carrier.carry()
-    assert (carried.carrier.is_idle, carried.pool.num_looks, len(carried.pool.posted)) == (True, looked, 1)
+    assert (carried.carrier.has_sent, carried.pool.num_looks, len(carried.pool.posted)) == (True, looked, 2)
+    assert not [*carried.cache.iterdir(), *carried.box.aside.iterdir()]  # messages stay in the box alone
+
+
+def test_nothing_is_brought_of_an_exchange_before_the_own_message_is_sent(tmp_path: Path) -> None:
+    """So that none is left unsent at a job's end; and of exchanges that the job does not make, nothing at all."""
+    carried = Carried(tmp_path)
+    for update in (4, 9, 10**13):
+        carried.sent_by_other(update)
+    carried.carrier.carry()
+    assert not carried.fetched
+    carried.write(4)
+    for _ in range(2):
+        carried.carrier.carry()
+    assert carried.names == [message_name(4, 0, 0), message_name(4, 0, 1)]
+    assert len(carried.fetched) == 1
+
+
+def test_a_file_that_is_larger_than_the_job_may_write_is_not_read(tmp_path: Path) -> None:
+    """A sparse file takes no disk, and would take this machine's memory or disk."""
+    carried = Carried(tmp_path, most_bytes=1000)
+    carried.write(4, b"0" * 1000)
+    with pytest.raises(BadRun, match="at most"):
+        carried.carrier.carry()
+    assert not carried.pool.posted
+    assert not list(carried.box.aside.iterdir())
+    (carried.box.run / MESSAGES / "0000.needs").write_bytes(b"1" * 65)
+    with pytest.raises(BadRun, match="at most 64"):
+        carried.box.needs_from()
+
+
+def test_a_disk_that_is_full_here_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The site goes on at another agent: the reason is this machine's, and not the job's."""
+    carried = Carried(tmp_path)
+    carried.write(4)
+    carried.sent_by_other(4)
+    monkeypatch.setattr("stoker.pool.message_carrier._LOOK_S", 0.0)
+    carried.carrier._pause_s = 0.0
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(JobBox, "write_message", full)
+    carried.carrier.run()
+    assert isinstance(carried.carrier.problem, PlaceFailed)
 
 
 def test_a_site_that_goes_on_elsewhere_sends_the_same_or_nothing(tmp_path: Path) -> None:
     """A message that it has sent is not sent again; another one in its place ends the lease here."""
     carried = Carried(tmp_path)
-    carried.pool.note("run-s0.0", 4, hashlib.sha256(content_of(0, 4)).hexdigest())
+    sent = hashlib.sha256(content_of(0, 4)).hexdigest()
+    carried.pool.note("run-s0.0", 4, sent)
     carried.pool.note("run-s0.0", 9, hashlib.sha256(content_of(0, 9)).hexdigest())
     carried.write(4)
     carried.carrier.carry()
     assert not carried.pool.posted
+    assert (carried.pool.folder / sent).exists()  # it may have been deleted there while the run stood still
     carried.write(9, b"other")
-    with pytest.raises(PlaceFailed, match="site 0 has sent another message after update 10"):
+    with pytest.raises(PlaceFailed, match=r"^the site has sent another message after update 10"):
         carried.carrier.carry()
 
 
@@ -195,3 +260,50 @@ def test_messages_that_a_replay_writes_otherwise(tmp_path: Path) -> None:
         for update, blob in ((1, wrong), (4, right), (9, wrong))
     ]
     assert [one.update for one in differing_messages(carried.box.run, own)] == [9]
+
+
+@pytest.mark.parametrize(("agent", "is_blamed"), [("run-s0.0", True), ("run-s0.1", False)])
+def test_an_agent_answers_for_its_own_messages(tmp_path: Path, agent: str, is_blamed: bool) -> None:
+    """A replay of the next agent's block finds what the one before it has sent otherwise, and blames nobody here."""
+    carried = Carried(tmp_path)
+    carried.write(4)
+    wrong = KnownMessage(site=0, update=4, fragment=0, blob="0" * 64, agent="run-s0.0")
+    verdict = replayed(carried, (wrong,), agent)
+    assert isinstance(verdict, NotOfTheJob) is is_blamed
+
+
+def test_a_replay_fetches_what_the_block_could_have_read(tmp_path: Path) -> None:
+    """What another site has sent of exchanges that this one did not make, or what is no message, is left out."""
+    carried = Carried(tmp_path)
+    known = [KnownMessage(site=0, update=update, fragment=0, blob="") for update in (4, 9, 14)]
+    contents = {4: content_of(1, 4), 5: content_of(1, 5), 9: b"no message", 14: content_of(1, 14)}
+    known += [KnownMessage(site=1, update=at, fragment=0, blob=carried.pool.kept(one)) for at, one in contents.items()]
+    replayed(carried, tuple(known), "run-s0.0")
+    assert carried.names == [message_name(4, 0, 1)]
+    assert len(carried.fetched) == 2
+
+
+def replayed(carried: Carried, messages: tuple[KnownMessage, ...], agent: str) -> Exception:
+    """How a replay of ten updates ends, whose program makes nothing but what is in the box."""
+    box: Any = SimpleNamespace(
+        order=carried.box.order, replay=lambda *_, **__: None, write_message=carried.box.write_message
+    )
+    manifest = save(CheckpointStore(carried.box.aside / "made"), bytes(32), 10)
+    answer = {"manifest": to_json(manifest), "states": []}
+    host: Any = SimpleNamespace(run=lambda _: (0, json.dumps(answer).encode(), b""))
+    block: Any = None
+    making = Making(
+        box=box,
+        before=None,
+        block=block,
+        fetch=carried.fetch,
+        host=host,
+        messages=messages,
+        agent=agent,
+        is_same_class=True,
+    )
+    try:
+        making.run(carried.box.run, 10)
+    except NotOfTheJob as problem:
+        return problem
+    return Exception()

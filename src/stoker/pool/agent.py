@@ -486,6 +486,7 @@ class Agent:
             self._require_possible(order)
             if order.num_devices != self.lending.num_devices:
                 raise BadJob(f"it is for {order.num_devices} devices, and {self.lending.num_devices} are lent")
+            _require_site(lease, order)
             if float(lease["check_fraction"]) and order.block_s > UNCOMMITTED_S:
                 raise BadJob(
                     f"it commits each {format_seconds(order.block_s)}, and only {UNCOMMITTED_S} s after the "
@@ -716,6 +717,14 @@ class Agent:
                 remove_tree(old)
 
 
+def _require_site(lease: dict[str, Any], order: PoolOrder) -> None:
+    """Refuse an order of another site than the lease: it would wait for no gang, or not wait for its own."""
+    of_order = f"of site {order.site}" if order.sites else "of no gang"
+    of_lease = f"of site {int(lease.get('site', 0))}" if lease.get("gang") else "of no gang"
+    if of_order != of_lease:
+        raise BadJob(f"its order is {of_order}, and the lease {of_lease}")
+
+
 def typed_lease(lease: dict[str, Any]) -> Lease:
     """A lease as a record, of which fields that this version does not know are left out."""
     return from_json({name: lease[name] for name in Lease.__dataclass_fields__ if name in lease}, Lease)
@@ -810,6 +819,7 @@ def made_again(
                 fetch=cache.fetch,
                 host=host,
                 messages=tuple(known_messages(client, lease)) if order.sites else (),
+                agent=str(lease["agent"]),
                 is_same_class=own_class == lease["determinism_class"],
             ),
         )

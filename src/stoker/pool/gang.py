@@ -33,7 +33,7 @@ class Gang:
         sites: number of sites.
         determinism_class: of all of them.
         leases: names of all its leases so far, by site, the oldest first.
-        is_begun: whether all agents have accepted once, so that meters may run.
+        begun_s: when all agents had accepted, so that meters may run [s since 1970]; 0: they have not.
     """
 
     gang: str
@@ -41,7 +41,12 @@ class Gang:
     sites: int
     determinism_class: str
     leases: tuple[tuple[str, ...], ...]
-    is_begun: bool = False
+    begun_s: float = 0.0
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether all agents have accepted once."""
+        return self.begun_s > 0
 
     def with_lease(self, lease: Lease) -> Gang:
         """The gang with one more lease."""
@@ -122,7 +127,7 @@ def begun_by(state: State, accepted: Lease) -> Gang | None:
         return None
     others = [lease for lease in newest_leases(state, gang) if lease.lease_id != accepted.lease_id]
     is_complete = all(lease.state in LIVE and lease.accepted_s for lease in others)
-    return replace(gang, is_begun=True) if is_complete else None
+    return replace(gang, begun_s=accepted.accepted_s) if is_complete else None
 
 
 def is_released(state: State, lease: Lease) -> bool:

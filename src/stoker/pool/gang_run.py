@@ -277,8 +277,9 @@ class GangRun:
             return seen_now(phase="queued", why=f"{words}; {len(live)} are released")
         declined = [[one for one in chain if not one["accepted_s"] and one["reason"] != RELEASED] for chain in leases]
         avoided = set[str]().union(*(resting_offers(chain, _now(self.client)) for chain in declined))
-        if len(leases[0]) >= _MOST_GANGS:
-            return seen_now(phase="failed", why=f"{len(leases[0])} gangs were never complete; the last: {words}")
+        num_gangs = len(leases[0]) - int(self.handle["firsts"][0])  # of this start: earlier ones may have run
+        if num_gangs >= _MOST_GANGS:
+            return seen_now(phase="failed", why=f"{num_gangs} gangs were never complete; the last: {words}")
         order = replace(self.sites[0].order(leases[0][0]), site=0)
         try:
             self.open(order, float(self.handle["limit_s"]), avoided)

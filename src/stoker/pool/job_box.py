@@ -20,6 +20,7 @@ import itertools
 import math
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -36,7 +37,7 @@ from stoker.pool.blob_tree import TreeLimits, pack_bundles, unpack
 from stoker.pool.events import MOST_DEVICES, MOST_SITES
 from stoker.pool.isolation import Host, Program, is_owners, remove_tree
 from stoker.records.codec import OMIT_DEFAULT, dumps, loads
-from stoker.store.foreign_files import read_below
+from stoker.store.foreign_files import parts_below, read_below
 from stoker.units import parse_memory
 
 KIND = "pool"
@@ -46,7 +47,8 @@ MESSAGES = "launch/messages"
 
 MOST_ORDER_BYTES = 4 << 20
 MOST_MESSAGE_BYTES = 8 << 30
-"""Largest file of a message that is read out of a box [bytes]."""
+"""Largest file of a message that is copied out of a box [bytes]."""
+_MOST_NOTE_BYTES = 64
 _FOR_TENSORS = 0.8
 """Share of a job's memory that its plan may use: the rest is for Python and its libraries [0 to 1]."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -271,27 +273,37 @@ class JobBox:
         with self._messages(self.run) as folder, os.scandir(folder) as entries:
             return [entry.name for entry in entries]
 
-    def read_message(self, name: str) -> bytes | None:
-        """The content of a file there; None: it is gone.
+    def needs_from(self) -> int:
+        """The first update whose messages the job still needs, by its own note; 0: it has written none."""
+        note = read_below(self.run, f"{MESSAGES}/{self.order.site:04d}.needs", _MOST_NOTE_BYTES) or b""
+        return int(note) if note.isdigit() else 0
+
+    def copy_message(self, name: str, target: Path, most_bytes: int = MOST_MESSAGE_BYTES) -> bool:
+        """Copy a file there to `target`, which the job cannot write to; whether it is there.
 
         Raises:
-            BadRun: the job has put something else in its place.
+            BadRun: the job has put something else in its place, or it is larger than `most_bytes`.
+            OSError: `target` cannot be written.
         """
-        return read_below(self.run, f"{MESSAGES}/{name}", MOST_MESSAGE_BYTES)
+        with target.open("wb") as file:
+            try:
+                file.writelines(parts_below(self.run, f"{MESSAGES}/{name}", most_bytes))
+            except FileNotFoundError:
+                return False
+        return True
 
-    def write_message(self, name: str, content: bytes, run: Path | None = None) -> None:
-        """Write a file there, seen when it is complete; `run`: a copy of the run's directory.
+    def write_message(self, name: str, source: Path, run: Path | None = None) -> None:
+        """Copy `source` there, seen when it is complete; `run`: a copy of the run's directory.
 
         Raises:
-            BadRun: the job has replaced the folder.
-            PlaceFailed: the disk is full, or fails otherwise.
+            OSError: the job has replaced the folder, or the disk is full.
         """
         with self._messages(self.run if run is None else run) as folder:
             aside, flags = f".carried-{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
             with suppress(FileNotFoundError):
                 os.unlink(aside, dir_fd=folder)
-            with os.fdopen(os.open(aside, flags, 0o644, dir_fd=folder), "wb") as file:
-                file.write(content)
+            with os.fdopen(os.open(aside, flags, 0o644, dir_fd=folder), "wb") as file, source.open("rb") as content:
+                shutil.copyfileobj(content, file)
             os.replace(aside, name, src_dir_fd=folder, dst_dir_fd=folder)
 
     def remove_message(self, name: str) -> None:

@@ -46,6 +46,8 @@ RELEASED = "released: not all sites were accepted in time"
 """Reason of a lease of a gang that was never complete."""
 PREEMPTED = "reclaimed for a higher priority"
 """Reason of a lease that makes room for another one; its agent has done nothing."""
+SENT_OTHERWISE = "refused: the site has sent another message"
+"""How the reason begins of an agent whose machine makes another message than its site has sent before."""
 SAVES_NOTHING = "refused: it has saved nothing"
 """How the reason begins of an agent that leaves a job which saves nothing that could be paid."""
 MOST_EVIDENCE_BYTES = 1 << 20
@@ -337,8 +339,8 @@ class Lease:
             )
         return replace(self, state=state)
 
-    def with_beat(self, *, index: int, running_s: int, samples: int, chain: str, now_s: float) -> Lease:
-        """The lease after a beat.
+    def with_beat(self, *, index: int, running_s: int, samples: int, chain: str, now_s: float, since_s: float) -> Lease:
+        """The lease after a beat; its meter may run since `since_s` [s since 1970].
 
         Raises:
             Refused: the beat is a repetition, goes back, or is ahead of the clock.
@@ -352,11 +354,11 @@ class Lease:
                 f"beat {index} of lease {self.lease_id} goes back: {running_s} s and {samples} samples after "
                 f"{self.running_s} s and {self.samples}"
             )
-        passed_s = now_s - self.accepted_s
+        passed_s = now_s - since_s
         if running_s > passed_s + CLOCK_SLACK_S:
             raise Refused(
                 f"beat {index} of lease {self.lease_id} is ahead of the clock: {running_s} s of running "
-                f"{passed_s:.0f} s after it was accepted"
+                f"{passed_s:.0f} s after it could begin"
             )
         return replace(
             self,

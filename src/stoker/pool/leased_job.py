@@ -359,7 +359,13 @@ class LeasedJob:
         box.message_names()  # made before the job starts, whose user it will belong to
         messages = BlobCache(self._client, self._folder / "messages", self._host.limits.disk_bytes + INDEX_BYTES)
         self._carrier = MessageCarrier(
-            self.lease_id, order.site, order.begin, box, self._client, messages.fetch, self._tell
+            self.lease_id,
+            order.site,
+            box,
+            self._client,
+            messages.fetch,
+            self._tell,
+            most_bytes=self._host.limits.disk_bytes + INDEX_BYTES,
         )
         self._carrier.start()
         return True
@@ -446,7 +452,10 @@ class LeasedJob:
         block_s = self._committed_ran_s / max(1, self._num_blocks)
         if self.running_s - self._committed_ran_s <= _MOST_UNPAID * max(UNCOMMITTED_S, block_s):
             return ""
-        return f"{SAVES_NOTHING} for {format_seconds(self.running_s - self._committed_ran_s)}"
+        unpaid = format_seconds(self.running_s - self._committed_ran_s)
+        if self._carrier is not None and self._carrier.is_waiting:
+            return f"refused: it has waited for another site for {unpaid}"
+        return f"{SAVES_NOTHING} for {unpaid}"
 
     def _sends_blocks(self, *, is_last: bool) -> bool:
         """Send and commit checkpoints, as they are due; whether none is on its way."""
@@ -536,7 +545,7 @@ class LeasedJob:
             if self._is_checked and not self._previous and not self.order.resume:
                 self._close("failed: it ended without a checkpoint that could be committed")
                 return
-            if self._carrier is None or self._carrier.is_idle:  # the others wait for its last message
+            if self._carrier is None or self._carrier.has_sent:  # the others wait for its last message
                 self._send_results()
         elif self._leaving:
             self._close(self._leaving)

@@ -4,7 +4,11 @@ What: the job writes its messages into a folder of its box and waits there for t
 (`stepping.message_folder`). The agent sends each of them as a blob, and names it in an event that it signs; what the
 others' agents have named it fetches, and writes into the folder. Blobs are held against their digests, and a message
 against the site, update and fragment that its agent signed for. What is in it the agent does not look at.
-Costs: while a job waits for a message, up to two requests a second for each site.
+Rule: of an exchange nothing is brought before the site's own message is sent. So none is left unsent at a job's end, no
+block rests on an exchange whose own message was not compared, and messages of exchanges that the job does not make cost
+no transfer.
+Costs: while a job waits for a message, up to two requests a second for each site. A message is copied on the disk,
+twice at most, and is never read into memory.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +24,11 @@ from typing import Any
 from stoker.errors import BadRun, PlaceFailed, StokerError
 from stoker.pool import events as on
 from stoker.pool.client import PoolClient, is_passing
+from stoker.pool.isolation import is_owners
 from stoker.pool.job_box import MESSAGES, MOST_MESSAGE_BYTES, JobBox
-from stoker.store.foreign_files import read_below
-from stoker.store.site_message import decode_message, message_name, parse_name
+from stoker.pool.lease import SENT_OTHERWISE
+from stoker.store.foreign_files import parts_below
+from stoker.store.site_message import check_message, message_name, parse_name
 
 _LOOK_S, _MOST_LOOK_S = 0.5, 5.0
 """Time between two looks, and while nothing comes for long [s]."""
@@ -29,17 +36,23 @@ _LOOK_S, _MOST_LOOK_S = 0.5, 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class KnownMessage:
-    """A message that an agent has signed for: which one, and the blob with its file."""
+    """A message that `agent` (a key) has signed for: which one, and the blob with its file."""
 
     site: int
     update: int
     fragment: int
     blob: str
+    agent: str = ""
 
     @property
     def name(self) -> str:
         """Name of its file."""
         return message_name(self.update, self.fragment, self.site)
+
+    @property
+    def exchange(self) -> tuple[int, int]:
+        """Which exchange it is of: update and fragment."""
+        return self.update, self.fragment
 
 
 def known_messages(client: PoolClient, lease: dict[str, Any]) -> list[KnownMessage]:
@@ -50,7 +63,7 @@ def known_messages(client: PoolClient, lease: dict[str, Any]) -> list[KnownMessa
             one = lease if name == lease["lease_id"] else client.lease(str(name))
             for message in one.get("messages", ()):
                 place = {"update": int(message["update"]), "fragment": int(message["fragment"])}
-                found.append(KnownMessage(site=site, blob=str(message["blob"]), **place))
+                found.append(KnownMessage(site=site, blob=str(message["blob"]), agent=str(one["agent"]), **place))
     return found
 
 
@@ -64,20 +77,15 @@ def needed_from(messages: Iterable[KnownMessage], begin: int) -> list[KnownMessa
     return [*last.values(), *(one for one in ordered if one.update >= begin)]
 
 
-def checked_message(path: Path, message: KnownMessage) -> bytes:
-    """The content of a message's file, as it was fetched.
-
-    Raises:
-        BadRun: it is not the message that its agent signed for.
-    """
-    content = path.read_bytes()
+def require_signed(path: Path, message: KnownMessage) -> None:
+    """Refuse a message's file, as it was fetched, that is not the one that its agent signed for (`BadRun`)."""
     try:
-        head, _ = decode_message(content)
+        with path.open("rb") as file:
+            head = check_message(file)
     except ValueError as problem:
         raise BadRun(f"the message {message.name} of site {message.site} is none: {problem}") from problem
     if head.name != message.name:
         raise BadRun(f"site {message.site} has sent {head.name} as its message {message.name}")
-    return content
 
 
 class MessageCarrier(threading.Thread):
@@ -86,35 +94,38 @@ class MessageCarrier(threading.Thread):
     Args:
         lease_id: of the lease.
         site: of its job.
-        begin: updates that the job goes on after [updates].
         box: of the job.
         client: of the pool, with the agent's key.
-        fetch: the file with a blob.
+        fetch: the file with a blob, which is removed once it is in the box.
         tell: receives a line of text.
+        most_bytes: of a file that is taken out of the box [bytes].
 
     Attributes:
         problem: why it has ended before `close`; None: it has not.
-        is_idle: whether all that the job has written by the last look was sent.
+        has_sent: whether all that the job has written by the last look was sent.
+        is_waiting: whether another site had not sent its message of an exchange by then.
     """
 
     def __init__(
         self,
         lease_id: str,
         site: int,
-        begin: int,
         box: JobBox,
         client: PoolClient,
         fetch: Callable[[str], Path],
         tell: Callable[[str], None] = lambda _: None,
+        *,
+        most_bytes: int = MOST_MESSAGE_BYTES,
     ) -> None:
         super().__init__(name="stoker-messages", daemon=True)
-        self._lease_id, self._site, self._begin, self._box = lease_id, site, begin, box
+        self._lease_id, self._site, self._box = lease_id, site, box
         self._client, self._fetch, self._tell = client, fetch, tell
+        self._most_bytes = min(most_bytes, MOST_MESSAGE_BYTES)
         self._is_over = threading.Event()
         self._sent: set[str] = set()
         self._needs, self._pause_s = 0, _LOOK_S
         self.problem: StokerError | None = None
-        self.is_idle = False
+        self.has_sent = self.is_waiting = False
 
     def close(self) -> None:
         """End it."""
@@ -131,7 +142,12 @@ class MessageCarrier(threading.Thread):
                     return
                 self._tell(f"{self._lease_id}: messages are carried once the pool answers: {problem.message}")
             except Exception as problem:  # noqa: BLE001 - whatever the job left there does not end the agent
-                self.problem = BadRun(f"its messages cannot be used: {problem!r}")
+                is_here = isinstance(problem, OSError) and is_owners(problem)
+                self.problem = (
+                    PlaceFailed(f"this machine fails: {problem}")
+                    if is_here
+                    else BadRun(f"its messages cannot be used: {problem!r}")
+                )
                 return
 
     def carry(self) -> None:
@@ -141,30 +157,40 @@ class MessageCarrier(threading.Thread):
             StokerError: something cannot be sent, fetched or written.
         """
         places = {name: place for name in self._box.message_names() if (place := parse_name(name)) is not None}
-        mine = sorted(name for name, place in places.items() if place[2] == self._site)
-        is_waiting = any(self._lacks(places[name], places) for name in mine)
-        self.is_idle = not is_waiting and self._sent >= set(mine)
-        self._pause_s = min(1.2 * self._pause_s, _MOST_LOOK_S) if is_waiting else _LOOK_S
-        if self.is_idle:
+        mine = {name: place for name, place in sorted(places.items()) if place[2] == self._site}
+        self.is_waiting = any(self._lacks(place, places) for place in mine.values())
+        self.has_sent = self._sent >= mine.keys()
+        self._pause_s = min(1.2 * self._pause_s, _MOST_LOOK_S) if self.is_waiting else _LOOK_S
+        if self.has_sent and not self.is_waiting:
             self._clear(places)
             return
         known = known_messages(self._client, self._client.lease(self._lease_id))
         own = {one.name: one for one in known if one.site == self._site}
-        for name in mine:
+        for name, place in mine.items():
             if name not in self._sent:
-                self._send(name, places[name], own.get(name))
+                self._send(name, place, own.get(name))
                 self._sent.add(name)
-        for message in needed_from((one for one in known if one.site != self._site), self._begin):
-            if message.name not in places and message.update >= self._needs:
-                self._box.write_message(message.name, checked_message(self._fetch(message.blob), message))
+        self.has_sent = True
+        exchanges = {place[:2] for place in mine.values()}
+        for message in known:
+            if message.exchange in exchanges and message.site != self._site and message.name not in places:
+                self._bring(message)
                 self._pause_s = _LOOK_S
+
+    def _bring(self, message: KnownMessage) -> None:
+        path = self._fetch(message.blob)
+        try:
+            require_signed(path, message)
+            self._box.write_message(message.name, path)
+        finally:
+            path.unlink(missing_ok=True)  # the box has it, until the job needs it no more
 
     def _clear(self, places: dict[str, tuple[int, int, int]]) -> None:
         """Remove messages that the job will not read again, by its own note; the pool has them."""
-        note = self._box.read_message(f"{self._site:04d}.needs")
-        if note is None or not note.isdigit() or int(note) <= self._needs:
+        needs = self._box.needs_from()
+        if needs <= self._needs:
             return
-        self._needs = int(note)
+        self._needs = needs
         for name, place in places.items():
             if place[0] < self._needs:
                 self._box.remove_message(name)
@@ -180,30 +206,33 @@ class MessageCarrier(threading.Thread):
         Raises:
             PlaceFailed: it has sent another one: this machine does not compute the same bits.
         """
-        content = self._box.read_message(name)
-        if content is None:
-            return
-        decode_message(content)  # it is renamed when it is complete: else it is none
-        digest = hashlib.sha256(content).hexdigest()
-        if known is None:
-            self._client.post(
-                on.Sent(
-                    lease_id=self._lease_id,
-                    update=place[0],
-                    fragment=place[1],
-                    blob=self._client.put_blob(content, through_pool=True),
+        copy = self._box.aside / "message"
+        try:
+            if not self._box.copy_message(name, copy, self._most_bytes):
+                return
+            with copy.open("rb") as file:
+                check_message(file)  # it is renamed when it is complete: else it is none
+                file.seek(0)
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if known is not None and known.blob != digest:
+                raise PlaceFailed(
+                    f"{SENT_OTHERWISE.partition(': ')[2]} after update {place[0] + 1:,} than this machine makes: "
+                    f"{known.blob[:12]}…, here {digest[:12]}…"
                 )
-            )
-        elif known.blob != digest:
-            raise PlaceFailed(
-                f"site {self._site} has sent another message after update {place[0] + 1:,} than this machine makes: "
-                f"{known.blob[:12]}…, here {digest[:12]}…"
-            )
+            # Also one that was sent before: the pool may have deleted it while the run stood still.
+            blob = self._client.put_blob(copy, through_pool=True)
+            if known is None:
+                self._client.post(on.Sent(lease_id=self._lease_id, update=place[0], fragment=place[1], blob=blob))
+        finally:
+            copy.unlink(missing_ok=True)
 
 
 def differing_messages(run: Path, own: Iterable[KnownMessage]) -> Iterator[KnownMessage]:
     """Messages of a site that it has sent otherwise than its run, made again in `run`, has written them."""
     for message in own:
-        content = read_below(run, f"{MESSAGES}/{message.name}", MOST_MESSAGE_BYTES)
-        if content is not None and hashlib.sha256(content).hexdigest() != message.blob:
-            yield message
+        made = hashlib.sha256()
+        with suppress(FileNotFoundError):
+            for part in parts_below(run, f"{MESSAGES}/{message.name}", MOST_MESSAGE_BYTES):
+                made.update(part)
+            if made.hexdigest() != message.blob:
+                yield message

@@ -29,7 +29,7 @@ from stoker.pool.commitment import chain_head
 from stoker.pool.escrow import credits_text, least_deposit, pay_for, required_deposit
 from stoker.pool.events import Refused
 from stoker.pool.job_box import MOST_ORDER_BYTES, PoolOrder, read_order
-from stoker.pool.lease import ACCEPT_S, SAVES_NOTHING
+from stoker.pool.lease import ACCEPT_S, SAVES_NOTHING, SENT_OTHERWISE
 from stoker.pool.lease_documents import (
     checks_described,
     described,
@@ -269,6 +269,12 @@ class RentedRun:
                 why=f"two agents in a row left: {why}; what takes so long without a checkpoint, such as an evaluation, "
                 "cannot be checked: evaluate on fewer samples, or give --verify none",
             )
+        if sum(lease["reason"].startswith(SENT_OTHERWISE) for lease in mine[-2:]) == 2:
+            return seen_now(
+                phase="failed",
+                why=f"two agents in a row make another message than the site has sent, from which the others have gone "
+                f"on: {why}; start the run again with --new",
+            )
         left_s = self._left_s(leases)
         if left_s < 1:  # leases are paid for whole seconds: what is left of a fraction pays for none
             limit = format_seconds(float(self.handle["limit_s"]))
@@ -352,8 +358,8 @@ class RentedRun:
         )
         offers = ranked_offers(self.client, target, terms, run_s=limit_s, avoided=avoided)
         if self.handle.get("gang"):  # its sites are of one class
-            first = self.client.lease(f"{self.handle['job']}.0")["determinism_class"]
-            offers = [one for one in offers if one.listed.offer.determinism_class == first]
+            before = self.client.lease(f"{self.handle['job']}.{number - 1}")["determinism_class"]
+            offers = [one for one in offers if one.listed.offer.determinism_class == before]
         # Stable: otherwise as they were ranked.
         offers.sort(key=lambda one: (one.listed.agent in lost, one.listed.offer.offer_id != preferred))
         if not offers:

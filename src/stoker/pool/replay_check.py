@@ -39,7 +39,7 @@ from stoker.pool.commitment import RECORDS, Block, chain_head
 from stoker.pool.events import Refused
 from stoker.pool.isolation import Host, remove_tree
 from stoker.pool.job_box import JobBox
-from stoker.pool.message_carrier import KnownMessage, checked_message, differing_messages, needed_from
+from stoker.pool.message_carrier import KnownMessage, differing_messages, needed_from, require_signed
 from stoker.records import CheckpointManifest, Plan, from_json
 from stoker.records.codec import parsed
 from stoker.store import CheckpointStore, RunDirectory
@@ -91,6 +91,8 @@ class Making:
         fetch: the file with a blob.
         host: where it is made.
         messages: of a site, all messages of its gang; see `message_carrier`.
+        agent: whose block it is: it answers for messages that it sent itself, and not for those of the site's agents
+            before.
         is_same_class: whether this machine is of the determinism class in which it was made.
     """
 
@@ -100,6 +102,7 @@ class Making:
     fetch: Callable[[str], Path]
     host: Host
     messages: tuple[KnownMessage, ...] = ()
+    agent: str = ""
     is_same_class: bool = False
 
     @property
@@ -131,9 +134,13 @@ class Making:
             PlaceFailed: they could not be made here.
         """
         site = self.box.order.site
-        for message in needed_from((one for one in self.messages if one.site != site), self.begin):
-            if message.update < until:
-                self.box.write_message(message.name, checked_message(self.fetch(message.blob), message), run)
+        exchanges = {one.exchange for one in self.messages if one.site == site and one.update < until}
+        others = [one for one in self.messages if one.site != site and one.exchange in exchanges]
+        for message in needed_from(others, self.begin):
+            path = self.fetch(message.blob)
+            with suppress(BadRun):  # no job has gone on from it: where this block needs one, the replay says so
+                require_signed(path, message)
+                self.box.write_message(message.name, path, run)
         code, out, err = self.host.run(self.box.replay(run, until, self.host, at=at))
         answer = _answer_in(out)
         if answer.get("kind") == "NotTheRun":
@@ -148,7 +155,7 @@ class Making:
             raise PlaceFailed(f"the replay gave an answer that cannot be read: {problem}") from problem
         if manifest.position.updates != until:
             raise PlaceFailed("the replay left no checkpoint at the end of the block")
-        own = [one for one in self.messages if one.site == site and one.update < until]
+        own = [one for one in self.messages if one.site == site and one.agent == self.agent and one.update < until]
         if self.is_same_class and (wrong := next(differing_messages(run, own), None)):
             raise NotOfTheJob(
                 f"the message after update {wrong.update + 1:,} that site {site} has sent is not the one that it made"

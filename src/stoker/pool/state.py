@@ -622,7 +622,7 @@ def _gang_opened(state: State, event: Event, body: on.GangOpened) -> Change:
         changes.append(replace(change, lease=lease))
         trial.leases[lease.lease_id], trial.offers[change.offer.offer.offer_id] = lease, change.offer
         trial.unsettled.add(lease.lease_id)
-    gang = replace(before, determinism_class=require_one_class(name, listed, known, state), is_begun=False)
+    gang = replace(before, determinism_class=require_one_class(name, listed, known, state), begun_s=0.0)
     return replace(changes[0], gang=gang, others=tuple(changes[1:]))
 
 
@@ -666,9 +666,15 @@ def _beat(state: State, event: Event, body: on.Beat) -> Change:
     _by(event, "the agent of the lease", lease.agent)
     if body.running_s or body.samples:
         require_begun(state, lease, "time on the meter")
+    gang = state.gangs.get(lease.gang)
     return Change(
         lease=lease.after("beat").with_beat(
-            index=body.index, running_s=body.running_s, samples=body.samples, chain=body.state, now_s=event.received_s
+            index=body.index,
+            running_s=body.running_s,
+            samples=body.samples,
+            chain=body.state,
+            now_s=event.received_s,
+            since_s=max(lease.accepted_s, 0.0 if gang is None else gang.begun_s),
         )
     )
 

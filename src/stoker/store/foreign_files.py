@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -54,25 +55,42 @@ def read_below(root: Path, name: str, most_bytes: int) -> bytes | None:
     Raises:
         BadRun: it is a link, or no plain file, or larger than `most_bytes`, or cannot be read.
     """
-    with read_errors(root / name):
-        try:
-            descriptor = open_below(root, name)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as problem:
-            if problem.errno in (errno.ELOOP, errno.EINVAL):
-                raise BadRun(f"{root / name} is a link, or no plain file, and is not opened.") from problem
+    try:
+        return b"".join(parts_below(root, name, most_bytes))
+    except FileNotFoundError:
+        return None
+
+
+def parts_below(root: Path, name: str, most_bytes: int) -> Iterator[bytes]:
+    """The content of a plain file below `root` in parts, so that a large one need not fit in memory.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        BadRun: as `read_below`.
+    """
+    try:
+        descriptor = open_below(root, name)
+    except (FileNotFoundError, NotADirectoryError) as problem:
+        raise FileNotFoundError(f"{root / name} is not there") from problem
+    except OSError as problem:
+        if problem.errno in (errno.ELOOP, errno.EINVAL):
+            raise BadRun(f"{root / name} is a link, or no plain file, and is not opened.") from problem
+        with read_errors(root / name):
             raise
-        try:
-            size = os.fstat(descriptor).st_size
-            if size > most_bytes:
-                raise BadRun(f"{root / name} has {format_bytes(size)}; at most {format_bytes(most_bytes)} are read.")
-            content = bytearray()
-            while part := os.read(descriptor, min(size + 1, 2**20)):
-                content += part
-                if len(content) > most_bytes:  # it grows while it is read
-                    raise BadRun(f"{root / name} has more than {format_bytes(most_bytes)}.")
-        finally:
-            with suppress(OSError):
-                os.close(descriptor)
-    return bytes(content)
+    try:
+        with read_errors(root / name):
+            size, done = os.fstat(descriptor).st_size, 0
+        if size > most_bytes:
+            raise BadRun(f"{root / name} has {format_bytes(size)}; at most {format_bytes(most_bytes)} are read.")
+        while True:
+            with read_errors(root / name):
+                part = os.read(descriptor, min(size + 1, 2**20))
+            if not part:
+                return
+            done += len(part)
+            if done > most_bytes:  # it grows while it is read
+                raise BadRun(f"{root / name} has more than {format_bytes(most_bytes)}.")
+            yield part
+    finally:
+        with suppress(OSError):
+            os.close(descriptor)

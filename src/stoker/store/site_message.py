@@ -7,13 +7,16 @@ It is complete once it has as many bytes, with the digest, as its line says. Who
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 from dataclasses import asdict, dataclass
+from typing import BinaryIO
 
 from stoker.records.codec import from_json
 
 MOST_HEAD_BYTES = 4096
+_PART_BYTES = 1 << 20
 _NAME = re.compile(r"(\d{9,12})-(\d{4,6})-(\d{4})\.message")
 
 
@@ -63,18 +66,32 @@ def decode_message(content: bytes) -> tuple[MessageHead, bytes]:
     Raises:
         ValueError: it is not complete, or no message; the text says what is missing.
     """
-    line, newline, message = content.partition(b"\n")
-    if not newline or len(line) > MOST_HEAD_BYTES:
-        raise ValueError(f"its first line is not complete in {len(content)} bytes")
+    head = check_message(io.BytesIO(content))
+    return head, content[len(content) - head.num_bytes :]
+
+
+def check_message(file: BinaryIO) -> MessageHead:
+    """The head of the message in a file, once its bytes are found to be those that it names; they are read in parts.
+
+    Raises:
+        ValueError: as `decode_message`.
+    """
+    line = file.readline(MOST_HEAD_BYTES + 1)
+    if not line.endswith(b"\n"):
+        raise ValueError(f"its first line is not complete in {len(line)} bytes")
     try:
         head = from_json(json.loads(line), MessageHead)
     except (ValueError, RecursionError) as problem:
         raise ValueError(f"its first line is no head of a message: {problem}") from problem
-    if len(message) != head.num_bytes:
-        raise ValueError(f"it has {len(message):,} of {head.num_bytes:,} bytes")
-    if hashlib.sha256(message).hexdigest() != head.sha256:
+    digest, num_bytes = hashlib.sha256(), 0
+    while part := file.read(_PART_BYTES):
+        digest.update(part)
+        num_bytes += len(part)
+    if num_bytes != head.num_bytes:
+        raise ValueError(f"it has {num_bytes:,} of {head.num_bytes:,} bytes")
+    if digest.hexdigest() != head.sha256:
         raise ValueError(f"its {head.num_bytes:,} bytes do not have the digest {head.sha256[:12]}…")
-    return head, message
+    return head
 
 
 def parse_name(name: str) -> tuple[int, int, int] | None:
