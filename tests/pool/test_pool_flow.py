@@ -141,7 +141,7 @@ class Market:
         found = sorted(self.operator.state("leases"), key=lambda lease: lease["opened_s"])
         return [self.operator.lease(one["lease_id"]) for one in found]
 
-    def follow(self, handle: dict[str, Any], limit_s: float = 90.0) -> list[str]:
+    def follow(self, handle: dict[str, Any], limit_s: float = 240.0) -> list[str]:
         """Phases of a run up to its end."""
         phases: list[str] = []
         end = time.monotonic() + limit_s
