@@ -110,7 +110,8 @@ class Forked:
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it may end in between, as with subprocess
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Send SIGKILL, unless it has ended."""

@@ -188,11 +188,11 @@ def test_samples_are_divided_where_that_is_faster_by_more_than_forecasts_err(
     assert _in_order([shards, hybrid], is_over_machines=is_over_machines)[0] == hybrid
 
 
-@pytest.mark.parametrize(("gain", "is_taken"), [(0.2, False), (0.25, True)])
+@pytest.mark.parametrize(("gain", "is_taken"), [(0.16, False), (0.25, True)])
 def test_over_machines_the_model_is_divided_where_that_is_faster_by_more_than_forecasts_err(
     gain: float, *, is_taken: bool
 ) -> None:
-    """By 20 % shards stay first; within a machine, whose links are known, the fastest is."""
+    """By 16 % shards stay first; within a machine, whose links are known, the fastest is."""
     plan = Plan(device="cuda:0", micro_batch=4)
     shards, divided = (
         Candidate(
