@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,5 +62,10 @@ def paced_telemetry(pacer: Pacer) -> None:
             is_due = super().updated(loss, num_samples)
             rested_s += pacer.updated(num_samples, loss.item)
             return is_due
+
+        def updated_together(self, losses: Sequence[float], num_samples: int) -> None:
+            nonlocal rested_s
+            super().updated_together(losses, num_samples)
+            rested_s += pacer.updated(len(losses) * num_samples, lambda: losses[-1])
 
     session.Telemetry = Paced  # type: ignore[misc]
