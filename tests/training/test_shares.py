@@ -49,7 +49,8 @@ def test_one_process_and_two_resume_each_others_checkpoints(tmp_path: Path, name
     for key, weight in model_weights(*found).items():
         torch.testing.assert_close(weight, legs[-1].weights[key], rtol=0, atol=0)
     parts = [(found[0] / f"model.{rank}-of-2.safetensors").stat().st_size for rank in (0, 1)]
-    assert max(parts) < 1.1 * min(parts) + (9000 if job == "tied" else 0)  # stages have other parts
+    if layout.stages == 1:  # those have other parts of the model each
+        assert max(parts) < 1.1 * min(parts)
     legs.append(leg(ALONE, tmp_path / "run", job, alone, torch.float64, 8))
     losses = [loss for one in legs for loss in one.losses]
     assert max(abs(mine - theirs) / abs(theirs) for mine, theirs in zip(losses, whole.losses, strict=True)) < 1e-9
