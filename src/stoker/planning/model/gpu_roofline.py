@@ -333,7 +333,7 @@ _TENSOR_SHARES = {
 """Share of the dense bf16 peak on the best shapes. Source: Bekman, "Maximum Achievable Matmul FLOPS" (2024): A100 271
 of 312 TFLOP/s, H100 795 of 989, B200 1745 of 2250, B300 1769 of 2250. Smaller chips clock above their datasheets: an
 RTX 4090 was reported at 159 to 167 of 165 (github.com/mli/transformers-benchmarks, issue 4). Volta, in fp16: Markidis
-et al., "NVIDIA Tensor Core Programmability, Performance & Precision" (2018), 83 TFLOP/s, here of the 112 of a V100 PCIe;
+et al., "NVIDIA Tensor Core Programmability, Performance & Precision" (2018), 83 TFLOP/s, of the 112 of a V100 PCIe;
 7.5, of the same generation of units, is taken from it."""
 _SEPARATE_INTEGERS = ("7.0", "7.2", "7.5", "8.0")
 """Capabilities with an integer unit for each fp32 unit. In the others addresses are computed in the slots of the
