@@ -72,7 +72,7 @@ def test_tensor_cores_save_energy_only_where_there_are_any() -> None:
 
 
 def test_tensor_cores_of_a_graphics_chip_run_into_its_limit() -> None:
-    """At 300 W an A6000 sustains two thirds of 147 TFLOP/s in bf16, and of half of it in tf32; an RTX 3090 all of 68."""
+    """At 300 W an A6000 sustains two thirds of 147 TFLOP/s in bf16, and of 74 in tf32; an RTX 3090 all of 68."""
     shares = {
         (watts, rate, dtype): PowerModel.of(gpu(compute_capability="8.6", power_w=watts)).sustained_share(rate, dtype)
         for watts, rate, dtype in ((300.0, 147e12, "bf16"), (300.0, 73.5e12, "tf32"), (350.0, 68e12, "bf16"))
