@@ -85,9 +85,10 @@ _DEPTHWISE_SHARE, _DEPTHWISE_FLOPS_SHARE = 0.4, 0.2
 """Share of the bandwidth, and of the fp32 rate, in a depthwise convolution: each result is a short sum, whose addresses
 cost as much as its arithmetic. Fitted on the family of MobileNet (3 x 3), EfficientNet (3 x 3, 5 x 5) and ConvNeXt
 (7 x 7) among the published steps."""
-_GROUPED_SHARE, _GENERIC_GROUPED_SHARE = 0.5, 0.15
+_GROUPED_SHARE, _GENERIC_GROUPED_SHARE = 0.5, 0.165
 """Share of the bandwidth where cuDNN has kernels for groups of a few channels (powers of two up to 32, in
-channels-last), and share of the fp32 rate where it has none. From ResNeXt (groups of 4 to 32) and RegNet (of 24)."""
+channels-last), and share of the fp32 rate where it has none. From ResNeXt (groups of 4 to 32) and RegNet (of 24).
+Larger groups are products of their own, whose tiles are padded."""
 _FEW_CHANNELS = 32
 _MISALIGNED = {8: 1.1, 4: 1.6, 2: 3.0}
 """Time of a single product on tensor cores over that of one whose rows are whole 16-byte words, by the bytes that rows
@@ -108,6 +109,10 @@ _WINOGRAD_SHARE, _WINOGRAD_S = 0.7, 3e-5
 convolutions of random sizes (NeuSight; P4, P100, V100, T4, A100): the median error is 18 to 33 %, by device."""
 
 
+_CONVOLUTION_SHARES = {"8.0": 0.8}
+"""Rate of convolutions on tensor cores over that of products, where it is less: the tensor cores of an A100 take
+operands from shared memory four times as fast as those of an RTX 3090, and convolutions gather them. From the U-Net
+among the published layers (`bench/forecast/published_layers.py`) and a ResNet-50, which came out 9 % too fast."""
 _NEGLECTED_SHARE = {"9.0": 0.75}
 """Rate of convolutions in fp32 outside of tensor cores over that of products, where cuDNN has no Winograd kernels.
 Measured on an H100: 0.76 in the median of 25 convolutions of 0.15 ms and more, 0.75 in a ResNet-9's update."""
@@ -181,6 +186,8 @@ def roof_seconds(operation: Operation, kind: Kind, dtype: str, sustained: Sustai
         )
         if gpu_kernels.is_depthwise(operation):
             seconds, arithmetic = seconds / _DEPTHWISE_SHARE, arithmetic * _DEPTHWISE_FLOPS_SHARE
+        issued = sustained.peak_flops("fp32")[0] * scales.bandwidth  # a measured factor is of the kernel as it is
+        seconds = max(seconds, gpu_kernels.instruction_seconds(operation, issued))
         return max(seconds / _STREAM_SHARES.get(operation.name, 1.0), operation.flops / arithmetic)
     if kind == "row":
         size = _BYTES.get(max(operation.inputs, key=lambda tensor: tensor.numel).dtype, 4.0)
@@ -226,7 +233,7 @@ def _convolution_seconds(operation: Operation, dtype: str, sustained: Sustained,
     size, seconds, each = _BYTES[dtype], 0.0, None
     if sustained.peak_flops(dtype)[1]:
         channels = gpu_kernels.channels_of_groups(operation)
-        if channels and channels & (channels - 1):
+        if channels <= _FEW_CHANNELS and channels & (channels - 1):
             # There is no kernel for them on tensor cores.
             arithmetic = sustained.flops("fp32") * rates.flops / sustained.flops(dtype) * _GENERIC_GROUPED_SHARE
             return operation.flops / arithmetic
@@ -236,6 +243,9 @@ def _convolution_seconds(operation: Operation, dtype: str, sustained: Sustained,
                 moved / (rates.bytes_per_s * _GROUPED_SHARE),
                 operation.flops * 2 * _FEW_CHANNELS / channels / rates.flops,
             )
+        rates = rates.scaled(
+            flops=_CONVOLUTION_SHARES.get(sustained.hardware.compute_capability or "", 1.0), bandwidth=1
+        )
         # Pixels that neighbouring results share are found in the caches.
         each = size * float(sum(tensor.numel for tensor in gpu_kernels.convolved(operation)))
         is_backward = operation.name.endswith("_backward")
@@ -277,7 +287,7 @@ def _attention_seconds(operation: Operation, dtype: str, sustained: Sustained, s
     # Half of the scores are masked; less in short sequences, because tiles on the diagonal are computed whole.
     queries = (gpu_kernels.attention_sizes(operation) or (1, 1, 1, 1))[1]
     done = 0.5 + 0.5 * min(1.0, 128 / max(1, queries)) if operation.attribute("is_causal") is True else 1.0
-    arithmetic = operation.flops * done / reached
+    arithmetic = operation.flops * done * gpu_kernels.padding_of_heads(operation) / reached
     return max(arithmetic, (operation.bytes_read + operation.bytes_written) / (sustained.bandwidth * scales.bandwidth))
 
 
