@@ -5,7 +5,8 @@
 Layers of BERT, GPT-2 and T5 (width 1024, 16 heads, attention written out, dropout), forward and with the backward
 pass, on five GPUs; the forward pass of Stable Diffusion's U-Net on 32 latents of 64 x 64, eager and compiled, on five.
 All are in fp16 with weights in fp16, which stands as what a process of two shards computes: weights gathered in bf16.
-On GPUs without bf16 it is priced at the rate of fp16. Neither messages nor an optimiser are in these times.
+On GPUs without bf16 that is priced at the rate of fp16; the U-Net, whose fused attention has no kernel in bf16 there, is
+forecast in fp16 with norms in fp32. Neither messages nor an optimiser are in these times.
 
 Source: github.com/mli/transformers-benchmarks, README.md of 2022-11 and micro_bench.ipynb (PyTorch 1.13; the best of
 several batches, the largest here); huggingface/diffusers, docs/source/en/optimization/torch2.0.md (diffusers 0.17,
@@ -307,9 +308,9 @@ def cases() -> Iterator[Case]:
         yield dataclasses.replace(unet, measured_ms=1e3 / compiled, is_compiled=True)
 
 
-def _place(device: str) -> Place:
-    """Two devices; where they lack bf16, at the rate of fp16."""
-    (place,) = planned_devices(f"2x{device}", attached_devices())
+def _place(device: str, count: int) -> Place:
+    """So many devices; where they lack bf16, at the rate of fp16."""
+    (place,) = planned_devices(f"{count}x{device}", attached_devices())
     rates = place.hardware.dense_flops
     if "bf16" in rates:
         return place
@@ -319,12 +320,14 @@ def _place(device: str) -> Place:
 
 def forecast(case: Case) -> dict[str, Any]:
     """A case's forecast against its measurement."""
+    is_fp16 = case.kind == "unet" and case.device in ("v100-32", "t4")
     given, entry = load_job(Path(__file__), {"kind": case.kind, "batch": str(case.batch), "length": str(case.length)})
-    planner, place = planner_of(given, entry), _place(case.device)
-    fields = {"precision": "bf16", "micro_batch": case.batch, "compile": case.is_compiled, "layout": {"shards": 2}}
+    planner = planner_of(dataclasses.replace(given, numerics=["fp16"]), entry)
+    fields: dict[str, Any] = {"micro_batch": case.batch, "compile": case.is_compiled}
+    fields |= {"precision": "fp16"} if is_fp16 else {"precision": "bf16", "layout": {"shards": 2}}
     if case.kind == "unet":
         fields["memory_format"] = "channels_last"
-    forecasts, plan = forecasts_of(planner, place, fields)
+    forecasts, plan = forecasts_of(planner, _place(case.device, 1 if is_fp16 else 2), fields)
     update = forecasts.update(plan)
     forecast_ms = 1e3 * (update.forward_s + (update.backward_s if case.is_both else 0.0))
     return {

@@ -412,10 +412,10 @@ def stream_bytes(operation: Operation, hardware: Hardware) -> float:
     return total
 
 
-_INSTRUCTIONS, _MANY_INSTRUCTIONS = 30, 65
+_INSTRUCTIONS, _MANY_INSTRUCTIONS = 40, 80
 """Instructions that an elementwise kernel executes for each element of 16 bits, by whether it has a transcendental
 function or random numbers: loads of 8 bytes, casts to fp32 and back, addresses. At one for each fp32 unit in a cycle,
-an A100 does not keep up with its memory (1.3 and 0.6 TB/s of what enters and leaves), a V100 hardly; graphics chips,
+an A100 does not keep up with its memory (1.0 and 0.5 TB/s of what enters and leaves), a V100 hardly; graphics chips,
 with three times the instructions for each byte, do. Judgements within what layers of transformers and a U-Net show on
 five GPUs each (`bench/forecast/published_layers.py`): on an A100 their memory-bound kernels took about twice as long as
 their bytes alone, forward passes with dropout most, and compiling saved as much; not so on RTX 3090 Ti, 4090 and

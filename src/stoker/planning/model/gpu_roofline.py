@@ -12,16 +12,15 @@ there (an L4 sustains two fifths of its peak), boards of 300 W and more hardly e
 Energies per FLOP are in pJ, which is W per TFLOP/s. Sources: fp32 of capability 8.0 makes an A100 of 250 W sustain 0.9
 of the rate at 300 W; 6.1, 7.5 and 8.9 make P4, T4 and L4 sustain 0.6, 0.55 and 0.4 of their peaks, all in the public
 measurements of NeuSight; 6.0, 7.0 and 9.0 let P100, V100 and H100 run unthrottled there; 10.0 and 12.0 let B200 and
-RTX 5090 near their peaks. 8.6 makes A40, A6000 and A4000 sustain 23.7, 23.9 and 11.5 TFLOP/s (`_GRAPHICS_PICOJOULE`).
+RTX 5090 near their peaks. 8.6 makes A40, A6000 and A4000 sustain 23.7, 23.9 and 11.5 TFLOP/s (`_TENSOR_PICOJOULE`).
 
-Tensor cores of chips with stacked memory, and of Turing: one share of these energies, fitted on the family of published
-language-model steps on A100 and H100 (`bench/forecast/published.py`), where products run at 0.70 and 0.59 of the peak.
-Single products of random numbers are published at 0.83 (A100, 257 TFLOP/s) and 0.72 (H100, 716), of zeros at 0.95: H.
-He, "Strangely, Matrix Multiplications on GPUs Run Faster When Given Predictable Data" (2024); P. Shankhdhar,
-"Outperforming cuBLAS on H100" (2024). A training step heats a board for longer than one product does: an operation of
-an A100's tensor cores takes 1.3 times the energy in it that explains single products, one of an H100 1.5 times.
-Tensor cores of graphics chips (8.6, 8.9, 12.0) take two to three times the energy of their data-centre generation:
-`_GRAPHICS_PICOJOULE`.
+Tensor cores of V100, T4, H100 and B200: one share of these energies, fitted on the family of published language-model
+steps on A100 and H100 (`bench/forecast/published.py`), where products run at 0.59 of the peak on an H100. Single
+products of random numbers are published at 0.83 (A100, 257 TFLOP/s) and 0.72 (H100, 716), of zeros at 0.95: H. He,
+"Strangely, Matrix Multiplications on GPUs Run Faster When Given Predictable Data" (2024); P. Shankhdhar, "Outperforming
+cuBLAS on H100" (2024). A training step heats a board for longer than one product does: an operation of an A100's tensor
+cores takes 1.2 times the energy in it that explains single products, one of an H100 1.5 times. Others:
+`_TENSOR_PICOJOULE`.
 """
 
 from __future__ import annotations
@@ -349,11 +348,11 @@ _TENSOR_SHARES = {
 of 312 TFLOP/s, H100 795 of 989, B200 1745 of 2250, B300 1769 of 2250. Smaller chips clock above their datasheets,
 and a training step sustains 0.89 of a single product's rate: an RTX 3090 reaches 76 TFLOP/s of 71, and 0.95 of the peak
 in published steps; RTX 4060 Ti, 4070 Super and 4090 reach 1.08, 1.06 and 0.97 of it, an RTX 5090 1.12 (as
-`_GRAPHICS_PICOJOULE`). Volta, in fp16: Markidis et al., "NVIDIA Tensor Core Programmability, Performance & Precision"
+`_TENSOR_PICOJOULE`). Volta, in fp16: Markidis et al., "NVIDIA Tensor Core Programmability, Performance & Precision"
 (2018), 83 TFLOP/s, of the 112 of a V100 PCIe; 7.5, of the same generation of units, is taken from it."""
 _SHARED_SHARES = {"8.6": 0.70}
 """Share of the peak of fp32 products on large tiles, of chips with shared slots that differ from `Shares.shared`: RTX
-3060, 3080 Ti and 3090 at 0.64, 0.71 and 0.69 (as `_GRAPHICS_PICOJOULE`)."""
+3060, 3080 Ti and 3090 at 0.64, 0.71 and 0.69 (as `_TENSOR_PICOJOULE`)."""
 _SEPARATE_INTEGERS = ("7.0", "7.2", "7.5", "8.0")
 """Capabilities with an integer unit for each fp32 unit. In the others addresses are computed in the slots of the
 arithmetic, or twice as many fp32 units share the registers' ports. Source: NVIDIA's Volta and GA102 white papers."""
@@ -460,16 +459,21 @@ _FP32_PICOJOULE = {
     "12.0": 5.5,
 }
 _UNKNOWN_PICOJOULE = 10.0
-_GRAPHICS_PICOJOULE = {"8.6": 3.2, "8.9": 1.9, "12.0": 2.0}
-"""Energy per operation of a graphics chip's tensor cores in bf16: 1.35 times (see this module) what makes its boards
+_TENSOR_PICOJOULE = {
+    "8.0": {"tf32": 2.8, "bf16": 1.6},
+    "8.6": {"tf32": 6.4, "bf16": 3.2, "int8": 1.8},
+    "8.9": {"tf32": 3.8, "bf16": 1.9, "fp8": 1.06, "int8": 1.06},
+    "12.0": {"tf32": 4.0, "bf16": 2.0, "fp8": 1.1, "int8": 1.1},
+}
+"""Energy per operation of tensor cores where it is not their share of fp32's. 8.0: fitted on the families of published
+language-model steps on A100. Graphics chips (8.6, 8.9, 12.0): 1.35 times (see this module) what makes their boards
 sustain single products of 8192 and more at the published rates [TFLOP/s]: of 8.6 at 300 W 116 (A40, A6000) and at 140 W
-58 (A4000); of 8.9 at 72 W 56 (L4) and at 350 W 266 (L40S); of 12.0 at 600 W 320 to 390 (RTX PRO 6000). With 3.2 an
-A6000 comes out at 98 in a step; a warm one was published at 95. Source: `database.md` and issues 97, 120, 160, 161, 185
-of github.com/zzc0721/torch-performance-test-data; github.com/mli/transformers-benchmarks."""
+58 (A4000); of 8.9 at 72 W 56 (L4) and at 350 W 266 (L40S); of 12.0 at 600 W 320 to 390 (RTX PRO 6000); in tf32, at half
+these rates, 60 on an A6000 and 25 on an L4. With 3.2 an A6000 comes out at 98 in a step; a warm one was published at
+95. Source: `database.md` and issues 97, 120, 160, 161, 185 of github.com/zzc0721/torch-performance-test-data;
+github.com/mli/transformers-benchmarks."""
 _TENSOR_SHARE = {"tf32": 0.2, "bf16": 0.125, "fp16": 0.125, "fp8": 0.07, "int8": 0.07}
 """Energy per operation of tensor cores, as a share of fp32's outside of them on the same chip: see this module."""
-_OVER_BF16 = {"tf32": 2.0, "fp8": 0.56, "int8": 0.56}
-"""Energy per operation of a graphics chip over that in bf16. Source: as above; tf32 on an A6000 60 TFLOP/s, L4 25."""
 _DRAM_PICOJOULE_PER_BYTE = {"hbm": 40.0, "gddr": 90.0}
 """Memory and its interface together. Source: O'Connor et al., "Fine-Grained DRAM" (MICRO 2017): HBM2 3.9 pJ/bit, GDDR5
 14 pJ/bit; here with the energy of the way on the chip, and between GDDR5 and GDDR6."""
@@ -506,8 +510,9 @@ class PowerModel:
 
     def joules_per_flop(self, dtype: str) -> float:
         """Energy of a FLOP at full clock [J]."""
-        if dtype in self.dense_dtypes and dtype in _TENSOR_SHARE and self.capability in _GRAPHICS_PICOJOULE:
-            return _GRAPHICS_PICOJOULE[self.capability] * _OVER_BF16.get(dtype, 1.0) * 1e-12
+        known = _TENSOR_PICOJOULE.get(self.capability, {})
+        if dtype in self.dense_dtypes and (own := known.get("bf16" if dtype == "fp16" else dtype)) is not None:
+            return own * 1e-12
         fp32 = _FP32_PICOJOULE.get(self.capability, _UNKNOWN_PICOJOULE)
         return fp32 * (_TENSOR_SHARE.get(dtype, 1.0) if dtype in self.dense_dtypes else 1.0) * 1e-12
 
