@@ -3,10 +3,10 @@
     python -m bench.forecast.published_layers [--out FILE] [--only TEXT]
 
 Layers of BERT, GPT-2 and T5 (width 1024, 16 heads, attention written out, dropout), forward and with the backward
-pass, on five GPUs; the forward pass of Stable Diffusion's U-Net on 32 latents of 64 x 64, eager and compiled, on five.
-All are in fp16 with weights in fp16, which stands as what a process of two shards computes: weights gathered in bf16.
-On GPUs without bf16 that is priced at the rate of fp16; the U-Net, whose fused attention has no kernel in bf16 there, is
-forecast in fp16 with norms in fp32. Neither messages nor an optimiser are in these times.
+pass, on five GPUs; the forward pass of Stable Diffusion's U-Net on 32 latents of 64 x 64, eager and compiled, on
+five. All are in fp16 with weights in fp16, which stands as what a process of two shards computes: weights gathered in
+bf16. On GPUs without bf16 that is priced at the rate of fp16; the U-Net, whose fused attention has no kernel in bf16
+there, is forecast in fp16 with norms in fp32. Neither messages nor an optimiser are in these times.
 
 Source: github.com/mli/transformers-benchmarks, README.md of 2022-11 and micro_bench.ipynb (PyTorch 1.13; the best of
 several batches, the largest here); huggingface/diffusers, docs/source/en/optimization/torch2.0.md (diffusers 0.17,

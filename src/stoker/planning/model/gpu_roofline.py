@@ -14,13 +14,12 @@ of the rate at 300 W; 6.1, 7.5 and 8.9 make P4, T4 and L4 sustain 0.6, 0.55 and 
 measurements of NeuSight; 6.0, 7.0 and 9.0 let P100, V100 and H100 run unthrottled there; 10.0 and 12.0 let B200 and
 RTX 5090 near their peaks. 8.6 makes A40, A6000 and A4000 sustain 23.7, 23.9 and 11.5 TFLOP/s (`_TENSOR_PICOJOULE`).
 
-Tensor cores of V100, T4, H100 and B200: one share of these energies, fitted on the family of published language-model
-steps on A100 and H100 (`bench/forecast/published.py`), where products run at 0.59 of the peak on an H100. Single
-products of random numbers are published at 0.83 (A100, 257 TFLOP/s) and 0.72 (H100, 716), of zeros at 0.95: H. He,
-"Strangely, Matrix Multiplications on GPUs Run Faster When Given Predictable Data" (2024); P. Shankhdhar, "Outperforming
-cuBLAS on H100" (2024). A training step heats a board for longer than one product does: an operation of an A100's tensor
-cores takes 1.2 times the energy in it that explains single products, one of an H100 1.5 times. Others:
-`_TENSOR_PICOJOULE`.
+Tensor cores: `_TENSOR_PICOJOULE`, or one share of these energies (V100, T4, B200). In the published language-model
+steps products run at 0.74 of the peak on an A100, at 0.57 on an H100. Single products of random numbers are published
+at 0.83 (A100, 257 TFLOP/s) and 0.72 (H100, 716), of zeros at 0.95: H. He, "Strangely, Matrix Multiplications on GPUs
+Run Faster When Given Predictable Data" (2024); P. Shankhdhar, "Outperforming cuBLAS on H100" (2024). A training step
+heats a board for longer than one product does: an operation of an A100's tensor cores takes 1.2 times the energy in it
+that explains single products, one of an H100 1.5 times.
 """
 
 from __future__ import annotations
@@ -337,19 +336,19 @@ _TENSOR_SHARES = {
     "7.0": 0.74,
     "7.5": 0.74,
     "8.0": 0.87,
-    "8.6": 0.95,
-    "8.9": 0.92,
+    "8.6": 0.98,
+    "8.9": 0.96,
     "9.0": 0.80,
     "10.0": 0.78,
     "10.3": 0.79,
     "12.0": 1.0,
 }
 """Share of the dense bf16 peak on the best shapes. Source: Bekman, "Maximum Achievable Matmul FLOPS" (2024): A100 271
-of 312 TFLOP/s, H100 795 of 989, B200 1745 of 2250, B300 1769 of 2250. Smaller chips clock above their datasheets,
-and a training step sustains 0.89 of a single product's rate: an RTX 3090 reaches 76 TFLOP/s of 71, and 0.95 of the peak
-in published steps; RTX 4060 Ti, 4070 Super and 4090 reach 1.08, 1.06 and 0.97 of it, an RTX 5090 1.12 (as
-`_TENSOR_PICOJOULE`). Volta, in fp16: Markidis et al., "NVIDIA Tensor Core Programmability, Performance & Precision"
-(2018), 83 TFLOP/s, of the 112 of a V100 PCIe; 7.5, of the same generation of units, is taken from it."""
+of 312 TFLOP/s, H100 795 of 989, B200 1745 of 2250, B300 1769 of 2250. Smaller chips clock above their datasheets:
+single products reach 1.07 of the peak on an RTX 3090, 1.01 on a 3090 Ti, 0.97 to 1.04 on a 4090, 1.08 on a 4060 Ti,
+1.12 on a 5090 (as `_TENSOR_PICOJOULE`), and layers and steps of transformers (`bench/forecast/published_layers.py`,
+timm) nine tenths of these. Volta, in fp16: Markidis et al., "NVIDIA Tensor Core Programmability, Performance &
+Precision" (2018), 83 TFLOP/s, of the 112 of a V100 PCIe; 7.5, of the same generation of units, is taken from it."""
 _SHARED_SHARES = {"8.6": 0.70}
 """Share of the peak of fp32 products on large tiles, of chips with shared slots that differ from `Shares.shared`: RTX
 3060, 3080 Ti and 3090 at 0.64, 0.71 and 0.69 (as `_TENSOR_PICOJOULE`)."""
@@ -463,15 +462,16 @@ _TENSOR_PICOJOULE = {
     "8.0": {"tf32": 2.8, "bf16": 1.6},
     "8.6": {"tf32": 6.4, "bf16": 3.2, "int8": 1.8},
     "8.9": {"tf32": 3.8, "bf16": 1.9, "fp8": 1.06, "int8": 1.06},
+    "9.0": {"tf32": 1.9, "bf16": 1.25, "fp8": 0.7, "int8": 0.7},
     "12.0": {"tf32": 4.0, "bf16": 2.0, "fp8": 1.1, "int8": 1.1},
 }
-"""Energy per operation of tensor cores where it is not their share of fp32's. 8.0: fitted on the families of published
-language-model steps on A100. Graphics chips (8.6, 8.9, 12.0): 1.35 times (see this module) what makes their boards
-sustain single products of 8192 and more at the published rates [TFLOP/s]: of 8.6 at 300 W 116 (A40, A6000) and at 140 W
-58 (A4000); of 8.9 at 72 W 56 (L4) and at 350 W 266 (L40S); of 12.0 at 600 W 320 to 390 (RTX PRO 6000); in tf32, at half
-these rates, 60 on an A6000 and 25 on an L4. With 3.2 an A6000 comes out at 98 in a step; a warm one was published at
-95. Source: `database.md` and issues 97, 120, 160, 161, 185 of github.com/zzc0721/torch-performance-test-data;
-github.com/mli/transformers-benchmarks."""
+"""Energy per operation of tensor cores where it is not their share of fp32's. 8.0, 9.0: fitted on the families of
+published language-model steps on A100 and on H100. Graphics chips (8.6, 8.9, 12.0): 1.35 times (see this module) what
+makes their boards sustain single products of 8192 and more at the published rates [TFLOP/s]: of 8.6 at 300 W 116 (A40,
+A6000) and at 140 W 58 (A4000); of 8.9 at 72 W 56 (L4) and at 350 W 266 (L40S); of 12.0 at 600 W 320 to 390 (RTX PRO
+6000); in tf32, at half these rates, 60 on an A6000 and 25 on an L4. With 3.2 an A6000 comes out at 98 in a step; a warm
+one was published at 95. Source: `database.md` and issues 97, 120, 160, 161, 185 of
+github.com/zzc0721/torch-performance-test-data; github.com/mli/transformers-benchmarks."""
 _TENSOR_SHARE = {"tf32": 0.2, "bf16": 0.125, "fp16": 0.125, "fp8": 0.07, "int8": 0.07}
 """Energy per operation of tensor cores, as a share of fp32's outside of them on the same chip: see this module."""
 _DRAM_PICOJOULE_PER_BYTE = {"hbm": 40.0, "gddr": 90.0}
