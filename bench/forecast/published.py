@@ -90,8 +90,10 @@ def forecast(case: dict[str, str], folder: Path) -> dict[str, Any]:
 
 def _numerics(fields: Mapping[str, Any]) -> set[str]:
     """What a Job has to allow for a plan of these fields; whoever published a step allowed what it ran with."""
-    states = fields.get("optimizer_states", "full")
-    return {"fp16", "fp8"} | (set() if states == "full" else {f"{states}-states"})
+    words = {str(value).lower() for value in fields.values()}
+    states = {"bf16-states"} if fields.get("optimizer_states") == "bf16" else set()
+    states |= {"8bit-states"} if any("8bit" in word or "8-bit" in word or "8_bit" in word for word in words) else set()
+    return {"fp16", "fp8"} | states
 
 
 _COLUMNS = ("id", "group", "job", "set", "on", "plan", "what", "measured_step_ms")
@@ -153,8 +155,11 @@ def forecasts_of(planner: Planner, place: Place, fields: dict[str, Any]) -> tupl
         given = plan_fields(fields, place.count, place.cluster.node_devices, profile)
     except ValueError as problem:
         raise BadJob(f"plan: {problem}") from problem
-    implementation = "fused" if given.get("optimizer_states", "full") == "full" else "default"
-    usual = {"optimizer_implementation": implementation, "loader": "device", "precision": "fp32"}
+    if (
+        given.get("optimizer_states", "full") != "full"
+    ):  # Stoker has one implementation of these, others have fused ones
+        given["optimizer_implementation"] = "default"
+    usual = {"optimizer_implementation": "fused", "loader": "device", "precision": "fp32"}
     plan = plan_of(usual | given, place, profile)
     if (problem := _problem_with(plan, place, profile)) is not None:
         raise BadJob(problem)

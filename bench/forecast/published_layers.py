@@ -3,10 +3,10 @@
     python -m bench.forecast.published_layers [--out FILE] [--only TEXT]
 
 Layers of BERT, GPT-2 and T5 (width 1024, 16 heads, attention written out, dropout), forward and with the backward
-pass, on five GPUs; the forward pass of Stable Diffusion's U-Net on 32 latents of 64 x 64, eager and compiled, on
-five. All are in fp16 with weights in fp16, which stands as what a process of two shards computes: weights gathered in
-bf16. On GPUs without bf16 that is priced at the rate of fp16; the U-Net, whose fused attention has no kernel in bf16
-there, is forecast in fp16 with norms in fp32. Neither messages nor an optimiser are in these times.
+pass, on five GPUs; the forward pass of Stable Diffusion's U-Net on 32 latents of 64 x 64, eager and compiled, on three.
+All are in fp16 with weights in fp16, which stands as what a process of two shards computes: weights gathered in bf16.
+On a V100 that is priced at the rate of fp16; the U-Net was measured there and on a T4, too, but its fused attention has
+no kernel in bf16 on them. Neither messages nor an optimiser are in these times.
 
 Source: github.com/mli/transformers-benchmarks, README.md of 2022-11 and micro_bench.ipynb (PyTorch 1.13; the best of
 several batches, the largest here); huggingface/diffusers, docs/source/en/optimization/torch2.0.md (diffusers 0.17,
@@ -286,8 +286,6 @@ _UNET_ITERATIONS_PER_S = {
     "a100-80": (3.6, 4.68),
     "rtx-3090": (1.70, 1.93),
     "rtx-4090": (3.2, 3.85),
-    "v100-32": (1.66, 1.92),
-    "t4": (1 / 2.30, 1 / 1.99),
 }
 """Eager and compiled."""
 
@@ -308,9 +306,9 @@ def cases() -> Iterator[Case]:
         yield dataclasses.replace(unet, measured_ms=1e3 / compiled, is_compiled=True)
 
 
-def _place(device: str, count: int) -> Place:
-    """So many devices; where they lack bf16, at the rate of fp16."""
-    (place,) = planned_devices(f"{count}x{device}", attached_devices())
+def _place(device: str) -> Place:
+    """Two devices; where they lack bf16, at the rate of fp16."""
+    (place,) = planned_devices(f"2x{device}", attached_devices())
     rates = place.hardware.dense_flops
     if "bf16" in rates:
         return place
@@ -320,14 +318,12 @@ def _place(device: str, count: int) -> Place:
 
 def forecast(case: Case) -> dict[str, Any]:
     """A case's forecast against its measurement."""
-    is_fp16 = case.kind == "unet" and case.device in ("v100-32", "t4")
     given, entry = load_job(Path(__file__), {"kind": case.kind, "batch": str(case.batch), "length": str(case.length)})
-    planner = planner_of(dataclasses.replace(given, numerics=["fp16"]), entry)
-    fields: dict[str, Any] = {"micro_batch": case.batch, "compile": case.is_compiled}
-    fields |= {"precision": "fp16"} if is_fp16 else {"precision": "bf16", "layout": {"shards": 2}}
+    fields: dict[str, Any] = {"precision": "bf16", "layout": {"shards": 2}}
+    fields |= {"micro_batch": case.batch, "compile": case.is_compiled}
     if case.kind == "unet":
         fields["memory_format"] = "channels_last"
-    forecasts, plan = forecasts_of(planner, _place(case.device, 1 if is_fp16 else 2), fields)
+    forecasts, plan = forecasts_of(planner_of(given, entry), _place(case.device), fields)
     update = forecasts.update(plan)
     forecast_ms = 1e3 * (update.forward_s + (update.backward_s if case.is_both else 0.0))
     return {

@@ -100,7 +100,7 @@ def test_words_of_other_programs_are_forecast_as_fields_of_a_plan(
     """Shards, dtypes, accumulation and names of optimisers; fp16 over replicas is fp16."""
     usual = {"on": "4xa100-80", "id": "usual"}
     plain = {"micro_batch": 2, "precision": "bf16", "optimizer_implementation": "foreach", "layout": {"shards": 4}}
-    words = {"zero_stage": 3, "dtype": "bfloat16", "grad_accum": 2, "optim": "sgd_foreach", "compile": None}
+    words = {"zero_stage": 3, "dtype": "bfloat16", "grad_accum": 2, "optim": "sgd_foreach", "optimizer_states": None}
     replicas = {"micro_batch": 2, "layout": {"replicas": 4}}
     cases = [
         GOOD | usual | {"plan": json.dumps(plain)},
