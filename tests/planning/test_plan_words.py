@@ -45,6 +45,7 @@ def planned(fields: dict[str, Any], count: int = 1, profile: Profile = PROFILE) 
         ({"zero_stage": 2}, 8, "8 shards kept gathered"),
         ({"zero-stage": 1, "dp": 8}, 8, "8 shards kept gathered"),
         ({"layout": "ddp"}, 8, "8 replicas"),
+        ({"fsdp": True, "zero_stage": 3}, 8, "8 shards"),
         ({"data_parallel_shard_degree": -1, "tp": 8}, 64, "8 shards × 8-way tensor"),
         ({"sharding_strategy": "HYBRID_SHARD"}, 64, "8 replicas × 8 shards"),
         ({"sharding_strategy": "HYBRID_SHARD"}, 8, "8 shards"),
@@ -103,6 +104,7 @@ def test_accumulation_counts_the_samples_of_a_process() -> None:
     ("fields", "why"),
     [
         ({"tp": 2, "tensor": 4}, "tensor says tensor=4, and another word says tensor=2"),
+        ({"ac": "every 0"}, "checkpointing is one of full, selective, not 'every_0'"),
         ({"ac": "half"}, "checkpointing is one of full, selective, not 'half'"),
         ({"zero_stage": 4}, "a stage of ZeRO from 0 to 3, not '4'"),
         ({"cp": "eight"}, "context must be from 1 on, and whole, not 'eight'"),

@@ -55,10 +55,13 @@ _PRECISION_OF = {word: precision for precision, words in _PRECISIONS.items() for
 _YES = frozenset({"true", "yes", "on", "1"})
 _NO = frozenset({"false", "no", "off", "0", "none", "null", "never", ""})
 _COMPILED = frozenset({"inductor", "default", "max_autotune", "max_autotune_no_cudagraphs", "reduce_overhead"})
-_FULL_SHARDS = frozenset({"3", "zero3", "zero_3", "full_shard", "fsdp", "fsdp1", "fsdp2", "shards"})
-_KEPT_GATHERED = frozenset({"1", "2", "zero1", "zero2", "zero_1", "zero_2", "shard_grad_op", "distributed_optimizer"})
-_HYBRID = frozenset({"hybrid", "hsdp", "hybrid_shard", "_hybrid_shard", "hybrid_fsdp"})
-_REPLICAS = frozenset({"0", "zero0", "zero_0", "no_shard", "ddp", "dp", "data_parallel", "replicas"})
+_SHARDINGS = {
+    "shards": "3 zero3 zero_3 full_shard fsdp fsdp1 fsdp2",
+    "shards kept gathered": "1 2 zero1 zero2 zero_1 zero_2 shard_grad_op distributed_optimizer",
+    "hybrid": "hsdp hybrid_shard _hybrid_shard hybrid_fsdp",
+    "replicas": "0 zero0 zero_0 no_shard ddp dp data_parallel",
+}
+_SHARDING_OF = {word: how for how, words in _SHARDINGS.items() for word in (how, *words.split())}
 _AXES = ("tensor", "stages", "context", "experts", "replicas", "shards")
 
 
@@ -132,7 +135,9 @@ def _meant(key: str, field: str, value: Any) -> dict[str, Any]:
         return {field: "state" if text in _YES | {"cpu"} else "none" if text in _NO else text}
     if field == "checkpointing":
         return _of_checkpointing(text)
-    return {field: text if field in ("sharding", "schedule") else value}
+    if field == "sharding":
+        return {field: _SHARDING_OF.get(text, text)}
+    return {field: text if field == "schedule" else value}
 
 
 def _of_optimizer(key: str, text: str) -> dict[str, Any]:
@@ -150,7 +155,7 @@ def _of_optimizer(key: str, text: str) -> dict[str, Any]:
 
 def _of_checkpointing(text: str) -> dict[str, Any]:
     """What a mode of activation checkpointing means: no blocks, all, every n-th, or all by operation."""
-    every = re.fullmatch(r"(?:every_|selective_)?(\d+)(?:nd|rd|th)?(?:_(?:block|layer)s?)?", text)
+    every = re.fullmatch(r"(?:every_|selective_)?([1-9]\d*)(?:nd|rd|th)?(?:_(?:block|layer)s?)?", text)
     if text in _NO:
         return {"checkpointed_blocks": 0}
     if text in _YES | {"full", "all", "block", "uniform"}:
@@ -176,26 +181,26 @@ def _count_blocks(fields: dict[str, Any], num_blocks: int) -> None:
 def _divide(fields: dict[str, Any], count: int, node_devices: int, *, is_divided: bool) -> None:
     """Give the processes that no axis divides to replicas or shards, as `sharding` says."""
     how = fields.pop("sharding", "")
-    known = _FULL_SHARDS | _KEPT_GATHERED | _HYBRID | _REPLICAS | set(_AXES)
-    if how not in known | {""}:
+    if how not in {*_SHARDINGS, *_AXES, ""}:
         raise ValueError(f"sharding is ddp, fsdp, hsdp, shard_grad_op, or a stage of ZeRO from 0 to 3, not {how!r}")
+    are_shards = how.startswith("shards")
     data = "shards" if "shards" in fields else "replicas"
     if is_divided and _product(fields) == count * _size(fields, "experts") and data in fields:
         fields[data] = _size(fields, data) // _size(fields, "experts")
-    if how in _KEPT_GATHERED:
+    if how == "shards kept gathered":
         fields.setdefault("reshard", False)
-    if how in _FULL_SHARDS | _KEPT_GATHERED and "shards" not in fields and "replicas" in fields:
+    if are_shards and "shards" not in fields and "replicas" in fields:
         fields["shards"] = fields.pop("replicas")
     divided, is_data_given = _product(fields), "replicas" in fields or "shards" in fields
     if count % divided or is_data_given or not (how or any(axis in fields for axis in _AXES)):
         return
     left = count // divided
-    if how in _HYBRID:
+    if how == "hybrid":
         inside = max(1, node_devices // divided)
         fields["shards"] = inside if left % inside == 0 else left
         left //= _size(fields, "shards")
     if left > 1:
-        axis = how if how in _AXES else "shards" if how in _FULL_SHARDS | _KEPT_GATHERED else "replicas"
+        axis = "shards" if are_shards else how if how in _AXES else "replicas"
         fields[axis] = _size(fields, axis) * left
 
 
