@@ -49,6 +49,7 @@ def planned(fields: dict[str, Any], count: int = 1, profile: Profile = PROFILE) 
         ({"data_parallel_shard_degree": -1, "tp": 8}, 64, "8 shards × 8-way tensor"),
         ({"sharding_strategy": "HYBRID_SHARD"}, 64, "8 replicas × 8 shards"),
         ({"sharding_strategy": "HYBRID_SHARD"}, 8, "8 shards"),
+        ({"sharding_strategy": "HYBRID_SHARD", "fsdp_size": 16}, 64, "4 replicas × 16 shards"),
         ({"layout": {"tp": 8, "fsdp": 8}}, 64, "8 shards × 8-way tensor"),
         ({"tp": 2}, 8, "4 replicas × 2-way tensor"),
         ({"TP": "4", "pipeline-parallel-size": 2, "sp": "true"}, 8, "2 stages (1f1b) × 4-way tensor with sequence"),

@@ -191,11 +191,11 @@ def _divide(fields: dict[str, Any], count: int, node_devices: int, *, is_divided
         fields.setdefault("reshard", False)
     if are_shards and "shards" not in fields and "replicas" in fields:
         fields["shards"] = fields.pop("replicas")
-    divided, is_data_given = _product(fields), "replicas" in fields or "shards" in fields
+    divided, is_data_given = _product(fields), "replicas" in fields or ("shards" in fields and how != "hybrid")
     if count % divided or is_data_given or not (how or any(axis in fields for axis in _AXES)):
         return
     left = count // divided
-    if how == "hybrid":
+    if how == "hybrid" and "shards" not in fields:
         inside = max(1, node_devices // divided)
         fields["shards"] = inside if left % inside == 0 else left
         left //= _size(fields, "shards")
