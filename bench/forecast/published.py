@@ -9,9 +9,10 @@ nothing runs: the given plan is traced and forecast. `fits` is the probability t
 that cannot be forecast, whatever the reason, are named with it under `failed`, and the others are forecast. Jobs may
 need packages of their own, such as timm.
 
-fp16 stands as bf16 in the plans of the cases. Where `precision` says fp16 and there is one device, the plan is in fp16
-with a loss scale: cuDNN computes batch norms, and a V100 has kernels for attention. On several devices that have fp16
-alone bf16 is priced at the rate of fp16.
+fp16 stands as bf16 in the plans of the cases. Where `precision` says fp16 and nothing but samples is divided, the plan
+is in fp16 with a loss scale: cuDNN computes batch norms, and a V100 has kernels for attention. Over other layouts of
+devices that have fp16 alone bf16 is priced at the rate of fp16. Words of other programs in `plan` are understood
+(`stoker.planning.plan_words`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import statistics
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from stoker.planning.model.run_forecast import TracedForecasts
 from stoker.planning.multi_device import LayoutCandidates, without_layout
 from stoker.planning.pinned_plan import plan_of
 from stoker.planning.plan_ranking import SURE_ENOUGH
+from stoker.planning.plan_words import plan_fields
 from stoker.planning.planner import Planner
 from stoker.planning.resolved_job import resolve_job
 from stoker.records import Plan, Profile
@@ -63,8 +65,9 @@ def forecast(case: dict[str, str], folder: Path) -> dict[str, Any]:
     if "bf16" not in rates and "fp16" in rates:
         hardware = dataclasses.replace(place.hardware, dense_flops=rates | {"bf16": rates["fp16"]})
         place = dataclasses.replace(place, hardware=hardware)
-    if case.get("precision", "").startswith("fp16") and not fields.get("layout"):
-        job, fields = dataclasses.replace(job, numerics=[*job.numerics, "fp16"]), fields | {"precision": "fp16"}
+    if (case.get("precision") or "").startswith("fp16") and set(fields.get("layout") or {}) <= {"replicas"}:
+        fields |= {"precision": "fp16"}
+    job = dataclasses.replace(job, numerics=sorted({*job.numerics, *_numerics(fields)}))
     forecasts, plan = forecasts_of(planner_of(job, entry), place, fields)
     update = forecasts.update(plan)
     step_s = update.step_s
@@ -83,6 +86,14 @@ def forecast(case: dict[str, str], folder: Path) -> dict[str, Any]:
         "needed_gib": forecasts.needed_bytes(plan) / GIB,
         "fits": forecasts.probability_it_fits(plan),
     }
+
+
+def _numerics(fields: Mapping[str, Any]) -> set[str]:
+    """What a Job has to allow for a plan of these fields; whoever published a step allowed what it ran with."""
+    words = {str(value).lower() for value in fields.values()}
+    states = {"bf16-states"} if fields.get("optimizer_states") == "bf16" else set()
+    states |= {"8bit-states"} if any("8bit" in word or "8-bit" in word or "8_bit" in word for word in words) else set()
+    return {"fp16", "fp8"} | states
 
 
 _COLUMNS = ("id", "group", "job", "set", "on", "plan", "what", "measured_step_ms")
@@ -139,9 +150,17 @@ def forecasts_of(planner: Planner, place: Place, fields: dict[str, Any]) -> tupl
     Raises:
         StokerError: the plan is not one, or cannot be forecast.
     """
-    usual = {"optimizer_implementation": "fused", "loader": "device", "precision": "fp32"}
     profile = planner.profile(place.device.kind)
-    plan = plan_of(usual | fields, place, profile)
+    try:
+        given = plan_fields(fields, place.count, place.cluster.node_devices, profile)
+    except ValueError as problem:
+        raise BadJob(f"plan: {problem}") from problem
+    if (
+        given.get("optimizer_states", "full") != "full"
+    ):  # Stoker has one implementation of these, others have fused ones
+        given["optimizer_implementation"] = "default"
+    usual = {"optimizer_implementation": "fused", "loader": "device", "precision": "fp32"}
+    plan = plan_of(usual | given, place, profile)
     if (problem := _problem_with(plan, place, profile)) is not None:
         raise BadJob(problem)
     if plan.layout.world_size == 1:

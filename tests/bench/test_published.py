@@ -42,7 +42,7 @@ def document_of(
     """The exit code and the JSON document for these cases."""
     (folder / "job.py").write_text(JOB)
     with (folder / "cases.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(GOOD))
+        writer = csv.DictWriter(file, fieldnames=[*GOOD, "precision"])
         writer.writeheader()
         writer.writerows(cases)
     monkeypatch.setattr(sys, "argv", ["published", str(folder / "cases.csv"), "--json"])
@@ -92,3 +92,24 @@ def test_a_file_of_bad_cases_alone_fails(
     assert code == 1
     assert document["cases"] == []
     assert document["overall"] == {}
+
+
+def test_words_of_other_programs_are_forecast_as_fields_of_a_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Shards, dtypes, accumulation and names of optimisers; fp16 over replicas is fp16."""
+    usual = {"on": "4xa100-80", "id": "usual"}
+    plain = {"micro_batch": 2, "precision": "bf16", "optimizer_implementation": "foreach", "layout": {"shards": 4}}
+    words = {"zero_stage": 3, "dtype": "bfloat16", "grad_accum": 2, "optim": "sgd_foreach", "optimizer_states": None}
+    replicas = {"micro_batch": 2, "layout": {"replicas": 4}}
+    cases = [
+        GOOD | usual | {"plan": json.dumps(plain)},
+        GOOD | usual | {"plan": json.dumps(words)},
+        GOOD | usual | {"plan": json.dumps(replicas | {"precision": "fp16"})},
+        GOOD | usual | {"plan": json.dumps(replicas | {"precision": "bf16"}), "precision": "fp16 AMP"},
+    ]
+    code, document = document_of(cases, tmp_path, monkeypatch, capsys)
+    assert (code, document["failed"]) == (0, [])
+    times = [case["forecast_ms"] for case in document["cases"]]
+    assert times[0] == times[1]
+    assert times[2] == times[3]

@@ -2,7 +2,8 @@
 
 Words are `key=value`: fields of a Plan, and of its Layout (`shards=8`), such as
 `micro_batch=2 precision=bf16 checkpointed_blocks=32 shards=8`. What is left out is what a plan of that place usually
-has: the optimiser fused, data on the device, bf16 where it is fast (for weights in fp64: fp64).
+has: the optimiser fused, data on the device, bf16 where it is fast (for weights in fp64: fp64). Words of other programs
+are understood too (`plan_words`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from stoker.devices import Place
 from stoker.errors import BadJob, nearest
+from stoker.planning.plan_words import plan_fields
 from stoker.records import Device, Layout, Plan, Profile
 from stoker.records.plan import precision_problem, states_problem
 
@@ -42,8 +44,11 @@ def plan_of(fields: Mapping[str, Any], place: Place, profile: Profile) -> Plan:
     Raises:
         BadJob: a key or a value cannot be.
     """
-    given = {**fields}
-    layout = {**given.pop("layout", {})} | {key: given.pop(key) for key in list(given) if key in _LAYOUT}
+    try:
+        given = plan_fields(fields, place.count, place.cluster.node_devices, profile)
+    except ValueError as problem:
+        raise BadJob(f"--plan: {problem}") from problem
+    layout = {key: given.pop(key) for key in list(given) if key in _LAYOUT}
     for key in (*given, *layout):
         if key not in _PLAN and key not in _LAYOUT:
             raise BadJob(f"a plan has no {key!r}", remedy=nearest(key, [*_PLAN, *_LAYOUT]))
@@ -90,7 +95,7 @@ def _valued(key: str, value: Any, record: type) -> Any:
         number = float(value)
     except (TypeError, ValueError):
         raise ValueError(f"{key} is a number, not {value!r}") from None
-    if wanted is int and number != int(number):
+    if wanted is int and not number.is_integer():
         raise ValueError(f"{key} is a whole number, not {value!r}")
     return int(number) if wanted is int else number
 

@@ -229,3 +229,59 @@ def test_groups_of_a_few_channels_are_bound_by_memory_and_odd_ones_have_no_kerne
     bytes_s = (grouped(8).bytes_read + grouped(8).bytes_written) / (0.89 * gpu().bandwidth_bytes_per_s)
     assert few[1] == pytest.approx(2 * bytes_s)
     assert seconds(grouped(24)) > 3 * few[1]
+
+
+def test_groups_of_many_channels_are_products_of_their_own() -> None:
+    """Of 48, which is no power of two, at least at half the rate of 64; not outside of tensor cores."""
+    odd, even = (grouped(channels).flops / seconds(grouped(channels)) for channels in (48, 64))
+    assert 0.5 * even < odd < even
+
+
+def elementwise(name: str, dtype: str):
+    """An elementwise operation with one input."""
+    x = tensor(2**26, dtype=dtype)
+    return operation(name, (x,), (x,))
+
+
+def test_instructions_bound_kernels_of_half_precision_where_memory_is_fast() -> None:
+    """An A100 takes as long for a GELU in bf16 as for one in fp32, of twice the bytes; a graphics chip half as long."""
+    graphics = {
+        "dense_flops": {"fp32": 35.6e12, "bf16": 71.2e12},
+        "bandwidth_bytes_per_s": 0.936e12,
+        "compute_capability": "8.6",
+    }
+    fast, slow = (
+        seconds(elementwise("gelu", "bf16"), **one) / seconds(elementwise("gelu", "fp32"), **one)
+        for one in ({"bandwidth_bytes_per_s": 2.039e12}, graphics)
+    )
+    assert slow == pytest.approx(0.5)
+    assert fast > 1.5 * slow
+    assert seconds(elementwise("relu", "bf16")) < seconds(elementwise("native_dropout", "bf16"))
+    assert seconds(elementwise("relu", "fp32")) == seconds(elementwise("gelu", "fp32"))
+
+
+def heads(width: int):
+    """Fused attention of as much arithmetic, by the width of its heads."""
+    one = tensor(8, 512 // width, 2048, width, dtype="bf16")
+    return operation(
+        "_scaled_dot_product_flash_attention", (one, one, one), (one,), 4 * 8 * 2048**2 * 512, is_causal=False
+    )
+
+
+def test_heads_are_padded_to_the_width_of_a_kernel() -> None:
+    """Heads of 40 components take as long as heads of 64, which do 1.6 times the work."""
+    assert seconds(heads(128)) == pytest.approx(seconds(heads(64)))
+    padded = operation("_scaled_dot_product_flash_attention", heads(64).inputs, heads(64).outputs, heads(64).flops)
+    narrow = tensor(8, 8, 2048, 40, dtype="bf16")
+    own = operation(padded.name, (narrow, narrow, narrow), (narrow,), padded.flops * 40 // 64)
+    assert seconds(own) == pytest.approx(seconds(padded))
+
+
+def test_convolutions_on_an_a100_are_slower_than_products() -> None:
+    """At 0.8 of the rate of the product that one is made of; on a graphics chip at its rate."""
+    image, weight = tensor(32, 512, 28, 28, dtype="bf16"), tensor(512, 512, 3, 3, dtype="bf16")
+    made = operation("convolution", (image, weight), (image,), 2 * image.numel * 9 * 512, groups=1, channels_last=True)
+    alone = product(32 * 28 * 28, 512, 9 * 512, "bf16")
+    assert seconds(made) / seconds(alone) == pytest.approx(1.25, abs=0.04)
+    graphics = {"compute_capability": "8.6", "bandwidth_bytes_per_s": 0.936e12}
+    assert seconds(made, **graphics) / seconds(alone, **graphics) == pytest.approx(1.0, abs=0.04)

@@ -166,6 +166,19 @@ def attention_sizes(operation: Operation) -> tuple[int, int, int, int] | None:
     return query[0] * query[1], query[2], key[2], query[3]
 
 
+_HEAD_STEP = 32
+"""Fused attention has kernels for heads of 32, 64, 96, ... components; others are padded.
+Source: `HEADDIM_SWITCH` in csrc/flash_attn/src/static_switch.h of FlashAttention 2."""
+
+
+def padding_of_heads(operation: Operation) -> float:
+    """Width of a fused attention's heads in its kernel over their own."""
+    sizes = attention_sizes(operation)
+    if sizes is None or sizes[3] < 1:
+        return 1.0
+    return math.ceil(sizes[3] / _HEAD_STEP) * _HEAD_STEP / sizes[3]
+
+
 Floats = NDArray[np.float64]
 
 _TILES = (
@@ -397,6 +410,47 @@ def stream_bytes(operation: Operation, hardware: Hardware) -> float:
     if is_known and reach > (hardware.l2_bytes or _DEFAULT_L2_BYTES):
         total += (_SECTOR_RATIO - 1) * strided
     return total
+
+
+_INSTRUCTIONS, _MANY_INSTRUCTIONS = 40, 80
+"""Instructions that an elementwise kernel executes for each element of 16 bits, by whether it has a transcendental
+function or random numbers: loads of 8 bytes, casts to fp32 and back, addresses. At one for each fp32 unit in a cycle,
+an A100 does not keep up with its memory (1.0 and 0.5 TB/s of what enters and leaves), a V100 hardly; graphics chips,
+with three times the instructions for each byte, do. Judgements within what layers of transformers and a U-Net show on
+five GPUs each (`bench/forecast/published_layers.py`): on an A100 their memory-bound kernels took about twice as long as
+their bytes alone, forward passes with dropout most, and compiling saved as much; not so on RTX 3090 Ti, 4090 and
+A6000."""
+_OF_MANY_INSTRUCTIONS = frozenset(
+    {
+        "cos",
+        "erf",
+        "exp",
+        "gelu",
+        "gelu_backward",
+        "log",
+        "native_dropout",
+        "pow",
+        "rsqrt",
+        "sigmoid",
+        "sigmoid_backward",
+        "silu",
+        "silu_backward",
+        "sin",
+        "softplus",
+        "sqrt",
+        "tanh",
+        "tanh_backward",
+    }
+)
+
+
+def instruction_seconds(operation: Operation, fp32_flops: float) -> float:
+    """Time of an elementwise kernel's instructions on a GPU of so many FLOP/s in fp32 [s]; 0 for wider elements."""
+    result = max(operation.outputs, key=lambda tensor: tensor.numel, default=None)
+    if result is None or result.dtype not in ("bf16", "fp16"):
+        return 0.0
+    has_many = operation.name.strip("_") in _OF_MANY_INSTRUCTIONS
+    return result.numel * (_MANY_INSTRUCTIONS if has_many else _INSTRUCTIONS) / (fp32_flops / 2)
 
 
 STEP_S = 5e-6

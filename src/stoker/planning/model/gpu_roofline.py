@@ -12,11 +12,14 @@ there (an L4 sustains two fifths of its peak), boards of 300 W and more hardly e
 Energies per FLOP are in pJ, which is W per TFLOP/s. Sources: fp32 of capability 8.0 makes an A100 of 250 W sustain 0.9
 of the rate at 300 W; 6.1, 7.5 and 8.9 make P4, T4 and L4 sustain 0.6, 0.55 and 0.4 of their peaks, all in the public
 measurements of NeuSight; 6.0, 7.0 and 9.0 let P100, V100 and H100 run unthrottled there; 10.0 and 12.0 let B200 and
-RTX 5090 near their peaks. 8.6 is that of its process node. Tensor cores: one share of these energies, fitted on the
-family of published language-model steps on A100 and H100 (`bench/forecast/published.py`), where products run at 0.70
-and 0.59 of the peak. Single products of random numbers are published at 0.83 (A100, 257 TFLOP/s) and 0.72 (H100, 716),
-of zeros at 0.95: H. He, "Strangely, Matrix Multiplications on GPUs Run Faster When Given Predictable Data" (2024); P.
-Shankhdhar, "Outperforming cuBLAS on H100" (2024). A training step heats a board for longer than one product does.
+RTX 5090 near their peaks. 8.6 makes A40, A6000 and A4000 sustain 23.7, 23.9 and 11.5 TFLOP/s (`_TENSOR_PICOJOULE`).
+
+Tensor cores: `_TENSOR_PICOJOULE`, or one share of these energies (V100, T4, B200). In the published language-model
+steps products run at 0.74 of the peak on an A100, at 0.57 on an H100. Single products of random numbers are published
+at 0.83 (A100, 257 TFLOP/s) and 0.72 (H100, 716), of zeros at 0.95: H. He, "Strangely, Matrix Multiplications on GPUs
+Run Faster When Given Predictable Data" (2024); P. Shankhdhar, "Outperforming cuBLAS on H100" (2024). A training step
+heats a board for longer than one product does: an operation of an A100's tensor cores takes 1.2 times the energy in it
+that explains single products, one of an H100 1.5 times.
 """
 
 from __future__ import annotations
@@ -80,9 +83,10 @@ _DEPTHWISE_SHARE, _DEPTHWISE_FLOPS_SHARE = 0.4, 0.2
 """Share of the bandwidth, and of the fp32 rate, in a depthwise convolution: each result is a short sum, whose addresses
 cost as much as its arithmetic. Fitted on the family of MobileNet (3 x 3), EfficientNet (3 x 3, 5 x 5) and ConvNeXt
 (7 x 7) among the published steps."""
-_GROUPED_SHARE, _GENERIC_GROUPED_SHARE = 0.5, 0.15
+_GROUPED_SHARE, _GENERIC_GROUPED_SHARE = 0.5, 0.165
 """Share of the bandwidth where cuDNN has kernels for groups of a few channels (powers of two up to 32, in
-channels-last), and share of the fp32 rate where it has none. From ResNeXt (groups of 4 to 32) and RegNet (of 24)."""
+channels-last), and share of the fp32 rate where it has none. From ResNeXt (groups of 4 to 32) and RegNet (of 24).
+Larger groups are products of their own, whose tiles are padded."""
 _FEW_CHANNELS = 32
 _MISALIGNED = {8: 1.1, 4: 1.6, 2: 3.0}
 """Time of a single product on tensor cores over that of one whose rows are whole 16-byte words, by the bytes that rows
@@ -103,6 +107,10 @@ _WINOGRAD_SHARE, _WINOGRAD_S = 0.7, 3e-5
 convolutions of random sizes (NeuSight; P4, P100, V100, T4, A100): the median error is 18 to 33 %, by device."""
 
 
+_CONVOLUTION_SHARES = {"8.0": 0.8}
+"""Rate of convolutions on tensor cores over that of products, where it is less: the tensor cores of an A100 take
+operands from shared memory four times as fast as those of an RTX 3090, and convolutions gather them. From the U-Net
+among the published layers (`bench/forecast/published_layers.py`) and a ResNet-50, which came out 9 % too fast."""
 _NEGLECTED_SHARE = {"9.0": 0.75}
 """Rate of convolutions in fp32 outside of tensor cores over that of products, where cuDNN has no Winograd kernels.
 Measured on an H100: 0.76 in the median of 25 convolutions of 0.15 ms and more, 0.75 in a ResNet-9's update."""
@@ -176,6 +184,8 @@ def roof_seconds(operation: Operation, kind: Kind, dtype: str, sustained: Sustai
         )
         if gpu_kernels.is_depthwise(operation):
             seconds, arithmetic = seconds / _DEPTHWISE_SHARE, arithmetic * _DEPTHWISE_FLOPS_SHARE
+        issued = sustained.peak_flops("fp32")[0] * scales.bandwidth  # a measured factor is of the kernel as it is
+        seconds = max(seconds, gpu_kernels.instruction_seconds(operation, issued))
         return max(seconds / _STREAM_SHARES.get(operation.name, 1.0), operation.flops / arithmetic)
     if kind == "row":
         size = _BYTES.get(max(operation.inputs, key=lambda tensor: tensor.numel).dtype, 4.0)
@@ -221,7 +231,7 @@ def _convolution_seconds(operation: Operation, dtype: str, sustained: Sustained,
     size, seconds, each = _BYTES[dtype], 0.0, None
     if sustained.peak_flops(dtype)[1]:
         channels = gpu_kernels.channels_of_groups(operation)
-        if channels and channels & (channels - 1):
+        if channels <= _FEW_CHANNELS and channels & (channels - 1):
             # There is no kernel for them on tensor cores.
             arithmetic = sustained.flops("fp32") * rates.flops / sustained.flops(dtype) * _GENERIC_GROUPED_SHARE
             return operation.flops / arithmetic
@@ -231,6 +241,9 @@ def _convolution_seconds(operation: Operation, dtype: str, sustained: Sustained,
                 moved / (rates.bytes_per_s * _GROUPED_SHARE),
                 operation.flops * 2 * _FEW_CHANNELS / channels / rates.flops,
             )
+        rates = rates.scaled(
+            flops=_CONVOLUTION_SHARES.get(sustained.hardware.compute_capability or "", 1.0), bandwidth=1
+        )
         # Pixels that neighbouring results share are found in the caches.
         each = size * float(sum(tensor.numel for tensor in gpu_kernels.convolved(operation)))
         is_backward = operation.name.endswith("_backward")
@@ -272,7 +285,7 @@ def _attention_seconds(operation: Operation, dtype: str, sustained: Sustained, s
     # Half of the scores are masked; less in short sequences, because tiles on the diagonal are computed whole.
     queries = (gpu_kernels.attention_sizes(operation) or (1, 1, 1, 1))[1]
     done = 0.5 + 0.5 * min(1.0, 128 / max(1, queries)) if operation.attribute("is_causal") is True else 1.0
-    arithmetic = operation.flops * done / reached
+    arithmetic = operation.flops * done * gpu_kernels.padding_of_heads(operation) / reached
     return max(arithmetic, (operation.bytes_read + operation.bytes_written) / (sustained.bandwidth * scales.bandwidth))
 
 
@@ -323,18 +336,22 @@ _TENSOR_SHARES = {
     "7.0": 0.74,
     "7.5": 0.74,
     "8.0": 0.87,
-    "8.6": 0.95,
-    "8.9": 0.95,
+    "8.6": 0.98,
+    "8.9": 0.96,
     "9.0": 0.80,
     "10.0": 0.78,
     "10.3": 0.79,
-    "12.0": 0.95,
+    "12.0": 1.0,
 }
 """Share of the dense bf16 peak on the best shapes. Source: Bekman, "Maximum Achievable Matmul FLOPS" (2024): A100 271
-of 312 TFLOP/s, H100 795 of 989, B200 1745 of 2250, B300 1769 of 2250. Smaller chips clock above their datasheets: an
-RTX 4090 was reported at 159 to 167 of 165 (github.com/mli/transformers-benchmarks, issue 4). Volta, in fp16: Markidis
-et al., "NVIDIA Tensor Core Programmability, Performance & Precision" (2018), 83 TFLOP/s, of the 112 of a V100 PCIe;
-7.5, of the same generation of units, is taken from it."""
+of 312 TFLOP/s, H100 795 of 989, B200 1745 of 2250, B300 1769 of 2250. Smaller chips clock above their datasheets:
+single products reach 1.07 of the peak on an RTX 3090, 1.01 on a 3090 Ti, 0.97 to 1.04 on a 4090, 1.08 on a 4060 Ti,
+1.12 on a 5090 (as `_TENSOR_PICOJOULE`), and layers and steps of transformers (`bench/forecast/published_layers.py`,
+timm) nine tenths of these. Volta, in fp16: Markidis et al., "NVIDIA Tensor Core Programmability, Performance &
+Precision" (2018), 83 TFLOP/s, of the 112 of a V100 PCIe; 7.5, of the same generation of units, is taken from it."""
+_SHARED_SHARES = {"8.6": 0.70}
+"""Share of the peak of fp32 products on large tiles, of chips with shared slots that differ from `Shares.shared`: RTX
+3060, 3080 Ti and 3090 at 0.64, 0.71 and 0.69 (as `_TENSOR_PICOJOULE`)."""
 _SEPARATE_INTEGERS = ("7.0", "7.2", "7.5", "8.0")
 """Capabilities with an integer unit for each fp32 unit. In the others addresses are computed in the slots of the
 arithmetic, or twice as many fp32 units share the registers' ports. Source: NVIDIA's Volta and GA102 white papers."""
@@ -375,6 +392,12 @@ class Sustained:
         return arithmetic, "unprotected" if "rtx" in names or "geforce" in names else "graphics"
 
     @property
+    def plain_share(self) -> float:
+        """Share of the peak that fp32 products on large tiles reach outside of tensor cores [fraction]."""
+        share: float = getattr(self.shares, self.groups()[0])
+        return _SHARED_SHARES.get(self.hardware.compute_capability or "", share)
+
+    @property
     def bandwidth(self) -> float:
         """Rate of long streams [bytes/s]."""
         peak = self.hardware.bandwidth_bytes_per_s
@@ -399,7 +422,7 @@ class Sustained:
         """
         peak, is_tensor = self.peak_flops(dtype)
         capability = self.hardware.compute_capability or ""
-        share: float = _TENSOR_SHARES.get(capability, 0.8) if is_tensor else getattr(self.shares, self.groups()[0])
+        share = _TENSOR_SHARES.get(capability, 0.8) if is_tensor else self.plain_share
         full = peak * share * reached
         return full * self.power.sustained_share(full, dtype if is_tensor else "fp32")
 
@@ -427,7 +450,7 @@ _FP32_PICOJOULE = {
     "7.0": 14.5,
     "7.5": 20.0,
     "8.0": 13.9,
-    "8.6": 9.0,
+    "8.6": 11.4,
     "8.9": 10.0,
     "9.0": 9.5,
     "10.0": 6.0,
@@ -435,6 +458,20 @@ _FP32_PICOJOULE = {
     "12.0": 5.5,
 }
 _UNKNOWN_PICOJOULE = 10.0
+_TENSOR_PICOJOULE = {
+    "8.0": {"tf32": 2.8, "bf16": 1.6},
+    "8.6": {"tf32": 6.4, "bf16": 3.2, "int8": 1.8},
+    "8.9": {"tf32": 3.8, "bf16": 1.9, "fp8": 1.06, "int8": 1.06},
+    "9.0": {"tf32": 1.9, "bf16": 1.25, "fp8": 0.7, "int8": 0.7},
+    "12.0": {"tf32": 4.0, "bf16": 2.0, "fp8": 1.1, "int8": 1.1},
+}
+"""Energy per operation of tensor cores where it is not their share of fp32's. 8.0, 9.0: fitted on the families of
+published language-model steps on A100 and on H100. Graphics chips (8.6, 8.9, 12.0): 1.35 times (see this module) what
+makes their boards sustain single products of 8192 and more at the published rates [TFLOP/s]: of 8.6 at 300 W 116 (A40,
+A6000) and at 140 W 58 (A4000); of 8.9 at 72 W 56 (L4) and at 350 W 266 (L40S); of 12.0 at 600 W 320 to 390 (RTX PRO
+6000); in tf32, at half these rates, 60 on an A6000 and 25 on an L4. With 3.2 an A6000 comes out at 98 in a step; a warm
+one was published at 95. Source: `database.md` and issues 97, 120, 160, 161, 185 of
+github.com/zzc0721/torch-performance-test-data; github.com/mli/transformers-benchmarks."""
 _TENSOR_SHARE = {"tf32": 0.2, "bf16": 0.125, "fp16": 0.125, "fp8": 0.07, "int8": 0.07}
 """Energy per operation of tensor cores, as a share of fp32's outside of them on the same chip: see this module."""
 _DRAM_PICOJOULE_PER_BYTE = {"hbm": 40.0, "gddr": 90.0}
@@ -473,6 +510,9 @@ class PowerModel:
 
     def joules_per_flop(self, dtype: str) -> float:
         """Energy of a FLOP at full clock [J]."""
+        known = _TENSOR_PICOJOULE.get(self.capability, {})
+        if dtype in self.dense_dtypes and (own := known.get("bf16" if dtype == "fp16" else dtype)) is not None:
+            return own * 1e-12
         fp32 = _FP32_PICOJOULE.get(self.capability, _UNKNOWN_PICOJOULE)
         return fp32 * (_TENSOR_SHARE.get(dtype, 1.0) if dtype in self.dense_dtypes else 1.0) * 1e-12
 

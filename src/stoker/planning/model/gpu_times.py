@@ -142,8 +142,7 @@ class GpuTimes:
         """
         if not self.in_step or kind not in _ARITHMETIC or self.sustained.peak_flops(dtype)[1]:
             return 1.0
-        share: float = getattr(self.sustained.shares, self.sustained.groups()[0])
-        peak = self.sustained.peak_flops("fp32")[0] * share
+        peak = self.sustained.peak_flops("fp32")[0] * self.sustained.plain_share
         return math.pow(self.sustained.power.sustained_share(peak, "fp32"), -_RECOVERY)
 
     def _time_and_error(self, operation: Operation) -> tuple[float, float]:
