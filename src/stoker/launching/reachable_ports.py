@@ -34,7 +34,8 @@ CONNECT_S = 5.0
 FIRST_WAIT_S = 60.0
 """Time in which all hosts of a run begin [s]; one that has not by then is left to the ranks, which wait longer."""
 
-_NOT_LISTENING = frozenset({errno.ECONNREFUSED, errno.ECONNRESET})
+_CUT_OFF = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EACCES, errno.EPERM})
+"""Errors of a connection that a network or a firewall does not let through; others may pass."""
 
 
 def port_of(port: int, host: int) -> int:
@@ -81,7 +82,7 @@ def _accept(server: socket.socket, until: float) -> None:
 
 
 def _why_silent(address: str, port: int, until: float) -> str:
-    """Why a network lets no connection through; "" for one that is made, or is refused until then."""
+    """Why a network lets no connection through; "" for one that is made, or that no program took until then."""
     while time.monotonic() < until:
         try:
             socket.create_connection((address, port), timeout=CONNECT_S).close()
@@ -89,7 +90,7 @@ def _why_silent(address: str, port: int, until: float) -> str:
         except TimeoutError:
             return f"no answer in {CONNECT_S:g} s"
         except OSError as error:
-            if error.errno not in _NOT_LISTENING:
+            if error.errno in _CUT_OFF:
                 return error.strerror or str(error)
         time.sleep(0.2)
     return ""
