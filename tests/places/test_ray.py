@@ -173,7 +173,7 @@ def test_ranks_save_and_leave_when_their_driver_is_killed(cluster: Cluster, tmp_
     LAUNCHER.stop(again)
     *_, last = fakes.TestLive().until(again, *ENDED)
     assert last.phase == "stopped", last
-    assert not list((tmp_path / "root/sent").iterdir())
+    _until(lambda: not list((tmp_path / "root/sent").iterdir()))
 
 
 def _until(holds: Callable[[], bool]) -> None:
