@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,22 @@ def test_what_no_site_can_be(changes: dict[str, object], options: dict[str, str]
         stoker.train(blobs_job(**changes), sink=lambda _: None, **options)
     assert not Path("runs").exists()
     assert not Path("m").exists()
+
+
+@pytest.mark.slow
+def test_a_site_that_is_stopped_while_it_waits_is_left_unfinished() -> None:
+    """As any run that is asked to stop: exit code 130, and the same command goes on from the last checkpoint."""
+    path = job_file(SITES)
+    common = ("train", path, "--set", "epochs=9", "--plan", plan_file(Layout()), "--exchange", "messages")
+    with Running(*common, "--site", "0/2", "--run-dir", "site0") as site:
+        until = time.monotonic() + 60
+        while not list(Path("messages").glob("*-0000.message")):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        os.kill(site.process.pid, signal.SIGTERM)
+        ended = site.end()
+    assert ended.code == 130, ended.err
+    run = RunDirectory(Path("site0")).read_run()
+    assert (run.status, run.failure) == ("unfinished", None)
+    assert "asked to stop while waiting for site 1 after update 4" in ended.of("warned")[-1]["message"]
+    assert ended.of("stopped")[-1]["samples"] == run.samples == 0

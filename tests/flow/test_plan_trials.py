@@ -21,6 +21,7 @@ from stoker.errors import BadRun, RunFailed, StokerError
 from stoker.jobs.job_file import load_job
 from stoker.planning import decision as decision_module
 from stoker.planning import safe_start
+from stoker.stepping.captured_updates import LENGTH
 from stoker.stepping.step import Step
 from stoker.store import RunDirectory
 from stoker.training import plan_trials
@@ -202,6 +203,26 @@ def test_a_candidate_under_which_a_process_ended_is_left_out_on_resume(
     assert schedule is not None
     assert schedule.last.memory_format == "contiguous"
     assert_equal_tensors(run.weights(), given_schedule(job(Ends), run, "reference").weights())
+
+
+def test_turns_of_a_captured_plan_are_made_as_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several updates in a call, by whose times it is chosen and forecast; what is learned is that of the schedule."""
+    monkeypatch.setattr(plan_trials, "_CAPTURE_S", 0.0)
+    monkeypatch.setattr(plan_trials, "precisions", lambda *_: ("fp32",))  # whose turns would take the share of trials
+    turns, after = list[tuple[bool, int]](), PlanTrials.after
+
+    def noted(trials: PlanTrials, position: Any, num_updates: int = 1) -> None:
+        turns.append((trials._step.plan.captured, num_updates))
+        after(trials, position, num_updates)
+
+    monkeypatch.setattr(PlanTrials, "after", noted)
+    random = torch.Generator().manual_seed(0)
+    data = torch.randn(400, 6, generator=random), torch.randint(3, (400,), generator=random)
+    to = job(lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), data=data, until=stoker.updates(1500))
+    run = stoker.train(to, run_dir="captured", sink=Heard())  # a hook that sees every update would see them singly
+    assert {is_captured for is_captured, num_updates in turns if num_updates == LENGTH} == {True}
+    assert {num_updates for _, num_updates in turns} == {1, LENGTH}
+    assert_equal_tensors(run.weights(), given_schedule(to, run, "reference").weights())
 
 
 def test_an_error_under_every_plan_is_the_users() -> None:

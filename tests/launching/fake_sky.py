@@ -33,6 +33,8 @@ if words == ["--version"]:
     print("skypilot, version 0.14.1")
 elif words == ["check", "--output", "json"]:
     print((folder / "check").read_text())
+elif words == ["storage", "ls"]:
+    print((folder / "storage").read_text())
 elif words[:2] == ["jobs", "launch"]:
     if (folder / "refuses").exists():
         sys.stderr.write((folder / "refuses").read_text())
@@ -58,7 +60,7 @@ else:
 
 @pytest.fixture
 def sky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folder of the answers: `queue` and `check` (JSON), `log`, `refuses`; what is launched is noted in other files."""
+    """Folder of the answers: `queue` and `check` (JSON), `storage`, `log`, `refuses`; launches are noted there."""
     folder, program = tmp_path / "sky", tmp_path / "bin" / "sky"
     folder.mkdir()
     program.parent.mkdir()
@@ -72,6 +74,7 @@ def sky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SKY_RUNTIME_DIR", str(tmp_path / "runtime"))
     job_is(folder, None)
     stores_are(folder, "AWS")
+    (folder / "storage").write_text("No existing storage.")
     return folder
 
 

@@ -249,6 +249,29 @@ def test_a_rank_saves_when_its_supervisor_is_killed(run: Path) -> None:
     _until(lambda: at_place.newest_samples(log) == 7)
 
 
+def test_a_run_whose_starter_is_killed_saves_and_leaves(run: Path) -> None:
+    """An actor of Ray that was killed with its driver, in whose session ranks would train on."""
+    (run.parent / "rank.py").write_text(
+        LOG + "signal.signal(signal.SIGTERM, lambda *_: (progress(7), sys.exit(130)))\nprogress(1)\nsignal.pause()"
+    )
+    supervisor = (
+        "import sys; from pathlib import Path; from stoker.launching import at_place, launcher\n"
+        "run, parent = Path(sys.argv[1]), int(sys.argv[2])\n"
+        "at_place.rank_command = lambda *_: [sys.executable, f'{run.parent}/rank.py', str(run)]\n"
+        "at_place.HostSupervisor(run, launcher.HostRanks(), {}, parent).run()"
+    )
+    actor = (
+        "import os, signal, subprocess, sys\n"
+        "subprocess.Popen([sys.executable, '-c', *sys.argv[1:], str(os.getpid())])\nsignal.pause()"
+    )
+    log = run / "events.jsonl"
+    with subprocess.Popen([sys.executable, "-c", actor, supervisor, str(run)]) as starter:
+        _until(lambda: at_place.newest_samples(log) == 1)
+        starter.kill()
+    _until(lambda: (state := read_host_state(run / "launch" / "host-0.json")) is not None and state.phase == "stopped")
+    assert at_place.newest_samples(log) == 7
+
+
 def test_a_rank_that_ends_while_it_is_signalled_has_ended(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal that comes in the moment between two looks finds that the rank is gone: its exit code counts."""
 
@@ -462,6 +485,20 @@ while True:
 """
     code, state = _supervised(run, program, HostRanks(host=0, num_hosts=2, master="x", port=1))
     assert (code, state.phase) == (130, "stopped")
+
+
+def test_hosts_that_cannot_reach_each_other_are_said_before_ranks_start(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else they wait for each other until time-outs, and start again in vain; the other hosts are to leave, too."""
+    order_with(run, kind="slurm", is_requeued=True, num_hosts=2)
+    hosts = HostRanks(host=0, num_hosts=2, master="10.0.0.1", port=15007, addresses=("10.0.0.1", "10.0.0.2"))
+    monkeypatch.setattr(at_place, "silent_hosts", lambda addresses, host, port: {1: "no answer in 5 s"})
+    code, state = _supervised(run, "progress(1)", hosts)
+    assert (code, state.phase) == (4, "failed")
+    assert "cannot reach 10.0.0.2 on TCP port 15009 (no answer in 5 s)" in state.why
+    assert (run / "launch" / "stop").exists()
+    assert not (run / "events.jsonl").exists()
 
 
 def test_stop_leaves_its_mark_without_a_process(run: Path) -> None:

@@ -132,6 +132,11 @@ def test_a_run_of_a_place_that_is_one_goes_on_at_any_target_of_it(
     """A pool has what was committed, and not the machine that an offer names."""
     monkeypatch.setattr(type(fake_place), "is_one_place", True)
     first = launch(job, on="fake:box", options=THEIRS)
+    fake_place.answers = [LaunchState(phase="running", why="training")]
+    with pytest.raises(BadRun, match="does not move to fake:other by itself") as refused:
+        launch(job, on="fake:other", options=THEIRS)
+    assert f"`stoker stop {first.directory.name}`" in str(refused.value.remedy)
+    assert not launch(job, on="fake:box", options=THEIRS).is_new
     fake_place.answers = [STOPPED]
     again = launch(job, on="fake:other", options=THEIRS)
     assert again.directory == first.directory

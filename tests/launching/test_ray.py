@@ -24,9 +24,10 @@ from stoker.errors import PlaceFailed, PlaceUnreachable
 from stoker.launching.at_place import LIMIT_OVER
 from stoker.launching.bundle import code_bundle, stoker_bundle
 from stoker.launching.launcher import Request, Submission
-from stoker.launching.logged_run import events_in, files_in, run_order, sent_files, state_in, write_files
+from stoker.launching.logged_run import STATE, events_in, files_in, run_order, sent_files, state_in, write_files
 from stoker.launching.ray import LAUNCHER
-from stoker.records import ENDED
+from stoker.records import ENDED, LaunchState
+from stoker.records.codec import dumps
 from stoker.testing.launcher_conformance import LauncherConformance, LiveLauncherConformance
 from tests.flow.command import BLOBS
 from tests.launching.fake_ray import NODES, FakeRay
@@ -163,6 +164,19 @@ def test_a_job_whose_log_cannot_be_read_is_as_its_status_says(tmp_path: Path, an
             found.append((state.phase, state.exit_code))
             process.communicate(b"\n")
     assert found == [("starting" if answer[0] == 404 else "unknown", None), ("failed", 3), ("finished", 0)]
+
+
+def test_a_job_that_was_killed_while_it_trained_is_lost(tmp_path: Path) -> None:
+    """As by the system for memory: it did begin, and the same command goes on; one that ended said so itself."""
+    with FakeRay(tmp_path, holds=True) as head:
+        handle = LAUNCHER.start(submission(head, tmp_path), lambda text: None)
+        job = head.jobs[handle["job"]]
+        said = LaunchState(phase="running", why="training")
+        job.log.write_bytes(STATE + dumps(said, indent=None).encode() + b"\n")
+        job.process = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+        job.process.wait()
+        state = LAUNCHER.state(handle)
+    assert (state.phase, state.why) == ("lost", "Ray lost the job's process")
 
 
 def test_an_answer_that_breaks_off_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

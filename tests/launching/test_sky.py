@@ -157,6 +157,24 @@ def test_a_run_goes_on_from_the_bucket_or_url_that_it_had(sky: Path) -> None:
     assert json.loads((sky / "order.json").read_text())["arguments"][-2:] == ["--keep", "s3://bucket/runs"]
 
 
+@pytest.mark.usefixtures("readers")
+def test_a_run_whose_record_is_not_here_goes_on_from_its_bucket(sky: Path) -> None:
+    """A bucket of that name that SkyPilot has made is taken, and not another store that would be chosen today."""
+    stores_are(sky, "AWS", "GCP")
+    submission = TestConformance().submission("any/l4", secrets=())
+    name = LAUNCHER.start(submission, print)["keep"].removeprefix("s3://")
+    table = "NAME   UPDATED  STORE  COMMAND  STATUS  \n{}  2 mins ago  {}  sky jobs launch ...  READY   "
+    (sky / "storage").write_text(table.format("stoker-another", "GCS"))
+    assert LAUNCHER.start(submission, print)["keep"] == f"s3://{name}"
+    (sky / "storage").write_text(table.format(name, "GCS"))
+    with pytest.raises(PlaceFailed, match="come home from gs://…, for which gcsfs is missing here"):
+        LAUNCHER.start(submission, print)
+    (sky / "storage").write_text(table.format(name, "S3"))
+    stores_are(sky, "GCP")
+    with pytest.raises(PlaceFailed, match="SkyPilot has no storage of aws for"):
+        LAUNCHER.start(submission, print)
+
+
 def test_a_run_whose_mirror_could_not_be_made_or_read_is_refused(sky: Path, readers: Path) -> None:
     """The disk of a cloud's machine goes with it: nothing is rented that would be lost."""
     submission = TestConformance().submission("any/l4", secrets=())

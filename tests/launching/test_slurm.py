@@ -566,7 +566,8 @@ def test_the_word_of_an_offer_keeps_its_options_and_names_its_partition(fake: Fa
 def test_ranks_come_from_the_step_and_the_script() -> None:
     """A host is a node of the step; each start of a job meets in another port below the ephemeral ones."""
     environ = {"SLURM_JOB_ID": "77", "SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2", "STOKER_MASTER": "10.0.0.1"}
-    first = LAUNCHER.ranks(environ)
+    first = LAUNCHER.ranks({**environ, "STOKER_ADDRESSES": "10.0.0.1\n10.0.0.2"})
+    assert first.addresses == ("10.0.0.1", "10.0.0.2")
     again = LAUNCHER.ranks({**environ, "SLURM_RESTART_COUNT": "1"})
     assert (first.host, first.num_hosts, first.master, again.attempt) == (1, 2, "10.0.0.1", "1")
     assert first.port != again.port

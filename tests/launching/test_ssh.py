@@ -1,18 +1,23 @@
 from __future__ import annotations
 
+import json
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
 import pytest
 
+import stoker
 from stoker.errors import BadSetting, PlaceFailed
 from stoker.launching import reachable_ports, ssh
+from stoker.launching.at_place import LaunchOrder
 from stoker.launching.bundle import Bundle, TreeFile
 from stoker.launching.launcher import LaunchTarget, Request, Submission
 from stoker.launching.meter import price_there
 from stoker.launching.ssh import LAUNCHER
+from stoker.records import dumps
 from stoker.testing import LauncherConformance
 from tests.launching.fake_ssh import fake_ssh
 
@@ -166,21 +171,35 @@ def test_a_start_takes_three_commands_where_all_is_there(fake_ssh: Path, tmp_pat
     assert handle["sent_bytes"] == 0
 
 
-def test_hosts_of_a_run_listen_for_each_other(tmp_path: Path, fake_ssh: Path) -> None:
-    """Two names of this machine reach each other; a port that is in use is named, and one that is none.
-
-    Where the hosts are refused, those that listen already are ended.
-    """
+def test_hosts_of_a_run_listen_for_each_other(tmp_path: Path, fake_ssh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two names of this machine reach each other; where hosts do not, those that listen are ended."""
     target, options = LAUNCHER.parse("a,b/cpu"), {"root": str(tmp_path / "runs"), "python": sys.executable}
     assert LAUNCHER.probe(target, options).facts["ports"] == "each host reaches each other one"
+    assert " kill " not in fake_ssh.read_text()
+    monkeypatch.setattr(ssh, "_PORTS", ssh._PORTS.replace('"ok" if', '"a firewall" if'))
+    missing = LAUNCHER.probe(target, options).missing
+    assert [sentence.partition(" at ")[0] for sentence in missing] == ["a cannot reach b", "b cannot reach a"]
+    assert sorted(line.split()[0] for line in fake_ssh.read_text().splitlines() if " kill " in line) == ["a", "b"]
+
+
+def test_a_port_that_is_in_use_is_refused_unless_the_run_is_there(tmp_path: Path, fake_ssh: Path) -> None:
+    """The probe cannot know whose it is: a run whose record is not here is found by its order, and goes on."""
     with socket.create_server(("", 0)) as other:
-        port = other.getsockname()[1]
-        assert " kill " not in fake_ssh.read_text()
-        (sentence,) = LAUNCHER.probe(target, options | {"port": str(port)}).missing
-        assert [line.split()[0] for line in fake_ssh.read_text().splitlines() if " kill " in line] == ["b"]
-        assert (
-            sentence == f"port {port} of a cannot be used (Address already in use): give another --place-option port=N"
-        )
+        port = str(other.getsockname()[1])
+        options = {"root": str(tmp_path / "runs"), "python": sys.executable, "port": port}
+        target = LAUNCHER.parse("a,b/cpu")
+        probe = LAUNCHER.probe(target, options)
+        assert (probe.missing, probe.facts["port"]) == ((), f"{port} of a is in use (Address already in use)")
+        about = replace(TestConformance().submission("a,b/cpu"), options=options, secrets=())
+        with pytest.raises(PlaceFailed, match=f"port {port} of a cannot be used"):
+            LAUNCHER.start(about, lambda _: None)
+        assert not list(tmp_path.glob("runs/runs/*"))
+        launch = tmp_path / "runs" / "runs" / about.run / "launch"
+        launch.mkdir(parents=True)
+        handle = {"hosts": ["a", "b"], "directory": str(launch.parent), "python": sys.executable}
+        (launch / "handle.json").write_text(json.dumps({**handle, "stoker": str(Path(stoker.__file__).parents[1])}))
+        (launch / "order.json").write_text(dumps(LaunchOrder.of(about, "code", "stoker")))
+        assert LAUNCHER.start(about, lambda _: None)["directory"] == str(launch.parent)
     with pytest.raises(BadSetting, match="port=80 is no port"):
         LAUNCHER.probe(target, options | {"port": "80"})
 

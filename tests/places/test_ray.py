@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,19 @@ class Cluster:
             str(folder),
         )
 
-    def add_node(self) -> None:
-        """Start a second node of two CPUs on this machine."""
+    def has_two_nodes(self) -> None:
+        """Start a second node of two CPUs on this machine, if there is none, and wait until it is there."""
+        target = LAUNCHER.parse(f"{self.word}/2x1xcpu")
+        if not LAUNCHER.probe(target, {}).missing:
+            return
         # In one folder each node's agent would unpack a job's files where the other has them.
         folder, port = str(self.folder / "2"), str(_free_port())
         own = ["--temp-dir", folder, "--dashboard-agent-listen-port", port, "--num-cpus", "2"]
         self._ray("start", f"--address=127.0.0.1:{self.port}", *own, "--disable-usage-stats")
+        until = time.monotonic() + 60
+        while LAUNCHER.probe(target, {}).missing:
+            assert time.monotonic() < until
+            time.sleep(0.5)
 
     def _ray(self, *words: str) -> None:
         path = f"{RAY.absolute().parent}{os.pathsep}{os.environ['PATH']}"  # jobs have `python` from there
@@ -130,12 +138,7 @@ def test_a_cluster_without_gpus_says_so(cluster: Cluster) -> None:
 def test_two_nodes_are_one_run(cluster: Cluster, tmp_path: Path) -> None:
     """A rank on each, by a placement group; the run comes home, and a third node is asked for in vain."""
     target = LAUNCHER.parse(f"{cluster.word}/2x1xcpu")
-    assert "only 1 of 1 has 1 cpu" in LAUNCHER.probe(target, {}).missing[0]
-    cluster.add_node()
-    until = time.monotonic() + 60
-    while LAUNCHER.probe(target, {}).missing:
-        assert time.monotonic() < until
-        time.sleep(0.5)
+    cluster.has_two_nodes()
     assert LAUNCHER.offers(Request(target=target))[0].num_nodes == 2
     arguments = ("--set", "epochs=20", "--threads", "1")
     run = submission(cluster, tmp_path, run="two", arguments=arguments, target=target)  # type: ignore[arg-type]
@@ -149,3 +152,47 @@ def test_two_nodes_are_one_run(cluster: Cluster, tmp_path: Path) -> None:
     plan = json.loads((tmp_path / "home/plan.json").read_text())["candidates"][0]["plan"]
     assert plan["layout"]["replicas"] * plan["layout"]["shards"] == 2
     assert LAUNCHER.probe(LAUNCHER.parse(f"{cluster.word}/3x1xcpu"), {}).missing
+
+
+def test_ranks_save_and_leave_when_their_driver_is_killed(cluster: Cluster, tmp_path: Path) -> None:
+    """Ray ends the actors, and not what they have started: that sees it, and the same command goes on."""
+    cluster.has_two_nodes()
+    target = LAUNCHER.parse(f"{cluster.word}/2x1xcpu")
+    arguments = ("--set", "epochs=3000", "--threads", "1")
+    run = submission(cluster, tmp_path, run="orphans", arguments=arguments, target=target)  # type: ignore[arg-type]
+    handle = LAUNCHER.start(run, lambda text: None)
+    there = tmp_path / "root/runs/orphans"
+    _until(lambda: '"progress"' in _text(there / "events.jsonl"))
+    os.kill(_processes(b"stoker.launching.ray_nodes", tmp_path)[0], signal.SIGKILL)
+    _until(lambda: not _processes(b"--run-dir", there))
+    assert json.loads(_text(there / "events.jsonl").splitlines()[-1])["kind"] == "stopped", "the ranks have saved"
+    _until(lambda: LAUNCHER.state(handle).phase == "lost")
+    assert list((tmp_path / "root/sent").iterdir()), "ranks may still have read from it"
+    again = LAUNCHER.start(run, lambda text: None)
+    _until(lambda: '"resumed"' in _text(there / "events.jsonl"))
+    LAUNCHER.stop(again)
+    *_, last = fakes.TestLive().until(again, *ENDED)
+    assert last.phase == "stopped", last
+    _until(lambda: not list((tmp_path / "root/sent").iterdir()))
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.3)
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def _processes(word: bytes, folder: Path) -> list[int]:
+    """Numbers of the processes whose command has a word, and names a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if word in words and any(str(folder).encode() in one for one in words):
+                found.append(int(path.parent.name))
+    return found

@@ -174,10 +174,11 @@ def test_the_least_demanding_plan_may_be_one_in_fp32() -> None:
 
 
 def test_a_slow_ranking_ends_early() -> None:
-    """Once it has taken half a second, and two per cent of the run."""
+    """Once it has taken half a second, and two per cent of the run; of each precision it has a plan then."""
     times = iter(range(0, 10_000, 4))
     found = rank(profile(), CPU, Known(CPU, profile()), name="cpu", clock=lambda: float(next(times)))
     assert len({(c.plan.precision, c.plan.memory_format, c.plan.threads) for c in found}) < 12
+    assert [c.plan.precision for c in found if not c.plan.captured].count("fp32") == 1
 
 
 class Compiling(Known):

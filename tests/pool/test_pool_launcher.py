@@ -640,6 +640,10 @@ def test_a_deposit_leaves_room_for_large_files_in_the_most_that_is_spent(pool) -
         pool.leases.clear()
         LAUNCHER.start(submission(options=options, max_cost=0.1, time_limit_s=7200.0), lambda text: None)
         assert pool.of(on.Opened)[-1].deposit == deposit
+    options["forecasts"] = json.dumps({"cpu/1": {"run_s": 3600.0}})
+    with pytest.raises(BadJob, match=r"0\.05 of 0\.1 credits are left, since 0\.05 are kept for forwarding") as refused:
+        LAUNCHER.start(submission(run="other-1", options=options, max_cost=0.1, time_limit_s=7200.0), lambda text: None)
+    assert "or --place-option forwarding" in str(refused.value.remedy)
 
 
 @pytest.mark.parametrize("what", ["balance", "replays", "contract", "waiting"])

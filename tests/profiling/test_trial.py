@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -10,9 +11,12 @@ from torch import nn
 
 import stoker
 from stoker.errors import DoesNotFit, RunFailed
+from stoker.loading.batches import Batch
 from stoker.loading.datasets import datasets_of
 from stoker.profiling.plan_trial import gradient_error, try_plan
 from stoker.records import Coupling, Measurement, Plan
+from stoker.stepping.captured_updates import LENGTH
+from stoker.stepping.step import Step
 from stoker.stepping.torch_compile import Compilation
 from stoker.testing import FakeClock
 
@@ -99,6 +103,25 @@ def test_a_trial_makes_the_runs_own_first_updates() -> None:
 
     tried(job_of(schedule=schedule, until=stoker.epochs(10)))
     assert seen == pytest.approx([update / 60 for update in range(6)])
+
+
+def test_a_trial_makes_several_updates_in_a_call_where_the_run_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else updates of less than a millisecond are forecast to take the time of Python around them."""
+    made, together = list[tuple[int, int]](), Step.updates
+
+    def updates(step: Step, batches: Sequence[Batch], first: int, progresses: Sequence[float]) -> list[float]:
+        losses = together(step, batches, first, progresses)
+        made.append((first, len(losses)))
+        return losses
+
+    monkeypatch.setattr(Step, "updates", updates)
+    plan = Plan(device="cpu", micro_batch=8, captured=True, optimizer_implementation="fused", loader="memory")
+    found = tried(job_of(batch=8, valid=None), plan, budget_s=1e9)
+    assert len(found.update_s) == 24  # 25 in an epoch, less the first
+    assert made == [(first, LENGTH) for first in range(LENGTH, 24, LENGTH)]
+    singly = tried(job_of(batch=8, valid=None), dataclasses.replace(plan, loader="inline"), budget_s=1e9)
+    assert len(singly.update_s) == 24
+    assert len(made) == 5
 
 
 def test_a_run_of_seconds_is_tried_at_its_first_rate() -> None:

@@ -12,7 +12,7 @@ import torch
 from stoker.errors import BadJob, RunFailed
 from stoker.jobs import DiLoCo, LocalSGD
 from stoker.records import Layout
-from stoker.stepping.message_folder import MessageFolder, parse_site
+from stoker.stepping.message_folder import MessageFolder, StoppedWaiting, parse_site
 from stoker.stepping.world import World
 from stoker.store.site_message import decode_message, encode_message, parse_name
 from stoker.testing.ranks import on_ranks
@@ -105,7 +105,7 @@ def test_a_message_that_never_comes_ends_the_run(tmp_path: Path) -> None:
         pending.received()
     assert "1/2" in (caught.value.remedy or "")
     here.is_stopping, clock.now = lambda: True, 0.0
-    with pytest.raises(RunFailed, match="asked to stop while waiting for site 1"):
+    with pytest.raises(StoppedWaiting, match="asked to stop while waiting for site 1 after update 5"):
         pending.received()
     assert clock.now < 1
 

@@ -43,6 +43,7 @@ from stoker.errors import PlaceFailed, StokerError
 from stoker.launching import launcher_of
 from stoker.launching.launcher import HostRanks, Submission, notice_s, seen_now, utc_now
 from stoker.launching.meter import held_in_log, save_time_s
+from stoker.launching.reachable_ports import port_of, silent_hosts
 from stoker.records.codec import OMIT_DEFAULT, dumps, loads, to_json
 from stoker.records.launch import ENDED, LaunchPhase, LaunchState
 from stoker.units import format_seconds
@@ -318,10 +319,15 @@ def judge(
 
 
 class HostSupervisor:
-    """Runs this host's ranks of the run in `directory` until they need not be started again."""
+    """Runs this host's ranks of the run in `directory` until they need not be started again.
 
-    def __init__(self, directory: Path, ranks: HostRanks, secrets: Mapping[str, str]) -> None:
-        self._directory, self._ranks, self._secrets = directory, ranks, secrets
+    `parent`: the process that started this one, without which the run saves and leaves; None: it outlives that one.
+    """
+
+    def __init__(
+        self, directory: Path, ranks: HostRanks, secrets: Mapping[str, str], parent: int | None = None
+    ) -> None:
+        self._directory, self._ranks, self._secrets, self._parent = directory, ranks, secrets, parent
         self._order = read_order(directory)
         self._folder = directory / _LAUNCH
         self._path = self._folder / f"host-{ranks.host}.json"
@@ -342,6 +348,8 @@ class HostSupervisor:
             return self._end(self._given_up("the scheduler started it again"))
         if self._held_before_s and self._is_used_up(by_a_start=True):
             return self._end(self._limit_over())
+        if (why := self._unreachable()) and not self._must_leave():
+            return self._end(RankOutcome("failed", why, PlaceFailed.exit_code))
         while True:
             verdict = self._run_once()
             goes_on = verdict.is_again or verdict.phase in {"preempted", "requeued"}
@@ -358,6 +366,23 @@ class HostSupervisor:
             self._pause(5.0 * self._state.without_progress + (_OTHERS_NOTICE_S if self._ranks.num_hosts > 1 else 0.0))
             if self._must_leave():
                 return self._end(RankOutcome("stopped", "asked to stop before it was started again", STOPPED))
+
+    def _unreachable(self) -> str:
+        """Why ranks here could not talk to those of other hosts that a scheduler has chosen; "" where they could."""
+        ranks = self._ranks
+        if not 1 < ranks.num_hosts == len(ranks.addresses):
+            return ""
+        self._set("starting", "looks whether the hosts of the run reach each other")
+        if not (silent := silent_hosts(ranks.addresses, ranks.host, ranks.port)):
+            return ""
+        named = [
+            f"{ranks.addresses[host]} on TCP port {port_of(ranks.port, host)} ({why})"
+            for host, why in sorted(silent.items())
+        ]
+        return (
+            f"{platform.node()} cannot reach {', '.join(named)}: the hosts of a run have to reach each other on "
+            "the ports from 15000 on"
+        )
 
     def _run_once(self) -> RankOutcome:
         order, self._log_bytes_before = self._order, self._log_bytes()
@@ -403,7 +428,7 @@ class HostSupervisor:
             elif self._over and self._left_s() <= 0:
                 self._over = "it was killed, since it had not left before"
                 self._forward(signal.SIGKILL)
-            if not self._is_signalled and (self._over or self._is_stopped()):
+            if not self._is_signalled and (self._over or self._must_leave()):
                 self._on_signal(signal.SIGTERM, None)
             if time.monotonic() >= beat_at:
                 beat_at = time.monotonic() + HEARTBEAT_S
@@ -470,8 +495,9 @@ class HostSupervisor:
             time.sleep(0.2)
 
     def _must_leave(self) -> bool:
-        """Whether the user asked the run to stop, or this process was asked to end."""
-        return self._is_signalled or self._is_stopped()
+        """Whether the user asked the run to stop, or this process was asked to end, or has lost its parent."""
+        is_orphan = self._parent is not None and os.getppid() != self._parent
+        return self._is_signalled or self._is_stopped() or is_orphan
 
     def _is_stopped(self) -> bool:
         return (self._folder / _STOP).exists()
@@ -783,6 +809,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=("run", "start", "state", "stop"))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--secrets", action="store_true", help="a JSON object of secrets comes on standard input")
+    parser.add_argument("--parent", type=int, help="run: save and leave when this process, which started it, is gone")
     options = parser.parse_args(arguments)
     directory: Path = options.directory.absolute()
     try:
@@ -794,7 +821,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             secrets = read_secrets(os.environ, from_input=options.secrets)
             ranks = launcher_of(read_order(directory).kind).ranks(os.environ)
             if options.command == "run":
-                return HostSupervisor(directory, ranks, secrets).run()
+                return HostSupervisor(directory, ranks, secrets, options.parent).run()
             print(start_in_background(directory, ranks, secrets))  # noqa: T201 - likewise
     except StokerError as error:
         print(error.message, file=sys.stderr)  # noqa: T201 - likewise

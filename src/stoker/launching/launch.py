@@ -111,7 +111,8 @@ def launch(
 
     Raises:
         BadJob, NoDevice: before anything was sent.
-        BadRun: the run's directory here is in use, or of another run; or the run is going on with other limits.
+        BadRun: the run's directory here is in use, or of another run; or the run is going on with other limits, or
+            at another target.
         PlaceFailed: the place refuses, or lacks what the run needs; nothing is left behind.
         PlaceUnreachable: it does not answer; what it may have started is found by the same command.
     """
@@ -129,6 +130,7 @@ def launch(
         if state.phase == "finished":
             directory, _, because = choose_run(path, identity, on, options)
         elif state.phase not in ENDED:
+            _require_its_word(before, state, on)
             _require_its_limits(before, state, options)
             because = f"{directory.name} is {state.phase} at {before.place}: {state.why}"
             return LaunchedRun(directory=directory, launch=before, is_new=False, because=because)
@@ -198,6 +200,21 @@ def launch(
         if commit.diff:
             write_atomic(directory.path / CHANGES, commit.diff, what="the uncommitted changes")
     return LaunchedRun(directory=directory, launch=record, because=because)
+
+
+def _require_its_word(before: Launch, state: LaunchState, on: str) -> None:
+    """Refuse another target of a place for a run that is going on there: it does not move because of a word.
+
+    Raises:
+        BadRun: the word names an address or a device, and is not the one that the run was started with.
+    """
+    target = parse_target(on)
+    if (target.address or target.device) and not _is_same_word(before.place, on):
+        raise BadRun(
+            f"{before.run} is {state.phase} at {before.place}, and does not move to {on} by itself.",
+            remedy=f"`stoker stop {before.run}`, then the same command, goes on there; `stoker attach {before.run}` "
+            "follows it where it is.",
+        )
 
 
 def _require_its_limits(before: Launch, state: LaunchState, options: LaunchOptions) -> None:

@@ -301,6 +301,7 @@ class HostRanks:
         master: name or address of host 0, by which the others reach it; unused with one host.
         port: free port of host 0 in which ranks meet; 0 with one host.
         attempt: distinguishes restarts of all ranks by the scheduler.
+        addresses: of the hosts, in their order, which then try to reach each other before ranks start; () elsewhere.
     """
 
     host: int = 0
@@ -308,6 +309,7 @@ class HostRanks:
     master: str = ""
     port: int = 0
     attempt: str = "0"
+    addresses: tuple[str, ...] = ()
 
 
 class Launcher(abc.ABC):

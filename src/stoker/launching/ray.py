@@ -228,7 +228,7 @@ class RayLauncher(Launcher):
             return seen_now("finished", "trained to its end", unread or message, exit_code=0)
         if status == "STOPPED":
             return seen_now("stopped", "stopped before it said that it had saved", message)
-        if info.get("driver_exit_code") is None:
+        if info.get("driver_exit_code") is None or said is not None:  # else the run itself would have said its end
             return seen_now("lost", "Ray lost the job's process", message or str(info.get("error_type")))
         why = "the job failed, and its log cannot be read" if unread else "the job failed before the run began"
         return seen_now("failed", why, message, exit_code=int(info["driver_exit_code"]))

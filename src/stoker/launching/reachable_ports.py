@@ -6,6 +6,8 @@ prints its number and the address by which it reaches the first host, which is t
 connects to all others. Use when: before a run of several hosts is sent. Costs: two commands to each host.
 Does not do: networks of NCCL other than sockets (InfiniBand); a firewall that lets through some ports of the range.
 
+Where a scheduler has chosen the hosts, each of them asks the others as the first thing of the run (`silent_hosts`).
+
 The text of this file is the program that runs there, so that nothing has to be sent before:
 
 - `listen FIRST PORT OTHERS SECONDS TOKEN`: prints `port N`, or `taken` and why not, `address A`, `range LOW HIGH` and
@@ -16,15 +18,82 @@ The text of this file is the program that runs there, so that nothing has to be 
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 CONNECT_S = 5.0
 """Time for a connection to another host [s]: a firewall that drops packets gives no answer at all."""
+
+
+FIRST_WAIT_S = 60.0
+"""Time in which all hosts of a run begin [s]; one that has not by then is left to the ranks, which wait longer."""
+
+_CUT_OFF = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EACCES, errno.EPERM})
+"""Errors of a connection that a network or a firewall does not let through; others may pass."""
+
+
+def port_of(port: int, host: int) -> int:
+    """The port of a host, where it answers the others; `port`, in which ranks meet, stays free."""
+    return port + 1 + host
+
+
+def silent_hosts(addresses: tuple[str, ...], host: int, port: int) -> dict[int, str]:
+    """The hosts that this one cannot reach, each with the reason; every host asks at about the same time.
+
+    Each listens on its `port_of` for `FIRST_WAIT_S`, also after this call. A host that refuses is asked again for as
+    long, since it may not have begun.
+
+    Args:
+        addresses: of all hosts.
+        host: number of this one.
+        port: in which ranks meet.
+    """
+    until, silent = time.monotonic() + FIRST_WAIT_S, dict[int, str]()
+    is_dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual else socket.AF_INET
+    with suppress(OSError):  # another program listens there, and shows as much
+        server = socket.create_server(("", port_of(port, host)), family=family, dualstack_ipv6=is_dual)
+        threading.Thread(target=_accept, args=(server, until), daemon=True).start()
+
+    def ask(other: int) -> None:
+        if why := _why_silent(addresses[other], port_of(port, other), until):
+            silent[other] = why
+
+    threads = [threading.Thread(target=ask, args=(other,)) for other in range(len(addresses)) if other != host]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return silent
+
+
+def _accept(server: socket.socket, until: float) -> None:
+    with server:
+        while (left_s := until - time.monotonic()) > 0:
+            server.settimeout(left_s)
+            with suppress(OSError):
+                server.accept()[0].close()
+
+
+def _why_silent(address: str, port: int, until: float) -> str:
+    """Why a network lets no connection through; "" for one that is made, or that no program took until then."""
+    while time.monotonic() < until:
+        try:
+            socket.create_connection((address, port), timeout=CONNECT_S).close()
+            break
+        except TimeoutError:
+            return f"no answer in {CONNECT_S:g} s"
+        except OSError as error:
+            if error.errno in _CUT_OFF:
+                return error.strerror or str(error)
+        time.sleep(0.2)
+    return ""
 
 
 def listen(first: str, port: int, num_others: int, seconds: float, token: str) -> None:

@@ -362,11 +362,13 @@ class SkyLauncher(Launcher):
         return mounted, f"{store.scheme}://{_bucket_name(submission)}", store
 
     def _store(self, submission: Submission, *, is_asked: bool) -> ObjectStore:
-        """The kind of the bucket: of the cloud of the first machine that has one, if SkyPilot may make it."""
+        """The kind of the bucket: of the one that is there, or else of the first machine whose cloud may have it."""
         clouds = [offer.cloud for offer in self._fitting(submission.target)[:_MOST_ALTERNATIVES]]
         stores = sorted(_STORES, key=lambda store: clouds.index(store.cloud) if store.cloud in clouds else len(clouds))
         if not is_asked:
             return stores[0]
+        there = _stores_of(_bucket_name(submission))  # of an earlier start whose record is not here: another is empty
+        stores = [store for store in stores if store.store.upper() in there] or stores
         enabled = _storage_clouds()
         if not (allowed := [store for store in stores if store.cloud in enabled]):
             raise PlaceFailed(
@@ -494,6 +496,15 @@ def _storage_clouds() -> set[str]:
         raise PlaceFailed(
             f"`sky check` answers with something else than JSON: {text[:80]!r}", remedy="Stoker knows SkyPilot 0.14."
         ) from error
+
+
+def _stores_of(bucket: str) -> set[str]:
+    """The stores in which SkyPilot has made a bucket of that name, in capitals; none where there is none.
+
+    Its list is a table for people: columns are separated by two spaces, and the third is the store.
+    """
+    rows = (re.split(r"\s{2,}", row.strip()) for row in _sky("storage", "ls").splitlines())
+    return {store for row in rows if row[0] == bucket and len(row) > 2 for store in row[2].split(", ")}
 
 
 def _log(handle: Handle) -> bytes:

@@ -294,6 +294,7 @@ class SlurmLauncher(Launcher):
                 master=environ["STOKER_MASTER"],
                 port=meeting_port(job, restarts),
                 attempt=str(restarts),
+                addresses=tuple(environ.get("STOKER_ADDRESSES", "").split()),
             )
         except KeyError as error:
             raise PlaceFailed(f"{error.args[0]} is not set", remedy="Submit launch/batch.sh with sbatch.") from error
@@ -520,9 +521,11 @@ _BATCH = """
 unset SLURM_JWT  # of the login node, for the submission: it would be over before the job asks to be requeued
 
 # Ranks meet on the first node; the port follows from the number of the job.
-first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-STOKER_MASTER=$(scontrol show node "$first" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
-export STOKER_MASTER
+STOKER_ADDRESSES=$(for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
+    scontrol show node "$node" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p'
+done)
+STOKER_MASTER=$(echo "$STOKER_ADDRESSES" | head -n 1)
+export STOKER_MASTER STOKER_ADDRESSES
 
 # How far it is, for `squeue -o %k`.
 "$python" -m stoker.launching.slurm comment "$run" {comment_every} > /dev/null 2>&1 &

@@ -135,9 +135,12 @@ class SshLauncher(Launcher):
             missing += _missing(line.name, about, clock_s, target, options)
         if len(lines) > 1 and not missing:
             missing += _unshared(lines, root)
-            missing += (cut := _unreachable(lines, answers[0][0], options))
+            cut, taken = _unreachable(lines, answers[0][0], options)
+            missing += cut
             if not cut:
                 facts["ports"] = "each host reaches each other one"
+            if taken:
+                facts["port"] = f"{options['port']} of {lines[0].name} is in use ({taken})"
         gpus = answers[0][0].get("gpu", [])
         device = gpus[0].split(",")[0].strip() if gpus else answers[0][0].get("cpu", [""])[0]
         return Probe(
@@ -190,6 +193,8 @@ class SshLauncher(Launcher):
         found = look(lines[0], submission)
         if (going := self._going_on(lines[0], submission, found)) is not None:
             return going
+        if len(lines) > 1 and (port := _port(submission.options)):
+            _require_free(lines[0], port, submission.options.get("python", ""))
         shipped = ship(lines[0], submission, found, tell=tell)
         handle: Handle = {
             "hosts": submission.target.address.split(","),
@@ -370,8 +375,27 @@ def _unshared(lines: Sequence[Line], root: str) -> list[str]:
         lines[0].run(["rm", "-f", "--", token])
 
 
-def _unreachable(lines: Sequence[Line], first: Mapping[str, list[str]], options: Mapping[str, str]) -> list[str]:
-    """Sentences on hosts that cannot reach each other; `first`: the first host's answer to the probe."""
+def _require_free(line: Line, port: int, python: str) -> None:
+    """Refuse a port in which ranks cannot meet; the probe does not, since it may be this very run's, which goes on.
+
+    Raises:
+        PlaceFailed: it is in use, or may not be used.
+    """
+    answer = line.shell(_WITH_PYTHON, python, _PORTS, "listen", "127.0.0.1", str(port), "0", "0", "-")
+    word, _, why = answer.text.partition("\n")[0].partition(" ")
+    if word == "taken":
+        raise PlaceFailed(
+            f"port {port} of {line.name} cannot be used ({why})", remedy="Give another one: --place-option port=N."
+        )
+
+
+def _unreachable(
+    lines: Sequence[Line], first: Mapping[str, list[str]], options: Mapping[str, str]
+) -> tuple[list[str], str]:
+    """Sentences on hosts that cannot reach each other, and why the port of the meeting is not free; "" if it is.
+
+    `first`: the first host's answer to the probe.
+    """
     master = (first.get("address", [""])[0].split() or ["", "", "127.0.0.1"])[2]
     port, token, python = _port(options), secrets.token_hex(8), options.get("python", "")
 
@@ -381,11 +405,12 @@ def _unreachable(lines: Sequence[Line], first: Mapping[str, list[str]], options:
             raise PlaceFailed(f"{line.name} cannot try its ports: {answer.last_line()}")
         return answer.text.splitlines()
 
-    def listening(index: int) -> dict[str, str]:
-        arguments = (str(port if index == 0 else 0), str(len(lines) - 1), f"{_LISTEN_S:g}", token)
+    def listening(index: int, own_port: int = 0) -> dict[str, str]:
+        arguments = (str(own_port), str(len(lines) - 1), f"{_LISTEN_S:g}", token)
         host = dict(row.partition(" ")[::2] for row in check(lines[index], "listen", master, *arguments))
-        if "process" in host:
-            listeners[lines[index].name] = host["process"]
+        if own_port and "taken" in host:
+            return host | listening(index)
+        listeners[lines[index].name] = host["process"]
         return host
 
     def end(line: Line) -> None:
@@ -396,10 +421,7 @@ def _unreachable(lines: Sequence[Line], first: Mapping[str, list[str]], options:
     listeners: dict[str, str] = {}
     with ExitStack() as ending, ThreadPoolExecutor(len(lines)) as pool:
         ending.callback(_on_each, lines, end)  # a listener goes once all others have come, and holds its port till then
-        there = list(pool.map(listening, range(len(lines))))
-        if "taken" in there[0]:
-            why = there[0]["taken"]
-            return [f"port {port} of {lines[0].name} cannot be used ({why}): give another --place-option port=N"]
+        there = list(pool.map(listening, range(len(lines)), [port, *[0] * (len(lines) - 1)]))
         places = [f"{master if index == 0 else host['address']}:{host['port']}" for index, host in enumerate(there)]
         others = [[other for other in range(len(lines)) if other != index] for index in range(len(lines))]
         tried = pool.map(
@@ -421,7 +443,7 @@ def _unreachable(lines: Sequence[Line], first: Mapping[str, list[str]], options:
                     )
         if not missing:
             ending.pop_all()
-        return missing
+        return missing, there[0].get("taken", "")
 
 
 def _port(options: Mapping[str, str]) -> int:

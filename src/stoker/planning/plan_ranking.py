@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -48,7 +49,8 @@ COMPILING_PAYS_BACK = 1.5
 
 RANKING_SHARE = 0.02
 LEAST_RANKING_S = 0.5
-"""Ranking for a device that is here ends early after this long [s] and this share of the forecast run."""
+"""Ranking for a device that is here ends early after this long [s] and this share of the forecast run, with one plan of
+each precision: of small updates fp32 may be the fastest, which only its forecast says."""
 
 
 class Forecasts(Protocol):
@@ -97,7 +99,7 @@ def rank(
     Raises:
         DoesNotFit: not even the plan that needs the least fits.
     """
-    started, candidates = clock(), list[Candidate]()
+    started, candidates, is_late = clock(), list[Candidate](), False
     can_compile = can_compile and not profile.has_own_step
     is_large = profile.parameter_bytes > LARGE_BYTES
     for settings in execution_settings(profile, device, (False, True) if can_compile and is_here else (False,)):
@@ -110,7 +112,10 @@ def rank(
                 continue
         if settings.optimizer_states != "full" and _need_not_save(settings, candidates):
             continue
-        for plan in _fitting(settings, profile, forecasts, MOST_SIZES if is_here else MOST_SIZES_ELSEWHERE):
+        if is_late and settings.precision in {c.plan.precision for c in candidates}:
+            continue
+        fitting = _fitting(settings, profile, forecasts, MOST_SIZES if is_here else MOST_SIZES_ELSEWHERE)
+        for plan in itertools.islice(fitting, 1 if is_late else None):
             candidates.append(
                 Candidate(
                     device=name,
@@ -122,8 +127,7 @@ def rank(
             )
         if is_here and candidates:
             run_s = min(candidates, key=_seconds_per_sample).forecast.total_s.value
-            if clock() - started > max(LEAST_RANKING_S, RANKING_SHARE * run_s):
-                break
+            is_late = clock() - started > max(LEAST_RANKING_S, RANKING_SHARE * run_s)
     if not candidates:
         return _offloaded(profile, device, forecasts, name=name, is_here=is_here, is_limited=is_limited)
     uncompiled = [c for c in candidates if not c.plan.compile]

@@ -27,7 +27,7 @@ from stoker.pool.lease import LIVE, RELEASED
 from stoker.pool.lease_documents import described, most_spent, resting_offers
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import DEFAULT_LINK_BYTES_PER_S, Match
-from stoker.pool.rented_run import RentedRun, leases_of, most_forwarding
+from stoker.pool.rented_run import RentedRun, leases_of, most_forwarding, short_of_credits
 from stoker.pool.terms import Exchanges, Terms, ranked_offers
 from stoker.records.launch import LaunchPhase, LaunchState
 
@@ -220,10 +220,9 @@ class GangRun:
         rate = sum(one.listed.offer.price_per_hour for one in found.matches) * (2 if terms.verify else 1)
         affordable_s = 3600 * left / max(1, rate)
         if affordable_s < min(limit_s, 3600 * found.hours):
-            raise BadJob(
-                f"{left / 1e6:g} of {most / 1e6:g} credits are left, and {len(self.sites)} sites, replays included, "
-                f"take {min(limit_s, 3600 * found.hours) / 3600 * rate / 1e6:.4g}",
-                remedy="Raise --max-cost, or --verify none.",
+            takes = min(limit_s, 3600 * found.hours) / 3600 * rate / 1e6
+            raise short_of_credits(
+                left, int(most), f"{len(self.sites)} sites, replays included, take {takes:.4g}", spare
             )
         return min(paid_s, affordable_s)
 

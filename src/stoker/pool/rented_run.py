@@ -466,9 +466,8 @@ class RentedRun:
             needed_s = 0.0 if forecast is None or isinstance(forecast, str) else forecast.run_s
             if paid_s >= max(1.0, min(needed_s, limit_s), float(listed.offer.min_s)):
                 return match, min(limit_s, paid_s, float(listed.offer.max_s))
-        raise BadJob(
-            f"{left / 1e6:g} of {most / 1e6:g} credits are left, and no free offer finishes the run for that",
-            remedy="Raise --max-cost, or lower --verify: replays are paid as well.",
+        raise short_of_credits(
+            left, int(most), "no free offer finishes the run for that", most_forwarding(self.client.rules(), terms)
         )
 
     def _result_problem(self, lease: dict[str, Any]) -> str:
@@ -582,6 +581,23 @@ _LIVE_WORDS: dict[str, tuple[LaunchPhase, str]] = {
     "suspect": ("running", "the agent has been silent for a while"),
     "reclaiming": ("saving", "the owner takes the machine back: the run saves"),
 }
+
+
+def short_of_credits(left: int, most: int, why: str, forwarding: int) -> BadJob:
+    """The error where --max-cost does not suffice.
+
+    Args:
+        left: what may still be spent on training [micro-credits].
+        most: --max-cost [micro-credits].
+        why: what does not fit into that.
+        forwarding: of `most`, what is kept for the way of large files through the pool [micro-credits].
+    """
+    kept = f", since {forwarding / 1e6:g} are kept for forwarding large files" if forwarding else ""
+    less = ", or --place-option forwarding" if forwarding else ""
+    return BadJob(
+        f"{left / 1e6:g} of {most / 1e6:g} credits are left{kept}, and {why}",
+        remedy=f"Raise --max-cost, or lower --verify{less}: replays are paid as well.",
+    )
 
 
 def most_forwarding(rules: on.Founded, terms: Terms) -> int:

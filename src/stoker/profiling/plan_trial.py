@@ -140,18 +140,26 @@ def _timed_updates(
     # The updates of a run limited by seconds are unknown: its learning rate stays at the first one.
     total = math.inf if job.until.unit == "seconds" else extent.updates_in(job.until)
     num_updates = int(min(total, _MOST + 1, max(2, extent.updates_per_epoch)))
+    at_once = step.updates_at_once if data.train.is_in_memory else 1  # as in the run
     times: list[float] = []
     with closing(_source(step, data, plan).batches(Position(), num_updates)) as batches:
         mark = begun = clock()
-        for update, batch in enumerate(batches):
-            step.update(batch, update, update / total)
+        for batch in batches:
+            made, rest = len(times), [batch]
+            if at_once > 1 and made > 0 and made % at_once == 0 and made + at_once < num_updates:
+                rest += itertools.islice(batches, at_once - 1)
+                together = len(step.updates(rest, made, [(made + index) / total for index in range(at_once)]))
+            else:
+                together = 0
+            for update, single in enumerate(rest[together:], made + together):
+                step.update(single, update, update / total)
             _wait_for(step.device)
             now = clock()
-            times.append(now - mark)
+            times += [(now - mark) / len(rest)] * len(rest)
             mark = now
-            if update == 0 and plan.compile:
+            if made == 0 and plan.compile:
                 begun = now  # the time of compiling is not part of the budget
-            if update >= _FEWEST and now - begun > budget_s:
+            if len(times) > _FEWEST and now - begun > budget_s:
                 break
     return step, times[0], times[1:] or times
 

@@ -59,6 +59,10 @@ def parse_site(text: str) -> tuple[int, int]:
     return site, sites
 
 
+class StoppedWaiting(Exception):
+    """Asked to stop while it waited for another site, in the middle of an update: the last checkpoint counts."""
+
+
 class MessageFolder:
     """The exchanges of one site.
 
@@ -126,6 +130,7 @@ class MessageFolder:
 
         Raises:
             RunFailed: it does not come in time, or is of another job or exchange.
+            StoppedWaiting: `is_stopping` says so.
         """
         path = self.folder / replace(head, site=site).name
         until, pause_s = self._clock() + self.patience_s, _SLEEP_S[0]
@@ -135,9 +140,8 @@ class MessageFolder:
                 if content is not None:
                     return content
                 if self.is_stopping():
-                    raise RunFailed(
-                        f"asked to stop while waiting for site {site} after update {head.update + 1:,}",
-                        remedy="The same command goes on from the last checkpoint, and comes to the same weights.",
+                    raise StoppedWaiting(
+                        f"asked to stop while waiting for site {site} after update {head.update + 1:,}"
                     )
                 if self._clock() >= until:
                     raise RunFailed(
@@ -211,7 +215,7 @@ class PendingFiles:
         """The messages by site; waits for all of them.
 
         Raises:
-            RunFailed: as `MessageFolder.receive`.
+            RunFailed, StoppedWaiting: as `MessageFolder.receive`.
         """
         received = list[torch.Tensor]()
         for site in range(self.folder.num_sites):

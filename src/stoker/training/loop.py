@@ -247,9 +247,11 @@ class Loop:
             for batch in batches:
                 rest, start = [batch], self.reached.updates
                 at_once = self.step.updates_at_once if self.source.samples.is_in_memory else 1
-                if at_once > 1 and start > 0 and start % at_once == 0 and self._is_quiet(start + at_once, end):
+                if at_once > 1 and start > 0 and start % at_once == 0 and self._is_quiet(at_once, end):
                     rest += itertools.islice(batches, at_once - 1)
                     self.telemetry.lap("data")
+                    if self.trials is not None:
+                        self.trials.before(batch, self.reached)
                     self.recovery.keep()
                     positions = [self.extent.position(start + index) for index in range(at_once)]
                     progresses = [self._scheduled(position, position.samples / total) for position in positions]
@@ -257,6 +259,8 @@ class Loop:
                     if losses:
                         self.telemetry.updated_together(losses, batch.whole_size)
                         self.reached = self.extent.position(start + len(losses))
+                        if self.trials is not None:
+                            self.trials.after(self.reached, len(losses))
                     del rest[: len(losses)]
                 yield from rest
 
@@ -265,11 +269,12 @@ class Loop:
         updates = length_in_updates(self.step.job.schedule)
         return progress if updates is None else position.updates / updates
 
-    def _is_quiet(self, updates: int, end: int) -> bool:
-        """Whether nothing but updates is due up to `updates` and in the update after."""
+    def _is_quiet(self, num_updates: int, end: int) -> bool:
+        """Whether nothing but updates is due in so many updates, and in the one after."""
+        updates = self.reached.updates + num_updates
         if updates >= end or self.on_update is not None or self.stop.reason is not None or self.telemetry.is_nearly_due:
             return False
-        if self._is_choosing:
+        if self._is_choosing and (self.trials is None or not self.trials.takes_together(num_updates)):
             return False
         before, after = self.reached, self.extent.position(updates)
         is_due = evaluation_is_due(self.evaluate_every, self.extent, before, after) or self._keeps(before, after)

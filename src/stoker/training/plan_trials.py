@@ -171,12 +171,17 @@ class PlanTrials:
             self._python = python_state(self._step.model, self._step.objective.loss_object, with_tensors=False)
         self._mark, self._is_updating = self._clock(), True
 
-    def after(self, position: Position) -> None:
-        """After an update: take in its time, and choose the plan of the next one."""
+    def takes_together(self, num_updates: int) -> bool:
+        """Whether the next updates may be made in one call: all are timed, and another one of the turn follows."""
+        turn = None if self.is_waiting else self._turn
+        return turn is not None and self._made >= UNTIMED and self._made + num_updates < turn.updates
+
+    def after(self, position: Position, num_updates: int = 1) -> None:
+        """After an update, or several in one call: take in its time, and choose the plan of the next one."""
         self._is_updating = False
         if self.is_waiting:
             return
-        took_s, left = self._clock() - self._mark, self._total - position.updates
+        took_s, left = (self._clock() - self._mark) / num_updates, self._total - position.updates
         if self._num_compared == 1 and not self._evaluate_s:
             # Of one held-out sample [s]: a set that cannot be evaluated fails at once, not after an epoch.
             with self._nothing_changed():
@@ -188,7 +193,8 @@ class PlanTrials:
         if self._search is None:
             self._search = self._first_search()
         elif self._turn is not None:
-            self._take_in(took_s, self._turn)
+            for _ in range(num_updates):
+                self._take_in(took_s, self._turn)
             if self._turn is not None:
                 return
         turn = self._search.next_turn(left)

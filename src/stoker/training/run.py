@@ -34,9 +34,9 @@ from stoker.profiling.torch_profile import ProfiledSource, TorchProfile
 from stoker.records import Device, Event
 from stoker.records.codec import JSON
 from stoker.records.plan import OutOfMemory
-from stoker.stepping.message_folder import MessageFolder
+from stoker.stepping.message_folder import MessageFolder, StoppedWaiting
 from stoker.stepping.world import ALONE, World, is_broken, join, leave
-from stoker.store import RunDirectory, cache_root, disk_errors
+from stoker.store import CheckpointStore, RunDirectory, cache_root, disk_errors
 from stoker.store.files import make_directories
 from stoker.store.record_caches import out_of_memory_log
 from stoker.training.elastic.membership import RENDEZVOUS_REQUESTED
@@ -259,6 +259,15 @@ class RunProcess:
         else:
             with users_code("training", self.prepared.entry, RunFailed):
                 raise error
+
+    def leave_waiting(self, session: TrainingSession, why: StoppedWaiting) -> Run:
+        """Leave the run at its last checkpoint: this site was asked to stop in the middle of an update."""
+        session.position = CheckpointStore(self.directory.checkpoints).newest_position()
+        then = f"the same command goes on from {session.position.samples:,} samples, the last checkpoint"
+        self.emit("warned", message=f"{why}: {then}, and comes to the same weights")
+        reason = self.stop.reason or "asked"
+        leave_unfinished(session, reason)
+        return Run(self.directory, self.prepared.job, stopped_by=reason)
 
     def rejoin(self) -> Rendezvous | None:
         """The next generation, or None for a process alone; the last session has to be released before."""

@@ -30,7 +30,7 @@ from stoker.profiling.ceilings import computing_threads
 from stoker.profiling.plan_trial import PeakMemory
 from stoker.records import Coupling, Decision, Device, Event, Plan
 from stoker.reporting.display import choose_display
-from stoker.stepping.message_folder import MessageFolder, parse_site
+from stoker.stepping.message_folder import MessageFolder, StoppedWaiting, parse_site
 from stoker.stepping.python_state import unchanged
 from stoker.store import RunDirectory, default_directory, find_run, runs_root
 from stoker.store.mirror import Mirror
@@ -272,6 +272,9 @@ def run_to_end(process: RunProcess, meeting: Rendezvous | None = None) -> Run:
                 with process.timed(session):
                     session.position = session.loop.run(session.position)
                 process.conclude(session)
+            except StoppedWaiting as why:
+                assert session is not None
+                return process.leave_waiting(session, why)
             except Exception as error:  # noqa: BLE001 - raised again where the run cannot go on
                 process.recover(error, session)
             else:
