@@ -563,14 +563,14 @@ def test_cores_that_others_use_are_left_to_them_from_the_first_update_on(monkeyp
     cores = attached_cpu().cores
     monkeypatch.setattr(safe_start, "used_by_others", lambda _began: 1 / cores)
     NotesThreads.threads.clear()
-    run = trained(job(NotesThreads, until=stoker.updates(6)), "beside", threads=cores)
+    run = trained(job(NotesThreads), "beside", threads=cores)
     decision, schedule = run.directory.read_decision(), run.directory.read_schedule()
     assert decision is not None
     assert schedule is not None
     assert decision.others_share == 1 / cores
-    assert schedule.at(0).threads == cores - 1
-    assert set(NotesThreads.threads) <= {1, cores - 1}
-    assert cores - 1 in NotesThreads.threads
+    tried = [switch for switch in schedule.switches if switch.kind == "trial"]
+    assert schedule.at(0).threads == tried[0].plan.threads == cores - 1
+    assert set(NotesThreads.threads[: 4 * tried[0].update]) <= {1, cores - 1}
 
 
 def test_an_update_made_again_has_the_threads_of_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Trials of plans on a run's own updates: they are training, and nothing is thrown away.
 
-What: a run begins under a safe plan. After its third update candidates take turns at its next updates
+What: a run begins under a safe plan. After its fourth update candidates take turns at its next updates
 (`planning.live_search`), until no turn can pay; the run goes on under the fastest. Each switch is on the disk before
 its first update. A precision below fp32 is first compared by the gradients of the run's own batches, which are not
 used. Smaller micro-batches wait for the coupling probe, which is made between updates once it costs little of what is
@@ -121,7 +121,7 @@ class PlanTrials:
         self._telemetry, self._total, self._clock = telemetry, total_updates, clock
         self._began = sample_cpu()
         self._errors: dict[Precision, float] = {}
-        self._num_compared, self._evaluate_s = 0, 0.0
+        self._num_compared, self._evaluate_s, self._is_first = 0, 0.0, True
         self._is_probed = plans.coupling.evidence != unprobed(prepared.job).evidence
         self._compared = set[Plan]()  # compiled plans whose gradient was compared
         self._turn: Turn | None = None
@@ -160,7 +160,11 @@ class PlanTrials:
         if self._is_resumed and not self.is_waiting:
             self._is_resumed = False
             self._plans.try_again(position)
-        if not self.is_waiting and self._num_compared < COMPARED:
+        if self._search is None:  # threads may have been given up since the run's first plan
+            self._safe = self._plans.schedule.safe
+        if not self.is_waiting and self._is_first:
+            self._is_first = False  # is seen sooner without a comparison
+        elif not self.is_waiting and self._num_compared < COMPARED:
             self._num_compared += 1
             if self._reduced:
                 self._step.loss_pass.on_gradients = functools.partial(self._compare, batch, position.updates)
