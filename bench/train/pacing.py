@@ -19,6 +19,9 @@ WARM_UP_UPDATES = 3
 WARM_UP_S = 1.0
 """It warms up for at least as long, so that compilers and allocators have settled [s]."""
 
+SETTLING_MOST_S = 240.0
+"""It may choose its settings by its first updates for so long; what it then runs is measured, settled or not [s]."""
+
 
 class Pacer:
     """Runs slices as commands come in, one JSON document a line, and answers with what was done.
@@ -62,6 +65,8 @@ class Pacer:
         self.settling_updates = 0
         """Updates after a rest that do not count: they take back what was left to others."""
         self._settling = 0
+        self.is_choosing: Callable[[], bool] = lambda: False
+        """Whether the contender still tries settings on its updates, which are then warming up."""
 
     def updated(self, num_samples: int, loss: Callable[[], float]) -> float:
         """Note an update; returns the seconds that were spent waiting. `loss` gives the update's mean loss."""
@@ -89,7 +94,10 @@ class Pacer:
         if self._updates == 1:
             self._first_update_s = self._clock() - self._started
             self._begun = self._clock()
-        if self._updates < WARM_UP_UPDATES or self._clock() - self._begun < WARM_UP_S:
+        warmed_s = self._clock() - self._begun
+        if self._updates < WARM_UP_UPDATES or warmed_s < WARM_UP_S:
+            return 0.0
+        if self.is_choosing() and warmed_s < SETTLING_MOST_S:
             return 0.0
         self._is_ready = True
         loss()

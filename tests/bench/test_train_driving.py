@@ -143,6 +143,18 @@ def test_updates_that_take_back_what_was_left_to_others_do_not_count() -> None:
     assert len(rests) == 2
 
 
+def test_updates_that_choose_settings_are_warming_up() -> None:
+    """A contender that tries plans on its first updates is measured once it has settled, five seconds in."""
+    clock, answers = _Clock(), io.StringIO()
+    commands = io.StringIO('{"slice_s": 0.5, "least_updates": 2}\n{"stop": true}\n')
+    pacer = Pacer(commands, answers, started=90.0, clock=clock, leave=_leave)
+    began = clock.now_s
+    pacer.is_choosing = lambda: clock.now_s - began < 5.0
+    updates = _updates_until_left(pacer, clock, 0.2)
+    assert _answers(answers)[1]["updates"] == 3
+    assert updates == pytest.approx(25 + 3, abs=1)
+
+
 def test_time_spent_waiting_is_told_to_the_contender() -> None:
     """Stoker's clock stands still during that time."""
     clock = _Clock()

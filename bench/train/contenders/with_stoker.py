@@ -34,8 +34,12 @@ def run(material: Material, pacer: Pacer) -> None:
         RuntimeError: the run ended by itself: the case has too few epochs.
     """
     paced_telemetry(pacer)
+    choosing = [True]
+    pacer.is_choosing = lambda: choosing[0]
 
     def note(event: records.Event) -> None:
+        if event.kind == "settled" or (event.kind == "planned" and event.fields.get("is_settled") is not False):
+            choosing[0] = False
         if event.kind == "planned":
             pacer.notes |= {key: event.fields[key] for key in ("plan", "took_s", "explanation")}
             pacer.notes["forecast_s"] = event.fields["forecast"]["total_s"]["value"]
