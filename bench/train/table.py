@@ -103,7 +103,7 @@ def beside_table(cases: Mapping[str, Content], accuracy: Content | None) -> list
     """What belongs to the ratios: seconds to the first update, peaks of memory, and what was learned."""
     heading = [
         "",
-        "first update: Stoker, planning included",
+        "first update: Stoker",
         "Lightning",
         "peak: Stoker",
         "Lightning",
@@ -140,24 +140,6 @@ def _learned(name: str, accuracy: Content | None) -> list[str]:
     if found["measure"] == "accuracy":
         return [f"{100 * value:.2f} %" for value in values]
     return [f"loss {values[0]:.4f}", f"{values[1]:.4f}", f"{values[2]:.4f}"]
-
-
-def startup_lines(content: Content | None) -> list[str]:
-    """One sentence on how soon training begins."""
-    if content is None:
-        return []
-    later, share = content["after_lightning_s"], content["planning_share"]
-    parts = [
-        f"{words} {later[way]['median']:+.2f} s ({later[way]['low']:+.2f} to {later[way]['high']:+.2f})"
-        for way, words in (
-            ("stoker_warm", "with a cached plan"),
-            ("stoker_given", "with a plan in a file"),
-            ("stoker_cold", "planning cold"),
-        )
-        if later.get(way) is not None
-    ]
-    first = f"First update of {content['case']['title']} relative to Lightning's: {', '.join(parts)}."
-    return ["", f"{first} Planning cold takes {share['median']:.1%} of the run it forecasts."]
 
 
 def gpu_table(cases: Mapping[str, Content]) -> list[str]:
@@ -202,17 +184,27 @@ def replaced(page: str, lines: Sequence[str]) -> str:
     return "\n".join([before + BEGIN, *lines, END]) + after
 
 
+def measured_on(cases: Mapping[str, Content]) -> str:
+    """The machines with the days, and where there are several, with their cases."""
+    by_machine: dict[str, list[str]] = {}
+    for name, content in cases.items():
+        machine = content["machine"]
+        where = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}"
+        by_machine.setdefault(where, []).append(name)
+    words = []
+    for where, names in sorted(by_machine.items(), key=lambda pair: -len(pair[1])):
+        days = ", ".join(sorted({cases[name]["date"] for name in names}))
+        of = "" if len(by_machine) == 1 else f", {', '.join(CASES[name].title.partition(',')[0] for name in names)}"
+        words.append(f"{where} ({days}{of})")
+    return " and on ".join(words)
+
+
 def pages(folder: Path = RESULTS) -> dict[Path, list[str]]:
     """What belongs between the markers of each page."""
     cases = {name: found for name in CASES if (found := newest(f"train_{name}", folder)) is not None}
     if not cases:
         return {DETAILS: ["Not measured yet."]}
-    machine = next(iter(cases.values()))
-    where = f"{machine['machine']['cpu']}, {machine['machine']['cores']} cores, torch {machine['machine']['torch']}"
-    told = [
-        f"Measured on {where} ({', '.join(sorted({one['date'] for one in cases.values()}))}); in brackets 95 %.",
-        "",
-    ]
+    told = [f"Measured on {measured_on(cases)}; in brackets 95 %.", ""]
     gpus = [found for path in sorted(folder.glob("train_gpu_*.json")) if (found := results.read(path)).get("ratios")]
     details = [
         *told,
@@ -221,7 +213,6 @@ def pages(folder: Path = RESULTS) -> dict[Path, list[str]]:
         *everybody_table(cases),
         "",
         *beside_table(cases, newest("train_accuracy", folder)),
-        *startup_lines(newest("train_startup_resnet9_w32", folder)),
         *gpu_table({one["case"]["name"]: one for one in gpus}),
     ]
     return {DETAILS: details}

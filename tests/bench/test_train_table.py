@@ -90,6 +90,17 @@ def test_pages_are_made_of_the_newest_results(tmp_path: Path) -> None:
     assert not any(CASES["lstm"].title in line for line in found[table.DETAILS])
 
 
+def test_cases_of_several_machines_are_named_with_theirs() -> None:
+    """The larger part first; of one machine no case is named."""
+    here, there = _content(lightning=2.0), _content(lightning=2.0)
+    there |= {"date": "2026-11-20", "machine": {"cpu": "another", "cores": 4, "torch": "2.13.0"}}
+    assert table.measured_on({"gpt": here, "lstm": here}) == "a CPU, 2 cores, torch 2.13.0 (2026-11-21)"
+    assert table.measured_on({"mlp": there, "gpt": here, "lstm": here}) == (
+        "a CPU, 2 cores, torch 2.13.0 (2026-11-21, GPT 6 × 384, LSTM 2 × 256) and on "
+        "another, 4 cores, torch 2.13.0 (2026-11-20, MLP 784-256-128-10)"
+    )
+
+
 def test_what_was_learned_stands_beside_the_speed(tmp_path: Path) -> None:
     """Accuracy of images in percent, as the seeds' mean, and their spread."""
     compared = {"stoker": 0.921, "fp32": 0.922, "difference": -0.001, "deviation_of_seeds": 0.002}

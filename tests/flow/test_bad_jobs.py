@@ -157,6 +157,11 @@ CASES = {
     "a loss of another type": Case(
         ("loss returned a str",), changes="settings.update(loss=lambda output, target: 'small')"
     ),
+    "a batch taken for its only entry": Case(
+        ("'tuple' object has no attribute 'float'", "(inputs,) = batch"),
+        changes="settings.update(data=inputs, valid=None, test=None, metrics=[], "
+        "loss=lambda model, batch: model(batch.float()).sum())",
+    ),
     "unknown loss": Case(
         ("'cross_entropi' is no loss", "Did you mean 'cross_entropy'?"), changes="settings.update(loss='cross_entropi')"
     ),
@@ -226,6 +231,7 @@ def test_a_bad_job_is_refused_in_words(name: str) -> None:
         "labels that are texts",
         "a model that returns a dict",
         "a model that takes more",
+        "a batch taken for its only entry",
     ],
 )
 def test_usual_mistakes_have_a_remedy_of_their_own(name: str) -> None:

@@ -14,8 +14,8 @@ import stoker
 from stoker.devices import attached_devices, cache_key
 from stoker.planning.model.bottleneck import LEAST_SHARE, UpdateBounds, find_bottleneck
 from stoker.planning.resolved_job import resolve_job
-from stoker.planning.run_bottleneck import bottleneck_of
-from stoker.records import Bottleneck, Ceilings, from_json
+from stoker.planning.run_bottleneck import FEWEST_UPDATES, bottleneck_of
+from stoker.records import Bottleneck, Ceilings, Event, from_json
 from stoker.store import cache_root, ceilings_cache
 from tests.flow.builders import PLAN, Heard, blobs, blobs_job
 
@@ -72,6 +72,44 @@ def test_slow_samples_bound_a_run() -> None:
     assert found.gain.value > LEAST_SHARE
     assert "Data bound this run" in run.report_path.read_text()
     assert run.directory.read_report().bottleneck == found
+
+
+class SlowAtFirst(Slow):
+    """Points of which the first that training reads takes half a second, as a file that is opened."""
+
+    is_open = True
+
+    def __getitem__(self, index: int) -> Any:
+        if not self.is_open:
+            time.sleep(0.5)
+        self.is_open = True
+        return self.inputs[index], self.targets[index]
+
+
+def test_what_is_waited_for_once_bounds_no_run() -> None:
+    """The first update does not count, and with fewer than five others there is no verdict."""
+
+    def trained(updates: int) -> stoker.Run:
+        job = stoker.Job(
+            model=lambda: torch.nn.Linear(6, 2),
+            data=SlowAtFirst(),
+            loss="cross_entropy",
+            optimizer=stoker.SGD(lr=0.1),
+            batch=16,
+            until=stoker.updates(updates),
+        )
+
+        def heard(event: Event) -> None:
+            if event.kind == "started":
+                job.data.is_open = False
+
+        plan = stoker.records.Plan(device="cpu", micro_batch=16, loader="inline")
+        return stoker.train(job, plan=plan, sink=heard)
+
+    found = trained(FEWEST_UPDATES + 1).directory.read_bottleneck()
+    assert found is not None
+    assert sum(share.value for share in found.shares) < 0.5
+    assert trained(FEWEST_UPDATES).directory.read_bottleneck() is None
 
 
 @pytest.fixture

@@ -8,23 +8,26 @@ import itertools
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
 
 import stoker
+from stoker.devices.cpu import attached_cpu
 from stoker.devices.hardware import mtbf_h
 from stoker.devices.malloc import resident_bytes
-from stoker.errors import BadRun, RunFailed, StokerError
+from stoker.errors import BadJob, BadRun, RunFailed, StokerError
 from stoker.jobs.job_file import load_job
 from stoker.planning import decision as decision_module
 from stoker.planning import safe_start
+from stoker.planning.live_search import Timed
 from stoker.stepping.captured_updates import LENGTH
 from stoker.stepping.step import Step
 from stoker.store import RunDirectory
 from stoker.training import plan_trials
+from stoker.training import run as run_module
 from stoker.training.plan_in_force import PlanInForce
 from stoker.training.plan_trials import PlanTrials
 from tests.flow.builders import Heard, assert_equal_tensors
@@ -256,7 +259,7 @@ def test_comparing_gradients_leaves_nothing_behind(monkeypatch: pytest.MonkeyPat
     run = trained(to, "compared")
     monkeypatch.setattr(PlanTrials, "before", lambda *_: None)
     assert_equal_tensors(run.weights(), trained(to, "plain").weights())
-    assert compared == [0, 1, 2]
+    assert compared == [1, 2, 3]
 
 
 def test_a_precision_whose_gradient_is_off_takes_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,13 +273,46 @@ def test_a_precision_whose_gradient_is_off_takes_no_turn(monkeypatch: pytest.Mon
     assert {switch.plan.precision for switch in schedule.switches} == {"fp32"}
 
 
-def test_a_set_that_cannot_be_evaluated_fails_after_the_first_update() -> None:
-    """Not after an epoch of training."""
+@pytest.mark.parametrize("split", ["valid", "test"])
+@pytest.mark.parametrize("settings", [{}, {"until": stoker.updates(3)}], ids=["tried", "too short to try"])
+def test_a_set_that_cannot_be_evaluated_fails_before_the_first_update(split: str, settings: dict[str, Any]) -> None:
+    """Not after an epoch of training; no run is left behind."""
     wrong = torch.randn(8, 1, 5, 5), torch.zeros(8, dtype=torch.long)
     heard = Heard()
-    with pytest.raises(StokerError):
-        trained(job(valid=wrong), "wrong", sink=heard)
-    assert max((fields["updates"] for fields in heard.of("progress")), default=0) <= 1
+    with pytest.raises(BadJob, match=rf"evaluating {split}="):
+        trained(job(**settings, **{split: wrong}), "wrong", sink=heard)
+    assert not heard.of("progress")
+    assert not Path("wrong").exists()
+
+
+def test_sets_that_were_evaluated_with_the_plan_are_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kept plan is of these sets, and a given one was tried; a run that goes on has been checked when it began."""
+    checked: list[str] = []
+    check = run_module.check_held_out
+    monkeypatch.setattr(
+        run_module, "check_held_out", lambda step, sets, size: checked.extend(sets) or check(step, sets, size)
+    )
+    given = {"valid": (torch.randn(8, 1, 8, 8), torch.zeros(8, dtype=torch.long))}
+    trained(job(**given), "first", stop_at=2)
+    assert checked == ["valid"]
+    trained(job(**given), "first")
+    trained(job(**given), "kept")
+    trained(job(**given), "given", plan=stoker.records.Plan(device="cpu", micro_batch=16))
+    assert checked == ["valid"]
+
+
+def test_plans_of_other_precisions_are_captured_too_where_they_are_about_as_fast() -> None:
+    """Capturing leaves out what the host does, of which autocast takes more: the order may change."""
+    best, bf16, slow, other = (
+        stoker.records.Plan(device="cpu", micro_batch=size, precision=precision, threads=threads)
+        for size, precision, threads in ((16, "fp32", 1), (16, "bf16", 1), (16, "tf32", 1), (16, "bf16", 2))
+    )
+    times_s = {best: 1.0, bf16: 1.1, slow: 1.3, other: 1.05, dataclasses.replace(best, micro_batch=8): 1.01}
+    timed = {plan: Timed(plan, by_round={1: update_s}) for plan, update_s in times_s.items()}
+    untried = stoker.records.Plan(device="cpu", micro_batch=16, precision="fp16", threads=1)
+    timed[untried] = Timed(untried)
+    captured = plan_trials.to_capture(best, timed, gain=0.2)
+    assert captured == [dataclasses.replace(plan, captured=True) for plan in (best, bf16)]
 
 
 class FailsInBf16(Net):
@@ -355,7 +391,7 @@ def test_a_run_that_goes_on_where_there_is_more_memory_may_use_it(monkeypatch: p
     """What the machine had on which it began is no limit of its user's; nor is the plan kept as if it were."""
     started = safe_start.safe_start
 
-    def on_a_smaller_machine(prepared: Any, place: Any) -> Any:
+    def on_a_smaller_machine(prepared: Any, place: Any, _before: Any) -> Any:
         found = started(prepared, place)
         assert found is not None
         few_bytes = resident_bytes() + 150_000_000
@@ -529,6 +565,31 @@ def test_an_interval_that_is_asked_for_later_holds_while_plans_are_tried(monkeyp
     names = [plan.in_words() for plan in (switch.left_out for switch in schedule.switches) if plan is not None]
     assert names
     assert len(names) == len(set(names))
+
+
+class NotesThreads(Net):
+    """Notes the number of threads of each pass."""
+
+    threads: ClassVar[list[int]] = []
+
+    def forward(self, x_B1HW: torch.Tensor) -> torch.Tensor:
+        """Logits [B, 3]."""
+        self.threads.append(torch.get_num_threads())
+        return super().forward(x_B1HW)
+
+
+@pytest.mark.skipif(attached_cpu().cores < 2, reason="one core has nothing to leave to others")
+def test_cores_that_others_use_are_left_to_them_from_the_first_update_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that waits for a core holds up all the others. All cores take part again once others are gone."""
+    cores = attached_cpu().cores
+    monkeypatch.setattr(safe_start, "used_by_others", lambda _began: 1 / cores)
+    NotesThreads.threads.clear()
+    run = trained(job(NotesThreads), "beside", threads=cores)
+    schedule = run.directory.read_schedule()
+    assert schedule is not None
+    tried = [switch for switch in schedule.switches if switch.kind == "trial"]
+    assert schedule.at(0).threads == tried[0].plan.threads == cores - 1
+    assert set(NotesThreads.threads[: 4 * tried[0].update]) <= {1, cores - 1}
 
 
 def test_an_update_made_again_has_the_threads_of_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:

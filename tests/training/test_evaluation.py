@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,9 +14,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import stoker
-from stoker.errors import RunFailed
+from stoker.errors import BadJob, RunFailed
+from stoker.jobs.optimizers import ScheduleFreeAdamW
 from stoker.loading.dataset_adapters import as_samples
-from stoker.training.evaluation import evaluate, is_better
+from stoker.stepping.python_state import python_state
+from stoker.training.evaluation import CHECKED, check_held_out, evaluate, is_better
 from tests.training.builders import advance, blobs, net, step_of, tiny_job
 
 INPUTS, TARGETS = blobs(37)
@@ -89,6 +93,86 @@ def test_a_measure_that_counts_nothing_is_an_error() -> None:
     samples = as_samples((INPUTS, torch.full_like(TARGETS, -100)), what="valid")
     with pytest.raises(RunFailed, match="loss counted nothing in 37 samples"):
         evaluate(step_of(tiny_job()), samples, 10)
+
+
+class Counts(nn.Module):
+    """A classifier that counts its passes in a buffer and in Python, normalises by batch, and draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+        self.register_buffer("passes", torch.zeros(()))
+        self.num_passes = 0
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        """Logits [B, 2]."""
+        self.passes += 1
+        self.num_passes += 1
+        np.random.rand()  # noqa: NPY002 - the generator that users draw from
+        logits_B2: torch.Tensor = self.layers(x_BF) + 1e-3 * torch.randn(2)
+        return logits_B2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"average": 0.9}, id="average"),
+        pytest.param({"average": stoker.SWA()}, id="swa"),
+        pytest.param({"optimizer": ScheduleFreeAdamW(lr=1e-3)}, id="schedule-free"),
+    ],
+)
+def test_checking_held_out_sets_changes_nothing_that_training_goes_on_from(changes: dict) -> None:
+    """Weights, buffers, the optimiser's state, generators, plain attributes and mode are bit for bit as before."""
+    step = step_of(tiny_job(model=Counts, **changes))
+    kept, values = copy.deepcopy(step.model.state_dict()), python_state(step.model, None).values
+    torch.manual_seed(3)
+    np.random.seed(3)  # noqa: NPY002 - as above
+    drawn = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002 - as above
+    check_held_out(step, {"valid": as_samples((INPUTS, TARGETS), what="valid")}, 16)
+    assert torch.equal(torch.get_rng_state(), drawn[0])
+    assert np.array_equal(np.random.get_state()[1], drawn[1])  # noqa: NPY002 - as above
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in step.model.state_dict().items())
+    assert python_state(step.model, None).values == values
+    assert not step.optimizer.state
+    assert step.model.training
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+@pytest.mark.parametrize(
+    ("inputs", "targets", "message"),
+    [
+        pytest.param(torch.randn(37, 5), TARGETS, "shapes cannot be multiplied", id="columns"),
+        pytest.param(INPUTS.double(), TARGETS, "dtype", id="dtype"),
+        pytest.param(INPUTS, torch.cat([TARGETS[:36], torch.tensor([7])]), "labels go from 0 to 7", id="labels"),
+    ],
+)
+def test_a_held_out_set_that_does_not_fit_is_named(
+    split: str, inputs: torch.Tensor, targets: torch.Tensor, message: str
+) -> None:
+    """Also where the one label out of range is the last of many."""
+    with pytest.raises((BadJob, RuntimeError), match=message) as error:
+        check_held_out(step_of(tiny_job()), {split: as_samples((inputs, targets), what=split)}, 16)
+    text = error.value.message if isinstance(error.value, BadJob) else "".join(error.value.__notes__)
+    assert f"evaluating {split}=" in text
+
+
+def test_a_model_for_one_size_of_batch_is_checked_at_that_size() -> None:
+    """A few samples are no reason to refuse what evaluates as it is used."""
+
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 2)
+
+        def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+            logits_B2: torch.Tensor = self.layer(x_BF.view(2 * CHECKED, 6))
+            return logits_B2
+
+    step = step_of(tiny_job(model=Fixed))
+    check_held_out(step, {"valid": as_samples(blobs(4 * CHECKED), what="valid")}, 2 * CHECKED)
+    with pytest.raises(RuntimeError, match="invalid for input"):
+        check_held_out(step, {"valid": as_samples(blobs(4 * CHECKED), what="valid")}, CHECKED)
 
 
 @pytest.mark.parametrize(

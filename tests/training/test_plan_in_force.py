@@ -11,6 +11,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # missing
 import stoker
 from stoker.errors import BadRun, DoesNotFit
 from stoker.records import Coupling, Decision, Event, Layout, PlanSwitch, Position, to_json
+from stoker.records.plan_schedule import PlanSchedule
 from stoker.stepping.layouts.compatibility import micro_batch_problem
 from stoker.store import CheckpointStore, RunDirectory
 from stoker.training.elastic.rendezvous import Rendezvous
@@ -72,6 +73,28 @@ def test_a_change_is_stored_and_the_forecast_stays(tmp_path: Path) -> None:
     began = plans.directory.read_decision()
     assert began is not None
     assert began.chosen.plan == PLAN
+
+
+@pytest.mark.parametrize(
+    ("switches", "most"),
+    [
+        pytest.param([], 4, id="as it began"),
+        pytest.param([("changed", 1)], 4, id="given up"),
+        pytest.param([("changed", 1), ("trial", 1), ("settled", 1)], 4, id="given up, then trials of what was left"),
+        pytest.param([("trial", 4), ("trial", 2), ("trial", 4), ("settled", 2)], 2, id="fewer are faster"),
+        pytest.param([("changed", 1), ("trial", 2), ("trial", 1), ("settled", 1)], 1, id="all were tried again"),
+        pytest.param([("trial", 2), ("settled", 2), ("changed", 1)], 2, id="given up of those chosen"),
+    ],
+)
+def test_threads_that_were_given_up_can_be_taken_back(tmp_path: Path, switches: list, most: int) -> None:
+    """A run that began beside a busy neighbour does not keep to what was left of the machine then."""
+    plans = begun(tmp_path)
+    plan = dataclasses.replace(plans.schedule.began, threads=4)
+    plans.schedule = PlanSchedule(plan)
+    for update, (kind, threads) in enumerate(switches):
+        switched = dataclasses.replace(plan, threads=threads)
+        plans.schedule = plans.schedule.then(PlanSwitch(update=update, samples=0, plan=switched, kind=kind, why=""))
+    assert plans.most_threads == most
 
 
 def test_a_plan_that_is_proposed_is_not_in_force_yet(tmp_path: Path) -> None:

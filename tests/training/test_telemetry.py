@@ -114,24 +114,45 @@ def test_the_time_to_go_is_what_is_left_at_the_recent_rate_and_the_evaluations_t
     assert run.progress()["eta_s"] == pytest.approx(4.0 + 2 * 5.0)
 
 
-def test_a_slow_first_update_does_not_spoil_the_time_to_go() -> None:
+def test_the_first_update_of_a_process_says_nothing_of_the_time_to_go() -> None:
+    """It includes the first batch and what is made once: unknown after it, then by the later updates alone."""
+    run = Watched()
+    run.update(data_s=20.0, update_s=30.0)
+    fields = run.progress()
+    assert (fields["eta_s"], fields["samples_per_s"]) == (None, pytest.approx(2.0))
+    for _ in range(4):
+        run.update(data_s=0.05, update_s=0.2)
+    assert run.progress()["eta_s"] == pytest.approx(500 / 400)
+
+
+def test_the_time_to_go_leaves_the_first_update_out_of_an_event_of_several() -> None:
+    """As in a process that goes on with a run, whose first event comes after half a second."""
+    run = Watched()
+    run.update(data_s=20.0, update_s=30.0)
+    for _ in range(4):
+        run.update(data_s=0.05, update_s=0.2)
+    assert run.progress()["eta_s"] == pytest.approx(500 / 400)
+
+
+def test_a_slow_stretch_does_not_spoil_the_time_to_go() -> None:
     """It weighs no more than the time it took: after as many fast seconds the rate is half of the true one."""
     run = Watched()
+    run.update(data_s=0.0, update_s=0.25)
     run.update(data_s=0.0, update_s=1.0)
-    assert run.progress()["eta_s"] == pytest.approx(9.0)
+    run.progress()
     for _ in range(4):
         run.update(data_s=0.0, update_s=0.25)
-    run.progress()
-    assert run.events[-1].fields["eta_s"] == pytest.approx(500 * 2.0 / 500, rel=0.05)
+    assert run.progress()["eta_s"] == pytest.approx(400 * 2.0 / 500, rel=0.05)
 
 
 def test_evaluations_and_checkpoints_do_not_slow_the_rate_that_is_expected() -> None:
     """They are counted on their own: 900 samples at 100 a second, though a minute went elsewhere."""
     run = Watched()
+    run.update(data_s=0.25, update_s=0.75)
     run.clock.advance(60.0)
     run.telemetry.lap("evaluation")
     run.update(data_s=0.25, update_s=0.75)
-    assert run.progress()["eta_s"] == pytest.approx(9.0)
+    assert run.progress()["eta_s"] == pytest.approx(8.0)
 
 
 def test_the_recent_rate_forgets() -> None:

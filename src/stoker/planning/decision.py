@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 from stoker import records
 from stoker.devices import Place, attached_devices, catalogue, cheapest, planned_devices
-from stoker.devices.cpu import attached_cpu, free_cores
+from stoker.devices.cpu import CpuSample, attached_cpu, free_cores
 from stoker.devices.hardware import mtbf_h
 from stoker.errors import BadJob, DoesNotFit, NoDevice, nearest
 from stoker.jobs import Entry, Job
@@ -206,6 +206,7 @@ def decide(
     threads: int | None = None,
     device_mtbf_h: float | None = None,
     begins_at_once: bool = False,
+    cpu_before: CpuSample | None = None,
 ) -> tuple[Decision, Coupling]:
     """The plan to run on what is here: of one device confirmed by trials, now or earlier; of several by forecast.
 
@@ -218,6 +219,7 @@ def decide(
         threads: the most threads on a CPU; None: OMP_NUM_THREADS.
         device_mtbf_h: mean time of one device between two failures [h], if known.
         begins_at_once: a run begins under a safe plan where it may, and tries the others on its own updates.
+        cpu_before: a sample of the CPU from a while ago; what others used since is left to them at once.
 
     Raises:
         BadJob: the job cannot be divided over so many processes, or `only` does not suit it.
@@ -231,7 +233,7 @@ def decide(
         took_s = time.perf_counter() - started
         return dataclasses.replace(settled(decision), took_s=took_s, memory_limit_bytes=memory_bytes)
 
-    if only == SAFE and place.count == 1 and (start := safe_start(prepared, place)) is not None:
+    if only == SAFE and place.count == 1 and (start := safe_start(prepared, place, cpu_before)) is not None:
         return made(dataclasses.replace(start[0], is_settled=True)), start[1]
     if only == SAFE:
         only = safe_plan(planner.profile(place.device.kind), place)
@@ -242,7 +244,7 @@ def decide(
         decision = on_many(planner, place, only)
     elif only is None and device_mtbf_h is None and (kept := kept_decision(prepared, place, planner.extents)):
         decision = kept[0]
-    elif begins_at_once and only is None and (start := safe_start(prepared, place)) is not None:
+    elif begins_at_once and only is None and (start := safe_start(prepared, place, cpu_before)) is not None:
         return made(start[0]), start[1]
     else:
         if planner.is_too_large_here is not None:

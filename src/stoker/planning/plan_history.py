@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from stoker.devices import Place, cache_key, installed_torch, load_between, sample_cpu
-from stoker.devices.cpu import CpuSample
+from stoker.devices.cpu import CpuSample, attached_cpu
 from stoker.errors import RunFailed, StokerError
 from stoker.jobs.job_description import describe, describe_settings
 from stoker.loading.fields import map_tensors
@@ -91,9 +91,12 @@ def keep_decision(prepared: ResolvedJob, place: Place, decision: Decision, coupl
 
 
 def used_by_others(began: CpuSample | None) -> float:
-    """Share of the CPU that other processes used since `began` [0 to 1]; 0 if too little to matter, or unknown."""
+    """Share of the CPU that other processes used since `began` [0 to 1]; 0 if too little to matter, or unknown.
+
+    It is unknown for less than 0.1 s: the system counts in ticks of 10 ms.
+    """
     now = sample_cpu()
-    if began is None or now is None:
+    if began is None or now is None or now.total_s - began.total_s < 0.1 * attached_cpu().cores:
         return 0.0
     load = load_between(began, now)
     return 0.0 if load.is_quiet else min(1.0, load.others + load.stolen)

@@ -219,6 +219,11 @@ def _remedy(problem: Exception) -> str | None:
             f"{layer} takes {match[2]} channels, and is given {match[3]} in a batch of {match[1]}, of which the second "
             "number is the channels: let both be one number, in model or data."
         )
+    if "'tuple' object has no attribute" in message:
+        return (
+            "A batch is a tuple of the data's entries, also of a single array: `(inputs,) = batch`. Some layers return "
+            "tuples as well, such as LSTMs."
+        )
     if "does not require grad" in message:
         return (
             "The loss does not depend on the weights by way of autograd: look for .detach(), .item(), .data, "

@@ -23,20 +23,24 @@ from stoker.reporting.history import live_history, settled_switch, since_settled
 from stoker.reporting.summary import forecast_rows, time_split
 from stoker.store import cache_root, ceilings_cache
 
+FEWEST_UPDATES = 5
+"""Updates after the first one that a verdict needs: the first also waits for what is made once."""
+
 WORTH_TRACING_S = 60.0
 """A run whose plan was not traced before is traced afterwards if it took this long [s], or was profiled."""
 _LARGER_BATCHES = (2, 4)
 
 
 def bottleneck_of(prepared: ResolvedJob, report: Report) -> Bottleneck | None:
-    """The bottleneck of the run in `report`; None if the report has no plan or no times.
+    """The bottleneck of the run in `report`; None if the report has no plan, no times, or too few updates.
 
     The report's decision is taken to be the last one in force. The update is traced again if its trace was not kept;
     nothing of the job is run.
     """
     decision, device = report.decision, report.device
     times = _times(report)
-    if decision is None or device is None or not sum(times.split_s.values()):
+    is_enough = times.updates >= FEWEST_UPDATES and sum(times.split_s.values()) > 0
+    if decision is None or device is None or not is_enough:
         return None
     plan = decision.chosen.plan
     ceilings = ceilings_cache(cache_root()).read(cache_key(device, torch.__version__))
@@ -55,9 +59,15 @@ def bottleneck_of(prepared: ResolvedJob, report: Report) -> Bottleneck | None:
 
 
 def _times(report: Report) -> RunTimes:
-    """Training time by phase; updates that were rolled back and repeated count once, those before settling do not."""
+    """Training time by phase.
+
+    Updates that were rolled back and repeated count once, those before settling do not, and neither does the first.
+    """
     events, settled = since_settled(report), settled_switch(report)
     since = settled.update if settled is not None and len(events) < len(live_history(report.events)) else 0
+    first = next((event for event in events if event.kind == "progress"), None)
+    if first is not None and first.fields.get("updates") == 1:  # it has an event of its own
+        events, since = tuple(event for event in events if event is not first), 1
     split = {share.phase: share.seconds for share in time_split(dataclasses.replace(report, events=events))}
     rows = {row.quantity: row.measured for row in forecast_rows(report)}
     total = report.decision.chosen.forecast.total_updates if report.decision is not None else 0

@@ -16,12 +16,15 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from stoker.devices import Place
+from stoker.devices.cpu import CpuSample, attached_cpu, free_cores
 from stoker.devices.malloc import resident_bytes
 from stoker.jobs.batch_size import TokenBatch
 from stoker.jobs.freezing import Freeze
 from stoker.loading.batches import in_order
 from stoker.planning.model.run_forecast import Extents, forecast_from_trial
 from stoker.planning.model.search_space import execution_settings
+from stoker.planning.plan_history import used_by_others
+from stoker.planning.planner import may_give_up_threads
 from stoker.planning.resolved_job import ResolvedJob, users_code
 from stoker.profiling.ceilings import computing_threads
 from stoker.profiling.job_profile import fetch_seconds, job_profile
@@ -39,6 +42,9 @@ _PLENTY = 0.4
 
 _COPIES = 4
 """Copies of the weights in training: themselves, gradients, and two moments."""
+
+_SLOW_S = 0.2
+"""Time of a first pass [s] from which on the kernels that it also made are a small part: it is not repeated."""
 
 _FETCH_SHARE = 0.1
 """Share of an update's time that the training process itself may fetch samples for; from there on workers do."""
@@ -63,8 +69,13 @@ def plan_first_because(prepared: ResolvedJob, place: Place) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def safe_start(prepared: ResolvedJob, place: Place) -> tuple[Decision, Coupling] | None:
+def safe_start(
+    prepared: ResolvedJob, place: Place, before: CpuSample | None = None
+) -> tuple[Decision, Coupling] | None:
     """The decision to begin at once, with a guess for a forecast; None where plans have to be tried first.
+
+    `before` is a sample of the CPU from a while ago: what others used since is left to them (the decision's
+    `others_share`).
 
     Raises:
         BadJob: the model or the loss cannot be evaluated on the job's samples.
@@ -79,7 +90,9 @@ def safe_start(prepared: ResolvedJob, place: Place) -> tuple[Decision, Coupling]
         if not profile.has_one_shape:
             return None
         plan = safe_plan(profile, place)
-        guess = _guessed(prepared, plan, coupling)
+        share = used_by_others(before) if may_give_up_threads(plan) else 0.0
+        free_threads = free_cores(attached_cpu().cores, share * attached_cpu().cores)
+        guess = _guessed(prepared, plan, coupling, min(plan.threads, free_threads))
         if guess is not None and fetch_seconds(data.train) > _FETCH_SHARE * guess.update_s[0] / job.batch_size:
             plan = dataclasses.replace(plan, loader="workers", num_workers=place.device.cores)
     if guess is None or guess.peak_bytes > _PLENTY * place.device.memory_bytes:
@@ -108,6 +121,7 @@ def safe_start(prepared: ResolvedJob, place: Place) -> tuple[Decision, Coupling]
         explanation=(*prepared.notes, *lines),
         took_s=time.perf_counter() - started,
         is_settled=False,
+        others_share=share,
     )
     return decision, coupling
 
@@ -119,10 +133,10 @@ def safe_plan(profile: Profile, place: Place) -> Plan:
     return dataclasses.replace(plain, micro_batch=profile.batch, malloc="retained")
 
 
-def _guessed(prepared: ResolvedJob, plan: Plan, coupling: Coupling) -> Measurement | None:
+def _guessed(prepared: ResolvedJob, plan: Plan, coupling: Coupling, threads: int) -> Measurement | None:
     """Memory that an update adds and its time, from a pass of a few samples; None where the model needs more."""
     job, data = prepared.job, prepared.data
-    with computing_threads(plan.threads):
+    with computing_threads(threads):
         step = Step(job, plan, coupling)
         few, saved = min(_FEW, job.batch_size), dict[int, int]()
         own = {tensor.untyped_storage().data_ptr() for tensor in (*step.model.parameters(), *step.model.buffers())}
@@ -135,11 +149,14 @@ def _guessed(prepared: ResolvedJob, plan: Plan, coupling: Coupling) -> Measureme
 
         batch = next(iter(in_order(data.train, step.pipeline(data.train, augmented=True), few)))
         try:
+            began = time.perf_counter()
             with saved_tensors_hooks(note, lambda tensor: tensor):
                 step.gradients(batch, 0)
-            began = time.perf_counter()
-            step.gradients(batch, 0)  # the first pass also made its kernels
             took_s = time.perf_counter() - began
+            if took_s < _SLOW_S:
+                began = time.perf_counter()
+                step.gradients(batch, 0)
+                took_s = time.perf_counter() - began
         except (RuntimeError, ValueError):  # so few samples are not the model's: its memory is unknown
             return None
     weights = bytes_of(step.model.parameters())

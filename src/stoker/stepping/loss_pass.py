@@ -33,6 +33,7 @@ from stoker.loading.order import (
 )
 from stoker.records import Plan
 from stoker.stepping.activation_checkpointing import not_repeatable
+from stoker.stepping.autograd_engine import backward
 from stoker.stepping.batch_norm import CoupledBatchNorm
 from stoker.stepping.buffers import SMALL_BYTES, Buffers
 from stoker.stepping.frozen_parameters import GradualUnfreezing
@@ -114,7 +115,7 @@ class AutogradPass(BatchPass):
         if self._world is ALONE and batch.size <= self.micro_batch and self.scale is None:
             whole = self.loss(self.whole(batch, update), batch.size)
             self._strategy.before_backward(is_last=True)
-            whole.sum.backward(self._reciprocal(whole))  # the mean's gradient, for one node less
+            backward(whole.sum, self._reciprocal(whole))  # the mean's gradient, for one node less
             return (whole.sum.detach() / whole.count).detach()
 
         if not self._strategy.is_checked:

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import numpy as np
 import safetensors.torch
 import torch
 
@@ -27,12 +28,74 @@ from stoker.jobs.metrics import Named, is_stateful, metric_name
 from stoker.loading.batches import Batch, Split, in_order
 from stoker.loading.fields import Content
 from stoker.loading.lengths import ignored_target
+from stoker.loading.order import Indices
 from stoker.loading.samples import Samples
+from stoker.loading.sampling import targets_at_hand
 from stoker.records.codec import JSON
 from stoker.stepping.losses import Compared, is_by_label
 from stoker.stepping.step import Step
-from stoker.stepping.step_failures import ran_out_of_memory
+from stoker.stepping.step_failures import evaluating, ran_out_of_memory
 from stoker.stepping.world import World, gather_bytes, gather_json
+from stoker.training.recovery import nothing_changed
+
+CHECKED = 16
+"""Samples of each held-out set that are evaluated before training, in a process alone."""
+
+
+def check_held_out(step: Step, held_out: Mapping[str, Samples], size: int) -> None:
+    """Evaluate a few samples of each set, with every metric, so that a set that cannot be evaluated is known at once.
+
+    Results are not used, and nothing that training goes on from is changed. Where targets are numbers in memory, the
+    least and the greatest are among the samples. Several processes take whole batches of `size` samples each, and so
+    does a process alone if the few samples fail: a model may be written for one size. Every process calls this.
+
+    Args:
+        step: as it begins.
+        held_out: the sets by split.
+        size: number of samples evaluated at once, later on.
+
+    Raises:
+        BadJob: targets do not fit the model's output, or a metric cannot take them.
+        Exception: whatever the model, the loss, a metric or a dataset raises, with a note of the split.
+    """
+    for split, samples in held_out.items():
+        most = min(size, len(samples))
+        few = min(most, CHECKED) if step.world.layout.world_size == 1 else most
+        with doing(f"evaluating a batch of {samples.name}"), evaluating(split), nothing_changed(step):
+            try:
+                _evaluate_batch(step, samples, few)
+            except Exception:
+                if few == most:
+                    raise
+                _evaluate_batch(step, samples, most)
+
+
+def _evaluate_batch(step: Step, samples: Samples, size: int) -> None:
+    """Evaluate one batch, of `size` samples in each process at most."""
+    layout = step.world.layout
+    part, stateful = Split(layout.sample_part(step.world.rank), layout.sample_parts), stateful_metrics(step)
+    whole = min(size * part.parts, len(samples))
+    indices = _with_extremes(np.arange(whole, dtype=np.int64), samples, step.job)[np.array(part.held(whole))]
+
+    def observe(compared: Compared, _content: Content) -> None:
+        output, target = compared()
+        if stateful is not None:
+            with torch.autocast(step.device.type, enabled=False):
+                stateful.update(output, target)
+
+    with step.evaluation() as measure, step.objective.observed_by(None if stateful is None else observe):
+        pipeline = step.pipeline(samples, augmented=False)
+        batch = Batch(samples.fetch(indices, 0), indices, 0, pipeline, part, whole)
+        measure(batch.cut(0, batch.size), batch.size)
+
+
+def _with_extremes(indices: Indices, samples: Samples, job: Job) -> Indices:
+    """`indices`, the last two of which are of the least and the greatest target, where targets are at hand."""
+    targets = targets_at_hand(samples, job)
+    if targets is None or targets.ndim != 1 or targets.dtype.kind not in "iuf":
+        return indices
+    extremes = np.array([targets.argmin(), targets.argmax()], dtype=np.int64)[: len(indices)]
+    return np.concatenate([indices[: len(indices) - len(extremes)], extremes])
 
 
 class EvaluationWatcher(Protocol):

@@ -150,6 +150,7 @@ class Loop:
         self._keep_to_schedule(position.updates)
         end = self.total_updates if self.course.verdict is None else position.updates
         end = end if self.until is None else min(end, self.until)
+        telemetry.lap("other")  # since the session was built; what follows waits for the first batch
         for batch in self._made_singly(position, end, total):
             telemetry.lap("data")
             before = self.reached

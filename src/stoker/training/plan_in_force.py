@@ -112,10 +112,14 @@ class PlanInForce:
 
     @property
     def most_threads(self) -> int:
-        """The threads of the plan in force before any were given up to other processes [1]."""
+        """The threads of the plan in force before any were given up to other processes [1].
+
+        A trial of as many threads as were left chooses none: the run takes back what it gave up before.
+        """
         plans = [self.schedule.began]
         for switch in self.schedule.switches:
-            plans = [*(plans if switch.kind == "changed" else []), switch.plan]
+            is_chosen = switch.kind != "changed" and switch.plan.threads != plans[-1].threads
+            plans = [*([] if is_chosen else plans), switch.plan]
         return max(plan.threads for plan in plans)
 
     def switch(self, switch: PlanSwitch) -> None:

@@ -1,6 +1,6 @@
 """Trials of plans on a run's own updates: they are training, and nothing is thrown away.
 
-What: a run begins under a safe plan. After its third update candidates take turns at its next updates
+What: a run begins under a safe plan. After its fourth update candidates take turns at its next updates
 (`planning.live_search`), until no turn can pay; the run goes on under the fastest. Each switch is on the disk before
 its first update. A precision below fp32 is first compared by the gradients of the run's own batches, which are not
 used. Smaller micro-batches wait for the coupling probe, which is made between updates once it costs little of what is
@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
@@ -29,7 +29,7 @@ from stoker.devices.malloc import give_back, resident_bytes
 from stoker.errors import RunFailed, StokerError, first_line
 from stoker.loading.batches import Batch
 from stoker.planning.explanation import explain
-from stoker.planning.live_search import UNTIMED, LiveSearch, Turn
+from stoker.planning.live_search import UNTIMED, LiveSearch, Timed, Turn
 from stoker.planning.model.run_forecast import Extents, forecast_from_trial, taken_bytes
 from stoker.planning.model.search_space import MemoryFormat, precisions
 from stoker.planning.model.shared_cpu import describe_load, widen_for_load
@@ -52,13 +52,13 @@ from stoker.records.plan_schedule import saving_as_often
 from stoker.stepping.coupling import find_coupling, unprobed
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.model import bytes_of
-from stoker.stepping.python_state import python_state, unchanged, undo_changes
+from stoker.stepping.python_state import python_state, undo_changes
 from stoker.stepping.step import Step
 from stoker.stepping.step_failures import NotFinite, ran_out_of_memory
 from stoker.stepping.torch_compile import compiler_missing, uncompiled
 from stoker.stepping.torch_optimizers import needs_closure
 from stoker.training.plan_in_force import PlanInForce, Replanned, saving_every
-from stoker.training.recovery import UpdateSnapshot
+from stoker.training.recovery import nothing_changed
 from stoker.training.telemetry import Telemetry
 from stoker.units import format_bytes, format_seconds
 
@@ -121,7 +121,7 @@ class PlanTrials:
         self._telemetry, self._total, self._clock = telemetry, total_updates, clock
         self._began = sample_cpu()
         self._errors: dict[Precision, float] = {}
-        self._num_compared, self._evaluate_s = 0, 0.0
+        self._num_compared, self._evaluate_s, self._is_first = 0, 0.0, True
         self._is_probed = plans.coupling.evidence != unprobed(prepared.job).evidence
         self._compared = set[Plan]()  # compiled plans whose gradient was compared
         self._turn: Turn | None = None
@@ -160,7 +160,11 @@ class PlanTrials:
         if self._is_resumed and not self.is_waiting:
             self._is_resumed = False
             self._plans.try_again(position)
-        if not self.is_waiting and self._num_compared < COMPARED:
+        if self._search is None:  # threads may have been given up since the run's first plan
+            self._safe = self._plans.schedule.safe
+        if not self.is_waiting and self._is_first:
+            self._is_first = False  # is seen sooner without a comparison
+        elif not self.is_waiting and self._num_compared < COMPARED:
             self._num_compared += 1
             if self._reduced:
                 self._step.loss_pass.on_gradients = functools.partial(self._compare, batch, position.updates)
@@ -183,9 +187,9 @@ class PlanTrials:
             return
         took_s, left = (self._clock() - self._mark) / num_updates, self._total - position.updates
         if self._num_compared == 1 and not self._evaluate_s:
-            # Of one held-out sample [s]: a set that cannot be evaluated fails at once, not after an epoch.
-            with self._nothing_changed():
+            with nothing_changed(self._step):  # of one held-out sample [s]
                 self._evaluate_s = max(1e-12, evaluation_time(self._step, self._prepared.data, self._clock))
+            self._telemetry.lap("planning")  # no waiting for the next batch
         if left <= 0 or self._num_compared < COMPARED:
             return
         if self._turn is not None and self._turn.plan != self._step.plan:  # memory ran out under the safe plan
@@ -255,7 +259,7 @@ class PlanTrials:
             return
         self._is_probed, step = True, self._step
         try:
-            with self._nothing_changed():
+            with nothing_changed(step):
                 coupling = find_coupling(step.job, self._prepared.data.train)
         except StokerError as problem:
             self._telemetry.emit("warned", message=f"samples were not compared: {problem.message}")
@@ -336,8 +340,10 @@ class PlanTrials:
         best, variants = self._search.best, list[Plan]()
         update_s = self._search.timed[best].update_s
         if not (best.compile or used_by_others(self._began)):  # `threads` finds the number that others leave free
-            fewer = dict.fromkeys((max(1, best.threads // 2), 1 if self._num_expansions == 1 else best.threads))
-            variants += [dataclasses.replace(best, threads=n) for n in fewer if not self._was_slow("threads", n)]
+            numbers = [max(1, best.threads // 2), 1 if self._num_expansions == 1 else best.threads]
+            numbers.append(self._place.device.cores)  # where the run began while others computed
+            others = [n for n in dict.fromkeys(numbers) if not self._was_slow("threads", n)]
+            variants += [dataclasses.replace(best, threads=n) for n in others]
         if not best.compile:
             variants += self._captured(best, update_s, left_s)
         if (
@@ -364,14 +370,15 @@ class PlanTrials:
         return bool(ratios) and min(ratios) > _CLEARLY_SLOWER
 
     def _captured(self, best: Plan, update_s: float, left_s: float) -> list[Plan]:
-        """The best plan captured, where recording the pass is expected to pay back."""
+        """Plans captured, where recording the pass is expected to pay back."""
+        assert self._search is not None
         if best.captured or any(plan.captured for plan in self._lost) or self._was_slow("captured", True):
             return []
         modules = list(self._step.model.modules())
         is_recurrent = any(isinstance(module, torch.nn.RNNBase) for module in modules)  # recorded step by step
         gain = max(min(0.3, _SECONDS_EACH * len(modules) / update_s), 0.02)
         pays = gain * left_s > _CAPTURE_S * (_RECURRENT_FACTOR if is_recurrent else 1)
-        return [dataclasses.replace(best, captured=True)] if pays else []
+        return to_capture(best, self._search.timed, gain) if pays else []
 
     def _possible(self, plans: Iterable[Plan]) -> Iterator[Plan]:
         """The plans without the safe one and those that failed."""
@@ -387,13 +394,13 @@ class PlanTrials:
             exact = _flat(p.grad for p in step.model.parameters() if p.grad is not None)
         else:  # a run that goes on under a candidate
             plain = dataclasses.replace(step.plan, precision=self._safe.precision, compile=False, captured=False)
-            with self._nothing_changed(), uncompiled():
+            with nothing_changed(step), uncompiled():
                 exact = _flat(step.gradients_under(plain, batch, update))
         for precision in list(self._reduced):
             plan = dataclasses.replace(step.plan, precision=precision, captured=False)
             what = f"comparing {precision}'s gradient with {self._safe.precision}'s"
             try:
-                with doing(what, of=COMPARED, step=self._num_compared), self._nothing_changed():
+                with doing(what, of=COMPARED, step=self._num_compared), nothing_changed(step):
                     tried = _flat(step.gradients_under(plan, batch, update))
                 error = float((tried - exact).norm() / exact.norm().clamp_min(1e-30))
             except Exception as problem:  # noqa: BLE001 - whatever a model raises in another precision
@@ -409,24 +416,13 @@ class PlanTrials:
         step = self._step
         tried = _flat(p.grad for p in step.model.parameters() if p.grad is not None)
         plain = dataclasses.replace(step.plan, precision=self._safe.precision, compile=False)
-        with self._nothing_changed(), uncompiled():
+        with nothing_changed(step), uncompiled():
             exact = _flat(step.gradients_under(plain, batch, update))
         error = float((tried - exact).norm() / exact.norm().clamp_min(1e-30))
         if not error <= LARGEST_GRADIENT_ERROR:
             raise RunFailed(
                 f"compiled, its gradient is {error:.1%} from fp32's, more than {LARGEST_GRADIENT_ERROR:.0%}"
             )
-
-    @contextlib.contextmanager
-    def _nothing_changed(self) -> Iterator[None]:
-        """Restores buffers, generators and plain Python values of model and loss at the end."""
-        step, snapshot = self._step, UpdateSnapshot(self._step.model)
-        snapshot.keep()
-        with unchanged(step.model, step.objective.loss_object), torch.random.fork_rng(devices=[]):
-            try:
-                yield
-            finally:
-                snapshot.restore()
 
     def _settle(self, position: Position) -> None:
         """Go on under the fastest plan, with a forecast by its times."""
@@ -547,6 +543,28 @@ class PlanTrials:
             took_s=began.took_s,
             others_share=share,
         )
+
+
+def to_capture(best: Plan, timed: Mapping[Plan, Timed], gain: float) -> list[Plan]:
+    """The best plan captured, and those that differ from it in precision only and may overtake it so.
+
+    What the host does for an update is in the times of plans that are not captured, and of it autocast takes a good
+    part: in bf16 a small model may be as slow as in fp32, and captured a sixth faster.
+
+    Args:
+        best: the fastest plan, not captured.
+        timed: the plans that were tried, with their times.
+        gain: expected share of the time that capturing saves [0 to 1].
+    """
+    update_s = timed[best].update_s
+    near = [
+        plan
+        for plan, turns in timed.items()
+        if turns.by_round
+        and turns.update_s < (1 + gain) * update_s
+        and dataclasses.replace(plan, precision=best.precision) == best
+    ]
+    return [dataclasses.replace(plan, captured=True) for plan in dict.fromkeys((best, *near))]
 
 
 def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

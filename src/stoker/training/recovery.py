@@ -15,10 +15,11 @@ recovered here.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -30,6 +31,7 @@ from stoker.errors import BadJob, DoesNotFit, RunFailed, first_line
 from stoker.loading.batches import Batch
 from stoker.records import FULL_PRECISIONS, Position, Precision
 from stoker.stepping.buffers import Buffers
+from stoker.stepping.python_state import unchanged
 from stoker.stepping.step import Step
 from stoker.stepping.step_failures import NotFinite, free_bytes, ran_out_of_memory, reachable_bytes
 from stoker.training.non_finite import InData, examine, write_dump
@@ -298,6 +300,18 @@ class UpdateSnapshot:
         """Put the copy back; returns whether all of it could be."""
         are_back = self._generators.restore()
         return self._buffers.restore() and are_back
+
+
+@contextlib.contextmanager
+def nothing_changed(step: Step) -> Iterator[None]:
+    """Restores buffers, generators and plain Python values of a step's model and loss at the end."""
+    snapshot = UpdateSnapshot(step.model)
+    snapshot.keep()
+    with unchanged(step.model, step.objective.loss_object), torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            snapshot.restore()
 
 
 class Generators:

@@ -83,6 +83,8 @@ class Telemetry:
         self._loss_sum: torch.Tensor | float = 0.0
         self._num_losses = 0
         self._recent_samples = self._recent_s = 0.0
+        self._of_first: tuple[int, float] | None = None
+        """Samples and time [s] of this process's first update, until the next progress event."""
         self._device, self._watching = device, contextlib.ExitStack()
         self._allocated: PeakMemory | None = None
         self.replanned()
@@ -120,6 +122,8 @@ class Telemetry:
         self._loss_sum += loss.item() if loss.device.type == "cpu" else loss
         self._num_losses += 1
         self._samples += num_samples
+        if self._of_first is None:
+            self._of_first = num_samples, self._split["data"] + self._split["update"]
         return self._is_due(self._mark)
 
     def updated_together(self, losses: Sequence[float], num_samples: int) -> None:
@@ -152,8 +156,11 @@ class Telemetry:
         rate = self._samples / busy if busy > 0 else 0.0
         # Samples and seconds fade separately, so that one slow update at the start weighs no more than its time.
         fading = 0.5 ** (elapsed / _HALF_LIFE_S)
-        self._recent_samples = fading * self._recent_samples + self._samples
-        self._recent_s = fading * self._recent_s + busy
+        # The first update of a process also waits for its first batch, and makes kernels, state and caches.
+        first_samples, first_s = self._of_first or (0, 0.0)
+        self._recent_samples = fading * self._recent_samples + self._samples - first_samples
+        self._recent_s = fading * self._recent_s + busy - first_s
+        self._of_first = 0, 0.0
         allocated = {} if self._allocated is None else {"allocated_bytes": self._allocated.num_bytes}
         self.samples_per_s = rate
         eta_s = None

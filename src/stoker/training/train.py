@@ -20,7 +20,8 @@ from torch.distributed import DistError
 
 from stoker import records
 from stoker.activity import doing
-from stoker.devices import Place, attached_devices, planned_devices, resolve_place
+from stoker.devices import Place, attached_devices, planned_devices, resolve_place, sample_cpu
+from stoker.devices.cpu import CpuSample
 from stoker.devices.malloc import apply_malloc
 from stoker.errors import BadJob, BadRun, NoDevice, StokerError
 from stoker.jobs import Entry, Job
@@ -144,6 +145,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
     targets = [parse_tracker(text) for text in track]
     for target in targets:
         target.require_writable()
+    cpu_before = sample_cpu()
     with doing("reading the data, and outlining the model"):
         prepared = resolve_job(job, entry)
     member = ElasticWorker.from_environment()
@@ -181,6 +183,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
                 device_mtbf_h,
                 [early.append, *shown],
                 begins_at_once=member is None and not profile,
+                cpu_before=cpu_before,
             )
             others_share = decision.others_share
             decision = saving_every(checkpoint_every, device_mtbf_h, decision)
@@ -269,6 +272,7 @@ def run_to_end(process: RunProcess, meeting: Rendezvous | None = None) -> Run:
             try:
                 with doing("building the model, and its optimiser"):
                     session = process.begin(meeting)
+                process.check_held_out(session)
                 with process.timed(session):
                     session.position = session.loop.run(session.position)
                 process.conclude(session)
@@ -548,6 +552,7 @@ def _decide(  # noqa: PLR0913 - the options of `train` that planning takes
     sinks: list[Sink],
     *,
     begins_at_once: bool,
+    cpu_before: CpuSample | None,
 ) -> tuple[Decision, Coupling]:
     """The plan of a new run, on one device or on several."""
     if prepared.data.note:
@@ -562,4 +567,5 @@ def _decide(  # noqa: PLR0913 - the options of `train` that planning takes
             threads=threads,
             device_mtbf_h=device_mtbf_h,
             begins_at_once=begins_at_once,
+            cpu_before=cpu_before,
         )
