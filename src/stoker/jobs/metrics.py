@@ -66,7 +66,7 @@ def listed(metrics: Sequence[str | Callable[..., Any]] | Mapping[str, Any]) -> S
         if isinstance(metric, Named):
             named.append(replace(metric, name=name))
         else:
-            named.append(Named(name, metric) if callable(metric) else metric)
+            named.append(metric if isinstance(metric, str) else Named(name, metric))
     return named
 
 
