@@ -124,6 +124,10 @@ CASES = {
         changes="class Net(nn.Linear):\n    def forward(self, x, mask):\n        return super().forward(x)\n"
         "settings.update(model=lambda: Net(6, 2))",
     ),
+    "entries that the model does not take": Case(
+        ("unexpected keyword argument 'x'", "all but the target", "stoker.Fields(inputs=[…], target=…)"),
+        changes="settings.update(data={'x': inputs, 'id': target, 'label': target}, valid=None, test=None)",
+    ),
     "a loss that takes less": Case(
         ("takes 1 positional argument but 2 were given", "loss(output, target)"),
         changes="settings.update(loss=lambda output: output.sum())",
@@ -198,6 +202,26 @@ def tried(case: Case, *options: str) -> Outcome:
     return stoker_here("train", "broken.py", *planned, *case.options, *options)
 
 
+HELD_OUT = {
+    "a metric that raises": ("evaluating valid", "metrics=[lambda output, target: output[:, 5]]"),
+    "a metric of another type": ("returned a NoneType", "metrics=[lambda output, target: None]"),
+    "labels out of range in valid": ("evaluating valid", "valid=(inputs, target + 2)"),
+    "inputs of another width in test": ("evaluating test", "test=(inputs[:, :5], target)"),
+}
+
+
+@pytest.mark.parametrize("name", HELD_OUT)
+def test_what_cannot_be_evaluated_is_refused_before_a_run_that_begins_at_once(name: str) -> None:
+    """Not after its first epoch, or its last; and there is no run to be deleted."""
+    says, changes = HELD_OUT[name]
+    job_file(f"settings.update({changes})", name="broken.py")
+    outcome = stoker_here("train", "broken.py")
+    assert says in outcome.err
+    assert outcome.code == 2
+    assert "Traceback" not in outcome.err
+    assert_nothing_is_left()
+
+
 def assert_nothing_is_left() -> None:
     """No run, not even a half-made one."""
     assert not Path("runs").exists() or not list(Path("runs").iterdir())
@@ -226,6 +250,7 @@ def test_a_bad_job_is_refused_in_words(name: str) -> None:
         "labels that are texts",
         "a model that returns a dict",
         "a model that takes more",
+        "entries that the model does not take",
     ],
 )
 def test_usual_mistakes_have_a_remedy_of_their_own(name: str) -> None:

@@ -104,7 +104,7 @@ def test_a_measure_that_counts_nothing_is_an_error() -> None:
         ("accuracy", math.nan, 0.1, False),
         ("loss", math.nan, 0.1, False),
         ("loss", 5.0, math.nan, True),
-        ("accuracy", math.nan, math.nan, False),
+        ("accuracy", math.nan, math.nan, True),
         ("loss", math.inf, math.nan, True),
     ],
 )

@@ -29,6 +29,7 @@ from stoker.records import Candidate, Coupling, Decision, Estimate, Forecast, Me
 from stoker.stepping.coupling import require_usable, unprobed
 from stoker.stepping.model import bytes_of
 from stoker.stepping.step import Step
+from stoker.stepping.step_failures import evaluating
 from stoker.units import format_count, format_seconds
 
 _FEW = 2
@@ -142,6 +143,7 @@ def _guessed(prepared: ResolvedJob, plan: Plan, coupling: Coupling) -> Measureme
             took_s = time.perf_counter() - began
         except (RuntimeError, ValueError):  # so few samples are not the model's: its memory is unknown
             return None
+        _try_evaluation(step, prepared)
     weights = bytes_of(step.model.parameters())
     of_batch = sum(saved.values()) * job.batch_size / few
     return Measurement(
@@ -153,6 +155,16 @@ def _guessed(prepared: ResolvedJob, plan: Plan, coupling: Coupling) -> Measureme
         state_bytes=_COPIES * weights,
         took_s=took_s,
     )
+
+
+def _try_evaluation(step: Step, prepared: ResolvedJob) -> None:
+    """Evaluate a few samples of each held-out set: one that cannot be fails before training, and not after an epoch."""
+    data = prepared.data
+    for split, samples in (*data.held_out.items(), ("test", data.test)):
+        if samples is not None and samples.data_class == "indexed":
+            with evaluating(split), step.evaluation() as measure:
+                batch = next(in_order(samples, step.pipeline(samples, augmented=False), _FEW))
+                measure(batch.cut(0, batch.size), batch.size)
 
 
 def _uncertain(forecast: Forecast) -> Forecast:

@@ -113,13 +113,40 @@ def evaluate(
     return whole if stateful is None else whole | stateful.computed(world)
 
 
-def is_better(name: str, value: float, than: float | None, *, lower: bool = False) -> bool:
-    """Whether `value` of the measure `name` is better than another; any number is better than None or NaN.
+MOST_TRIED = 8
+"""Samples of a set that metrics are tried with."""
 
-    Lower is better for the loss, for errors by name, and with `lower`.
+
+def try_metrics(step: Step, samples: Samples) -> None:
+    """Update copies of a job's stateful metrics with the first samples of a set.
+
+    Nothing is computed from what they have seen: a metric may need more samples than these.
+
+    Raises:
+        BadJob: the job has no such metrics, or one cannot take the samples.
+    """
+    stateful = stateful_metrics(step)
+    if stateful is None:
+        raise BadJob("the job has no metrics that keep a state")
+
+    def observe(compared: Compared, content: Content) -> None:
+        del content
+        with torch.autocast(step.device.type, enabled=False):
+            stateful.update(*compared())
+
+    batch = next(in_order(samples, step.pipeline(samples, augmented=False), MOST_TRIED))
+    with step.evaluation() as measure, step.objective.observed_by(observe):
+        measure(batch.cut(0, batch.size), batch.size)
+
+
+def is_better(name: str, value: float, than: float | None, *, lower: bool = False) -> bool:
+    """Whether `value` of the measure `name` is better than another; anything is better than None or NaN.
+
+    Of two values that are no numbers the later counts as better, so that a run without any keeps its last weights and
+    not its first. Lower is better for the loss, for errors by name, and with `lower`.
     """
     if than is None or math.isnan(than):
-        return than is None or not math.isnan(value)
+        return True
     return value < than if lower or name in LOWER_IS_BETTER else value > than
 
 

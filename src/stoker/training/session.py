@@ -22,7 +22,7 @@ from stoker.errors import BadRun
 from stoker.jobs import Job, Optimizer
 from stoker.jobs.early_stopping import bare_name
 from stoker.jobs.job import measure_of
-from stoker.jobs.metrics import direction_of, gives_one_number, metric_name, says_lower_is_better
+from stoker.jobs.metrics import direction_of, gives_one_number, is_stateful, metric_name, says_lower_is_better
 from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import data_indices
 from stoker.loading.order import RandomStream, key_of, seed_generators
@@ -31,6 +31,7 @@ from stoker.records import CheckpointManifest, Decision, Device, JobSpec, Positi
 from stoker.records.codec import JSON
 from stoker.records.run import ExampleSet
 from stoker.stepping.step import Step
+from stoker.stepping.step_failures import evaluating
 from stoker.stepping.weight_averaging import EqualAverage
 from stoker.stepping.world import ALONE, World
 from stoker.store import CheckpointStore, RunDirectory, find_run, runs_root
@@ -45,6 +46,7 @@ from stoker.training.checkpoints import (
     restore,
 )
 from stoker.training.elastic.state_broadcast import SurvivorState, state_from_furthest_rank
+from stoker.training.evaluation import try_metrics
 from stoker.training.loop import Best, Loop, evaluation_is_due
 from stoker.training.plan_in_force import PlanInForce, Replanned
 from stoker.training.plan_trials import PlanTrials
@@ -233,7 +235,22 @@ def build_session(  # noqa: PLR0913 - what a session is made of
         telemetry.emit("resumed", samples=position.samples, updates=position.updates, checkpoint=str(start.path))
     if given is None:
         _announce_start(session, device)
+        _try_stateful_metrics(session)
     return session
+
+
+def _try_stateful_metrics(session: TrainingSession) -> None:
+    """Before the first update, show metrics that keep a state a few samples of each set; planning tries all others.
+
+    Raises:
+        BadJob: one cannot take them.
+    """
+    data, is_alone = session.prepared.data, session.step.world.layout.world_size == 1
+    if any(map(is_stateful, session.prepared.job.metrics)) and is_alone and not session.position.updates:
+        for split, samples in (*data.held_out.items(), ("test", data.test)):
+            if samples is not None and samples.data_class == "indexed":
+                with evaluating(split):
+                    try_metrics(session.step, samples)
 
 
 def _try_plans(loop: Loop, prepared: ResolvedJob, device: Device, plans: PlanInForce) -> None:
@@ -416,6 +433,14 @@ def _doubts(session: TrainingSession) -> Iterator[str]:
         highest = max(abs(float(schedule(part / 64))) for part in range(64))
         if (doubt := optimizer.doubt(highest)) is not None:
             yield doubt
+    job = session.prepared.job
+    first = next(iter(job.metrics), None)
+    is_chosen_by_loss = first is not None and _best_so_far(job, {}).name == "loss" and job.evaluation.select == "best"
+    if is_chosen_by_loss and session.loop.held_out:
+        yield (
+            "the best weights are those of the lowest loss on valid: it is not known whether more is better of "
+            f'{metric_name(first)}. Give it an attribute lower_is_better, or say Evaluation(select="loss")'
+        )
 
 
 def _best_so_far(job: Job, progress: dict[str, JSON]) -> Best:
