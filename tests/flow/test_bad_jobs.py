@@ -114,6 +114,10 @@ CASES = {
         ("compares with class numbers, and targets are float32", "labels.long()", 'loss="mse"'),
         changes="settings.update(data=(inputs, target.float()), test=None)",
     ),
+    "labels that are a column of numbers": Case(
+        ("(output [16, 2], target [16, 1])", "labels.squeeze(1).long()"),
+        changes="settings.update(data=(inputs, target.float()[:, None]), test=None)",
+    ),
     "a model that returns a dict": Case(
         ("the model returned a dict with the entries 'scores'", "under 'logits'"),
         changes="class Net(nn.Linear):\n    def forward(self, x):\n        return {'scores': super().forward(x)}\n"

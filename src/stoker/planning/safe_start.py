@@ -158,8 +158,13 @@ def _guessed(prepared: ResolvedJob, plan: Plan, coupling: Coupling) -> Measureme
 
 
 def _try_evaluation(step: Step, prepared: ResolvedJob) -> None:
-    """Evaluate a few samples of each held-out set: one that cannot be fails before training, and not after an epoch."""
+    """Evaluate a few samples of each held-out set: one that cannot be fails before training, and not after an epoch.
+
+    A loss over a batch is left out, which may not take so few.
+    """
     data = prepared.data
+    if prepared.job.objective.scope == "batch":
+        return
     for split, samples in (*data.held_out.items(), ("test", data.test)):
         if samples is not None and samples.data_class == "indexed":
             with evaluating(split), step.evaluation() as measure:
