@@ -1,4 +1,4 @@
-"""Evaluations that say nothing, or not what they seem to: which weights are kept, and what the run says about it."""
+"""Jobs that train, and not as they seem to: which weights move, which are kept, and what the run says about it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,22 @@ class Broken:
     def reset(self):
         pass
 settings.update(metrics=[Broken()])
+"""
+
+
+RISING_AND_FALLING = """
+class Falling:
+    lower_is_better = False
+    values = [3, 2, 1, 1, 1, 1]
+    def update(self, output, target):
+        pass
+    def compute(self):
+        return self.values.pop(0)
+    def reset(self):
+        pass
+    def __deepcopy__(self, memo):
+        return self
+settings.update(metrics=[Falling()])
 """
 
 
@@ -59,9 +75,24 @@ def test_a_metric_whose_direction_is_not_known_does_not_choose_weights_in_silenc
     assert any("not known whether more is better of <lambda>" in message for message in said) is is_said
 
 
+def test_a_metric_with_a_state_that_says_its_direction_chooses_the_weights() -> None:
+    """By `lower_is_better`, as a function does, without torchmetrics' `higher_is_better`."""
+    outcome = trained(RISING_AND_FALLING)
+    evaluated = [event for event in outcome.of("evaluated") if event["split"] == "valid"]
+    assert [event["best"] for event in evaluated] == [True, False, False]
+    assert not [message for message in warnings_of(outcome) if "not known" in message]
+
+
 def test_a_metric_with_a_state_that_fails_does_so_before_the_first_update() -> None:
     """Not after the first epoch."""
     outcome = trained(UNUSABLE)
     assert outcome.code == 2
     assert "evaluating valid=…: metric Broken raised ValueError: boom" in outcome.err
     assert not outcome.of("progress")
+
+
+@pytest.mark.parametrize(("chosen", "is_said"), [("list(p)[:2]", True), ("p", False)])
+def test_parameters_that_the_optimiser_was_not_given_are_named(chosen: str, *, is_said: bool) -> None:
+    """They have gradients and never move, which no loss shows."""
+    said = warnings_of(trained(f"settings.update(optimizer=lambda p: torch.optim.SGD({chosen}, lr=0.1))"))
+    assert any("does not have 2.weight and 1 more" in message for message in said) is is_said
