@@ -436,12 +436,11 @@ def _doubts(session: TrainingSession) -> Iterator[str]:
     if not isinstance(optimizer, Optimizer) and session.prepared.job.step is None:
         yield from _left_out(session.step)
     job = session.prepared.job
-    first = next(iter(job.metrics), None)
-    is_chosen_by_loss = first is not None and _best_so_far(job, {}).name == "loss" and job.evaluation.select == "best"
-    if is_chosen_by_loss and session.loop.held_out:
+    is_chosen_by_loss = job.evaluation.select == "best" and _best_so_far(job, {}).name == "loss"
+    if job.metrics and is_chosen_by_loss and session.loop.held_out:
         yield (
             "the best weights are those of the lowest loss on valid: it is not known whether more is better of "
-            f'{metric_name(first)}. Give it an attribute lower_is_better, or say Evaluation(select="loss")'
+            f'{metric_name(job.metrics[0])}. Give it an attribute lower_is_better, or say Evaluation(select="loss")'
         )
 
 
