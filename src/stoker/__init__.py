@@ -19,7 +19,8 @@ def __getattr__(name: str) -> Any:
         return api.public_names()
     if name in api.public_names():
         return api.load_name(name)
-    raise AttributeError(f"module 'stoker' has no attribute {name!r}")
+    nearest = importlib.import_module("stoker.errors").nearest
+    raise AttributeError(f"module 'stoker' has no attribute {name!r}. {nearest(name, api.public_names())}")
 
 
 def __dir__() -> list[str]:

@@ -218,6 +218,29 @@ def test_what_cannot_be_served_is_refused_and_nothing_written(
     assert not (tmp_path / "m").exists()
 
 
+class Packing(nn.Module):
+    """A recurrent layer over packed sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(16, 4), nn.GRU(4, 3, batch_first=True)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        lengths = (input_ids != 0).sum(1).cpu()
+        packed = nn.utils.rnn.pack_padded_sequence(
+            self.table(input_ids), lengths, batch_first=True, enforce_sorted=False
+        )
+        outputs = self.layer(packed)[0]
+        return nn.utils.rnn.pad_packed_sequence(outputs, batch_first=True, total_length=input_ids.shape[1])[0]
+
+
+def test_a_model_that_packs_sequences_is_refused_by_what_it_does(tmp_path: Path) -> None:
+    """Not by the type that some function of PyTorch's failed on."""
+    with pytest.raises(BadArtifact, match="it packs sequences") as caught:
+        export_module(Packing().eval(), {"input_ids": texts()["input_ids"]}, tmp_path / "m")
+    assert "padded steps" in str(caught.value.remedy)
+
+
 def test_asking_a_module_in_training_moves_none_of_its_statistics(tmp_path: Path) -> None:
     """It is refused, and as it was."""
     module = Lin("norm").train()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +115,10 @@ CASES = {
         ("compares with class numbers, and targets are float32", "labels.long()", 'loss="mse"'),
         changes="settings.update(data=(inputs, target.float()), test=None)",
     ),
+    "labels that are a column of numbers": Case(
+        ("(output [16, 2], target [16, 1])", "labels.squeeze(1).long()"),
+        changes="settings.update(data=(inputs, target.float()[:, None]), test=None)",
+    ),
     "a model that returns a dict": Case(
         ("the model returned a dict with the entries 'scores'", "under 'logits'"),
         changes="class Net(nn.Linear):\n    def forward(self, x):\n        return {'scores': super().forward(x)}\n"
@@ -123,6 +128,10 @@ CASES = {
         ("missing 1 required positional argument: 'mask'", "stoker.Fields(inputs=[0, 1])"),
         changes="class Net(nn.Linear):\n    def forward(self, x, mask):\n        return super().forward(x)\n"
         "settings.update(model=lambda: Net(6, 2))",
+    ),
+    "entries that the model does not take": Case(
+        ("unexpected keyword argument 'x'", "all but the target", "stoker.Fields(inputs=[…], target=…)"),
+        changes="settings.update(data={'x': inputs, 'id': target, 'label': target}, valid=None, test=None)",
     ),
     "a loss that takes less": Case(
         ("takes 1 positional argument but 2 were given", "loss(output, target)"),
@@ -203,6 +212,26 @@ def tried(case: Case, *options: str) -> Outcome:
     return stoker_here("train", "broken.py", *planned, *case.options, *options)
 
 
+HELD_OUT = {
+    "a metric that raises": ("evaluating valid", "metrics=[lambda output, target: output[:, 5]]"),
+    "a metric of another type": ("returned a NoneType", "metrics=[lambda output, target: None]"),
+    "labels out of range in valid": ("evaluating valid", "valid=(inputs, target + 2)"),
+    "inputs of another width in test": ("evaluating test", "test=(inputs[:, :5], target)"),
+}
+
+
+@pytest.mark.parametrize("name", HELD_OUT)
+def test_what_cannot_be_evaluated_is_refused_before_a_run_that_begins_at_once(name: str) -> None:
+    """Not after its first epoch, or its last; and there is no run to be deleted."""
+    says, changes = HELD_OUT[name]
+    job_file(f"settings.update({changes})", name="broken.py")
+    outcome = stoker_here("train", "broken.py")
+    assert says in outcome.err
+    assert outcome.code == 2
+    assert "Traceback" not in outcome.err
+    assert_nothing_is_left()
+
+
 def assert_nothing_is_left() -> None:
     """No run, not even a half-made one."""
     assert not Path("runs").exists() or not list(Path("runs").iterdir())
@@ -216,7 +245,7 @@ def test_a_bad_job_is_refused_in_words(name: str) -> None:
     for words in case.says:
         assert words in outcome.err
     assert outcome.code == case.code
-    assert outcome.err.startswith("error: ")
+    assert re.search("^error: ", outcome.err, re.MULTILINE)  # lines before it say what takes long
     assert "Traceback" not in outcome.err
     assert outcome.out == ""
     assert_nothing_is_left()
@@ -232,6 +261,7 @@ def test_a_bad_job_is_refused_in_words(name: str) -> None:
         "a model that returns a dict",
         "a model that takes more",
         "a batch taken for its only entry",
+        "entries that the model does not take",
     ],
 )
 def test_usual_mistakes_have_a_remedy_of_their_own(name: str) -> None:
@@ -254,7 +284,7 @@ def test_with_json_errors_stay_off_standard_output(name: str) -> None:
     """Words for people go to standard error in any case."""
     outcome = tried(CASES[name], "--json")
     assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err.startswith("error: ")
+    assert re.search("^error: ", outcome.err, re.MULTILINE)  # lines before it say what takes long
 
 
 def test_a_job_file_that_is_absent_is_refused_with_the_nearest() -> None:

@@ -13,7 +13,7 @@ from stoker.jobs import EMA, LOSSES, METRICS, SGD, Holdout, Job, holdout
 from stoker.jobs.evaluation_settings import Evaluation
 from stoker.jobs.fields import Fields
 from stoker.jobs.lengths import packed
-from stoker.jobs.metrics import probabilities
+from stoker.jobs.metrics import is_stateful, metric_name, probabilities
 from stoker.jobs.objective import Objective
 from stoker.units import epochs, updates
 
@@ -185,3 +185,31 @@ def test_a_class_is_no_metric(metrics: Any) -> None:
     with pytest.raises(BadJob, match=r"Accuracy is a class: give an instance, Accuracy\(…\)"):
         job(metrics=metrics)
     assert job(metrics=[Accuracy()]).metrics
+
+
+class Counted:
+    """A metric with a state that cannot be called."""
+
+    def update(self, output: Any, target: Any) -> None:
+        """See a batch."""
+
+    def compute(self) -> float:
+        """What it found."""
+        return 1.0
+
+    def reset(self) -> None:
+        """Forget."""
+
+
+@pytest.mark.parametrize("metrics", [[Counted()], {"counted": Counted()}, [probabilities(Counted())]])
+def test_a_metric_with_a_state_need_not_be_callable(metrics: Any) -> None:
+    """`update`, `compute` and `reset` are all that evaluation calls."""
+    (metric,) = job(metrics=metrics).metrics
+    assert is_stateful(metric)
+    assert metric_name(metric).casefold() == "counted"
+
+
+def test_an_object_that_is_neither_is_no_metric() -> None:
+    """Also with a name of its own, under which it would be callable."""
+    with pytest.raises(BadJob, match="3 is no metric"):
+        job(metrics={"mine": 3})

@@ -4,6 +4,7 @@ import re
 from collections import UserDict, namedtuple
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from stoker.errors import BadJob
 from stoker.jobs.fields import Fields
-from stoker.loading.fields import can_be_cut, cut, map_tensors
+from stoker.loading.fields import can_be_cut, cut, map_tensors, take
+from stoker.loading.samples import ItemSamples
 
 X, Y, MASK = torch.arange(12.0).view(4, 3), torch.arange(4), torch.ones(4, 2)
 Pair = namedtuple("Pair", ["image", "label"])  # noqa: PYI024 - what torch's collate makes of one
@@ -169,6 +171,45 @@ def test_lists_with_one_item_a_sample_are_cut(size: int, data: st.DataObject) ->
     assert is_equal(cut(samples, start, stop, size), samples[start:stop])
     zipped = tuple(zip(*samples, strict=True))
     assert is_equal(cut(zipped, start, stop, size), tuple(entry[start:stop] for entry in zipped))
+
+
+def detection(items: list[Any]) -> Any:
+    """Stacked images, and a list of dicts."""
+    return torch.stack([image for image, _ in items]), [boxes for _, boxes in items]
+
+
+def zipped(items: list[Any]) -> Any:
+    """A tuple of images and one of boxes, as the reference training of torchvision has them."""
+    return tuple(zip(*items, strict=True))
+
+
+def listed(items: list[Any]) -> Any:
+    """A list of images and one of boxes, in a list."""
+    return [list(entry) for entry in zip(*items, strict=True)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("collate", [detection, zipped, listed, list])
+def test_samples_with_as_many_rows_as_the_batch_has_samples_are_cut_by_sample(collate: Any, size: int) -> None:
+    """Each image has as many channels and boxes as the batch has images: which list is by sample, more of them show."""
+    samples = [(torch.full((size, 4, 4), i), {"boxes": torch.full((size, 4), float(i))}) for i in range(size)]
+    fetched = ItemSamples(samples, collate, 0).fetch(np.arange(size), 0)
+    for row in range(size):
+        assert is_equal(cut(map_tensors(fetched, torch.clone), row, row + 1, size), collate(samples[row : row + 1]))
+    if size > 1:
+        assert is_equal(take(fetched, [1, 0], size), collate([samples[1], samples[0]]))
+
+
+def test_an_entry_for_each_of_as_many_inputs_as_samples_is_cut_by_its_rows() -> None:
+    """Two views [B, 3] of two samples are no list of samples."""
+    samples = [(torch.full((3,), i), torch.full((3,), 10 + i)) for i in range(2)]
+
+    def views(items: list[Any]) -> Any:
+        return {"views": [torch.stack(view) for view in zip(*items, strict=True)]}
+
+    fetched = ItemSamples(samples, views, 0).fetch(np.arange(2), 0)
+    for row in range(2):
+        assert is_equal(cut(fetched, row, row + 1, 2), views(samples[row : row + 1]))
 
 
 def test_what_all_samples_share_stays_whole() -> None:

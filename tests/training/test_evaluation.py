@@ -188,7 +188,7 @@ def test_a_model_for_one_size_of_batch_is_checked_at_that_size() -> None:
         ("accuracy", math.nan, 0.1, False),
         ("loss", math.nan, 0.1, False),
         ("loss", 5.0, math.nan, True),
-        ("accuracy", math.nan, math.nan, False),
+        ("accuracy", math.nan, math.nan, True),
         ("loss", math.inf, math.nan, True),
     ],
 )

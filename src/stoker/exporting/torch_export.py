@@ -15,6 +15,7 @@ import importlib.util
 import inspect
 import logging
 import re
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -304,6 +305,13 @@ def write_program(program: torch.export.ExportedProgram, path: Path) -> None:
 
 
 def _untraceable(error: Exception) -> Untraceable:
+    in_use = (value for frame, _ in traceback.walk_tb(error.__traceback__) for value in frame.f_locals.values())
+    if any(isinstance(value, nn.utils.rnn.PackedSequence) for value in in_use):
+        return Untraceable(
+            "The model cannot be exported: it packs sequences (pack_padded_sequence), whose sizes depend on values",
+            remedy="In evaluation let the recurrent layer run over the padded steps; a sample's last one is "
+            "x[rows, lengths - 1].",
+        )
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [first_line(error)]
     causes = [line for line in lines if "special" in line or "aten" in line or "data-dependent" in line]
     return Untraceable(

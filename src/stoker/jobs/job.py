@@ -17,7 +17,7 @@ from stoker.jobs.fields import Fields
 from stoker.jobs.freezing import Freeze, Patterns, freezing_of
 from stoker.jobs.initial_weights import Weights, WeightsSource, as_weights
 from stoker.jobs.lengths import Arrangement, length_checks
-from stoker.jobs.metrics import direction_of, listed, metric_name
+from stoker.jobs.metrics import Named, direction_of, is_stateful, listed, metric_name
 from stoker.jobs.numeric_settings import is_number, is_whole, plain_number
 from stoker.jobs.objective import Objective, objective_checks
 from stoker.jobs.optimizers import SGD, Adam, AdamW, Muon, Optimizer, ScheduleFree
@@ -278,8 +278,9 @@ def _metrics(metrics: object) -> Iterator[_Check]:
         yield "metrics", False, f"wanted a list of names and functions, got {metrics!r}"
         return
     for metric in metrics:
-        is_known = callable(metric) or metric in METRICS
-        yield "metrics", is_known, f"{metric!r} is no metric. {nearest(str(metric), METRICS)}"
+        inner = metric.metric if isinstance(metric, Named) else metric
+        is_known = callable(inner) or is_stateful(inner) or (isinstance(inner, str) and inner in METRICS)
+        yield "metrics", is_known, f"{inner!r} is no metric. {nearest(str(inner), METRICS)}"
     names = list(map(metric_name, metrics))
     for name in names:
         # Results are stored by name: of two metrics with one name, one would be lost.

@@ -66,7 +66,7 @@ def listed(metrics: Sequence[str | Callable[..., Any]] | Mapping[str, Any]) -> S
         if isinstance(metric, Named):
             named.append(replace(metric, name=name))
         else:
-            named.append(Named(name, metric) if callable(metric) else metric)
+            named.append(metric if isinstance(metric, str) else Named(name, metric))
     return named
 
 
@@ -111,11 +111,14 @@ def says_lower_is_better(metric: object) -> bool | None:
 
 
 def gives_one_number(metric: object) -> bool:
-    """Whether a metric is known to give a single number, not one per class or several by name."""
+    """Whether a metric is known to give a single number, not one per class or several by name.
+
+    One with a state is, if it says which numbers are better.
+    """
     if not is_stateful(metric):
         return True
     is_by_class = hasattr(metric, "average") and getattr(metric, "average", None) in (None, "none")
-    return not is_by_class and getattr(metric, "higher_is_better", None) is not None
+    return not is_by_class and says_lower_is_better(metric) is not None
 
 
 def direction_of(name: str, metrics: Sequence[str | Callable[..., Any]], given: bool | None) -> bool | None:  # noqa: FBT001 - a setting

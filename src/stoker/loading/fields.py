@@ -13,6 +13,62 @@ Content = Any
 """A batch as its collate function made it: a tensor, or a tuple, list or dict of tensors [B, ...]."""
 
 
+class SampleList(list[Any]):
+    """A list in a batch that has an item for each sample, where its items do not show it."""
+
+
+class SampleTuple(tuple[Any, ...]):
+    """A tuple in a batch that has an item for each sample, where its items do not show it."""
+
+    __slots__ = ()
+
+
+def with_sample_lists(content: Content, size: int, of_one_more: Callable[[], Content]) -> Content:
+    """A batch of `size` samples whose lists of doubtful form are a `SampleList` if they have an item for each sample.
+
+    Doubtful is a list of `size` items whose tensors all have `size` rows: boxes of images that have as many boxes as
+    the batch has images, or one tensor [B, ...] for each of B entries. `of_one_more` collates a sample more, with which
+    the first of these grows and the second does not; it is called only where something is doubtful.
+    """
+    if isinstance(content, tuple):
+        is_doubtful = any(_is_doubtful(entry, size) for entry in content)
+    else:
+        is_list_of_all = isinstance(content, list) and len(content) == size  # such as [images, labels] of two samples
+        is_doubtful = is_list_of_all or _is_doubtful(content, size)
+    if not is_doubtful:
+        return content
+    larger = of_one_more()
+    if isinstance(content, tuple):
+        return like(content, [_with_sample_lists(item, more, size) for item, more in zip(content, larger, strict=True)])
+    return _with_sample_lists(content, larger, size)
+
+
+def _with_sample_lists(content: Content, larger: Content, size: int) -> Content:
+    if type(content) is not type(larger):
+        return content
+    if isinstance(content, Mapping):
+        return {key: _with_sample_lists(item, larger.get(key), size) for key, item in content.items()}
+    if not isinstance(content, tuple | list) or hasattr(content, "_fields"):
+        return content
+    if len(content) != len(larger):
+        return _by_sample(content) if len(content) == size else content
+    return like(content, [_with_sample_lists(item, more, size) for item, more in zip(content, larger, strict=True)])
+
+
+def _by_sample(items: Sequence[Any]) -> Sequence[Any]:
+    return SampleList(items) if isinstance(items, list) else SampleTuple(items)
+
+
+def _is_doubtful(content: Content, size: int) -> bool:
+    if isinstance(content, Mapping):
+        return any(_is_doubtful(item, size) for item in content.values())
+    if not isinstance(content, tuple | list) or hasattr(content, "_fields"):
+        return False
+    tensors = [tensor for tensor in _tensors_of(content) if tensor.dim()]
+    is_one = len(content) == size and bool(tensors) and all(_has_rows(tensor, size) for tensor in tensors)
+    return is_one or (len(content) != size and any(_is_doubtful(item, size) for item in content))
+
+
 def map_tensors(content: Content, change: Callable[[torch.Tensor], Any]) -> Content:
     """`content` with `change` applied to every tensor in it; other leaves stay."""
     if isinstance(content, torch.Tensor):
@@ -20,7 +76,8 @@ def map_tensors(content: Content, change: Callable[[torch.Tensor], Any]) -> Cont
     if isinstance(content, Mapping):
         return {key: map_tensors(item, change) for key, item in content.items()}
     if isinstance(content, tuple | list):
-        return like(content, [map_tensors(item, change) for item in content])
+        items = like(content, [map_tensors(item, change) for item in content])
+        return _by_sample(items) if isinstance(content, SampleList | SampleTuple) else items
     return content
 
 
@@ -29,7 +86,7 @@ def cut(content: Content, start: int, stop: int, size: int) -> Content:
 
     Tensors of another length are shared by all samples and stay whole. A tuple has an item for each entry; a list of
     `size` items, or a tuple within another, is assumed to have one for each sample, unless all tensors in it have
-    `size` rows: then it, too, has one for each entry.
+    `size` rows: then it, too, has one for each entry. A `SampleList` has one for each sample.
     """
     return picked(content, lambda rows: rows[start:stop], size)
 
@@ -39,7 +96,7 @@ def take(content: Content, rows: Sequence[int], size: int) -> Content:
     places = torch.as_tensor(rows)
 
     def pick(entry: Any) -> Any:
-        return entry[places] if isinstance(entry, torch.Tensor) else type(entry)(entry[row] for row in rows)
+        return entry[places] if isinstance(entry, torch.Tensor) else like(entry, [entry[row] for row in rows])
 
     return picked(content, pick, size)
 
@@ -84,7 +141,10 @@ def _can_be_cut(content: Content, size: int) -> bool:
 
 
 def _is_by_sample(items: Sequence[Any], size: int) -> bool:
-    if len(items) != size or hasattr(items, "_fields"):
+    if isinstance(items, SampleList | SampleTuple):
+        return True
+    has_lists = any(isinstance(item, SampleList | SampleTuple) for item in items)
+    if has_lists or len(items) != size or hasattr(items, "_fields"):
         return False
     tensors = [tensor for tensor in _tensors_of(items) if tensor.dim()]
     return not tensors or not all(_has_rows(tensor, size) for tensor in tensors)

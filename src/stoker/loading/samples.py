@@ -22,7 +22,7 @@ import torch
 from stoker.errors import BadJob, RunFailed, StokerError
 from stoker.jobs import Holdout
 from stoker.jobs.code_digest import name_of
-from stoker.loading.fields import Content, map_tensors
+from stoker.loading.fields import Content, map_tensors, with_sample_lists
 from stoker.loading.order import EpochOrder, Indices, KeyedPermutation, Order, RandomStream, key_of, seed_generators
 from stoker.records import DataClass
 
@@ -230,10 +230,13 @@ class ItemSamples(Samples):
 
     def collate(self, items: list[Any], indices: Indices | None = None) -> Content:
         """A batch of items; the error names the ones that differ in shape."""
+        is_ours = self._collate is torch.utils.data.default_collate
         try:
-            return self._collate(items)
+            content = self._collate(items)
+            if is_ours:
+                return content
+            return with_sample_lists(content, len(items), lambda: self._collate([*items, items[0]]))
         except Exception as error:
-            is_ours = self._collate is torch.utils.data.default_collate
             named = _shape_mismatch(items, indices, self.named) if is_ours else None
             raised = f"collating {len(items)} samples of {self.name} raised {type(error).__name__}: {error}"
             raise BadSample(named or raised) from error

@@ -234,6 +234,12 @@ def _remedy(problem: Exception) -> str | None:
             f"The model also takes {match[1]}, and is given one input: name what goes into it, as by "
             "stoker.Fields(inputs=[0, 1]) of samples that are tuples, or give a loss of the form loss(model, batch)."
         )
+    if match := re.search(r"forward\(\) got an unexpected keyword argument '(\w+)'", message):
+        return (
+            f"Entries of samples that are dicts go into the model by their names, all but the target, and it takes no "
+            f"{match[1]!r}: name those that it takes, as by stoker.Fields(inputs=[…], target=…); one alone is passed "
+            "without its name."
+        )
     if re.search(r"takes \d+ positional arguments? but \d+ (was|were) given", message):
         return (
             "A loss is called as loss(output, target), or as loss(model, batch) if its first parameter is called "

@@ -697,6 +697,8 @@ def _misfit(name: str, output: Any, target: Any, error: Exception) -> tuple[str,
             )
         if target.dim() == 2 and target.shape[1] == 1 < classes:
             return raised, "Give labels without that dimension, as by labels.squeeze(1)."
+    if "multi-target not supported" in str(error):
+        return raised, "Give labels without that dimension, as whole numbers: labels.squeeze(1).long()."
     if _WANTS_CLASSES.search(str(error)):
         kind = str(target.dtype).removeprefix("torch.")
         return (

@@ -177,12 +177,13 @@ def evaluate(
 
 
 def is_better(name: str, value: float, than: float | None, *, lower: bool = False) -> bool:
-    """Whether `value` of the measure `name` is better than another; any number is better than None or NaN.
+    """Whether `value` of the measure `name` is better than another; anything is better than None or NaN.
 
-    Lower is better for the loss, for errors by name, and with `lower`.
+    Of two values that are no numbers the later counts as better, so that a run without any keeps its last weights and
+    not its first. Lower is better for the loss, for errors by name, and with `lower`.
     """
     if than is None or math.isnan(than):
-        return than is None or not math.isnan(value)
+        return True
     return value < than if lower or name in LOWER_IS_BETTER else value > than
 
 

@@ -112,6 +112,7 @@ class Loop:
     _least_blocked_s: float = field(default=math.inf, init=False)
     _least_write_s: float = field(default=math.inf, init=False)
     _is_compilation_reported: bool = field(default=False, init=False)
+    _is_nan_reported: bool = field(default=False, init=False)
     _num_reported_repeats: int = field(default_factory=lambda: reads_repeated()[0], init=False)
 
     def run(self, position: Position) -> Position:
@@ -424,6 +425,10 @@ class Loop:
         is_best = is_repeated or is_better(self.best.name, value, self.best.value, lower=self.best.lower_is_better)
         if is_best:
             self.best.value, self.best.samples = value, position.samples
+        if math.isnan(value) and not self._is_nan_reported:
+            self._is_nan_reported = True
+            message = f"{self.best.name} on valid is not a number; until it is one, the last weights count as the best"
+            self.telemetry.emit("warned", message=message, samples=position.samples)
         decided = self.course.judge(metrics, position, self.extent)
         self.step.rate_factor = self.course.rate_factor
         self.telemetry.evaluated(sum(took_s.values()))

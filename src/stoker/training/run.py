@@ -43,7 +43,7 @@ from stoker.training.elastic.membership import RENDEZVOUS_REQUESTED
 from stoker.training.elastic.rendezvous import Rendezvous, WorkerRetired, require_same
 from stoker.training.elastic.state_broadcast import SurvivorState
 from stoker.training.elastic.worker import ElasticWorker
-from stoker.training.evaluation import check_held_out
+from stoker.training.evaluation import check_held_out, stateful_metrics
 from stoker.training.hooks import Update
 from stoker.training.logged_values import RunLogger
 from stoker.training.loop import RendezvousRequested
@@ -187,11 +187,14 @@ class RunProcess:
     def check_held_out(self, session: TrainingSession) -> None:
         """Evaluate a few samples of each held-out set before the first update, unless a trial of the plan has done so.
 
+        Trials leave out metrics that keep a state.
+
         Raises:
             BadJob: a set cannot be evaluated.
         """
         forecast, data = self.plans.decision.chosen.forecast, self.prepared.data
-        if session.position.updates or forecast.evaluate_s.basis == "measured here":
+        is_tried = forecast.evaluate_s.basis == "measured here" and stateful_metrics(session.step) is None
+        if session.position.updates or is_tried:
             return
         sets = data.held_out if data.test is None else {**data.held_out, "test": data.test}
         with users_code("the model, the loss or a metric", self.prepared.entry):

@@ -416,6 +416,28 @@ def _doubts(session: TrainingSession) -> Iterator[str]:
         highest = max(abs(float(schedule(part / 64))) for part in range(64))
         if (doubt := optimizer.doubt(highest)) is not None:
             yield doubt
+    if not isinstance(optimizer, Optimizer) and session.prepared.job.step is None:
+        yield from _left_out(session.step)
+    job = session.prepared.job
+    is_chosen_by_loss = job.evaluation.select == "best" and _best_so_far(job, {}).name == "loss"
+    if job.metrics and is_chosen_by_loss and session.loop.held_out:
+        yield (
+            "the best weights are those of the lowest loss on valid: it is not known whether more is better of "
+            f'{metric_name(job.metrics[0])}. Give it an attribute lower_is_better, or say Evaluation(select="loss")'
+        )
+
+
+def _left_out(step: Step) -> Iterator[str]:
+    """Parameters to train that the optimiser, which is the user's, was not given."""
+    given = {id(parameter) for group in step.optimizer.param_groups for parameter in group["params"]}
+    is_whole = step.world.layout.world_size == 1
+    left = [name for name, p in step.model.named_parameters() if is_whole and p.requires_grad and id(p) not in given]
+    if left:
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        yield (
+            f"the optimiser does not have {left[0]}{more}, which therefore stay as they are; "
+            "if that is meant, requires_grad_(False) or Job(freeze=…) saves their gradients"
+        )
 
 
 def _best_so_far(job: Job, progress: dict[str, JSON]) -> Best:
@@ -431,5 +453,7 @@ def _best_so_far(job: Job, progress: dict[str, JSON]) -> Best:
     else:
         name = bare_name(job.evaluation.select)
         lower_is_better = direction_of(measure_of(job, job.evaluation.select), list(job.metrics), None)
-    best: dict[str, JSON] = progress.get("best", {"value": None, "samples": 0})
+    best: dict[str, JSON] = progress.get("best", {})
+    if best.get("name") != name:  # values of another measure cannot be compared
+        best = {"value": None, "samples": 0}
     return Best(name, best["value"], best["samples"], lower_is_better=bool(lower_is_better))
