@@ -440,6 +440,26 @@ def test_a_run_that_always_has_more_to_say_is_still_asked_for_its_state(run: Els
     assert log_of(run) == (run.there / "events.jsonl").read_bytes()
 
 
+def test_the_log_of_a_run_that_always_has_more_to_say_is_read_to_where_it_is(
+    run: Elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`stoker logs` ends: a request costs more time than the run takes between two events."""
+    events, asked = run.launcher.events, list[int]()
+
+    def read(handle: Any, offset: int) -> bytes:
+        asked.append(offset)
+        assert len(asked) < 10
+        run.log("progress", len(asked), samples=len(asked))
+        return bytes(events(handle, offset)[: 2 * MORE_BYTES])
+
+    for number in range(3_000):  # more than an answer holds
+        run.log("progress", 0, samples=number)
+    monkeypatch.setattr(run.launcher, "events", read)
+    assert run.follower(is_watching=False).run().is_detached
+    shown = [event.fields["samples"] for event in run.shown if event.kind == "progress"]
+    assert shown[-1] == len(asked) > 1
+
+
 def test_a_follower_that_slept_does_not_overwrite_a_later_launch(run: Elsewhere) -> None:
     """Else the job that another command started would be lost to attach and stop, and go on costing."""
     follower = run.follower()

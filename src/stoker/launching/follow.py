@@ -306,15 +306,15 @@ class Follower:
 
         A short answer was all that there was: each question costs the place a process, which a run on few cores feels.
         Where a request takes as long as the run takes to say something, more is always there: the rest waits for the
-        next call, so that the state is asked for and the money watched. An ended run's log is read to its end.
+        next call, so that the state is asked for and the money watched. An ended run's log is read to its end; where
+        nothing is watched, that of another run as far as it is when a request catches up with it.
         """
         began = self.clock()
         try:
             while num_bytes := self._ask_events():
                 self._show_new()
-                is_all_wanted = self._state.phase in ENDED or not self.is_watching
-                is_caught_up = num_bytes < MORE_BYTES or self.clock() - began >= POLL_S
-                if is_caught_up and not is_all_wanted:
+                is_late = self.is_watching and self.clock() - began >= POLL_S
+                if self._state.phase not in ENDED and (num_bytes < MORE_BYTES or is_late):
                     break
         except PlaceUnreachable as problem:
             self._show_new()

@@ -4,7 +4,7 @@ What: this driver runs where Ray's jobs do. It asks for a bundle of resources on
 sent and the order into the folder that all nodes see, and has each node's actor watch the ranks of its node
 (`at_place.py`), which meet at the first actor's, with a secret made for this start. It repeats the run's log and state
 as a run of one node does, and removes the copy of what was sent at the end. Where the driver is killed, Ray ends its
-actors, and the ranks save and leave.
+actors, and the ranks leave, too.
 Use when: the nodes share a disk (`--place-option root=FOLDER`), as hosts by SSH do.
 Costs: an idle actor a node, and the driver.
 Does not do: replace a node that is gone; the run then fails after some starts in vain, and the same command goes on.
@@ -62,8 +62,9 @@ class NodeActor:
         """Start the program that watches this node's ranks; `python` "": this one."""
         environment = {**os.environ, **variables, "PYTHONPATH": pythonpath}
         program = [python or sys.executable, "-m", "stoker.launching.at_place", "run", directory, "--secrets"]
-        program += ["--parent", str(os.getpid())]  # Ray kills this process with its driver, and not what it started
-        self._process = subprocess.Popen(program, env=environment, stdin=subprocess.PIPE)
+        # Ray kills this process with its driver, and its group, in which ranks would have no time to save.
+        program += ["--parent", str(os.getpid())]
+        self._process = subprocess.Popen(program, env=environment, stdin=subprocess.PIPE, start_new_session=True)
         assert self._process.stdin is not None
         with self._process.stdin as secrets_input:
             secrets_input.write(json.dumps({"STOKER_SECRET": secret}).encode())
