@@ -160,6 +160,10 @@ class Run:
         attributes that training changed, such as a counter, are those of the weights. Data are read only if `job()`
         itself reads them.
 
+        Args:
+            job: the job to take the architecture from; None: see above.
+            at: a moment for which weights were kept, as for `weights`; None: the final ones.
+
         Raises:
             BadJob: the job makes another model than the one that was pruned, or cannot be made again.
             BadRun: the run has no weights yet, or they do not fit the model.
@@ -273,6 +277,10 @@ class Run:
 def load(where: str | Path, job: Job | None = None) -> Run:
     """The run in a directory, or of that name.
 
+    Args:
+        where: a run's directory, its name below `STOKER_RUNS` (default: ./runs), the start of one, or `latest`.
+        job: the job to take the architecture from; None: the run's own copy of its job file, see `Run.model`.
+
     Raises:
         BadRun: there is no such run, or it is damaged.
     """
@@ -281,6 +289,9 @@ def load(where: str | Path, job: Job | None = None) -> Run:
 
 def report(where: str | Path) -> Path:
     """Write a run's report again; returns the HTML file.
+
+    Args:
+        where: the run, as for `load`.
 
     Raises:
         BadRun: there is no such run, or it is damaged.

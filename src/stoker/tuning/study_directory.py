@@ -149,6 +149,9 @@ class Study:
     def run(self, number: int | None = None) -> Run:
         """The run of a trial, the best one's by default: metrics, weights, model, report.
 
+        Args:
+            number: of a trial; None: the best one.
+
         Raises:
             BadRun: there is none, or it is on another machine.
         """

@@ -473,6 +473,9 @@ def _event(kind: StudyEventKind, **fields: JSON) -> StudyEvent:
 def study(where: str | Path) -> Study:
     """The study of that name, or in that directory, as it stands; another process may be working on it.
 
+    Args:
+        where: a study's name, the start of one, or its directory.
+
     Raises:
         BadRun: there is none, or it is damaged.
     """
