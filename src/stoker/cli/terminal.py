@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import sys
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
@@ -65,6 +67,23 @@ def reported(*, debug: bool) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """`function` as a command with `--debug`, whose errors are shown as text and become exit codes."""
+
+    @functools.wraps(function)
+    def run(*, debug: bool, **arguments: Any) -> None:
+        with reported(debug=debug):
+            function(**arguments)
+
+    # What Typer reads a command's options from, evaluated once for all that it reads.
+    stated = inspect.signature(function, eval_str=True)
+    last = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
+    parameters = (*stated.parameters.values(), last)
+    vars(run)["__signature__"] = stated.replace(parameters=parameters)
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
 @contextmanager
 def output(*, for_json: bool) -> Iterator[TextIO]:
     """Standard output; what the job prints within the block goes to standard error if it is `for_json`."""
@@ -78,6 +97,11 @@ def waiting(what: str, *, quiet: bool) -> Iterator[None]:
     """What is being done, on standard error, while it takes seconds; nothing if `quiet`."""
     with nullcontext() if quiet else api.waiting(what, Console(stderr=True)):
         yield
+
+
+def say(text: str, *, style: str | None = None) -> None:
+    """Print a text as it is, its lines as long as they are: paths are there to be copied."""
+    Console().print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def column_table(*titles: str, folds: Collection[str] = (), title: str | None = None) -> Table:
