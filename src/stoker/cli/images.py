@@ -10,16 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from stoker import api
-from stoker.cli.terminal import (
-    AsJson,
-    JobFile,
-    Settings,
-    column_table,
-    load_job,
-    output,
-    print_document,
-    print_table,
-)
+from stoker.cli.terminal import AsJson, JobFile, Settings, column_table, load_job, output, print_document, print_table
 from stoker.records import to_json
 from stoker.units import format_bytes
 
@@ -32,8 +23,7 @@ def image(
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The archive.")] = Path("image.tar"),
     settings: Settings = None,
     base: Annotated[
-        Path | None,
-        typer.Option("--base", metavar="IMAGE", help="An OCI archive or layout with Python to build upon."),
+        Path | None, typer.Option("--base", metavar="IMAGE", help="An OCI archive or layout with Python to build upon.")
     ] = None,
     include: Annotated[
         list[Path] | None, typer.Option("--include", metavar="PATH", help="A further file or folder of the job.")

@@ -35,11 +35,7 @@ BEFORE, TRAINING, ELSEWHERE, AFTER = "Before training", "Training", "Runs elsewh
 """What commands are for: the parts of `stoker --help`."""
 
 app = typer.Typer(
-    name="stoker",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    name="stoker", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
 )
 
 

@@ -180,10 +180,7 @@ def offer(
             agent.run()
 
 
-def pause(
-    folder: Folder = None,
-    off: Annotated[bool, typer.Option("--off", help="Lend again.")] = False,
-) -> None:
+def pause(folder: Folder = None, off: Annotated[bool, typer.Option("--off", help="Lend again.")] = False) -> None:
     """Take this machine back from its agent for now: a job gets its notice, saves and leaves."""
     with pool_errors():
         path = _folder(folder) / "paused"

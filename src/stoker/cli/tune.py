@@ -13,16 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker import api
-from stoker.cli.terminal import (
-    AsJson,
-    Place,
-    Settings,
-    column_table,
-    output,
-    print_document,
-    say,
-    setting_pairs,
-)
+from stoker.cli.terminal import AsJson, Place, Settings, column_table, output, print_document, say, setting_pairs
 from stoker.errors import BadJob
 from stoker.records import to_json
 from stoker.records.codec import JSON

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from stoker import api, web
+from stoker import api, pool, web
 from stoker.cli.pool import KeyName, PoolWord
 from stoker.errors import BadJob, ServiceError
 from stoker.units import parse_money
@@ -40,7 +40,7 @@ def ui(
     budget: Annotated[
         str | None, typer.Option("--budget", metavar="USD", help="Alert when a run costs more, such as 20usd.")
     ] = None,
-    pool: PoolWord = None,
+    pool_word: PoolWord = None,
     key: KeyName = "default",
 ) -> None:
     """Show runs, plans, studies and services on a local page; only this machine reaches it."""
@@ -49,12 +49,10 @@ def ui(
         raise ServiceError(
             f"the page needs {', '.join(missing)}, which is not installed here", remedy="pip install 'stoker[ui]'"
         )
-    address = pool or os.environ.get("STOKER_POOL", "")
+    address = pool_word or os.environ.get("STOKER_POOL", "")
     if address:
         with suppress(ModuleNotFoundError):  # the page of places says what to install; the others do without
-            from stoker.pool.client import PoolAddress  # noqa: PLC0415 - an extra
-
-            PoolAddress.parse(address)
+            pool.PoolAddress.parse(address)
     for folder in folders or ():
         if not folder.is_dir():
             if os.path.lexists(folder):

@@ -19,7 +19,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from stoker import records
+from stoker import records, reporting
 from stoker.errors import BadJob, BadRun, StokerError
 from stoker.jobs import Entry, Job, load_job
 from stoker.records.codec import JSON
@@ -233,9 +233,7 @@ class Run:
         Raises:
             BadRun: its log cannot be read.
         """
-        from stoker.reporting.figures import plot_report  # noqa: PLC0415 - Plotly: the first update would wait for it
-
-        return plot_report(self.directory.read_report())
+        return reporting.figures.plot_report(self.directory.read_report())
 
     def _repr_html_(self) -> str:
         """The run's card in a notebook."""
@@ -303,9 +301,9 @@ def report(where: str | Path) -> Path:
 
 def write_report(directory: RunDirectory, report: records.Report) -> None:
     """Write `report` as the page of the run in `directory`."""
-    from stoker.reporting.run_page import render_html  # noqa: PLC0415 - Jinja: the first update would wait for it
-
-    write_atomic(directory.report_path, render_html(report, read_examples(directory)), what="the report")
+    write_atomic(
+        directory.report_path, reporting.run_page.render_html(report, read_examples(directory)), what="the report"
+    )
 
 
 JOB_COPY = "job"
