@@ -229,14 +229,11 @@ class Processes:
     Args:
         run_trial: a function, or an object to call, that can be pickled: the process imports it again.
         slots: places for trials.
-        now: seconds of a clock that only goes forwards.
     """
 
-    def __init__(
-        self, run_trial: RunTrial, slots: Sequence[TrialSlot], *, now: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, run_trial: RunTrial, slots: Sequence[TrialSlot]) -> None:
         require_picklable(run_trial)
-        self._run_trial, self._now = run_trial, now
+        self._run_trial = run_trial
         self._free, self._children = list(slots), dict[int, _Running]()
 
     def run(self, conductor: Conductor) -> None:
@@ -289,10 +286,10 @@ class Processes:
         """Ask what runs to save and stop, and wait for it; endings go to the conductor, if one is given."""
         for child in self._children.values():
             child.process.stop()
-        deadline = self._now() + _SAVING_S
+        deadline = time.monotonic() + _SAVING_S
         for child in list(self._children.values()):
             while child.request.number in self._children:
-                if not child.process.pipe.poll(max(0.0, deadline - self._now())):
+                if not child.process.pipe.poll(max(0.0, deadline - time.monotonic())):
                     child.process.kill()
                 said = child.process.receive()
                 if isinstance(said, TrialReading):
