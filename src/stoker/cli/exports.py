@@ -13,7 +13,6 @@ from rich.text import Text
 
 from stoker import api
 from stoker.cli.terminal import AsJson, column_table, output, print_document, waiting
-from stoker.data import reading
 from stoker.errors import BadArtifact
 from stoker.records import Manifest, Proof, TensorSpec, to_json
 from stoker.records.codec import JSON
@@ -122,8 +121,8 @@ def read_inputs(path: Path | None) -> dict[str, NDArray[Any]] | None:
     if path is None:
         return None
     try:
-        return reading.array_files.npz_arrays(path)
-    except reading.array_files.BadArrayFile as error:
+        return api.npz_arrays(path)
+    except ValueError as error:
         remedy = "Write it with np.savez('inputs.npz', NAME=array, …), arrays of numbers."
         raise BadArtifact(f"--inputs {path} {error}", remedy=remedy) from error
 

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from stoker import api, pool, web
+from stoker import api, cli, pool
 from stoker.cli.pool import KeyName, PoolWord
 from stoker.errors import BadJob, ServiceError
 from stoker.units import parse_money
@@ -59,7 +59,7 @@ def ui(
                 raise BadJob(f"{folder} is no folder of runs", remedy="Give a folder of runs, or a run's own.")
             print(f"stoker ui: there is no folder {folder} yet; its runs are shown once it is there.", file=sys.stderr)
     command = [sys.executable, "-m", "stoker.pool.overview", "--pool", address, "--key", key]
-    web.ui.serve_ui(
+    cli.web.ui.serve_ui(
         folders or (),
         port=port,
         token=token,
@@ -67,7 +67,7 @@ def ui(
         services=service or (),
         webhooks=webhook or (),
         budget_usd=None if budget is None else parse_money(budget, "--budget"),
-        pool=web.pool.Pool(command, f"the pool {address.partition('#')[0]}") if address else None,
+        pool=cli.web.pool.Pool(command, f"the pool {address.partition('#')[0]}") if address else None,
         announce=lambda address: print(f"stoker ui: {address}", flush=True),
     )
 
