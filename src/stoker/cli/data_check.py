@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from stoker import api
-from stoker.cli.terminal import AsJson, column_table, command, output, print_document
+from stoker.cli.terminal import AsJson, column_table, output, print_document
 from stoker.records import to_json
 from stoker.units import format_rate, format_seconds
 
@@ -30,7 +30,6 @@ def data() -> None:
 
 
 @data_app.command()
-@command
 def check(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A folder or a file with data.", show_default=False)],
     out: Annotated[

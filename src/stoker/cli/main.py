@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,7 +30,7 @@ from stoker.cli import (
     tune,
     ui,
 )
-from stoker.cli.terminal import command
+from stoker.cli.terminal import Debug, reported
 from stoker.imports import import_name
 
 BEFORE, TRAINING, ELSEWHERE, AFTER = "Before training", "Training", "Runs elsewhere", "After training"
@@ -55,52 +57,75 @@ def stoker(
     """Work out what a training job needs, train it at the limit of the device, and prove that it learned the same."""
 
 
-app.command(rich_help_panel=BEFORE)(command(jobs.plan))
-app.command(rich_help_panel=BEFORE)(command(machines.doctor))
-app.command(rich_help_panel=BEFORE)(command(machines.devices))
-app.command(rich_help_panel=BEFORE)(command(machines.prices))
-app.command("lr-range", rich_help_panel=BEFORE)(command(jobs.lr_range))
-app.command(rich_help_panel=TRAINING)(command(jobs.train))
-app.command("take-part", hidden=True)(command(jobs.take_part))
-app.command(rich_help_panel=TRAINING)(command(jobs.verify))
-app.command(rich_help_panel=TRAINING)(command(tune.tune))
-app.command(rich_help_panel=TRAINING)(command(run_commands.report))
-app.command(rich_help_panel=ELSEWHERE)(command(elsewhere.places))
-app.command(rich_help_panel=ELSEWHERE)(command(elsewhere.logs))
-app.command(rich_help_panel=ELSEWHERE)(command(elsewhere.attach))
-app.command(rich_help_panel=ELSEWHERE)(command(elsewhere.stop))
-app.command(rich_help_panel=ELSEWHERE)(command(elsewhere.fetch))
-app.command(rich_help_panel=ELSEWHERE)(command(images.image))
-app.command(rich_help_panel=TRAINING)(command(ui.ui))
-app.command(rich_help_panel=AFTER)(command(exports.export))
-app.command(rich_help_panel=AFTER)(command(compressions.compress))
-app.command(rich_help_panel=AFTER)(command(serve.serve))
-app.command(rich_help_panel=AFTER)(command(serve.rollback))
-app.command("bench-serve", rich_help_panel=AFTER)(command(bench_serve.bench_serve))
-app.command(rich_help_panel=AFTER)(command(predictions.predict))
+app.command(rich_help_panel=BEFORE)(jobs.plan)
+app.command(rich_help_panel=BEFORE)(machines.doctor)
+app.command(rich_help_panel=BEFORE)(machines.devices)
+app.command(rich_help_panel=BEFORE)(machines.prices)
+app.command("lr-range", rich_help_panel=BEFORE)(jobs.lr_range)
+app.command(rich_help_panel=TRAINING)(jobs.train)
+app.command("take-part", hidden=True)(jobs.take_part)
+app.command(rich_help_panel=TRAINING)(jobs.verify)
+app.command(rich_help_panel=TRAINING)(tune.tune)
+app.command(rich_help_panel=TRAINING)(run_commands.report)
+app.command(rich_help_panel=ELSEWHERE)(elsewhere.places)
+app.command(rich_help_panel=ELSEWHERE)(elsewhere.logs)
+app.command(rich_help_panel=ELSEWHERE)(elsewhere.attach)
+app.command(rich_help_panel=ELSEWHERE)(elsewhere.stop)
+app.command(rich_help_panel=ELSEWHERE)(elsewhere.fetch)
+app.command(rich_help_panel=ELSEWHERE)(images.image)
+app.command(rich_help_panel=TRAINING)(ui.ui)
+app.command(rich_help_panel=AFTER)(exports.export)
+app.command(rich_help_panel=AFTER)(compressions.compress)
+app.command(rich_help_panel=AFTER)(serve.serve)
+app.command(rich_help_panel=AFTER)(serve.rollback)
+app.command("bench-serve", rich_help_panel=AFTER)(bench_serve.bench_serve)
+app.command(rich_help_panel=AFTER)(predictions.predict)
 
 runs_app = typer.Typer(help="List runs, compare them, send them elsewhere.", add_completion=False)
-runs_app.callback(invoke_without_command=True)(command(run_commands.runs))
-runs_app.command("diff")(command(run_commands.runs_diff))
-runs_app.command("plot")(command(run_commands.runs_plot))
-runs_app.command("export")(command(run_commands.runs_export))
-runs_app.command("track")(command(run_commands.runs_track))
+runs_app.command("diff")(run_commands.runs_diff)
+runs_app.command("plot")(run_commands.runs_plot)
+runs_app.command("export")(run_commands.runs_export)
+runs_app.command("track")(run_commands.runs_track)
 app.add_typer(runs_app, name="runs", rich_help_panel=TRAINING)
 app.add_typer(data_check.data_app, name="data", rich_help_panel=BEFORE)
 
 pool_app = typer.Typer(help="Other people's machines, lent by the hour.", no_args_is_help=True, add_completion=False)
-pool_app.command("serve")(command(pool.pool_serve))
-pool_app.command("offers")(command(pool.pool_offers))
-pool_app.command("ledger")(command(pool.pool_ledger))
-pool_app.command("wallet")(command(pool.pool_wallet))
-pool_app.command("audit")(command(pool.pool_audit))
-pool_app.command("team")(command(pool.pool_team))
-pool_app.command("offer")(command(pool_agent.offer))
-pool_app.command("pause")(command(pool_agent.pause))
-pool_app.command("verify")(command(pool_agent.verify))
-pool_app.command("dispute")(command(pool_agent.dispute))
+pool_app.command("serve")(pool.pool_serve)
+pool_app.command("offers")(pool.pool_offers)
+pool_app.command("ledger")(pool.pool_ledger)
+pool_app.command("wallet")(pool.pool_wallet)
+pool_app.command("audit")(pool.pool_audit)
+pool_app.command("team")(pool.pool_team)
+pool_app.command("offer")(pool_agent.offer)
+pool_app.command("pause")(pool_agent.pause)
+pool_app.command("verify")(pool_agent.verify)
+pool_app.command("dispute")(pool_agent.dispute)
 pool_app.add_typer(pool_contract.contract_app, name="contract")
 app.add_typer(pool_app, name="pool", rich_help_panel=ELSEWHERE)
+
+
+def _command(function: Callable[..., None]) -> Callable[..., None]:
+    """`function` as a command with `--debug`, whose errors are shown as text and become exit codes."""
+
+    @functools.wraps(function)
+    def run(*, debug: bool, **arguments: Any) -> None:
+        with reported(debug=debug):
+            function(**arguments)
+
+    # What Typer reads a command's options from, evaluated once for all that it reads.
+    stated = inspect.signature(function, eval_str=True)
+    last = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
+    parameters = (*stated.parameters.values(), last)
+    vars(run)["__signature__"] = stated.replace(parameters=parameters)
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+runs_app.callback(invoke_without_command=True)(_command(run_commands.runs))
+for _part in (runs_app, data_check.data_app, pool_app, pool_contract.contract_app, app):
+    for _known in _part.registered_commands:
+        assert _known.callback is not None
+        _known.callback = _command(_known.callback)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

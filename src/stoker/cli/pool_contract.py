@@ -10,7 +10,7 @@ from rich.console import Console
 
 from stoker import pool
 from stoker.cli.pool import KeyName, PoolWord, client_of, pool_errors
-from stoker.cli.terminal import AsJson, command, print_document
+from stoker.cli.terminal import AsJson, print_document
 from stoker.errors import BadJob
 from stoker.units import parse_money
 
@@ -37,7 +37,6 @@ def _micro(amount: str) -> int:
 
 
 @contract_app.command("deploy")
-@command
 def deploy(
     chain: Chain,
     chain_key: ChainKey,
@@ -56,7 +55,6 @@ def deploy(
 
 
 @contract_app.command("show")
-@command
 def show(
     chain: Chain,
     contract: Contract,
@@ -106,7 +104,6 @@ def show(
 
 
 @contract_app.command("grant")
-@command
 def grant(
     address: Annotated[str, typer.Argument(metavar="ADDRESS", help="Who gets them.")],
     amount: Amount,
@@ -120,7 +117,6 @@ def grant(
 
 
 @contract_app.command("approve")
-@command
 def approve(amount: Amount, chain: Chain, contract: Contract, chain_key: ChainKey) -> None:
     """Let the contract take as much of the token as your leases and bonds need."""
     with pool_errors():
@@ -128,7 +124,6 @@ def approve(amount: Amount, chain: Chain, contract: Contract, chain_key: ChainKe
 
 
 @contract_app.command("withdraw")
-@command
 def withdraw(
     chain: Chain,
     contract: Contract,
@@ -143,7 +138,6 @@ def withdraw(
 
 
 @contract_app.command("refund")
-@command
 def refund(chain: Chain, contract: Contract, chain_key: ChainKey) -> None:
     """As a renter, take back every deposit that no agent has accepted yet: also of leases that the pool never took."""
     with pool_errors():
@@ -155,7 +149,6 @@ def refund(chain: Chain, contract: Contract, chain_key: ChainKey) -> None:
 
 
 @contract_app.command("settle")
-@command
 def settle(
     lease_id: Annotated[str, typer.Argument(metavar="LEASE", help="Its name in the pool.")],
     address: PoolWord = None,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import json
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
@@ -65,23 +63,6 @@ def reported(*, debug: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted")
         raise typer.Exit(INTERRUPTED) from None
-
-
-def command(function: Callable[..., None]) -> Callable[..., None]:
-    """`function` as a command with `--debug`, whose errors are shown as text and become exit codes."""
-
-    @functools.wraps(function)
-    def run(*, debug: bool, **arguments: Any) -> None:
-        with reported(debug=debug):
-            function(**arguments)
-
-    # What Typer reads a command's options from, evaluated once for all that it reads.
-    stated = inspect.signature(function, eval_str=True)
-    last = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
-    parameters = (*stated.parameters.values(), last)
-    vars(run)["__signature__"] = stated.replace(parameters=parameters)
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
 
 
 @contextmanager
