@@ -79,6 +79,7 @@ if TYPE_CHECKING:  # stoker.NAME
     from stoker.verifying.exactness_contract import verify as verify
 
 if TYPE_CHECKING:  # further verbs and records
+    from stoker.data.reading.array_files import npz_arrays as npz_arrays
     from stoker.devices import attached_cpu as attached_cpu
     from stoker.devices import attached_devices as attached_devices
     from stoker.devices import resolve_place as resolve_place

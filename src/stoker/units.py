@@ -33,22 +33,50 @@ class Duration:
 
 
 def epochs(value: float) -> Duration:
-    """`value` passes over the training data; a fraction ends inside a pass."""
+    """`value` passes over the training data; a fraction ends inside a pass.
+
+    Args:
+        value: passes, above 0.
+
+    Raises:
+        BadSetting: it is no positive number.
+    """
     return _duration(value, "epochs")
 
 
 def samples(value: float) -> Duration:
-    """Until at least `value` samples were trained on (whole updates)."""
+    """Until at least `value` samples were trained on (whole updates).
+
+    Args:
+        value: number of samples, above 0.
+
+    Raises:
+        BadSetting: it is no positive number.
+    """
     return _duration(value, "samples")
 
 
 def updates(value: float) -> Duration:
-    """Exactly `value` optimiser updates."""
+    """Exactly `value` optimiser updates.
+
+    Args:
+        value: number of updates, above 0.
+
+    Raises:
+        BadSetting: it is no positive number.
+    """
     return _duration(value, "updates")
 
 
 def seconds(value: float) -> Duration:
-    """About `value` seconds of training, turned into samples once, from the plan's forecast."""
+    """About `value` seconds of training, turned into samples once, from the plan's forecast.
+
+    Args:
+        value: seconds, above 0.
+
+    Raises:
+        BadSetting: it is no positive number.
+    """
     return _duration(value, "seconds")
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from stoker.imports import on_first_use
 
 if TYPE_CHECKING:
+    from stoker import web as web
     from stoker.cli import devices as devices
     from stoker.cli import doctor as doctor
     from stoker.cli import place_table as place_table

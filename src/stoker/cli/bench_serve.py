@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker import api
-from stoker.cli.terminal import AsJson, Debug, column_table, print_document, reported
+from stoker.cli.terminal import AsJson, column_table, print_document
 from stoker.errors import BadJob
 from stoker.records import ServiceSettings, to_json
 from stoker.records.service import LoadMeasurement, Objective, ServingLimit, SettingsTrial
@@ -52,40 +52,34 @@ def bench_serve(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write no service.json.")] = False,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Find the rate a model's service holds within a latency, and the settings that hold it; or measure one rate."""
-    with reported(debug=debug):
-        if (models is None) == (url is None):
-            raise BadJob("wanted MODELS to serve here, or --url of a server that runs; one of them")
-        if url is not None and not model:
-            raise BadJob(f"{url}: which model?", remedy="Add --model NAME.")
-        api.require_libraries()
-        if callers is not None and constant:
-            raise BadJob(
-                "--constant is for a rate: each of --callers sends its next request once the last was answered"
-            )
-        load = api.load_test.Load(
-            inputs=inputs,
-            rows=rows,
-            sizes={name: many for word in sizes or () for name, many in api.sizes_of(word).items()},
-            connections=connections,
-            headers=parse_headers(headers or ()),
-            is_constant=constant,
-        )
-        target, objective = _Target(models, url, model, load), None if slo is None else parse_objective(slo)
-        console = None if as_json else Console()
-        result: LoadMeasurement | ServingLimit | SettingsTrial
-        if rate is not None or callers is not None:
-            result = _measure(target, objective, rate, callers, seconds or _MEASURE_S, console)
-        elif objective is None:
-            raise BadJob(
-                "what is to be found?", remedy="Add --slo p99=20ms to search, or --rate or --callers to measure."
-            )
-        else:
-            result = _search(target, objective, seconds or _SEARCH_S, console, writes=not dry_run)
-        if as_json:
-            print_document(to_json(result))
+    if (models is None) == (url is None):
+        raise BadJob("wanted MODELS to serve here, or --url of a server that runs; one of them")
+    if url is not None and not model:
+        raise BadJob(f"{url}: which model?", remedy="Add --model NAME.")
+    api.require_libraries()
+    if callers is not None and constant:
+        raise BadJob("--constant is for a rate: each of --callers sends its next request once the last was answered")
+    load = api.load_test.Load(
+        inputs=inputs,
+        rows=rows,
+        sizes={name: many for word in sizes or () for name, many in api.sizes_of(word).items()},
+        connections=connections,
+        headers=parse_headers(headers or ()),
+        is_constant=constant,
+    )
+    target, objective = _Target(models, url, model, load), None if slo is None else parse_objective(slo)
+    console = None if as_json else Console()
+    result: LoadMeasurement | ServingLimit | SettingsTrial
+    if rate is not None or callers is not None:
+        result = _measure(target, objective, rate, callers, seconds or _MEASURE_S, console)
+    elif objective is None:
+        raise BadJob("what is to be found?", remedy="Add --slo p99=20ms to search, or --rate or --callers to measure.")
+    else:
+        result = _search(target, objective, seconds or _SEARCH_S, console, writes=not dry_run)
+    if as_json:
+        print_document(to_json(result))
 
 
 _SEARCH_S, _MEASURE_S = 180.0, 10.0

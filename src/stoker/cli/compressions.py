@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker import api
-from stoker.cli.terminal import AsJson, Debug, Settings, column_table, load_job, output, print_document, reported
+from stoker.cli.terminal import AsJson, Settings, column_table, load_job, output, print_document
 from stoker.errors import BadJob
 from stoker.records import Event, to_json
 from stoker.units import Duration, format_bytes, format_seconds
@@ -61,34 +61,32 @@ def compress(
         typer.Option("--fine-tune", metavar="EPOCHS", help="How long each is trained (default: a quarter of the run)."),
     ] = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Make an exported model smaller and faster, with proof that it keeps its metric and is faster here."""
-    with reported(debug=debug):
-        if settings and job_file is None:
-            raise BadJob("--set is for the job of --job", remedy="Give its file, or leave --set out.")
-        with output(for_json=as_json):
-            result = api.compress(
-                model,
-                max_drop=max_drop,
-                job=None if job_file is None else load_job(job_file, settings)[0],
-                data=data,
-                metric=metric,
-                batch_sizes=tuple(sorted(set(batch or ()))),
-                threads=threads,
-                seconds=seconds,
-                seed=seed,
-                keep_all=keep_all,
-                prune=prune,
-                fine_tune=fine_tuning(fine_tune, prune=prune),
-                tell=teller(Console(stderr=True), quiet=as_json),
-                sink=silence if as_json else None,
-            )
-        if as_json:
-            path = None if result.artifact is None else str(result.artifact.path)
-            print_document({"path": path, "compression": to_json(result.record)})
-        else:
-            render_compression(result, Console())
+    if settings and job_file is None:
+        raise BadJob("--set is for the job of --job", remedy="Give its file, or leave --set out.")
+    with output(for_json=as_json):
+        result = api.compress(
+            model,
+            max_drop=max_drop,
+            job=None if job_file is None else load_job(job_file, settings)[0],
+            data=data,
+            metric=metric,
+            batch_sizes=tuple(sorted(set(batch or ()))),
+            threads=threads,
+            seconds=seconds,
+            seed=seed,
+            keep_all=keep_all,
+            prune=prune,
+            fine_tune=fine_tuning(fine_tune, prune=prune),
+            tell=teller(Console(stderr=True), quiet=as_json),
+            sink=silence if as_json else None,
+        )
+    if as_json:
+        path = None if result.artifact is None else str(result.artifact.path)
+        print_document({"path": path, "compression": to_json(result.record)})
+    else:
+        render_compression(result, Console())
 
 
 _STYLES = {"chosen": "bold green", "reference": "bold", "passed": "", "rejected": "dim", "left out": "dim"}

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from stoker import api
-from stoker.cli.terminal import AsJson, Debug, column_table, output, print_document, reported
+from stoker.cli.terminal import AsJson, column_table, output, print_document
 from stoker.records import to_json
 from stoker.units import format_rate, format_seconds
 
@@ -53,24 +53,22 @@ def check(
     ] = "any",
     workers: Annotated[int, typer.Option("--workers", min=0, help="Processes that decode (0: as many as cores).")] = 0,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Find corrupt files, duplicates, leaks, wrong labels and odd values; the data are only read."""
-    with reported(debug=debug):
-        options = api.CheckOptions(
-            target=target, text=tuple(text or ()), ignore=tuple(ignore or ()), near=near, labels=labels, workers=workers
+    options = api.CheckOptions(
+        target=target, text=tuple(text or ()), ignore=tuple(ignore or ()), near=near, labels=labels, workers=workers
+    )
+    with output(for_json=as_json), check_display(quiet=as_json, console=Console(stderr=True)) as tell:
+        checked = api.check_data(
+            path, options, against=against or (), out=out, drop_suspects=drop == "suspects", tell=tell
         )
-        with output(for_json=as_json), check_display(quiet=as_json, console=Console(stderr=True)) as tell:
-            checked = api.check_data(
-                path, options, against=against or (), out=out, drop_suspects=drop == "suspects", tell=tell
-            )
-        if as_json:
-            print_document({"check": to_json(checked.check), "clean": to_json(checked.clean)})
-        else:
-            render_check(checked, Console())
-            if out is not None:
-                print(f"report: {out / 'report.html'}\nclean list: {out / 'clean.json'}")
-        raise typer.Exit(exit_code(checked, fail_on))
+    if as_json:
+        print_document({"check": to_json(checked.check), "clean": to_json(checked.clean)})
+    else:
+        render_check(checked, Console())
+        if out is not None:
+            print(f"report: {out / 'report.html'}\nclean list: {out / 'clean.json'}")
+    raise typer.Exit(exit_code(checked, fail_on))
 
 
 Tell = Callable[[str, int, int], None]

@@ -13,14 +13,13 @@ from rich.text import Text
 from stoker import api
 from stoker.cli.terminal import (
     AsJson,
-    Debug,
     RunWord,
     column_table,
     output,
     print_document,
     print_table,
     printable,
-    reported,
+    say,
     waiting,
 )
 from stoker.errors import BadRun, PlaceFailed, StokerError
@@ -40,73 +39,66 @@ def places(
         typer.Argument(metavar="[PLACE]...", help="Words of --on to ask; default: places used before."),
     ] = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Show where runs can be executed: kinds of places, which answer, what they lack, what earlier runs showed."""
-    with reported(debug=debug):
-        with waiting("asking the places", quiet=as_json):
-            known = api.ask_places(words)
-        kinds = api.place_kinds()
-        if as_json:
-            document = [_place_document(place) for place in known]
-            print_document({"kinds": [{"kind": kind, "form": form} for kind, form in kinds], "places": document})
-        else:
-            _render_places([] if words else kinds, known, Console())
-        if words and not all(place.can_start for place in known):
-            raise typer.Exit(PlaceFailed.exit_code)
+    with waiting("asking the places", quiet=as_json):
+        known = api.ask_places(words)
+    kinds = api.place_kinds()
+    if as_json:
+        document = [_place_document(place) for place in known]
+        print_document({"kinds": [{"kind": kind, "form": form} for kind, form in kinds], "places": document})
+    else:
+        _render_places([] if words else kinds, known, Console())
+    if words and not all(place.can_start for place in known):
+        raise typer.Exit(PlaceFailed.exit_code)
 
 
 def logs(
     run: RunWord = "latest",
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run has ended.")] = False,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Print what happened in a run, from its first event on; of a run elsewhere what is new is brought first."""
-    with reported(debug=debug):
-        directory = api.find_launched_or_run(run)
-        if directory.read_launch() is None:
-            if follow:
-                raise BadRun(f"{directory.name} is executed here.", remedy="It shows itself where it was started.")
-            with api.choose_display(as_json=as_json, stdout=sys.stdout, console=_lines_on(sys.stdout)) as display:
-                for event in directory.read_events():
-                    display(event)
-            return
-        followed = follow_run(directory, as_json=as_json, is_watching=follow, stream=sys.stdout)
+    directory = api.find_launched_or_run(run)
+    if directory.read_launch() is None:
         if follow:
-            raise typer.Exit(followed.exit_code)
+            raise BadRun(f"{directory.name} is executed here.", remedy="It shows itself where it was started.")
+        with api.choose_display(as_json=as_json, stdout=sys.stdout, console=_lines_on(sys.stdout)) as display:
+            for event in directory.read_events():
+                display(event)
+        return
+    followed = follow_run(directory, as_json=as_json, is_watching=follow, stream=sys.stdout)
+    if follow:
+        raise typer.Exit(followed.exit_code)
 
 
-def attach(run: RunWord = "latest", as_json: AsJson = False, debug: Debug = False) -> None:
+def attach(run: RunWord = "latest", as_json: AsJson = False) -> None:
     """Show a run elsewhere as one here, until it has ended and its directory is here; Ctrl-C: detach, or stop it."""
-    with reported(debug=debug):
-        raise typer.Exit(follow_run(api.find_launched(run), as_json=as_json).exit_code)
+    raise typer.Exit(follow_run(api.find_launched(run), as_json=as_json).exit_code)
 
 
-def stop(run: RunWord = "latest", as_json: AsJson = False, debug: Debug = False) -> None:
+def stop(run: RunWord = "latest", as_json: AsJson = False) -> None:
     """Ask a run elsewhere to save and leave, wait until it has, and fetch its directory."""
-    with reported(debug=debug):
-        directory = api.find_launched(run)
-        followed = follow_run(directory, as_json=as_json, begin="stop")
-        if followed.is_detached or followed.state.phase in ("failed", "lost"):
-            raise typer.Exit(followed.exit_code)
-        if not followed.is_home:
-            raise typer.Exit(PlaceFailed.exit_code)
+    directory = api.find_launched(run)
+    followed = follow_run(directory, as_json=as_json, begin="stop")
+    if followed.is_detached or followed.state.phase in ("failed", "lost"):
+        raise typer.Exit(followed.exit_code)
+    if not followed.is_home:
+        raise typer.Exit(PlaceFailed.exit_code)
 
 
-def fetch(run: RunWord = "latest", as_json: AsJson = False, debug: Debug = False) -> None:
+def fetch(run: RunWord = "latest", as_json: AsJson = False) -> None:
     """Fetch the directory of a run elsewhere as it is now; the run goes on."""
-    with reported(debug=debug):
-        directory = api.find_launched(run)
-        with waiting(f"fetching {directory.name}", quiet=as_json):
-            api.fetch_run(directory)
-        is_run = directory.is_run
-        record = directory.read_headway() if is_run else None
-        if as_json:
-            print_document({"path": str(directory.path), "run": to_json(record)})
-        else:
-            how_far = f"{record.status}, {record.samples:,} samples" if record is not None else "no checkpoint yet"
-            Console().print(f"{directory.path}: {how_far}", highlight=False, markup=False, soft_wrap=True)
+    directory = api.find_launched(run)
+    with waiting(f"fetching {directory.name}", quiet=as_json):
+        api.fetch_run(directory)
+    is_run = directory.is_run
+    record = directory.read_headway() if is_run else None
+    if as_json:
+        print_document({"path": str(directory.path), "run": to_json(record)})
+    else:
+        how_far = f"{record.status}, {record.samples:,} samples" if record is not None else "no checkpoint yet"
+        say(f"{directory.path}: {how_far}")
 
 
 def follow_run(

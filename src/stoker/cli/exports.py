@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker import api
-from stoker.cli.terminal import AsJson, Debug, column_table, output, print_document, reported, waiting
+from stoker.cli.terminal import AsJson, column_table, output, print_document, waiting
 from stoker.errors import BadArtifact
 from stoker.records import Manifest, Proof, TensorSpec, to_json
 from stoker.records.codec import JSON
@@ -42,17 +42,15 @@ def export(
         typer.Option("--dynamic", metavar="INPUT.DIM=NAME", help="A dimension that may vary: input_ids.1=tokens"),
     ] = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Export a trained model, or take over an ONNX file: graph, weights, golden answers, and proof that they agree."""
-    with reported(debug=debug):
-        examples, varying = read_inputs(inputs), read_dynamic(dynamic)
-        with output(for_json=as_json), waiting("exporting, and checking every engine", quiet=as_json):
-            artifact = api.export(what, out, inputs=examples, about=api.About(dynamic=varying))
-        if as_json:
-            print_document(export_document(artifact))
-        else:
-            render_export(artifact, Console())
+    examples, varying = read_inputs(inputs), read_dynamic(dynamic)
+    with output(for_json=as_json), waiting("exporting, and checking every engine", quiet=as_json):
+        artifact = api.export(what, out, inputs=examples, about=api.About(dynamic=varying))
+    if as_json:
+        print_document(export_document(artifact))
+    else:
+        render_export(artifact, Console())
 
 
 def render_export(artifact: Artifact, console: Console) -> None:
@@ -122,11 +120,9 @@ def read_inputs(path: Path | None) -> dict[str, NDArray[Any]] | None:
     """
     if path is None:
         return None
-    from stoker.data.reading.array_files import BadArrayFile, npz_arrays  # noqa: PLC0415 - NumPy is slow to import
-
     try:
-        return npz_arrays(path)
-    except BadArrayFile as error:
+        return api.npz_arrays(path)
+    except ValueError as error:
         remedy = "Write it with np.savez('inputs.npz', NAME=array, …), arrays of numbers."
         raise BadArtifact(f"--inputs {path} {error}", remedy=remedy) from error
 

@@ -10,18 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from stoker import api
-from stoker.cli.terminal import (
-    AsJson,
-    Debug,
-    JobFile,
-    Settings,
-    column_table,
-    load_job,
-    output,
-    print_document,
-    print_table,
-    reported,
-)
+from stoker.cli.terminal import AsJson, JobFile, Settings, column_table, load_job, output, print_document, print_table
 from stoker.records import to_json
 from stoker.units import format_bytes
 
@@ -34,8 +23,7 @@ def image(
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The archive.")] = Path("image.tar"),
     settings: Settings = None,
     base: Annotated[
-        Path | None,
-        typer.Option("--base", metavar="IMAGE", help="An OCI archive or layout with Python to build upon."),
+        Path | None, typer.Option("--base", metavar="IMAGE", help="An OCI archive or layout with Python to build upon.")
     ] = None,
     include: Annotated[
         list[Path] | None, typer.Option("--include", metavar="PATH", help="A further file or folder of the job.")
@@ -45,27 +33,23 @@ def image(
     ] = None,
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="The image's name; default: the job's.")] = "",
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Write an OCI image of a job: Python, packages, Stoker and code, without a daemon and without secrets."""
-    with reported(debug=debug):
-        console = Console(stderr=True, highlight=False)
-        with output(for_json=as_json):
-            _, entry = load_job(job_file, settings)
-            options = api.ImageOptions(
-                base=base, include=tuple(include or ()), packages=tuple(packages or ()), name=name
-            )
-            made = api.build_image(
-                job_file,
-                entry,
-                out,
-                options,
-                tell=lambda text: None if as_json else console.print(text, style="dim", markup=False),
-            )
-        if as_json:
-            print_document(to_json(made))
-        else:
-            render_image(made, Console())
+    console = Console(stderr=True, highlight=False)
+    with output(for_json=as_json):
+        _, entry = load_job(job_file, settings)
+        options = api.ImageOptions(base=base, include=tuple(include or ()), packages=tuple(packages or ()), name=name)
+        made = api.build_image(
+            job_file,
+            entry,
+            out,
+            options,
+            tell=lambda text: None if as_json else console.print(text, style="dim", markup=False),
+        )
+    if as_json:
+        print_document(to_json(made))
+    else:
+        render_image(made, Console())
 
 
 def render_image(made: ImageRecord, console: Console) -> None:

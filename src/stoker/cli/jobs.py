@@ -17,7 +17,6 @@ from stoker import api, cli
 from stoker.activity import doing
 from stoker.cli.terminal import (
     AsJson,
-    Debug,
     DeviceMtbf,
     JobFile,
     Memory,
@@ -34,7 +33,6 @@ from stoker.cli.terminal import (
     load_job,
     output,
     print_document,
-    reported,
     waiting,
 )
 from stoker.cli.train_elsewhere import (
@@ -93,68 +91,66 @@ def plan(
         bool, typer.Option("--explain", help="Show where bytes and time go, and what each rejected plan lost by.")
     ] = False,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Choose device and settings for a job, and forecast memory, time, energy and money before anything is spent."""
-    with reported(debug=debug):
-        cli.plan_table.print_catalogue_problems(Console(stderr=True, highlight=False))
-        if any(is_elsewhere(word) for word in on.split(",")):
-            of_devices = {
-                "--plan": pinned,
-                "--network": network,
-                "--preempted-every": preempted_every,
-                "--slice": slice_length,
-                "--explain": explain,
-            }
-            if stray := next((option for option, value in of_devices.items() if value), None):
-                raise BadJob(
-                    f"{stray} is for devices, and --on {on} compares places elsewhere",
-                    remedy="Leave it out, or name devices alone, such as --on here,h100.",
-                )
-            limits = api.PlanLimits(
-                max_cost_usd=parse_money(max_cost) if max_cost else None,
-                deadline_s=parse_duration(deadline) if deadline else None,
+    cli.plan_table.print_catalogue_problems(Console(stderr=True, highlight=False))
+    if any(is_elsewhere(word) for word in on.split(",")):
+        of_devices = {
+            "--plan": pinned,
+            "--network": network,
+            "--preempted-every": preempted_every,
+            "--slice": slice_length,
+            "--explain": explain,
+        }
+        if stray := next((option for option, value in of_devices.items() if value), None):
+            raise BadJob(
+                f"{stray} is for devices, and --on {on} compares places elsewhere",
+                remedy="Leave it out, or name devices alone, such as --on here,h100.",
             )
-            with output(for_json=as_json), waiting("asking the places, and forecasting", quiet=as_json):
-                job, entry = load_job(job_file, settings)
-                comparison = api.compare_places(
-                    job,
-                    on=on,
-                    entry=entry,
-                    limits=limits,
-                    objective=objective,
-                    memory=memory,
-                    threads=threads,
-                    device_mtbf_h=device_mtbf,
-                )
-            if as_json:
-                print_document(to_json(comparison))
-            else:
-                cli.place_table.render_comparison(comparison, Console())
-            if all(offer.problem for offer in comparison.offers):
-                raise typer.Exit(PlaceFailed.exit_code)
-            return
-        with output(for_json=as_json), waiting("working out what the job needs", quiet=as_json):
+        limits = api.PlanLimits(
+            max_cost_usd=parse_money(max_cost) if max_cost else None,
+            deadline_s=parse_duration(deadline) if deadline else None,
+        )
+        with output(for_json=as_json), waiting("asking the places, and forecasting", quiet=as_json):
             job, entry = load_job(job_file, settings)
-            decision = api.plan(
+            comparison = api.compare_places(
                 job,
                 on=on,
-                max_cost=max_cost,
-                deadline=deadline,
                 entry=entry,
+                limits=limits,
                 objective=objective,
                 memory=memory,
                 threads=threads,
                 device_mtbf_h=device_mtbf,
-                slice=slice_length,
-                plan=pinned or None,
-                network=network,
-                preempted_every=preempted_every,
             )
         if as_json:
-            print_document(to_json(decision))
+            print_document(to_json(comparison))
         else:
-            cli.plan_table.render_decision(decision, Console(), explain=explain)
+            cli.place_table.render_comparison(comparison, Console())
+        if all(offer.problem for offer in comparison.offers):
+            raise typer.Exit(PlaceFailed.exit_code)
+        return
+    with output(for_json=as_json), waiting("working out what the job needs", quiet=as_json):
+        job, entry = load_job(job_file, settings)
+        decision = api.plan(
+            job,
+            on=on,
+            max_cost=max_cost,
+            deadline=deadline,
+            entry=entry,
+            objective=objective,
+            memory=memory,
+            threads=threads,
+            device_mtbf_h=device_mtbf,
+            slice=slice_length,
+            plan=pinned or None,
+            network=network,
+            preempted_every=preempted_every,
+        )
+    if as_json:
+        print_document(to_json(decision))
+    else:
+        cli.plan_table.render_decision(decision, Console(), explain=explain)
 
 
 def train(
@@ -227,7 +223,6 @@ def train(
     dry_run: DryRun = False,
     with_ui: Annotated[bool, typer.Option("--ui", help="Show the run on a local page while it trains.")] = False,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Plan a job, train it, report. The same command again continues what was cut off."""
     given = {
@@ -246,67 +241,64 @@ def train(
         "--detach": detach,
         "--dry-run": dry_run,
     }
-    with reported(debug=debug):
-        if is_elsewhere(on):
-            require_possible_elsewhere(
-                on, for_pools={"--deadline": deadline, "--verify": verify}, fork=fork, ui=with_ui
+    if is_elsewhere(on):
+        require_possible_elsewhere(on, for_pools={"--deadline": deadline, "--verify": verify}, fork=fork, ui=with_ui)
+        arguments = {
+            "--checkpoint-every": checkpoint_every,
+            "--device-mtbf": device_mtbf,
+            "--memory": memory,
+            "--threads": threads,
+            "--profile": profile,
+            "--track": track,
+            "--keep": keep,
+            "--slice": slice_length,
+            "--site": site,
+            "--exchange": exchange,
+        }
+        options = launch_options(given, arguments, run_dir=run_dir, plan_file=plan_file, new=new, resume=resume)
+        train_elsewhere(job_file, settings, on, options, detach=detach, dry_run=dry_run, as_json=as_json)
+        return
+    if stray := next((option for option, value in given.items() if value), None):
+        raise BadJob(
+            f"{stray} is for runs elsewhere, and {on} is on this machine",
+            remedy="Name a place such as --on ssh:me@box, or drop it.",
+        )
+    if profile:  # read when torch is loaded: its profiler would write into the live display
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if checkpoint_every is not None and not math.isfinite(checkpoint_every):
+        raise BadJob(f"--checkpoint-every {checkpoint_every}: wanted a number of seconds, such as 3600")
+    every = None if checkpoint_every is None else seconds(checkpoint_every)
+    with output(for_json=as_json) as stdout:
+        with doing("loading the job file"):
+            job, entry = load_job(job_file, settings)
+        with (
+            local_page(with_ui, run_dir),
+            api.choose_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display,
+        ):
+            run = api.train(
+                job,
+                on=on,
+                run_dir=run_dir,
+                plan=plan_file,
+                new=new,
+                resume=resume,
+                fork=fork,
+                checkpoint_every=every,
+                device_mtbf_h=device_mtbf,
+                memory=memory,
+                threads=threads,
+                profile=profile,
+                entry=entry,
+                sink=display,
+                track=track or (),
+                keep=keep,
+                slice=slice_length,
+                site=site,
+                exchange=exchange,
             )
-            arguments = {
-                "--checkpoint-every": checkpoint_every,
-                "--device-mtbf": device_mtbf,
-                "--memory": memory,
-                "--threads": threads,
-                "--profile": profile,
-                "--track": track,
-                "--keep": keep,
-                "--slice": slice_length,
-                "--site": site,
-                "--exchange": exchange,
-            }
-            options = launch_options(given, arguments, run_dir=run_dir, plan_file=plan_file, new=new, resume=resume)
-            train_elsewhere(job_file, settings, on, options, detach=detach, dry_run=dry_run, as_json=as_json)
-            return
-        if stray := next((option for option, value in given.items() if value), None):
-            raise BadJob(
-                f"{stray} is for runs elsewhere, and {on} is on this machine",
-                remedy="Name a place such as --on ssh:me@box, or drop it.",
-            )
-        if profile:  # read when torch is loaded: its profiler would write into the live display
-            os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        if checkpoint_every is not None and not math.isfinite(checkpoint_every):
-            raise BadJob(f"--checkpoint-every {checkpoint_every}: wanted a number of seconds, such as 3600")
-        every = None if checkpoint_every is None else seconds(checkpoint_every)
-        with output(for_json=as_json) as stdout:
-            with doing("loading the job file"):
-                job, entry = load_job(job_file, settings)
-            with (
-                local_page(with_ui, run_dir),
-                api.choose_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display,
-            ):
-                run = api.train(
-                    job,
-                    on=on,
-                    run_dir=run_dir,
-                    plan=plan_file,
-                    new=new,
-                    resume=resume,
-                    fork=fork,
-                    checkpoint_every=every,
-                    device_mtbf_h=device_mtbf,
-                    memory=memory,
-                    threads=threads,
-                    profile=profile,
-                    entry=entry,
-                    sink=display,
-                    track=track or (),
-                    keep=keep,
-                    slice=slice_length,
-                    site=site,
-                    exchange=exchange,
-                )
-        if run.exit_code:
-            raise typer.Exit(run.exit_code)
+    if run.exit_code:
+        raise typer.Exit(run.exit_code)
 
 
 def take_part(
@@ -314,28 +306,23 @@ def take_part(
     job_file: JobFile,
     settings: Settings = None,
     slice_: Annotated[str | None, typer.Option("--slice")] = None,
-    debug: Debug = False,
 ) -> None:
     """Train a run as one of the processes that `stoker train --on 2xhere` starts."""
-    with reported(debug=debug):
-        job, entry = load_job(job_file, settings)
-        raise typer.Exit(api.take_part_in(directory, job, entry, slice_))
+    job, entry = load_job(job_file, settings)
+    raise typer.Exit(api.take_part_in(directory, job, entry, slice_))
 
 
-def verify(
-    job_file: JobFile, settings: Settings = None, on: Place = "here", as_json: AsJson = False, debug: Debug = False
-) -> None:
+def verify(job_file: JobFile, settings: Settings = None, on: Place = "here", as_json: AsJson = False) -> None:
     """Examine the exactness contract for a job: separable? exact on resume? equal under its plan?"""
-    with reported(debug=debug):
-        with output(for_json=as_json), waiting("examining the job", quiet=as_json):
-            job, entry = load_job(job_file, settings)
-            verdicts = api.verify(job, on=on, entry=entry)
-        if as_json:
-            print_document({"verdicts": to_json(verdicts), "passed": all(v.passed for v in verdicts)})
-        else:
-            render_verdicts(job.name or job_file.stem, verdicts, console=Console())
-        if not all(verdict.passed for verdict in verdicts):
-            raise typer.Exit(RunFailed.exit_code)
+    with output(for_json=as_json), waiting("examining the job", quiet=as_json):
+        job, entry = load_job(job_file, settings)
+        verdicts = api.verify(job, on=on, entry=entry)
+    if as_json:
+        print_document({"verdicts": to_json(verdicts), "passed": all(v.passed for v in verdicts)})
+    else:
+        render_verdicts(job.name or job_file.stem, verdicts, console=Console())
+    if not all(verdict.passed for verdict in verdicts):
+        raise typer.Exit(RunFailed.exit_code)
 
 
 def lr_range(
@@ -347,19 +334,15 @@ def lr_range(
     seconds: Annotated[float, typer.Option("--seconds", help="The longest all sweeps together may take.")] = 120.0,
     plan_file: PlanFile = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Find the learning rates a job bears, in a few hundred updates that are thrown away; nothing is changed."""
-    with reported(debug=debug):
-        with output(for_json=as_json), waiting("trying learning rates", quiet=as_json):
-            job, entry = load_job(job_file, settings)
-            result = api.lr_range(
-                job, on=on, updates=updates, seeds=seeds, seconds=seconds, plan=plan_file, entry=entry
-            )
-        if as_json:
-            print_document(to_json(result))
-        else:
-            render_lr_range(job.name or job_file.stem, result, Console())
+    with output(for_json=as_json), waiting("trying learning rates", quiet=as_json):
+        job, entry = load_job(job_file, settings)
+        result = api.lr_range(job, on=on, updates=updates, seeds=seeds, seconds=seconds, plan=plan_file, entry=entry)
+    if as_json:
+        print_document(to_json(result))
+    else:
+        render_lr_range(job.name or job_file.stem, result, Console())
 
 
 _BLOCKS = "▁▂▃▄▅▆▇█"

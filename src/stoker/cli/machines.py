@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from stoker import api, cli
-from stoker.cli.terminal import AsJson, Debug, DeviceWord, print_document, reported, waiting
+from stoker.cli.terminal import AsJson, DeviceWord, print_document, waiting
 
 
 def doctor(
@@ -17,38 +17,32 @@ def doctor(
         str | None, typer.Option("--on", metavar="PLACES", help="Measure links between processes as well: 2xhere, …")
     ] = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Tell what this machine is, and what it really reaches (about a minute the first time, then cached)."""
-    with reported(debug=debug):
-        with waiting("measuring what the devices reach", quiet=as_json):
-            result = api.doctor(fresh=fresh)
-            links = () if on is None else api.links_between(on, fresh=fresh)
-        is_here = api.data.fashion_mnist()[0].is_here()
-        where = "found" if is_here else "not here: downloaded when asked for, else the digits in the package"
-        around = cli.doctor.inspect_machine(data={"Fashion-MNIST": where}, load=result.load, problems=result.problems)
-        if as_json:
-            print_document(
-                cli.doctor.doctor_document(result.devices, result.ceilings, around, result.operations, links)
-            )
-        else:
-            cli.doctor.render_doctor(
-                result.devices,
-                result.ceilings,
-                console=Console(),
-                surroundings=around,
-                operations=result.operations,
-                links=links,
-            )
+    with waiting("measuring what the devices reach", quiet=as_json):
+        result = api.doctor(fresh=fresh)
+        links = () if on is None else api.links_between(on, fresh=fresh)
+    is_here = api.data.fashion_mnist()[0].is_here()
+    where = "found" if is_here else "not here: downloaded when asked for, else the digits in the package"
+    around = cli.doctor.inspect_machine(data={"Fashion-MNIST": where}, load=result.load, problems=result.problems)
+    if as_json:
+        print_document(cli.doctor.doctor_document(result.devices, result.ceilings, around, result.operations, links))
+    else:
+        cli.doctor.render_doctor(
+            result.devices,
+            result.ceilings,
+            console=Console(),
+            surroundings=around,
+            operations=result.operations,
+            links=links,
+        )
 
 
-def devices(device: DeviceWord = None, as_json: AsJson = False, debug: Debug = False) -> None:
+def devices(device: DeviceWord = None, as_json: AsJson = False) -> None:
     """List devices that can be planned for, or show what is known of one, with sources."""
-    with reported(debug=debug):
-        cli.devices.show_devices(device, as_json=as_json)
+    cli.devices.show_devices(device, as_json=as_json)
 
 
-def prices(device: DeviceWord = None, as_json: AsJson = False, debug: Debug = False) -> None:
+def prices(device: DeviceWord = None, as_json: AsJson = False) -> None:
     """List what an hour of each device costs at least, or every offer for one."""
-    with reported(debug=debug):
-        cli.devices.show_prices(device, as_json=as_json)
+    cli.devices.show_prices(device, as_json=as_json)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,17 +30,14 @@ from stoker.cli import (
     tune,
     ui,
 )
+from stoker.cli.terminal import Debug, reported
 from stoker.imports import import_name
 
 BEFORE, TRAINING, ELSEWHERE, AFTER = "Before training", "Training", "Runs elsewhere", "After training"
 """What commands are for: the parts of `stoker --help`."""
 
 app = typer.Typer(
-    name="stoker",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    name="stoker", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
 )
 
 
@@ -83,7 +82,6 @@ app.command("bench-serve", rich_help_panel=AFTER)(bench_serve.bench_serve)
 app.command(rich_help_panel=AFTER)(predictions.predict)
 
 runs_app = typer.Typer(help="List runs, compare them, send them elsewhere.", add_completion=False)
-runs_app.callback(invoke_without_command=True)(run_commands.runs)
 runs_app.command("diff")(run_commands.runs_diff)
 runs_app.command("plot")(run_commands.runs_plot)
 runs_app.command("export")(run_commands.runs_export)
@@ -104,6 +102,30 @@ pool_app.command("verify")(pool_agent.verify)
 pool_app.command("dispute")(pool_agent.dispute)
 pool_app.add_typer(pool_contract.contract_app, name="contract")
 app.add_typer(pool_app, name="pool", rich_help_panel=ELSEWHERE)
+
+
+def _command(function: Callable[..., None]) -> Callable[..., None]:
+    """`function` as a command with `--debug`, whose errors are shown as text and become exit codes."""
+
+    @functools.wraps(function)
+    def run(*, debug: bool, **arguments: Any) -> None:
+        with reported(debug=debug):
+            function(**arguments)
+
+    # What Typer reads a command's options from, evaluated once for all that it reads.
+    stated = inspect.signature(function, eval_str=True)
+    last = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
+    parameters = (*stated.parameters.values(), last)
+    vars(run)["__signature__"] = stated.replace(parameters=parameters)
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+runs_app.callback(invoke_without_command=True)(_command(run_commands.runs))
+for _part in (runs_app, data_check.data_app, pool_app, pool_contract.contract_app, app):
+    for _known in _part.registered_commands:
+        assert _known.callback is not None
+        _known.callback = _command(_known.callback)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

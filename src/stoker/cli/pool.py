@@ -18,7 +18,6 @@ from rich.text import Text
 from stoker import api, pool
 from stoker.cli.terminal import (
     AsJson,
-    Debug,
     Settings,
     column_table,
     load_job,
@@ -26,7 +25,6 @@ from stoker.cli.terminal import (
     print_document,
     print_table,
     printable,
-    reported,
     waiting,
 )
 from stoker.errors import BadJob, BadRun, DoesNotFit, ServiceError
@@ -46,25 +44,24 @@ PoolFolder = Annotated[
 
 
 @contextmanager
-def pool_reported(*, debug: bool) -> Iterator[None]:
-    """As `reported`; what is not installed names the extra that brings it, and a disk's error its file."""
-    with reported(debug=debug):
-        try:
-            yield
-        except BrokenPipeError:
-            raise
-        except OSError as problem:
-            if problem.filename is None:  # no file's: a network's, or a certificate's
-                raise BadRun(str(problem)) from problem
-            raise BadRun(
-                f"{problem.filename}: {problem.strerror}", remedy="Is that disk full, or closed to this user?"
-            ) from problem
-        except ModuleNotFoundError as problem:
-            package = (problem.name or "").partition(".")[0]
-            extra = "pool,chain" if package in _CHAIN_PACKAGES else "p2p" if package == "iroh" else "pool"
-            raise ServiceError(
-                f"the pool needs {problem.name}, which is not installed here", remedy=f"pip install 'stoker[{extra}]'"
-            ) from problem
+def pool_errors() -> Iterator[None]:
+    """Errors of the block as Stoker's: a missing module names the extra that brings it, a disk's error its file."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as problem:
+        if problem.filename is None:  # no file's: a network's, or a certificate's
+            raise BadRun(str(problem)) from problem
+        raise BadRun(
+            f"{problem.filename}: {problem.strerror}", remedy="Is that disk full, or closed to this user?"
+        ) from problem
+    except ModuleNotFoundError as problem:
+        package = (problem.name or "").partition(".")[0]
+        extra = "pool,chain" if package in _CHAIN_PACKAGES else "p2p" if package == "iroh" else "pool"
+        raise ServiceError(
+            f"the pool needs {problem.name}, which is not installed here", remedy=f"pip install 'stoker[{extra}]'"
+        ) from problem
 
 
 def client_of(address: str | None, key: str | None = None) -> pool.PoolClient:
@@ -119,10 +116,9 @@ def pool_serve(
         str,
         typer.Option("--probe-every", metavar="TIME", help="Idle devices prove themselves at one moment; or never."),
     ] = "10min",
-    debug: Debug = False,
 ) -> None:
     """Serve a pool: offers, leases, the ledger and blobs; one process and one folder."""
-    with pool_reported(debug=debug):
+    with pool_errors():
         rules = pool.Founded(
             name=name,
             is_open=is_open,
@@ -162,10 +158,9 @@ def pool_wallet(
     ] = None,
     folder: PoolFolder = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Show your key and what it has; with --grant, as the pool's operator, give credits to a key."""
-    with pool_reported(debug=debug):
+    with pool_errors():
         if grant:
             operator = client_of(address)
             operator.key = pool.read_key((pool.pool_folder() if folder is None else folder) / "control.key")
@@ -210,10 +205,9 @@ def pool_team(
     quota: Annotated[int, typer.Option("--quota", metavar="N", min=0, help="Devices at a time; 0: no limit.")] = 0,
     address: PoolWord = None,
     folder: PoolFolder = None,
-    debug: Debug = False,
 ) -> None:
     """As the pool's operator, make a team: who, its share, its priority, its quota."""
-    with pool_reported(debug=debug):
+    with pool_errors():
         try:
             body = pool.TeamMade(
                 team=team, members=tuple(member or ()), weight=weight, priority=priority, most_devices=quota
@@ -234,10 +228,9 @@ def pool_ledger(
         Path | None, typer.Option("--export", metavar="FILE", help="Write the log, for `stoker pool audit FILE`.")
     ] = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Print every event of a pool: who did what, and what money it moved."""
-    with pool_reported(debug=debug):
+    with pool_errors():
         client, last = client_of(address), after
         console = Console(highlight=False)
         lines: list[str] = []
@@ -277,10 +270,9 @@ def pool_audit(
     ] = None,
     contract: Annotated[str | None, typer.Option("--contract", metavar="ADDRESS", help="Where the roots are.")] = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Replay a log: check every hash, signature, transition and balance, and name the first event that is wrong."""
-    with pool_reported(debug=debug):
+    with pool_errors():
         if (chain is None) != (contract is None):
             raise BadJob("a contract is named with --chain URL and --contract ADDRESS, both")
         state = pool.State()
@@ -344,10 +336,9 @@ def pool_offers(
     ] = "bubblewrap",
     show_all: Annotated[bool, typer.Option("--all", help="Also what is taken, lapsed, or without its agent.")] = False,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """List what a pool offers, the cheapest hour first; for a job, in the order of money and hours until it is done."""
-    with pool_reported(debug=debug):
+    with pool_errors():
         client = client_of(address)
         offers = client.state("offers")
         if job_file is not None:

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.text import Text
 
 from stoker import api, pool
-from stoker.cli.pool import KeyName, PoolWord, client_of, pool_reported
-from stoker.cli.terminal import AsJson, Debug, output, print_document, printable
+from stoker.cli.pool import KeyName, PoolWord, client_of, pool_errors
+from stoker.cli.terminal import AsJson, output, print_document, printable
 from stoker.errors import BadJob, NoDevice, PlaceUnreachable, RunFailed, StokerError
 from stoker.records import Device, to_json
 from stoker.units import format_bytes, parse_duration, parse_memory, parse_money
@@ -92,10 +92,9 @@ def offer(
     p2p: Annotated[
         bool, typer.Option("--p2p/--no-p2p", help="Send large files directly to renters, where a path exists.")
     ] = True,
-    debug: Debug = False,
 ) -> None:
     """Lend devices of this machine to a pool, until Ctrl-C; jobs run in isolation, within your limits."""
-    with pool_reported(debug=debug):
+    with pool_errors():
         console = Console(stderr=True, highlight=False)
 
         def tell(text: str) -> None:
@@ -181,13 +180,9 @@ def offer(
             agent.run()
 
 
-def pause(
-    folder: Folder = None,
-    off: Annotated[bool, typer.Option("--off", help="Lend again.")] = False,
-    debug: Debug = False,
-) -> None:
+def pause(folder: Folder = None, off: Annotated[bool, typer.Option("--off", help="Lend again.")] = False) -> None:
     """Take this machine back from its agent for now: a job gets its notice, saves and leaves."""
-    with pool_reported(debug=debug):
+    with pool_errors():
         path = _folder(folder) / "paused"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True) if off else path.touch()
@@ -205,10 +200,9 @@ def verify(
     folder: Folder = None,
     key: KeyName = "default",
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Make blocks of a lease again on this machine, and compare: bit for bit in one determinism class."""
-    with pool_reported(debug=debug):
+    with pool_errors():
         client = client_of(address, key)
 
         device = api.resolve_place("here", api.attached_devices())
@@ -256,10 +250,9 @@ def dispute(
     address: PoolWord = None,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="What is wrong.")] = "",
     key: KeyName = "default",
-    debug: Debug = False,
 ) -> None:
     """Hold the pay of a lease until other agents have replayed what you doubt."""
-    with pool_reported(debug=debug):
+    with pool_errors():
         client = client_of(address, key)
 
         client.post(pool.Disputed(lease_id=lease, reason=reason))

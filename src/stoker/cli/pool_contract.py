@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 
 from stoker import pool
-from stoker.cli.pool import KeyName, PoolWord, client_of, pool_reported
-from stoker.cli.terminal import AsJson, Debug, print_document
+from stoker.cli.pool import KeyName, PoolWord, client_of, pool_errors
+from stoker.cli.terminal import AsJson, print_document
 from stoker.errors import BadJob
 from stoker.units import parse_money
 
@@ -44,10 +44,9 @@ def deploy(
         str, typer.Option("--token", metavar="ADDRESS", help="Real money: an ERC-20 token with 6 decimals.")
     ] = "",
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Make a contract whose arbiter is your key: the pool's operator does, once. Without --token: internal credits."""
-    with pool_reported(debug=debug):
+    with pool_errors():
         made = pool.EscrowContract.deployed(pool.connected(chain), pool.signer_of(chain_key), token=token)
         if as_json:
             print_document({"contract": made.address, "account": made.account, "arbiter": made.arbiter})
@@ -61,10 +60,9 @@ def show(
     contract: Contract,
     address: Annotated[str, typer.Argument(metavar="[ADDRESS]", help="Whose balance and leases.")] = "",
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Show a contract: its arbiter, its money, its last root; of an address, its balance and its leases."""
-    with pool_reported(debug=debug):
+    with pool_errors():
         there = _contract(chain, contract)
         document: dict[str, Any] = {
             "account": there.account,
@@ -112,17 +110,16 @@ def grant(
     chain: Chain,
     contract: Contract,
     chain_key: ChainKey,
-    debug: Debug = False,
 ) -> None:
     """As the arbiter of a contract without a token, make internal credits for an address."""
-    with pool_reported(debug=debug):
+    with pool_errors():
         print(_contract(chain, contract, chain_key).grant(address, _micro(amount)).transaction)
 
 
 @contract_app.command("approve")
-def approve(amount: Amount, chain: Chain, contract: Contract, chain_key: ChainKey, debug: Debug = False) -> None:
+def approve(amount: Amount, chain: Chain, contract: Contract, chain_key: ChainKey) -> None:
     """Let the contract take as much of the token as your leases and bonds need."""
-    with pool_reported(debug=debug):
+    with pool_errors():
         print(_contract(chain, contract, chain_key).approve(_micro(amount)).transaction)
 
 
@@ -132,19 +129,18 @@ def withdraw(
     contract: Contract,
     chain_key: ChainKey,
     amount: Annotated[str, typer.Argument(metavar="[AMOUNT]", help="Such as 5usd; without it: all.")] = "",
-    debug: Debug = False,
 ) -> None:
     """Take tokens out of your balance in the contract."""
-    with pool_reported(debug=debug):
+    with pool_errors():
         there = _contract(chain, contract, chain_key)
         assert there.signer is not None
         print(there.withdraw(_micro(amount) if amount else there.balance(there.signer.address)).transaction)
 
 
 @contract_app.command("refund")
-def refund(chain: Chain, contract: Contract, chain_key: ChainKey, debug: Debug = False) -> None:
+def refund(chain: Chain, contract: Contract, chain_key: ChainKey) -> None:
     """As a renter, take back every deposit that no agent has accepted yet: also of leases that the pool never took."""
-    with pool_reported(debug=debug):
+    with pool_errors():
         there = _contract(chain, contract, chain_key)
         assert there.signer is not None
         for terms in there.leases(renter=there.signer.address):
@@ -157,13 +153,12 @@ def settle(
     lease_id: Annotated[str, typer.Argument(metavar="LEASE", help="Its name in the pool.")],
     address: PoolWord = None,
     key: KeyName = "default",
-    debug: Debug = False,
 ) -> None:
     """Bring a lease's verdict to the contract; without one, take what the contract gives: a claim, or a refund.
 
     For when the pool itself does not. STOKER_CHAIN and STOKER_CHAIN_KEY name the chain and your key of it.
     """
-    with pool_reported(debug=debug):
+    with pool_errors():
         client = client_of(address, key)
         rules, document = client.rules(), client.lease(lease_id)
         if not rules.contract:

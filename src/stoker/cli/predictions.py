@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from stoker import api
-from stoker.cli.terminal import AsJson, Debug, reported
+from stoker.cli.terminal import AsJson
 from stoker.errors import BadJob
 
 if TYPE_CHECKING:
@@ -44,25 +44,23 @@ def predict(
     ] = None,
     new: Annotated[bool, typer.Option("--new", help="Start over, in the next free directory.")] = False,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Answer all rows of files with an exported model, into Parquet. The same command again continues."""
-    with reported(debug=debug):
-        options = prediction_options(
-            columns=columns,
-            keep=keep,
-            pixels=pixels,
-            resize=resize,
-            allow_nan=allow_nan,
-            max_bad=max_bad,
-            batch=batch,
-            part_rows=part_rows,
-            threads=threads,
-        )
-        with api.choose_display(
-            subject="prediction", as_json=as_json, stdout=sys.stdout, console=Console(stderr=True)
-        ) as display:
-            api.predict(model, inputs, out, options, new=new, sink=display)
+    options = prediction_options(
+        columns=columns,
+        keep=keep,
+        pixels=pixels,
+        resize=resize,
+        allow_nan=allow_nan,
+        max_bad=max_bad,
+        batch=batch,
+        part_rows=part_rows,
+        threads=threads,
+    )
+    with api.choose_display(
+        subject="prediction", as_json=as_json, stdout=sys.stdout, console=Console(stderr=True)
+    ) as display:
+        api.predict(model, inputs, out, options, new=new, sink=display)
 
 
 def prediction_options(

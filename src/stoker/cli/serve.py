@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker import api
-from stoker.cli.terminal import AsJson, Debug, column_table, print_document, printable, reported, setting_pairs
+from stoker.cli.terminal import AsJson, column_table, print_document, printable, say, setting_pairs
 from stoker.errors import BadJob
 from stoker.records import TensorSpec, to_json
 from stoker.records.codec import JSON
@@ -91,24 +91,22 @@ def serve(
         bool, typer.Option("--dry-run", help="Print the manifests, and apply nothing.", rich_help_panel=_CLUSTER)
     ] = False,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Serve exported models over the Open Inference Protocol, HTTP and gRPC, until stopped."""
     if on != "here":
-        with reported(debug=debug):
-            _require_options_of_place(context, on)
-            objects = api.deploy(
-                [str(model) for model in models],
-                on=on,
-                image=image,
-                scale=scale,
-                overrides=tuple(settings or ()),
-                options=setting_pairs(place_option, "--place-option"),
-                dry_run=dry_run,
-            )
-            announce_deployment(objects, on=on, dry_run=dry_run, as_json=as_json)
+        _require_options_of_place(context, on)
+        objects = api.deploy(
+            [str(model) for model in models],
+            on=on,
+            image=image,
+            scale=scale,
+            overrides=tuple(settings or ()),
+            options=setting_pairs(place_option, "--place-option"),
+            dry_run=dry_run,
+        )
+        announce_deployment(objects, on=on, dry_run=dry_run, as_json=as_json)
         return
-    with reported(debug=debug), announce_changes():
+    with announce_changes():
         _require_options_of_place(context, on)
         api.serve(
             models,
@@ -179,18 +177,16 @@ def rollback(
     ] = None,
     newest: Annotated[bool, typer.Option("--newest", help="Serve the newest again, and those to come.")] = False,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Serve an older version of a model; a running server takes it up. Writes `versions` into service.json."""
-    with reported(debug=debug):
-        done = api.rollback(model, to=to, newest=newest)
-        if as_json:
-            print_document(to_json(done))
-            return
-        named = ("the newest version" if number is None else f"version {number}" for number in (done.before, done.now))
-        before, now = named
-        text = f"{done.model}: {now} serves from now on, instead of {before}"
-        Console().print(printable(text), highlight=False, markup=False, soft_wrap=True)
+    done = api.rollback(model, to=to, newest=newest)
+    if as_json:
+        print_document(to_json(done))
+        return
+    named = ("the newest version" if number is None else f"version {number}" for number in (done.before, done.now))
+    before, now = named
+    text = f"{done.model}: {now} serves from now on, instead of {before}"
+    say(printable(text))
 
 
 _MOST_SHOWN = 32

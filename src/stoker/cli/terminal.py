@@ -80,6 +80,11 @@ def waiting(what: str, *, quiet: bool) -> Iterator[None]:
         yield
 
 
+def say(text: str, *, style: str | None = None) -> None:
+    """Print a text as it is, its lines as long as they are: paths are there to be copied."""
+    Console().print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
 def column_table(*titles: str, folds: Collection[str] = (), title: str | None = None) -> Table:
     """An empty table without lines; `>` before a title aligns its column right.
 

@@ -210,8 +210,7 @@ def train_elsewhere(
         else:
             began = f"{name} was submitted to {on}; " if launched.is_new else ""
             console.print(
-                Text(f"{began}`stoker attach {name}` shows it, `stoker stop {name}` saves and ends it"),
-                soft_wrap=True,
+                Text(f"{began}`stoker attach {name}` shows it, `stoker stop {name}` saves and ends it"), soft_wrap=True
             )
         return
     raise typer.Exit(follow_run(launched.directory, as_json=as_json).exit_code)

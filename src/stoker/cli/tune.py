@@ -13,17 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker import api
-from stoker.cli.terminal import (
-    AsJson,
-    Debug,
-    Place,
-    Settings,
-    column_table,
-    output,
-    print_document,
-    reported,
-    setting_pairs,
-)
+from stoker.cli.terminal import AsJson, Place, Settings, column_table, output, print_document, say, setting_pairs
 from stoker.errors import BadJob
 from stoker.records import to_json
 from stoker.records.codec import JSON
@@ -77,45 +67,41 @@ def tune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Stop at the forecast; nothing is written.")] = False,
     show: Annotated[str | None, typer.Option("--show", metavar="STUDY", help="Show a study as it stands.")] = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Try settings of a job and find the best. Each trial is a real run; the same command again continues."""
-    with reported(debug=debug):
-        if show is not None:
-            shown = api.study(show)
-            if as_json:
-                print_document(study_document(shown.result))
-                return
-            render_study(shown.result, Console())
-            Console().print(f"page: {shown.page_path}", highlight=False, markup=False, soft_wrap=True)
+    if show is not None:
+        shown = api.study(show)
+        if as_json:
+            print_document(study_document(shown.result))
             return
-        if job_file is None or not space:
-            raise BadJob("what is to be tried?", remedy="Give JOB and --space, or --show STUDY.")
+        render_study(shown.result, Console())
+        say(f"page: {shown.page_path}")
+        return
+    if job_file is None or not space:
+        raise BadJob("what is to be tried?", remedy="Give JOB and --space, or --show STUDY.")
 
-        options: dict[str, Any] = {
-            "trials": trials,
-            "sampler": sampler,
-            "pruner": pruner,
-            "objective": objective,
-            "on": on,
-            "seed": seed,
-            "storage": storage,
-            "study": study,
-            "planned": planned,
-            "parallel": parse_parallel(parallel),
-            "intervals": intervals,
-            "seconds": None if time is None else parse_seconds(time),
-            "plan": plan_file,
-        }
-        with (
-            output(for_json=as_json) as stdout,
-            api.choose_display(
-                subject="study", as_json=as_json, stdout=stdout, console=Console(stderr=True)
-            ) as display,
-        ):
-            done = api.tune(job_file, space, fixed=setting_pairs(settings), dry_run=dry_run, sink=display, **options)
-        if not (as_json or dry_run):
-            render_study(done.result, Console())
+    options: dict[str, Any] = {
+        "trials": trials,
+        "sampler": sampler,
+        "pruner": pruner,
+        "objective": objective,
+        "on": on,
+        "seed": seed,
+        "storage": storage,
+        "study": study,
+        "planned": planned,
+        "parallel": parse_parallel(parallel),
+        "intervals": intervals,
+        "seconds": None if time is None else parse_seconds(time),
+        "plan": plan_file,
+    }
+    with (
+        output(for_json=as_json) as stdout,
+        api.choose_display(subject="study", as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display,
+    ):
+        done = api.tune(job_file, space, fixed=setting_pairs(settings), dry_run=dry_run, sink=display, **options)
+    if not (as_json or dry_run):
+        render_study(done.result, Console())
 
 
 _MOST_ROWS = 20

@@ -13,9 +13,8 @@ from typing import Annotated
 
 import typer
 
-from stoker import api
+from stoker import api, cli, pool
 from stoker.cli.pool import KeyName, PoolWord
-from stoker.cli.terminal import Debug, reported
 from stoker.errors import BadJob, ServiceError
 from stoker.units import parse_money
 
@@ -41,45 +40,36 @@ def ui(
     budget: Annotated[
         str | None, typer.Option("--budget", metavar="USD", help="Alert when a run costs more, such as 20usd.")
     ] = None,
-    pool: PoolWord = None,
+    pool_word: PoolWord = None,
     key: KeyName = "default",
-    debug: Debug = False,
 ) -> None:
     """Show runs, plans, studies and services on a local page; only this machine reaches it."""
-    with reported(debug=debug):
-        missing = [name for name in ("starlette", "uvicorn", "httptools", "orjson") if find_spec(name) is None]
-        if missing:
-            raise ServiceError(
-                f"the page needs {', '.join(missing)}, which is not installed here", remedy="pip install 'stoker[ui]'"
-            )
-        address = pool or os.environ.get("STOKER_POOL", "")
-        if address:
-            with suppress(ModuleNotFoundError):  # the page of places says what to install; the others do without
-                from stoker.pool.client import PoolAddress  # noqa: PLC0415 - an extra
-
-                PoolAddress.parse(address)
-        for folder in folders or ():
-            if not folder.is_dir():
-                if os.path.lexists(folder):
-                    raise BadJob(f"{folder} is no folder of runs", remedy="Give a folder of runs, or a run's own.")
-                print(
-                    f"stoker ui: there is no folder {folder} yet; its runs are shown once it is there.", file=sys.stderr
-                )
-        from stoker.web.pool import Pool  # noqa: PLC0415 - an extra
-        from stoker.web.ui import serve_ui  # noqa: PLC0415 - likewise
-
-        command = [sys.executable, "-m", "stoker.pool.overview", "--pool", address, "--key", key]
-        serve_ui(
-            folders or (),
-            port=port,
-            token=token,
-            control=control,
-            services=service or (),
-            webhooks=webhook or (),
-            budget_usd=None if budget is None else parse_money(budget, "--budget"),
-            pool=Pool(command, f"the pool {address.partition('#')[0]}") if address else None,
-            announce=lambda address: print(f"stoker ui: {address}", flush=True),
+    missing = [name for name in ("starlette", "uvicorn", "httptools", "orjson") if find_spec(name) is None]
+    if missing:
+        raise ServiceError(
+            f"the page needs {', '.join(missing)}, which is not installed here", remedy="pip install 'stoker[ui]'"
         )
+    address = pool_word or os.environ.get("STOKER_POOL", "")
+    if address:
+        with suppress(ModuleNotFoundError):  # the page of places says what to install; the others do without
+            pool.PoolAddress.parse(address)
+    for folder in folders or ():
+        if not folder.is_dir():
+            if os.path.lexists(folder):
+                raise BadJob(f"{folder} is no folder of runs", remedy="Give a folder of runs, or a run's own.")
+            print(f"stoker ui: there is no folder {folder} yet; its runs are shown once it is there.", file=sys.stderr)
+    command = [sys.executable, "-m", "stoker.pool.overview", "--pool", address, "--key", key]
+    cli.web.ui.serve_ui(
+        folders or (),
+        port=port,
+        token=token,
+        control=control,
+        services=service or (),
+        webhooks=webhook or (),
+        budget_usd=None if budget is None else parse_money(budget, "--budget"),
+        pool=cli.web.pool.Pool(command, f"the pool {address.partition('#')[0]}") if address else None,
+        announce=lambda address: print(f"stoker ui: {address}", flush=True),
+    )
 
 
 @contextmanager

@@ -78,11 +78,7 @@ def dependency_graph(model: nn.Module, ask: Ask) -> Any:
         with warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")
             return library.DependencyGraph().build_dependency(
-                model,
-                example_inputs=(),
-                forward_fn=lambda module, _: ask(module),
-                output_transform=ends,
-                verbose=False,
+                model, example_inputs=(), forward_fn=lambda module, _: ask(module), output_transform=ends, verbose=False
             )
     except Exception as error:  # the library's errors have no common base, and user code may raise anything
         raise CannotPrune(f"its layers cannot be followed: {type(error).__name__}: {first_line(error)}") from error

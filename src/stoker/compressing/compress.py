@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 
 from safetensors.numpy import save_file
 
+from stoker import compressing
 from stoker.artifacts import Artifact, Golden, publish, read, read_settings
 from stoker.artifacts.golden import takes_nan
 from stoker.compressing.candidates import GraphKind, PrunedGraph, kind_of
@@ -125,11 +126,10 @@ def compress(  # noqa: PLR0913 - what the command line offers
         search = begin_search(course, keep_all or Path(aside), tell, sums_fit="int8" in cpu.fast_dtypes)
         pruned: Sequence[PrunedGraph] = ()
         if prune and not kind.quantised:  # known to have enough rows by now; its time is not the search's
-            from stoker.compressing.pruning import pruned_graphs  # noqa: PLC0415 - loads torch
-            from stoker.compressing.source_job import pruner_of  # noqa: PLC0415 - likewise
-
-            pruner = pruner_of(source, job, search.course, fast_dtypes=cpu.fast_dtypes, proved_on=cpu.model, tell=tell)
-            pruned = pruned_graphs(pruner, Path(pruning), until=fine_tune, sink=sink)
+            pruner = compressing.source_job.pruner_of(
+                source, job, search.course, fast_dtypes=cpu.fast_dtypes, proved_on=cpu.model, tell=tell
+            )
+            pruned = compressing.pruning.pruned_graphs(pruner, Path(pruning), until=fine_tune, sink=sink)
             search.started = course.clock()
         run_search(search, kind, cpu.fast_dtypes, pruned)
         search.require_tried()
@@ -167,18 +167,16 @@ def _material(
                 remedy="Add it, or leave --metric out: answers are then compared with the original's.",
             )
         return split_rows(None, rows, seed=seed, calibration=CALIBRATION_ROWS), chosen
-    from stoker.compressing.source_job import metric_of_job, rows_of_job, run_of  # noqa: PLC0415 - loads torch
-
     with users_code("the job's data", None):
         run = None  # of a job that is given the data are taken as they are
         if job is None:
-            run = run_of(source)
+            run = compressing.source_job.run_of(source)
             job = run.job()
-        training, validation = rows_of_job(
+        training, validation = compressing.source_job.rows_of_job(
             job, manifest, CALIBRATION_ROWS, MOST_ROWS, seed, run, with_targets=metric != "agreement"
         )
     if metric is None:
-        metric = metric_of_job(job) if validation.targets is not None else "agreement"
+        metric = compressing.source_job.metric_of_job(job) if validation.targets is not None else "agreement"
     chosen = _metric_of(metric, manifest)
     training = check_fit(training, manifest, "training data", allow_nan=allow_nan)
     validation = check_fit(validation, manifest, "validation data", allow_nan=allow_nan)

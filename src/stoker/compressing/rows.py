@@ -95,8 +95,12 @@ class EvaluationData:
         return len(self.selection) + (len(self.calibration) if self.is_held_out else 0)
 
 
+SELECTION_SHARE = 0.3
+"""Share of validation rows, without those that calibrate, that a search may look at; the rest is for acceptance."""
+
+
 def split_rows(
-    training: EvaluationRows | None, validation: EvaluationRows, *, seed: int, calibration: int, selection: float = 0.3
+    training: EvaluationRows | None, validation: EvaluationRows, *, seed: int, calibration: int
 ) -> EvaluationData:
     """Split rows by a keyed permutation.
 
@@ -105,7 +109,6 @@ def split_rows(
         validation: rows that the model was not trained on.
         seed: of the permutation; equal seeds give equal splits.
         calibration: number of rows to calibrate on, at most.
-        selection: share of the other validation rows that the search may look at; the rest is for acceptance.
 
     Raises:
         BadJob: too few rows for three parts.
@@ -116,7 +119,7 @@ def split_rows(
         calibrating, order = validation.take(order[:aside]), order[aside:]
     else:
         calibrating = training.take(_order(len(training), seed)[:calibration])
-    num_selection = round(len(order) * selection)
+    num_selection = round(len(order) * SELECTION_SHARE)
     if min(len(calibrating), num_selection, len(order) - num_selection) < 2:
         raise BadJob(
             f"{len(validation)} rows are too few to choose a candidate by some and accept it by others",

@@ -76,7 +76,11 @@ class ArraySource(ABC):
 
     @abstractmethod
     def prepare(self, batch: Arrays) -> Arrays:
-        """The model's input from a raw batch [B, ...], on the batch's device; the raw batch is not changed."""
+        """The model's input from a raw batch [B, ...], on the batch's device; the raw batch is not changed.
+
+        Args:
+            batch: stored entries [B, …], see `fields`.
+        """
 
     @abstractmethod
     def _load(self) -> Arrays:
@@ -93,7 +97,11 @@ class ArraySource(ABC):
         return self._loaded
 
     def gather(self, indices: torch.Tensor) -> Arrays:
-        """The raw batch of the samples `indices` (int64 [B])."""
+        """The raw batch of the samples `indices` (int64 [B]).
+
+        Args:
+            indices: int64 [B], each from 0 to below the number of samples.
+        """
         return tuple(array.index_select(0, indices) for array in self.arrays())
 
     def __getitem__(self, index: int) -> Arrays:
@@ -107,6 +115,10 @@ class ArraySource(ABC):
 
     def subset(self, start: int, stop: int) -> ArraySource:
         """Samples start..stop (stop excluded) as a source of their own; nothing is loaded or copied.
+
+        Args:
+            start: first sample.
+            stop: the one after the last.
 
         Raises:
             BadJob: the range is not within the source.

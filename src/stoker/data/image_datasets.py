@@ -104,6 +104,9 @@ class FashionMnist(ArraySource):
     def download(self, patience: DownloadPatience | None = None) -> None:
         """Download the files into Stoker's cache, unless they are on this machine already.
 
+        Args:
+            patience: how long to wait [s]; None: the default.
+
         Raises:
             BadJob: the download fails or is too slow, is not what was published, or cannot be written.
         """

@@ -42,14 +42,7 @@ class Proven:
 
 
 def prove(
-    graph: Graph,
-    oracle: Answer,
-    oracle_name: str,
-    trial: Trial,
-    golden: Arrays,
-    limit: float,
-    *,
-    remedy: str = "",
+    graph: Graph, oracle: Answer, oracle_name: str, trial: Trial, golden: Arrays, limit: float, *, remedy: str = ""
 ) -> Proven:
     """Check every engine against the oracle, and choose the first that agrees.
 

@@ -14,6 +14,12 @@ class EMA:
     """An exponential moving average of the weights after every update, which is evaluated and kept.
 
     Early averages are shorter: the decay of update `t` is min(decay, (1 + t) / (10 + t)). Buffers are copied.
+
+    Args:
+        decay: the decay of late updates, between 0 and 1.
+
+    Raises:
+        BadSetting: `decay` is out of its range.
     """
 
     decay: float = 0.999

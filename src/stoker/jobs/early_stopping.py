@@ -45,7 +45,16 @@ class EarlyStopping:
 
 @dataclass(frozen=True)
 class Target:
-    """End the run when a measure on `valid` has reached `value`; for its name and direction see `EarlyStopping`."""
+    """End the run when a measure on `valid` has reached `value`; for its name and direction see `EarlyStopping`.
+
+    Args:
+        metric: the measure of an evaluation on `valid`, such as "accuracy" or "loss".
+        value: what it is to reach, in the metric's own unit.
+        lower_is_better: its direction; None: that of the metric, where it is known.
+
+    Raises:
+        BadSetting: `value` is not a finite number.
+    """
 
     metric: str
     value: float

@@ -45,6 +45,10 @@ class Loss:
     """A loss as a sum over what it counts (samples, or valid tokens) and that count; both may be tensors.
 
     The update divides once, by the count of the whole optimiser batch.
+
+    Args:
+        sum: the loss summed over the batch, a scalar tensor with its graph.
+        count: what `sum` is a sum over [samples, or valid tokens].
     """
 
     sum: torch.Tensor
@@ -69,6 +73,14 @@ def holdout(fraction: float, *, seed: int = 0, stratify: bool = False) -> Holdou
     """Set `fraction` of the training data aside for validation; the same samples for the same `seed`.
 
     `stratify` takes that share of each class, as nearly as whole samples allow.
+
+    Args:
+        fraction: share of the training data to set aside, between 0 and 1.
+        seed: of the permutation that draws it.
+        stratify: take that share of each class, as nearly as whole samples allow.
+
+    Raises:
+        BadSetting: `fraction` is out of its range.
     """
     return Holdout(fraction, seed, stratify)
 

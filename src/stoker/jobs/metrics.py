@@ -86,6 +86,10 @@ def probabilities(metric: Callable[..., Any], name: str | None = None) -> Named:
 
     For metrics of torchmetrics that take either: they check in each batch for values outside [0, 1], so that with
     scores the result depends on how the data are cut into batches.
+
+    Args:
+        metric: an object with a state, such as a metric of torchmetrics.
+        name: its name in results; None: the metric's own.
     """
     return Named(metric_name(metric) if name is None else name, metric, of_probabilities=True)
 

@@ -64,7 +64,17 @@ OMIT_FROM_SPEC = {"unsaid": True}
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """Base of all optimisers: a learning rate, and settings for groups of parameters by name pattern or predicate."""
+    """Base of all optimisers: a learning rate, and settings for groups of parameters by name pattern or predicate.
+
+    Args:
+        lr: learning rate [1], before the schedule's factor.
+        weight_decay: its factor [1]; 0: none.
+        groups: settings of some parameters in place of these, by a pattern of names or by a function
+            `(name, parameter) -> bool`.
+
+    Raises:
+        BadSetting: a setting is out of its range, or unknown.
+    """
 
     lr: float
     weight_decay: float = 0.0
@@ -178,7 +188,17 @@ def _takes_name_and_parameter(group: object) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class SGD(Optimizer):
-    """Stochastic gradient descent; weight decay is added to the gradient (L2), as in `torch.optim.SGD`."""
+    """Stochastic gradient descent; weight decay is added to the gradient (L2), as in `torch.optim.SGD`.
+
+    Args:
+        momentum: share of the last direction that is kept, from 0 to below 1.
+        dampening: share of the gradient that does not enter the momentum.
+        nesterov: look ahead along the momentum.
+        lr, weight_decay, groups: see `Optimizer`.
+
+    Raises:
+        BadSetting: a setting is out of its range, or `nesterov` has no momentum.
+    """
 
     most_usual_lr: ClassVar[float] = 100.0
     momentum: float = 0.0
@@ -200,6 +220,15 @@ class Adam(Optimizer):
 
     `amsgrad` divides by the largest second moment so far (Reddi et al. 2018, https://arxiv.org/abs/1904.09237), which
     is one more tensor of state for each weight.
+
+    Args:
+        betas: decays of the first and the second moment, from 0 to below 1.
+        eps: added to the root of the second moment.
+        amsgrad: divide by the largest second moment so far.
+        lr, weight_decay, groups: see `Optimizer`.
+
+    Raises:
+        BadSetting: a setting is out of its range.
     """
 
     betas: tuple[float, float] = (0.9, 0.999)
@@ -209,7 +238,17 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW(Optimizer):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101)."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101).
+
+    Args:
+        betas: decays of the first and the second moment, from 0 to below 1.
+        eps: added to the root of the second moment.
+        amsgrad: divide by the largest second moment so far; see `Adam`.
+        lr, weight_decay, groups: see `Optimizer`.
+
+    Raises:
+        BadSetting: a setting is out of its range.
+    """
 
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)

@@ -71,12 +71,27 @@ def l2(weight: float, of: Sequence[str] = ()) -> Penalty:
     """`weight` times the sum of squared weights, as `tf.keras.regularizers.L2`; without biases and norms.
 
     SGD's `weight_decay=2 * weight` moves all weights, biases included, in the same way.
+
+    Args:
+        weight: factor of the sum, 0 or more.
+        of: patterns of the names of the weights that count (`head.*`); empty: all with two or more dimensions.
+
+    Raises:
+        BadSetting: `weight` is negative or not finite.
     """
     return Penalty(weight, "l2", tuple(of))
 
 
 def l1(weight: float, of: Sequence[str] = ()) -> Penalty:
-    """`weight` times the sum of the weights' sizes, which drives small ones to 0; without biases and norms."""
+    """`weight` times the sum of the weights' sizes, which drives small ones to 0; without biases and norms.
+
+    Args:
+        weight: factor of the sum, 0 or more.
+        of: patterns of the names of the weights that count (`head.*`); empty: all with two or more dimensions.
+
+    Raises:
+        BadSetting: `weight` is negative or not finite.
+    """
     return Penalty(weight, "l1", tuple(of))
 
 

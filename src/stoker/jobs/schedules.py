@@ -101,17 +101,44 @@ class Ramp:
 
 
 def one_cycle(*, warmup: float = 0.25, initial: float = 0.04, final: float = 0.0) -> Schedule:
-    """Rise linearly over the first quarter of the run, then fall along a cosine to `final`."""
+    """Rise linearly over the first quarter of the run, then fall along a cosine to `final`.
+
+    Args:
+        warmup: share of the run that rises [0 to 1].
+        initial: factor at its beginning [1].
+        final: factor at its end [1].
+
+    Raises:
+        BadSetting: a value is out of its range.
+    """
     return Ramp(warmup, initial, final, "cosine")
 
 
 def warmup_cosine(*, warmup: float = 0.05, initial: float = 0.0, final: float = 0.0) -> Schedule:
-    """Rise linearly over the first `warmup` share of the run, then fall along a cosine to `final`."""
+    """Rise linearly over the first `warmup` share of the run, then fall along a cosine to `final`.
+
+    Args:
+        warmup: share of the run that rises [0 to 1].
+        initial: factor at its beginning [1].
+        final: factor at its end [1].
+
+    Raises:
+        BadSetting: a value is out of its range.
+    """
     return Ramp(warmup, initial, final, "cosine")
 
 
 def warmup_linear(*, warmup: float = 0.05, initial: float = 0.0, final: float = 0.0) -> Schedule:
-    """Rise linearly over the first `warmup` share of the run, then fall linearly to `final`."""
+    """Rise linearly over the first `warmup` share of the run, then fall linearly to `final`.
+
+    Args:
+        warmup: share of the run that rises [0 to 1].
+        initial: factor at its beginning [1].
+        final: factor at its end [1].
+
+    Raises:
+        BadSetting: a value is out of its range.
+    """
     return Ramp(warmup, initial, final, "linear")
 
 
@@ -172,7 +199,15 @@ class Steps(Timed):
 
 
 def multi_step(*, at: Sequence[Place], factor: float = 0.1) -> Schedule:
-    """`factor` times the rate after each of the places: `multi_step(at=[0.5, 0.75])`; `torch`'s MultiStepLR."""
+    """`factor` times the rate after each of the places: `multi_step(at=[0.5, 0.75])`; `torch`'s MultiStepLR.
+
+    Args:
+        at: places in the run, ascending: shares [0 to 1], or `stoker.epochs(30)` and other lengths.
+        factor: of the rate at each of them [1].
+
+    Raises:
+        BadSetting: a value is out of its range.
+    """
     return Steps(tuple(at), factor)
 
 
@@ -195,12 +230,29 @@ class Decay(Timed):
 
 
 def step(*, every: Place, factor: float = 0.1) -> Schedule:
-    """`factor` times the rate after each `every`: `step(every=stoker.epochs(30))`; `torch`'s StepLR."""
+    """`factor` times the rate after each `every`: `step(every=stoker.epochs(30))`; `torch`'s StepLR.
+
+    Args:
+        every: length between two changes: a share of the run [0 to 1], or `stoker.epochs(30)` and other lengths.
+        factor: of the rate at each of them [1].
+
+    Raises:
+        BadSetting: a value is out of its range.
+    """
     return Decay(every, factor)
 
 
 def exponential(factor: float, *, every: Place = epochs(1), smooth: bool = False) -> Schedule:
-    """`factor` times the rate after each `every`, or `smooth` all along; `torch`'s ExponentialLR."""
+    """`factor` times the rate after each `every`, or `smooth` all along; `torch`'s ExponentialLR.
+
+    Args:
+        factor: of the rate in each `every` [1].
+        every: a share of the run [0 to 1], or `stoker.epochs(1)` and other lengths.
+        smooth: fall continuously, not in steps.
+
+    Raises:
+        BadSetting: a value is out of its range.
+    """
     return Decay(every, factor, smooth)
 
 
@@ -308,7 +360,15 @@ class Piecewise(Timed):
 def piecewise(
     points: Mapping[Place, float] | Sequence[tuple[Place, float]], *, between: Literal["line", "step"] = "line"
 ) -> Schedule:
-    """Factors of the rate at places of the run, with lines or steps between: `piecewise({0: 1, 0.7: 1, 1: 0})`."""
+    """Factors of the rate at places of the run, with lines or steps between: `piecewise({0: 1, 0.7: 1, 1: 0})`.
+
+    Args:
+        points: factors [1] by their places: shares of the run [0 to 1], or `stoker.epochs(5)` and other lengths.
+        between: "line": linear from one to the next; "step": as at the one before.
+
+    Raises:
+        BadSetting: a value is out of its range.
+    """
     pairs = points.items() if isinstance(points, Mapping) else points
     return Piecewise(tuple((place, factor) for place, factor in pairs), between)
 

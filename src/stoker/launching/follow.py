@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from stoker import training
 from stoker.errors import BadRun, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.launching.launcher import Launcher, seen_now, utc_now
 from stoker.launching.meter import HOLDS_DEVICES, Meter
@@ -446,10 +447,8 @@ def describe_state(state: LaunchState, place: str) -> str:
 def write_report(directory: RunDirectory) -> None:
     """Rewrite the report of a fetched run with what only this machine knows: waits, states, cost."""
     if directory.is_run and directory.report_path.exists():
-        from stoker.training.run_handle import report  # noqa: PLC0415 - loads torch, which following itself does not
-
         with suppress(StokerError):  # the one from there stays
-            report(directory.path)
+            training.run_handle.report(directory.path)  # loads torch, which following itself does not
 
 
 def bring_home(directory: RunDirectory, launcher: Launcher, launch: Launch) -> None:

@@ -90,7 +90,7 @@ def whole_requests(arrays: Arrays, specs: Sequence[TensorSpec], rows: int = 1) -
     if set(more.values()) != {1} or len(counts) != 1 or counts == {(0,)}:
         raise BadJob(
             "the model has no batch: wanted the whole inputs of one request, or of several, stacked: "
-            + ", ".join(f"{spec.name} {list(spec.shape)} is {list(arrays[spec.name].shape)}" for spec in specs),
+            + ", ".join(f"{spec.name} {list(spec.shape)} is {list(arrays[spec.name].shape)}" for spec in specs)
         )
     return [{name: array[index, ...] for name, array in arrays.items()} for index in range(counts.pop()[0])]
 

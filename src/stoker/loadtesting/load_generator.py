@@ -75,12 +75,7 @@ class LoadTrace:
 
 
 def open_loop(
-    address: Address,
-    payloads: Sequence[Payload],
-    due: NDArray[np.float64],
-    *,
-    connections: int,
-    limits: LoadLimits,
+    address: Address, payloads: Sequence[Payload], due: NDArray[np.float64], *, connections: int, limits: LoadLimits
 ) -> LoadTrace:
     """Send a request at each of the times `due` [s], payloads in turn, over at most `connections` connections.
 
@@ -91,12 +86,7 @@ def open_loop(
 
 
 def closed_loop(
-    address: Address,
-    payloads: Sequence[Payload],
-    *,
-    connections: int,
-    seconds: float,
-    limits: LoadLimits,
+    address: Address, payloads: Sequence[Payload], *, connections: int, seconds: float, limits: LoadLimits
 ) -> LoadTrace:
     """`connections` callers, each sending its next request once the last is answered, for `seconds`.
 
@@ -110,12 +100,7 @@ class _Driver:
     """The loop. Requests are numbered in the order they are due; a connection serves one of them at a time."""
 
     def __init__(
-        self,
-        address: Address,
-        payloads: Sequence[Payload],
-        due: list[float],
-        connections: int,
-        limits: LoadLimits,
+        self, address: Address, payloads: Sequence[Payload], due: list[float], connections: int, limits: LoadLimits
     ) -> None:
         self._address, self._payloads, self._limits = address, payloads, limits
         self._due = due

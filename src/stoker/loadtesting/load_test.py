@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stoker import artifacts
+from stoker import artifacts, serving
 from stoker.artifacts import Artifact
 from stoker.devices import attached_cpu, sample_cpu
 from stoker.devices.cpu import others_cores
@@ -230,10 +230,8 @@ def _served(
     directory: Path, artifact: Artifact, settings: ServiceSettings, load: Load, objective: Objective | None
 ) -> Iterator[LoadTarget]:
     """The model in a new server process, on a free port of the loopback address."""
-    from stoker.serving.server import ServerOptions, run  # noqa: PLC0415 - needs the libraries of an extra
-
     name = directory.resolve().name
-    options = ServerOptions(
+    options = serving.server.ServerOptions(
         places=(directory,),
         settings={name: settings},
         http_port=0,
@@ -243,7 +241,7 @@ def _served(
         grace_s=2.0,
         is_strict=True,
     )
-    with served_in_child(run, options) as (started, pid):
+    with served_in_child(serving.server.run, options) as (started, pid):
         if started.http is None:
             raise ServiceError("the service has no HTTP port")
         target = _target(address_of(started.http), name, artifact, load, objective)

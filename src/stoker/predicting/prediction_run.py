@@ -29,13 +29,7 @@ from stoker.predicting.prediction_output import JOB_KEY, PART_KEY, OutputDirecto
 from stoker.predicting.prediction_request import MostBad
 from stoker.predicting.row_source import RowReader, RowSource, SourceRows
 from stoker.records.codec import JSON
-from stoker.records.prediction import (
-    BadRow,
-    PredictionEvent,
-    PredictionEventKind,
-    PredictionJob,
-    PredictionSummary,
-)
+from stoker.records.prediction import BadRow, PredictionEvent, PredictionEventKind, PredictionJob, PredictionSummary
 
 PredictionSink = Callable[[PredictionEvent], None]
 

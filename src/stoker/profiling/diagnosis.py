@@ -39,6 +39,9 @@ def doctor(*, fresh: bool = False) -> Diagnosis:
     """Survey this machine and measure its devices; results are cached if no other process disturbed them.
 
     With `fresh`, measure cached devices again.
+
+    Args:
+        fresh: measure devices again whose results are cached.
     """
     diagnosis = survey()
     before = sample_cpu()

@@ -160,10 +160,13 @@ def _slowdown() -> dict[str, float]:
     return {name: max(1.0, _largest(ratio, cpu)) for name, ratio in ratios.items()}
 
 
-def _for_a_while(work: Callable[[], object], seconds: float = 0.06) -> float:
+_WHILE_S = 0.06
+
+
+def _for_a_while(work: Callable[[], object]) -> float:
     """The median time of a call over some time [s]."""
     times, started = [], time.perf_counter()
-    while time.perf_counter() - started < seconds:
+    while time.perf_counter() - started < _WHILE_S:
         begun = time.perf_counter()
         work()
         times.append(time.perf_counter() - begun)

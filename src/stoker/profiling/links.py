@@ -28,11 +28,7 @@ _SPREAD = 1.15
 
 
 def measure_links(
-    device: Device,
-    count: int,
-    *,
-    threads: int = 1,
-    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    device: Device, count: int, *, threads: int = 1, now: Callable[[], datetime] = lambda: datetime.now(UTC)
 ) -> Links:
     """Let `count` processes measure their links, one on each GPU or all on this CPU.
 

@@ -44,6 +44,9 @@ def fast(job: Job) -> Job:
     output layer), `schedule` (a short linear rise, then a linear fall to 0), label smoothing (0.1, also in place of 0),
     `augment` (alternating mirror images; a shift by one pixel). Whitening layers of the model are filled.
 
+    Args:
+        job: what is learned.
+
     Raises:
         BadJob: the loss is not the cross-entropy, the inputs are not images, or the model has no convolutions with
             batch norm.

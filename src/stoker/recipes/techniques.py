@@ -19,6 +19,10 @@ def one_cycle(job: Job, *, warmup: float = 0.25) -> Job:
     """The job under the one-cycle schedule: up over the share `warmup` of the run, then down along a cosine to 0.
 
     Source: Smith and Topin 2018, https://arxiv.org/abs/1708.07120; momentum is not cycled.
+
+    Args:
+        job: what is learned.
+        warmup: share of the run that rises [0 to 1].
     """
     return dataclasses.replace(job, schedule=schedules.one_cycle(warmup=warmup))
 
@@ -27,6 +31,10 @@ def label_smoothing(job: Job, share: float = 0.1) -> Job:
     """The job with `share` of each target spread over all classes.
 
     Source: Szegedy et al. 2016, https://arxiv.org/abs/1512.00567, section 7.
+
+    Args:
+        job: what is learned.
+        share: of each target that all classes share [0 to 1].
 
     Raises:
         BadJob: the loss has no classes.
@@ -39,6 +47,10 @@ def ema(job: Job, decay: float = 0.999) -> Job:
 
     Source: Polyak and Juditsky 1992, https://doi.org/10.1137/0330046; in this form Tarvainen and Valpola 2017,
     https://arxiv.org/abs/1703.01780.
+
+    Args:
+        job: what is learned.
+        decay: of late updates, between 0 and 1; see `stoker.EMA`.
 
     Raises:
         BadJob: the decay is out of range, or spans more updates than the run makes (where its length is in updates).
@@ -57,6 +69,11 @@ def muon(job: Job, lr: float = 0.02, *, rest: Optimizer | None = None) -> Job:
 
     `rest` is by default the job's own optimiser if that is one of Stoker's, else AdamW with a rate of 3e-4.
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/.
+
+    Args:
+        job: what is learned.
+        lr: Muon's learning rate [1].
+        rest: the optimiser of the other parameters; None: see above.
     """
     if rest is None:
         own = job.optimizer
@@ -87,7 +104,11 @@ class MirrorAveraged(nn.Module):
 
 
 def mirror_averaged(job: Job) -> Job:
-    """The job with its model wrapped in MirrorAveraged; the trained model is wrapped too."""
+    """The job with its model wrapped in MirrorAveraged; the trained model is wrapped too.
+
+    Args:
+        job: what is learned.
+    """
     return dataclasses.replace(job, model=_Mirrored(job.model))
 
 

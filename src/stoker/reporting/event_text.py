@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stoker.records import Bottleneck, Estimate, Event, Layout, from_json
+from stoker.records import Bottleneck, Estimate, Event, Forecast, Layout, from_json
 from stoker.records.codec import JSON
 from stoker.records.prediction import PredictionEvent
 from stoker.records.study import PlannedTrial, StudyEvent
-from stoker.reporting.history import (
-    evaluation_metrics,
-    finite,
-    number,
-    numbers,
-    planned_forecast,
-    planned_plan,
-    text,
-)
+from stoker.reporting.history import evaluation_metrics, finite, number, numbers, planned_forecast, planned_plan, text
 from stoker.reporting.wording import (
     DATA_GUARANTEES,
     format_gain,
@@ -84,10 +76,15 @@ def _planned(event: Event) -> str:
     if event.fields.get("is_settled") is False:
         return f"begins at once under {described}; how long it takes is not known yet"
     line = f"planned{f' in {format_seconds(took)}' if took is not None else ''}: {described}"
+    return line + _forecast_words(forecast)
+
+
+def _forecast_words(forecast: Forecast | None) -> str:
+    """The time that is forecast for the run, behind a line."""
     if forecast is None:
-        return line
+        return ""
     total = forecast.total_s
-    return f"{line}; forecast {format_seconds(total.value)} ({format_interval(total)}, {total.basis})"
+    return f"; forecast {format_seconds(total.value)} ({format_interval(total)}, {total.basis})"
 
 
 def _started(event: Event) -> str:
@@ -164,10 +161,7 @@ def _settled(event: Event) -> str:
     faster = f"{gained:.2f}x as fast as the plan it began under" if gained != 1 else "the plan it began under"
     line = f"settled at {_position(event)} samples on {plan.in_words() if plan else text(event, 'plan')}"
     line += f": {faster}, after {updates:,.0f} updates of trials"
-    if forecast is None:
-        return line
-    total = forecast.total_s
-    return f"{line}; forecast {format_seconds(total.value)} ({format_interval(total)}, {total.basis})"
+    return line + _forecast_words(forecast)
 
 
 def _plain_value(value: JSON) -> JSON:

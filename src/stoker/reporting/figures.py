@@ -136,9 +136,9 @@ def plot_report(report: Report) -> Any:
     return figure
 
 
-def series(events: Sequence[Event], field: str, *, over: str = "samples") -> list[Point]:
-    """A field of events over samples or `wall_s`, where both are finite."""
-    pairs = ((finite(event, over), finite(event, field)) for event in events)
+def series(events: Sequence[Event], field: str) -> list[Point]:
+    """A field of events over samples, where both are finite."""
+    pairs = ((finite(event, "samples"), finite(event, field)) for event in events)
     return [(x, y) for x, y in pairs if x is not None and y is not None]
 
 

@@ -75,11 +75,7 @@ def _documents(report: Report, log: FoldedLog, confusion: JSON) -> str:
     scalars = state["scalars"][:_MOST_SCALARS]
     series = {
         over: series_document(
-            log,
-            over=over,
-            px=_PX,
-            scalars=scalars,
-            scalar_px=min(_PX, _SCALARS_PX // max(1, len(scalars))),
+            log, over=over, px=_PX, scalars=scalars, scalar_px=min(_PX, _SCALARS_PX // max(1, len(scalars)))
         )
         for over in ("samples", "wall_s")
     }

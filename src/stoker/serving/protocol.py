@@ -28,13 +28,7 @@ from stoker.errors import nearest
 from stoker.records import BATCH, Datatype, DynamicDim, Manifest, ServiceSettings, TensorSpec
 from stoker.records.codec import JSON
 from stoker.serving.refusals import BadRequest, TooLarge, Unsupported
-from stoker.serving.service import (
-    InferenceRequest,
-    InferenceResponse,
-    Parameter,
-    RepositoryEntry,
-    ServerContext,
-)
+from stoker.serving.service import InferenceRequest, InferenceResponse, Parameter, RepositoryEntry, ServerContext
 from stoker.units import KIB
 
 EXTENSIONS = (
@@ -388,11 +382,6 @@ def checked_shape(shape: object, tensor: str) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def count(shape: Sequence[int]) -> int:
-    """Number of elements [elements] of a tensor of this shape."""
-    return math.prod(shape)
-
-
 def from_raw(raw: Buffer, datatype: Datatype, shape: tuple[int, ...], tensor: str) -> NDArray[Any]:
     """The tensor in these bytes: a read-only view, perhaps unaligned; for BYTES an array of objects.
 
@@ -401,7 +390,7 @@ def from_raw(raw: Buffer, datatype: Datatype, shape: tuple[int, ...], tensor: st
     Raises:
         BadRequest: there are more or fewer bytes than the shape needs, or a BOOL is neither 0 nor 1.
     """
-    elements = count(shape)
+    elements = math.prod(shape)
     if datatype == "BYTES":
         return _unpack(raw, elements, tensor).reshape(shape)
     dtype = dtype_of(datatype)
@@ -478,11 +467,11 @@ def cut_out(text: bytes) -> tuple[bytes, dict[str, bytes]]:
 
 def _from_long(text: bytes, datatype: Datatype, shape: tuple[int, ...], tensor: str) -> NDArray[Any]:
     """The tensor in a long text: its brackets are compared with the shape's, its numbers parsed in parts."""
-    elements = count(shape)
+    elements = math.prod(shape)
     values, lists = text.count(b",") + 1, text.count(b"[")
     if values != elements:
         raise BadRequest(f"{tensor} has shape {list(shape)}, of {elements} values; its data has {values}")
-    nested = sum(count(shape[:depth]) for depth in range(len(shape)))
+    nested = sum(math.prod(shape[:depth]) for depth in range(len(shape)))
     is_flat = lists == 1
     is_valid = is_flat or lists == nested
     if is_valid:
@@ -571,7 +560,7 @@ def _flat(data: Any, shape: tuple[int, ...], tensor: str) -> list[Any]:
         if shape or data is None:
             raise BadRequest(f"{tensor} needs `data`: a list, nested as its shape is, or flat")
         return [data]
-    elements = count(shape)
+    elements = math.prod(shape)
     if len(data) == elements and not (data and isinstance(data[0], list)):
         return data
     level: list[Any] = [data]

@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from stoker import artifacts
+from stoker import artifacts, serving
 from stoker.errors import BadArtifact, BadJob, ServiceError
 
 NEEDED = ("uvicorn", "httptools", "uvloop", "orjson", "grpc", "google.protobuf", "prometheus_client", "ml_dtypes")
@@ -43,10 +43,9 @@ def serve(
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if may_set_signals else None
     try:
         require_libraries()
-        from stoker.serving.server import ServerOptions, run  # noqa: PLC0415 - needs the libraries just checked
-
         places = (models,) if isinstance(models, str | PathLike) else models
-        run(ServerOptions(places=tuple(Path(place) for place in places), **options), announce)
+        opened = serving.server.ServerOptions(places=tuple(Path(place) for place in places), **options)
+        serving.server.run(opened, announce)
     finally:
         if before is not None:
             signal.signal(signal.SIGHUP, before)

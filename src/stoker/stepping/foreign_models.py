@@ -25,6 +25,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import nn
 
+from stoker import stepping
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
 from stoker.jobs.fields import Fields
@@ -34,9 +35,7 @@ from stoker.loading.fields import Content
 def adopt_model(model: nn.Module) -> nn.Module:
     """`model`, changed in place or wrapped."""
     if is_keras(model) and isinstance(model, nn.Module):
-        from stoker.stepping.keras_models import KerasModel  # noqa: PLC0415 - imports Keras, which is here then
-
-        return KerasModel(model)
+        return stepping.keras_models.KerasModel(model)
     config: Any = getattr(model, "config", None)
     if getattr(config, "use_cache", None) is True:
         config.use_cache = False
@@ -53,9 +52,7 @@ def fresh_keras_names() -> contextlib.AbstractContextManager[None]:
     """Within the context a Keras model is made under the layer names that it has in every process."""
     if "keras" not in sys.modules or sys.modules["keras"].backend.backend() != "torch":
         return contextlib.nullcontext()
-    from stoker.stepping.keras_models import fresh_names  # noqa: PLC0415 - as above
-
-    return fresh_names()
+    return stepping.keras_models.fresh_names()
 
 
 def is_keras(model: object) -> bool:

@@ -114,8 +114,8 @@ class TrainingObjective:
         _require_nothing_to_train(job.objective.loss)
         losses = () if job.objective.loss is None else (self._measure("loss", job.objective.loss, LOSSES),)
         summed = (metric for metric in job.metrics if not is_stateful(metric))  # the others are evaluation's
-        self._all = (*losses, *(self._measure(measure_name(m), m, METRICS) for m in summed))
-        self._stateful = tuple(measure_name(metric) for metric in job.metrics if is_stateful(metric))
+        self._all = (*losses, *(self._measure(metric_name(m), m, METRICS) for m in summed))
+        self._stateful = tuple(metric_name(metric) for metric in job.metrics if is_stateful(metric))
         self._needs_output = bool(self._stateful) or not all(measure.takes_model for measure in self._all)
         self._observer: Observer | None = None
         self._compiled: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
@@ -403,11 +403,6 @@ def _needs_graph(error: BaseException | None) -> bool:
             return True
         error, seen = error.__cause__ or error.__context__, seen + 1
     return False
-
-
-def measure_name(measure: str | Callable[..., Any]) -> str:
-    """The name of a loss or metric in results."""
-    return metric_name(measure)
 
 
 @contextlib.contextmanager

@@ -75,6 +75,9 @@ class OwnLoop:
         """`batch` (a tensor, or tuples, lists and dicts of them) on the device, images in the plan's memory format.
 
         Copies from pinned memory do not block.
+
+        Args:
+            batch: tensors of any shape, on the host or the device.
         """
 
         def place(tensor: torch.Tensor) -> torch.Tensor:

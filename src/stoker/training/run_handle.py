@@ -19,7 +19,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from stoker import records
+from stoker import records, reporting
 from stoker.errors import BadJob, BadRun, StokerError
 from stoker.jobs import Entry, Job, load_job
 from stoker.records.codec import JSON
@@ -160,6 +160,10 @@ class Run:
         attributes that training changed, such as a counter, are those of the weights. Data are read only if `job()`
         itself reads them.
 
+        Args:
+            job: the job to take the architecture from; None: see above.
+            at: a moment for which weights were kept, as for `weights`; None: the final ones.
+
         Raises:
             BadJob: the job makes another model than the one that was pruned, or cannot be made again.
             BadRun: the run has no weights yet, or they do not fit the model.
@@ -229,9 +233,7 @@ class Run:
         Raises:
             BadRun: its log cannot be read.
         """
-        from stoker.reporting.figures import plot_report  # noqa: PLC0415 - Plotly: the first update would wait for it
-
-        return plot_report(self.directory.read_report())
+        return reporting.figures.plot_report(self.directory.read_report())
 
     def _repr_html_(self) -> str:
         """The run's card in a notebook."""
@@ -273,6 +275,10 @@ class Run:
 def load(where: str | Path, job: Job | None = None) -> Run:
     """The run in a directory, or of that name.
 
+    Args:
+        where: a run's directory, its name below `STOKER_RUNS` (default: ./runs), the start of one, or `latest`.
+        job: the job to take the architecture from; None: the run's own copy of its job file, see `Run.model`.
+
     Raises:
         BadRun: there is no such run, or it is damaged.
     """
@@ -281,6 +287,9 @@ def load(where: str | Path, job: Job | None = None) -> Run:
 
 def report(where: str | Path) -> Path:
     """Write a run's report again; returns the HTML file.
+
+    Args:
+        where: the run, as for `load`.
 
     Raises:
         BadRun: there is no such run, or it is damaged.
@@ -292,9 +301,9 @@ def report(where: str | Path) -> Path:
 
 def write_report(directory: RunDirectory, report: records.Report) -> None:
     """Write `report` as the page of the run in `directory`."""
-    from stoker.reporting.run_page import render_html  # noqa: PLC0415 - Jinja: the first update would wait for it
-
-    write_atomic(directory.report_path, render_html(report, read_examples(directory)), what="the report")
+    write_atomic(
+        directory.report_path, reporting.run_page.render_html(report, read_examples(directory)), what="the report"
+    )
 
 
 JOB_COPY = "job"

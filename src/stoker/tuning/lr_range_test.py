@@ -15,7 +15,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,7 +180,6 @@ def _sweep(
     data: Datasets,
     rates: Sequence[float],
     until: float,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[float, tuple[float, ...]]:
     """The job's own rate, and the loss after the update at each rate, until it runs away or the time is over."""
     losses: list[float] = []
@@ -198,7 +197,7 @@ def _sweep(
                 loss = math.inf
             if update:
                 losses.append(loss if math.isfinite(loss) else math.inf)  # which ends the sweep
-            if has_run_away(losses) or clock() > until:
+            if has_run_away(losses) or time.perf_counter() > until:
                 break
     return stated, tuple(losses)
 

@@ -15,13 +15,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from stoker.errors import BadJob, RunFailed, StokerError
 from stoker.records import Device
 from stoker.records.codec import JSON
 from stoker.store.child_process import ChildProcess, Raised, require_picklable
 from stoker.units import format_bytes
+
+if TYPE_CHECKING:
+    from stoker.tuning.conductor import Conductor
 
 TrialResultKind = Literal["finished", "stopped", "out of memory", "diverged", "failed"]
 
@@ -191,31 +194,7 @@ _LONGEST_WAIT_S = 3600.0
 """Longest wait for the children at a time [s]; the system's limit is 24 days."""
 
 
-class TrialSource(Protocol):
-    """The source of a runner's trials; see `Conductor`."""
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Until everything stops [s]."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether everything stops now."""
-
-    def next_request(self) -> TrialRequest | None:
-        """The next trial."""
-
-    def on_place(self, number: int, on: str) -> None:
-        """A trial runs there."""
-
-    def judge(self, number: int, reading: TrialReading) -> bool:
-        """Whether a trial shall stop."""
-
-    def ended(self, number: int, ending: TrialResult) -> None:
-        """A trial ended."""
-
-
-def run_here(conductor: TrialSource, run_trial: RunTrial, slot: TrialSlot) -> None:
+def run_here(conductor: Conductor, run_trial: RunTrial, slot: TrialSlot) -> None:
     """Run a study's trials in this process, one after another.
 
     Raises:
@@ -250,17 +229,14 @@ class Processes:
     Args:
         run_trial: a function, or an object to call, that can be pickled: the process imports it again.
         slots: places for trials.
-        now: seconds of a clock that only goes forwards.
     """
 
-    def __init__(
-        self, run_trial: RunTrial, slots: Sequence[TrialSlot], *, now: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, run_trial: RunTrial, slots: Sequence[TrialSlot]) -> None:
         require_picklable(run_trial)
-        self._run_trial, self._now = run_trial, now
+        self._run_trial = run_trial
         self._free, self._children = list(slots), dict[int, _Running]()
 
-    def run(self, conductor: TrialSource) -> None:
+    def run(self, conductor: Conductor) -> None:
         """Run trials until there are none, or the conductor says that it is over; then none is left running."""
         try:
             while self._begin(conductor) or self._children:
@@ -270,7 +246,7 @@ class Processes:
         finally:
             self._stop(None)
 
-    def _begin(self, conductor: TrialSource) -> bool:
+    def _begin(self, conductor: Conductor) -> bool:
         """Fill the free slots; whether anything began."""
         began = False
         while self._free and (request := conductor.next_request()) is not None:
@@ -286,7 +262,7 @@ class Processes:
             began = True
         return began
 
-    def _wait(self, conductor: TrialSource) -> None:
+    def _wait(self, conductor: Conductor) -> None:
         by_pipe = {id(child.process.pipe): child for child in self._children.values()}
         left_s = conductor.seconds_left
         timeout_s = None if left_s is None else min(left_s, _LONGEST_WAIT_S)
@@ -306,14 +282,14 @@ class Processes:
         self._free.append(child.slot)
         child.process.close(_ENDING_S)
 
-    def _stop(self, conductor: TrialSource | None) -> None:
+    def _stop(self, conductor: Conductor | None) -> None:
         """Ask what runs to save and stop, and wait for it; endings go to the conductor, if one is given."""
         for child in self._children.values():
             child.process.stop()
-        deadline = self._now() + _SAVING_S
+        deadline = time.monotonic() + _SAVING_S
         for child in list(self._children.values()):
             while child.request.number in self._children:
-                if not child.process.pipe.poll(max(0.0, deadline - self._now())):
+                if not child.process.pipe.poll(max(0.0, deadline - time.monotonic())):
                     child.process.kill()
                 said = child.process.receive()
                 if isinstance(said, TrialReading):

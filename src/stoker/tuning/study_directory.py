@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker import records
+from stoker import records, reporting, training
 from stoker.errors import BadRun, RunFailed, first_line, nearest
 from stoker.records.study import StudyForecast, StudyResult, StudySettings, StudyTrial
 from stoker.store import RunLock, disk_errors, write_atomic
@@ -149,16 +149,17 @@ class Study:
     def run(self, number: int | None = None) -> Run:
         """The run of a trial, the best one's by default: metrics, weights, model, report.
 
+        Args:
+            number: of a trial; None: the best one.
+
         Raises:
             BadRun: there is none, or it is on another machine.
         """
-        from stoker.training.run_handle import load  # noqa: PLC0415 - PyTorch
-
         trial = self.best.number if number is None else number
         found = next((one for one in self.result.trials if one.number == trial), None)
         if found is None:
             raise BadRun(f"{self.name} has no trial {trial}: it has {len(self.result.trials)}")
-        return load(self.path / found.run)
+        return training.run_handle.load(self.path / found.run)
 
     def __repr__(self) -> str:
         """Name, trials and the best."""
@@ -194,10 +195,10 @@ def find_study(root: Path, word: str) -> StudyDirectory:
 
 def write_page(directory: StudyDirectory, result: StudyResult) -> str | None:
     """Write the study's page; returns what went wrong, which costs no study, and None if nothing did."""
-    from stoker.reporting.study_page import render_study  # noqa: PLC0415 - plotly
-
     try:
-        write_atomic(directory.page_path, render_study(result), what="the study's page", error=RunFailed)
+        write_atomic(
+            directory.page_path, reporting.study_page.render_study(result), what="the study's page", error=RunFailed
+        )
     except Exception as problem:  # noqa: BLE001 - a mistake in drawing a figure must not cost hours of training
         return f"the study's page could not be written: {first_line(problem)}"
     return None

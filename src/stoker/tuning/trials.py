@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stoker import training
 from stoker.devices import attached_devices, cheapest, planned_devices, resolve_place
 from stoker.errors import BadJob, BadRun, DoesNotFit, StokerError, first_line
 from stoker.jobs import Entry, Job, load_job
@@ -105,8 +106,6 @@ class TrainTrial:
 
     def __call__(self, request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:
         """The trial's end. The test set is not used: a study that looked at it would have chosen by it."""
-        from stoker.training.train import train  # noqa: PLC0415 - seconds, for the trial's own process
-
         directory = RunDirectory(request.directory)
         _wait_until_free(directory)
         missed, saved = _missed(directory, request.heard)
@@ -118,7 +117,7 @@ class TrainTrial:
         listener = _Listener(judge, is_stopping=any(verdicts))
         try:
             job, entry = self.source.make(request.parameters)
-            run = train(
+            run = training.train.train(
                 dataclasses.replace(job, test=None),
                 on=request.on or slot.on,
                 run_dir=request.directory,

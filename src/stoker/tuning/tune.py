@@ -13,21 +13,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
-from stoker import records
+from stoker import records, tuning
 from stoker.devices import attached_devices, resolve_place
 from stoker.devices.cpu import usable_cpus
 from stoker.errors import BadJob, BadRun, nearest
 from stoker.jobs import Job
 from stoker.records import Device, Plan
 from stoker.records.codec import JSON
-from stoker.records.study import (
-    PrunerName,
-    SamplerName,
-    StudyEvent,
-    StudyEventKind,
-    StudyResult,
-    StudySettings,
-)
+from stoker.records.study import PrunerName, SamplerName, StudyEvent, StudyEventKind, StudyResult, StudySettings
 from stoker.store import runs_root
 from stoker.tuning.population import LEAST_MEMBERS
 from stoker.tuning.processes import Processes, TrialPacking, TrialSlot, by_cores, in_a_process, packed, run_here
@@ -240,18 +233,16 @@ def _conducted(
     began: float,
 ) -> Study:
     """Run what is left of the study, and write its page, whatever it ended by; its time runs since `began`."""
-    from stoker.tuning import conductor, study_database  # noqa: PLC0415 - Optuna, which may be missing at import
-
-    storage, study = study_database.opened(directory, settings)
+    storage, study = tuning.study_database.opened(directory, settings)
     left_s = None if asked.seconds is None else max(0.0, asked.seconds - (time.monotonic() - began))
-    work = conductor.StudyWorker(
+    work = tuning.conductor.StudyWorker(
         directory=directory.path.resolve(),
         worker=f"{platform.node()}:{directory.path.resolve()}",
         trials=asked.trials,
         parallel=len(packing.slots),
         seconds=left_s,
     )
-    conducting = conductor.Conductor(storage, study, settings, work, sink)
+    conducting = tuning.conductor.Conductor(storage, study, settings, work, sink)
     run_trial = TrainTrial(source=source, plan=asked.plan)
     try:
         if asked.in_processes:
@@ -259,7 +250,7 @@ def _conducted(
         else:
             run_here(conducting, run_trial, TrialSlot(on=asked.on))
     finally:
-        result = study_database.read_result(directory)
+        result = tuning.study_database.read_result(directory)
         if (unwritten := write_page(directory, result)) is not None:
             sink(_event("warned", message=unwritten))
     if conducting.problem is not None:
@@ -473,11 +464,12 @@ def _event(kind: StudyEventKind, **fields: JSON) -> StudyEvent:
 def study(where: str | Path) -> Study:
     """The study of that name, or in that directory, as it stands; another process may be working on it.
 
+    Args:
+        where: a study's name, the start of one, or its directory.
+
     Raises:
         BadRun: there is none, or it is damaged.
     """
     require_optuna()
-    from stoker.tuning.study_database import read_result  # noqa: PLC0415 - Optuna, which may be missing at import
-
     directory = find_study(runs_root(), str(where))
-    return Study(directory, read_result(directory))
+    return Study(directory, tuning.study_database.read_result(directory))

@@ -44,6 +44,11 @@ from stoker.verifying.subject import Level, Subject, Timebox, same_bits, verdict
 def verify(job: Job, *, on: str = "here", entry: Entry | None = None) -> tuple[Verdict, ...]:
     """Examine the exactness contract for a job, under the plan chosen for it here.
 
+    Args:
+        job: what is learned.
+        on: the device: `here`, `cpu`, `cuda:0`.
+        entry: the job file it was loaded from, if any.
+
     Raises:
         BadJob, DoesNotFit, NoDevice: as for `plan`.
     """

@@ -133,13 +133,7 @@ def _last_object(output: bytes) -> dict[str, Any]:
 
 
 def replay_as_rank(
-    job: Job,
-    directory: RunDirectory,
-    begin: int,
-    until: int,
-    *,
-    entry: Entry | None = None,
-    at: Collection[int] = (),
+    job: Job, directory: RunDirectory, begin: int, until: int, *, entry: Entry | None = None, at: Collection[int] = ()
 ) -> tuple[CheckpointManifest, ...]:
     """This process's part of the stretch from update `begin` to `until`, which has one plan; rank 0's manifests.
 

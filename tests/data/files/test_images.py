@@ -193,6 +193,7 @@ def test_words_that_cannot_be_meant_are_refused(given: dict[str, object], messag
 
 def test_without_pillow_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The extra that brings it."""
+    monkeypatch.delattr("stoker.data.reading.image_decoding")
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.delitem(sys.modules, "stoker.data.reading.image_decoding", raising=False)
     with pytest.raises(BadJob, match=r"pip install 'stoker\[data\]'"):

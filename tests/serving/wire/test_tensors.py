@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import struct
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis.extra import numpy as arrays_of
 
 from stoker.artifacts.dtypes import datatype_of, dtype_of, to_raw
 from stoker.records import Datatype
-from stoker.serving.protocol import MOST_ELEMENTS, checked_shape, count, datatype_named, from_raw, strings
+from stoker.serving.protocol import MOST_ELEMENTS, checked_shape, datatype_named, from_raw, strings
 from stoker.serving.refusals import BadRequest
 
 NUMBERS: tuple[Datatype, ...] = (
@@ -34,7 +35,7 @@ shapes = arrays_of.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 @given(st.sampled_from(NUMBERS), shapes, st.randoms(use_true_random=False))
 def test_numbers_come_back_as_they_went(datatype: Datatype, shape: tuple[int, ...], random: object) -> None:
     """What `to_raw` writes `from_raw` reads: the same bits, shape and datatype, NaN and all."""
-    size = count(shape) * dtype_of(datatype).itemsize
+    size = math.prod(shape) * dtype_of(datatype).itemsize
     bits = bytes(random.randrange(2 if datatype == "BOOL" else 256) for _ in range(size))
     array = from_raw(bits, datatype, shape, "input 'x'")
     assert (array.shape, datatype_of(array.dtype)) == (shape, datatype)

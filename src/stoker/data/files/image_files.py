@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast, final
 import numpy as np
 import numpy.typing as npt
 
+from stoker.data import reading
 from stoker.data.files.sample_files import (
     Clean,
     as_first_seen,
@@ -57,14 +58,12 @@ class ImageForm:
             BadJob: Pillow is missing.
         """
         with needs("pillow"):
-            from stoker.data.reading.image_decoding import loaded, upright
-        return self.fitted(upright(loaded(content)))
+            decoding = reading.image_decoding
+        return self.fitted(decoding.upright(decoding.loaded(content)))
 
     def fitted(self, image: Any) -> npt.NDArray[np.uint8]:
         """The pixels [C, H, W] of a Pillow image, as a writable copy; raises BadImage as `decoded` does."""
-        from stoker.data.reading.image_decoding import fitted
-
-        pixels = fitted(image, self.channels, self.size, self.resize)
+        pixels = reading.image_decoding.fitted(image, self.channels, self.size, self.resize)
         return np.require(pixels, requirements=["C", "W"])  # grey ones are a view of Pillow's own
 
     def prepare(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -100,8 +99,7 @@ def image_form(
         raise BadJob(f"std={std!r} has values that are not positive")
     if not are_of_unit_pixels(means, stds):
         raise BadJob(
-            f"mean={mean!r} and std={std!r} are not of pixels from 0 to 1, to which they are applied",
-            remedy=REMEDY,
+            f"mean={mean!r} and std={std!r} are not of pixels from 0 to 1, to which they are applied", remedy=REMEDY
         )
     return ImageForm(sides, channels, cast("Resize", resize), means, stds)
 

@@ -58,6 +58,9 @@ class IndexedSource(ABC):
     def sample(self, index: int) -> Any:
         """Sample `index` (from 0) as stored: a tuple or dict.
 
+        Args:
+            index: from 0 to below the number of samples.
+
         Raises:
             BadJob: it cannot be read; the text names its file.
         """
@@ -98,7 +101,11 @@ class IndexedSource(ABC):
         return len(self.classes) or None
 
     def rows(self, indices: Indices) -> Any:
-        """The batch of the samples `indices` [B] as stored, if faster than one by one; else None."""
+        """The batch of the samples `indices` [B] as stored, if faster than one by one; else None.
+
+        Args:
+            indices: int64 [B], each from 0 to below the number of samples.
+        """
         return None
 
     def labels(self) -> Labels | None:

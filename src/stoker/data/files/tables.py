@@ -240,14 +240,34 @@ def csv(  # noqa: PLR0913 - what can be said of a table
 def parquet(
     path: Paths, *, like: Table | Subset | None = None, clean: Clean = None, **columns: Unpack[TableColumns]
 ) -> Table:
-    """Rows of Parquet files; arguments as for `csv`. Only named columns are read."""
+    """Rows of Parquet files; arguments as for `csv`. Only named columns are read.
+
+    Args:
+        path: a file, or several with the same columns.
+        like: a table whose encoding of categories, and whose features and target, are taken over.
+        clean: a list of rows to leave out, as `stoker data check` writes it.
+        **columns: features, target, categories, text, missing, …: see `csv`.
+
+    Raises:
+        BadJob: a file cannot be read, or lacks a column; see `csv`.
+    """
     return _table(path, table_spec("parquet", **columns), clean, like)
 
 
 def jsonl(
     path: Paths, *, like: Table | Subset | None = None, clean: Clean = None, **columns: Unpack[TableColumns]
 ) -> Table:
-    """Rows of JSONL files, one object a line; arguments as for `csv`. A missing key is a missing value."""
+    """Rows of JSONL files, one object a line; arguments as for `csv`. A missing key is a missing value.
+
+    Args:
+        path: a file, or several with the same keys.
+        like: a table whose encoding of categories, and whose features and target, are taken over.
+        clean: a list of rows to leave out, as `stoker data check` writes it.
+        **columns: features, target, categories, text, missing, …: see `csv`.
+
+    Raises:
+        BadJob: a file cannot be read, or lacks a key; see `csv`.
+    """
     return _table(path, table_spec("jsonl", **columns), clean, like)
 
 

@@ -318,11 +318,7 @@ def _example_type() -> Any:
         type_name=f".{package}.Features.FeatureEntry",
     )
     file.message_type.add(name="Example").field.add(
-        name="features",
-        number=1,
-        type=field.TYPE_MESSAGE,
-        label=field.LABEL_OPTIONAL,
-        type_name=f".{package}.Features",
+        name="features", number=1, type=field.TYPE_MESSAGE, label=field.LABEL_OPTIONAL, type_name=f".{package}.Features"
     )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)

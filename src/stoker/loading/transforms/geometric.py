@@ -74,7 +74,15 @@ class RandomAffine:
 
 @dataclass(frozen=True)
 class RandomRotation:
-    """Rotate an image about its centre by up to `degrees` either way; new pixels are `fill`."""
+    """Rotate an image about its centre by up to `degrees` either way; new pixels are `fill`.
+
+    Args:
+        degrees: the largest angle either way [degrees].
+        fill: value of new pixels, in the stored unit.
+
+    Raises:
+        BadSetting: `degrees` is out of its range.
+    """
 
     degrees: float
     fill: float = 0.0
@@ -199,7 +207,15 @@ def _radians(degrees: Numbers) -> Numbers:
 
 @dataclass(frozen=True)
 class RandomShift:
-    """Move an image by up to `pixels` in each direction; new pixels are `fill`."""
+    """Move an image by up to `pixels` in each direction; new pixels are `fill`.
+
+    Args:
+        pixels: the farthest that an image moves [pixels].
+        fill: value of new pixels, in the stored unit.
+
+    Raises:
+        BadSetting: `pixels` is below 0.
+    """
 
     pixels: int
     fill: float = 0.0
@@ -277,7 +293,14 @@ def _windows(
 
 @dataclass(frozen=True)
 class RandomFlip:
-    """Mirror an image left to right with probability `p`."""
+    """Mirror an image left to right with probability `p`.
+
+    Args:
+        p: probability of each image [0 to 1].
+
+    Raises:
+        BadSetting: `p` is out of its range.
+    """
 
     p: float = 0.5
     _dim: ClassVar[int] = -1
@@ -326,6 +349,13 @@ class Cutout:
 
     Source: T. DeVries, G. W. Taylor, "Improved Regularization of Convolutional Neural Networks with Cutout",
     arXiv:1708.04552.
+
+    Args:
+        size: side of the square [pixels].
+        fill: value of the covered pixels, in the stored unit.
+
+    Raises:
+        BadSetting: `size` is out of its range.
     """
 
     size: int

@@ -74,7 +74,14 @@ class ColorJitter:
 
 @dataclass(frozen=True)
 class RandomGrayscale:
-    """Take the colours out of an image with probability `p`; it keeps its three channels."""
+    """Take the colours out of an image with probability `p`; it keeps its three channels.
+
+    Args:
+        p: probability of each image [0 to 1].
+
+    Raises:
+        BadSetting: `p` is out of its range.
+    """
 
     p: float = 0.1
 

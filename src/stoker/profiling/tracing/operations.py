@@ -88,13 +88,7 @@ def _frozen(value: Any) -> Any:
 
 
 def operation_of(
-    func: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    out: Any,
-    *,
-    num_outside: int = 0,
-    is_again: bool = False,
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *, num_outside: int = 0, is_again: bool = False
 ) -> Operation:
     """The record of one call, whose results were `out`.
 

@@ -254,12 +254,12 @@ class _Reached:
     def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` over copies."""
         if isinstance(function, types.MethodType):
-            return types.MethodType(self._code(function.__func__), self._holder("self", function.__self__))
+            return types.MethodType(self._code(function.__func__), self._holder(function.__self__))
         if isinstance(function, types.FunctionType):
             return self._code(function)  # type: ignore[no-any-return]
         if isinstance(function, nn.Module):
             return self.value("step", function)  # type: ignore[no-any-return]
-        return types.MethodType(self._code(type(function).__call__), self._holder("self", function))
+        return types.MethodType(self._code(type(function).__call__), self._holder(function))
 
     def value(self, name: str, value: Any) -> Any:
         """A copy of `value` if it holds tensors, else itself; `name` is the variable it was found in."""
@@ -288,10 +288,10 @@ class _Reached:
             self.optimizers.append(copied)
         return copied
 
-    def _holder(self, name: str, holder: Any) -> Any:
+    def _holder(self, holder: Any) -> Any:
         """The object a method is bound to, with copies of its attributes."""
         if isinstance(holder, _HOLDERS):
-            return self.value(name, holder)
+            return self.value("self", holder)
         copied = copy.copy(holder)
         for key, value in vars(holder).items():
             vars(copied)[key] = self.value(key, value)

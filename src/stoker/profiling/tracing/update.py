@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,12 +21,15 @@ from stoker.loading.order import Indices
 from stoker.profiling.tracing.fake_device import fake_like
 from stoker.profiling.tracing.operations import tensors_in
 from stoker.profiling.tracing.session import TracingSession, tracing_session
-from stoker.profiling.tracing.storages import Recording, Storages
+from stoker.profiling.tracing.storages import Storages
 from stoker.records import Coupling, Operation, Plan, Storage, TensorShape, Trace, TraceSettings
 from stoker.stepping.bf16_weights import Bf16Weights
 from stoker.stepping.frozen_parameters import with_all_unfrozen
 from stoker.stepping.model import build_model
 from stoker.stepping.step import Step
+
+if TYPE_CHECKING:
+    from stoker.profiling.tracing.repetition import RepeatedBlocks
 
 _PROGRESS = 0.5
 """Share of the run done: in the middle the schedule has no special value, such as a rate of 0."""
@@ -34,30 +37,7 @@ FETCHED = 2
 """Samples whose shapes stand for those of a micro-batch."""
 
 
-class Shortening(Protocol):
-    """Leaves repeated parts out of an update, and records that in the trace."""
-
-    checkpointed_blocks: int
-    """Number of first blocks of the shortened model to checkpoint."""
-
-    def shorten(self, model: nn.Module) -> nn.Module:
-        """The model with fewer blocks."""
-
-    def while_tracing(self, recording: Callable[[], Recording | None]) -> AbstractContextManager[None]:
-        """The context for the update; `recording` returns the current recording, if any."""
-
-    def annotate(self, trace: Trace, recording: Recording) -> Trace:
-        """The trace with the parts left out, by its recording."""
-
-
-def trace_update(
-    job: Job,
-    data: Datasets,
-    coupling: Coupling,
-    settings: TraceSettings,
-    *,
-    shortening: Shortening | None = None,
-) -> Trace:
+def trace_update(job: Job, data: Datasets, coupling: Coupling, settings: TraceSettings) -> Trace:
     """Trace of an update of `job` after its first; nothing is computed, and little allocated.
 
     Args:
@@ -65,12 +45,11 @@ def trace_update(
         data: two of its samples are fetched, for their shapes.
         coupling: the coupling of samples, as probed.
         settings: target, micro-batch [samples], and how the update is executed.
-        shortening: leaves out repeated parts.
 
     Raises:
         BadJob: the step cannot be traced, sizes depend on the data, or the settings would change what is learned.
     """
-    (trace,) = trace_updates(job, data, coupling, (settings,), shortening=shortening)
+    (trace,) = trace_updates(job, data, coupling, (settings,))
     return trace
 
 
@@ -80,7 +59,7 @@ def trace_updates(
     coupling: Coupling,
     every: Sequence[TraceSettings],
     *,
-    shortening: Shortening | None = None,
+    shortening: RepeatedBlocks | None = None,
 ) -> list[Trace]:
     """Traces of updates that differ in their micro-batch alone, as `trace_update` makes each.
 
@@ -133,7 +112,7 @@ def trace_updates(
     return traces
 
 
-def _fake_step(job: Job, coupling: Coupling, traced: TracingSession, shortening: Shortening | None) -> Step:
+def _fake_step(job: Job, coupling: Coupling, traced: TracingSession, shortening: RepeatedBlocks | None) -> Step:
     settings, fakes = traced.settings, traced.fakes
     plan = Plan(
         device=str(traced.device),

@@ -140,13 +140,7 @@ class Batcher:
         await to_daemon_thread(measure)
 
     async def ask(
-        self,
-        inputs: Arrays,
-        *,
-        deadline: float | None = None,
-        priority: int = 0,
-        caller: str = "",
-        num_bytes: int = 0,
+        self, inputs: Arrays, *, deadline: float | None = None, priority: int = 0, caller: str = "", num_bytes: int = 0
     ) -> Arrays:
         """Every output for these inputs, which fit the manifest (not checked) and must not change until it returns.
 

@@ -5,6 +5,7 @@ Their classes are generated from inference.proto and health.proto by protobuf's 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Any
@@ -19,7 +20,7 @@ from stoker.artifacts.dtypes import Arrays, datatype_of, dtype_of, to_raw
 from stoker.records import Datatype
 from stoker.serving import protocol
 from stoker.serving.grpc import health_pb2, inference_pb2
-from stoker.serving.protocol import BINARY_ONLY, checked_shape, count, datatype_named, from_raw
+from stoker.serving.protocol import BINARY_ONLY, checked_shape, datatype_named, from_raw
 from stoker.serving.refusals import BadRequest, TooLarge
 from stoker.serving.service import InferenceRequest, InferenceResponse, Parameter, RequestedOutput
 from stoker.units import KIB
@@ -208,7 +209,7 @@ def _typed(contents: Any, datatype: Datatype, shape: tuple[int, ...], tensor: st
         raise BadRequest(f"{tensor} is {datatype}, for which there is no typed field; send raw_input_contents")
     field = _CONTENTS[datatype]
     filled = [descriptor.name for descriptor, _ in contents.ListFields()]
-    elements = count(shape)
+    elements = math.prod(shape)
     values = getattr(contents, field)
     if len(values) != elements or any(name != field for name in filled):
         filled_fields = ", ".join(f"{len(getattr(contents, name))} in {name}" for name in filled) or "none"

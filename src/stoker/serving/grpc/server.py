@@ -34,15 +34,7 @@ from grpc.aio import EOF, ServicerContext
 
 from stoker.serving.grpc import messages
 from stoker.serving.grpc.messages import Message, Parse, parsed, typed_memory
-from stoker.serving.grpc.methods import (
-    CallRecord,
-    InferenceStream,
-    abort,
-    answer,
-    as_refusal,
-    caller_of,
-    infer,
-)
+from stoker.serving.grpc.methods import CallRecord, InferenceStream, abort, answer, as_refusal, caller_of, infer
 from stoker.serving.refusals import BadRequest, Cancelled, OverCapacity, RequestTimeout
 from stoker.serving.service import ServerContext
 from stoker.units import KIB, format_bytes, format_seconds

@@ -21,15 +21,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from stoker.errors import StokerError
 from stoker.serving import protocol
 from stoker.serving.http import bodies
-from stoker.serving.http.bodies import (
-    Encoded,
-    OutputForm,
-    check_output_form,
-    decode,
-    decode_raw,
-    encode,
-    json_object,
-)
+from stoker.serving.http.bodies import Encoded, OutputForm, check_output_form, decode, decode_raw, encode, json_object
 from stoker.serving.protocol import checked_parameters, classify
 from stoker.serving.refusals import (
     BadRequest,

@@ -28,13 +28,7 @@ from stoker.serving.daemon_threads import begin, to_daemon_thread
 from stoker.serving.metrics import OK, Metrics
 from stoker.serving.protocol import fit, triton_config
 from stoker.serving.refusals import DeadlinePassed, DeadlineUnreachable, NotFound, Refusal, Unavailable, shortened
-from stoker.serving.repository.discovery import (
-    Snapshot,
-    asked_versions,
-    find_models,
-    settled_models,
-    snapshot,
-)
+from stoker.serving.repository.discovery import Snapshot, asked_versions, find_models, settled_models, snapshot
 from stoker.serving.repository.model import LONGEST_DRAIN_S, RepositoryModel, ServedVersion
 from stoker.serving.repository.model_settings import Override, model_settings, require_models
 from stoker.serving.repository.version_loader import Loaded, load_version

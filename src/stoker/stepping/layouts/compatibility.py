@@ -13,13 +13,13 @@ from torch.optim import Optimizer as TorchOptimizer
 from stoker.errors import BadJob
 from stoker.jobs import Job, Muon, Optimizer
 from stoker.jobs.averages import SWA
-from stoker.jobs.metrics import is_stateful
+from stoker.jobs.metrics import is_stateful, metric_name
 from stoker.jobs.optimizers import ScheduleFree
 from stoker.layouts.rules import JobTraits, compiles, layout_problem
 from stoker.records import ONE_PROCESS, Coupling, Layout, Plan
 from stoker.records.plan import precision_problem, states_problem
 from stoker.stepping.batch_norm import batch_norms
-from stoker.stepping.losses import measure_name, takes_model
+from stoker.stepping.losses import takes_model
 from stoker.stepping.torch_optimizers import needs_closure
 
 
@@ -64,10 +64,10 @@ def traits_of(job: Job, model: nn.Module | None = None, **facts: Any) -> JobTrai
         is_synced=job.sync is not None,
         has_penalty=job.objective.penalty is not None,
         model_measures=tuple(
-            measure_name(m) for m in measures if takes_model(m.forward if isinstance(m, nn.Module) else m)
+            metric_name(m) for m in measures if takes_model(m.forward if isinstance(m, nn.Module) else m)
         ),
-        own_measures=tuple(map(measure_name, measures)),
-        stateful_metrics=tuple(measure_name(metric) for metric in job.metrics if is_stateful(metric)),
+        own_measures=tuple(map(metric_name, measures)),
+        stateful_metrics=tuple(metric_name(metric) for metric in job.metrics if is_stateful(metric)),
         selects_samples=job.objective.selective_backprop is not None,
         has_own_loss=job.objective.loss == "own",
         skips_blocks=job.objective.stochastic_depth > 0,
