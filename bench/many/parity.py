@@ -3,7 +3,8 @@
     python -m bench.many.parity [--layouts NAME …]
 
 A GPT of four blocks with ignored targets, clipping and uneven last batches, in both precisions; where it goes along, a
-Llama with shared keys and values, or a CNN whose batch norm is over the whole batch, in float64. Compared are the
+Llama with shared keys and values, a CNN whose batch norm is over the whole batch, or, in stages, a GPT with tied
+weights and an encoder and a decoder whose blocks give each other several tensors, in float64. Compared are the
 losses of 30 updates (the largest relative difference) and, in float64, the weights at the end (relative to the larger
 of each tensor's own size and a thousandth of the largest weight). Everything runs here, over gloo, one thread each.
 Printed and written to bench/results/; with --layouts, what the day's file has of other layouts stays.
@@ -28,6 +29,7 @@ from stoker.testing.ranks import on_ranks
 from stoker.zoo import GPT, Llama
 from tests.stepping.driving import SEPARABLE, grouped, largest_difference
 from tests.stepping.layouts.conformance import UPDATES, Learned, cnn_job, largest_loss_difference, taught
+from tests.stepping.layouts.passing import passing_job
 from tests.stepping.models import make_job, texts
 
 LIMITS = {torch.float64: 1e-9, torch.float32: 1e-6}
@@ -86,6 +88,7 @@ JOBS: dict[str, tuple[Callable[[], Job], Coupling, int]] = {
     "tied gpt": (functools.partial(gpt_job, tied=True), SEPARABLE, 4),
     "llama": (llama_job, SEPARABLE, 4),
     "cnn": (cnn_job, grouped(16), 16),
+    "passing": (passing_job, SEPARABLE, 4),
 }
 """By name: what makes the job, its coupling, and the samples that go through the model at once."""
 
@@ -106,7 +109,7 @@ def cases_of(layout: Layout) -> tuple[Case, ...]:
     if layout.tensor > 1:
         return (*both, ("llama", torch.float64))
     if layout.stages > 1:
-        both = *both, ("tied gpt", torch.float64)
+        both = *both, ("tied gpt", torch.float64), ("passing", torch.float64)
     return (*both, ("cnn", torch.float64)) if layout.stages < layout.world_size else both
 
 

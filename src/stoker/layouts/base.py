@@ -158,7 +158,7 @@ class LayoutAxis(abc.ABC):
         """Memory of a process's permanent gradient buckets [bytes]; `parts` are those that it holds."""
         return 0
 
-    def waiting_bytes(self, trace: Trace, layout: Layout, rank: int, passes: int) -> int:
+    def waiting_bytes(self, trace: Trace, update: DividedUpdate, rank: int) -> int:
         """Memory of micro-batches that wait in process `rank`, whose `trace` has one [bytes]."""
         return 0
 

@@ -59,11 +59,11 @@ class Stages(LayoutAxis):
     def traffic(self, update: DividedUpdate) -> Sequence[Traffic]:
         """As `LayoutAxis.traffic`: in each turn of two messages one stage waits for the result of its neighbour.
 
-        Each process of a tensor group sends what it holds: all of it or, with `sequence`, its tokens. Two stages that
-        hold a tied parameter add up its gradients.
+        The stages that pass on the most have the others wait. Each process of a tensor group sends what it holds: all
+        of it or, with `sequence`, its tokens. Two stages that hold a tied parameter add up its gradients.
         """
         layout = update.layout
-        sizes = (boundary_bytes(update.trace(), update.parts) // (layout.tensor if layout.sequence else 1),)
+        sizes = (max(self._passed_bytes(update)),)
         turns = 2 * (update.passes + self.num_idle_turns(layout))
         activations = Traffic(
             what="activations handed on",
@@ -123,11 +123,23 @@ class Stages(LayoutAxis):
         """As `LayoutAxis.trace_of`."""
         return of_blocks(trace, parts, cuts_of(parts, layout.stages), layout.coordinate(rank, "stages"))
 
-    def waiting_bytes(self, trace: Trace, layout: Layout, rank: int, passes: int) -> int:
-        """As `LayoutAxis.waiting_bytes`: activations between a micro-batch's forward and backward pass."""
+    def waiting_bytes(self, trace: Trace, update: DividedUpdate, rank: int) -> int:
+        """As `LayoutAxis.waiting_bytes`: activations between a micro-batch's forward and backward pass.
+
+        What a stage has received, of all micro-batches and as a gradient, is not in its trace.
+        """
+        layout, passes = update.layout, update.passes
+        stage = layout.coordinate(rank, "stages")
         kept = sum(one.num_bytes for one in trace.storages if one.category == "activation") // trace.settings.parts
-        ahead = min(passes, layout.stages - layout.coordinate(rank, "stages")) if layout.schedule == "1f1b" else passes
-        return kept * (ahead - 1)
+        ahead = min(passes, layout.stages - stage) if layout.schedule == "1f1b" else passes
+        received = self._passed_bytes(update)[stage - 1] if stage > 0 else 0
+        return kept * (ahead - 1) + received * (ahead + 1)
+
+    def _passed_bytes(self, update: DividedUpdate) -> list[int]:
+        """Bytes that each stage but the last passes on for a micro-batch."""
+        layout, parts = update.layout, update.parts
+        one = boundary_bytes(update.trace(), parts) // (layout.tensor if layout.sequence else 1)
+        return [round(share * one) for share in parts.passed or (1.0,) * (layout.stages - 1)]
 
 
 AXIS = Stages()

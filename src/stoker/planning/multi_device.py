@@ -147,7 +147,9 @@ class LayoutRules:
     def problem_with(self, layout: Layout) -> str | None:
         """Why a layout is not legal, with the numbers and what would be; None if it is."""
         problem = layout_problem(layout, self._traits) or self._of_model(layout)
-        return self._of_parts(layout) if problem is None and layout.cuts_samples else problem
+        if problem is not None:
+            return problem
+        return (self._of_parts(layout) if layout.cuts_samples else None) or self._of_stages(layout)
 
     def _of_model(self, layout: Layout) -> str | None:
         """Why the model cannot be divided along one of the axes, each of which is asked once for each size."""
@@ -172,6 +174,13 @@ class LayoutRules:
             self._cut[layout.context] = next(filter(None, problems), None)
         return self._cut.get(layout.context)
 
+    def _of_stages(self, layout: Layout) -> str | None:
+        """Why stages cannot pass on what the next ones need; None if they can, or if samples are not known."""
+        if layout.stages == 1 or self.contents is None:
+            return None
+        content = self.contents()[0]
+        return data_problem(self.job, self.model, content, Layout(stages=layout.stages))
+
     @functools.cached_property
     def _cut(self) -> dict[int, str | None]:
         return {}
@@ -195,6 +204,11 @@ class LayoutRules:
             optimizer = build_optimizer(self.job, self.model, Plan(device="cpu", micro_batch=1))
             return type(optimizer).__name__ if needs_closure(optimizer) else None
         return None
+
+
+def _passed_through(job: Job, contents: Sequence[Content], model: nn.Module) -> object:
+    """The output of a pass of the training set's batch."""
+    return job.fields.call(model, contents[0])
 
 
 class _Found(NamedTuple):
@@ -261,7 +275,9 @@ class LayoutCandidates:
         """The model's parameters and blocks, as a layout divides them."""
         dividing = Layout(stages=layout.stages, tensor=layout.tensor, experts=layout.experts, added=layout.added)
         if dividing not in self._parts:
-            self._parts[dividing] = divided_parts(self._whole_parts, self.planner.prepared.model, dividing)
+            prepared = self.planner.prepared
+            call = functools.partial(_passed_through, prepared.job, self._contents)
+            self._parts[dividing] = divided_parts(self._whole_parts, prepared.model, dividing, call)
         return self._parts[dividing]
 
     @functools.cached_property

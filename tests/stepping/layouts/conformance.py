@@ -18,6 +18,7 @@ from stoker.zoo import GPT, Llama
 from tests.stepping.driving import SEPARABLE, grouped
 from tests.stepping.experts import mixture
 from tests.stepping.layouts.odd import odd_job
+from tests.stepping.layouts.passing import passing_job
 from tests.stepping.models import cnn, images, make_job, texts
 
 UPDATES = 12
@@ -115,6 +116,7 @@ JOBS = {
     "cnn": (cnn_job, grouped(16)),
     "cnn in groups": (cnn_groups_job, grouped(6)),
     "odd": (odd_job, SEPARABLE),
+    "passing": (passing_job, SEPARABLE),
     "tied": (tied_job, SEPARABLE),
 }
 """Jobs by name, with their coupling."""

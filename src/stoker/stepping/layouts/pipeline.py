@@ -3,12 +3,12 @@
 What: `gpipe` makes all forward passes of an update before the first backward pass; `1f1b` begins backward passes as
 soon as it can, so that a stage holds activations of at most as many micro-batches as there are stages.
 Use when: a model does not fit, links are too slow for tensor parallel, and an update has several micro-batches for each
-stage. Costs: a stage waits for (stages - 1) of (micro-batches + stages - 1) turns; activations of one micro-batch
-between neighbours each way.
+stage. Costs: a stage waits for (stages - 1) of (micro-batches + stages - 1) turns; between neighbours the activations
+of each micro-batch, and what else later stages read, and back the gradients of floating tensors among it.
 Within a stage the model may be divided further, by replicas, shards and a tensor group.
 Does not combine with: losses of the form (model, batch), penalties, Muon, modules that two stages call; compilation;
-models whose blocks pass more than one tensor on; models of which one stage needs what another holds. The last is
-checked by rehearsals, forward passes without gradients and with other values for the weights of other stages: of all
+models of which one stage needs what another has and cannot pass on (`stoker.stepping.layouts.stage_flow`). That is
+checked by rehearsals, too, forward passes without gradients and with other values for what other stages have: of all
 micro-batches of the first update, of the first one of updates 2, 3, 4, 8, 16 and so on, and of an update after new
 shapes of inputs were seen (16 times at most); of evaluations likewise. Each costs two forward passes of the stage.
 Own sends and turns replace `torch.distributed.pipelining`: its stages take micro-batches of one size alone, where the
@@ -27,7 +27,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
@@ -41,7 +41,7 @@ from stoker.jobs import Job, Loss, Optimizer
 from stoker.loading.batches import Pass
 from stoker.loading.fields import Content
 from stoker.loading.order import generator_states, restore_generators
-from stoker.records import Plan, Precision, Schedule
+from stoker.records import Layout, Plan, Precision
 from stoker.stepping.distributed_tensors import all_local, global_norm
 from stoker.stepping.layouts import model_problem, stage_execution
 from stoker.stepping.layouts.base import (
@@ -54,13 +54,21 @@ from stoker.stepping.layouts.base import (
     sum_over,
     whole_loss,
 )
-from stoker.stepping.layouts.stages import PipelineCut, StageEnd, StageModel, Values, cut_into_stages
+from stoker.stepping.layouts.stage_flow import Key
+from stoker.stepping.layouts.stages import (
+    PipelineCut,
+    StageEnd,
+    StageModel,
+    Values,
+    cut_into_stages,
+    is_differentiable,
+)
 from stoker.stepping.random_draws import torch_generators
 from stoker.stepping.torch_optimizers import parameter_groups
 from stoker.stepping.world import World, broadcast_json
 
-Turn = tuple[Literal["forward", "backward"], int]
-"""The next pass of a stage, and its micro-batch."""
+Turn = tuple[Literal["forward", "backward"], int, int]
+"""The next pass of a process, its micro-batch, and its stage."""
 
 _LEAST = 1e-6
 """Added to the norm that is divided by, as in `torch.nn.utils.clip_grad_norm_`."""
@@ -74,10 +82,13 @@ _ROUNDING = 10.0
 
 @dataclass
 class _Flight:
-    """A micro-batch between its forward and backward pass: the stage's input and output; in the last stage its loss."""
+    """A micro-batch between its forward and backward pass through a stage.
 
-    received: torch.Tensor | None
-    out: torch.Tensor
+    `received` came from the stage before, `sent` went to the next one, in order; in the last stage there is a loss.
+    """
+
+    received: Mapping[Key, torch.Tensor]
+    sent: Sequence[torch.Tensor]
     loss: Loss | None
     counts: bool
 
@@ -126,7 +137,7 @@ class PipelineParallel(Strategy):
         self._device, self._dtype = first.device, torch.promote_types(first.dtype, torch.float32)
         self._line = world.mesh["stages"].get_group()
         self._onward, self._back = open_channels(world, self._device)
-        self.model: StageModel = StageModel(model, where, self._stage, self._onward.receive)
+        self.model: StageModel = StageModel(model, where, self._stage, self._receive)
         within = stage_execution(world.layout)
         self._carrier = within.of_stage(plan, model, world, job, absent=self.model.absent)
         self.tied = {name: first for name, first in where.tied.items() if where.owners[name] == self._stage}
@@ -150,19 +161,21 @@ class PipelineParallel(Strategy):
             return self._accumulate(passes, loss_of)
 
     def _accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
-        flights: dict[int, _Flight] = {}
+        flights: dict[tuple[int, int], _Flight] = {}
         losses: list[Loss] = []
         self._num_updates += 1
         rehearsed = len(passes) if self._has_new_shapes() else is_check_due(self._num_updates)
         buffers = {name: buffer.clone() for name, buffer in self.model.buffers().items()} if rehearsed else {}
         is_spoilt = has_new_shapes = False
-        for turn, number in turns(self._world.layout.schedule, self._stage, self._world.layout.stages, len(passes)):
+        order = turns(self._world.layout, self._stage, len(passes))
+        for place, (turn, number, stage) in enumerate(order):
+            self.model.stage = stage
             if turn == "forward":
                 rehearsal = self._rehearsal() if number < rehearsed else None
                 out, loss = self._passed(passes[number], loss_of)
-                if loss is None:
-                    self._onward.send(out, self.model.kind)
-                flight = flights[number] = _Flight(self.model.received, out, loss, passes[number].counts)
+                sent = self._send(out) if loss is None else ()
+                flight = _Flight(self.model.received, sent, loss, passes[number].counts)
+                flights[number, stage] = flight
                 has_new_shapes = has_new_shapes or self.model.kind not in self._kinds
                 self._kinds.add(self.model.kind)
                 if rehearsal is not None:
@@ -171,7 +184,7 @@ class PipelineParallel(Strategy):
                 if loss is not None and flight.counts:
                     losses.append(Loss(loss.sum.detach(), loss.count))
             else:
-                self._backward(flights.pop(number), is_last=number == len(passes) - 1)
+                self._backward(flights.pop((number, stage)), is_last=place == len(order) - 1)
         self._onward.settle()
         self._back.settle()
         self._carrier.finish()
@@ -233,10 +246,10 @@ class PipelineParallel(Strategy):
         self._num_evaluations += 1
         rehearsal = self._rehearsal() if is_check_due(self._num_evaluations) else None
         out, measured = self._measured(content, size, measure)
-        received = self.model.received
         if measured is None:
-            self._onward.send(out, self.model.kind)
+            self._send(out)
         if rehearsal is not None:
+            received = self.model.received
             is_spoilt = rehearsal.differs(out, lambda: self._measured(content, size, measure)[0], received)
             total = torch.tensor(float(is_spoilt), device=self._device)
             dist.all_reduce(total)
@@ -246,54 +259,67 @@ class PipelineParallel(Strategy):
         self._onward.settle()
         return self._shared(measured)
 
+    def _receive(self, key: Key, kind: Hashable | None) -> torch.Tensor:
+        """A tensor that the stage before passes on."""
+        return self._onward.receive(None if kind is None else (kind, self.model.stage, key))
+
+    def _send(self, made: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Pass on to the next stage what the last pass made for it, and what it received for later stages."""
+        passed, kind, to = self.model.passed_on(made), self.model.kind, self.model.stage + 1
+        for key, tensor in passed.items():
+            self._onward.send(tensor, None if kind is None else (kind, to, key))
+        return tuple(passed.values())
+
     def _measured(
         self, content: Content, size: int, measure: MeasuresOf
-    ) -> tuple[torch.Tensor, dict[str, Loss] | None]:
+    ) -> tuple[tuple[torch.Tensor, ...], dict[str, Loss] | None]:
         """The output of an evaluation's pass through this stage: activations, or sums and counts of measures."""
         measured: list[dict[str, Loss]] = []
 
-        def work() -> torch.Tensor:
+        def work() -> tuple[torch.Tensor, ...]:
             try:
                 measured.append(measure(self.model, content, size))
             except StageEnd as end:
-                return end.activations
-            return torch.stack([number for loss in measured[0].values() for number in _numbers(loss)])
+                return end.made
+            return tuple(number for loss in measured[0].values() for number in _numbers(loss))
 
         out = self._carrier.forward(work)
         return out, measured[0] if measured else None
 
-    def _passed(self, one: Pass, loss_of: LossOf) -> tuple[torch.Tensor, Loss | None]:
+    def _passed(self, one: Pass, loss_of: LossOf) -> tuple[tuple[torch.Tensor, ...], Loss | None]:
         """The output of a pass through this stage: activations, or the loss's sum and the loss."""
         losses: list[Loss] = []
 
-        def work() -> torch.Tensor:
+        def work() -> tuple[torch.Tensor, ...]:
             try:
                 losses.append(whole_loss(loss_of(one)))
             except StageEnd as end:
-                return end.activations
-            return losses[0].sum
+                return end.made
+            return (losses[0].sum,)
 
         out = self._carrier.forward(work)
-        return out, Loss(out, losses[0].count) if losses else None
+        return out, Loss(out[0], losses[0].count) if losses else None
 
     def _rehearsal(self) -> _Rehearsal:
         return _Rehearsal(self.model, self._carrier, self._world, self._device)
 
-    def _seen(self, one: Pass, loss_of: LossOf) -> torch.Tensor:
+    def _seen(self, one: Pass, loss_of: LossOf) -> tuple[torch.Tensor, ...]:
         return _seen(*self._passed(one, loss_of))
 
     def _backward(self, flight: _Flight, *, is_last: bool) -> None:
-        """The backward pass of a micro-batch through this stage."""
+        """The backward pass of a micro-batch through a stage."""
         if flight.loss is not None:
-            gradient = torch.full_like(flight.out, 1.0 if flight.counts else 0.0)
+            ends: list[torch.Tensor] = [flight.loss.sum]
+            gradients = [torch.full_like(flight.loss.sum, 1.0 if flight.counts else 0.0)]
         else:
-            gradient = self._back.receive_like(flight.out)
+            ends = [tensor for tensor in flight.sent if is_differentiable(tensor)]
+            gradients = [self._back.receive_like(tensor) for tensor in ends]
         self._carrier.before_backward(is_last=is_last)
-        if flight.out.requires_grad:
-            flight.out.backward(gradient)
-        if flight.received is not None:
-            input_gradient = flight.received.grad
-            self._back.send_back(torch.zeros_like(flight.received) if input_gradient is None else input_gradient)
+        trained = [place for place, end in enumerate(ends) if end.requires_grad]
+        if trained:
+            torch.autograd.backward([ends[place] for place in trained], [gradients[place] for place in trained])
+        for tensor in filter(is_differentiable, flight.received.values()):
+            self._back.send_back(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
 
     def _require_changed_by_owners(self, before: Mapping[str, torch.Tensor]) -> None:
         """Raise BadJob, in all processes, if a buffer was changed by passes, but not in the stage that keeps it."""
@@ -333,27 +359,30 @@ class _Rehearsal:
         self._generators = torch_generators(device)
         self._torch_states = [generator.get_state() for generator in self._generators]
         self._states = generator_states()
-        self._kept = model.kept_by_blocks()
 
-    def differs(self, out: torch.Tensor, again: Callable[[], torch.Tensor], received: torch.Tensor | None) -> bool:
+    def differs(
+        self,
+        out: Sequence[torch.Tensor],
+        again: Callable[[], Sequence[torch.Tensor]],
+        received: Mapping[Key, torch.Tensor],
+    ) -> bool:
         """Whether `again`, the repeated pass, gives another output than `out`.
 
         The processes of a stage make the same passes, and agree on the answer.
         """
         model = self._model
-        changed = {key: kept for key, kept in model.kept_by_blocks().items() if kept is not self._kept.get(key)}
         now = [generator.get_state() for generator in self._generators], generator_states()
-        out = out.detach()
+        out = [tensor.detach() for tensor in out]
 
-        def passed(values: Values) -> torch.Tensor:
+        def passed(values: Values) -> Sequence[torch.Tensor]:
             self._set_generators(self._torch_states, self._states)
-            with torch.no_grad(), model.rehearsal(values, received, changed):
+            with torch.no_grad(), model.rehearsal(values, received):
                 return again()
 
         is_different = False
         for values in ("zeros", "noise"):
             other = passed(values)
-            if not self._anywhere(not _same(other, out)):
+            if not self._anywhere(not all(map(_same, other, out))):
                 continue
             # Without gradients other kernels may round differently, and on a GPU the order of sums may vary.
             first, second = passed("nan"), passed("nan")
@@ -372,9 +401,9 @@ class _Rehearsal:
         return bool(self._world.largest_in_stage(torch.tensor(float(value), device=self._device)) > 0)
 
 
-def _seen(out: torch.Tensor, loss: Loss | None) -> torch.Tensor:
-    """The output of a pass, with the count of a loss."""
-    return out if loss is None else torch.stack(_numbers(loss))
+def _seen(out: tuple[torch.Tensor, ...], loss: Loss | None) -> tuple[torch.Tensor, ...]:
+    """The output of a pass; of the last stage the loss with its count."""
+    return out if loss is None else tuple(_numbers(loss))
 
 
 def _numbers(loss: Loss) -> list[torch.Tensor]:
@@ -389,19 +418,22 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+def _distance(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> float:
     """The largest absolute difference [1]; infinite where only one is NaN, or shapes differ."""
+    return max(map(_distance_of, tensors, others), default=0.0)
+
+
+def _distance_of(one: torch.Tensor, other: torch.Tensor) -> float:
     if one.shape != other.shape:
         return math.inf
     is_same = (one == other) | (one.isnan() & other.isnan())
-    differences = torch.where(is_same, 0.0, (one - other).abs().double())
+    differences = torch.where(is_same, 0.0, (one.double() - other.double()).abs())
     return float(differences.nan_to_num(math.inf).max()) if differences.numel() else 0.0
 
 
 _USED_ELSEWHERE = (
-    "a stage needs weights that another one holds: something of before the blocks (activations that skip them, a mask "
-    "made from embeddings) is used after the first block, a module that is registered before the blocks is called "
-    "after them, or a tensor that a block keeps as an attribute is used outside of it"
+    "a stage needs what another one has and does not pass on: the model's pass takes another way than one that is "
+    "followed on tensors without values, by numbers that weights compute, by its count of passes, or by what it keeps"
 )
 
 
@@ -413,22 +445,32 @@ def _unlike(why: str) -> BadJob:
     )
 
 
-def turns(schedule: Schedule, stage: int, stages: int, passes: int) -> Iterator[Turn]:
-    """The passes of a stage (from 0) in an update, in order; both schedules add up gradients in the same order.
+def turns(layout: Layout, place: int, passes: int) -> Sequence[Turn]:
+    """The passes of a process (from 0) in an update, in order; all schedules add up gradients in the same order.
 
-    >>> [f"{turn[0]}{number}" for turn, number in turns("1f1b", 0, 2, 3)]
+    >>> [f"{turn[0]}{number}" for turn, number, _ in turns(Layout(stages=2), 0, 3)]
     ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
     """
-    ahead = passes if schedule == "gpipe" else min(stages - stage, passes)
-    for number in range(ahead):
-        yield "forward", number
+    ahead = passes if layout.schedule == "gpipe" else min(layout.stages - place, passes)
+    order: list[Turn] = [("forward", number, place) for number in range(ahead)]
     for number in range(passes):
-        yield "backward", number
+        order.append(("backward", number, place))
         if ahead + number < passes:
-            yield "forward", ahead + number
+            order.append(("forward", ahead + number, place))
+    return order
 
 
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int32,
+    torch.int64,
+)
 _MOST_DIMENSIONS = 8
 
 
@@ -453,7 +495,8 @@ class StageChannel:
         """Send a tensor; those of one `kind`, as both ends call it, have one shape and dtype. None: any."""
         assert self._to is not None, "the last stage has no next one"
         if kind not in self._announced:
-            assert tensor.dim() <= _MOST_DIMENSIONS, "activations have a few dimensions"
+            if tensor.dim() > _MOST_DIMENSIONS or tensor.dtype not in _DTYPES:
+                raise _unlike(f"a stage passes on {tensor.dtype} of {tensor.dim()} dimensions, which is not supported")
             padding = [0] * (_MOST_DIMENSIONS - tensor.dim())
             header = [_DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape, *padding]
             self._put(torch.tensor(header, dtype=torch.int64, device=self._device))
