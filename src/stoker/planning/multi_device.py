@@ -121,6 +121,9 @@ _LEAST_GAIN_OF_DIVISION = 0.18
 than this share, by estimate and by forecast, or where none fits that shares the batch alone. Forecasts of published
 steps in stages are so much too fast (docs/forecast-accuracy.md)."""
 
+_CHUNKS = (2, 4)
+"""Chunks in each process of stages that are considered."""
+
 _USUAL_PASSES = 2
 """Micro-batches of an update in estimates that order layouts; of stages so many times their number."""
 _REACHED = 0.5
@@ -155,6 +158,8 @@ class LayoutRules:
         """Why the model cannot be divided along one of the axes, each of which is asked once for each size."""
         for axis in axes_of(layout):
             alone = axis.of_size(Layout(sequence=layout.sequence), layout.group(axis.name)[0])
+            if axis.name == "stages":
+                alone = dataclasses.replace(alone, chunks=layout.chunks)
             if alone not in self._undivided:
                 self._undivided[alone] = model_problem(self.model, alone)
             if (problem := self._undivided[alone]) is not None:
@@ -179,7 +184,7 @@ class LayoutRules:
         if layout.stages == 1 or self.contents is None:
             return None
         content = self.contents()[0]
-        return data_problem(self.job, self.model, content, Layout(stages=layout.stages))
+        return data_problem(self.job, self.model, content, Layout(stages=layout.stages, chunks=layout.chunks))
 
     @functools.cached_property
     def _cut(self) -> dict[int, str | None]:
@@ -273,7 +278,13 @@ class LayoutCandidates:
 
     def parts(self, layout: Layout) -> ModelParts:
         """The model's parameters and blocks, as a layout divides them."""
-        dividing = Layout(stages=layout.stages, tensor=layout.tensor, experts=layout.experts, added=layout.added)
+        dividing = Layout(
+            stages=layout.stages,
+            chunks=layout.chunks,
+            tensor=layout.tensor,
+            experts=layout.experts,
+            added=layout.added,
+        )
         if dividing not in self._parts:
             prepared = self.planner.prepared
             call = functools.partial(_passed_through, prepared.job, self._contents)
@@ -477,7 +488,7 @@ class LayoutCandidates:
             self._least_trace.flops / (settings.micro_batch * settings.parts) * self.profile.batch / layout.world_size
         )
         arithmetic_s = flops / (_REACHED * rates.get("bf16", rates.get("fp16", rates["fp32"])))
-        return arithmetic_s * (1 + (layout.stages - 1) / self._estimated_passes(layout))
+        return arithmetic_s * (1 + (layout.stages - 1) / layout.chunks / self._estimated_passes(layout))
 
     def _consider(self, layout: Layout, found: _Found) -> None:
         """Add the best plan under a layout, or why there is none."""
@@ -487,12 +498,32 @@ class LayoutCandidates:
                 problem = self._is_slow(layout, found)
                 if problem is None:
                     found.candidates.append(self.best(layout))
+                    self._add_interleaved(found.candidates[-1], found)
                     return
             except DoesNotFit as error:
                 found.unfit.append(error)
                 problem = error.message
         plan = Plan(device=self.place.device.torch_name, micro_batch=1, layout=layout)
         found.rejected.append(Rejection(device=self.place.name, plan=plan, reason=problem))
+
+    def _add_interleaved(self, candidate: Candidate, found: _Found) -> None:
+        """Add a plan in stages with several chunks in each process, where that fits and is faster than with fewer."""
+        layout, fastest = candidate.plan.layout, candidate
+        if layout.stages == 1 or self.place.device.kind != "cuda":
+            return
+        for chunks in _CHUNKS:
+            plan = dataclasses.replace(candidate.plan, layout=dataclasses.replace(layout, chunks=chunks))
+            if self.rules.problem_with(plan.layout) is not None:
+                break
+            forecasts = self.forecasts(plan.layout)
+            own = without_layout(plan)
+            if not forecasts.fits(own, SURE_ENOUGH):
+                break
+            forecast = forecasts.forecast(own)
+            if forecast.step_s.value >= fastest.forecast.step_s.value:
+                break
+            fastest = dataclasses.replace(candidate, plan=plan, forecast=forecast)
+            found.candidates.append(fastest)
 
     def _is_slow(self, layout: Layout, found: _Found) -> str | None:
         """Why a layout is not worth planning after those found, by estimate; None if it may be."""

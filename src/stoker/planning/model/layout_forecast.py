@@ -331,7 +331,7 @@ class LayoutForecasts(TracedForecasts):
         slowest = max(updates, key=lambda one: one.step_s.value)
         step_s = slowest.step_s.value
         turn_s = (slowest.forward_s + slowest.backward_s) / passes
-        bubble_s = turn_s * self._num_idle_turns
+        bubble_s = turn_s * self._num_idle_turns(passes)
         traffic = self.traffic(plan)
         messages = message_times(
             traffic,
@@ -374,7 +374,7 @@ class LayoutForecasts(TracedForecasts):
         low = own.low + added_s / factor + waited_s / _WAITING_SPREAD
         high = own.high + added_s * factor + waited_s * _WAITING_SPREAD
         basis = "unknown" if any(one.basis == "unknown" for one in links) else own.basis
-        waits = 1 + self._num_idle_turns / passes
+        waits = 1 + self._num_idle_turns(passes) / passes
         return dataclasses.replace(
             slowest,
             step_s=Estimate(value=value, low=min(low, value), high=max(high, value), unit="s", basis=basis),
@@ -386,9 +386,8 @@ class LayoutForecasts(TracedForecasts):
         slowdown = self._links_of(self.layout.world_size, 1).slowdown
         return hardware, ContendedTimes(times, slowdown) if slowdown and isinstance(times, UncontendedTimes) else times
 
-    @property
-    def _num_idle_turns(self) -> int:
-        return sum(axis.num_idle_turns(self.layout) for axis in self._axes)
+    def _num_idle_turns(self, passes: int) -> float:
+        return sum(axis.num_idle_turns(self.layout, passes) for axis in self._axes)
 
     def _uneven_ranks(self) -> list[int]:
         """One process of each kind of work."""

@@ -1,7 +1,8 @@
 """Pipeline: each process holds a few consecutive blocks, and micro-batches go from one to the next and back.
 
 What: `gpipe` makes all forward passes of an update before the first backward pass; `1f1b` begins backward passes as
-soon as it can, so that a stage holds activations of at most as many micro-batches as there are stages.
+soon as it can, so that a stage holds activations of at most as many micro-batches as there are stages. Interleaved
+(`chunks`), each process holds several stages, every so many blocks apart, and waits less in exchange for more messages.
 Use when: a model does not fit, links are too slow for tensor parallel, and an update has several micro-batches for each
 stage. Costs: a stage waits for (stages - 1) of (micro-batches + stages - 1) turns; between neighbours the activations
 of each micro-batch, and what else later stages read, and back the gradients of floating tensors among it.
@@ -19,7 +20,8 @@ gradients are summed over both before the update, so that it stays equal.
 Each direction has its own process group, so that over NCCL, which orders the sends and receives of a group, a stage
 that sends and one that receives never wait for each other. Sends are waited for only at the end of an update.
 Source: Y. Huang et al., "GPipe", arXiv:1811.06965; D. Narayanan et al., "PipeDream-2BW", arXiv:2006.09503, section 2
-(1F1B with a flush); https://docs.pytorch.org/docs/stable/distributed.pipelining.html.
+(1F1B with a flush); D. Narayanan et al., arXiv:2104.04473, section 2.2 (interleaved);
+https://docs.pytorch.org/docs/stable/distributed.pipelining.html.
 """
 
 from __future__ import annotations
@@ -99,11 +101,11 @@ def pipeline(plan: Plan, model: nn.Module, world: World, job: Job) -> PipelinePa
     Raises:
         BadJob: it cannot be divided so, or a group of the optimiser has no parameter in some stage.
     """
-    where = cut_into_stages(model, plan.layout.stages)
+    where = cut_into_stages(model, plan.layout.stages, plan.layout.chunks)
     if problem := model_problem(model, plan.layout):  # of what a stage is divided into, while the model is whole
         raise BadJob(f"{plan.layout.in_words()}: {problem}")
     if isinstance(job.optimizer, Optimizer) and job.optimizer.groups:
-        for stage in range(len(where.spans)):  # in all processes, so that all of them refuse
+        for stage in range(where.processes):  # in all processes, so that all of them refuse
             named = {
                 name: p for name, p in model.named_parameters() if p.requires_grad and stage in where.holders(name)
             }
@@ -111,7 +113,7 @@ def pipeline(plan: Plan, model: nn.Module, world: World, job: Job) -> PipelinePa
                 parameter_groups(job.optimizer, named)
             except BadJob as problem_in_stage:
                 raise BadJob(
-                    f"in stage {stage + 1} of {len(where.spans)}, {problem_in_stage.message}",
+                    f"in stage {stage + 1} of {where.processes}, {problem_in_stage.message}",
                     remedy="Use patterns that match in every stage, or another layout.",
                 ) from problem_in_stage
     return PipelineParallel(plan, model, where, world, job)
@@ -136,6 +138,7 @@ class PipelineParallel(Strategy):
         first = next(model.parameters())
         self._device, self._dtype = first.device, torch.promote_types(first.dtype, torch.float32)
         self._line = world.mesh["stages"].get_group()
+        self._stages = range(self._stage, len(where.spans), where.processes)
         self._onward, self._back = open_channels(world, self._device)
         self.model: StageModel = StageModel(model, where, self._stage, self._receive)
         within = stage_execution(world.layout)
@@ -244,13 +247,17 @@ class PipelineParallel(Strategy):
     def measures(self, content: Content, size: int, measure: MeasuresOf) -> dict[str, Loss]:
         """As `Strategy.measures`; the last stage sends the results to the others."""
         self._num_evaluations += 1
-        rehearsal = self._rehearsal() if is_check_due(self._num_evaluations) else None
-        out, measured = self._measured(content, size, measure)
-        if measured is None:
-            self._send(out)
-        if rehearsal is not None:
-            received = self.model.received
-            is_spoilt = rehearsal.differs(out, lambda: self._measured(content, size, measure)[0], received)
+        is_due, is_spoilt = is_check_due(self._num_evaluations), False
+        for stage in self._stages:
+            self.model.stage = stage
+            rehearsal = self._rehearsal() if is_due else None
+            out, measured = self._measured(content, size, measure)
+            if measured is None:
+                self._send(out)
+            if rehearsal is not None:
+                again = functools.partial(self._measured_again, content, size, measure)
+                is_spoilt = rehearsal.differs(out, again, self.model.received) or is_spoilt
+        if is_due:
             total = torch.tensor(float(is_spoilt), device=self._device)
             dist.all_reduce(total)
             if total:
@@ -285,6 +292,9 @@ class PipelineParallel(Strategy):
 
         out = self._carrier.forward(work)
         return out, measured[0] if measured else None
+
+    def _measured_again(self, content: Content, size: int, measure: MeasuresOf) -> tuple[torch.Tensor, ...]:
+        return self._measured(content, size, measure)[0]
 
     def _passed(self, one: Pass, loss_of: LossOf) -> tuple[tuple[torch.Tensor, ...], Loss | None]:
         """The output of a pass through this stage: activations, or the loss's sum and the loss."""
@@ -451,13 +461,58 @@ def turns(layout: Layout, place: int, passes: int) -> Sequence[Turn]:
     >>> [f"{turn[0]}{number}" for turn, number, _ in turns(Layout(stages=2), 0, 3)]
     ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
     """
-    ahead = passes if layout.schedule == "gpipe" else min(layout.stages - place, passes)
-    order: list[Turn] = [("forward", number, place) for number in range(ahead)]
-    for number in range(passes):
-        order.append(("backward", number, place))
-        if ahead + number < passes:
-            order.append(("forward", ahead + number, place))
-    return order
+    return _turns(layout.stages, layout.chunks, passes, is_gpipe=layout.schedule == "gpipe")[place]
+
+
+@functools.lru_cache(maxsize=32)
+def _turns(processes: int, chunks: int, passes: int, *, is_gpipe: bool) -> tuple[tuple[Turn, ...], ...]:
+    """The passes of each process, whose stages take micro-batches in groups of as many as there are processes.
+
+    All processes take forward passes in one order, and backward passes in one order, so that messages arrive in the
+    order in which they are needed. Each begins with so many forward passes that its first gradient can be there, and
+    then takes both in turn. Narayanan et al. 2021, section 2.2, leave the number of micro-batches no remainder in the
+    last group; here that one is smaller, and more forward passes come first if processes would wait for each other.
+    """
+    groups = [range(start, min(start + processes, passes)) for start in range(0, passes, processes)]
+    forward = [(number, chunk) for group in groups for chunk in range(chunks) for number in group]
+    backward = [(number, chunk) for group in groups for chunk in reversed(range(chunks)) for number in group]
+
+    def order(place: int, more: int) -> tuple[Turn, ...]:
+        ahead = (processes - place - 1) * (1 if chunks == 1 else 2) + (chunks - 1) * processes + more
+        first = len(forward) if is_gpipe else min(ahead, len(forward))
+        made: list[Turn] = [("forward", number, chunk * processes + place) for number, chunk in forward[:first]]
+        for done, (number, chunk) in enumerate(backward):
+            if first + done < len(forward):
+                later, of_chunk = forward[first + done]
+                made.append(("forward", later, of_chunk * processes + place))
+            made.append(("backward", number, chunk * processes + place))
+        return tuple(made)
+
+    for more in range(len(forward) + 1):
+        orders = tuple(order(place, more) for place in range(processes))
+        if _can_end(orders, processes * chunks - 1):
+            break
+    return orders
+
+
+def _can_end(orders: Sequence[Sequence[Turn]], last: int) -> bool:
+    """Whether processes that take their passes in these orders never all wait for each other."""
+    done, left = set[Turn](), [list(reversed(order)) for order in orders]
+    while any(left):
+        before = len(done)
+        for order in left:
+            while order:
+                turn, number, stage = order[-1]
+                if turn == "forward":
+                    needed: Turn | None = ("forward", number, stage - 1) if stage > 0 else None
+                else:
+                    needed = ("backward", number, stage + 1) if stage < last else ("forward", number, stage)
+                if needed is not None and needed not in done:
+                    break
+                done.add(order.pop())
+        if len(done) == before:
+            return False
+    return True
 
 
 _DTYPES = (
@@ -478,22 +533,23 @@ class StageChannel:
     """One direction between neighbouring stages: tensors arrive in the order in which they are sent.
 
     Args:
-        group: the stages of one pipeline, in order.
+        group: the processes of one pipeline, in order.
         step: 1 towards the next stage, -1 back.
+        around: another group of them, for messages between the last one and the first; None if there are none.
     """
 
-    def __init__(self, group: dist.ProcessGroup, step: int, device: torch.device) -> None:
-        self._group, self._device = group, device
-        rank = group.rank()
-        self._to = _global(group, rank + step)
-        self._from = _global(group, rank - step)
+    def __init__(
+        self, group: dist.ProcessGroup, step: int, device: torch.device, around: dist.ProcessGroup | None = None
+    ) -> None:
+        self._device = device
+        self._to = _neighbour(group, around, step)
+        self._from = _neighbour(group, around, -step)
         self._sent: list[tuple[Any, torch.Tensor]] = []
         self._announced: set[Hashable] = set()
         self._forms: dict[Hashable, tuple[torch.Size, torch.dtype]] = {}
 
     def send(self, tensor: torch.Tensor, kind: Hashable | None) -> None:
         """Send a tensor; those of one `kind`, as both ends call it, have one shape and dtype. None: any."""
-        assert self._to is not None, "the last stage has no next one"
         if kind not in self._announced:
             if tensor.dim() > _MOST_DIMENSIONS or tensor.dtype not in _DTYPES:
                 raise _unlike(f"a stage passes on {tensor.dtype} of {tensor.dim()} dimensions, which is not supported")
@@ -532,21 +588,28 @@ class StageChannel:
 
     def _put(self, tensor: torch.Tensor) -> None:
         self._sent = [(work, kept) for work, kept in self._sent if not work.is_completed()]
-        work = dist.isend(tensor, dst=self._to, group=self._group)
+        assert self._to is not None, "the last stage has no next one"
+        group, rank = self._to
+        work = dist.isend(tensor, dst=rank, group=group)
         self._sent.append((work, tensor))  # its memory is kept until it has arrived
 
     def _take(self, empty: torch.Tensor) -> torch.Tensor:
-        dist.recv(empty, src=self._from, group=self._group)
+        assert self._from is not None, "the first stage has none before it"
+        group, rank = self._from
+        dist.recv(empty, src=rank, group=group)
         return empty
 
 
 def open_channels(world: World, device: torch.device) -> tuple[StageChannel, StageChannel]:
     """The channel to the next stage, and the one back; collective over the world."""
     assert world.mesh is not None
-    ways = [_own_line(world) for _ in range(2)]
-    assert ways[0] is not None, "every process is of a line"
-    assert ways[1] is not None, "likewise"
-    return StageChannel(ways[0], 1, device), StageChannel(ways[1], -1, device)
+    # Between the last process and the first messages go by groups of their own: of two processes each sends to the
+    # other in one direction, and over NCCL each would wait for the other to receive.
+    onward, back, *around = [_own_line(world) for _ in range(2 if world.layout.chunks == 1 else 4)]
+    assert onward is not None, "every process is of a line"
+    assert back is not None, "likewise"
+    onward_around, back_around = around or (None, None)
+    return StageChannel(onward, 1, device, onward_around), StageChannel(back, -1, device, back_around)
 
 
 def shared_parameters(
@@ -588,6 +651,11 @@ def _own_line(world: World, stages: Sequence[int] | None = None) -> dist.Process
     return next((group for group, line in zip(groups, lines, strict=True) if world.rank in line), None)
 
 
-def _global(group: dist.ProcessGroup, rank: int) -> int | None:
-    """The process's number in the world; None where there is no such stage."""
-    return dist.get_global_rank(group, rank) if 0 <= rank < group.size() else None
+def _neighbour(
+    group: dist.ProcessGroup, around: dist.ProcessGroup | None, step: int
+) -> tuple[dist.ProcessGroup, int] | None:
+    """The group of the messages with the process that many places on, and its number in the world; None: no such."""
+    place = group.rank() + step
+    if 0 <= place < group.size():
+        return group, dist.get_global_rank(group, place)
+    return None if around is None else (around, dist.get_global_rank(around, place % around.size()))

@@ -76,23 +76,25 @@ class PipelineCut:
         return tuple(sorted({self.owners[first], *(self.owners[n] for n, f in self.tied.items() if f == first)}))
 
 
-def cut_into_stages(model: nn.Module, stages: int) -> PipelineCut:
-    """Cut `model` into `stages`, so that the cost of the costliest, by `block_costs`, is minimal.
+def cut_into_stages(model: nn.Module, stages: int, chunks: int = 1) -> PipelineCut:
+    """Cut `model` into stages, so that the cost of the costliest, by `block_costs`, is minimal.
 
     Args:
         model: whole.
-        stages: number of stages.
+        stages: number of processes of a pipeline.
+        chunks: number of stages in each.
 
     Raises:
         BadJob: it cannot be cut so.
     """
-    if problem := stage_problem(model, Layout(stages=stages)):
+    if problem := stage_problem(model, Layout(stages=stages, chunks=chunks)):
         raise BadJob(problem, remedy="Use another layout, such as shards.")
     blocks = blocks_of(model)
     names = {id(module): name for name, module in model.named_modules()}
-    spans = balanced_spans(block_costs(model), stages)
+    spans = balanced_spans(block_costs(model), stages * chunks)
     homes = _homes(model, blocks, spans)
-    return PipelineCut(tuple(names[id(block)] for block in blocks), spans, homes, stages, _tied(model, homes))
+    tied = _tied(model, {name: home % stages for name, home in homes.items()})
+    return PipelineCut(tuple(names[id(block)] for block in blocks), spans, homes, stages, tied)
 
 
 def stage_problem(model: nn.Module, layout: Layout) -> str | None:
@@ -101,11 +103,12 @@ def stage_problem(model: nn.Module, layout: Layout) -> str | None:
         return None
     blocks = blocks_of(model)
     name = type(model).__name__
-    if len(blocks) < layout.stages:
+    if len(blocks) < layout.num_stages:
         have = f"{len(blocks)} blocks in a row" if blocks else "no repeated blocks and is no nn.Sequential"
-        return f"{layout.stages} stages need {layout.stages} blocks at least, but {name} has {have}"
-    spans = balanced_spans(block_costs(model), layout.stages)
-    owners = _homes(model, blocks, spans)
+        stages = f"{layout.stages} stages" + (f" of {layout.chunks} chunks" if layout.chunks > 1 else "")
+        return f"{stages} need {layout.num_stages} blocks at least, but {name} has {have}"
+    spans = balanced_spans(block_costs(model), layout.num_stages)
+    owners = {key: home % layout.stages for key, home in _homes(model, blocks, spans).items()}
     for other, first in _tied(model, owners).items():
         one, two = (parameter_name.rpartition(".")[0] for parameter_name in (first, other))
         if model.get_submodule(one) is model.get_submodule(two):
@@ -483,7 +486,7 @@ class StageExecution(LayoutExecution):
         self, parts: ModelParts, model: nn.Module, layout: Layout, call: PassOf | None = None
     ) -> ModelParts:
         """As `LayoutExecution.divided_parts`: the blocks that stages consist of, the cuts, and what is passed on."""
-        cut = cut_into_stages(model, layout.stages)
+        cut = cut_into_stages(model, layout.stages, layout.chunks)
         passed = () if call is None else self._followed(model, layout, call)
         parts = parts.in_blocks(cut.blocks, tuple(span.start for span in cut.spans[1:])).with_tied(cut.tied)
         return dataclasses.replace(parts, passed=passed)
@@ -494,9 +497,9 @@ class StageExecution(LayoutExecution):
         Raises:
             BadJob: as `StageFollower.flow`.
         """
-        known, stages = self._passed.setdefault(model, {}), layout.stages
+        known, stages = self._passed.setdefault(model, {}), layout.num_stages
         if stages not in known:
-            cut = cut_into_stages(model, stages)
+            cut = cut_into_stages(model, layout.stages, layout.chunks)
             first = [span.start for span in cut.spans]
             try:
                 flow = StageFollower(outline_of(model), cut.blocks, first, cut.homes).flow(call)
