@@ -2,7 +2,7 @@
 
 What: `gpipe` makes all forward passes of an update before the first backward pass; `1f1b` begins backward passes as
 soon as it can, so that a stage holds activations of at most as many micro-batches as there are stages. Interleaved
-(`chunks`), each process holds several stages, every so many blocks apart, and waits less in exchange for more messages.
+(`chunks`), each process holds several stages that do not follow each other, and waits less for more messages.
 Use when: a model does not fit, links are too slow for tensor parallel, and an update has several micro-batches for each
 stage. Costs: a stage waits for (stages - 1) of (micro-batches + stages - 1) turns; between neighbours the activations
 of each micro-batch, and what else later stages read, and back the gradients of floating tensors among it.

@@ -8,7 +8,7 @@ Use when: a model is cut into stages. Costs: one pass in Python without arithmet
 Does not combine with: parts of a later stage that are called before an earlier one, weights that are read in another
 stage than their own, tensors that a block keeps as an attribute for code outside of it. They are refused by name.
 Parameters and buffers are on the meta device here, and inputs are real, so that code which looks at the inputs alone
-takes its own way. Where code looks at what weights have computed, it is told 0, false, or of `all` true.
+takes its own way. Where code looks at what weights have computed, it gets 0, false, or of `all` true.
 """
 
 from __future__ import annotations
@@ -416,7 +416,7 @@ class StageFollower:
 
 
 class _Recorder(TorchDispatchMode):
-    """Runs operations, on the meta device wherever one of their tensors is there, and tells a follower."""
+    """Runs operations, on the meta device wherever one of their tensors is there, and records them in a follower."""
 
     def __init__(self, follower: StageFollower) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
