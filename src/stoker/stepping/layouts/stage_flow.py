@@ -197,7 +197,7 @@ class StageFollower:
         held: dict[StorageWeakRef, list[str]] = {}
         for name, parameter in outline.named_parameters(remove_duplicate=False):
             if name in homes:  # a tied weight is in the stage of each of its names
-                held.setdefault(StorageWeakRef(parameter.untyped_storage()), []).append(name)
+                held.setdefault(_storage_of(parameter), []).append(name)
         self._of_weights: dict[StorageWeakRef, _Sources] = {
             storage: frozenset({_Held(f"the weight {names[0]}", frozenset(homes[name] for name in names))})
             for storage, names in held.items()
@@ -217,9 +217,32 @@ class StageFollower:
             modes = {name: module.training for name, module in model.named_modules()}
             for name, module in self._modules.items():
                 module.training = modes.get(name, module.training)
-        device = next((tensor.device for tensor in (model or self._outline).parameters()), torch.device("cpu"))
+        weight = next((self._outline if model is None else model).parameters(), None)
+        device = torch.device("cpu") if weight is None else weight.device
         generators = [] if device.type == "meta" else torch_generators(device)
         states, others = [generator.get_state() for generator in generators], generator_states()
+        self._begin()
+        try:
+            with torch.no_grad(), _Recorder(self):
+                output = call(self._outline)
+            for tensor in tensors_in(output):
+                self._need(len(self._first) - 1, self._sources_of([tensor]))
+        except Exception as error:  # whatever a model raises on tensors without values
+            said = f"its pass cannot be followed on tensors without values, {type(error).__name__}: {first_line(error)}"
+            raise self._refusal(self._problem or said) from error
+        finally:
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
+            restore_generators(others)
+        for first in self._first:
+            if self._names[first] not in self._called:
+                self._refuse(f"{self._names[first]} is not called in every pass")
+        if self._problem is not None:
+            raise self._refusal(self._problem)
+        return StageFlow(self._calls, tuple(self._passed(stage) for stage in range(len(self._first) - 1)))
+
+    def _begin(self) -> None:
+        """Forget the last pass."""
         self._calls: dict[tuple[str, int], PartCall] = {}
         self._counts: Counter[str] = Counter()
         self._sources: dict[StorageWeakRef, _Sources] = dict(self._of_weights)
@@ -228,27 +251,6 @@ class StageFollower:
         self._inside: _OpenCall | None = None
         self._stage, self._called = 0, set[str]()
         self._problem: str | None = None
-        failure: Exception | None = None
-        try:
-            with torch.no_grad(), _Recorder(self):
-                output = call(self._outline)
-            for tensor in tensors_in(output):
-                self._need(len(self._first) - 1, self._sources_of([tensor]))
-        except Exception as error:  # noqa: BLE001 - whatever a model raises on tensors without values
-            failure = error
-        finally:
-            for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)
-            restore_generators(others)
-        if self._problem is None and failure is None:
-            missing = [self._names[first] for first in self._first if self._names[first] not in self._called]
-            self._problem = f"{missing[0]} is not called in every pass" if missing else None
-        if self._problem is not None:
-            raise self._refusal(self._problem) from failure
-        if failure is not None:
-            said = f"{type(failure).__name__}: {first_line(failure)}"
-            raise self._refusal(f"its pass cannot be followed on tensors without values, {said}") from failure
-        return StageFlow(self._calls, tuple(self._passed(stage) for stage in range(len(self._first) - 1)))
 
     def _passed(self, stage: int) -> tuple[Key, ...]:
         """What a stage passes on."""
@@ -322,11 +324,11 @@ class StageFollower:
                 return  # of the samples alone
             self._need(opened.home, frozenset(opened.read))
         given = {id(tensor): place for place, tensor in reversed(list(enumerate(opened.given)))}
-        storages = {StorageWeakRef(tensor.untyped_storage()) for tensor in opened.given}
+        storages = {_storage_of(tensor) for tensor in opened.given}
         same: dict[int, int] = {}
         of_this_call: set[StorageWeakRef] = set()
         for place, tensor in enumerate(tensors_in(output)):
-            storage = StorageWeakRef(tensor.untyped_storage())
+            storage = _storage_of(tensor)
             if id(tensor) in given and storage not in opened.changed:
                 same[place] = given[id(tensor)]
             else:
@@ -361,7 +363,7 @@ class StageFollower:
         return tolerant
 
     def _sources_of(self, tensors: Sequence[torch.Tensor]) -> _Sources:
-        known = (self._sources.get(StorageWeakRef(tensor.untyped_storage()), _NONE) for tensor in tensors)
+        known = (self._sources.get(_storage_of(tensor), _NONE) for tensor in tensors)
         return _NONE.union(*known)
 
     def _need(self, home: int, sources: _Sources) -> None:
@@ -394,24 +396,24 @@ class StageFollower:
                 sources = frozenset({_Held(words, frozenset({opened.home}))})
             else:
                 opened.read |= sources
-            opened.changed |= {StorageWeakRef(tensor.untyped_storage()) for tensor in written}
-        known = {StorageWeakRef(tensor.untyped_storage()) for tensor in given}
+            opened.changed |= {_storage_of(tensor) for tensor in written}
+        known = {_storage_of(tensor) for tensor in given}
         for tensor in written:
-            storage = StorageWeakRef(tensor.untyped_storage())
+            storage = _storage_of(tensor)
             self._sources[storage] = self._sources.get(storage, _NONE) | sources
             for name, number, place in self._returned.get(storage, ()):
                 self._calls[name, number].rewritten.add(place)
         for tensor in results:
-            storage = StorageWeakRef(tensor.untyped_storage())
+            storage = _storage_of(tensor)
             if storage not in known:  # a view has its base's
                 self._sources[storage] = sources
-        if getattr(func, "overloadpacket", None) is torch.ops.aten.all:
-            self._sums |= {StorageWeakRef(tensor.untyped_storage()) for tensor in results}
+        if _name_of(func) == "all":
+            self._sums |= {_storage_of(tensor) for tensor in results}
 
     def value_of(self, tensor: torch.Tensor) -> Any:
         """A number in place of one that weights would compute."""
         if tensor.dtype == torch.bool:
-            return StorageWeakRef(tensor.untyped_storage()) in self._sums
+            return _storage_of(tensor) in self._sums
         return 0.0 if tensor.is_floating_point() else 1
 
 
@@ -435,7 +437,7 @@ class _Recorder(TorchDispatchMode):
             for tensor in _tensors(tree_leaves(argument))
         ]
         if any(tensor.is_meta for tensor in given):
-            if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default):  # noqa: SLF001 - its name
+            if _name_of(func) in ("_local_scalar_dense", "equal"):
                 return self._follower.value_of(given[0])
             args, kwargs = tree_map_only(torch.Tensor, _on_meta, (args, kwargs))
         result = func(*args, **kwargs)
@@ -444,6 +446,17 @@ class _Recorder(TorchDispatchMode):
         if len(written) == 1 and isinstance(result, torch.Tensor) and not written[0].is_meta:
             return written[0]  # a real tensor that is changed by what weights compute
         return result
+
+
+def _storage_of(tensor: torch.Tensor) -> StorageWeakRef:
+    """The memory of a tensor and of all its views, by which they are known."""
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def _name_of(func: Any) -> str:
+    """The name of an operation of PyTorch."""
+    name: str = getattr(getattr(func, "overloadpacket", func), "__name__", "")
+    return name
 
 
 def _named(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
