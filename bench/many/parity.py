@@ -3,7 +3,8 @@
     python -m bench.many.parity [--layouts NAME …]
 
 A GPT of four blocks with ignored targets, clipping and uneven last batches, in both precisions; where it goes along, a
-Llama with shared keys and values, or a CNN whose batch norm is over the whole batch, in float64. Compared are the
+Llama with shared keys and values, a CNN whose batch norm is over the whole batch, or, in stages, a GPT with tied
+weights and an encoder and a decoder whose blocks give each other several tensors, in float64. Compared are the
 losses of 30 updates (the largest relative difference) and, in float64, the weights at the end (relative to the larger
 of each tensor's own size and a thousandth of the largest weight). Everything runs here, over gloo, one thread each.
 Printed and written to bench/results/; with --layouts, what the day's file has of other layouts stays.
@@ -28,6 +29,7 @@ from stoker.testing.ranks import on_ranks
 from stoker.zoo import GPT, Llama
 from tests.stepping.driving import SEPARABLE, grouped, largest_difference
 from tests.stepping.layouts.conformance import UPDATES, Learned, cnn_job, largest_loss_difference, taught
+from tests.stepping.layouts.passing import passing_job
 from tests.stepping.models import make_job, texts
 
 LIMITS = {torch.float64: 1e-9, torch.float32: 1e-6}
@@ -43,6 +45,10 @@ LAYOUTS = {
     "shards 2 x tensor 2, sequence": Layout(shards=2, tensor=2, sequence=True),
     "stages 4": Layout(stages=4),
     "stages 4, gpipe": Layout(stages=4, schedule="gpipe"),
+    "stages 4 of 2 chunks": Layout(stages=4, chunks=2),
+    "stages 2 of 2 chunks x replicas 2": Layout(stages=2, chunks=2, replicas=2),
+    "stages 2 of 2 chunks x tensor 2": Layout(stages=2, chunks=2, tensor=2),
+    "stages 2 of 2 chunks x tensor 2, sequence": Layout(stages=2, chunks=2, tensor=2, sequence=True),
     "stages 2 x replicas 2": Layout(stages=2, replicas=2),
     "stages 2 x shards 2": Layout(stages=2, shards=2),
     "stages 2 x shards 2, kept gathered": Layout(stages=2, shards=2, reshard=False),
@@ -54,10 +60,10 @@ LAYOUTS = {
 """By name; each of four processes, or of eight."""
 
 
-def gpt_job(*, tied: bool = False) -> Job:
+def gpt_job(*, layers: int = 4, tied: bool = False) -> Job:
     """A GPT of four blocks; an epoch's last batch has 7 samples of 16."""
     return make_job(
-        lambda: GPT(layers=4, width=32, heads=4, context=8, vocab=12, tied=tied),
+        lambda: GPT(layers=layers, width=32, heads=4, context=8, vocab=12, tied=tied),
         data=texts(55, masked=0.3),
         loss="token_cross_entropy",
         optimizer=AdamW(lr=1e-3),
@@ -83,9 +89,13 @@ Case = tuple[str, torch.dtype]
 
 JOBS: dict[str, tuple[Callable[[], Job], Coupling, int]] = {
     "gpt": (gpt_job, SEPARABLE, 4),
+    "gpt of 8 blocks": (functools.partial(gpt_job, layers=8), SEPARABLE, 4),
+    "tied gpt of 8 blocks": (functools.partial(gpt_job, layers=8, tied=True), SEPARABLE, 4),
+    "passing of 8 blocks": (functools.partial(passing_job, 8), SEPARABLE, 4),
     "tied gpt": (functools.partial(gpt_job, tied=True), SEPARABLE, 4),
     "llama": (llama_job, SEPARABLE, 4),
     "cnn": (cnn_job, grouped(16), 16),
+    "passing": (passing_job, SEPARABLE, 4),
 }
 """By name: what makes the job, its coupling, and the samples that go through the model at once."""
 
@@ -105,8 +115,10 @@ def cases_of(layout: Layout) -> tuple[Case, ...]:
     both: tuple[Case, ...] = (("gpt", torch.float64), ("gpt", torch.float32))
     if layout.tensor > 1:
         return (*both, ("llama", torch.float64))
+    if layout.num_stages > 4:
+        return tuple((f"{name} of 8 blocks", torch.float64) for name in ("gpt", "tied gpt", "passing"))
     if layout.stages > 1:
-        both = *both, ("tied gpt", torch.float64)
+        both = *both, ("tied gpt", torch.float64), ("passing", torch.float64)
     return (*both, ("cnn", torch.float64)) if layout.stages < layout.world_size else both
 
 
@@ -156,12 +168,12 @@ def main() -> None:
     path = Path(__file__).parents[1] / "results" / f"parity_{content['date']}.json"
     results: dict[str, Any] = read(path).get("layouts", {})  # type: ignore[assignment]
     content |= {"updates": UPDATES, "layouts": results}
-    print(f"{'layout':41} {'job':6} {'numbers':8} {'loss':>8} {'weights':>8} {'limit':>6}")
+    print(f"{'layout':41} {'job':20} {'numbers':8} {'loss':>8} {'weights':>8} {'limit':>6}")
     for name in chosen:
         results[name] = measured(LAYOUTS[name])
         for one in results[name]:
             print(
-                f"{name:41} {one['job']:6} {one['dtype']:8} {one['largest_loss_difference']:8.1e} "
+                f"{name:41} {one['job']:20} {one['dtype']:8} {one['largest_loss_difference']:8.1e} "
                 f"{one['largest_weight_difference']:8.1e} {one['limit']:6.0e}"
                 f"{'' if one['holds'] else '  DOES NOT HOLD'}",
                 flush=True,

@@ -110,7 +110,7 @@ def test_a_checkpointed_block_sums_again_what_it_computes_again() -> None:
 def test_stages_share_the_operations_and_their_memory() -> None:
     """Each occurrence is on one stage; births and deaths are still in order."""
     plain = trace()
-    both = [of_blocks(plain, PARTS, (1,), stage) for stage in (0, 1)]
+    both = [of_blocks(plain, PARTS, (1,), stage, 2) for stage in (0, 1)]
     names = [{one.modules[o.module] for o in one.occurrences if o.phase != "optimizer"} for one in both]
     assert names == [{"table", "blocks.0.up", "blocks.0.down"}, {"blocks.1.up", "blocks.1.down", "head"}]
     assert sum(flops(one, "forward") for one in both) == flops(plain, "forward")

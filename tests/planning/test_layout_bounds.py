@@ -6,15 +6,19 @@ import gc
 import weakref
 
 import pytest
+import torch
 
 from stoker.devices import planned_devices
 from stoker.errors import DoesNotFit
+from stoker.jobs import AdamW
 from stoker.planning.model.search_space import precisions
-from stoker.planning.multi_device import LayoutCandidates, on_many
+from stoker.planning.multi_device import LayoutCandidates, _Found, on_many, without_layout
 from stoker.planning.planner import Planner
 from stoker.planning.resolved_job import resolve_job
 from stoker.records import Device, Layout, Plan, Precision
+from stoker.zoo import GPT
 from tests.flow.builders import blobs_job
+from tests.stepping.models import VOCAB, make_job
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -66,6 +70,29 @@ def test_a_precision_that_did_not_fit_under_the_first_layout_is_searched_again(
     with pytest.raises(DoesNotFit, match="made-up"):
         eight.best(Layout(shards=8))
     assert set(precisions(devices[0])) == searched
+
+
+@pytest.mark.slow
+def test_stages_are_interleaved_where_that_is_forecast_to_be_faster() -> None:
+    """With few micro-batches in four stages: the forecast has less of a bubble, and more messages."""
+    tokens = torch.zeros(64, 512, dtype=torch.int64)
+    job = make_job(
+        lambda: GPT(layers=8, width=1024, heads=8, context=512, vocab=VOCAB),
+        data=(tokens, tokens),
+        loss="token_cross_entropy",
+        optimizer=AdamW(lr=1e-3),
+        batch=16,
+    )
+    (place,) = planned_devices("4xh100", ())
+    planned, found = LayoutCandidates(Planner(resolve_job(job), is_all_elsewhere=True), place), _Found([], [], [])
+    planned._consider(Layout(stages=4), found)
+    plain, *others = found.candidates
+    assert [one.plan.layout for one in others][:1] == [Layout(stages=4, chunks=2)]
+    spreads = [planned.forecasts(one.plan.layout).spread(without_layout(one.plan)) for one in (plain, others[0])]
+    assert others[0].forecast.step_s.value < plain.forecast.step_s.value
+    assert spreads[1].bubble_s < 0.6 * spreads[0].bubble_s
+    sent = [one.forecast.communication_bytes for one in (plain, others[0])]
+    assert sent[1] > 1.5 * sent[0]
 
 
 @pytest.mark.slow

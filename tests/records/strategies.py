@@ -89,7 +89,8 @@ def _estimates() -> st.SearchStrategy[records.Estimate]:
 
 def _layouts() -> st.SearchStrategy[records.Layout]:
     counts = st.integers(1, 64)
-    return st.builds(
+    interleaved = st.builds(records.Layout, stages=st.integers(2, 64), chunks=st.integers(2, 8))
+    return interleaved | st.builds(
         records.Layout,
         replicas=counts,
         shards=counts,

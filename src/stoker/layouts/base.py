@@ -120,8 +120,8 @@ class LayoutAxis(abc.ABC):
         """Time of a process's copies into and out of messages in an update [s]."""
         return 0.0
 
-    def num_idle_turns(self, layout: Layout) -> int:
-        """Number of micro-batches in whose time a process waits for others in an update [1]."""
+    def num_idle_turns(self, layout: Layout, passes: int) -> float:
+        """Number of micro-batches in whose time a process waits for others in an update of so many [1]."""
         return 0
 
     def waiting_share(self, layout: Layout) -> float:
@@ -158,7 +158,7 @@ class LayoutAxis(abc.ABC):
         """Memory of a process's permanent gradient buckets [bytes]; `parts` are those that it holds."""
         return 0
 
-    def waiting_bytes(self, trace: Trace, layout: Layout, rank: int, passes: int) -> int:
+    def waiting_bytes(self, trace: Trace, update: DividedUpdate, rank: int) -> int:
         """Memory of micro-batches that wait in process `rank`, whose `trace` has one [bytes]."""
         return 0
 

@@ -148,7 +148,7 @@ class Experts(LayoutAxis):
         dense = gathered_share * gathered + (gathered_share + 1) * max(largest, root)
         return round(dense + (gathered_share * cast if is_cast else 0))
 
-    def waiting_bytes(self, trace: Trace, layout: Layout, rank: int, passes: int) -> int:
+    def waiting_bytes(self, trace: Trace, update: DividedUpdate, rank: int) -> int:
         """As `LayoutAxis.waiting_bytes`: the rows of the layer with the most, sent and received."""
         rows = {shape.numel for one in trace.operations if one.name == "topk" for shape in one.outputs[1:]}
         sent = [

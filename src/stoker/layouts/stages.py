@@ -47,6 +47,8 @@ class Stages(LayoutAxis):
             return f"{does_not} {', '.join(job.stateful_metrics)}, which sees outputs: only the last stage has them"
         if job.model_optimizer is not None:
             return f"{does_not} {job.model_optimizer}, which finds hidden matrices by the whole model"
+        if layout.chunks > 1 and layout.data_size > layout.replicas:
+            return f"{layout.chunks} chunks in each stage do not go with shards: each would gather the weights of all"
         samples = None if job.batch is None else job.batch // layout.data_size
         if samples is not None and samples < layout.stages:
             return f"{layout.stages} stages need as many micro-batches, and have {samples} samples for them"
@@ -59,12 +61,12 @@ class Stages(LayoutAxis):
     def traffic(self, update: DividedUpdate) -> Sequence[Traffic]:
         """As `LayoutAxis.traffic`: in each turn of two messages one stage waits for the result of its neighbour.
 
-        Each process of a tensor group sends what it holds: all of it or, with `sequence`, its tokens. Two stages that
-        hold a tied parameter add up its gradients.
+        The stages that pass on the most have the others wait. Each process of a tensor group sends what it holds: all
+        of it or, with `sequence`, its tokens. Two stages that hold a tied parameter add up its gradients.
         """
         layout = update.layout
-        sizes = (boundary_bytes(update.trace(), update.parts) // (layout.tensor if layout.sequence else 1),)
-        turns = 2 * (update.passes + self.num_idle_turns(layout))
+        sizes = (max(self._passed_bytes(update)),)
+        turns = 2 * layout.chunks * (update.passes + self.num_idle_turns(layout, update.passes))
         activations = Traffic(
             what="activations handed on",
             collective="point-to-point",
@@ -85,9 +87,13 @@ class Stages(LayoutAxis):
         """As `LayoutAxis.overhead_s`."""
         return _UPDATE_S
 
-    def num_idle_turns(self, layout: Layout) -> int:
-        """As `LayoutAxis.num_idle_turns`."""
-        return layout.stages - 1
+    def num_idle_turns(self, layout: Layout, passes: int) -> float:
+        """As `LayoutAxis.num_idle_turns`: each turn is one of a chunk's.
+
+        Chunks take micro-batches in groups of as many as there are processes, and wait where the last one has fewer.
+        """
+        missing = -passes % layout.stages * (layout.chunks - 1)
+        return (layout.stages - 1 + missing) / layout.chunks
 
     def waiting_share(self, layout: Layout) -> float:
         """As `LayoutAxis.waiting_share`."""
@@ -98,36 +104,58 @@ class Stages(LayoutAxis):
 
         There the most micro-batches wait. Stages with as many blocks and as large parameters are of one kind.
         """
-        cuts = cuts_of(parts, layout.stages)
-        kinds = [[stop - start, 0] for start, stop in itertools.pairwise((0, *cuts, len(parts.blocks)))]
+        cuts = cuts_of(parts, layout.num_stages)
+        kinds = [[0, 0] for _ in range(layout.stages)]
+        for stage, (start, stop) in enumerate(itertools.pairwise((0, *cuts, len(parts.blocks)))):
+            kinds[stage % layout.stages][0] += stop - start
         for one, stage in zip(parts.parameters, stages_of_parameters(parts, cuts), strict=True):
-            kinds[stage][1] += one.num_bytes
+            kinds[stage % layout.stages][1] += one.num_bytes
         between = {tuple(kinds[stage]): stage for stage in reversed(range(1, layout.stages - 1))}
         return sorted({0, layout.stages - 1, *between.values()})
 
     def held(self, parts: ModelParts, layout: Layout, rank: int) -> ModelParts:
-        """As `LayoutAxis.held`: the parts of one stage, its blocks numbered from 0."""
-        stage, cuts = layout.coordinate(rank, "stages"), cuts_of(parts, layout.stages)
-        first, last = (0, *cuts, len(parts.blocks))[stage : stage + 2]
+        """As `LayoutAxis.held`: the parts of one process's stages, their blocks numbered from 0."""
+        place, cuts = layout.coordinate(rank, "stages"), cuts_of(parts, layout.num_stages)
+        blocks = [
+            block for block in range(len(parts.blocks)) if bisect.bisect_right(cuts, block) % layout.stages == place
+        ]
+        numbers = {block: number for number, block in enumerate(blocks)}
         return dataclasses.replace(
             parts,
             parameters=tuple(
-                dataclasses.replace(one, block=None if one.block is None else one.block - first)
-                for one, owner in zip(parts.parameters, stages_of_parameters(parts, cuts), strict=True)
-                if owner == stage
+                dataclasses.replace(one, block=None if one.block is None else numbers[one.block])
+                for one, stage in zip(parts.parameters, stages_of_parameters(parts, cuts), strict=True)
+                if stage % layout.stages == place
             ),
-            blocks=parts.blocks[first:last],
+            blocks=tuple(parts.blocks[block] for block in blocks),
         )
 
     def trace_of(self, trace: Trace, parts: ModelParts, layout: Layout, rank: int) -> Trace:
         """As `LayoutAxis.trace_of`."""
-        return of_blocks(trace, parts, cuts_of(parts, layout.stages), layout.coordinate(rank, "stages"))
+        place = layout.coordinate(rank, "stages")
+        return of_blocks(trace, parts, cuts_of(parts, layout.num_stages), place, layout.stages)
 
-    def waiting_bytes(self, trace: Trace, layout: Layout, rank: int, passes: int) -> int:
-        """As `LayoutAxis.waiting_bytes`: activations between a micro-batch's forward and backward pass."""
+    def waiting_bytes(self, trace: Trace, update: DividedUpdate, rank: int) -> int:
+        """As `LayoutAxis.waiting_bytes`: activations between a micro-batch's forward and backward pass.
+
+        What a stage has received, of all micro-batches and as a gradient, is not in its trace.
+        """
+        layout, passes, stages = update.layout, update.passes, update.layout.stages
+        place = layout.coordinate(rank, "stages")
         kept = sum(one.num_bytes for one in trace.storages if one.category == "activation") // trace.settings.parts
-        ahead = min(passes, layout.stages - layout.coordinate(rank, "stages")) if layout.schedule == "1f1b" else passes
-        return kept * (ahead - 1)
+        ahead = (stages - place - 1) * (1 if layout.chunks == 1 else 2) + (layout.chunks - 1) * stages + 1
+        if layout.schedule == "gpipe":
+            ahead = passes
+        ahead = min(ahead, passes * layout.chunks)  # passes through one of its stages
+        passed = [0, *self._passed_bytes(update)]
+        received = max(passed[place::stages])
+        return kept * (ahead - 1) // layout.chunks + received * (ahead + 1)
+
+    def _passed_bytes(self, update: DividedUpdate) -> list[int]:
+        """Bytes that each stage but the last passes on for a micro-batch."""
+        layout, parts = update.layout, update.parts
+        one = boundary_bytes(update.trace(), parts) // (layout.tensor if layout.sequence else 1)
+        return [round(share * one) for share in parts.passed or (1.0,) * (layout.num_stages - 1)]
 
 
 AXIS = Stages()
@@ -154,14 +182,15 @@ def stages_of_parameters(parts: ModelParts, cuts: Sequence[int]) -> list[int]:
     ]
 
 
-def of_blocks(trace: Trace, parts: ModelParts, cuts: Sequence[int], stage: int) -> Trace:
-    """The trace of one stage, with the optimiser's work on its share of the parameters, and the storages it allocates.
+def of_blocks(trace: Trace, parts: ModelParts, cuts: Sequence[int], place: int, processes: int) -> Trace:
+    """The trace of one process, with the optimiser's work on its share of the parameters, and storages it allocates.
 
-    `cuts` are the first blocks of all stages but the first. Operations outside of blocks belong to the first stage if
-    they come before all blocks in the forward pass, and to the last one if they come after them.
+    `cuts` are the first blocks of all stages but the first, of which every `processes`-th one is here. Operations
+    outside of blocks belong to the first stage if they come before all blocks in the forward pass, and to the last one
+    if they come after them.
     """
-    places = _stages(trace, parts, cuts)
-    keep = [place is None or place == stage for place in places]
+    stages = _stages(trace, parts, cuts)
+    keep = [stage is None or stage % processes == place for stage in stages]
     number, new_index = 0, list[int]()
     for one in keep:
         number += one
@@ -190,7 +219,7 @@ def of_blocks(trace: Trace, parts: ModelParts, cuts: Sequence[int], stage: int) 
     trained_bytes = sum(
         parameter.num_bytes
         for parameter, owner in zip(parts.parameters, stages_of_parameters(parts, cuts), strict=True)
-        if parameter.is_trained and owner == stage
+        if parameter.is_trained and owner % processes == place
     )
     share = trained_bytes / max(1, parts.trained_bytes)
     staged = dataclasses.replace(

@@ -66,9 +66,9 @@ class TensorGroup(LayoutAxis):
 
     def traffic(self, update: DividedUpdate) -> Sequence[Traffic]:
         """As `LayoutAxis.traffic`."""
-        forward, backward = tensor_sums(update.trace(), _with_layers_of_stage(update.parts, update.layout.stages))
+        forward, backward = tensor_sums(update.trace(), _with_layers_of_stage(update.parts, update.layout))
         # A stage waits for the messages of the others, as for their arithmetic.
-        sizes, times = (*forward, *backward), update.passes + STAGES.num_idle_turns(update.layout)
+        sizes, times = (*forward, *backward), update.passes + STAGES.num_idle_turns(update.layout, update.passes)
         if not update.layout.sequence:
             return (
                 Traffic(
@@ -131,15 +131,17 @@ def tensor_sums(trace: Trace, parts: ModelParts) -> tuple[tuple[int, ...], tuple
     return tuple(forward), tuple(backward.values())
 
 
-def _with_layers_of_stage(parts: ModelParts, stages: int) -> ModelParts:
-    """The parts with the divided layers of the stage that has the most of them."""
-    if stages == 1:
+def _with_layers_of_stage(parts: ModelParts, layout: Layout) -> ModelParts:
+    """The parts with the divided layers of the process of a pipeline that has the most of them."""
+    if layout.stages == 1:
         return parts
     by_stage: defaultdict[int, dict[str, Division]] = defaultdict(dict)
-    for one, stage in zip(parts.parameters, stages_of_parameters(parts, cuts_of(parts, stages)), strict=True):
+    for one, stage in zip(
+        parts.parameters, stages_of_parameters(parts, cuts_of(parts, layout.num_stages)), strict=True
+    ):
         layer = one.name.rpartition(".")[0]
         if layer in parts.divided:
-            by_stage[stage][layer] = parts.divided[layer]
+            by_stage[stage % layout.stages][layer] = parts.divided[layer]
     return dataclasses.replace(parts, divided=max(by_stage.values(), key=len, default={}))
 
 

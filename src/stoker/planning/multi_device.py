@@ -121,6 +121,9 @@ _LEAST_GAIN_OF_DIVISION = 0.18
 than this share, by estimate and by forecast, or where none fits that shares the batch alone. Forecasts of published
 steps in stages are so much too fast (docs/forecast-accuracy.md)."""
 
+_CHUNKS = (2, 4)
+"""Chunks in each process of stages that are considered."""
+
 _USUAL_PASSES = 2
 """Micro-batches of an update in estimates that order layouts; of stages so many times their number."""
 _REACHED = 0.5
@@ -147,12 +150,16 @@ class LayoutRules:
     def problem_with(self, layout: Layout) -> str | None:
         """Why a layout is not legal, with the numbers and what would be; None if it is."""
         problem = layout_problem(layout, self._traits) or self._of_model(layout)
-        return self._of_parts(layout) if problem is None and layout.cuts_samples else problem
+        if problem is not None:
+            return problem
+        return (self._of_parts(layout) if layout.cuts_samples else None) or self._of_stages(layout)
 
     def _of_model(self, layout: Layout) -> str | None:
         """Why the model cannot be divided along one of the axes, each of which is asked once for each size."""
         for axis in axes_of(layout):
             alone = axis.of_size(Layout(sequence=layout.sequence), layout.group(axis.name)[0])
+            if axis.name == "stages":
+                alone = dataclasses.replace(alone, chunks=layout.chunks)
             if alone not in self._undivided:
                 self._undivided[alone] = model_problem(self.model, alone)
             if (problem := self._undivided[alone]) is not None:
@@ -171,6 +178,13 @@ class LayoutRules:
             problems = (data_problem(self.job, self.model, each, layout) for each in self.contents())
             self._cut[layout.context] = next(filter(None, problems), None)
         return self._cut.get(layout.context)
+
+    def _of_stages(self, layout: Layout) -> str | None:
+        """Why stages cannot pass on what the next ones need; None if they can, or if samples are not known."""
+        if layout.stages == 1 or self.contents is None:
+            return None
+        content = self.contents()[0]
+        return data_problem(self.job, self.model, content, Layout(stages=layout.stages, chunks=layout.chunks))
 
     @functools.cached_property
     def _cut(self) -> dict[int, str | None]:
@@ -195,6 +209,11 @@ class LayoutRules:
             optimizer = build_optimizer(self.job, self.model, Plan(device="cpu", micro_batch=1))
             return type(optimizer).__name__ if needs_closure(optimizer) else None
         return None
+
+
+def _passed_through(job: Job, contents: Sequence[Content], model: nn.Module) -> object:
+    """The output of a pass of the training set's batch."""
+    return job.fields.call(model, contents[0])
 
 
 class _Found(NamedTuple):
@@ -259,9 +278,17 @@ class LayoutCandidates:
 
     def parts(self, layout: Layout) -> ModelParts:
         """The model's parameters and blocks, as a layout divides them."""
-        dividing = Layout(stages=layout.stages, tensor=layout.tensor, experts=layout.experts, added=layout.added)
+        dividing = Layout(
+            stages=layout.stages,
+            chunks=layout.chunks,
+            tensor=layout.tensor,
+            experts=layout.experts,
+            added=layout.added,
+        )
         if dividing not in self._parts:
-            self._parts[dividing] = divided_parts(self._whole_parts, self.planner.prepared.model, dividing)
+            prepared = self.planner.prepared
+            call = functools.partial(_passed_through, prepared.job, self._contents)
+            self._parts[dividing] = divided_parts(self._whole_parts, prepared.model, dividing, call)
         return self._parts[dividing]
 
     @functools.cached_property
@@ -461,7 +488,7 @@ class LayoutCandidates:
             self._least_trace.flops / (settings.micro_batch * settings.parts) * self.profile.batch / layout.world_size
         )
         arithmetic_s = flops / (_REACHED * rates.get("bf16", rates.get("fp16", rates["fp32"])))
-        return arithmetic_s * (1 + (layout.stages - 1) / self._estimated_passes(layout))
+        return arithmetic_s * (1 + (layout.stages - 1) / layout.chunks / self._estimated_passes(layout))
 
     def _consider(self, layout: Layout, found: _Found) -> None:
         """Add the best plan under a layout, or why there is none."""
@@ -471,12 +498,32 @@ class LayoutCandidates:
                 problem = self._is_slow(layout, found)
                 if problem is None:
                     found.candidates.append(self.best(layout))
+                    self._add_interleaved(found.candidates[-1], found)
                     return
             except DoesNotFit as error:
                 found.unfit.append(error)
                 problem = error.message
         plan = Plan(device=self.place.device.torch_name, micro_batch=1, layout=layout)
         found.rejected.append(Rejection(device=self.place.name, plan=plan, reason=problem))
+
+    def _add_interleaved(self, candidate: Candidate, found: _Found) -> None:
+        """Add a plan in stages with several chunks in each process, where that fits and is faster than with fewer."""
+        layout, fastest = candidate.plan.layout, candidate
+        if layout.stages == 1 or self.place.device.kind != "cuda":
+            return
+        for chunks in _CHUNKS:
+            plan = dataclasses.replace(candidate.plan, layout=dataclasses.replace(layout, chunks=chunks))
+            if self.rules.problem_with(plan.layout) is not None:
+                break
+            forecasts = self.forecasts(plan.layout)
+            own = without_layout(plan)
+            if not forecasts.fits(own, SURE_ENOUGH):
+                break
+            forecast = forecasts.forecast(own)
+            if forecast.step_s.value >= fastest.forecast.step_s.value:
+                break
+            fastest = dataclasses.replace(candidate, plan=plan, forecast=forecast)
+            found.candidates.append(fastest)
 
     def _is_slow(self, layout: Layout, found: _Found) -> str | None:
         """Why a layout is not worth planning after those found, by estimate; None if it may be."""

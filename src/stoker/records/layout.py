@@ -49,10 +49,11 @@ class Layout:
     replicas it is hybrid). With `reshard`, gathered parameters are let go of after the forward pass and gathered again
     for the backward pass. `tensor` processes split the matrices of each layer; with `sequence`, activations between
     these layers are split along the sequence. `stages` hold consecutive layers each, and micro-batches go through them
-    in the order of `schedule`. `experts` hold different experts of a mixture each, shards of all else, and take parts
-    of the batch; if there are several, they are a dimension of the mesh after `shards`. `context` processes take a part
-    of the tokens of each sample, and hold shards; if there are several, they are the last dimension that shares the
-    batch. `added` are axes without a field here: those that share a batch come before `context`, the others last.
+    in the order of `schedule`; with `chunks` above 1 each holds so many pieces of the model, dealt out in turn, and
+    waits less (interleaved 1F1B). `experts` hold different experts of a mixture each, shards of all else, and take
+    parts of the batch; if there are several, they are a dimension of the mesh after `shards`. `context` processes take
+    a part of the tokens of each sample, and hold shards; if there are several, they are the last dimension that shares
+    the batch. `added` are axes without a field here: those that share a batch come before `context`, the others last.
 
     What an axis costs, requires and does is in `stoker.layouts` and `stoker.stepping.layouts`, in files of its name.
     """
@@ -65,6 +66,7 @@ class Layout:
     reshard: bool = True
     sequence: bool = False
     schedule: Schedule = "1f1b"
+    chunks: int = field(default=1, metadata=OMIT_DEFAULT)
     experts: int = field(default=1, metadata=OMIT_DEFAULT)
     context: int = field(default=1, metadata=OMIT_DEFAULT)
     added: tuple[MeshAxis, ...] = field(default=(), metadata=OMIT_DEFAULT)
@@ -73,6 +75,12 @@ class Layout:
         for axis in self.mesh:
             if not 1 <= axis.size <= _MOST:
                 raise ValueError(f"{axis.name} must be from 1 to {_MOST:,}, got {axis.size}")
+        if not 1 <= self.chunks <= _MOST:
+            raise ValueError(f"chunks must be from 1 to {_MOST:,}, got {self.chunks}")
+        if self.chunks > 1 and (self.stages == 1 or self.schedule != "1f1b"):
+            raise ValueError(
+                f"{self.chunks} chunks need several stages in the schedule 1f1b, got {self.stages} in {self.schedule}"
+            )
         names = [axis.name for axis in self.mesh]
         if len(set(names)) < len(names):
             raise ValueError(f"the axes of a layout have different names, got {', '.join(names)}")
@@ -110,6 +118,11 @@ class Layout:
     def sample_parts(self) -> int:
         """Number of parts into which the samples of every batch are divided [1]; `data_size` if none is cut."""
         return math.prod(axis.size for axis in self.mesh if axis.shares_batch and not axis.divides_samples)
+
+    @property
+    def num_stages(self) -> int:
+        """Number of pieces that the model is cut into [1]: `chunks` in each of `stages` processes."""
+        return self.stages * self.chunks
 
     @property
     def num_copies(self) -> int:
@@ -270,7 +283,8 @@ class Layout:
     def in_words(self) -> str:
         """`2 replicas`, `8 shards`, `2 stages (1f1b) × 4-way tensor with sequence`; empty for one process."""
         of_fields = {
-            "stages": f"{self.stages} stages ({self.schedule})",
+            "stages": f"{self.stages} stages "
+            + (f"({self.schedule})" if self.chunks == 1 else f"of {self.chunks} chunks (interleaved {self.schedule})"),
             "shards": f"{self.shards} shards" + ("" if self.reshard else " kept gathered"),
             "experts": f"{self.experts}-way experts",
             "context": f"{self.context}-way context" + ("" if self.reshard or self.shards > 1 else " kept gathered"),

@@ -153,7 +153,8 @@ class ModelParts:
     `blocks` are the dotted names of its repeated blocks, in order. `divided` says for the dotted name of each layer
     that a tensor-parallel layout divides, how. `buffer_bytes` are kept whole by every process. `cuts` are the first
     blocks of all pipeline stages but the first, as the model is cut when it runs (None: spaced evenly). `tied_bytes`
-    are those of parameters that two stages hold, which are here twice.
+    are those of parameters that two stages hold, which are here twice. `passed` says for each stage but the last how
+    many times the bytes of the activations between two blocks it passes on (empty: once).
     """
 
     schema: ClassVar[int] = 1
@@ -164,6 +165,7 @@ class ModelParts:
     buffer_bytes: int = 0
     cuts: tuple[int, ...] | None = None
     tied_bytes: int = 0
+    passed: tuple[float, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     def with_tied(self, tied: Mapping[str, str]) -> ModelParts:
         """The same model, with what pipeline stages hold again of other stages: the first name by the other one."""

@@ -138,14 +138,19 @@ def meta_model(job: Job) -> nn.Module:
     """
     if not isinstance(job.model, nn.Module):
         model = _made_on_meta(job.model)
-    elif isinstance(job.freeze, Freeze):  # a copy on the meta device, which takes no memory
-        memo: dict[int, torch.Tensor] = {id(buffer): buffer.to("meta") for buffer in job.model.buffers()}
-        for parameter in job.model.parameters():
-            memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
-        model = copy.deepcopy(job.model, memo)
+    elif isinstance(job.freeze, Freeze):
+        model = on_meta(job.model)
     else:
         model = job.model
     return freeze_for_good(model, job.freeze) if isinstance(job.freeze, Freeze) else model
+
+
+def on_meta(model: nn.Module) -> nn.Module:
+    """A copy of a model on the meta device, which takes no memory."""
+    memo: dict[int, torch.Tensor] = {id(buffer): buffer.to("meta") for buffer in model.buffers()}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+    return copy.deepcopy(model, memo)
 
 
 def _made_on_meta(make: Callable[[], nn.Module]) -> nn.Module:

@@ -18,6 +18,7 @@ from stoker.zoo import GPT, Llama
 from tests.stepping.driving import SEPARABLE, grouped
 from tests.stepping.experts import mixture
 from tests.stepping.layouts.odd import odd_job
+from tests.stepping.layouts.passing import passing_job
 from tests.stepping.models import cnn, images, make_job, texts
 
 UPDATES = 12
@@ -107,7 +108,21 @@ def experts_job(kind: str = "grouped") -> Job:
     )
 
 
+def deep_job() -> Job:
+    """As `tied_job`, with four blocks."""
+    return make_job(
+        lambda: GPT(layers=4, width=32, heads=4, context=8, vocab=12, tied=True),
+        data=texts(55, masked=0.3),
+        loss="token_cross_entropy",
+        optimizer=AdamW(lr=1e-3, groups={"tokens.*": {"lr": 3e-3, "weight_decay": 0.0}}),
+        clip_norm=0.2,
+        batch=16,
+        average=0.9,
+    )
+
+
 JOBS = {
+    "deep": (deep_job, SEPARABLE),
     "experts": (experts_job, SEPARABLE),
     "few bits": (few_bits_job, SEPARABLE),
     "gpt": (gpt_job, SEPARABLE),
@@ -115,6 +130,7 @@ JOBS = {
     "cnn": (cnn_job, grouped(16)),
     "cnn in groups": (cnn_groups_job, grouped(6)),
     "odd": (odd_job, SEPARABLE),
+    "passing": (passing_job, SEPARABLE),
     "tied": (tied_job, SEPARABLE),
 }
 """Jobs by name, with their coupling."""

@@ -27,9 +27,9 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> tuple[StageChannel, StageChannel, d
         assert (came.shape, came.dtype) == (empty.shape, empty.dtype), "taken for another tensor"
         empty.copy_(came)
 
-    monkeypatch.setattr(pipeline, "_global", lambda _group, rank: rank)
+    monkeypatch.setattr(pipeline, "_neighbour", lambda group, _around, step: (group, step))
     monkeypatch.setattr(pipeline, "dist", SimpleNamespace(isend=send, recv=receive))
-    group: Any = SimpleNamespace(rank=lambda: 0)
+    group: Any = SimpleNamespace()
     return StageChannel(group, 1, torch.device("cpu")), StageChannel(group, 1, torch.device("cpu")), under_way
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,8 +38,10 @@ from tests.stepping.layouts.conformance import (
     trained_with,
 )
 from tests.stepping.models import VOCAB, make_job, samples_of, texts
+from tests.training.legs import losses_of_leg
 
 STAGES, GPIPE = Layout(stages=2), Layout(stages=2, schedule="gpipe")
+INTERLEAVED = Layout(stages=2, chunks=2)
 
 LIMITS = {torch.float64: 1e-9, torch.float32: 1e-6}
 
@@ -52,22 +55,6 @@ def text_job(model: Any, **changed: Any) -> Job:
 def gpt(**changed: Any) -> GPT:
     """Two blocks."""
     return GPT(**{"layers": 2, "width": 16, "heads": 2, "context": 8, "vocab": VOCAB, **changed})
-
-
-class Skipping(nn.Module):
-    """Adds the embedding to what the blocks have found."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCAB, 8)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2))
-        self.last = nn.Linear(8, VOCAB)
-
-    def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        first_BTD = x_BTD = self.embedding(tokens_BT)
-        for block in self.blocks:
-            x_BTD = block(x_BTD)
-        return self.last(x_BTD + first_BTD)
 
 
 class Layered(nn.Module):
@@ -126,13 +113,11 @@ class Masked(nn.Module):
 
 
 WAYS = {
-    "mask": "a stage needs weights that another one holds",
-    "finite": "a stage needs weights that another one holds",
-    "late mask": "a stage needs weights that another one holds",
-    "balance": "a stage needs weights that another one holds",
+    "late mask": "a stage needs what another one has and does not pass on",
+    "balance": "stage 2 needs a tensor that blocks.0 makes and does not return, which stage 1 has",
     "center": "center.running_mean is registered with one stage, but changed by another",
     "reversed": "in another order than registered",
-    "recycled": "is called before",
+    "recycled": "blocks.0 is called twice in a pass",
     "skipped": "blocks.3 is called before blocks.2",
     "swapped": "is called before",
     "ended": "blocks.2 is not called in every pass",
@@ -151,20 +136,27 @@ def _layered(world: World, layout: Layout, way: str) -> tuple[list[float], int]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_a_stage_cannot_know_is_refused_with_its_cause(way: str) -> None:
-    """Comparisons that swallow NaN, in the first update or later, losses kept aside, and blocks in another order."""
+    """Another way through the model in a later update, losses kept aside, and blocks in another order."""
     with pytest.raises(RankFailed, match="BadJob: .*" + WAYS[way]):
         on_ranks(STAGES, _layered, STAGES, way)
 
 
-def test_rehearsals_leave_no_trace() -> None:
-    """A model that counts its passes counts each once, and learns what one process does."""
-    expected, num_passes = _layered(ALONE, Layout(), "plain")
-    for losses, counted in on_ranks(STAGES, _layered, STAGES, "plain"):
+@pytest.mark.parametrize("way", ["plain", "mask", "finite"])
+def test_rehearsals_leave_no_trace(way: str) -> None:
+    """A model that counts its passes counts each once, and learns what one process does; masks of embeddings, too."""
+    expected, num_passes = _layered(ALONE, Layout(), way)
+    for losses, counted in on_ranks(STAGES, _layered, STAGES, way):
         assert losses == pytest.approx(expected, rel=1e-12)
         assert counted == num_passes
 
 
-CASES = (("gpt", torch.float64), ("gpt", torch.float32), ("momentum", torch.float64), ("tied", torch.float64))
+CASES = (
+    ("gpt", torch.float64),
+    ("gpt", torch.float32),
+    ("momentum", torch.float64),
+    ("passing", torch.float64),
+    ("tied", torch.float64),
+)
 
 
 def _learned(world: World, layout: Layout, micro_batch: int) -> list[Learned]:
@@ -185,13 +177,119 @@ def test_every_micro_batch_goes_forward_and_back_once_and_few_wait(
 ) -> None:
     """Backward after forward, in order; under 1F1B a stage holds as many as there are stages from it on."""
     for stage in range(stages):
-        done = list(turns(schedule, stage, stages, passes))
+        order = turns(Layout(stages=stages, schedule=schedule), stage, passes)
+        done = [(kind, number) for kind, number, _ in order]
         for kind in ("forward", "backward"):
             assert [number for turn, number in done if turn == kind] == list(range(passes))
         waiting = [sum(1 if turn == "forward" else -1 for turn, _ in done[: at + 1]) for at in range(len(done))]
         assert min(waiting) >= 0
         assert all(done.index(("forward", n)) < done.index(("backward", n)) for n in range(passes))
         assert max(waiting) == (passes if schedule == "gpipe" else min(passes, stages - stage))
+
+
+@given(st.integers(2, 5), st.integers(2, 4), st.integers(1, 11))
+def test_interleaved_stages_never_all_wait_for_each_other(processes: int, chunks: int, passes: int) -> None:
+    """Messages arrive in the order in which they are taken, and passes end, whatever the number of micro-batches."""
+    layout = Layout(stages=processes, chunks=chunks)
+    orders = [turns(layout, place, passes) for place in range(processes)]
+    last = layout.num_stages - 1
+    for place, order in enumerate(orders):
+        assert sorted(order) == sorted(
+            (kind, number, stage)
+            for kind in ("forward", "backward")
+            for number in range(passes)
+            for stage in range(place, layout.num_stages, processes)
+        )
+        after = orders[(place + 1) % processes]
+        sent = [(number, stage + 1) for kind, number, stage in order if kind == "forward" and stage < last]
+        assert sent == [
+            one[1:] for one in after if one[0] == "forward" and (one[2] - 1) % processes == place and one[2]
+        ]
+        back = [(number, stage - 1) for kind, number, stage in after if kind == "backward" and stage > 0]
+        assert back == [one[1:] for one in order if one[0] == "backward" and one[2] < last]
+        for stage in range(place, layout.num_stages, processes):
+            assert [number for kind, number, of in order if (kind, of) == ("backward", stage)] == list(range(passes))
+    assert _idle_turns(orders, last) >= 0  # which fails if they never end
+    if passes % processes == 0:
+        assert _idle_turns(orders, last) == 2 * (processes - 1)
+
+
+def _idle_turns(orders: list[Any], last: int) -> int:
+    """The turns for which the process that waits the longest waits, if each pass takes one turn."""
+    ends: dict[tuple[str, int, int], int] = {}
+    left, now = [list(order) for order in orders], [0] * len(orders)
+    while any(left):
+        is_stuck = True
+        for place, order in enumerate(left):
+            while order:
+                kind, number, stage = order[0]
+                step, end = (-1, 0) if kind == "forward" else (1, last)
+                needed = [] if stage == end else [(kind, number, stage + step)]
+                needed += [("forward", number, stage)] if kind == "backward" else []
+                if any(one not in ends for one in needed):
+                    break
+                now[place] = max([now[place], *(ends[one] for one in needed)]) + 1
+                ends[order.pop(0)] = now[place]
+                is_stuck = False
+        assert not is_stuck
+    return max(now) - len(orders[0])
+
+
+OF_FOUR_BLOCKS = ("deep", "passing")
+
+
+def _of_four_blocks(world: World, layout: Layout, micro_batch: int) -> list[Learned]:
+    """What a process learns of jobs of four blocks in six updates."""
+    plan = plan_of(micro_batch, layout=layout)
+    return [learned(world, name, plan, torch.float64, UPDATES // 2) for name in OF_FOUR_BLOCKS]
+
+
+def test_interleaved_stages_learn_what_one_process_does() -> None:
+    """With tied weights and several tensors, and numbers of micro-batches that leave a remainder, and that do not."""
+    expected = _of_four_blocks(ALONE, Layout(), 16)
+    for found in on_ranks(INTERLEAVED, _of_four_blocks, INTERLEAVED, 3):
+        for one, other in zip(found, expected, strict=True):
+            assert largest_loss_difference(one, other) < LIMITS[torch.float64]
+            assert one.indices == other.indices
+            assert largest_difference(one.weights, other.weights) < LIMITS[torch.float64]
+            assert largest_difference(one.averages, other.averages) < LIMITS[torch.float64]
+
+
+def _goes_on(world: World, folder: Path, layout: Layout, stop: int) -> list[float]:
+    return losses_of_leg(world, folder, "deep", plan_of(4, layout=layout), torch.float64, stop)
+
+
+def test_a_run_goes_on_in_interleaved_stages_and_out_of_them(tmp_path: Path) -> None:
+    """One process, stages of two chunks, stages of one, one process again: losses are those of one run."""
+    expected = _goes_on(ALONE, tmp_path / "whole", Layout(), 8)
+    losses = _goes_on(ALONE, tmp_path / "parts", Layout(), 2)
+    for layout, stop in ((INTERLEAVED, 4), (STAGES, 6)):
+        losses += on_ranks(layout, _goes_on, tmp_path / "parts", layout, stop)[0]
+    losses += _goes_on(ALONE, tmp_path / "parts", Layout(), 8)
+    assert losses == pytest.approx(expected, rel=1e-9)
+
+
+def _measured(world: World, layout: Layout) -> list[dict[str, float]]:
+    """What evaluations of several sizes find."""
+    job = text_job(lambda: gpt(layers=4), metrics=["token_accuracy"])
+    step = Step(job, plan_of(8, layout=layout), SEPARABLE, dtype=torch.float64, world=world)
+    samples = samples_of(job)
+    pipeline = step.pipeline(samples, augmented=False)
+    sums = []
+    for size in (23, 6):
+        with step.evaluation() as measure:
+            batches = list(in_order(samples, pipeline, size, world.split(SEPARABLE)))
+            found = [measure(batch.cut(0, batch.size), batch.size) for batch in batches]
+        sums.append({name: sum(float(one[name].sum) for one in found) for name in found[0]})
+    return sums
+
+
+def test_interleaved_stages_evaluate_as_one_process_does() -> None:
+    """All processes know the measures, which the last one computes."""
+    expected = _measured(ALONE, Layout())
+    for found in on_ranks(INTERLEAVED, _measured, INTERLEAVED):
+        for one, other in zip(found, expected, strict=True):
+            assert one == pytest.approx(other, rel=1e-12)
 
 
 def _tied(world: World, layout: Layout) -> tuple[dict[str, torch.Tensor], list[str]]:
@@ -349,7 +447,6 @@ def _refusals(world: World) -> list[str]:
     """What is said of jobs that stages do not go with."""
     from_model = text_job(gpt, loss=_of_model)
     jobs = [
-        (text_job(Skipping), {}),
         (from_model, {}),
         (text_job(gpt, loss=Objective("token_cross_entropy", penalty=lambda model: model.norm.weight.sum())), {}),
         (text_job(gpt, optimizer=Muon(lr=0.01, rest=AdamW(lr=1e-3))), {}),
@@ -370,10 +467,10 @@ def _of_model(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> tor
 
 
 def test_what_stages_do_not_go_with_is_refused_in_all_processes() -> None:
-    """A skip around the blocks at the first update; losses of the model, penalties and the like before that."""
+    """Losses of the model, penalties and the like."""
     first, last = on_ranks(STAGES, _refusals)
     assert first == last
-    parts = ["cannot be cut into stages", "_of_model", "penalty", "Muon", "stage 2 of 2.*tokens", "compile"]
+    parts = ["_of_model", "penalty", "Muon", "stage 2 of 2.*tokens", "compile"]
     assert len(first) == len(parts)
     for said, part in zip(first, parts, strict=True):
         assert part.split(".*", maxsplit=1)[0] in said

@@ -289,28 +289,30 @@ class LayoutForecasts(TracedForecasts):
 
     def traffic(self, plan: Plan) -> tuple[Traffic, ...]:
         """Messages between processes in an update."""
-        passes = self._micro_batches(plan)
         if self._is_local_sgd:
             return ()
-        update = DividedUpdate(
-            layout=self.layout,
-            parts=self.parts,
-            held=held_parts(self.parts, self.layout, 0),
-            passes=passes,
-            trace=functools.partial(self._whole, self._settings(plan)),
-            gathered_share=self._gathered_share(plan),
-        )
+        update = self._divided_update(plan)
         sharing = {axis.name for axis in self.layout.mesh if axis.shares_batch}
         traffic = [loss_traffic()]
         for axis in self._axes:
             if axis.name in sharing:
                 traffic += axis.traffic(update)
         if self._has_synced_norms:
-            traffic += norm_traffic(update.trace(), self.layout.data_size, passes)
+            traffic += norm_traffic(update.trace(), self.layout.data_size, update.passes)
         for axis in self._axes:
             if axis.name not in sharing:
                 traffic += axis.traffic(update)
         return waited_for(traffic) if self._is_on_cpu else tuple(traffic)
+
+    def _divided_update(self, plan: Plan) -> DividedUpdate:
+        return DividedUpdate(
+            layout=self.layout,
+            parts=self.parts,
+            held=held_parts(self.parts, self.layout, 0),
+            passes=self._micro_batches(plan),
+            trace=functools.partial(self._whole, self._settings(plan)),
+            gathered_share=self._gathered_share(plan),
+        )
 
     @property
     def _is_on_cpu(self) -> bool:
@@ -329,7 +331,7 @@ class LayoutForecasts(TracedForecasts):
         slowest = max(updates, key=lambda one: one.step_s.value)
         step_s = slowest.step_s.value
         turn_s = (slowest.forward_s + slowest.backward_s) / passes
-        bubble_s = turn_s * self._num_idle_turns
+        bubble_s = turn_s * self._num_idle_turns(passes)
         traffic = self.traffic(plan)
         messages = message_times(
             traffic,
@@ -372,7 +374,7 @@ class LayoutForecasts(TracedForecasts):
         low = own.low + added_s / factor + waited_s / _WAITING_SPREAD
         high = own.high + added_s * factor + waited_s * _WAITING_SPREAD
         basis = "unknown" if any(one.basis == "unknown" for one in links) else own.basis
-        waits = 1 + self._num_idle_turns / passes
+        waits = 1 + self._num_idle_turns(passes) / passes
         return dataclasses.replace(
             slowest,
             step_s=Estimate(value=value, low=min(low, value), high=max(high, value), unit="s", basis=basis),
@@ -384,9 +386,8 @@ class LayoutForecasts(TracedForecasts):
         slowdown = self._links_of(self.layout.world_size, 1).slowdown
         return hardware, ContendedTimes(times, slowdown) if slowdown and isinstance(times, UncontendedTimes) else times
 
-    @property
-    def _num_idle_turns(self) -> int:
-        return sum(axis.num_idle_turns(self.layout) for axis in self._axes)
+    def _num_idle_turns(self, passes: int) -> float:
+        return sum(axis.num_idle_turns(self.layout, passes) for axis in self._axes)
 
     def _uneven_ranks(self) -> list[int]:
         """One process of each kind of work."""
@@ -422,15 +423,13 @@ class LayoutForecasts(TracedForecasts):
 
     def _untraced_bytes(self, plan: Plan, rank: int) -> int:
         """Memory that no trace of a process has [bytes]: message buffers; where work is uneven, state and waiting."""
-        held, passes = held_parts(self.parts, self.layout, rank), self._micro_batches(plan)
+        held = held_parts(self.parts, self.layout, rank)
         untraced = self._message_bytes(plan, held)
         if len(self._ranks) == 1:
             return untraced
-        trace = self._ranks[rank].trace(self._settings(plan))
+        trace, update = self._ranks[rank].trace(self._settings(plan)), self._divided_update(plan)
         untraced += self.state(plan, rank).total
-        return untraced + sum(
-            axis.bucket_bytes(held) + axis.waiting_bytes(trace, self.layout, rank, passes) for axis in self._axes
-        )
+        return untraced + sum(axis.bucket_bytes(held) + axis.waiting_bytes(trace, update, rank) for axis in self._axes)
 
     def _message_bytes(self, plan: Plan, parts: ModelParts) -> int:
         """Memory of messages in one process [bytes]."""

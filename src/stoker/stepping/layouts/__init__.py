@@ -10,7 +10,7 @@ from stoker.layouts import axes_of
 from stoker.loading.fields import Content
 from stoker.records import Layout, Plan
 from stoker.records.profile import ModelParts
-from stoker.stepping.layouts.base import LayoutExecution, SingleProcess, Strategy
+from stoker.stepping.layouts.base import LayoutExecution, PassOf, SingleProcess, Strategy
 from stoker.stepping.layouts.replicas import IndependentReplicas
 from stoker.stepping.world import World
 
@@ -65,8 +65,11 @@ def data_problem(job: Job, model: nn.Module, content: Content, layout: Layout) -
     return next((problem for problem in problems if problem is not None), None)
 
 
-def divided_parts(parts: ModelParts, model: nn.Module, layout: Layout) -> ModelParts:
-    """The parts of `model`, with what a layout divides of them; assumes that `model_problem` is None."""
+def divided_parts(parts: ModelParts, model: nn.Module, layout: Layout, call: PassOf | None = None) -> ModelParts:
+    """The parts of `model`, with what a layout divides of them; assumes that `model_problem` is None.
+
+    `call` passes a batch of one sample through a model: what stages pass on depends on it.
+    """
     for axis in axes_of(layout):
-        parts = execution(axis.name).divided_parts(parts, model, layout)
+        parts = execution(axis.name).divided_parts(parts, model, layout, call)
     return parts

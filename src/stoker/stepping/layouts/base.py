@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 LossOf = Callable[[Pass], Loss]
 """The loss of one pass, through the layout's `model`."""
 
+PassOf = Callable[[nn.Module], Any]
+"""Passes a batch through a model that it is given."""
+
 MeasuresOf = Callable[[Any, Content, int], dict[str, Loss]]
 """The measures of a model on that many samples."""
 
@@ -140,8 +143,10 @@ class LayoutExecution(abc.ABC):
         """Why a job's model, on the meta device, cannot be given such a batch under a layout; None if it can."""
         return None
 
-    def divided_parts(self, parts: ModelParts, model: nn.Module, layout: Layout) -> ModelParts:
-        """The parts of `model`, with what this axis divides of them."""
+    def divided_parts(
+        self, parts: ModelParts, model: nn.Module, layout: Layout, call: PassOf | None = None
+    ) -> ModelParts:
+        """The parts of `model`, with what this axis divides of them; `call` is a pass of a batch, if there is one."""
         return parts
 
 
@@ -261,8 +266,8 @@ class GradientReducer(Strategy):
             sum_over(gradients_of(trained, self._world.data), self._world.data)
 
 
-StagePass = Callable[[], torch.Tensor]
-"""A pass through the stage."""
+StagePass = Callable[[], tuple[torch.Tensor, ...]]
+"""A pass through the stage, which gives tensors."""
 
 
 class StageParallelism(Protocol):
@@ -272,7 +277,7 @@ class StageParallelism(Protocol):
         """The context of all passes of an update, forward and backward."""
         ...
 
-    def forward(self, work: StagePass) -> torch.Tensor:
+    def forward(self, work: StagePass) -> tuple[torch.Tensor, ...]:
         """The result of `work`, with all parameters that it needs."""
         ...
 
@@ -304,7 +309,7 @@ class ReplicatedStage(GradientReducer):
         """See StageParallelism."""
         return contextlib.nullcontext()
 
-    def forward(self, work: StagePass) -> torch.Tensor:
+    def forward(self, work: StagePass) -> tuple[torch.Tensor, ...]:
         """See StageParallelism."""
         return work()
 

@@ -50,13 +50,12 @@ from stoker.stepping.layouts.context_locality import (
     is_counting,
     name_of,
     num_tokens,
-    on_meta,
     position_sites,
     shortest,
     site_of,
     tensors_of,
 )
-from stoker.stepping.model import meta_model
+from stoker.stepping.model import meta_model, on_meta
 from stoker.stepping.precision import products_in
 from stoker.stepping.random_draws import RandomDraws, seed_stage_draws
 from stoker.stepping.world import World, gather_json

@@ -14,7 +14,6 @@ compares values of short samples too, before the first update.
 from __future__ import annotations
 
 import contextlib
-import copy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from stoker.errors import first_line
 from stoker.loading.fields import Content, map_tensors
+from stoker.stepping.model import on_meta
 
 TOKENS = 1
 """The dimension of tokens in a batch: entries are [B, T, ...]."""
@@ -295,14 +295,6 @@ def num_tokens(content: Content) -> int | str:
         texts = ", ".join(str(list(shape)) for shape in shapes) or "none"
         return f"each entry of a batch, the target too, has the same tokens in dimension {TOKENS}; they are {texts}"
     return lengths.pop()
-
-
-def on_meta(model: nn.Module) -> nn.Module:
-    """A copy of a model on the meta device."""
-    memo: dict[int, Any] = {id(buffer): buffer.to("meta") for buffer in model.buffers()}
-    for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
-    return copy.deepcopy(model, memo)
 
 
 def _calls(call: Callable[[nn.Module, Content], Any], outline: nn.Module, content: Content, tokens: int) -> list[Call]:

@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 from stoker.jobs import Job
 from stoker.records import Layout, Plan
 from stoker.records.profile import ModelParts
-from stoker.stepping.layouts.base import LayoutExecution, Strategy
+from stoker.stepping.layouts.base import LayoutExecution, PassOf, Strategy
 from stoker.stepping.world import World
 
 _ARGUMENTS = ("hidden_states", "top_k_index", "top_k_weights")
@@ -71,7 +71,9 @@ class ExpertExecution(LayoutExecution):
             None if owners == len(parameters) else f"{type(model).__name__} uses parameters of experts elsewhere, too"
         )
 
-    def divided_parts(self, parts: ModelParts, model: nn.Module, layout: Layout) -> ModelParts:
+    def divided_parts(
+        self, parts: ModelParts, model: nn.Module, layout: Layout, call: PassOf | None = None
+    ) -> ModelParts:
         """As `LayoutExecution.divided_parts`: experts by their number."""
         names = {f"{name}.{own}" for name, module in expert_modules(model).items() for own in module.state_dict()}
         return dataclasses.replace(

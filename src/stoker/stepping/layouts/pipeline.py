@@ -1,14 +1,15 @@
 """Pipeline: each process holds a few consecutive blocks, and micro-batches go from one to the next and back.
 
 What: `gpipe` makes all forward passes of an update before the first backward pass; `1f1b` begins backward passes as
-soon as it can, so that a stage holds activations of at most as many micro-batches as there are stages.
+soon as it can, so that a stage holds activations of at most as many micro-batches as there are stages. Interleaved
+(`chunks`), each process holds several stages that do not follow each other, and waits less for more messages.
 Use when: a model does not fit, links are too slow for tensor parallel, and an update has several micro-batches for each
-stage. Costs: a stage waits for (stages - 1) of (micro-batches + stages - 1) turns; activations of one micro-batch
-between neighbours each way.
+stage. Costs: a stage waits for (stages - 1) of (micro-batches + stages - 1) turns; between neighbours the activations
+of each micro-batch, and what else later stages read, and back the gradients of floating tensors among it.
 Within a stage the model may be divided further, by replicas, shards and a tensor group.
 Does not combine with: losses of the form (model, batch), penalties, Muon, modules that two stages call; compilation;
-models whose blocks pass more than one tensor on; models of which one stage needs what another holds. The last is
-checked by rehearsals, forward passes without gradients and with other values for the weights of other stages: of all
+models of which one stage needs what another has and cannot pass on (`stoker.stepping.layouts.stage_flow`). That is
+checked by rehearsals, too, forward passes without gradients and with other values for what other stages have: of all
 micro-batches of the first update, of the first one of updates 2, 3, 4, 8, 16 and so on, and of an update after new
 shapes of inputs were seen (16 times at most); of evaluations likewise. Each costs two forward passes of the stage.
 Own sends and turns replace `torch.distributed.pipelining`: its stages take micro-batches of one size alone, where the
@@ -19,7 +20,8 @@ gradients are summed over both before the update, so that it stays equal.
 Each direction has its own process group, so that over NCCL, which orders the sends and receives of a group, a stage
 that sends and one that receives never wait for each other. Sends are waited for only at the end of an update.
 Source: Y. Huang et al., "GPipe", arXiv:1811.06965; D. Narayanan et al., "PipeDream-2BW", arXiv:2006.09503, section 2
-(1F1B with a flush); https://docs.pytorch.org/docs/stable/distributed.pipelining.html.
+(1F1B with a flush); D. Narayanan et al., arXiv:2104.04473, section 2.2 (interleaved);
+https://docs.pytorch.org/docs/stable/distributed.pipelining.html.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
@@ -41,7 +43,7 @@ from stoker.jobs import Job, Loss, Optimizer
 from stoker.loading.batches import Pass
 from stoker.loading.fields import Content
 from stoker.loading.order import generator_states, restore_generators
-from stoker.records import Plan, Precision, Schedule
+from stoker.records import Layout, Plan, Precision
 from stoker.stepping.distributed_tensors import all_local, global_norm
 from stoker.stepping.layouts import model_problem, stage_execution
 from stoker.stepping.layouts.base import (
@@ -54,13 +56,21 @@ from stoker.stepping.layouts.base import (
     sum_over,
     whole_loss,
 )
-from stoker.stepping.layouts.stages import PipelineCut, StageEnd, StageModel, Values, cut_into_stages
+from stoker.stepping.layouts.stage_flow import Key
+from stoker.stepping.layouts.stages import (
+    PipelineCut,
+    StageEnd,
+    StageModel,
+    Values,
+    cut_into_stages,
+    is_differentiable,
+)
 from stoker.stepping.random_draws import torch_generators
 from stoker.stepping.torch_optimizers import parameter_groups
 from stoker.stepping.world import World, broadcast_json
 
-Turn = tuple[Literal["forward", "backward"], int]
-"""The next pass of a stage, and its micro-batch."""
+Turn = tuple[Literal["forward", "backward"], int, int]
+"""The next pass of a process, its micro-batch, and its stage."""
 
 _LEAST = 1e-6
 """Added to the norm that is divided by, as in `torch.nn.utils.clip_grad_norm_`."""
@@ -74,10 +84,13 @@ _ROUNDING = 10.0
 
 @dataclass
 class _Flight:
-    """A micro-batch between its forward and backward pass: the stage's input and output; in the last stage its loss."""
+    """A micro-batch between its forward and backward pass through a stage.
 
-    received: torch.Tensor | None
-    out: torch.Tensor
+    `received` came from the stage before, `sent` went to the next one, in order; in the last stage there is a loss.
+    """
+
+    received: Mapping[Key, torch.Tensor]
+    sent: Sequence[torch.Tensor]
     loss: Loss | None
     counts: bool
 
@@ -88,11 +101,11 @@ def pipeline(plan: Plan, model: nn.Module, world: World, job: Job) -> PipelinePa
     Raises:
         BadJob: it cannot be divided so, or a group of the optimiser has no parameter in some stage.
     """
-    where = cut_into_stages(model, plan.layout.stages)
+    where = cut_into_stages(model, plan.layout.stages, plan.layout.chunks)
     if problem := model_problem(model, plan.layout):  # of what a stage is divided into, while the model is whole
         raise BadJob(f"{plan.layout.in_words()}: {problem}")
     if isinstance(job.optimizer, Optimizer) and job.optimizer.groups:
-        for stage in range(len(where.spans)):  # in all processes, so that all of them refuse
+        for stage in range(where.processes):  # in all processes, so that all of them refuse
             named = {
                 name: p for name, p in model.named_parameters() if p.requires_grad and stage in where.holders(name)
             }
@@ -100,7 +113,7 @@ def pipeline(plan: Plan, model: nn.Module, world: World, job: Job) -> PipelinePa
                 parameter_groups(job.optimizer, named)
             except BadJob as problem_in_stage:
                 raise BadJob(
-                    f"in stage {stage + 1} of {len(where.spans)}, {problem_in_stage.message}",
+                    f"in stage {stage + 1} of {where.processes}, {problem_in_stage.message}",
                     remedy="Use patterns that match in every stage, or another layout.",
                 ) from problem_in_stage
     return PipelineParallel(plan, model, where, world, job)
@@ -125,8 +138,9 @@ class PipelineParallel(Strategy):
         first = next(model.parameters())
         self._device, self._dtype = first.device, torch.promote_types(first.dtype, torch.float32)
         self._line = world.mesh["stages"].get_group()
+        self._stages = range(self._stage, len(where.spans), where.processes)
         self._onward, self._back = open_channels(world, self._device)
-        self.model: StageModel = StageModel(model, where, self._stage, self._onward.receive)
+        self.model: StageModel = StageModel(model, where, self._stage, self._receive)
         within = stage_execution(world.layout)
         self._carrier = within.of_stage(plan, model, world, job, absent=self.model.absent)
         self.tied = {name: first for name, first in where.tied.items() if where.owners[name] == self._stage}
@@ -150,19 +164,21 @@ class PipelineParallel(Strategy):
             return self._accumulate(passes, loss_of)
 
     def _accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
-        flights: dict[int, _Flight] = {}
+        flights: dict[tuple[int, int], _Flight] = {}
         losses: list[Loss] = []
         self._num_updates += 1
         rehearsed = len(passes) if self._has_new_shapes() else is_check_due(self._num_updates)
         buffers = {name: buffer.clone() for name, buffer in self.model.buffers().items()} if rehearsed else {}
         is_spoilt = has_new_shapes = False
-        for turn, number in turns(self._world.layout.schedule, self._stage, self._world.layout.stages, len(passes)):
+        order = turns(self._world.layout, self._stage, len(passes))
+        for place, (turn, number, stage) in enumerate(order):
+            self.model.stage = stage
             if turn == "forward":
                 rehearsal = self._rehearsal() if number < rehearsed else None
                 out, loss = self._passed(passes[number], loss_of)
-                if loss is None:
-                    self._onward.send(out, self.model.kind)
-                flight = flights[number] = _Flight(self.model.received, out, loss, passes[number].counts)
+                sent = self._send(out) if loss is None else ()
+                flight = _Flight(self.model.received, sent, loss, passes[number].counts)
+                flights[number, stage] = flight
                 has_new_shapes = has_new_shapes or self.model.kind not in self._kinds
                 self._kinds.add(self.model.kind)
                 if rehearsal is not None:
@@ -171,7 +187,7 @@ class PipelineParallel(Strategy):
                 if loss is not None and flight.counts:
                     losses.append(Loss(loss.sum.detach(), loss.count))
             else:
-                self._backward(flights.pop(number), is_last=number == len(passes) - 1)
+                self._backward(flights.pop((number, stage)), is_last=place == len(order) - 1)
         self._onward.settle()
         self._back.settle()
         self._carrier.finish()
@@ -231,13 +247,17 @@ class PipelineParallel(Strategy):
     def measures(self, content: Content, size: int, measure: MeasuresOf) -> dict[str, Loss]:
         """As `Strategy.measures`; the last stage sends the results to the others."""
         self._num_evaluations += 1
-        rehearsal = self._rehearsal() if is_check_due(self._num_evaluations) else None
-        out, measured = self._measured(content, size, measure)
-        received = self.model.received
-        if measured is None:
-            self._onward.send(out, self.model.kind)
-        if rehearsal is not None:
-            is_spoilt = rehearsal.differs(out, lambda: self._measured(content, size, measure)[0], received)
+        is_due, is_spoilt = is_check_due(self._num_evaluations), False
+        for stage in self._stages:
+            self.model.stage = stage
+            rehearsal = self._rehearsal() if is_due else None
+            out, measured = self._measured(content, size, measure)
+            if measured is None:
+                self._send(out)
+            if rehearsal is not None:
+                again = functools.partial(self._measured_again, content, size, measure)
+                is_spoilt = rehearsal.differs(out, again, self.model.received) or is_spoilt
+        if is_due:
             total = torch.tensor(float(is_spoilt), device=self._device)
             dist.all_reduce(total)
             if total:
@@ -246,54 +266,70 @@ class PipelineParallel(Strategy):
         self._onward.settle()
         return self._shared(measured)
 
+    def _receive(self, key: Key, kind: Hashable | None) -> torch.Tensor:
+        """A tensor that the stage before passes on."""
+        return self._onward.receive(None if kind is None else (kind, self.model.stage, key))
+
+    def _send(self, made: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Pass on to the next stage what the last pass made for it, and what it received for later stages."""
+        passed, kind, to = self.model.passed_on(made), self.model.kind, self.model.stage + 1
+        for key, tensor in passed.items():
+            self._onward.send(tensor, None if kind is None else (kind, to, key))
+        return tuple(passed.values())
+
     def _measured(
         self, content: Content, size: int, measure: MeasuresOf
-    ) -> tuple[torch.Tensor, dict[str, Loss] | None]:
+    ) -> tuple[tuple[torch.Tensor, ...], dict[str, Loss] | None]:
         """The output of an evaluation's pass through this stage: activations, or sums and counts of measures."""
         measured: list[dict[str, Loss]] = []
 
-        def work() -> torch.Tensor:
+        def work() -> tuple[torch.Tensor, ...]:
             try:
                 measured.append(measure(self.model, content, size))
             except StageEnd as end:
-                return end.activations
-            return torch.stack([number for loss in measured[0].values() for number in _numbers(loss)])
+                return end.made
+            return tuple(number for loss in measured[0].values() for number in _numbers(loss))
 
         out = self._carrier.forward(work)
         return out, measured[0] if measured else None
 
-    def _passed(self, one: Pass, loss_of: LossOf) -> tuple[torch.Tensor, Loss | None]:
+    def _measured_again(self, content: Content, size: int, measure: MeasuresOf) -> tuple[torch.Tensor, ...]:
+        return self._measured(content, size, measure)[0]
+
+    def _passed(self, one: Pass, loss_of: LossOf) -> tuple[tuple[torch.Tensor, ...], Loss | None]:
         """The output of a pass through this stage: activations, or the loss's sum and the loss."""
         losses: list[Loss] = []
 
-        def work() -> torch.Tensor:
+        def work() -> tuple[torch.Tensor, ...]:
             try:
                 losses.append(whole_loss(loss_of(one)))
             except StageEnd as end:
-                return end.activations
-            return losses[0].sum
+                return end.made
+            return (losses[0].sum,)
 
         out = self._carrier.forward(work)
-        return out, Loss(out, losses[0].count) if losses else None
+        return out, Loss(out[0], losses[0].count) if losses else None
 
     def _rehearsal(self) -> _Rehearsal:
         return _Rehearsal(self.model, self._carrier, self._world, self._device)
 
-    def _seen(self, one: Pass, loss_of: LossOf) -> torch.Tensor:
+    def _seen(self, one: Pass, loss_of: LossOf) -> tuple[torch.Tensor, ...]:
         return _seen(*self._passed(one, loss_of))
 
     def _backward(self, flight: _Flight, *, is_last: bool) -> None:
-        """The backward pass of a micro-batch through this stage."""
+        """The backward pass of a micro-batch through a stage."""
         if flight.loss is not None:
-            gradient = torch.full_like(flight.out, 1.0 if flight.counts else 0.0)
+            ends: list[torch.Tensor] = [flight.loss.sum]
+            gradients = [torch.full_like(flight.loss.sum, 1.0 if flight.counts else 0.0)]
         else:
-            gradient = self._back.receive_like(flight.out)
+            ends = [tensor for tensor in flight.sent if is_differentiable(tensor)]
+            gradients = [self._back.receive_like(tensor) for tensor in ends]
         self._carrier.before_backward(is_last=is_last)
-        if flight.out.requires_grad:
-            flight.out.backward(gradient)
-        if flight.received is not None:
-            input_gradient = flight.received.grad
-            self._back.send_back(torch.zeros_like(flight.received) if input_gradient is None else input_gradient)
+        trained = [place for place, end in enumerate(ends) if end.requires_grad]
+        if trained:
+            torch.autograd.backward([ends[place] for place in trained], [gradients[place] for place in trained])
+        for tensor in filter(is_differentiable, flight.received.values()):
+            self._back.send_back(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
 
     def _require_changed_by_owners(self, before: Mapping[str, torch.Tensor]) -> None:
         """Raise BadJob, in all processes, if a buffer was changed by passes, but not in the stage that keeps it."""
@@ -333,27 +369,30 @@ class _Rehearsal:
         self._generators = torch_generators(device)
         self._torch_states = [generator.get_state() for generator in self._generators]
         self._states = generator_states()
-        self._kept = model.kept_by_blocks()
 
-    def differs(self, out: torch.Tensor, again: Callable[[], torch.Tensor], received: torch.Tensor | None) -> bool:
+    def differs(
+        self,
+        out: Sequence[torch.Tensor],
+        again: Callable[[], Sequence[torch.Tensor]],
+        received: Mapping[Key, torch.Tensor],
+    ) -> bool:
         """Whether `again`, the repeated pass, gives another output than `out`.
 
         The processes of a stage make the same passes, and agree on the answer.
         """
         model = self._model
-        changed = {key: kept for key, kept in model.kept_by_blocks().items() if kept is not self._kept.get(key)}
         now = [generator.get_state() for generator in self._generators], generator_states()
-        out = out.detach()
+        out = [tensor.detach() for tensor in out]
 
-        def passed(values: Values) -> torch.Tensor:
+        def passed(values: Values) -> Sequence[torch.Tensor]:
             self._set_generators(self._torch_states, self._states)
-            with torch.no_grad(), model.rehearsal(values, received, changed):
+            with torch.no_grad(), model.rehearsal(values, received):
                 return again()
 
         is_different = False
         for values in ("zeros", "noise"):
             other = passed(values)
-            if not self._anywhere(not _same(other, out)):
+            if not self._anywhere(not all(map(_same, other, out))):
                 continue
             # Without gradients other kernels may round differently, and on a GPU the order of sums may vary.
             first, second = passed("nan"), passed("nan")
@@ -372,9 +411,9 @@ class _Rehearsal:
         return bool(self._world.largest_in_stage(torch.tensor(float(value), device=self._device)) > 0)
 
 
-def _seen(out: torch.Tensor, loss: Loss | None) -> torch.Tensor:
-    """The output of a pass, with the count of a loss."""
-    return out if loss is None else torch.stack(_numbers(loss))
+def _seen(out: tuple[torch.Tensor, ...], loss: Loss | None) -> tuple[torch.Tensor, ...]:
+    """The output of a pass; of the last stage the loss with its count."""
+    return out if loss is None else tuple(_numbers(loss))
 
 
 def _numbers(loss: Loss) -> list[torch.Tensor]:
@@ -389,19 +428,22 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+def _distance(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> float:
     """The largest absolute difference [1]; infinite where only one is NaN, or shapes differ."""
+    return max(map(_distance_of, tensors, others), default=0.0)
+
+
+def _distance_of(one: torch.Tensor, other: torch.Tensor) -> float:
     if one.shape != other.shape:
         return math.inf
     is_same = (one == other) | (one.isnan() & other.isnan())
-    differences = torch.where(is_same, 0.0, (one - other).abs().double())
+    differences = torch.where(is_same, 0.0, (one.double() - other.double()).abs())
     return float(differences.nan_to_num(math.inf).max()) if differences.numel() else 0.0
 
 
 _USED_ELSEWHERE = (
-    "a stage needs weights that another one holds: something of before the blocks (activations that skip them, a mask "
-    "made from embeddings) is used after the first block, a module that is registered before the blocks is called "
-    "after them, or a tensor that a block keeps as an attribute is used outside of it"
+    "a stage needs what another one has and does not pass on: the model's pass takes another way than one that is "
+    "followed on tensors without values, by numbers that weights compute, by its count of passes, or by what it keeps"
 )
 
 
@@ -413,22 +455,77 @@ def _unlike(why: str) -> BadJob:
     )
 
 
-def turns(schedule: Schedule, stage: int, stages: int, passes: int) -> Iterator[Turn]:
-    """The passes of a stage (from 0) in an update, in order; both schedules add up gradients in the same order.
+def turns(layout: Layout, place: int, passes: int) -> Sequence[Turn]:
+    """The passes of a process (from 0) in an update, in order; all schedules add up gradients in the same order.
 
-    >>> [f"{turn[0]}{number}" for turn, number in turns("1f1b", 0, 2, 3)]
+    >>> [f"{turn[0]}{number}" for turn, number, _ in turns(Layout(stages=2), 0, 3)]
     ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
     """
-    ahead = passes if schedule == "gpipe" else min(stages - stage, passes)
-    for number in range(ahead):
-        yield "forward", number
-    for number in range(passes):
-        yield "backward", number
-        if ahead + number < passes:
-            yield "forward", ahead + number
+    return _turns(layout.stages, layout.chunks, passes, is_gpipe=layout.schedule == "gpipe")[place]
 
 
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+@functools.lru_cache(maxsize=32)
+def _turns(processes: int, chunks: int, passes: int, *, is_gpipe: bool) -> tuple[tuple[Turn, ...], ...]:
+    """The passes of each process, whose stages take micro-batches in groups of as many as there are processes.
+
+    All processes take forward passes in one order, and backward passes in one order, so that messages arrive in the
+    order in which they are needed. Each begins with so many forward passes that its first gradient can be there, and
+    then takes both in turn. Narayanan et al. 2021, section 2.2, leave the number of micro-batches no remainder in the
+    last group; here that one is smaller, and more forward passes come first if processes would wait for each other.
+    """
+    groups = [range(start, min(start + processes, passes)) for start in range(0, passes, processes)]
+    forward = [(number, chunk) for group in groups for chunk in range(chunks) for number in group]
+    backward = [(number, chunk) for group in groups for chunk in reversed(range(chunks)) for number in group]
+
+    def order(place: int, more: int) -> tuple[Turn, ...]:
+        ahead = (processes - place - 1) * (1 if chunks == 1 else 2) + (chunks - 1) * processes + more
+        first = len(forward) if is_gpipe else min(ahead, len(forward))
+        made: list[Turn] = [("forward", number, chunk * processes + place) for number, chunk in forward[:first]]
+        for done, (number, chunk) in enumerate(backward):
+            if first + done < len(forward):
+                later, of_chunk = forward[first + done]
+                made.append(("forward", later, of_chunk * processes + place))
+            made.append(("backward", number, chunk * processes + place))
+        return tuple(made)
+
+    for more in range(len(forward) + 1):
+        orders = tuple(order(place, more) for place in range(processes))
+        if _can_end(orders, processes * chunks - 1):
+            break
+    return orders
+
+
+def _can_end(orders: Sequence[Sequence[Turn]], last: int) -> bool:
+    """Whether processes that take their passes in these orders never all wait for each other."""
+    done, left = set[Turn](), [list(reversed(order)) for order in orders]
+    while any(left):
+        before = len(done)
+        for order in left:
+            while order:
+                turn, number, stage = order[-1]
+                if turn == "forward":
+                    needed: Turn | None = ("forward", number, stage - 1) if stage > 0 else None
+                else:
+                    needed = ("backward", number, stage + 1) if stage < last else ("forward", number, stage)
+                if needed is not None and needed not in done:
+                    break
+                done.add(order.pop())
+        if len(done) == before:
+            return False
+    return True
+
+
+_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int32,
+    torch.int64,
+)
 _MOST_DIMENSIONS = 8
 
 
@@ -436,24 +533,26 @@ class StageChannel:
     """One direction between neighbouring stages: tensors arrive in the order in which they are sent.
 
     Args:
-        group: the stages of one pipeline, in order.
+        group: the processes of one pipeline, in order.
         step: 1 towards the next stage, -1 back.
+        around: another group of them, for messages between the last one and the first; None if there are none.
     """
 
-    def __init__(self, group: dist.ProcessGroup, step: int, device: torch.device) -> None:
-        self._group, self._device = group, device
-        rank = group.rank()
-        self._to = _global(group, rank + step)
-        self._from = _global(group, rank - step)
+    def __init__(
+        self, group: dist.ProcessGroup, step: int, device: torch.device, around: dist.ProcessGroup | None = None
+    ) -> None:
+        self._device = device
+        self._to = _neighbour(group, around, step)
+        self._from = _neighbour(group, around, -step)
         self._sent: list[tuple[Any, torch.Tensor]] = []
         self._announced: set[Hashable] = set()
         self._forms: dict[Hashable, tuple[torch.Size, torch.dtype]] = {}
 
     def send(self, tensor: torch.Tensor, kind: Hashable | None) -> None:
         """Send a tensor; those of one `kind`, as both ends call it, have one shape and dtype. None: any."""
-        assert self._to is not None, "the last stage has no next one"
         if kind not in self._announced:
-            assert tensor.dim() <= _MOST_DIMENSIONS, "activations have a few dimensions"
+            if tensor.dim() > _MOST_DIMENSIONS or tensor.dtype not in _DTYPES:
+                raise _unlike(f"a stage passes on {tensor.dtype} of {tensor.dim()} dimensions, which is not supported")
             padding = [0] * (_MOST_DIMENSIONS - tensor.dim())
             header = [_DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape, *padding]
             self._put(torch.tensor(header, dtype=torch.int64, device=self._device))
@@ -489,21 +588,28 @@ class StageChannel:
 
     def _put(self, tensor: torch.Tensor) -> None:
         self._sent = [(work, kept) for work, kept in self._sent if not work.is_completed()]
-        work = dist.isend(tensor, dst=self._to, group=self._group)
+        assert self._to is not None, "the last stage has no next one"
+        group, rank = self._to
+        work = dist.isend(tensor, dst=rank, group=group)
         self._sent.append((work, tensor))  # its memory is kept until it has arrived
 
     def _take(self, empty: torch.Tensor) -> torch.Tensor:
-        dist.recv(empty, src=self._from, group=self._group)
+        assert self._from is not None, "the first stage has none before it"
+        group, rank = self._from
+        dist.recv(empty, src=rank, group=group)
         return empty
 
 
 def open_channels(world: World, device: torch.device) -> tuple[StageChannel, StageChannel]:
     """The channel to the next stage, and the one back; collective over the world."""
     assert world.mesh is not None
-    ways = [_own_line(world) for _ in range(2)]
-    assert ways[0] is not None, "every process is of a line"
-    assert ways[1] is not None, "likewise"
-    return StageChannel(ways[0], 1, device), StageChannel(ways[1], -1, device)
+    # Between the last process and the first messages go by groups of their own: of two processes each sends to the
+    # other in one direction, and over NCCL each would wait for the other to receive.
+    onward, back, *around = [_own_line(world) for _ in range(2 if world.layout.chunks == 1 else 4)]
+    assert onward is not None, "every process is of a line"
+    assert back is not None, "likewise"
+    onward_around, back_around = around or (None, None)
+    return StageChannel(onward, 1, device, onward_around), StageChannel(back, -1, device, back_around)
 
 
 def shared_parameters(
@@ -545,6 +651,11 @@ def _own_line(world: World, stages: Sequence[int] | None = None) -> dist.Process
     return next((group for group, line in zip(groups, lines, strict=True) if world.rank in line), None)
 
 
-def _global(group: dist.ProcessGroup, rank: int) -> int | None:
-    """The process's number in the world; None where there is no such stage."""
-    return dist.get_global_rank(group, rank) if 0 <= rank < group.size() else None
+def _neighbour(
+    group: dist.ProcessGroup, around: dist.ProcessGroup | None, step: int
+) -> tuple[dist.ProcessGroup, int] | None:
+    """The group of the messages with the process that many places on, and its number in the world; None: no such."""
+    place = group.rank() + step
+    if 0 <= place < group.size():
+        return group, dist.get_global_rank(group, place)
+    return None if around is None else (around, dist.get_global_rank(around, place % around.size()))

@@ -36,6 +36,7 @@ from stoker.stepping.distributed_tensors import local
 from stoker.stepping.layouts.base import (
     LossOf,
     MeasuresOf,
+    StagePass,
     Strategy,
     WholePass,
     backward,
@@ -470,13 +471,13 @@ class ShardedStage(Sharded):
         """See StageParallelism."""
         return contextlib.nullcontext()
 
-    def forward(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def forward(self, work: StagePass) -> tuple[torch.Tensor, ...]:
         """See StageParallelism."""
         if self._is_new_update:
             self._order.begin_update()
             self._is_new_update = False
         with self._order.forward_pass():
-            out: torch.Tensor = self._root(work)
+            out: tuple[torch.Tensor, ...] = self._root(work)
         return out
 
     def before_backward(self, *, is_last: bool) -> None:

@@ -5,37 +5,47 @@ between blocks to the block before, those after the last block to the last stage
 planning asks too.
 
 `StageModel` is a model of which this process holds one stage. Names of modules and weights stay the whole model's.
-Modules of other stages stay without their weights: blocks before the stage return their input, the stage's first block
-takes the output of the stage before, and the first block of the next stage ends the pass. The code between blocks runs
-in every stage, so that values computed from the samples alone (masks, rotations of positions) exist everywhere; values
-computed with absent weights are NaN, and show in the result if anything else than the next block uses them. A
-comparison can hide that (`(embedding != 0).any(-1)`), so some passes are rehearsed with zeros and with noise in place
-of those weights (`StageModel.rehearsal`): the output must be the same.
-
-Blocks must be called in their order. A block of a later stage before this stage's end, or one of an earlier stage after
-its beginning, is refused by name.
+Modules of other stages stay without their weights. The code between blocks runs in every stage, so that values computed
+from the samples alone (masks, rotations of positions) exist everywhere; a module of an earlier stage returns what that
+stage has passed on (`stoker.stepping.layouts.stage_flow` says what), and the first block of the next stage ends the
+pass. Everything else that other stages compute or hold is NaN, and shows in the result if anything uses it. A
+comparison can hide that, and a pass with other values can take another way than the one that was followed, so some
+passes are rehearsed with zeros and with noise in its place (`StageModel.rehearsal`): the output must be the same.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import Job
-from stoker.loading.fields import map_tensors
+from stoker.loading.fields import Content, map_tensors
 from stoker.records import Layout, Plan
 from stoker.records.profile import ModelParts
 from stoker.stepping.activation_checkpointing import repeated_blocks
-from stoker.stepping.layouts.base import LayoutExecution, Strategy
+from stoker.stepping.layouts.base import LayoutExecution, PassOf, Strategy
+from stoker.stepping.layouts.stage_flow import (
+    Key,
+    PartCall,
+    StageFlow,
+    StageFollower,
+    outline_of,
+    parts_of,
+    tensors_in,
+    with_tensors,
+)
 from stoker.stepping.random_draws import seed_stage_draws
 from stoker.stepping.world import World
 
@@ -44,38 +54,47 @@ from stoker.stepping.world import World
 class PipelineCut:
     """A model in stages.
 
-    `blocks` are the dotted names of its blocks in order, `spans` the range of them in each stage, and `owners` the
-    stage of each entry of its `state_dict`, in its order. `tied` are entries that are one parameter with an entry of
-    another stage: the first name of that parameter for each other one.
+    `blocks` are the dotted names of its blocks in order, `spans` the range of them in each stage, and `homes` the
+    stage of each entry of its `state_dict`, in its order. `owners` are the `processes` of a pipeline that hold them.
+    `tied` are entries that are one parameter with an entry of another process: the first name of that parameter for
+    each other one.
     """
 
     blocks: tuple[str, ...]
     spans: tuple[range, ...]
-    owners: dict[str, int]
+    homes: dict[str, int]
+    processes: int
     tied: dict[str, str]
+
+    @functools.cached_property
+    def owners(self) -> dict[str, int]:
+        """The place in the pipeline of the process that holds each entry of the state."""
+        return {name: home % self.processes for name, home in self.homes.items()}
 
     def holders(self, first: str) -> tuple[int, ...]:
         """The stages that hold a tied parameter, by its first name, in order."""
         return tuple(sorted({self.owners[first], *(self.owners[n] for n, f in self.tied.items() if f == first)}))
 
 
-def cut_into_stages(model: nn.Module, stages: int) -> PipelineCut:
-    """Cut `model` into `stages`, so that the cost of the costliest, by `block_costs`, is minimal.
+def cut_into_stages(model: nn.Module, stages: int, chunks: int = 1) -> PipelineCut:
+    """Cut `model` into stages, so that the cost of the costliest, by `block_costs`, is minimal.
 
     Args:
         model: whole.
-        stages: number of stages.
+        stages: number of processes of a pipeline.
+        chunks: number of stages in each.
 
     Raises:
         BadJob: it cannot be cut so.
     """
-    if problem := stage_problem(model, Layout(stages=stages)):
+    if problem := stage_problem(model, Layout(stages=stages, chunks=chunks)):
         raise BadJob(problem, remedy="Use another layout, such as shards.")
     blocks = blocks_of(model)
     names = {id(module): name for name, module in model.named_modules()}
-    spans = balanced_spans(block_costs(model), stages)
-    owners = _owners(model, blocks, spans)
-    return PipelineCut(tuple(names[id(block)] for block in blocks), spans, owners, _tied(model, owners))
+    spans = balanced_spans(block_costs(model), stages * chunks)
+    homes = _homes(model, blocks, spans)
+    tied = _tied(model, {name: home % stages for name, home in homes.items()})
+    return PipelineCut(tuple(names[id(block)] for block in blocks), spans, homes, stages, tied)
 
 
 def stage_problem(model: nn.Module, layout: Layout) -> str | None:
@@ -84,11 +103,12 @@ def stage_problem(model: nn.Module, layout: Layout) -> str | None:
         return None
     blocks = blocks_of(model)
     name = type(model).__name__
-    if len(blocks) < layout.stages:
+    if len(blocks) < layout.num_stages:
         have = f"{len(blocks)} blocks in a row" if blocks else "no repeated blocks and is no nn.Sequential"
-        return f"{layout.stages} stages need {layout.stages} blocks at least, but {name} has {have}"
-    spans = balanced_spans(block_costs(model), layout.stages)
-    owners = _owners(model, blocks, spans)
+        stages = f"{layout.stages} stages" + (f" of {layout.chunks} chunks" if layout.chunks > 1 else "")
+        return f"{stages} need {layout.num_stages} blocks at least, but {name} has {have}"
+    spans = balanced_spans(block_costs(model), layout.num_stages)
+    owners = {key: home % layout.stages for key, home in _homes(model, blocks, spans).items()}
     for other, first in _tied(model, owners).items():
         one, two = (parameter_name.rpartition(".")[0] for parameter_name in (first, other))
         if model.get_submodule(one) is model.get_submodule(two):
@@ -152,7 +172,7 @@ def balanced_spans(costs: Sequence[float], stages: int) -> tuple[range, ...]:
     return tuple(range(first, last) for first, last in itertools.pairwise(bounds))
 
 
-def _owners(model: nn.Module, blocks: Sequence[nn.Module], spans: Sequence[range]) -> dict[str, int]:
+def _homes(model: nn.Module, blocks: Sequence[nn.Module], spans: Sequence[range]) -> dict[str, int]:
     """The stage of each entry of the model's state."""
     stages = [stage for stage, span in enumerate(spans) for _ in span]
     places = _places(model, blocks, list(model.state_dict()))
@@ -187,126 +207,147 @@ def _places(model: nn.Module, blocks: Sequence[nn.Module], names: Sequence[str])
 
 
 Values = Literal["nan", "zeros", "noise"]
-"""Values in place of weights that other stages hold."""
-
-_Kept = dict[tuple[int, str, str], torch.Tensor]
-"""Tensors that modules keep as attributes, by the number of the block, the module's name in it and the attribute's."""
+"""Values in place of what other stages compute, or hold."""
 
 
 class StageEnd(BaseException):
-    """Raised at the end of this stage, with its activations; not an error, and not to be caught as one."""
+    """Raised at the end of this stage, with the tensors that it made for later ones; not an error."""
 
-    def __init__(self, activations: torch.Tensor) -> None:
+    def __init__(self, made: tuple[torch.Tensor, ...]) -> None:
         super().__init__("the end of a pipeline's stage")
-        self.activations = activations
+        self.made = made
+
+
+@dataclass(frozen=True)
+class _PresentPass:
+    """The pass that is under way: its flow, how often each part was called, and what this stage made for later ones."""
+
+    flow: StageFlow
+    counts: Counter[str] = field(default_factory=Counter)
+    made: dict[Key, torch.Tensor] = field(default_factory=dict)
+    stand_ins: list[torch.Tensor] = field(default_factory=list)
 
 
 class StageModel:
-    """Stage number `stage` of `model`, which loses all other stages' weights, in place.
+    """The stages of `model` that process number `place` of a pipeline holds; it loses all other weights, in place.
 
     Args:
         model: whole, on its device.
         cut: where it is cut.
-        stage: this process's, from 0.
-        receive: returns the activations of the stage before, for inputs of that kind.
+        place: of this process in the pipeline, from 0.
+        receive: returns a tensor that the stage before passes on, by its key, for inputs of that kind.
     """
 
     def __init__(
-        self, model: nn.Module, cut: PipelineCut, stage: int, receive: Callable[[Hashable | None], torch.Tensor]
+        self,
+        model: nn.Module,
+        cut: PipelineCut,
+        place: int,
+        receive: Callable[[Key, Hashable | None], torch.Tensor],
     ) -> None:
         self.model = model
-        self.received: torch.Tensor | None = None
+        self.stage = place
+        """The stage that passes go through, one of this process's."""
+        self.received: dict[Key, torch.Tensor] = {}
         self.kind: Hashable | None = None
-        self._cut, self._stage, self._receive = cut, stage, receive
-        self._own = cut.spans[stage]
+        self.flow = StageFlow({}, ())
+        self._cut, self._place, self._receive = cut, place, receive
         self._device = next(model.parameters()).device
-        self._blocks = [model.get_submodule(name) for name in cut.blocks]
+        first = [span.start for span in cut.spans]
+        self._follower = StageFollower(outline_of(model), cut.blocks, first, cut.homes)
+        self._flows: dict[Hashable, StageFlow] = {}
+        self._parts = parts_of(model, [model.get_submodule(name) for name in cut.blocks])
+        self._begins = {cut.blocks[span.start]: stage for stage, span in enumerate(cut.spans)}
+        self._pass: _PresentPass | None = None
+        self._now: PartCall | None = None
         self._missing: list[torch.Tensor] = []
         self.absent: set[str] = set()
-        """Names of the parameters that other stages hold."""
-        self._again: torch.Tensor | None = None
+        """Names of the parameters that other processes hold."""
+        self._again: Mapping[Key, torch.Tensor] | None = None
+        self._values: Values = "nan"
+        self._held = {name for name, part in self._parts.items() if next(part.parameters(), None) is not None}
         self._take_away_weights()
         model.register_load_state_dict_post_hook(self._forget_others)
         self._is_changed = False
-
-    @property
-    def is_last(self) -> bool:
-        """Whether passes end with the model's output."""
-        return self._stage == len(self._cut.spans) - 1
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output in the last stage.
 
         Raises:
-            StageEnd: in any other stage, with the input of the next one.
-            BadJob: the blocks are not called in their order.
+            StageEnd: in any other stage, with the tensors that it passes on.
+            BadJob: the model cannot be cut so.
         """
         if not self._is_changed:  # at the first call, after all wrappers of blocks have been installed
-            self._change_blocks()
-        self.received = None
-        shapes: list[tuple[int, ...]] = []  # of all tensor inputs, however deep in dicts and tuples
-        map_tensors((args, kwargs), lambda tensor: shapes.append(tuple(tensor.shape)))
-        self.kind = tuple(shapes) or None
-        output = self.model(*args, **kwargs)
-        skipped = self._own.start if self._stage and self.received is None else self._own.stop
-        if not self.is_last or skipped == self._own.start:
-            raise self._unlike(f"{self._cut.blocks[skipped]} is not called in every pass")
-        return output
+            self._change_parts()
+        self._follow(args, kwargs)
+        given: Mapping[Key, torch.Tensor] = {}
+        if self.stage > 0:
+            keys = self.flow.passed[self.stage - 1]
+            given = {key: self._receive(key, self.kind) for key in keys} if self._again is None else self._again
+        self.received = {key: self._as_input(tensor) for key, tensor in given.items()}
+        self._pass = _PresentPass(self.flow)
+        try:
+            return self.model(*args, **kwargs)
+        finally:
+            self._pass = self._now = None
+
+    def passed_on(self, made: Sequence[torch.Tensor]) -> dict[Key, torch.Tensor]:
+        """What the last pass gives to the next stage, of what the stage made and what it received."""
+        own = iter(made)
+        return {key: self.received[key] if key in self.received else next(own) for key in self.flow.passed[self.stage]}
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """The model's buffers that its state has in some stage, by name."""
         return {name: buffer for name, buffer in self.model.named_buffers() if name in self._cut.owners}
 
     def owns(self, name: str) -> bool:
-        """Whether an entry of the state is kept in this stage."""
-        return self._cut.owners[name] == self._stage
-
-    def kept_by_blocks(self) -> _Kept:
-        """The tensors that modules of this stage's blocks keep as attributes, such as experts' balance losses."""
-        return {
-            (number, name, attribute): value
-            for number in self._own
-            for name, module in self._blocks[number].named_modules()
-            for attribute, value in vars(module).items()
-            if isinstance(value, torch.Tensor)
-        }
+        """Whether an entry of the state is kept in this process."""
+        return self._cut.owners[name] == self._place
 
     @contextlib.contextmanager
-    def rehearsal(self, values: Values, received: torch.Tensor | None, changed: _Kept) -> Iterator[None]:
-        """Within the context, passes leave the model unchanged and use `values` for the weights of other stages.
+    def rehearsal(self, values: Values, received: Mapping[Key, torch.Tensor]) -> Iterator[None]:
+        """Within the context, passes leave the model unchanged and use `values` for what other stages have.
 
         Args:
-            values: in place of absent weights, and of the attributes that absent blocks would have.
+            values: in place of absent weights, and of what other stages compute and do not pass on to this one.
             received: the input from the stage before, of the pass that is repeated.
-            changed: the attributes that the pass changed in this stage's blocks; absent ones of their class get them.
         """
         kept = [(module, dict(vars(module)), dict(module._buffers)) for module in self.model.modules()]  # noqa: SLF001 - no public way to exchange a buffer
         clones = {id(buffer): buffer.clone() for buffer in self.model.buffers()}
-        self._again = received
+        self._again, self._values = received, values
         try:
             for module, _, buffers in kept:
                 copies = {name: None if buffer is None else clones[id(buffer)] for name, buffer in buffers.items()}
                 module._buffers.update(copies)  # noqa: SLF001 - as above
             for missing in self._missing:
                 _fill(missing, values)
-            for (number, name, attribute), value in changed.items() if values != "nan" else ():
-                for other, block in enumerate(self._blocks):
-                    if other not in self._own and type(block) is type(self._blocks[number]):
-                        vars(block.get_submodule(name))[attribute] = _fill(torch.empty_like(value), values)
             yield
         finally:
             for module, attributes, buffers in kept:
                 vars(module).clear()
                 vars(module).update(attributes)
                 module._buffers.update(buffers)  # noqa: SLF001 - as above
-            self._again = None
+            self._again, self._values = None, "nan"
             for missing in self._missing:
                 _fill(missing, "nan")
+
+    def _follow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Find what stages pass on for such inputs, unless that is known."""
+        forms: list[tuple[tuple[int, ...], torch.dtype]] = []  # of all tensor inputs, however deep in dicts and tuples
+        map_tensors((args, kwargs), lambda tensor: forms.append((tuple(tensor.shape), tensor.dtype)))
+        self.kind = (self.model.training, *forms) if forms else None
+        if self.kind is None or self.kind not in self._flows:
+            self._flows[self.kind] = self._follower.flow(lambda outline: outline(*args, **kwargs), self.model)
+        self.flow = self._flows[self.kind]
+
+    def _as_input(self, tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor if self._again is None else tensor.detach().clone()
+        return tensor.requires_grad_(torch.is_grad_enabled() and is_differentiable(tensor))
 
     def _take_away_weights(self) -> None:
         """Replace other stages' parameters by NaN in almost no memory; their buffers leave the state."""
         for name, owner in self._cut.owners.items():
-            if owner == self._stage:
+            if owner == self._place:
                 continue
             path, _, leaf = name.rpartition(".")
             module = self.model.get_submodule(path)
@@ -326,59 +367,71 @@ class StageModel:
     def _forget_others(self, _model: nn.Module, keys: Any) -> None:
         """Allow loading weights with entries of other stages: batch norm adds a counter that a dict lacks."""
         owner = self._cut.owners.get
-        keys.unexpected_keys[:] = [name for name in keys.unexpected_keys if owner(name, self._stage) == self._stage]
+        keys.unexpected_keys[:] = [name for name in keys.unexpected_keys if owner(name, self._place) == self._place]
 
-    def _change_blocks(self) -> None:
-        """Make the first block take the received input, and other stages' blocks return theirs or end the pass."""
+    def _change_parts(self) -> None:
+        """Let parts be executed in their stage alone, and elsewhere return what that stage passes on."""
         self._is_changed = True
-        for number, block in enumerate(self._blocks):
-            if number in self._own:
-                if self._stage > 0:
-                    take = self._begin if number == self._own.start else functools.partial(self._go_on, number)
-                    block.register_forward_pre_hook(take, prepend=True, with_kwargs=True)
-            elif number < self._own.start:
-                block.forward = functools.partial(self._hand_on, number)
-            else:
-                block.forward = functools.partial(self._end, number)
+        for name, part in self._parts.items():
+            part.register_forward_pre_hook(functools.partial(self._enter, name), prepend=True, with_kwargs=True)
+            part.register_forward_hook(functools.partial(self._leave, name))
+            homes = {home for entry, home in self._cut.homes.items() if entry.startswith(f"{name}.")}
+            if len(self._cut.spans) > self._cut.processes or homes != {self._place} or name not in self._held:
+                part.forward = functools.partial(self._forward, part.forward)
 
-    def _begin(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The inputs of the first block, with the output of the stage before as its first argument."""
-        if self.received is not None:
-            raise self._unlike(f"{self._cut.blocks[self._own.start]} is called twice in a pass")
-        given = self._receive(self.kind) if self._again is None else self._again.detach().clone()
-        self.received = given.requires_grad_(torch.is_grad_enabled())
-        if block.training:
-            seed_stage_draws(self._stage, self._device)
-        if args:
-            return (self.received, *args[1:]), kwargs
-        name = next(key for key, value in kwargs.items() if isinstance(value, torch.Tensor))
-        return args, {**kwargs, name: self.received}
+    def _enter(self, name: str, part: nn.Module, _args: Any, _kwargs: Any) -> None:
+        """Begin a part's call; the first block of the next stage ends the pass."""
+        if self._pass is None or self._now is not None:
+            return
+        stage = self._begins.get(name)
+        if stage == self.stage + 1:
+            keys = self.flow.passed[self.stage]
+            raise StageEnd(tuple(self._pass.made[key] for key in keys if key not in self.received))
+        number = self._pass.counts[name]
+        self._pass.counts[name] += 1
+        self._now = self.flow.calls.get((name, number))
+        if self._now is None and name in self._held:
+            raise self._unlike(f"{name} is called where it was not when a pass was followed without values")
+        if stage == self.stage and stage > 0 and part.training:
+            seed_stage_draws(stage, self._device)
 
-    def _go_on(self, number: int, _block: nn.Module, _args: Any, _kwargs: Any) -> None:
-        """Refuse a call of a later block of this stage before its first one."""
-        if self.received is None:
-            raise self._out_of_order(number, before=self._own.start)
+    def _forward(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A part's result: its own in its stage, in later ones what they received, or what stands in for it."""
+        call = self._now
+        if call is None or call.home == self.stage:
+            return forward(*args, **kwargs)
+        assert self._pass is not None
+        inputs, places, stand_ins = tensors_in((args, kwargs)), itertools.count(), self._pass.stand_ins
 
-    def _hand_on(self, number: int, *args: Any, **kwargs: Any) -> Any:
-        """Return the first argument, in place of a block of a stage before."""
-        if self.received is not None:
-            raise self._out_of_order(self._own.start, before=number)
-        return _first_tensor(args, kwargs)
+        def result(like: torch.Tensor) -> torch.Tensor:
+            place = next(places)
+            if place in call.same:
+                return inputs[call.same[place]]
+            key = call.name, call.number, place
+            if key in self.received:
+                received = self.received[key]
+                return received.clone() if place in call.rewritten else received
+            for tensor in inputs:  # which nothing reads, either: its memory is there
+                if tensor.shape == like.shape and any(tensor is other for other in stand_ins):
+                    return tensor
+            stand_ins.append(_fill(torch.empty_like(like, device=self._device), self._values))
+            return stand_ins[-1]
 
-    def _end(self, number: int, *args: Any, **kwargs: Any) -> Any:
-        """End the pass with the first argument of the first block of the next stage."""
-        if number != self._own.stop:
-            raise self._out_of_order(number, before=self._own.stop)
-        if self._stage > 0 and self.received is None:
-            raise self._out_of_order(number, before=self._own.start)
-        raise StageEnd(_first_tensor(args, kwargs))
+        return with_tensors(call.output, result)
 
-    def _out_of_order(self, number: int, *, before: int) -> BadJob:
-        names = self._cut.blocks
-        return self._unlike(
-            f"{names[number]} is called before {names[before]}, in another order than registered, "
-            "or one of them is skipped or called again"
-        )
+    def _leave(self, name: str, _part: nn.Module, _args: Any, output: Any) -> None:
+        """End a part's call; keep what later stages read."""
+        call = self._now
+        if call is None or call.name != name:
+            return
+        self._now = None
+        if call.home != self.stage or self._pass is None or not call.readers:
+            return
+        tensors = tensors_in(output)
+        for place, last in call.readers.items():
+            if last > self.stage:
+                tensor = tensors[place].clone() if place in call.rewritten else tensors[place]
+                self._pass.made[call.name, call.number, place] = tensor
 
     def _unlike(self, why: str) -> BadJob:
         return BadJob(
@@ -388,9 +441,9 @@ class StageModel:
         )
 
 
-def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A block's first argument."""
-    return args[0] if args else next(value for value in kwargs.values() if isinstance(value, torch.Tensor))
+def is_differentiable(tensor: torch.Tensor) -> bool:
+    """Whether a stage that receives such a tensor sends its gradient back."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _fill(tensor: torch.Tensor, values: Values) -> torch.Tensor:
@@ -408,6 +461,9 @@ _NOISE = torch.Generator().manual_seed(0)
 class StageExecution(LayoutExecution):
     """See `stoker.stepping.layouts.base.LayoutExecution`."""
 
+    def __init__(self) -> None:
+        self._passed: WeakKeyDictionary[nn.Module, dict[int, tuple[float, ...] | BadJob]] = WeakKeyDictionary()
+
     def parallelize(self, plan: Plan, model: nn.Module, world: World, job: Job) -> Strategy:
         """As `LayoutExecution.parallelize`; what is within each stage is divided further."""
         from stoker.stepping.layouts.pipeline import pipeline  # noqa: PLC0415 - its parts take long to import
@@ -418,10 +474,51 @@ class StageExecution(LayoutExecution):
         """As `LayoutExecution.model_problem`."""
         return stage_problem(model, layout)
 
-    def divided_parts(self, parts: ModelParts, model: nn.Module, layout: Layout) -> ModelParts:
-        """As `LayoutExecution.divided_parts`: the blocks that stages consist of, and where it is cut."""
-        cut = cut_into_stages(model, layout.stages)
-        return parts.in_blocks(cut.blocks, tuple(span.start for span in cut.spans[1:])).with_tied(cut.tied)
+    def data_problem(self, job: Job, model: nn.Module, content: Content, layout: Layout) -> str | None:
+        """As `LayoutExecution.data_problem`: stages need what others have and do not pass on."""
+        try:
+            self._followed(model, layout, functools.partial(_passed_through, job, content))
+        except BadJob as error:
+            return error.message
+        return None
+
+    def divided_parts(
+        self, parts: ModelParts, model: nn.Module, layout: Layout, call: PassOf | None = None
+    ) -> ModelParts:
+        """As `LayoutExecution.divided_parts`: the blocks that stages consist of, the cuts, and what is passed on."""
+        cut = cut_into_stages(model, layout.stages, layout.chunks)
+        passed = () if call is None else self._followed(model, layout, call)
+        parts = parts.in_blocks(cut.blocks, tuple(span.start for span in cut.spans[1:])).with_tied(cut.tied)
+        return dataclasses.replace(parts, passed=passed)
+
+    def _followed(self, model: nn.Module, layout: Layout, call: PassOf) -> tuple[float, ...]:
+        """What each stage but the last passes on, in sizes of the last block's output in it; kept by model and cut.
+
+        Raises:
+            BadJob: as `StageFollower.flow`.
+        """
+        known, stages = self._passed.setdefault(model, {}), layout.num_stages
+        if stages not in known:
+            cut = cut_into_stages(model, layout.stages, layout.chunks)
+            first = [span.start for span in cut.spans]
+            try:
+                flow = StageFollower(outline_of(model), cut.blocks, first, cut.homes).flow(call)
+            except BadJob as error:
+                known[stages] = error
+            else:
+                last = [cut.blocks[span.stop - 1] for span in cut.spans]
+                known[stages] = tuple(
+                    flow.num_bytes(stage) / max(1, flow.num_bytes_of((last[stage], 0, 0)))
+                    for stage in range(len(cut.spans) - 1)
+                )
+        result = known[stages]
+        if isinstance(result, BadJob):
+            raise result
+        return result
+
+
+def _passed_through(job: Job, content: Content, model: nn.Module) -> Any:
+    return job.fields.call(model, content)
 
 
 EXECUTION = StageExecution()

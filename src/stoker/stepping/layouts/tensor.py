@@ -10,7 +10,7 @@ from torch import nn
 from stoker.jobs import Job
 from stoker.records import Layout, Plan
 from stoker.records.profile import Division, ModelParts
-from stoker.stepping.layouts.base import LayoutExecution, StageParallelism, Strategy
+from stoker.stepping.layouts.base import LayoutExecution, PassOf, StageParallelism, Strategy
 from stoker.stepping.layouts.tensor_plans import divided_dimensions, tensor_plan_problem
 from stoker.stepping.world import World
 
@@ -36,7 +36,9 @@ class TensorExecution(LayoutExecution):
         """As `LayoutExecution.model_problem`."""
         return tensor_plan_problem(model, layout)
 
-    def divided_parts(self, parts: ModelParts, model: nn.Module, layout: Layout) -> ModelParts:
+    def divided_parts(
+        self, parts: ModelParts, model: nn.Module, layout: Layout, call: PassOf | None = None
+    ) -> ModelParts:
         """As `LayoutExecution.divided_parts`: how each layer and each parameter is divided."""
         modules, dims = dict(model.named_modules()), divided_dimensions(model, layout.tensor)
         divided: dict[str, Division] = {}

@@ -1,0 +1,479 @@
+"""Which tensors the stages of a pipeline pass on: found by following a pass on tensors without values.
+
+What: parts of a model (its blocks, and the modules outside of blocks) are in one stage each; the code between them runs
+in every stage. A tensor that a part of an earlier stage returns is passed on to the last stage that reads it: the
+activations of the block before, a mask or integer positions made from embeddings, a skip connection, the output of an
+encoder that each block of a decoder reads. What is computed from the samples alone is not: every stage computes it.
+Use when: a model is cut into stages. Costs: one pass in Python without arithmetic for each new shape of inputs.
+Does not combine with: parts of a later stage that are called before an earlier one, weights that are read in another
+stage than their own, tensors that a block keeps as an attribute for code outside of it. They are refused by name.
+Parameters and buffers are on the meta device here, and inputs are real, so that code which looks at the inputs alone
+takes its own way. Where code looks at what weights have computed, it gets 0, false, or of `all` true.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from stoker.errors import BadJob, first_line
+from stoker.jobs.fields import like
+from stoker.loading.order import generator_states, restore_generators
+from stoker.stepping.activation_checkpointing import Checkpointed
+from stoker.stepping.model import on_meta
+from stoker.stepping.random_draws import torch_generators
+
+Key = tuple[str, int, int]
+"""A tensor that a part returns: the part's name, the number of its call in the pass, the place in its output."""
+
+
+@dataclass(frozen=True)
+class PartCall:
+    """A call of a part in a pass, number `number` of that part's.
+
+    Stage `home` executes it. `output` has the structure of its result, with tensors on the meta device; the one at a
+    place in `same` is the input at that place of the call's tensors. `readers` is the last stage that reads the tensor
+    at a place, for those that later stages read; those at places in `rewritten` are changed in place afterwards.
+    """
+
+    name: str
+    number: int
+    home: int
+    output: Any
+    same: Mapping[int, int]
+    readers: dict[int, int] = field(default_factory=dict)
+    rewritten: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class StageFlow:
+    """The calls of a pass by name and number, and the tensors that each stage but the last passes on, in order."""
+
+    calls: Mapping[tuple[str, int], PartCall]
+    passed: tuple[tuple[Key, ...], ...]
+
+    def num_bytes(self, stage: int) -> int:
+        """Size of what a stage passes on [bytes]."""
+        return sum(map(self.num_bytes_of, self.passed[stage]))
+
+    def num_bytes_of(self, key: Key) -> int:
+        """Size of a tensor that a part returns [bytes]; 0 if there is none."""
+        name, number, place = key
+        tensors = tensors_in(self.calls[name, number].output) if (name, number) in self.calls else []
+        return tensors[place].numel() * tensors[place].element_size() if place < len(tensors) else 0
+
+
+def outline_of(model: nn.Module) -> nn.Module:
+    """A copy of a model on the meta device, without activation checkpointing."""
+    wrapped = [
+        (module, forward)
+        for module in model.modules()
+        if isinstance(forward := vars(module).get("forward"), Checkpointed)
+    ]
+    for module, forward in wrapped:
+        module.forward = forward.forward
+    try:
+        return on_meta(model)
+    finally:
+        for module, forward in wrapped:
+            module.forward = forward
+
+
+def parts_of(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[str, nn.Module]:
+    """The parts of a model, by name: its blocks, and the outermost modules that neither are nor contain any."""
+    numbers = {id(block) for block in blocks}
+    parts: dict[str, nn.Module] = {}
+    seen: set[int] = set()
+
+    def visit(name: str, module: nn.Module) -> None:
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        is_around = isinstance(module, nn.ModuleList | nn.ModuleDict) or any(id(m) in numbers for m in module.modules())
+        if id(module) in numbers or not is_around:
+            parts[name] = module
+            return
+        for child_name, child in module.named_children():
+            visit(f"{name}.{child_name}" if name else child_name, child)
+
+    visit("", model)
+    return parts
+
+
+def tensors_in(content: Any) -> list[torch.Tensor]:
+    """The tensors in nested tuples, lists and dicts, in the order of `with_tensors`."""
+    found: list[torch.Tensor] = []
+    with_tensors(content, found.append)
+    return found
+
+
+def with_tensors(content: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """As `stoker.loading.fields.map_tensors`, with dicts of a class of their own kept as such."""
+    if isinstance(content, torch.Tensor):
+        return change(content)
+    if isinstance(content, dict):
+        changed = {key: with_tensors(item, change) for key, item in content.items()}
+        if type(content) is dict:
+            return changed
+        result = copy.copy(content)
+        for key, item in changed.items():
+            result[key] = item
+        return result
+    if isinstance(content, tuple | list):
+        return like(content, [with_tensors(item, change) for item in content])
+    return content
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A source of numbers: a tensor that a part returns."""
+
+    key: Key
+    home: int
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A source of numbers that only its stages have: a parameter, or a tensor that a part makes and does not return."""
+
+    words: str
+    homes: frozenset[int]
+
+
+_Sources = frozenset[_Made | _Held]
+_NONE: _Sources = frozenset()
+
+
+@dataclass
+class _OpenCall:
+    """A part that is being executed; `read` are the sources that it has read, `changed` the storages it has changed."""
+
+    name: str
+    number: int
+    home: int
+    has_weights: bool
+    given: list[torch.Tensor]
+    read: set[_Made | _Held] = field(default_factory=set)
+    changed: set[StorageWeakRef] = field(default_factory=set)
+
+
+class StageFollower:
+    """Follows passes of a model that is cut into stages.
+
+    Args:
+        outline: the model on the meta device, see `outline_of`.
+        blocks: the names of its blocks.
+        first_blocks: the number of the first block of each stage.
+        homes: the stage of each entry of the model's state.
+    """
+
+    def __init__(
+        self, outline: nn.Module, blocks: Sequence[str], first_blocks: Sequence[int], homes: Mapping[str, int]
+    ) -> None:
+        self._outline, self._names = outline, list(blocks)
+        self._modules = dict(outline.named_modules())
+        self._parts = parts_of(outline, [outline.get_submodule(name) for name in blocks])
+        self._first = list(first_blocks)
+        self._homes: dict[str, int] = {}  # of parts with weights
+        for name, part in self._parts.items():
+            of_weights = [homes.get(f"{name}.{own}") for own, _ in part.named_parameters()]
+            if known := [home for home in of_weights if home is not None]:
+                self._homes[name] = known[0]
+            elif name in self._names:
+                number = self._names.index(name)
+                self._homes[name] = sum(first <= number for first in self._first) - 1
+            part.register_forward_pre_hook(self._open(name), with_kwargs=True)
+            part.register_forward_hook(self._close)
+            part.forward = self._tolerant(part)
+        held: dict[StorageWeakRef, list[str]] = {}
+        for name, parameter in outline.named_parameters(remove_duplicate=False):
+            if name in homes:  # a tied weight is in the stage of each of its names
+                held.setdefault(_storage_of(parameter), []).append(name)
+        self._of_weights: dict[StorageWeakRef, _Sources] = {
+            storage: frozenset({_Held(f"the weight {names[0]}", frozenset(homes[name] for name in names))})
+            for storage, names in held.items()
+        }
+
+    def flow(self, call: Callable[[nn.Module], Any], model: nn.Module | None = None) -> StageFlow:
+        """What stages pass on in a pass.
+
+        Args:
+            call: calls the outline with real inputs.
+            model: whose modules are in training or evaluation mode as in that pass; None: in the outline's own.
+
+        Raises:
+            BadJob: the model cannot be cut so, or not be followed.
+        """
+        if model is not None:
+            modes = {name: module.training for name, module in model.named_modules()}
+            for name, module in self._modules.items():
+                module.training = modes.get(name, module.training)
+        weight = next((self._outline if model is None else model).parameters(), None)
+        device = torch.device("cpu") if weight is None else weight.device
+        generators = [] if device.type == "meta" else torch_generators(device)
+        states, others = [generator.get_state() for generator in generators], generator_states()
+        self._begin()
+        try:
+            with torch.no_grad(), _Recorder(self):
+                output = call(self._outline)
+            for tensor in tensors_in(output):
+                self._need(len(self._first) - 1, self._sources_of([tensor]))
+        except Exception as error:  # whatever a model raises on tensors without values
+            said = f"its pass cannot be followed on tensors without values, {type(error).__name__}: {first_line(error)}"
+            raise self._refusal(self._problem or said) from error
+        finally:
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
+            restore_generators(others)
+        for first in self._first:
+            if self._names[first] not in self._called:
+                self._refuse(f"{self._names[first]} is not called in every pass")
+        if self._problem is not None:
+            raise self._refusal(self._problem)
+        return StageFlow(self._calls, tuple(self._passed(stage) for stage in range(len(self._first) - 1)))
+
+    def _begin(self) -> None:
+        """Forget the last pass."""
+        self._calls: dict[tuple[str, int], PartCall] = {}
+        self._counts: Counter[str] = Counter()
+        self._sources: dict[StorageWeakRef, _Sources] = dict(self._of_weights)
+        self._returned: dict[StorageWeakRef, set[Key]] = {}
+        self._sums: set[StorageWeakRef] = set()  # results of `all`
+        self._inside: _OpenCall | None = None
+        self._stage, self._called = 0, set[str]()
+        self._problem: str | None = None
+
+    def _passed(self, stage: int) -> tuple[Key, ...]:
+        """What a stage passes on."""
+        return tuple(
+            (call.name, call.number, place)
+            for call in self._calls.values()
+            if call.home <= stage
+            for place, last in sorted(call.readers.items())
+            if last > stage
+        )
+
+    def _refusal(self, why: str) -> BadJob:
+        return BadJob(
+            f"{type(self._outline).__name__} cannot be cut into {len(self._first)} stages: {why}",
+            remedy="Call the blocks one after the other, each once in every pass; return what other modules use; "
+            "register modules in the order they are called in; or use another layout, such as shards.",
+        )
+
+    def _refuse(self, why: str) -> None:
+        self._problem = self._problem or why
+
+    def _open(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def begin(_part: nn.Module, args: Any, kwargs: Any) -> None:
+            if self._inside is not None:  # a part that is called by another one
+                return
+            if name in self._names:
+                self._enter_block(name)
+            home = self._homes.get(name, self._stage)
+            if home < self._stage:
+                self._refuse(
+                    f"{name} is registered with stage {home + 1}, and called in stage {self._stage + 1}: register it "
+                    "after the blocks that come before it"
+                )
+            number = self._counts[name]
+            self._counts[name] += 1
+            self._inside = _OpenCall(name, number, home, name in self._homes, tensors_in((args, kwargs)))
+
+        return begin
+
+    def _enter_block(self, name: str) -> None:
+        """Go on to the next stage with its first block; refuse blocks in another order."""
+        number = self._names.index(name)
+        home = sum(first <= number for first in self._first) - 1
+        begins = self._names[self._first[home]]
+        if name == begins and name in self._called:
+            self._refuse(f"{name} is called twice in a pass")
+        earlier = next((self._first[s] for s in range(home) if self._names[self._first[s]] not in self._called), None)
+        if home < self._stage:
+            self._refuse_order(self._first[self._stage], before=number)
+        elif earlier is not None:
+            self._refuse_order(number, before=earlier)
+        elif name != begins and begins not in self._called:
+            self._refuse_order(number, before=self._first[home])
+        self._called.add(name)
+        self._stage = max(self._stage, home)
+
+    def _refuse_order(self, number: int, *, before: int) -> None:
+        self._refuse(
+            f"{self._names[number]} is called before {self._names[before]}, in another order than registered, or one "
+            "of them is skipped or called again"
+        )
+
+    def _close(self, part: nn.Module, _args: Any, output: Any) -> None:
+        """Note a part's output."""
+        opened = self._inside
+        if opened is None or self._parts[opened.name] is not part:
+            return
+        self._inside = None
+        if not opened.has_weights:
+            if not opened.read:
+                return  # of the samples alone
+            self._need(opened.home, frozenset(opened.read))
+        given = {id(tensor): place for place, tensor in reversed(list(enumerate(opened.given)))}
+        storages = {_storage_of(tensor) for tensor in opened.given}
+        same: dict[int, int] = {}
+        of_this_call: set[StorageWeakRef] = set()
+        for place, tensor in enumerate(tensors_in(output)):
+            storage = _storage_of(tensor)
+            if id(tensor) in given and storage not in opened.changed:
+                same[place] = given[id(tensor)]
+            else:
+                made = _Made((opened.name, opened.number, place), opened.home)
+                shared = self._sources.get(storage, _NONE) if storage in storages else _NONE
+                self._sources[storage] = shared | {made}
+                if storage not in of_this_call:
+                    self._returned[storage] = set()
+                self._returned[storage].add(made.key)
+                of_this_call.add(storage)
+                storages.add(storage)  # of several places in an output that are one tensor each is passed on
+        meta = with_tensors(output, lambda tensor: torch.empty_like(tensor, device="meta"))
+        self._calls[opened.name, opened.number] = PartCall(opened.name, opened.number, opened.home, meta, same)
+
+    def _tolerant(self, part: nn.Module) -> Callable[..., Any]:
+        """A part's forward pass, whose result is like its first tensor if it cannot be had without values."""
+        forward = part.forward
+
+        def tolerant(*args: Any, **kwargs: Any) -> Any:
+            opened = self._inside
+            if opened is None or self._parts[opened.name] is not part or not opened.has_weights:
+                return forward(*args, **kwargs)
+            try:
+                return forward(*args, **kwargs)
+            except Exception:  # sizes that depend on values, as those of experts' rows
+                floating = [tensor for tensor in opened.given if tensor.is_meta and tensor.is_floating_point()]
+                if not floating or self._problem is not None:
+                    raise
+                self._need(opened.home, self._sources_of(opened.given))
+                return torch.empty_like(floating[0])
+
+        return tolerant
+
+    def _sources_of(self, tensors: Sequence[torch.Tensor]) -> _Sources:
+        known = (self._sources.get(_storage_of(tensor), _NONE) for tensor in tensors)
+        return _NONE.union(*known)
+
+    def _need(self, home: int, sources: _Sources) -> None:
+        """Note that a stage reads what has these sources."""
+        lacking = [source for source in sources if isinstance(source, _Held) and home not in source.homes]
+        if lacking:
+            first = min(lacking, key=lambda source: source.words)  # the same in all processes
+            where = " and ".join(str(other + 1) for other in sorted(first.homes))
+            self._refuse(f"stage {home + 1} needs {first.words}, which stage {where} has")
+        for source in sources:
+            if isinstance(source, _Held):
+                continue
+            if source.home > home:
+                self._refuse(f"stage {home + 1} needs what {source.key[0]} of stage {source.home + 1} returns")
+            elif source.home < home:
+                name, number, place = source.key
+                readers = self._calls[name, number].readers
+                readers[place] = max(home, readers.get(place, 0))
+
+    def ran(
+        self, func: Any, given: Sequence[torch.Tensor], results: Sequence[torch.Tensor], written: Sequence[torch.Tensor]
+    ) -> None:
+        """Note an operation: the tensors that it was given, its results, and those of its inputs that it changed."""
+        sources = self._sources_of(given)
+        opened = self._inside
+        if opened is not None:
+            if opened.has_weights:
+                self._need(opened.home, sources)
+                words = f"a tensor that {opened.name} makes and does not return"
+                sources = frozenset({_Held(words, frozenset({opened.home}))})
+            else:
+                opened.read |= sources
+            opened.changed |= {_storage_of(tensor) for tensor in written}
+        known = {_storage_of(tensor) for tensor in given}
+        for tensor in written:
+            storage = _storage_of(tensor)
+            self._sources[storage] = self._sources.get(storage, _NONE) | sources
+            for name, number, place in self._returned.get(storage, ()):
+                self._calls[name, number].rewritten.add(place)
+        for tensor in results:
+            storage = _storage_of(tensor)
+            if storage not in known:  # a view has its base's
+                self._sources[storage] = sources
+        if _name_of(func) == "all":
+            self._sums |= {_storage_of(tensor) for tensor in results}
+
+    def value_of(self, tensor: torch.Tensor) -> Any:
+        """A number in place of one that weights would compute."""
+        if tensor.dtype == torch.bool:
+            return _storage_of(tensor) in self._sums
+        return 0.0 if tensor.is_floating_point() else 1
+
+
+class _Recorder(TorchDispatchMode):
+    """Runs operations, on the meta device wherever one of their tensors is there, and records them in a follower."""
+
+    def __init__(self, follower: StageFollower) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._follower = follower
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operation."""
+        kwargs = kwargs or {}
+        given = list(_tensors(tree_leaves((args, kwargs))))
+        written = [
+            tensor
+            for parameter, argument in _named(func, args, kwargs)
+            if parameter.alias_info is not None and parameter.alias_info.is_write
+            for tensor in _tensors(tree_leaves(argument))
+        ]
+        if any(tensor.is_meta for tensor in given):
+            if _name_of(func) in ("_local_scalar_dense", "equal"):
+                return self._follower.value_of(given[0])
+            args, kwargs = tree_map_only(torch.Tensor, _on_meta, (args, kwargs))
+        result = func(*args, **kwargs)
+        results = list(_tensors(tree_leaves(result)))
+        self._follower.ran(func, given, results, written)
+        if len(written) == 1 and isinstance(result, torch.Tensor) and not written[0].is_meta:
+            return written[0]  # a real tensor that is changed by what weights compute
+        return result
+
+
+def _storage_of(tensor: torch.Tensor) -> StorageWeakRef:
+    """The memory of a tensor and of all its views, by which they are known."""
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def _name_of(func: Any) -> str:
+    """The name of an operation of PyTorch."""
+    name: str = getattr(getattr(func, "overloadpacket", func), "__name__", "")
+    return name
+
+
+def _named(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """The parameters of an operation that are given, with their arguments; none of one that has no schema."""
+    schema = getattr(func, "_schema", None)
+    for place, parameter in enumerate(schema.arguments if schema is not None else ()):
+        if place < len(args):
+            yield parameter, args[place]
+        elif parameter.name in kwargs:
+            yield parameter, kwargs[parameter.name]
+
+
+def _tensors(leaves: Sequence[Any]) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_meta:
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
