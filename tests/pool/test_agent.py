@@ -453,7 +453,7 @@ def test_what_is_sent_beyond_a_day_gives_notice(pool, tmp_path) -> None:
     pool.sent_bytes = 2000
     agent.step()
     (reclaiming,) = pool.of(on.Reclaiming)
-    assert "were sent today" in str(agent._owner.is_back(0.0))
+    assert "were sent today" in str(agent._owner.is_back(lambda: 0.0))
     assert reclaiming
 
 

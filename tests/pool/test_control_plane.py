@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable
-from stoker.pool import blobs, control_plane
+from stoker.pool import blobs, control_plane, presence
 from stoker.pool import events as on
 from stoker.pool.blobs import BlobLimits, BlobStore, NoRoom
 from stoker.pool.client import DiskFailed, PoolAddress, PoolClient
@@ -709,9 +709,9 @@ def test_keys_that_do_not_replay_are_forgotten(tmp_path: Path, monkeypatch: pyte
     """In an open pool anybody makes up keys and asks for work once."""
     with in_thread(tmp_path, is_open=True) as (plane, operator):
         PoolClient(operator.address, Key.made()).work(replays=False)
-        until(lambda: plane._not_replaying)
-        monkeypatch.setattr(control_plane, "PRESENT_S", 0.0)
-        until(lambda: not plane._not_replaying)
+        until(lambda: plane.presence._not_replaying)
+        monkeypatch.setattr(presence, "PRESENT_S", 0.0)
+        until(lambda: not plane.presence._not_replaying)
 
 
 def test_a_blob_that_stalls_gives_its_room_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

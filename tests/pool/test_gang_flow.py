@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from stoker.errors import BadJob, PlaceFailed
-from stoker.pool import control_plane, watch
+from stoker.pool import control_plane, presence, watch
 from stoker.pool.isolation import Host, Program
 from stoker.pool.job_box import JobBox
 from stoker.pool.leased_job import LeasedJob
@@ -34,8 +34,8 @@ class LyingJob(LeasedJob):
 @pytest.fixture
 def market(monkeypatch: pytest.MonkeyPatch) -> Iterator[Market]:
     """A pool whose launcher acts for its renter."""
-    for module in (control_plane, watch):
-        monkeypatch.setattr(module, "PRESENT_S", 5.0)
+    for module, name in ((presence, "PRESENT_S"), (presence, "HERE_S"), (watch, "PRESENT_S")):
+        monkeypatch.setattr(module, name, 5.0)
     monkeypatch.setattr(control_plane, "_AWAY_S", float("inf"))  # its clock jumps
     with open_folder() as folder, ExitStack() as stack:
         _, operator = stack.enter_context(in_thread(folder, verdicts_to_slash=2))

@@ -42,9 +42,10 @@ from stoker.pool.job_box import MOST_ORDER_BYTES, read_order
 from stoker.pool.keys import Key, is_signed
 from stoker.pool.lease import LIVE, MOST_EVIDENCE_BYTES, Lease
 from stoker.pool.log import EventLog
+from stoker.pool.presence import Presence
 from stoker.pool.probing import ANSWER_S, ProbeChannel, Prober
 from stoker.pool.state import Change, ListedOffer, decide
-from stoker.pool.watch import PRESENT_S, due
+from stoker.pool.watch import due
 from stoker.records.codec import to_json
 from stoker.units import format_bytes, format_seconds
 
@@ -223,10 +224,7 @@ class ControlPlane:
         for lease in self.state.leases.values():
             self._note(lease)
         self._at_once = Counter[str]()
-        self._present: dict[str, float] = {}
-        self._not_replaying: set[str] = set()
-        self._probed: set[str] = set()
-        """Present agents that answer probes."""
+        self.presence = Presence()
         self.prober = None if probe_every_s is None else Prober(self.state, self._submit_own, every_s=probe_every_s)
         self.rendezvous: PeerRendezvous | None = None
         self.bulk_bytes = BULK_BYTES
@@ -558,7 +556,7 @@ class ControlPlane:
                     key=self.key,
                     up_since_s=self.up_since_s,
                     present=self.verifiers(),
-                    listening=self.present().keys(),
+                    listening=self.presence.keys(),
                 )
                 for body in bodies:
                     if isinstance(body, on.Cosigned):
@@ -588,7 +586,7 @@ class ControlPlane:
     def _idle_offers(self) -> list[ListedOffer]:
         """Offers whose agent is there, answers probes, and has neither a job nor a replay."""
         now_s = self._now()
-        agents = {agent for agent in self._probed & self.present().keys() if not self._is_at_work(agent)}
+        agents = {agent for agent in self.presence.probed & self.presence.here() if not self._is_at_work(agent)}
         return [one for one in self.state.offers.values() if one.agent in agents and one.is_free(now_s)]
 
     def _is_at_work(self, agent: str) -> bool:
@@ -640,29 +638,18 @@ class ControlPlane:
         messages = {message.blob for lease in siblings for message in lease.messages}
         return small.union(messages, *(lease.blobs | lease.supplied for lease in leases))
 
-    def present(self) -> dict[str, str]:
-        """Agents that asked for work recently, with their determinism class."""
-        now_s = time.monotonic()
-        self._present = {key: at_s for key, at_s in self._present.items() if now_s - at_s < PRESENT_S}
-        self._not_replaying &= self._present.keys()  # keys cost nothing
-        self._probed &= self._present.keys()
-        classes = {listed.agent: listed.offer.determinism_class for listed in self.state.offers.values()}
-        return {key: classes.get(key, "") for key in self._present}
-
     def verifiers(self) -> dict[str, str]:
         """The present agents that replay blocks, with their determinism class.
 
         They have an offer; in an open pool they were also admitted, or passed a check themselves: keys cost nothing.
         """
-        now_s, state = self._now(), self.state
-        assert state.rules is not None
-        offering = {listed.agent for listed in state.offers.values() if now_s < listed.offer.expires_s}
-        known = {
-            key
-            for key in offering
-            if not state.rules.is_open or key in state.members or state.record_of(key).passed > 0
+        now_s, state, replaying = self._now(), self.state, self.presence.replaying()
+        standing = [one for one in state.offers.values() if now_s < one.offer.expires_s and one.agent in replaying]
+        return {
+            one.agent: one.offer.determinism_class
+            for one in standing
+            if not self._rules.is_open or one.agent in state.members or state.record_of(one.agent).passed > 0
         }
-        return {key: own for key, own in self.present().items() if key in known and key not in self._not_replaying}
 
     # ------------------------------------------------------------------------------------------------------------ HTTP
 
@@ -724,12 +711,12 @@ class ControlPlane:
                     }
                 )
             case "offers":
-                present = self.present()
+                here = self.presence.here()
                 return _json(
                     [
                         {
                             **self._document(f"offer/{name}", listed),
-                            "is_present": listed.agent in present,
+                            "is_present": listed.agent in here,
                             "is_free": state.is_free(listed, now_s),
                             "clashes_with": ""
                             if (other := state.blocked_by(listed, now_s)) is None
@@ -775,6 +762,7 @@ class ControlPlane:
             "escrow": escrow,
             "bond_held": bond,
             "verdict": verdict.hex(),
+            "is_agent_away": self.presence.is_away(lease.agent),
             "bulk": {"direct_bytes": direct, "pool_bytes": sum(here.values())},
             **self._gang_document(lease),
         }
@@ -814,16 +802,13 @@ class ControlPlane:
         key = self._signed_by(request)
         if request.query_params.get("agent", key) != key:
             raise _Forbidden("work is for the key that signs")
-        wait_s = _number(request, "wait_s")
-        self._present[key] = time.monotonic()
-        replays = request.query_params.get("replays", "1") == "1"
-        (self._not_replaying.discard if replays else self._not_replaying.add)(key)
+        wait_s = min(_number(request, "wait_s"), _MOST_WAIT_S)
         probes = request.query_params.get("probes", "0") == "1" and self.prober is not None
-        (self._probed.add if probes else self._probed.discard)(key)
+        self.presence.ask(key, wait_s=wait_s, replays=request.query_params.get("replays", "1") == "1", probes=probes)
         if probes and self.prober is not None and request.client is not None:
             self.prober.networks[key] = network_of_host(request.client.host)
         await self._until(key, lambda: any(self._work_of(key)) or bool(self._probes_of(key)), wait_s)
-        self._present[key] = time.monotonic()
+        self.presence.answered(key)
         waiting, challenges, searches = self._work_of(key)
         mine = [one for one in self._leases_of(key) if one.agent == key and one.state in LIVE]
         leaving = {one.lease_id: one.reclaim_by_s for one in mine if one.state == "reclaiming"}
@@ -840,7 +825,7 @@ class ControlPlane:
 
     def _probes_of(self, key: str) -> list[dict[str, Any]]:
         """Devices of an agent that are to answer a probe now."""
-        return [] if self.prober is None or key not in self._probed else self.prober.asked(key)
+        return [] if self.prober is None or key not in self.presence.probed else self.prober.asked(key)
 
     async def _probe(self, request: Request) -> Response:
         """Take an answer of a probed device, and give it the next question."""

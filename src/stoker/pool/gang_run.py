@@ -24,7 +24,7 @@ from stoker.pool.client import PoolClient
 from stoker.pool.events import NotNow, Refused
 from stoker.pool.job_box import PoolOrder
 from stoker.pool.lease import LIVE, RELEASED
-from stoker.pool.lease_documents import described, most_spent, resting_offers
+from stoker.pool.lease_documents import AWAY, described, is_left_alone, most_spent, resting_offers
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import DEFAULT_LINK_BYTES_PER_S, Match
 from stoker.pool.rented_run import RentedRun, leases_of, most_forwarding
@@ -270,6 +270,8 @@ class GangRun:
         num_there = sum(one["state"] in LIVE and bool(one["accepted_s"]) for one in newest)
         words = f"{num_there} of {len(newest)} agents have accepted"
         if all(one["state"] in LIVE for one in newest):
+            if away := [one for one in newest if is_left_alone(one)]:  # the others are released
+                self.client.post(on.Closed(lease_id=str(away[0]["lease_id"]), reason=AWAY))
             return seen_now(phase="queued", why=f"{words}; no meter runs before all have")
         if any(str(one["reason"]).startswith("stopped") for one in newest):
             return seen_now(phase="stopped", why="stopped as asked, before all agents had accepted")

@@ -31,9 +31,11 @@ from stoker.pool.events import Refused
 from stoker.pool.job_box import MOST_ORDER_BYTES, PoolOrder, read_order
 from stoker.pool.lease import ACCEPT_S, SAVES_NOTHING, SENT_OTHERWISE
 from stoker.pool.lease_documents import (
+    AWAY,
     checks_described,
     described,
     is_judged,
+    is_left_alone,
     is_stopped,
     is_wrong,
     most_spent,
@@ -141,6 +143,9 @@ class RentedRun:
     ) -> LaunchState:
         if self._resumes_from(last) in poisoned:
             return self._restart(last, leases, restarts)
+        if is_left_alone(last):  # its own time to accept is longer, since it may have to write to a chain
+            self.client.post(on.Closed(lease_id=str(last["lease_id"]), reason=AWAY))
+            return self._next(leases_of(self.client, self.handle["job"]), restarts, AWAY)
         if last["state"] == "running" and (moved := self._moved(last, leases, restarts)) is not None:
             return moved
         phase, why = _LIVE_WORDS[str(last["state"])]

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from stoker.jobs import Entry, Job
     from stoker.pool.peer import Peer
 
+SAVED_WITHIN = 0.9
+"""Share of a block after which its checkpoint is written: what is left of it is for sending the checkpoint."""
 _BUSY_STATUS = (429, 503)
 _QUEUE_LOOK_S = 3.0
 """Time between two tries of a run that waits in the queue [s]: a list of offers counts as ten requests."""
@@ -235,7 +237,7 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     assert client.key is not None
     name = f"{client.key.public} {submission.owner} {submission.run}"
     job = f"{client.key.public[:16]}-{submission.run[:29]}-{hashlib.sha256(name.encode()).hexdigest()[:10]}"
-    block_s = max(_block_s(submission, terms), submission.time_limit_s / (MOST_COMMITMENTS - 10))
+    block_s = max(_saved_each_s(submission, terms), submission.time_limit_s / (MOST_COMMITMENTS - 10))
     chains = [leases_of(client, name) for name in (site_names(job, terms.agents) if terms.agents > 1 else [job])]
     before = chains[0]
     if terms.deadline_s is not None and submission.time_limit_s > terms.deadline_s:
@@ -367,6 +369,15 @@ def _block_s(submission: Submission, terms: Terms) -> float:
             remedy="Save more often, or --verify none.",
         )
     return block_s
+
+
+def _saved_each_s(submission: Submission, terms: Terms) -> float:
+    """Time between checkpoints [s]: a part of a block is left to send each of them, unless the time itself was given.
+
+    A lost agent costs what was trained since its last commitment, the sending of a checkpoint included: a block at most.
+    """
+    is_given = value_of(submission.arguments, "--checkpoint-every") is not None
+    return (1.0 if is_given else SAVED_WITHIN) * _block_s(submission, terms)
 
 
 def state(handle: Handle) -> LaunchState:
