@@ -375,6 +375,28 @@ def test_news_comes_when_it_happens(tmp_path: Path) -> None:
         assert operator.events(seq + 1) == []
 
 
+def test_who_is_away_is_known_before_a_replay_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle agent asks every two seconds: its offer is not matched long after, but a verifier has more time."""
+    with in_thread(tmp_path) as (plane, operator):
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        agent.work()
+        renter.post(opened())
+        assert not operator.lease("job")["is_agent_away"]
+        assert operator.state("offers")[0]["is_present"]
+        monkeypatch.setattr(presence, "HERE_S", 0.0)
+        assert operator.lease("job")["is_agent_away"]
+        assert not operator.state("offers")[0]["is_present"]
+        assert agent.key is not None
+        assert plane.verifiers().keys() == {agent.key.public}
+        plane.presence.ask(agent.key.public, wait_s=60.0, replays=False, probes=False)
+        assert operator.state("offers")[0]["is_present"], "it waits for an answer"
+        assert not plane.verifiers()
+    with in_thread(tmp_path) as (_, operator):
+        monkeypatch.setattr(presence, "HERE_S", 60.0)
+        assert not operator.lease("job")["is_agent_away"], "a pool that was started again has heard of nobody yet"
+
+
 def test_what_is_shown_of_offers(tmp_path: Path) -> None:
     """Whether the agent is there, whether the device is free, and evidence about the agent."""
     with in_thread(tmp_path) as (_, operator):

@@ -136,6 +136,32 @@ def test_a_site_is_lost_and_goes_on_elsewhere_while_the_other_waits(market, tmp_
 
 
 @pytest.mark.slow
+def test_no_site_is_paid_for_waiting_while_another_finds_no_offer(market, tmp_path):
+    """All leases are closed; with offers for both, both are opened again, and come to the state of an unbroken run."""
+    with nothing_said(market.lenders):
+        for name, price in (("ox", 0.4), ("mayfly", 0.5)):
+            market.lend(name, price)
+        handle = LAUNCHER.start(market.submission("updates=1500", "pace=0.004", agents="2"), lambda _: None)
+        until(lambda: len(market.leases()) == 2 and min(len(one["commitments"]) for one in market.leases()) >= 2, 60.0)
+        market.lenders["mayfly"].kill()
+        for shifted_s in range(10, 150, 10):  # the other agent is heard in between
+            shift(market.folder, shifted_s)
+            time.sleep(0.5)
+            LAUNCHER.state(handle)
+        until(lambda: LAUNCHER.state(handle) and market.leases()[0]["state"] == "closed", 30.0)
+        assert market.leases()[0]["reason"].startswith("paused: site 1 has found no offer for")
+        assert LAUNCHER.state(handle).phase == "queued"
+        market.lend("eye", 0.9)
+        market.lend("bat", 9.0)
+        assert market.follow(handle)[-1] == "finished"
+        leases = market.leases()
+        assert [(one["offer_id"], one.get("site", 0)) for one in leases[2:]] == [("ox", 0), ("eye", 1)]
+        LAUNCHER.fetch(handle, tmp_path / "home")
+        assert (tmp_path / "home" / "model.safetensors").read_bytes() == counted(1500)
+        market.require_right()
+
+
+@pytest.mark.slow
 def test_a_site_that_sends_false_messages_is_slashed(market):
     """Its blocks are right; the messages that it signed are not those that a replay writes. The others are paid."""
     with nothing_said(market.lenders):

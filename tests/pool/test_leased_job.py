@@ -147,6 +147,17 @@ def test_an_agent_that_was_started_again_counts_on(pool: SlowPool, job: Job, tmp
     assert [(beat.index, beat.samples) for beat in pool.of(on.Beat)[-1:]] == [(21, 900)]
 
 
+def test_a_checkpoint_that_was_sent_is_committed_without_waiting_for_the_next_turn(job: Job, pool: SlowPool) -> None:
+    """The agent hears of it: what waits in between would be lost with the machine."""
+    news = threading.Event()
+    job._news = news.set
+    save(job, 10)
+    job.tick()
+    assert news.wait(20)
+    job.tick()
+    assert [body.update for body in pool.of(on.Committed)] == [10]
+
+
 def test_beats_go_on_while_a_checkpoint_and_the_results_are_sent(job: Job, pool: SlowPool) -> None:
     """An upload that takes minutes is not a minute of silence; the time after the job's end is not charged."""
     pool.may_arrive.clear()

@@ -324,6 +324,18 @@ def test_a_lost_agent_is_replaced_from_the_last_block_and_asked_last(pool, tmp_p
     assert pool.of(on.Opened)[2].offer_id == "cheap", "one cut of the line, and an agent is never asked again"
 
 
+def test_an_agent_that_went_away_before_it_accepted_is_not_waited_for(pool) -> None:
+    """Its time to accept is a minute; the pool hears of idle agents every two seconds."""
+    handle, lease = started(pool)
+    lease |= {"state": "funded", "is_agent_away": False}
+    assert LAUNCHER.state(handle).phase == "queued"
+    assert len(pool.of(on.Opened)) == 1
+    lease |= {"is_agent_away": True, "closed_s": time.time()}
+    assert LAUNCHER.state(handle).phase == "requeued"
+    assert lease["reason"] == "its agent was away before it accepted"
+    assert pool.of(on.Opened)[1].offer_id == "dear"
+
+
 def test_an_offer_that_refuses_is_asked_at_ever_longer_intervals(pool) -> None:
     """Offers that lack a package do not use up the leases of a run within minutes."""
     handle, lease = started(pool)
@@ -792,6 +804,9 @@ def test_checkpoints_and_memory_are_as_the_command_says(pool, tmp_path) -> None:
     started(pool, arguments=words)
     order = read_order((pool.folder / pool.of(on.Opened)[0].order).read_bytes())
     assert order.block_s == 120
+    started(pool, run="other-1")
+    at_most_a_minute = read_order((pool.folder / pool.of(on.Opened)[1].order).read_bytes())
+    assert at_most_a_minute.block_s == 54, "the last part of a block is for sending its checkpoint"
     for own_gib, megabytes in ((64, 1024), (1, 819)):
         box = JobBox(tmp_path / f"{own_gib}", order)
         box.run.mkdir(parents=True)

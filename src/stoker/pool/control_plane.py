@@ -64,8 +64,6 @@ _MOST_LOOKED_UP = 8
 _MOST_SIGNED = 8
 """Beats that a signer elsewhere is asked about at a time."""
 _MOST_WAIT_S = 60.0
-_MOST_ROWS_BYTES = 24 << 20
-"""Largest answer of a probe: eight rows of a product in base64, and two lists of row digests [bytes]."""
 _MOST_COMES_BYTES = 1024
 """What an agent that has come may say before the first question [bytes]."""
 _AWAY_S = 15.0
@@ -844,7 +842,7 @@ class ControlPlane:
         """The body of an answer: one at a time for each device, so that what is kept of them stays small."""
         if channel.is_taking:
             raise _TooMany("an answer of this device is being sent already", remedy="Wait until it is here.")
-        most, content = _MOST_COMES_BYTES if step == 0 else _MOST_ROWS_BYTES, bytearray()
+        most, content = _MOST_COMES_BYTES if step == 0 else channel.most_bytes, bytearray()
         channel.is_taking = True
         try:
             async with asyncio.timeout(ANSWER_S):

@@ -161,7 +161,7 @@ class RentedRun:
         num_moves = sum(str(one["reason"]).startswith(_MOVED) for one in leases)
         is_bound = not terms.may_move or self.handle["address"] not in ("", "best")
         is_over = bool(self.handle["until_s"]) and time.time() > self.handle["until_s"]
-        is_spent = num_moves >= MOST_MOVES or len(leases) >= MOST_LEASES or self._left_s(leases) < ACCEPT_S
+        is_spent = num_moves >= MOST_MOVES or len(leases) >= MOST_LEASES or self.left_s(leases) < ACCEPT_S
         if is_bound or is_over or is_spent or len(blocks) < 3:
             return None
         if time.monotonic() - _looked_s.get(self.handle["job"], -math.inf) < LOOK_S:
@@ -169,7 +169,7 @@ class RentedRun:
         _looked_s[self.handle["job"]] = time.monotonic()
         try:
             found = self._better_offer(last, leases, terms)
-            if found is None or not self._can_move(found[1], last, self._left_s(leases), terms):
+            if found is None or not self._can_move(found[1], last, self.left_s(leases), terms):
                 return None
         except (StokerError, ValueError, ArithmeticError, LookupError, TypeError):
             return None  # whatever agents say of themselves and of the run, it goes on where it is
@@ -257,7 +257,7 @@ class RentedRun:
             now_s=time.time(),
         )
 
-    def _left_s(self, leases: list[dict[str, Any]]) -> float:
+    def left_s(self, leases: list[dict[str, Any]]) -> float:
         """Time of the run that no lease has used [s]."""
         mine = leases[int(self.handle["first"]) :]
         return float(self.handle["limit_s"]) - sum(int(lease["running_s"]) for lease in mine if not lease["outcome"])
@@ -280,7 +280,7 @@ class RentedRun:
                 why=f"two agents in a row make another message than the site has sent, from which the others have gone "
                 f"on: {why}; start the run again with --new",
             )
-        left_s = self._left_s(leases)
+        left_s = self.left_s(leases)
         if left_s < 1:  # leases are paid for whole seconds: what is left of a fraction pays for none
             limit = format_seconds(float(self.handle["limit_s"]))
             return seen_now(phase="failed", why=f"the {limit} of the run are over: {why}")

@@ -238,6 +238,12 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     name = f"{client.key.public} {submission.owner} {submission.run}"
     job = f"{client.key.public[:16]}-{submission.run[:29]}-{hashlib.sha256(name.encode()).hexdigest()[:10]}"
     block_s = max(_saved_each_s(submission, terms), submission.time_limit_s / (MOST_COMMITMENTS - 10))
+    if terms.agents > 1 and client.rules().contract:
+        raise PlaceFailed(
+            f"--place-option agents={terms.agents}: this pool's money is in a contract, which takes one lease at a time, "
+            "so that the sites of a run could not be paid for together or not at all",
+            remedy="Train with one agent, or at a pool that keeps its money in its own log.",
+        )
     chains = [leases_of(client, name) for name in (site_names(job, terms.agents) if terms.agents > 1 else [job])]
     before = chains[0]
     if terms.deadline_s is not None and submission.time_limit_s > terms.deadline_s:
