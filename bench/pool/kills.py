@@ -8,9 +8,10 @@ cut network (what it sends reaches nobody, and the job goes on for nothing). Aft
 Measured of each kill: the time until the job trains again elsewhere (bar: 120 s), and where it goes: the lease is given
 up, the next one opened and accepted, the job's process begins; the time between the moment that it is resumed from and
 the kill, in times between its checkpoints (bar: one) and in the blocks that were asked for (bar: one); and the seconds
-that the lost lease is paid beyond the kill (bar: the two of slack that the meter has against clocks). Then the same orders run on agents that
-nobody kills, while the control plane is killed by SIGKILL 20 times at random moments and started again: no job may be
-lost, no lease end, and an audit of the log must find every credit. Final weights of both must be equal, bit for bit.
+that the lost lease is paid beyond the kill (bar: the two of slack that the meter has against clocks). Then the same
+orders run on agents that nobody kills, while the control plane is killed by SIGKILL 20 times at random moments and
+started again: no job may be lost, no lease end, and an audit of the log must find every credit. Final weights of both
+must be equal, bit for bit.
 """
 
 from __future__ import annotations

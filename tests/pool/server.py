@@ -23,11 +23,12 @@ import uvicorn
 from stoker.pool import control_plane
 from stoker.pool.blobs import BlobLimits
 from stoker.pool.client import PoolAddress, PoolClient
-from stoker.pool.control_plane import ControlPlane, Rates
+from stoker.pool.control_plane import ControlPlane
 from stoker.pool.events import Founded
 from stoker.pool.keys import Key, own_key
+from stoker.pool.request_limits import RequestRates
 
-FAST = Rates(per_address=1e6, per_key=1e6)
+FAST = RequestRates(per_address=1e6, per_key=1e6)
 
 
 def shifted(folder: Path) -> Callable[[], float]:
@@ -63,7 +64,7 @@ def until(is_there: Callable[[], Any], timeout_s: float = 20.0) -> Any:
 def in_thread(
     folder: Path,
     *,
-    rates: Rates = FAST,
+    rates: RequestRates = FAST,
     blob_limits: BlobLimits | None = None,
     custody: Any = None,
     bulk_bytes: int = 0,

@@ -20,13 +20,14 @@ from stoker.pool import events as on
 from stoker.pool.blobs import BlobLimits, BlobStore, NoRoom
 from stoker.pool.client import DiskFailed, PoolAddress, PoolClient
 from stoker.pool.commitment import chain_head
-from stoker.pool.control_plane import ControlPlane, Rates, _Buckets, network_of_host, steady_clock
+from stoker.pool.control_plane import ControlPlane, steady_clock
 from stoker.pool.escrow import pay_for
 from stoker.pool.events import CREDIT, Refused, canonical, draft_of, sha256
 from stoker.pool.job_box import PoolOrder
 from stoker.pool.keys import Key, own_key, read_key
-from stoker.pool.lease import Lease
+from stoker.pool.lease import Challenge, Lease
 from stoker.pool.log import audit
+from stoker.pool.request_limits import RequestRates
 from stoker.pool.state import Record, draw_message
 from stoker.records.codec import dumps, to_json
 from tests.pool.book import offer, opened
@@ -221,7 +222,7 @@ def test_a_clock_that_jumps_into_the_next_year_is_not_followed() -> None:
 
 def test_a_flood_is_slowed_down(tmp_path: Path) -> None:
     """More than the rate of an address, or of a key, is refused with 429; others are answered."""
-    with in_thread(tmp_path, rates=Rates(per_address=1e6, per_key=0.001, burst_s=5000)) as (_, operator):
+    with in_thread(tmp_path, rates=RequestRates(per_address=1e6, per_key=0.001, burst_s=5000)) as (_, operator):
         agent = joined(operator)
         for _number in range(5):
             agent.post(on.Offered(offer=offer(now_s=time.time())))
@@ -301,6 +302,49 @@ def test_uploads_at_the_same_moment_share_one_limit(tmp_path: Path) -> None:
 
     asyncio.run(both())
     assert store.path(one).is_file()
+
+
+def test_a_key_keeps_a_number_of_blobs_that_no_lease_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each further one is counted with them: a hundred a second, of a byte each, would stop the pool."""
+    monkeypatch.setattr(blobs, "MOST_UNNAMED", 3)
+    with in_thread(tmp_path) as (plane, operator):
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        order = renter.put_blob(b"0")
+        for number in (b"1", b"2"):
+            renter.put_blob(number)
+        with pytest.raises(Refused, match="has sent 3 blobs that no lease of it names"):
+            renter.put_blob(b"3")
+        renter.post(opened(order=order))
+        gone = renter.put_blob(b"3")
+        plane.blobs._now = lambda: time.time() + 3601
+        assert gone in plane.blobs.delete_unneeded(plane._needed_blobs())
+        for number in (b"4", b"5", b"6"):
+            renter.put_blob(number)
+        with pytest.raises(Refused, match="has sent 3 blobs"):
+            renter.put_blob(b"7")
+        again = BlobStore(tmp_path / "blobs")
+        assert renter.key is not None
+        with pytest.raises(NoRoom, match="has sent 4 blobs"):
+            again._unnamed_bytes(renter.key.public, lambda _: False)
+
+
+def test_records_of_ones_verdicts_are_named(tmp_path: Path) -> None:
+    """A verifier gives a thousand of them in a day, which are kept until their leases are settled."""
+    with in_thread(tmp_path) as (plane, operator):
+        verifier = joined(operator)
+        assert verifier.key is not None
+        record = verifier.put_blob(b"a record")
+        challenge = Challenge(block=0, verifier=verifier.key.public, fee=0, since_s=0.0, equal=True, evidence=record)
+        assert not plane._is_named_by(record, verifier.key.public)
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        renter.post(opened())
+        lease = replace(plane.state.leases["job"], challenges=(challenge,))
+        plane.state.leases["job"] = lease
+        plane._note(lease)
+        assert plane._is_named_by(record, verifier.key.public)
+        assert not plane._is_named_by(record, "0" * 64)
 
 
 def test_no_offer_is_held_without_a_deposit(tmp_path: Path) -> None:
@@ -700,15 +744,6 @@ def test_a_number_that_no_float_holds_is_refused(tmp_path: Path) -> None:
             signed = replace(unsigned, signature=key.sign(unsigned.message()))
             status, document = raw(operator, canonical(to_json(signed)))
             assert (status, "count" in document["error"]) == (409, True)
-
-
-def test_a_customers_ipv6_network_is_one_sender() -> None:
-    """It has 2^64 addresses; a rate for each would be none."""
-    buckets, networks = _Buckets(1.0, 2.0), [network_of_host(f"[2001:db8::{number}]") for number in range(3)]
-    for network in networks[:2]:
-        buckets.take(network, network)
-    with pytest.raises(Refused, match="2001:db8::/64"):
-        buckets.take(networks[2], networks[2])
 
 
 def test_one_address_does_not_hold_all_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,13 +26,14 @@ from stoker.pool import peer as pool_peer
 from stoker.pool import peer_link
 from stoker.pool import rendezvous as pool_rendezvous
 from stoker.pool.client import PoolClient, joined_peer
-from stoker.pool.control_plane import ControlPlane, _Buckets
+from stoker.pool.control_plane import ControlPlane
 from stoker.pool.events import CREDIT, Refused, canonical, sha256
 from stoker.pool.keys import Key, own_key
 from stoker.pool.log import audit
 from stoker.pool.peer import Peer
 from stoker.pool.peer_link import Incoming, NotAdmitted, PeerEndpoint
 from stoker.pool.rendezvous import PeerRendezvous
+from stoker.pool.request_limits import TokenBuckets
 from stoker.pool.transport import PoolAnswer
 from stoker.units import GIB
 from tests.pool.book import offer, opened
@@ -580,7 +581,7 @@ def test_a_network_begins_few_connections_a_second(tmp_path: Path, monkeypatch: 
 def test_connections_leave_the_requests_of_their_network_alone(tmp_path: Path) -> None:
     """Peers that knock again and again do not keep a neighbour behind the same NAT from the pool."""
     with in_thread(tmp_path, bulk_bytes=1000) as (plane, operator):
-        plane._by_address = _Buckets(5.0, 100.0)
+        plane._by_address = TokenBuckets(5.0, 100.0)
         for _ in range(10):
             plane.count_address("127.0.0.1", 9.9, way="UDP")
         with pytest.raises(Refused, match="requests a second"):

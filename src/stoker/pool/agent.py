@@ -583,7 +583,7 @@ class Agent:
             remove_tree(self.folder / "leases" / left)
 
     def _job_of(self, lease: dict[str, Any]) -> LeasedJob:
-        return self.job_type(
+        job = self.job_type(
             str(lease["lease_id"]),
             str(lease["order"]),
             self.folder / "leases" / str(lease["lease_id"]),
@@ -592,8 +592,9 @@ class Agent:
             beat_s=self.lending.beat_s,
             tell=self.tell,
             is_checked=float(lease["check_fraction"]) > 0,
-            news=self._news.set,
         )
+        job.news = self._news.set
+        return job
 
     def _others_cpu_s(self) -> float:
         """CPU time that the programs of others take here [s]."""

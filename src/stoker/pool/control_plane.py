@@ -4,7 +4,7 @@ An event is checked against the state, written to the log, and only then counts:
 rebuilt from the log with nothing lost, and a request whose answer was lost is answered again when it is repeated. The
 state changes in one place, one event at a time.
 
-Source: SQLite's WAL (`log.py`); the token bucket is RFC 2697's in its simplest form.
+Source: SQLite's WAL (`log.py`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import asyncio
 import contextlib
 import hashlib
 import heapq
-import ipaddress
 import logging
 import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +43,7 @@ from stoker.pool.lease import LIVE, MOST_EVIDENCE_BYTES, Lease
 from stoker.pool.log import EventLog
 from stoker.pool.presence import Presence
 from stoker.pool.probing import ANSWER_S, ProbeChannel, Prober
+from stoker.pool.request_limits import MOST_AT_ONCE, RequestRates, TokenBuckets, TooMany, network_of_host
 from stoker.pool.state import Change, ListedOffer, decide
 from stoker.pool.watch import due
 from stoker.records.codec import to_json
@@ -71,8 +71,6 @@ _AWAY_S = 15.0
 _MOST_JUMP_S = 3600.0
 _LIST_COST = 10.0
 """What a list counts as, in requests."""
-MOST_AT_ONCE = 2000
-"""Requests of one address that are being answered, or wait for news: each agent has one."""
 MOST_OFFER_S = 30 * 24 * 3600.0
 """Time for which an offer stands unless it is made again: those of agents that are gone are forgotten [s]."""
 _MOST_LISTED = 1000
@@ -80,15 +78,6 @@ _MOST_LISTED = 1000
 _NOT_LISTED = ("commitments", "challenges", "unsigned", "messages")
 _LOG = "log"
 """What readers of the log wait for; agents wait for their own key."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rates:
-    """Requests a second that are answered, after a burst: of one address, and events of one key."""
-
-    per_address: float = 100.0
-    per_key: float = 20.0
-    burst_s: float = 10.0
 
 
 class _Unsigned(Refused):
@@ -113,48 +102,6 @@ class _OnItsWay(Refused):
     """The blob is not here yet: its holder was asked to send it."""
 
     http_status = 425
-
-
-class _TooMany(Refused):
-    """Too many requests."""
-
-    http_status = 429
-
-
-@dataclass
-class _Buckets:
-    """Token buckets by name, each refilled at `rate` a second up to `most`."""
-
-    rate: float
-    most: float
-    _left: dict[str, tuple[float, float]] = field(default_factory=dict)
-    _cleaned_s: float = 0.0
-
-    def take(self, name: str, what: str, cost: float = 1.0) -> None:
-        now_s = time.monotonic()
-        left, at_s = self._left.get(name, (self.most, now_s))
-        left = min(self.most, left + (now_s - at_s) * self.rate)
-        if left < cost:
-            raise _TooMany(f"{what} sends more than {self.rate:g} requests a second", remedy="Wait a second.")
-        self._left[name] = (left - cost, now_s)
-        if len(self._left) > 20_000 and now_s - self._cleaned_s > 1.0:  # full ones are as good as new ones
-            self._cleaned_s = now_s
-            self._left = {name: kept for name, kept in self._left.items() if now_s - kept[1] < self.most / self.rate}
-
-
-def network_of_host(host: str) -> str:
-    """What counts as one sender: an IPv4 address, or the /64 of an IPv6 one, all of which one customer has.
-
-    >>> network_of_host("192.0.2.1"), network_of_host("[2001:db8::1:2]"), network_of_host("::ffff:192.0.2.1")
-    ('192.0.2.1', '2001:db8::/64', '192.0.2.1')
-    """
-    try:
-        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
-    except ValueError:
-        return host
-    if address.version == 4:
-        return str(address)
-    return str(address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False))
 
 
 def steady_clock(
@@ -203,7 +150,7 @@ class ControlPlane:
         key: Key,
         rules: on.Founded | None = None,
         *,
-        rates: Rates | None = None,
+        rates: RequestRates | None = None,
         blob_limits: BlobLimits | None = None,
         now: Callable[[], float] | None = None,
         custody: Custody | None = None,
@@ -234,9 +181,9 @@ class ControlPlane:
         self._refused_beats: dict[str, tuple[int, float]] = {}
         self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)
         self._documents: dict[str, tuple[object, dict[str, Any]]] = {}
-        rates = rates or Rates()
-        self._by_address = _Buckets(rates.per_address, rates.per_address * rates.burst_s)
-        self._by_key = _Buckets(rates.per_key, rates.per_key * rates.burst_s)
+        rates = rates or RequestRates()
+        self._by_address = TokenBuckets(rates.per_address, rates.per_address * rates.burst_s)
+        self._by_key = TokenBuckets(rates.per_key, rates.per_key * rates.burst_s)
         if self.state.rules is None:
             event, change = self._checked(self._own(rules or on.Founded(name="pool")))
             assert change is not None
@@ -659,7 +606,7 @@ class ControlPlane:
             self.count_address(host, cost)
             network = network_of_host(host)
             if self._at_once[network] >= MOST_AT_ONCE:
-                raise _TooMany(f"the address {network} has {MOST_AT_ONCE} requests open", remedy="Wait for answers.")
+                raise TooMany(f"the address {network} has {MOST_AT_ONCE} requests open", remedy="Wait for answers.")
             self._at_once[network] += 1
             try:
                 return await answer(request)
@@ -841,7 +788,7 @@ class ControlPlane:
     async def _probe_answer(self, request: Request, channel: ProbeChannel, step: int) -> dict[str, Any]:
         """The body of an answer: one at a time for each device, so that what is kept of them stays small."""
         if channel.is_taking:
-            raise _TooMany("an answer of this device is being sent already", remedy="Wait until it is here.")
+            raise TooMany("an answer of this device is being sent already", remedy="Wait until it is here.")
         most, content = _MOST_COMES_BYTES if step == 0 else channel.most_bytes, bytearray()
         channel.is_taking = True
         try:
@@ -988,9 +935,16 @@ class ControlPlane:
                 await self._charge(lease, [digest])
 
     def _is_named_by(self, digest: str, key: str) -> bool:
-        """Whether a lease in which a key has part names a blob: others' leases are no room for what it sends."""
+        """Whether a lease in which a key has part names a blob: others' leases are no room for what it sends.
+
+        Or a verdict of its own names it as its record, which is small.
+        """
         leases = (self.state.leases[name] for name in self._named.get(digest, ()))
-        return any(key in (lease.renter, lease.agent) for lease in leases)
+        if any(key in (lease.renter, lease.agent) for lease in leases):
+            return True
+        judged = (self.state.leases[name] for name in self._evidence_of.get(digest, ()))
+        is_small = self.blobs.size_of([digest]) <= MOST_EVIDENCE_BYTES
+        return is_small and any(key in lease.evidence.get(digest, ()) for lease in judged)
 
     async def _get_blob(self, request: Request) -> Response:
         key, digest = self._signed_by(request), request.path_params["digest"]

@@ -3,8 +3,8 @@
 What: sites are chosen by what the gang costs until it is done: all meters run until the slowest has ended, and an
 exchange takes what the slowest link to the pool needs, since messages go through it. After all agents have accepted,
 each site is a run of leases of its own (`rented_run.py`): where an agent is lost the next one goes on from the site's
-last block, with the messages that were sent in between, and the others wait for it. Where it finds no offer for a minute,
-the leases of all sites are closed, so that nobody is paid for waiting, and all are opened together again, or none.
+last block, with the messages that were sent in between, and the others wait for it. Where it finds no offer for a
+minute, the leases of all sites are closed, so that none is paid for waiting, and opened together again, all or none.
 Use when: a job asks for local SGD or DiLoCo. Costs: the sum of the sites.
 Does not do: moves to better offers, several devices at an agent, waiting in the pool's queue.
 """
@@ -323,7 +323,7 @@ class GangRun:
     def _opened_again(
         self, leases: list[list[dict[str, Any]]], failed: list[list[dict[str, Any]]], why: str
     ) -> LaunchState:
-        """Open the leases of all sites again, each to go on from its last block; offers rest after those that failed."""
+        """Open the leases of all sites again, each to go on from its last block; offers of leases in `failed` rest."""
         avoided = set[str]().union(*(resting_offers(chain, _now(self.client)) for chain in failed))
         left_s = min(run.left_s(chain) for run, chain in zip(self.sites, leases, strict=True))
         if left_s < 1:

@@ -50,7 +50,7 @@ PROBES_TO_MARK = 2
 MOST_SCREENED, MOST_SCREENED_DEVICES = 16, 32
 """Offers of one screen, and devices of all of them."""
 _MOST_DEVICES = MOST_SCREENED_DEVICES // 2
-"""Devices of one offer that are probed, so that two always fit into a screen; the others of a larger one are not asked."""
+"""Devices of one offer that are probed, so that two offers always fit into a screen; others of it are not asked."""
 MOST_PAIRS = 24
 """Pairs that one screen makes suspect."""
 

@@ -54,6 +54,10 @@ _MOST_OUTPUT_BYTES = 4096
 _MOST_UNPAID = 3
 """A job that is checked has saved after so many times what is paid without a commitment, or it is left."""
 _SENDING_ENDS_S = 5.0
+_BEAT_AGAIN_S = 2.0
+"""Time until a beat that was not taken is sent again [s]."""
+_LEAST_BLOCK_S = 0.1
+"""Time between two commitments at least [s], whatever the order says: the pool takes 20 events a second of an agent."""
 _LOOK_S = 1.0
 """Time between two looks whether all sites of a gang are there [s]."""
 
@@ -168,10 +172,10 @@ class LeasedJob:
         beat_s: time between beats [s].
         tell: receives a line of text about each step.
         is_checked: whether only what was committed is paid; see `Lease.payable_s`.
-        news: called when `tick` has something to do before its next turn, from any thread.
 
     Attributes:
         is_over: nothing is left to do for the lease.
+        news: called when `tick` has something to do before its next turn, from any thread.
     """
 
     box_type = JobBox
@@ -187,12 +191,12 @@ class LeasedJob:
         beat_s: float = 10.0,
         tell: Callable[[str], None] = lambda _: None,
         is_checked: bool = False,
-        news: Callable[[], None] = lambda: None,
     ) -> None:
         self.lease_id, self.is_over = lease_id, False
         self._order_digest, self._folder, self._client = order_digest, folder, client
         self._host = host
-        self._beat_s, self._tell, self._is_checked, self._news = beat_s, tell, is_checked, news
+        self._beat_s, self._tell, self._is_checked = beat_s, tell, is_checked
+        self.news: Callable[[], None] = lambda: None
         self._blobs = BlobCache(client, folder / "blobs", host.limits.disk_bytes + INDEX_BYTES)
         self._taken = TreeLimits(num_bytes=host.limits.disk_bytes)
         self._sent = TreeLimits(num_bytes=host.limits.disk_bytes, has_links=True)
@@ -261,7 +265,7 @@ class LeasedJob:
                 self._problem = PlaceFailed(f"the job cannot be prepared here: {problem!r}")
             except Exception as problem:  # noqa: BLE001 - whatever a stranger sends does not end the agent
                 self._problem = BadRun(f"the job cannot be prepared: {problem!r}")
-            self._news()
+            self.news()
 
         self._preparing = threading.Thread(target=prepare, name="stoker-prepare", daemon=True)
         self._preparing.start()
@@ -437,7 +441,7 @@ class LeasedJob:
         now = time.monotonic()
         if now < self._next_beat:
             return
-        self._next_beat = now + self._beat_s
+        self._next_beat = now + min(self._beat_s, _BEAT_AGAIN_S)
         state = self._host_state()
         self._samples = max(self._samples, 0 if state is None else state.samples)
         self._client.post(
@@ -451,6 +455,7 @@ class LeasedJob:
             answer_s=BEAT_S,  # a line that hangs costs one beat
         )
         self._beat_index += 1
+        self._next_beat = now + self._beat_s
 
     def _unpaid(self) -> str:
         """Why the job is not worked on any longer, as words: it saves nothing that could be committed, and is not paid.
@@ -493,14 +498,14 @@ class LeasedJob:
                 return False
             place, name = due
             number, head = self._num_blocks, self._previous or self.order.resume_head
-            self._upload = _Upload("block", lambda: self._keep(name, number, head), self._news, place)
+            self._upload = _Upload("block", lambda: self._keep(name, number, head), self.news, place)
             return False
         return True
 
     def _due(self, *, is_last: bool) -> tuple[tuple[int, int], str] | None:
         """Place and name of the newest checkpoint, if it is a new one and a block's time has passed."""
         assert self._box is not None
-        if not is_last and time.monotonic() - self._committed_at < 0.5 * self.order.block_s:
+        if not is_last and time.monotonic() - self._committed_at < max(0.5 * self.order.block_s, _LEAST_BLOCK_S):
             return None
         try:
             names = CheckpointStore(self._box.run / "checkpoints").names()
@@ -572,7 +577,7 @@ class LeasedJob:
     def _send_results(self) -> None:
         upload = self._upload
         if upload is None and not self._result and time.monotonic() >= self._sends_from:
-            self._upload = _Upload("results", self._results, self._news)
+            self._upload = _Upload("results", self._results, self.news)
         elif upload is not None and upload.is_over:
             self._upload, problem = None, upload.problem
             if isinstance(problem, on.Refused) and not is_passing(problem):

@@ -3,8 +3,8 @@
 What: an agent that looks for work learns that its devices are to be probed, and then sends its answers, one request
 each, whose reply is the next question (`ProbeChannel.exchange`). A thread asks all of a probe at once, times them with
 the clock of this process, and checks their rows (`hardware_proof`).
-Costs: one probe at a time; a thread for each device of it, of which `_MOST_CHECKED` have their rows sent and checked at a
-time: so a stranger's devices hold 200 MiB of this process's memory at most.
+Costs: one probe at a time; a thread for each device of it, of which `_MOST_CHECKED` have their rows sent and checked at
+a time: so a stranger's devices hold 200 MiB of answers in this process's memory at most.
 """
 
 from __future__ import annotations
@@ -219,9 +219,7 @@ class Prober:
         loop = asyncio.get_running_loop()
         self._probe_id = secrets.token_hex(8)
         self._channels = {
-            (one.offer.offer_id, number): ProbeChannel(loop)
-            for one in offers
-            for number in range(probed_devices(one))
+            (one.offer.offer_id, number): ProbeChannel(loop) for one in offers for number in range(probed_devices(one))
         }
         self._seen_s |= dict.fromkeys((one.offer.offer_id for one in offers), time.monotonic())
         self._task = asyncio.create_task(self._run(offers, rounds))

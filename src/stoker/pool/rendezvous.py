@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.errors import StokerError
-from stoker.pool.control_plane import ControlPlane, network_of_host
+from stoker.pool.control_plane import ControlPlane
 from stoker.pool.escrow import short
 from stoker.pool.events import Refused
 from stoker.pool.keys import Key
 from stoker.pool.lease import LIVE, Lease
 from stoker.pool.peer_link import Body, Head, Incoming, PeerEndpoint
+from stoker.pool.request_limits import network_of_host
 
 _log = logging.getLogger(__name__)
 

@@ -240,8 +240,8 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     block_s = max(_saved_each_s(submission, terms), submission.time_limit_s / (MOST_COMMITMENTS - 10))
     if terms.agents > 1 and client.rules().contract:
         raise PlaceFailed(
-            f"--place-option agents={terms.agents}: this pool's money is in a contract, which takes one lease at a time, "
-            "so that the sites of a run could not be paid for together or not at all",
+            f"--place-option agents={terms.agents}: this pool's money is in a contract, which takes one lease at a "
+            "time, so that the sites of a run could not be paid for together, or not at all",
             remedy="Train with one agent, or at a pool that keeps its money in its own log.",
         )
     chains = [leases_of(client, name) for name in (site_names(job, terms.agents) if terms.agents > 1 else [job])]
@@ -380,7 +380,7 @@ def _block_s(submission: Submission, terms: Terms) -> float:
 def _saved_each_s(submission: Submission, terms: Terms) -> float:
     """Time between checkpoints [s]: a part of a block is left to send each of them, unless the time itself was given.
 
-    A lost agent costs what was trained since its last commitment, the sending of a checkpoint included: a block at most.
+    A lost agent costs what was trained since its last commitment: with the time of sending one, a block at most.
     """
     is_given = value_of(submission.arguments, "--checkpoint-every") is not None
     return (1.0 if is_given else SAVED_WITHIN) * _block_s(submission, terms)
