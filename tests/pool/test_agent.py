@@ -24,7 +24,7 @@ from stoker.pool.isolation import Bubblewrap, Limits
 from stoker.pool.job_box import JobBox, PoolOrder
 from stoker.pool.leased_job import LeasedJob
 from stoker.pool.replay_check import Making, ReplayVerdict
-from stoker.pool.state import draw_message
+from stoker.pool.rules.disputes import draw_message
 from stoker.records import Device
 from stoker.records.codec import dumps, to_json
 from tests.pool.book import Book

@@ -28,7 +28,8 @@ from stoker.pool.keys import Key, own_key, read_key
 from stoker.pool.lease import Challenge, Lease
 from stoker.pool.log import audit
 from stoker.pool.request_limits import RequestRates
-from stoker.pool.state import Record, draw_message
+from stoker.pool.rules.disputes import draw_message
+from stoker.pool.state import Record
 from stoker.records.codec import dumps, to_json
 from tests.pool.book import offer, opened
 from tests.pool.server import in_thread, shift, until

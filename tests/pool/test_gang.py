@@ -13,7 +13,8 @@ from stoker.pool import watch
 from stoker.pool.events import CREDIT, Refused, sha256
 from stoker.pool.keys import Key
 from stoker.pool.lease import ACCEPT_S, RELEASED
-from stoker.pool.state import State, apply
+from stoker.pool.rules import apply
+from stoker.pool.state import State
 from tests.pool.book import Book, offer, opened
 
 NAMES = ("a", "b")

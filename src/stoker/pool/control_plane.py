@@ -44,7 +44,8 @@ from stoker.pool.log import EventLog
 from stoker.pool.presence import Presence
 from stoker.pool.probing import ANSWER_S, ProbeChannel, Prober
 from stoker.pool.request_limits import MOST_AT_ONCE, RequestRates, TokenBuckets, TooMany, network_of_host
-from stoker.pool.state import Change, ListedOffer, decide
+from stoker.pool.rules import decide
+from stoker.pool.state import Change, ListedOffer
 from stoker.pool.watch import due
 from stoker.records.codec import to_json
 from stoker.units import format_bytes, format_seconds

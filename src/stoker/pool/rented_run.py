@@ -48,7 +48,7 @@ from stoker.pool.lease_documents import (
 )
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import Match, Needs, RunForecast, best_move, earlier_runs, listed_offers
-from stoker.pool.state import MOST_WAIT_S
+from stoker.pool.rules.market import MOST_WAIT_S
 from stoker.pool.terms import Terms, ranked_offers
 from stoker.records.codec import dumps, from_json, parsed
 from stoker.records.launch import LaunchPhase, LaunchState
