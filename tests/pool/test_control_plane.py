@@ -76,14 +76,14 @@ def test_a_job_from_offer_to_pay(tmp_path: Path) -> None:
         nothing: dict[str, Any] = {"leases": [], "challenges": [], "searches": [], "leaving": {}, "probes": []}
         assert agent.work() == nothing | {"live": ["job"]}
         assert renter.key is not None
-        assert plane.rents(renter.key.public)
+        assert plane.leases.rents(renter.key.public)
         agent.post(on.Beat(lease_id="job", index=0, running_s=2))
         until(lambda: renter.lease("job")["paid_s"] == 2)
         (tmp_path / "results").write_bytes(b"weights" * 100_000)
         result = agent.put_blob(tmp_path / "results")
         agent.post(on.Finished(lease_id="job", result=result))
         until(lambda: renter.lease("job")["state"] == "final")
-        assert not plane.rents(renter.key.public)
+        assert not plane.leases.rents(renter.key.public)
         renter.get_blob(result, tmp_path / "home")
         assert (tmp_path / "home").read_bytes() == b"weights" * 100_000
         pay = pay_for(2, CREDIT // 2)
@@ -319,7 +319,7 @@ def test_a_key_keeps_a_number_of_blobs_that_no_lease_names(tmp_path: Path, monke
         renter.post(opened(order=order))
         gone = renter.put_blob(b"3")
         plane.blobs._now = lambda: time.time() + 3601
-        assert gone in plane.blobs.delete_unneeded(plane._needed_blobs())
+        assert gone in plane.blobs.delete_unneeded(plane.leases.needed())
         for number in (b"4", b"5", b"6"):
             renter.put_blob(number)
         with pytest.raises(Refused, match="has sent 3 blobs"):
@@ -337,15 +337,15 @@ def test_records_of_ones_verdicts_are_named(tmp_path: Path) -> None:
         assert verifier.key is not None
         record = verifier.put_blob(b"a record")
         challenge = Challenge(block=0, verifier=verifier.key.public, fee=0, since_s=0.0, equal=True, evidence=record)
-        assert not plane._is_named_by(record, verifier.key.public)
+        assert not plane.leases.is_named_by(record, verifier.key.public)
         agent, renter = joined(operator), joined(operator)
         agent.post(on.Offered(offer=offer(now_s=time.time())))
         renter.post(opened())
         lease = replace(plane.state.leases["job"], challenges=(challenge,))
         plane.state.leases["job"] = lease
-        plane._note(lease)
-        assert plane._is_named_by(record, verifier.key.public)
-        assert not plane._is_named_by(record, "0" * 64)
+        plane.leases.note(lease)
+        assert plane.leases.is_named_by(record, verifier.key.public)
+        assert not plane.leases.is_named_by(record, "0" * 64)
 
 
 def test_no_offer_is_held_without_a_deposit(tmp_path: Path) -> None:
@@ -386,9 +386,9 @@ def test_blobs_that_nothing_needs_go_after_an_hour(tmp_path: Path) -> None:
         agent.post(on.Offered(offer=offer(now_s=time.time())))
         kept, gone = renter.put_blob(b"needed"), renter.put_blob(b"not needed")
         renter.post(opened(order=kept))
-        assert plane.blobs.delete_unneeded(plane._needed_blobs()) == []
+        assert plane.blobs.delete_unneeded(plane.leases.needed()) == []
         plane.blobs._now = lambda: time.time() + 3601
-        assert plane.blobs.delete_unneeded(plane._needed_blobs()) == [gone]
+        assert plane.blobs.delete_unneeded(plane.leases.needed()) == [gone]
         assert renter.has_blob(kept)
 
 
@@ -850,7 +850,7 @@ def test_states_of_a_dispute_are_supplied_to_the_arbiter_and_kept(tmp_path: Path
         assert (tmp_path / "before").read_bytes() == b"before"
         with pytest.raises(Refused, match="is for those who have part"):
             other.get_blob(before, tmp_path / "stranger")
-        assert plane._needed_blobs() >= {before, sha256(b"after"), sha256(b"other")}
+        assert plane.leases.needed() >= {before, sha256(b"after"), sha256(b"other")}
         assert plane.state.leases["job"].forwarded == ()
         [found] = plane.state.leases["job"].found_updates
         assert (found.update, found.agent_state, found.verifier_state) == (3, sha256(b"3"), sha256(b"x"))

@@ -330,7 +330,9 @@ def test_an_agent_that_went_away_before_it_accepted_is_not_waited_for(pool) -> N
     lease |= {"state": "funded", "is_agent_away": False}
     assert LAUNCHER.state(handle).phase == "queued"
     assert len(pool.of(on.Opened)) == 1
-    lease |= {"is_agent_away": True, "closed_s": time.time()}
+    lease |= {"is_agent_away": True, "closed_s": time.time(), "contract": {}}
+    assert LAUNCHER.state(handle).phase == "queued", "it waits for a chain"
+    lease["contract"] = None
     assert LAUNCHER.state(handle).phase == "requeued"
     assert lease["reason"] == "its agent was away before it accepted"
     assert pool.of(on.Opened)[1].offer_id == "dear"

@@ -39,7 +39,8 @@ from stoker.pool.events import CLOCK_WINDOW_S, MOST_BYTES, Body, Draft, Event, R
 from stoker.pool.forwarding import BULK_BYTES, forwarding_fee, forwarding_text, require_forwardable
 from stoker.pool.job_box import MOST_ORDER_BYTES, read_order
 from stoker.pool.keys import Key, is_signed
-from stoker.pool.lease import LIVE, MOST_EVIDENCE_BYTES, Lease
+from stoker.pool.lease import LIVE, Lease
+from stoker.pool.lease_index import LeaseIndex
 from stoker.pool.log import EventLog
 from stoker.pool.presence import Presence
 from stoker.pool.probing import ANSWER_S, ProbeChannel, Prober
@@ -163,12 +164,7 @@ class ControlPlane:
         self.blobs = BlobStore(folder / "blobs", blob_limits, now)
         self.state = self.log.replay()
         self.up_since_s = now()
-        self._named: dict[str, set[str]] = defaultdict(set)
-        self._evidence_of: dict[str, set[str]] = defaultdict(set)
-        self._concerned: dict[str, set[str]] = defaultdict(set)
-        self._rented: dict[str, set[str]] = defaultdict(set)
-        for lease in self.state.leases.values():
-            self._note(lease)
+        self.leases = LeaseIndex(self.state, self.blobs)
         self._at_once = Counter[str]()
         self.presence = Presence()
         self.prober = None if probe_every_s is None else Prober(self.state, self._submit_own, every_s=probe_every_s)
@@ -269,7 +265,7 @@ class ControlPlane:
         self.state.take(event, change)
         self._wake(_LOG)
         for lease in change.leases:
-            for key in self._note(lease):
+            for key in self.leases.note(lease):
                 self._wake(key)
         return event, change.leases
 
@@ -301,17 +297,9 @@ class ControlPlane:
             Refused: it is over the quota, or over what a renter spends on that.
         """
         if num_bytes >= self.bulk_bytes and (self._rules.forward_price or self._rules.forward_quota_bytes):
-            for lease in self._own_leases_naming(digest, key):
+            for lease in self.leases.own_naming(digest, key):
                 if lease.state != "final" and digest not in lease.forwarded:
                     self._require_paid(lease, num_bytes)
-
-    def _own_leases_naming(self, digest: str, key: str) -> list[Lease]:
-        """Leases that name a blob and in which a key has part."""
-        return [
-            lease
-            for lease in self.leases_naming(digest)
-            if key in {lease.renter, lease.agent, *(one.verifier for one in lease.challenges)}
-        ]
 
     def _require_paid(self, lease: Lease, num_bytes: int) -> None:
         """Refuse what its renter would not pay for, or could not."""
@@ -365,7 +353,7 @@ class ControlPlane:
             self._require_inputs_forwardable(opened)
         if isinstance(body, on.Supplied):
             for digest in filter(None, (body.before, body.after)):
-                if not self.blobs.path(digest).is_file() or draft.actor not in self._readers(digest):
+                if not self.blobs.path(digest).is_file() or draft.actor not in self.leases.readers(digest):
                     raise Refused(
                         f"the state {digest[:12]}… that was supplied is not here", remedy="Send the blob first."
                     )
@@ -376,7 +364,7 @@ class ControlPlane:
         renter = self.state.lease(body.lease_id).renter
         if self.rendezvous is not None and draft.actor in self.rendezvous.senders(renter, digest):
             return  # it is held in two places, and by the one who wants it checked
-        if not path.is_file() or draft.actor not in self._readers(digest):
+        if not path.is_file() or draft.actor not in self.leases.readers(digest):
             raise Refused(
                 f"{draft.kind!r} of lease {body.lease_id} names the blob {digest[:12]}…, which this key has not sent",
                 remedy="Send the blob first.",
@@ -448,20 +436,6 @@ class ControlPlane:
             body = self.custody.cosigned(self.state.leases[body.lease_id], body)
         return draft_of(body, self.key, self.key.public, time_s=self._now())
 
-    def _note(self, lease: Lease) -> set[str]:
-        """Keep in mind which blobs a lease names and whose work it is; the keys that it concerns."""
-        for digest in lease.blobs:
-            self._named[digest].add(lease.lease_id)
-        for digest in lease.evidence:
-            self._evidence_of[digest].add(lease.lease_id)
-        concerned = {lease.agent, *(asked.verifier for asked in lease.challenges)}
-        for names in (self._rented[lease.renter], *(self._concerned[key] for key in concerned)):
-            if lease.state == "final":
-                names.discard(lease.lease_id)
-            else:
-                names.add(lease.lease_id)
-        return concerned
-
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         if self.rendezvous is not None:
@@ -519,9 +493,8 @@ class ControlPlane:
                 if time.monotonic() - cleaned_s > _CLEAN_S:
                     cleaned_s = time.monotonic()
                     self._documents.clear()
-                    for digest in await asyncio.to_thread(self.blobs.delete_unneeded, self._needed_blobs()):
-                        self._named.pop(digest, None)
-                        self._evidence_of.pop(digest, None)
+                    gone = await asyncio.to_thread(self.blobs.delete_unneeded, self.leases.needed())
+                    self.leases.forget(gone)
             except Exception:  # noqa: BLE001 - else no lease would end any more; the fault is logged
                 _log.exception("a decision of the control plane failed")
             await asyncio.sleep(_TICK_S)
@@ -532,14 +505,8 @@ class ControlPlane:
     def _idle_offers(self) -> list[ListedOffer]:
         """Offers whose agent is there, answers probes, and has neither a job nor a replay."""
         now_s = self._now()
-        agents = {agent for agent in self.presence.probed & self.presence.here() if not self._is_at_work(agent)}
+        agents = {agent for agent in self.presence.probed & self.presence.here() if not self.leases.is_at_work(agent)}
         return [one for one in self.state.offers.values() if one.agent in agents and one.is_free(now_s)]
-
-    def _is_at_work(self, agent: str) -> bool:
-        return any(
-            (one.agent == agent and one.state in LIVE) or any(asked.verifier == agent for asked in one.open_challenges)
-            for one in self._leases_of(agent)
-        )
 
     def _begin_cosigning(self, body: on.Cosigned) -> None:
         """Let a beat be co-signed while all else goes on: a signer elsewhere may take minutes, or not answer at all."""
@@ -573,16 +540,6 @@ class ControlPlane:
             except Exception:  # noqa: BLE001 - as above
                 _log.exception("the contract was not kept up")
             await asyncio.sleep(_CHAIN_S)
-
-    def _needed_blobs(self) -> set[str]:
-        leases = [self.state.leases[name] for name in self.state.unsettled]
-        evidence = self.blobs.sizes_of(digest for lease in leases for digest in lease.evidence)
-        small = {digest for digest, num_bytes in evidence.items() if num_bytes <= MOST_EVIDENCE_BYTES}
-        # A replay of one site reads the messages of all.
-        gangs = {lease.gang for lease in leases} & self.state.gangs.keys()
-        siblings = [self.state.leases[name] for gang in gangs for name in self.state.gangs[gang].names]
-        messages = {message.blob for lease in siblings for message in lease.messages}
-        return small.union(messages, *(lease.blobs | lease.supplied for lease in leases))
 
     def verifiers(self) -> dict[str, str]:
         """The present agents that replay blocks, with their determinism class.
@@ -756,7 +713,7 @@ class ControlPlane:
         await self._until(key, lambda: any(self._work_of(key)) or bool(self._probes_of(key)), wait_s)
         self.presence.answered(key)
         waiting, challenges, searches = self._work_of(key)
-        mine = [one for one in self._leases_of(key) if one.agent == key and one.state in LIVE]
+        mine = [one for one in self.leases.of_key(key) if one.agent == key and one.state in LIVE]
         leaving = {one.lease_id: one.reclaim_by_s for one in mine if one.state == "reclaiming"}
         return _json(
             {
@@ -811,7 +768,7 @@ class ControlPlane:
 
     def _work_of(self, key: str) -> tuple[list[Any], list[Any], list[Any]]:
         """Leases that wait for an agent's accept, challenges for it, and searches that wait for its states."""
-        unsettled = self._leases_of(key)
+        unsettled = self.leases.of_key(key)
         waiting = [self._lease_document(one) for one in unsettled if one.agent == key and one.state == "funded"]
         challenges = [
             {**to_json(challenge), "lease_id": one.lease_id}
@@ -829,23 +786,6 @@ class ControlPlane:
             if (party := one.party(key, verdict)) is not None and verdict.bisection.waits_for(party)
         ]
         return waiting, challenges, searches
-
-    def _leases_of(self, key: str) -> list[Lease]:
-        """Unsettled leases in which a key is the agent or a verifier."""
-        return [self.state.leases[name] for name in sorted(self._concerned.get(key, ()))]
-
-    def leases_of(self, key: str) -> list[Lease]:
-        """Unsettled leases in which a key is the agent or a verifier."""
-        return self._leases_of(key)
-
-    def leases_naming(self, digest: str) -> list[Lease]:
-        """Leases that name a blob, the oldest first."""
-        leases = [self.state.leases[name] for name in self._named.get(digest, ())]
-        return sorted(leases, key=lambda lease: lease.opened_s)
-
-    def rents(self, key: str) -> bool:
-        """Whether a key has an unsettled lease as its renter."""
-        return bool(self._rented.get(key))
 
     def is_payer(self, key: str) -> bool:
         """Whether a key can pay for leases: keys alone cost nothing."""
@@ -915,14 +855,16 @@ class ControlPlane:
 
     async def _put_blob(self, request: Request) -> Response:
         key, digest = self._signed_by(request), request.path_params["digest"]
-        is_agent = any(one.agent == key and one.state in LIVE for one in self._leases_of(key))
+        is_agent = any(one.agent == key and one.state in LIVE for one in self.leases.of_key(key))
         if not (is_agent or self.is_payer(key) or self._work_of(key)[2]):
             raise _Forbidden("blobs are sent by keys that have credits, and by agents whose lease runs or is disputed")
         size = request.headers.get("content-length", "")
         if not (size.isdecimal() and len(size) < 20):  # `isdigit` is true of "²"
             raise Refused("a blob comes with its Content-Length")
         self.require_forwardable(digest, int(size), key)
-        await self.blobs.write(digest, request.stream(), int(size), key, lambda name: self._is_named_by(name, key))
+        await self.blobs.write(
+            digest, request.stream(), int(size), key, lambda name: self.leases.is_named_by(name, key)
+        )
         if self.rendezvous is not None:
             for sender in self.rendezvous.senders(key, digest):
                 self.blobs.note_sender(digest, sender)
@@ -932,20 +874,8 @@ class ControlPlane:
     async def _charge_all(self, digest: str, key: str) -> None:
         """Charge leases of a key, and of no other, for a blob that it sent."""
         async with self._turn:
-            for lease in self._own_leases_naming(digest, key):
+            for lease in self.leases.own_naming(digest, key):
                 await self._charge(lease, [digest])
-
-    def _is_named_by(self, digest: str, key: str) -> bool:
-        """Whether a lease in which a key has part names a blob: others' leases are no room for what it sends.
-
-        Or a verdict of its own names it as its record, which is small.
-        """
-        leases = (self.state.leases[name] for name in self._named.get(digest, ()))
-        if any(key in (lease.renter, lease.agent) for lease in leases):
-            return True
-        judged = (self.state.leases[name] for name in self._evidence_of.get(digest, ()))
-        is_small = self.blobs.size_of([digest]) <= MOST_EVIDENCE_BYTES
-        return is_small and any(key in lease.evidence.get(digest, ()) for lease in judged)
 
     async def _get_blob(self, request: Request) -> Response:
         key, digest = self._signed_by(request), request.path_params["digest"]
@@ -959,36 +889,12 @@ class ControlPlane:
                     f"the blob {digest[:12]}… is kept by the machine that this key's run was started on alone"
                 )
             raise _NotFound(f"there is no blob {digest[:12]}… here")
-        if key != self.key.public and key not in self._readers(digest):
+        if key != self.key.public and key not in self.leases.readers(digest):
             if request.method == "HEAD":  # a key that has the content sends it, and is then known to have it
                 raise _NotFound(f"the blob {digest[:12]}… is not known to be this key's")
             raise _Forbidden(f"the blob {digest[:12]}… is for those who have part in a lease that names it")
         path.touch()
         return FileResponse(path, media_type="application/octet-stream")
-
-    def _readers(self, digest: str) -> set[str]:
-        """Keys that may read a blob: who sent it, and who has part in a lease in which one who may read it named it.
-
-        Naming alone gives nothing: else a lease on a hash out of the log would open what others sent.
-        """
-        readers = self.blobs.senders(digest)
-        for lease in self.leases_naming(digest):
-            namer = lease.renter if digest in (lease.order, *lease.inputs) else lease.agent
-            if namer in readers:
-                readers |= parties_of(lease)
-                if lease.gang and any(message.blob == digest for message in lease.messages):
-                    names = self.state.gangs[lease.gang].names
-                    readers = readers.union(*(parties_of(self.state.leases[name]) for name in names))
-        for name in self._evidence_of.get(digest, ()):
-            lease = self.state.leases[name]
-            if lease.evidence.get(digest, set()) & self.blobs.senders(digest):
-                readers |= parties_of(lease)
-        return readers - {""}
-
-
-def parties_of(lease: Lease) -> set[str]:
-    """Keys that have part in a lease."""
-    return {lease.renter, lease.agent, lease.delegate, *(one.verifier for one in lease.challenges)}
 
 
 def _openings(body: Body) -> tuple[on.Opened, ...]:

@@ -91,8 +91,8 @@ def is_stopped(lease: Mapping[str, Any]) -> bool:
 
 
 def is_left_alone(lease: Mapping[str, Any]) -> bool:
-    """Whether a lease waits to be accepted by an agent that is away."""
-    return lease["state"] == "funded" and bool(lease.get("is_agent_away"))
+    """Whether a lease waits to be accepted by an agent that is away; not one that may be waiting for a chain."""
+    return lease["state"] == "funded" and bool(lease.get("is_agent_away")) and lease.get("contract") is None
 
 
 def is_judged(lease: Mapping[str, Any]) -> bool:

@@ -165,7 +165,12 @@ class PeerRendezvous:
     def _is_known(self, key: str) -> bool:
         """Whether somebody answers for a key: the operator, money, or a lease."""
         plane = self._plane
-        return key in plane.state.members or plane.is_payer(key) or bool(plane.leases_of(key)) or plane.rents(key)
+        return (
+            key in plane.state.members
+            or plane.is_payer(key)
+            or bool(plane.leases.of_key(key))
+            or plane.leases.rents(key)
+        )
 
     async def _look_at_strangers(self) -> None:
         """End connections over which more came than one that asks where others are has to say."""
@@ -183,7 +188,7 @@ class PeerRendezvous:
         self._local.pop(key, None)
         self._strangers.pop(key, None)
         self._mirror.drop(key)
-        if not self._plane.rents(key):
+        if not self._plane.leases.rents(key):
             self._held.pop(key, None)
 
     async def _serve(self, key: str, head: Head, _: Incoming) -> tuple[Head, Body]:
@@ -227,7 +232,7 @@ class PeerRendezvous:
         return {"network": self._network[key]}
 
     def _note_held(self, key: str, head: Head) -> Head:
-        if not (self._plane.is_payer(key) or self._plane.rents(key)):
+        if not (self._plane.is_payer(key) or self._plane.leases.rents(key)):
             raise Refused("blobs are held by keys that have credits, or a lease")
         blobs, held = head.get("blobs"), self._held.setdefault(key, {})
         if not isinstance(blobs, dict) or len(held.keys() | blobs.keys()) > _MOST_HELD:
@@ -250,7 +255,7 @@ class PeerRendezvous:
         An agent that commits to a hash out of the log opens nothing, as with blobs of the pool.
         """
         found = dict[str, None]()
-        for lease in self._plane.leases_naming(digest):
+        for lease in self._plane.leases.naming(digest):
             parties = {lease.renter, lease.agent, lease.delegate, *(one.verifier for one in lease.challenges)}
             namer = lease.renter if digest in (lease.order, *lease.inputs) else lease.agent
             if key in parties and key != lease.renter and namer in self.senders(lease.renter, digest):
@@ -259,7 +264,7 @@ class PeerRendezvous:
 
     def _renters(self, key: str) -> list[str]:
         """Whose job an agent has."""
-        return [lease.renter for lease in self._plane.leases_of(key) if lease.agent == key and lease.state in LIVE]
+        return [lease.renter for lease in self._plane.leases.of_key(key) if lease.agent == key and lease.state in LIVE]
 
     async def _introduce(self, key: str, others: list[str], head: Head, may: str) -> list[Head]:
         """Tell others to expect `key`, and `key` where they are: who did not answer is left out."""

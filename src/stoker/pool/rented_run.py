@@ -143,7 +143,7 @@ class RentedRun:
     ) -> LaunchState:
         if self._resumes_from(last) in poisoned:
             return self._restart(last, leases, restarts)
-        if is_left_alone(last):  # its own time to accept is longer, since it may have to write to a chain
+        if is_left_alone(last):  # the pool itself waits longer
             self.client.post(on.Closed(lease_id=str(last["lease_id"]), reason=AWAY))
             return self._next(leases_of(self.client, self.handle["job"]), restarts, AWAY)
         if last["state"] == "running" and (moved := self._moved(last, leases, restarts)) is not None:
