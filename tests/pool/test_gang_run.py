@@ -13,8 +13,8 @@ from stoker.launching.launcher import seen_now
 from stoker.pool import events as on
 from stoker.pool import gang_run, rented_run
 from stoker.pool.escrow import pay_for
-from stoker.pool.events import CREDIT
-from stoker.pool.gang_run import GangRun, best_gang, exchange_s, gang_text
+from stoker.pool.events import CREDIT, Refused
+from stoker.pool.gang_run import GangRun, best_gang, exchange_s, forwarding_of, gang_text
 from stoker.pool.job_box import PoolOrder
 from stoker.pool.lease import RELEASED, SENT_OTHERWISE
 from stoker.pool.matching import Match, RunForecast
@@ -106,6 +106,22 @@ def test_the_interval_that_links_suit_is_said() -> None:
     assert "1,000 exchanges of 3.0 s are 45 % of it" in text
     assert "every=stoker.updates(8) is recommended, not 1" in text
     assert "recommended" not in gang_text(found, RARE)
+
+
+def test_large_messages_have_a_price_before_anything_is_opened() -> None:
+    """An exchange that nobody pays for would end each lease of a site, one after the other."""
+    rules = on.Founded(name="p", forward_price=50_000, forward_quota_bytes=100 << 30)
+    large = Exchanges(num_bytes=32 << 20, count=100)
+    assert forwarding_of(large, "run", rules, CREDIT) == 100 * 50_000 // 32 + 100
+    assert forwarding_of(RARE, "run", rules, 0) == 0
+    assert forwarding_of(large, "run", on.Founded(name="p"), 0) == 0
+    with pytest.raises(Refused, match=r"lease run: 3\.1 GiB through the pool cost 0\.15625 credits"):
+        forwarding_of(large, "run", rules, 156_300)
+    with pytest.raises(Refused, match="which forwards 100"):
+        forwarding_of(Exchanges(num_bytes=32 << 20, count=10_000), "run", rules, 10**12)
+    found = best_gang([match("a", 1.0, 1.0), match("b", 1.0, 1.0)], 2, large, CREDIT)
+    assert found is not None
+    assert "; its messages go through the pool for 0.3127 credits more" in gang_text(found, large, 156_350)
 
 
 HANDLE = {

@@ -497,12 +497,12 @@ def test_a_stranger_is_taken_without_a_look_at_all_others(tmp_path: Path, monkey
     with in_thread(tmp_path, bulk_bytes=1000, is_open=True) as (plane, _):
         rendezvous, looked = plane.rendezvous, list[str]()
         assert rendezvous is not None
-        monkeypatch.setattr(plane, "rents", lambda key: looked.append(key) or False)
+        monkeypatch.setattr(plane.leases, "rents", lambda key: looked.append(key) or False)
         for number in range(3):
             assert not rendezvous._admits(f"{number}", f"192.0.2.{number}:1")
         assert looked == ["0", "1", "2"]
         monkeypatch.setattr(pool_rendezvous, "MOST_STRANGERS", 3)
-        monkeypatch.setattr(plane, "rents", lambda key: key == "0")
+        monkeypatch.setattr(plane.leases, "rents", lambda key: key == "0")
         assert not rendezvous._admits("3", "192.0.2.3:1")
         assert sorted(rendezvous._strangers) == ["1", "2", "3"]
         assert "are connected" in rendezvous._admits("4", "192.0.2.4:1")

@@ -187,7 +187,7 @@ def test_the_cheapest_offer_is_taken_and_its_deposit_covers_the_checks(pool) -> 
 @pytest.mark.parametrize(
     ("verify", "text"),
     [
-        ("100%", "one of 60 blocks saves 0.001666 credits, and loses 0.20 credits with a chance of 100 %"),
+        ("100%", "one of 67 blocks saves 0.001492 credits, and loses 0.20 credits with a chance of 100 %"),
         ("none", "nothing is replayed: no bond"),
     ],
 )
@@ -788,6 +788,14 @@ def test_a_weaker_isolation_than_asked_for_is_not_taken(pool) -> None:
     assert not LAUNCHER.probe(LAUNCHER.parse(""), {"isolation": "gvisor"}).missing
     started(pool, options={"isolation": "gvisor"})
     assert pool.of(on.Opened)[0].offer_id == "strong"
+
+
+def test_several_agents_at_a_pool_with_a_contract_are_refused_before_anything_is_sent(pool) -> None:
+    """A contract takes one deposit at a time: all of them or none could not be promised."""
+    pool.contract = "eip155:1:0x" + "0" * 40
+    with pytest.raises(PlaceFailed, match="takes one lease at a time"):
+        LAUNCHER.start(submission(options={"agents": "2"}), print)
+    assert not any(pool.folder.iterdir())
 
 
 def test_secrets_and_images_are_refused_with_the_reason(pool) -> None:

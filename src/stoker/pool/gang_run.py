@@ -23,7 +23,9 @@ from stoker.launching.launcher import Handle, LaunchTarget, seen_now
 from stoker.planning.slow_links import Recommendation, recommend, stated_link
 from stoker.pool import events as on
 from stoker.pool.client import PoolClient
+from stoker.pool.escrow import credits_text
 from stoker.pool.events import NotNow, Refused
+from stoker.pool.forwarding import BULK_BYTES, require_forwardable
 from stoker.pool.job_box import PoolOrder
 from stoker.pool.lease import LIVE, RELEASED
 from stoker.pool.lease_documents import AWAY, described, is_left_alone, most_spent, resting_offers
@@ -126,6 +128,20 @@ def _gang_of(matches: Sequence[Match], exchanges: Exchanges, value_per_hour: int
     )
 
 
+def forwarding_of(exchanges: Exchanges, job: str, rules: on.Founded, most: int) -> int:
+    """What all messages of one site cost on their way through the pool [micro-credits]; only large ones cost anything.
+
+    Raises:
+        Refused: it is more than `most`, or more bytes than the pool forwards for a lease.
+    """
+    num_bytes = math.ceil(exchanges.num_bytes)
+    if num_bytes < BULK_BYTES:
+        return 0
+    rounded = exchanges.count if rules.forward_price else 0  # each fee is rounded up
+    whole = require_forwardable(job, exchanges.count * num_bytes, rules, most=max(0, most - rounded))
+    return whole + rounded
+
+
 def recommended(found: GangMatch, exchanges: Exchanges) -> Recommendation | None:
     """The interval between exchanges that would suit these links; None where the time of an update is not known."""
     forecasts = [one.forecast for one in found.matches if one.forecast is not None]
@@ -187,8 +203,10 @@ class GangRun:
 
         Raises:
             PlaceFailed, BadJob: as `open`.
+            Refused: the run's messages would cost more on their way through the pool than is to be spent on that.
         """
         terms, sites = Terms.of_handle(self.handle), len(self.sites)
+        forwarding_of(terms.exchanges, self.handle["job"], self.client.rules(), terms.most_forwarding)
         offers, most = self._offers(limit_s, avoided), self.handle["max_credits"]
         done = [one for of_site in self.leases() for one in of_site if one.get("messages") or one["commitments"]]
         if done:  # what was sent stands
@@ -389,14 +407,19 @@ def site_handle(handle: Handle, site: int) -> Handle:
     }
 
 
-def gang_text(found: GangMatch, exchanges: Exchanges) -> str:
-    """What a gang costs, how long its exchanges take, and which interval would suit its links, as words."""
+def gang_text(found: GangMatch, exchanges: Exchanges, forwarding: int = 0) -> str:
+    """What a gang costs, how long its exchanges take, and which interval would suit its links, as words.
+
+    `forwarding`: of the messages of each site [micro-credits].
+    """
     names = ", ".join(one.listed.offer.offer_id for one in found.matches)
     share = exchanges.count * found.exchange_s / 3600 / found.hours if found.hours else 0.0
     text = (
         f"{len(found.matches)} sites at {names}: {found.credits / 1e6:.2f} credits together, {found.hours:.2f} h until "
         f"the slowest is done. {exchanges.count:,} exchanges of {found.exchange_s:.1f} s are {100 * share:.0f} % of it"
     )
+    if forwarding:
+        text += f"; its messages go through the pool for {credits_text(len(found.matches) * forwarding)} more"
     advice = recommended(found, exchanges)
     if advice is not None and advice.interval > exchanges.interval:
         text += f". For these links every=stoker.updates({advice.interval}) is recommended, not {exchanges.interval}"

@@ -26,7 +26,7 @@ from stoker.pool.agent import determinism_class
 from stoker.pool.client import DiskFailed, PoolAddress, PoolClient, joined_peer
 from stoker.pool.escrow import credits_text, deterrence_text
 from stoker.pool.events import NotNow, Refused
-from stoker.pool.gang_run import GangMatch, GangRun, best_gang, gang_text, site_names
+from stoker.pool.gang_run import GangMatch, GangRun, best_gang, forwarding_of, gang_text, site_names
 from stoker.pool.job_box import PoolOrder, order_of, value_of
 from stoker.pool.keys import own_key
 from stoker.pool.lease import LIVE, MOST_COMMITMENTS, UNCOMMITTED_S
@@ -309,9 +309,10 @@ def _gang_opened(run: GangRun, order: PoolOrder, limit_s: float, tell: Callable[
             f"a block of {wrong['lease_id']} is wrong, and the other sites have gone on from what it sent",
             remedy="Start another run: --new.",
         )
-    exchanges = Terms.of_handle(run.handle).exchanges
+    terms = Terms.of_handle(run.handle)
+    exchanges, rules = terms.exchanges, run.client.rules()
     found = run.match(limit_s)
-    tell(gang_text(found, exchanges))
+    tell(gang_text(found, exchanges, forwarding_of(exchanges, run.handle["job"], rules, terms.most_forwarding)))
     limit_s += exchanges.count * found.exchange_s
     found = run.open(order, limit_s)
     tell(f"opened the leases of {len(found.matches)} sites; no meter runs before all agents have accepted")
