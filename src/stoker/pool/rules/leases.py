@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from stoker.pool import escrow
 from stoker.pool import events as on
-from stoker.pool.escrow import credits_text
+from stoker.pool.escrow import Transfer, credits_text
 from stoker.pool.events import CLOCK_WINDOW_S, Event, NotNow, Offer, Refused
 from stoker.pool.fair_use import require_turn, to_preempt
 from stoker.pool.gang import (
@@ -121,6 +121,9 @@ def _gang_opened(state: State, event: Event, body: on.GangOpened) -> Change:
     if _WITH_KEY.match(name) and not name.startswith(event.actor[:16]):
         raise Refused(f"gang names that begin with {name[:17]} are for the key that begins so")
     require_gang(body, known, state, event.actor)
+    # Before all leases are copied: keys that have nothing cost nothing.
+    deposits = [Transfer(event.actor, escrow.escrow_of(one.lease_id), one.deposit) for one in body.leases]
+    state.accounts.require_covered(deposits)
     listed = [state.offers[one.offer_id] for one in body.leases if one.offer_id in state.offers]
     # Each lease is decided as after those before it: an offer is taken once, and a quota counts all of them.
     trial = copy.copy(state)
