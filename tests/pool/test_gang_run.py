@@ -169,7 +169,7 @@ class Sites:
         self.now_s, self.phases, self.posted, self.opened = 0.0, ["running", "queued"], list[on.Closed](), list[float]()
         self.newest = [self.lease("run-s0.0", "running"), self.lease("run-s1.0", "closed", reason="lost")]
         client: Any = SimpleNamespace(post=self._post, lease=None)
-        self.gang = GangRun(client, {**HANDLE, "firsts": [0, 0]}, client)
+        self.gang = GangRun(client, {**HANDLE, "firsts": [0, 0], "until_s": 0.0}, client)
         order = PoolOrder(run="run", tree="1" * 64, code="c", stoker="s", job_file="j")
         monkeypatch.setattr(gang_run, "_now", lambda _: self.now_s)
         monkeypatch.setattr(GangRun, "leases", lambda _: [[one] for one in self.newest])
@@ -231,5 +231,8 @@ def test_leases_of_earlier_starts_are_no_gangs_that_were_never_complete(monkeypa
     monkeypatch.setattr(gang_run, "_now", lambda _: 0.0)
     ended = {"state": "final", "accepted_s": 0.0, "reason": RELEASED, "running_s": 0, "outcome": ""}
     client: Any = None
-    state = GangRun(client, HANDLE, client)._complete([ended, ended], [[ended] * 20, [ended]])
+    gang = GangRun(client, {**HANDLE, "until_s": 0.0}, client)
+    state = gang._complete([ended, ended], [[ended] * 20, [ended]])
     assert (state.phase, opened) == ("requeued", [60.0])
+    late = GangRun(client, HANDLE, client)._complete([ended, ended], [[ended] * 20, [ended]])
+    assert (late.phase, len(opened)) == ("failed", 1), "its deadline is over"

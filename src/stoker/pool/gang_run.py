@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -300,7 +302,8 @@ class GangRun:
         words = f"{num_there} of {len(newest)} agents have accepted"
         if all(one["state"] in LIVE for one in newest):
             if away := [one for one in newest if is_left_alone(one)]:  # the others are released
-                self.client.post(on.Closed(lease_id=str(away[0]["lease_id"]), reason=AWAY))
+                with suppress(Refused):
+                    self.client.post(on.Closed(lease_id=str(away[0]["lease_id"]), reason=AWAY))
             return seen_now(phase="queued", why=f"{words}; no meter runs before all have")
         if any(str(one["reason"]).startswith("stopped") for one in newest):
             return seen_now(phase="stopped", why="stopped as asked, before all agents had accepted")
@@ -344,7 +347,7 @@ class GangRun:
         """Open the leases of all sites again, each to go on from its last block; offers of leases in `failed` rest."""
         avoided = set[str]().union(*(resting_offers(chain, _now(self.client)) for chain in failed))
         left_s = min(run.left_s(chain) for run, chain in zip(self.sites, leases, strict=True))
-        if left_s < 1:
+        if left_s < 1 or (self.handle["until_s"] and time.time() > self.handle["until_s"]):
             return seen_now(phase="failed", why=f"the time of the run is over: {why}")
         order = replace(self.sites[0].order(leases[0][0]), site=0)
         try:
@@ -359,7 +362,8 @@ class GangRun:
         """Close the leases of all sites; what was committed stays."""
         for of_site in self.leases():
             if of_site and of_site[-1]["state"] in LIVE:
-                self.client.post(on.Closed(lease_id=str(of_site[-1]["lease_id"]), reason=reason), patience_s=20.0)
+                with suppress(Refused):  # it has just ended
+                    self.client.post(on.Closed(lease_id=str(of_site[-1]["lease_id"]), reason=reason), patience_s=20.0)
 
     def log(self) -> bytes:
         """The log of the first site."""

@@ -144,7 +144,8 @@ class RentedRun:
         if self._resumes_from(last) in poisoned:
             return self._restart(last, leases, restarts)
         if is_left_alone(last):  # the pool itself waits longer
-            self.client.post(on.Closed(lease_id=str(last["lease_id"]), reason=AWAY))
+            with suppress(Refused):  # it has just ended
+                self.client.post(on.Closed(lease_id=str(last["lease_id"]), reason=AWAY))
             return self._next(leases_of(self.client, self.handle["job"]), restarts, AWAY)
         if last["state"] == "running" and (moved := self._moved(last, leases, restarts)) is not None:
             return moved
