@@ -89,7 +89,7 @@ def in_thread(
     if bulk_bytes:
         from stoker.pool.rendezvous import PeerRendezvous
 
-        plane.bulk_bytes, plane.rendezvous = bulk_bytes, PeerRendezvous(plane, "127.0.0.1", 0)
+        plane.admission.bulk_bytes, plane.rendezvous = bulk_bytes, PeerRendezvous(plane, "127.0.0.1", 0)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(plane.application(), log_level="error", lifespan="on", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)

@@ -32,12 +32,12 @@ from starlette.routing import Route
 
 from stoker.errors import BadRun, StokerError, first_line
 from stoker.pool import events as on
+from stoker.pool.admission import Admission, named_by
 from stoker.pool.blobs import BlobLimits, BlobStore
 from stoker.pool.client import receipt_message, request_message
-from stoker.pool.escrow import Transfer, credits_text, least_deposit, short
+from stoker.pool.escrow import short
 from stoker.pool.events import CLOCK_WINDOW_S, MOST_BYTES, Body, Draft, Event, Refused, draft_of, read_draft
-from stoker.pool.forwarding import BULK_BYTES, forwarding_fee, forwarding_text, require_forwardable
-from stoker.pool.job_box import MOST_ORDER_BYTES, read_order
+from stoker.pool.forwarding import forwarding_fee, forwarding_text
 from stoker.pool.keys import Key, is_signed
 from stoker.pool.lease import LIVE, Lease
 from stoker.pool.lease_index import LeaseIndex
@@ -49,7 +49,6 @@ from stoker.pool.rules import decide
 from stoker.pool.state import Change, ListedOffer
 from stoker.pool.watch import due
 from stoker.records.codec import to_json
-from stoker.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from stoker.pool.contract.custody import Custody
@@ -73,8 +72,6 @@ _AWAY_S = 15.0
 _MOST_JUMP_S = 3600.0
 _LIST_COST = 10.0
 """What a list counts as, in requests."""
-MOST_OFFER_S = 30 * 24 * 3600.0
-"""Time for which an offer stands unless it is made again: those of agents that are gone are forgotten [s]."""
 _MOST_LISTED = 1000
 """Leases of one answer: the newest ones."""
 _NOT_LISTED = ("commitments", "challenges", "unsigned", "messages")
@@ -165,11 +162,11 @@ class ControlPlane:
         self.state = self.log.replay()
         self.up_since_s = now()
         self.leases = LeaseIndex(self.state, self.blobs)
+        self.admission = Admission(self.state, self.blobs, self.leases, now)
         self._at_once = Counter[str]()
         self.presence = Presence()
         self.prober = None if probe_every_s is None else Prober(self.state, self._submit_own, every_s=probe_every_s)
         self.rendezvous: PeerRendezvous | None = None
-        self.bulk_bytes = BULK_BYTES
         self._turn = asyncio.Lock()
         # Threads of their own: where a node does not answer, the log is written all the same.
         self._chain_threads = ThreadPoolExecutor(_MOST_LOOKED_UP, thread_name_prefix="chain")
@@ -253,7 +250,7 @@ class ControlPlane:
         async with self._turn:
             event, leases = await self._entered(draft)
             for lease in leases:
-                await self._charge(lease, _named_by(draft.read_body(), lease.lease_id))
+                await self._charge(lease, named_by(draft.read_body(), lease.lease_id))
         return event
 
     async def _entered(self, draft: Draft) -> tuple[Event, list[Lease]]:
@@ -271,7 +268,7 @@ class ControlPlane:
 
     async def _charge(self, lease: Lease, digests: Iterable[str]) -> None:
         """Charge large blobs of a lease that are here: once each, and where the pool has a price or a quota."""
-        for digest, num_bytes in self._forwarded(lease, digests):
+        for digest, num_bytes in self.admission.unpaid(lease, digests):
             fee = forwarding_fee(num_bytes, self._rules.forward_price)
             body = on.Forwarded(lease_id=lease.lease_id, blob=digest, num_bytes=num_bytes, amount=fee)
             try:
@@ -279,46 +276,6 @@ class ControlPlane:
             except Refused as problem:  # what was refused before it came is not to be lost for that
                 _log.warning("forwarding was not paid: %s", problem.message)
             lease = self.state.leases[lease.lease_id]
-
-    def _forwarded(self, lease: Lease, digests: Iterable[str]) -> list[tuple[str, int]]:
-        """Large blobs of these that the pool keeps for a lease and that are not paid for, with their sizes [bytes]."""
-        if not (self._rules.forward_price or self._rules.forward_quota_bytes) or lease.state == "final":
-            return []
-        paths = [self.blobs.path(digest) for digest in dict.fromkeys(digests) if digest not in lease.forwarded]
-        sizes = [(path.name, path.stat().st_size) for path in paths if path.is_file()]
-        return [(name, num_bytes) for name, num_bytes in sizes if num_bytes >= self.bulk_bytes]
-
-    def require_forwardable(self, digest: str, num_bytes: int, key: str) -> None:
-        """Refuse the way through the pool for a large blob where leases in which `key` has part do not pay for it.
-
-        Leases of others that name it say nothing: a hash is public once one does.
-
-        Raises:
-            Refused: it is over the quota, or over what a renter spends on that.
-        """
-        if num_bytes >= self.bulk_bytes and (self._rules.forward_price or self._rules.forward_quota_bytes):
-            for lease in self.leases.own_naming(digest, key):
-                if lease.state != "final" and digest not in lease.forwarded:
-                    self._require_paid(lease, num_bytes)
-
-    def _require_paid(self, lease: Lease, num_bytes: int) -> None:
-        """Refuse what its renter would not pay for, or could not."""
-        fee = require_forwardable(
-            lease.lease_id,
-            num_bytes,
-            self._rules,
-            most=lease.most_forwarding,
-            sent_bytes=lease.forwarded_bytes,
-            spent=lease.forwarded_credits,
-        )
-        self.state.accounts.require_covered([Transfer(lease.renter, self.key.public, fee)])
-
-    def _require_inputs_forwardable(self, body: on.Opened) -> None:
-        """Refuse a lease whose large inputs are in the pool, and whose renter does not pay for that."""
-        paths = [path for digest in dict.fromkeys(body.inputs) if (path := self.blobs.path(digest)).is_file()]
-        large = sum(size for path in paths if (size := path.stat().st_size) >= self.bulk_bytes)
-        if large and (self._rules.forward_price or self._rules.forward_quota_bytes):
-            require_forwardable(body.lease_id, large, self._rules, most=body.most_forwarding)
 
     @property
     def _rules(self) -> on.Founded:
@@ -331,8 +288,7 @@ class ControlPlane:
             if (known.draft.kind, known.draft.body) != (draft.kind, draft.body):
                 raise Refused("another event with this nonce is in the log: a nonce is used once")
             return known, None
-        self._require_stored(draft)
-        self._require_deposit(draft)
+        self.admission.require(draft)
         event = Event(
             seq=self.state.seq + 1,
             previous=self.state.head,
@@ -340,96 +296,6 @@ class ControlPlane:
             received_s=max(round(self._now(), 3), self.state.received_s),
         )
         return event, decide(self.state, event)
-
-    def _require_stored(self, draft: Draft) -> None:
-        """Refuse a commitment, or results, whose blob is not here and readable to who names it: none could check it.
-
-        And a verdict that has a lease's first block begin elsewhere than its order does, which a blob says as well.
-        """
-        body = draft.read_body()
-        if isinstance(body, on.VerdictGiven) and body.block == 0 and body.made and not (body.equal or body.against):
-            self._require_begin(body)
-        for opened in _openings(body):
-            self._require_inputs_forwardable(opened)
-        if isinstance(body, on.Supplied):
-            for digest in filter(None, (body.before, body.after)):
-                if not self.blobs.path(digest).is_file() or draft.actor not in self.leases.readers(digest):
-                    raise Refused(
-                        f"the state {digest[:12]}… that was supplied is not here", remedy="Send the blob first."
-                    )
-        if not isinstance(body, on.Committed | on.Sent | on.Finished):
-            return
-        digest = body.result if isinstance(body, on.Finished) else body.blob
-        path = self.blobs.path(digest)
-        renter = self.state.lease(body.lease_id).renter
-        if self.rendezvous is not None and draft.actor in self.rendezvous.senders(renter, digest):
-            return  # it is held in two places, and by the one who wants it checked
-        if not path.is_file() or draft.actor not in self.leases.readers(digest):
-            raise Refused(
-                f"{draft.kind!r} of lease {body.lease_id} names the blob {digest[:12]}…, which this key has not sent",
-                remedy="Send the blob first.",
-            )
-        lease = self.state.lease(body.lease_id)
-        held_bytes = self.blobs.size_of({*lease.blobs, digest})
-        if held_bytes > self.blobs.limits.most_lease_bytes:
-            raise Refused(
-                f"the blobs of lease {body.lease_id} have {format_bytes(held_bytes)}, and at most "
-                f"{format_bytes(self.blobs.limits.most_lease_bytes)} are kept for one lease",
-                remedy="Longer blocks: --place-option block=5min.",
-            )
-        for _, num_bytes in self._forwarded(lease, [digest]):
-            self._require_paid(lease, num_bytes)
-        path.touch()  # it is not deleted before the lease names it
-
-    def _require_begin(self, body: on.VerdictGiven) -> None:
-        """Refuse an unequal verdict on a first block that does not begin where the lease's order goes on from.
-
-        The agent's states would be refused, which begin there. An order that is not here, or is none, says nothing:
-        then the agent gives up the search, and whole blocks are compared.
-        """
-        path = self.blobs.path(self.state.lease(body.lease_id).order)
-        try:
-            if path.stat().st_size > MOST_ORDER_BYTES:
-                return
-            order = read_order(path.read_bytes())
-        except (OSError, StokerError):
-            return
-        if body.begins != order.begin:
-            raise Refused(
-                f"the first block of lease {body.lease_id} begins after update {order.begin:,} by its order, and "
-                f"this verdict says {body.begins:,}"
-            )
-
-    def _require_deposit(self, draft: Draft) -> None:
-        """Refuse a lease or a place that would hold an offer for nothing, and what would take room for ever.
-
-        Here and not in `state`, which has to read what earlier control planes took.
-        """
-        body = draft.read_body()
-        if isinstance(body, on.Waiting) and not self.is_payer(draft.actor):
-            raise Refused("a key without credits keeps no place: those who wait come before others who pay")
-        if isinstance(body, on.Offered) and body.offer.expires_s > self._now() + MOST_OFFER_S:
-            raise Refused(
-                f"an offer lapses within {format_seconds(MOST_OFFER_S)}", remedy="Make it again before it does."
-            )
-        for opened in _openings(body):
-            self._require_deposit_of(opened)
-
-    def _require_deposit_of(self, body: on.Opened) -> None:
-        if (listed := self.state.offers.get(body.offer_id)) is None:
-            return
-        least = least_deposit(listed.offer.min_s, body.rate_per_hour)
-        if body.deposit < least:
-            raise Refused(
-                f"a deposit of {credits_text(body.deposit)} holds no offer: {credits_text(least - body.deposit)} are "
-                "missing for its shortest lease, a minute at least",
-                remedy=f"Deposit {credits_text(least)}.",
-            )
-        if (size := self.blobs.size_of({body.order, *body.inputs})) > self.blobs.limits.most_lease_bytes:
-            raise Refused(
-                f"the blobs that lease {body.lease_id} names have {format_bytes(size)}, and at most "
-                f"{format_bytes(self.blobs.limits.most_lease_bytes)} are kept for one lease"
-            )
 
     def _own(self, body: Body) -> Draft:
         if self.custody is not None and isinstance(body, on.Cosigned):
@@ -787,11 +653,6 @@ class ControlPlane:
         ]
         return waiting, challenges, searches
 
-    def is_payer(self, key: str) -> bool:
-        """Whether a key can pay for leases: keys alone cost nothing."""
-        is_member = bool(self._rules.contract) and key in self.state.members  # its credits are on the chain
-        return is_member or self.state.accounts.balance(key) > 0
-
     def count_request(self, key: str) -> None:
         """Count a request of a key against its rate.
 
@@ -856,12 +717,12 @@ class ControlPlane:
     async def _put_blob(self, request: Request) -> Response:
         key, digest = self._signed_by(request), request.path_params["digest"]
         is_agent = any(one.agent == key and one.state in LIVE for one in self.leases.of_key(key))
-        if not (is_agent or self.is_payer(key) or self._work_of(key)[2]):
+        if not (is_agent or self.state.is_payer(key) or self._work_of(key)[2]):
             raise _Forbidden("blobs are sent by keys that have credits, and by agents whose lease runs or is disputed")
         size = request.headers.get("content-length", "")
         if not (size.isdecimal() and len(size) < 20):  # `isdigit` is true of "²"
             raise Refused("a blob comes with its Content-Length")
-        self.require_forwardable(digest, int(size), key)
+        self.admission.require_forwardable(digest, int(size), key)
         await self.blobs.write(
             digest, request.stream(), int(size), key, lambda name: self.leases.is_named_by(name, key)
         )
@@ -895,25 +756,6 @@ class ControlPlane:
             raise _Forbidden(f"the blob {digest[:12]}… is for those who have part in a lease that names it")
         path.touch()
         return FileResponse(path, media_type="application/octet-stream")
-
-
-def _openings(body: Body) -> tuple[on.Opened, ...]:
-    """The leases that an event opens."""
-    return (body,) if isinstance(body, on.Opened) else body.leases if isinstance(body, on.GangOpened) else ()
-
-
-def _named_by(body: Body, lease_id: str) -> list[str]:
-    """Blobs that an event names for a lease."""
-    match body:
-        case on.Opened() | on.GangOpened():
-            own = [one for one in _openings(body) if one.lease_id == lease_id]
-            return [digest for one in own for digest in (one.order, *one.inputs)]
-        case on.Committed() | on.Sent():
-            return [body.blob]
-        case on.Finished():
-            return [body.result]
-        case _:
-            return []
 
 
 def _number(request: Request, name: str) -> float:

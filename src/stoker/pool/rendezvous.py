@@ -65,6 +65,7 @@ class PeerRendezvous:
     def __init__(self, plane: ControlPlane, host: str, port: int) -> None:
         self.port = port
         self._plane, self._host = plane, f"[{host}]" if ":" in host else host
+        plane.admission.held_elsewhere = self.senders
         self._endpoint = PeerEndpoint(plane.key, self._serve, self._admits, self._left, self._greets)
         self._mirror_key = Key.made()
         self._mirror = PeerEndpoint(self._mirror_key, self._serve, self._admits_to_mirror, greets=self._greets)
@@ -95,7 +96,7 @@ class PeerRendezvous:
 
     def document(self) -> dict[str, Any]:
         """What peers need to know."""
-        return {"port": self.port, "bulk_bytes": self._plane.bulk_bytes}
+        return {"port": self.port, "bulk_bytes": self._plane.admission.bulk_bytes}
 
     def network_of(self, key: str) -> str:
         """`direct`, `symmetric` (NAT: no direct path to most others), or "" of a key that is not connected."""
@@ -119,7 +120,7 @@ class PeerRendezvous:
         """
         holders = self._holders(key, digest)
         for holder in holders:
-            self._plane.require_forwardable(digest, self._held[holder][digest].num_bytes, holder)
+            self._plane.admission.require_forwardable(digest, self._held[holder][digest].num_bytes, holder)
             if await self._tell(holder, {"op": "forward", "digest": digest}):
                 return "is being sent to the pool by who holds it"
         return f"is held by {short(holders[0])}, who is not connected" if holders else ""
@@ -167,7 +168,7 @@ class PeerRendezvous:
         plane = self._plane
         return (
             key in plane.state.members
-            or plane.is_payer(key)
+            or plane.state.is_payer(key)
             or bool(plane.leases.of_key(key))
             or plane.leases.rents(key)
         )
@@ -232,7 +233,7 @@ class PeerRendezvous:
         return {"network": self._network[key]}
 
     def _note_held(self, key: str, head: Head) -> Head:
-        if not (self._plane.is_payer(key) or self._plane.leases.rents(key)):
+        if not (self._plane.state.is_payer(key) or self._plane.leases.rents(key)):
             raise Refused("blobs are held by keys that have credits, or a lease")
         blobs, held = head.get("blobs"), self._held.setdefault(key, {})
         if not isinstance(blobs, dict) or len(held.keys() | blobs.keys()) > _MOST_HELD:

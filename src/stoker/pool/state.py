@@ -148,6 +148,11 @@ class State:
         """Evidence about an agent."""
         return self.records.get(agent, _NO_RECORD)
 
+    def is_payer(self, key: str) -> bool:
+        """Whether a key can pay for leases: keys alone cost nothing."""
+        is_on_chain = self.rules is not None and bool(self.rules.contract)  # its credits are there
+        return (is_on_chain and key in self.members) or self.accounts.balance(key) > 0
+
     def lease(self, lease_id: str) -> Lease:
         """The lease of that name.
 
