@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from stoker.errors import BadJob, PlaceFailed
-from stoker.pool import control_plane, presence, watch
+from stoker.pool import control_plane, gang_run, presence, watch
 from stoker.pool.isolation import Host, Program
 from stoker.pool.job_box import JobBox
 from stoker.pool.leased_job import LeasedJob
@@ -136,15 +136,16 @@ def test_a_site_is_lost_and_goes_on_elsewhere_while_the_other_waits(market, tmp_
 
 
 @pytest.mark.slow
-def test_no_site_is_paid_for_waiting_while_another_finds_no_offer(market, tmp_path):
+def test_no_site_is_paid_for_waiting_while_another_finds_no_offer(market, tmp_path, monkeypatch):
     """All leases are closed; with offers for both, both are opened again, and come to the state of an unbroken run."""
+    monkeypatch.setattr(gang_run, "WAITED_S", 20.0)
     with nothing_said(market.lenders):
         for name, price in (("ox", 0.4), ("mayfly", 0.5)):
             market.lend(name, price)
         handle = LAUNCHER.start(market.submission("updates=1500", "pace=0.004", agents="2"), lambda _: None)
         until(lambda: len(market.leases()) == 2 and min(len(one["commitments"]) for one in market.leases()) >= 2, 60.0)
         market.lenders["mayfly"].kill()
-        for shifted_s in range(10, 150, 10):  # the other agent is heard in between
+        for shifted_s in range(10, 110, 10):  # the other agent is heard in between
             shift(market.folder, shifted_s)
             time.sleep(0.5)
             LAUNCHER.state(handle)

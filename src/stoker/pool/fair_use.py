@@ -105,7 +105,7 @@ def to_preempt(state: State, now_s: float) -> list[Lease]:
     chosen: list[Lease] = []
     for one in sorted(state.waiting.values(), key=lambda one: one.since_s):
         waits = team_of(state, one.renter)
-        if not waits.priority:  # before all offers are looked at, each second, for whoever waits
+        if not waits.priority:  # before all offers are looked at, each second
             continue
         suits = [listed for listed in state.offers.values() if one.takes(listed.offer.device.kind, now_s)]
         if any(state.is_free(listed, now_s) for listed in suits):
