@@ -4,7 +4,7 @@
 
 A pool with its own log and credits starts on a free port of 127.0.0.1. The cheapest agent is killed in the middle of
 the job; the next cheapest skips updates and claims that it made them; the third one works. Everything lies in a folder
-that goes at the end (`--keep FOLDER` keeps it). It takes about six minutes, one of them silence: an agent counts as
+that goes at the end (`--keep FOLDER` keeps it). It takes about six minutes, 40 s of them silence: an agent counts as
 lost after it.
 """
 

@@ -5,11 +5,13 @@
 Five jobs (`small_jobs.py`, under the safe plan) are rented through the launcher of `stoker train --on pool`, and again
 and again the agent that runs one is taken away: SIGKILL, SIGSTOP (of its job too, as of a machine that sleeps), or a
 cut network (what it sends reaches nobody, and the job goes on for nothing). After its lease was given up it comes back.
-Measured of each kill: the time until the job trains again elsewhere (bar: 120 s); the time between the moment that it
-is resumed from and the kill, in times between its checkpoints (bar: one); and the seconds that the lost lease is paid
-beyond the kill (bar: the two of slack that the meter has against clocks). Then the same orders run on agents that
-nobody kills, while the control plane is killed by SIGKILL 20 times at random moments and started again: no job may be
-lost, no lease end, and an audit of the log must find every credit. Final weights of both must be equal, bit for bit.
+Measured of each kill: the time until the job trains again elsewhere (bar: 120 s), and where it goes: the lease is given
+up, the next one opened and accepted, the job's process begins; the time between the moment that it is resumed from and
+the kill, in times between its checkpoints (bar: one) and in the blocks that were asked for (bar: one); and the seconds
+that the lost lease is paid beyond the kill (bar: the two of slack that the meter has against clocks). Then the same
+orders run on agents that nobody kills, while the control plane is killed by SIGKILL 20 times at random moments and
+started again: no job may be lost, no lease end, and an audit of the log must find every credit. Final weights of both
+must be equal, bit for bit.
 """
 
 from __future__ import annotations
@@ -114,6 +116,11 @@ def last_of(events: list[dict[str, Any]], kind: str, since_s: float = 0.0) -> di
     return next((one for one in reversed(events) if one["kind"] == kind and one["at"] >= since_s), None)
 
 
+def began_s_of(events: list[dict[str, Any]], since_s: float) -> float:
+    """When the job's process began to write its log after a time [s since 1970]."""
+    return min(one["at"] for one in events if one["at"] >= since_s)
+
+
 def kill_again_and_again(
     pool: LocalPool, follower: Follower, kills: list[str], cores: float, draw: random.Random, rows: list[dict[str, Any]]
 ) -> None:
@@ -164,6 +171,10 @@ def kill_again_and_again(
                 "reason": lost["reason"],
                 "lost_after_s": lost["closed_s"] - killed_s,
                 "resumed_after_s": resumed["at"] - killed_s,
+                "leases_tried": len(again) - again.index(lost) - 1,
+                "opened_after_s": again[-1]["opened_s"] - killed_s,
+                "accepted_after_s": again[-1]["accepted_s"] - killed_s,
+                "began_after_s": began_s_of(events_of(pool, again[-1]), killed_s) - killed_s,
                 "work_lost_s": killed_s - at_s,
                 "checkpoint_interval_s": statistics.median(gaps) if gaps else None,
                 "paid_s": after["paid_s"],
@@ -269,10 +280,12 @@ def judge(kept: dict[str, Any], given: argparse.Namespace, folder: Path) -> dict
     found = audit(folder / "pool" / "control" / "log.db", state=state)
     balances = sum(state.accounts.balances.values())
     intervals = [row["work_lost_s"] / row["checkpoint_interval_s"] for row in rows]
+    blocks = [row["work_lost_s"] / float(BLOCK.removesuffix("s")) for row in rows]
     resumed = [row["resumed_after_s"] for row in rows]
     return {
         "resumed_after_s": {"median": statistics.median(resumed), "worst": max(resumed)},
         "intervals_lost": {"median": statistics.median(intervals), "worst": max(intervals)},
+        "blocks_lost": {"median": statistics.median(blocks), "worst": max(blocks)},
         "paid_beyond_the_kill_s": {"worst": max(row["paid_beyond_s"] for row in rows)},
         "events": found.num_events,
         "audit": found.problem,
@@ -283,6 +296,7 @@ def judge(kept: dict[str, Any], given: argparse.Namespace, folder: Path) -> dict
             "20 kills of the control plane": plane["kills"] >= 20,
             "resumed within 120 s": max(resumed) < 120,
             "at most one checkpoint interval lost": max(intervals) <= 1,
+            "at most the block that was asked for lost": max(blocks) <= 1,
             "meter stopped": all(row["paid_beyond_s"] <= 2 and not row["paid_more_after_return_s"] for row in rows),
             "weights bit-equal": kept["weights"]["killed"] == kept["weights"]["plane"],
             "no lease ended by a kill of the control plane": all(number == 1 for number in plane["leases"]),

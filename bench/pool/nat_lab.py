@@ -26,7 +26,7 @@ from typing import Any, Literal, Self
 
 from stoker.cli.main import main as stoker
 from stoker.errors import StokerError
-from stoker.pool import control_plane
+from stoker.pool import admission
 from stoker.pool.client import PoolClient
 from stoker.pool.keys import read_key
 from stoker.pool.peer import Peer
@@ -281,7 +281,7 @@ def main(words: Sequence[str]) -> None:
     if words[0] == "peer":
         _peer(*words[1:])
         return
-    control_plane.BULK_BYTES = int(words[1])
+    admission.BULK_BYTES = int(words[1])
     stoker(["pool", "serve", *words[2:]])
 
 

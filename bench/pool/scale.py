@@ -38,7 +38,8 @@ from stoker.pool.events import CREDIT, Body, Draft, Event, canonical, draft_of, 
 from stoker.pool.keys import Key
 from stoker.pool.log import EventLog
 from stoker.pool.matching import Columns, Needs, RunForecast, rank_offers
-from stoker.pool.state import ListedOffer, State, apply
+from stoker.pool.rules import apply
+from stoker.pool.state import ListedOffer, State
 from stoker.pool.watch import due
 from stoker.records.codec import to_json
 

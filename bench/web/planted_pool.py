@@ -14,7 +14,9 @@ from stoker.pool.client import PoolClient
 from stoker.pool.events import CREDIT, Body, Event, draft_of, sha256
 from stoker.pool.keys import Key, own_key
 from stoker.pool.log import EventLog
-from stoker.pool.state import State, apply, draw_message
+from stoker.pool.rules import apply
+from stoker.pool.rules.disputes import draw_message
+from stoker.pool.state import State
 from stoker.units import GIB
 from tests.pool.server import in_thread
 

@@ -8,7 +8,8 @@ from typing import Any
 from stoker.pool import events as on
 from stoker.pool.events import CREDIT, Body, Event, draft_of, sha256
 from stoker.pool.keys import Key
-from stoker.pool.state import State, apply
+from stoker.pool.rules import apply
+from stoker.pool.state import State
 
 ORDER = sha256(b"order")
 

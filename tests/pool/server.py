@@ -23,11 +23,12 @@ import uvicorn
 from stoker.pool import control_plane
 from stoker.pool.blobs import BlobLimits
 from stoker.pool.client import PoolAddress, PoolClient
-from stoker.pool.control_plane import ControlPlane, Rates
+from stoker.pool.control_plane import ControlPlane
 from stoker.pool.events import Founded
 from stoker.pool.keys import Key, own_key
+from stoker.pool.request_limits import RequestRates
 
-FAST = Rates(per_address=1e6, per_key=1e6)
+FAST = RequestRates(per_address=1e6, per_key=1e6)
 
 
 def shifted(folder: Path) -> Callable[[], float]:
@@ -63,7 +64,7 @@ def until(is_there: Callable[[], Any], timeout_s: float = 20.0) -> Any:
 def in_thread(
     folder: Path,
     *,
-    rates: Rates = FAST,
+    rates: RequestRates = FAST,
     blob_limits: BlobLimits | None = None,
     custody: Any = None,
     bulk_bytes: int = 0,
@@ -88,7 +89,7 @@ def in_thread(
     if bulk_bytes:
         from stoker.pool.rendezvous import PeerRendezvous
 
-        plane.bulk_bytes, plane.rendezvous = bulk_bytes, PeerRendezvous(plane, "127.0.0.1", 0)
+        plane.admission.bulk_bytes, plane.rendezvous = bulk_bytes, PeerRendezvous(plane, "127.0.0.1", 0)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(plane.application(), log_level="error", lifespan="on", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)

@@ -24,7 +24,7 @@ from stoker.pool.isolation import Bubblewrap, Limits
 from stoker.pool.job_box import JobBox, PoolOrder
 from stoker.pool.leased_job import LeasedJob
 from stoker.pool.replay_check import Making, ReplayVerdict
-from stoker.pool.state import draw_message
+from stoker.pool.rules.disputes import draw_message
 from stoker.records import Device
 from stoker.records.codec import dumps, to_json
 from tests.pool.book import Book
@@ -32,7 +32,8 @@ from tests.pool.fake_pool import FakePool
 from tests.pool.server import until
 
 DEVICE = Device(name="cpu", kind="cpu", model="A CPU", cores=4, memory_bytes=8 << 30, fast_dtypes=("fp32",))
-LENDING = Lending(name="box", price_per_hour=400_000, limits=Limits(memory_bytes=1 << 30, cores=2, disk_bytes=1 << 20))
+LIMITS = Limits(memory_bytes=1 << 30, cores=2, disk_bytes=1 << 20)
+LENDING = Lending(name="box", price_per_hour=400_000, limits=LIMITS, beat_s=0.0)
 ORDER = PoolOrder(run="digits", tree="0" * 64, code="code/1", stoker="stoker/1", job_file="job.py")
 
 
@@ -53,9 +54,8 @@ def pool(tmp_path) -> FakePool:
 
 
 @pytest.fixture
-def lender(pool, tmp_path, monkeypatch) -> Agent:
+def lender(pool, tmp_path) -> Agent:
     """An agent whose jobs begin nothing, and who asks for work at each step."""
-    monkeypatch.setattr(agent_module, "_ASK_S", 0.0)
     return Agent(pool, LENDING, DEVICE, Bubblewrap(), tmp_path / "agent", job_type=IdleJob)  # type: ignore[arg-type]
 
 
@@ -158,11 +158,11 @@ def test_one_lease_at_a_time_is_accepted_and_ended_with_the_pool(lender, pool) -
     assert len(pool.of(on.Offered)) == 1
 
 
-def test_an_agent_with_a_job_asks_for_other_work_now_and_then(lender, pool, monkeypatch) -> None:
-    """Not at each step, which takes a hundredth of a core of owner and pool; without a job it asks at once."""
-    monkeypatch.setattr(agent_module, "_ASK_S", 2.0)
+def test_an_agent_with_a_job_asks_for_other_work_at_each_beat(lender, pool, monkeypatch) -> None:
+    """Not at each step, which costs owner and pool; an answer is waited for no longer than until the next beat."""
+    lender.lending = replace(LENDING, beat_s=10.0)
     asked = []
-    monkeypatch.setattr(pool, "work", lambda **_: asked.append(1) or FakePool.work(pool))
+    monkeypatch.setattr(pool, "work", lambda **given: asked.append(given["answer_s"]) or FakePool.work(pool))
     lender.step()
     lender.step()
     assert len(asked) == 2
@@ -173,7 +173,7 @@ def test_an_agent_with_a_job_asks_for_other_work_now_and_then(lender, pool, monk
     assert len(asked) == 3
     lender._asks_from = 0.0
     lender.step()
-    assert len(asked) == 4
+    assert asked == [None, None, None, 10.0]
 
 
 def test_a_job_that_needs_what_is_not_here_is_refused_with_its_name(lender, pool) -> None:
@@ -453,7 +453,7 @@ def test_what_is_sent_beyond_a_day_gives_notice(pool, tmp_path) -> None:
     pool.sent_bytes = 2000
     agent.step()
     (reclaiming,) = pool.of(on.Reclaiming)
-    assert "were sent today" in str(agent._owner.is_back(0.0))
+    assert "were sent today" in str(agent._owner.is_back(lambda: 0.0))
     assert reclaiming
 
 
@@ -545,6 +545,7 @@ def test_an_agent_pauses_between_steps_while_its_device_gets_ready_for_a_probe(l
     monkeypatch.setattr(pool, "work", lambda **_: work)
     monkeypatch.setattr(pool, "probe", lambda *_: {"over": True}, raising=False)
     lender.open_device = lambda _: Loading()
+    lender.lending = replace(LENDING, beat_s=10.0)
     assert lender._pause_s == 0
     lender.step()
     assert lender._pause_s > 0

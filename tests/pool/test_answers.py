@@ -28,7 +28,8 @@ from stoker.pool.keys import Key
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import listed_offers
 from stoker.pool.probed_device import ProbedDevice
-from stoker.pool.state import ListedOffer, Record, draw_message
+from stoker.pool.rules.disputes import draw_message
+from stoker.pool.state import ListedOffer, Record
 from stoker.records.codec import to_json
 from tests.pool.book import Book, offer
 from tests.pool.server import answering, in_thread, until

@@ -15,19 +15,21 @@ from typing import Any
 import pytest
 
 from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable
-from stoker.pool import blobs, control_plane
+from stoker.pool import blobs, control_plane, presence
 from stoker.pool import events as on
 from stoker.pool.blobs import BlobLimits, BlobStore, NoRoom
 from stoker.pool.client import DiskFailed, PoolAddress, PoolClient
 from stoker.pool.commitment import chain_head
-from stoker.pool.control_plane import ControlPlane, Rates, _Buckets, network_of_host, steady_clock
+from stoker.pool.control_plane import ControlPlane, steady_clock
 from stoker.pool.escrow import pay_for
 from stoker.pool.events import CREDIT, Refused, canonical, draft_of, sha256
 from stoker.pool.job_box import PoolOrder
 from stoker.pool.keys import Key, own_key, read_key
-from stoker.pool.lease import Lease
+from stoker.pool.lease import Challenge, Lease
 from stoker.pool.log import audit
-from stoker.pool.state import Record, draw_message
+from stoker.pool.request_limits import RequestRates
+from stoker.pool.rules.disputes import draw_message
+from stoker.pool.state import Record
 from stoker.records.codec import dumps, to_json
 from tests.pool.book import offer, opened
 from tests.pool.server import in_thread, shift, until
@@ -74,14 +76,14 @@ def test_a_job_from_offer_to_pay(tmp_path: Path) -> None:
         nothing: dict[str, Any] = {"leases": [], "challenges": [], "searches": [], "leaving": {}, "probes": []}
         assert agent.work() == nothing | {"live": ["job"]}
         assert renter.key is not None
-        assert plane.rents(renter.key.public)
+        assert plane.leases.rents(renter.key.public)
         agent.post(on.Beat(lease_id="job", index=0, running_s=2))
         until(lambda: renter.lease("job")["paid_s"] == 2)
         (tmp_path / "results").write_bytes(b"weights" * 100_000)
         result = agent.put_blob(tmp_path / "results")
         agent.post(on.Finished(lease_id="job", result=result))
         until(lambda: renter.lease("job")["state"] == "final")
-        assert not plane.rents(renter.key.public)
+        assert not plane.leases.rents(renter.key.public)
         renter.get_blob(result, tmp_path / "home")
         assert (tmp_path / "home").read_bytes() == b"weights" * 100_000
         pay = pay_for(2, CREDIT // 2)
@@ -221,7 +223,7 @@ def test_a_clock_that_jumps_into_the_next_year_is_not_followed() -> None:
 
 def test_a_flood_is_slowed_down(tmp_path: Path) -> None:
     """More than the rate of an address, or of a key, is refused with 429; others are answered."""
-    with in_thread(tmp_path, rates=Rates(per_address=1e6, per_key=0.001, burst_s=5000)) as (_, operator):
+    with in_thread(tmp_path, rates=RequestRates(per_address=1e6, per_key=0.001, burst_s=5000)) as (_, operator):
         agent = joined(operator)
         for _number in range(5):
             agent.post(on.Offered(offer=offer(now_s=time.time())))
@@ -303,6 +305,49 @@ def test_uploads_at_the_same_moment_share_one_limit(tmp_path: Path) -> None:
     assert store.path(one).is_file()
 
 
+def test_a_key_keeps_a_number_of_blobs_that_no_lease_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each further one is counted with them: a hundred a second, of a byte each, would stop the pool."""
+    monkeypatch.setattr(blobs, "MOST_UNNAMED", 3)
+    with in_thread(tmp_path) as (plane, operator):
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        order = renter.put_blob(b"0")
+        for number in (b"1", b"2"):
+            renter.put_blob(number)
+        with pytest.raises(Refused, match="has sent 3 blobs that no lease of it names"):
+            renter.put_blob(b"3")
+        renter.post(opened(order=order))
+        gone = renter.put_blob(b"3")
+        plane.blobs._now = lambda: time.time() + 3601
+        assert gone in plane.blobs.delete_unneeded(plane.leases.needed())
+        for number in (b"4", b"5", b"6"):
+            renter.put_blob(number)
+        with pytest.raises(Refused, match="has sent 3 blobs"):
+            renter.put_blob(b"7")
+        again = BlobStore(tmp_path / "blobs")
+        assert renter.key is not None
+        with pytest.raises(NoRoom, match="has sent 4 blobs"):
+            again._unnamed_bytes(renter.key.public, lambda _: False)
+
+
+def test_records_of_ones_verdicts_are_named(tmp_path: Path) -> None:
+    """A verifier gives a thousand of them in a day, which are kept until their leases are settled."""
+    with in_thread(tmp_path) as (plane, operator):
+        verifier = joined(operator)
+        assert verifier.key is not None
+        record = verifier.put_blob(b"a record")
+        challenge = Challenge(block=0, verifier=verifier.key.public, fee=0, since_s=0.0, equal=True, evidence=record)
+        assert not plane.leases.is_named_by(record, verifier.key.public)
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        renter.post(opened())
+        lease = replace(plane.state.leases["job"], challenges=(challenge,))
+        plane.state.leases["job"] = lease
+        plane.leases.note(lease)
+        assert plane.leases.is_named_by(record, verifier.key.public)
+        assert not plane.leases.is_named_by(record, "0" * 64)
+
+
 def test_no_offer_is_held_without_a_deposit(tmp_path: Path) -> None:
     """A forecast of nothing does not let a key without credits hold an offer."""
     with in_thread(tmp_path) as (plane, operator):
@@ -341,9 +386,9 @@ def test_blobs_that_nothing_needs_go_after_an_hour(tmp_path: Path) -> None:
         agent.post(on.Offered(offer=offer(now_s=time.time())))
         kept, gone = renter.put_blob(b"needed"), renter.put_blob(b"not needed")
         renter.post(opened(order=kept))
-        assert plane.blobs.delete_unneeded(plane._needed_blobs()) == []
+        assert plane.blobs.delete_unneeded(plane.leases.needed()) == []
         plane.blobs._now = lambda: time.time() + 3601
-        assert plane.blobs.delete_unneeded(plane._needed_blobs()) == [gone]
+        assert plane.blobs.delete_unneeded(plane.leases.needed()) == [gone]
         assert renter.has_blob(kept)
 
 
@@ -373,6 +418,28 @@ def test_news_comes_when_it_happens(tmp_path: Path) -> None:
         assert [event.kind for event in operator.events(seq, wait_s=20)] == ["deposited"]
         assert time.monotonic() - started < 15
         assert operator.events(seq + 1) == []
+
+
+def test_who_is_away_is_known_before_a_replay_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle agent asks every two seconds: its offer is not matched long after, but a verifier has more time."""
+    with in_thread(tmp_path) as (plane, operator):
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        agent.work()
+        renter.post(opened())
+        assert not operator.lease("job")["is_agent_away"]
+        assert operator.state("offers")[0]["is_present"]
+        monkeypatch.setattr(presence, "HERE_S", 0.0)
+        assert operator.lease("job")["is_agent_away"]
+        assert not operator.state("offers")[0]["is_present"]
+        assert agent.key is not None
+        assert plane.verifiers().keys() == {agent.key.public}
+        plane.presence.ask(agent.key.public, wait_s=60.0, replays=False, probes=False)
+        assert operator.state("offers")[0]["is_present"], "it waits for an answer"
+        assert not plane.verifiers()
+    with in_thread(tmp_path) as (_, operator):
+        monkeypatch.setattr(presence, "HERE_S", 60.0)
+        assert not operator.lease("job")["is_agent_away"], "a pool that was started again has heard of nobody yet"
 
 
 def test_what_is_shown_of_offers(tmp_path: Path) -> None:
@@ -680,15 +747,6 @@ def test_a_number_that_no_float_holds_is_refused(tmp_path: Path) -> None:
             assert (status, "count" in document["error"]) == (409, True)
 
 
-def test_a_customers_ipv6_network_is_one_sender() -> None:
-    """It has 2^64 addresses; a rate for each would be none."""
-    buckets, networks = _Buckets(1.0, 2.0), [network_of_host(f"[2001:db8::{number}]") for number in range(3)]
-    for network in networks[:2]:
-        buckets.take(network, network)
-    with pytest.raises(Refused, match="2001:db8::/64"):
-        buckets.take(networks[2], networks[2])
-
-
 def test_one_address_does_not_hold_all_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that wait for news are open for a minute: of more than some the next one is refused at once."""
     monkeypatch.setattr(control_plane, "MOST_AT_ONCE", 2)
@@ -709,9 +767,9 @@ def test_keys_that_do_not_replay_are_forgotten(tmp_path: Path, monkeypatch: pyte
     """In an open pool anybody makes up keys and asks for work once."""
     with in_thread(tmp_path, is_open=True) as (plane, operator):
         PoolClient(operator.address, Key.made()).work(replays=False)
-        until(lambda: plane._not_replaying)
-        monkeypatch.setattr(control_plane, "PRESENT_S", 0.0)
-        until(lambda: not plane._not_replaying)
+        until(lambda: plane.presence._not_replaying)
+        monkeypatch.setattr(presence, "PRESENT_S", 0.0)
+        until(lambda: not plane.presence._not_replaying)
 
 
 def test_a_blob_that_stalls_gives_its_room_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -792,7 +850,7 @@ def test_states_of_a_dispute_are_supplied_to_the_arbiter_and_kept(tmp_path: Path
         assert (tmp_path / "before").read_bytes() == b"before"
         with pytest.raises(Refused, match="is for those who have part"):
             other.get_blob(before, tmp_path / "stranger")
-        assert plane._needed_blobs() >= {before, sha256(b"after"), sha256(b"other")}
+        assert plane.leases.needed() >= {before, sha256(b"after"), sha256(b"other")}
         assert plane.state.leases["job"].forwarded == ()
         [found] = plane.state.leases["job"].found_updates
         assert (found.update, found.agent_state, found.verifier_state) == (3, sha256(b"3"), sha256(b"x"))

@@ -13,7 +13,8 @@ from stoker.pool import watch
 from stoker.pool.events import CREDIT, Refused, sha256
 from stoker.pool.keys import Key
 from stoker.pool.lease import ACCEPT_S, RELEASED
-from stoker.pool.state import State, apply
+from stoker.pool.rules import apply
+from stoker.pool.state import State
 from tests.pool.book import Book, offer, opened
 
 NAMES = ("a", "b")
@@ -70,6 +71,10 @@ def test_all_leases_are_opened_or_none() -> None:
     assert (dict(book.state.accounts.balances), book.state.head) == before
     assert book.state.offers["a"].is_free(book.now_s)
     assert not book.state.gangs
+    poor = Key.made()
+    book.post(book.operator, on.Deposited(account=poor.public, amount=0))
+    with pytest.raises(Refused, match=r"3\.00 credits are missing"):  # before anything is copied for it
+        book.post(poor, on.GangOpened(leases=(site(0), site(1))))
     book.post(book.third, on.Closed(lease_id="first", reason="enough"))
     book.open()
     assert {lease.state for name, lease in book.state.leases.items() if lease.gang} == {"funded"}

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from stoker.errors import BadJob, PlaceFailed
-from stoker.pool import control_plane, watch
+from stoker.pool import control_plane, gang_run, presence, watch
 from stoker.pool.isolation import Host, Program
 from stoker.pool.job_box import JobBox
 from stoker.pool.leased_job import LeasedJob
@@ -34,8 +34,8 @@ class LyingJob(LeasedJob):
 @pytest.fixture
 def market(monkeypatch: pytest.MonkeyPatch) -> Iterator[Market]:
     """A pool whose launcher acts for its renter."""
-    for module in (control_plane, watch):
-        monkeypatch.setattr(module, "PRESENT_S", 5.0)
+    for module, name in ((presence, "PRESENT_S"), (presence, "HERE_S"), (watch, "PRESENT_S")):
+        monkeypatch.setattr(module, name, 5.0)
     monkeypatch.setattr(control_plane, "_AWAY_S", float("inf"))  # its clock jumps
     with open_folder() as folder, ExitStack() as stack:
         _, operator = stack.enter_context(in_thread(folder, verdicts_to_slash=2))
@@ -130,6 +130,33 @@ def test_a_site_is_lost_and_goes_on_elsewhere_while_the_other_waits(market, tmp_
         leases = market.leases()
         assert [(one["offer_id"], one.get("site", 0)) for one in leases] == [("ox", 0), ("mayfly", 1), ("eye", 1)]
         assert leases[2]["commitments"][0]["update"] > leases[1]["commitments"][-1]["update"] > 0
+        LAUNCHER.fetch(handle, tmp_path / "home")
+        assert (tmp_path / "home" / "model.safetensors").read_bytes() == counted(1500)
+        market.require_right()
+
+
+@pytest.mark.slow
+def test_no_site_is_paid_for_waiting_while_another_finds_no_offer(market, tmp_path, monkeypatch):
+    """All leases are closed; with offers for both, both are opened again, and come to the state of an unbroken run."""
+    monkeypatch.setattr(gang_run, "WAITED_S", 20.0)
+    with nothing_said(market.lenders):
+        for name, price in (("ox", 0.4), ("mayfly", 0.5)):
+            market.lend(name, price)
+        handle = LAUNCHER.start(market.submission("updates=1500", "pace=0.004", agents="2"), lambda _: None)
+        until(lambda: len(market.leases()) == 2 and min(len(one["commitments"]) for one in market.leases()) >= 2, 60.0)
+        market.lenders["mayfly"].kill()
+        for shifted_s in range(10, 110, 10):  # the other agent is heard in between
+            shift(market.folder, shifted_s)
+            time.sleep(0.5)
+            LAUNCHER.state(handle)
+        until(lambda: LAUNCHER.state(handle) and market.leases()[0]["state"] == "closed", 30.0)
+        assert market.leases()[0]["reason"].startswith("paused: site 1 has found no offer for")
+        assert LAUNCHER.state(handle).phase == "queued"
+        market.lend("eye", 0.9)
+        market.lend("bat", 9.0)
+        assert market.follow(handle)[-1] == "finished"
+        leases = market.leases()
+        assert [(one["offer_id"], one.get("site", 0)) for one in leases[2:]] == [("ox", 0), ("eye", 1)]
         LAUNCHER.fetch(handle, tmp_path / "home")
         assert (tmp_path / "home" / "model.safetensors").read_bytes() == counted(1500)
         market.require_right()

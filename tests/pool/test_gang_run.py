@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from stoker.launching.launcher import seen_now
+from stoker.pool import events as on
 from stoker.pool import gang_run, rented_run
 from stoker.pool.escrow import pay_for
-from stoker.pool.events import CREDIT
-from stoker.pool.gang_run import GangRun, best_gang, exchange_s, gang_text
+from stoker.pool.events import CREDIT, Refused
+from stoker.pool.gang_run import GangRun, best_gang, exchange_s, forwarding_of, gang_text
 from stoker.pool.job_box import PoolOrder
 from stoker.pool.lease import RELEASED, SENT_OTHERWISE
 from stoker.pool.matching import Match, RunForecast
@@ -106,6 +108,22 @@ def test_the_interval_that_links_suit_is_said() -> None:
     assert "recommended" not in gang_text(found, RARE)
 
 
+def test_large_messages_have_a_price_before_anything_is_opened() -> None:
+    """An exchange that nobody pays for would end each lease of a site, one after the other."""
+    rules = on.Founded(name="p", forward_price=50_000, forward_quota_bytes=100 << 30)
+    large = Exchanges(num_bytes=32 << 20, count=100)
+    assert forwarding_of(large, "run", rules, CREDIT) == 100 * 50_000 // 32 + 100
+    assert forwarding_of(RARE, "run", rules, 0) == 0
+    assert forwarding_of(large, "run", on.Founded(name="p"), 0) == 0
+    with pytest.raises(Refused, match=r"lease run: 3\.1 GiB through the pool cost 0\.15625 credits"):
+        forwarding_of(large, "run", rules, 156_300)
+    with pytest.raises(Refused, match="which forwards 100"):
+        forwarding_of(Exchanges(num_bytes=32 << 20, count=10_000), "run", rules, 10**12)
+    found = best_gang([match("a", 1.0, 1.0), match("b", 1.0, 1.0)], 2, large, CREDIT)
+    assert found is not None
+    assert "; its messages go through the pool for 0.3127 credits more" in gang_text(found, large, 156_350)
+
+
 HANDLE = {
     "job": "run",
     "pool": "",
@@ -144,6 +162,60 @@ def test_a_message_that_no_agent_makes_again_ends_the_run() -> None:
     assert alone.why.startswith("the deadline is over")  # one alone may be wrong: what comes next is looked at
 
 
+class Sites:
+    """A gang of two whose leases and phases a test sets, and what is posted of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.phases, self.posted, self.opened = 0.0, ["running", "queued"], list[on.Closed](), list[float]()
+        self.newest = [self.lease("run-s0.0", "running"), self.lease("run-s1.0", "closed", reason="lost")]
+        client: Any = SimpleNamespace(post=self._post, lease=None)
+        self.gang = GangRun(client, {**HANDLE, "firsts": [0, 0], "until_s": 0.0}, client)
+        order = PoolOrder(run="run", tree="1" * 64, code="c", stoker="s", job_file="j")
+        monkeypatch.setattr(gang_run, "_now", lambda _: self.now_s)
+        monkeypatch.setattr(GangRun, "leases", lambda _: [[one] for one in self.newest])
+        monkeypatch.setattr(GangRun, "open", lambda _, __, limit_s, ___: self.opened.append(limit_s))
+        monkeypatch.setattr(RentedRun, "order", lambda *_: order)
+        monkeypatch.setattr(RentedRun, "state", lambda run: seen_now(phase=self.phases[run.handle["site"]], why="so"))  # type: ignore[arg-type]
+
+    @staticmethod
+    def lease(name: str, state: str, **more: Any) -> dict[str, Any]:
+        """A lease of 20 s."""
+        fields = {"reason": "", "result": "", "outcome": "", "closed_by": "", "renter": "r", "closed_s": 100.0}
+        about = {"is_gang_begun": True, "accepted_s": 1.0, "commitments": [], "running_s": 20, "offer_id": "box"}
+        return {"lease_id": name, "state": state, "delegate": "pool", **fields, **about, **more}
+
+    def _post(self, body: on.Closed, **_: Any) -> None:
+        self.posted.append(body)
+        for one in self.newest:
+            if one["lease_id"] == body.lease_id:
+                one |= {"state": "closed", "reason": body.reason, "closed_by": "r"}
+
+
+def test_sites_are_not_paid_long_for_waiting_until_another_finds_an_offer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute; then all are closed, and opened together once there are offers for all, with the time that is left."""
+    sites = Sites(monkeypatch)
+    sites.now_s = 100.0 + gang_run.WAITED_S
+    assert sites.gang.state().phase == "queued"
+    assert sites.posted == []
+    sites.now_s += 1
+    state = sites.gang.state()
+    assert (state.phase, state.why[:38]) == ("queued", "site 1 has found no offer for 1 min 1 ")
+    assert [body.lease_id for body in sites.posted] == ["run-s0.0"]
+    sites.phases = ["finished", "finished"]  # no site opens a lease of its own any more
+    assert sites.gang.state().phase == "requeued"
+    assert sites.opened == [40.0]
+
+
+def test_a_site_with_results_needs_the_others_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lease is not opened again; and one whose wrong block is found ends the run, paused or not."""
+    sites = Sites(monkeypatch)
+    sites.now_s, sites.newest[0]["result"] = 1000.0, "0" * 64
+    assert sites.gang.state().phase == "queued"
+    assert sites.posted == []
+    sites.newest[0] |= {"result": "", "outcome": "slashed", "challenges": [], "agent": "a" * 64}
+    assert sites.gang.state().phase == "failed"
+
+
 def found_offer() -> None:
     """What is asked once there is an offer."""
     raise LookupError("there is an offer")
@@ -157,7 +229,10 @@ def test_leases_of_earlier_starts_are_no_gangs_that_were_never_complete(monkeypa
         RentedRun, "order", lambda *_: PoolOrder(run="run", tree="1" * 64, code="c", stoker="s", job_file="j")
     )
     monkeypatch.setattr(gang_run, "_now", lambda _: 0.0)
-    ended = {"state": "final", "accepted_s": 0.0, "reason": RELEASED}
+    ended = {"state": "final", "accepted_s": 0.0, "reason": RELEASED, "running_s": 0, "outcome": ""}
     client: Any = None
-    state = GangRun(client, HANDLE, client)._complete([ended, ended], [[ended] * 20, [ended]])
+    gang = GangRun(client, {**HANDLE, "until_s": 0.0}, client)
+    state = gang._complete([ended, ended], [[ended] * 20, [ended]])
     assert (state.phase, opened) == ("requeued", [60.0])
+    late = GangRun(client, HANDLE, client)._complete([ended, ended], [[ended] * 20, [ended]])
+    assert (late.phase, len(opened)) == ("failed", 1), "its deadline is over"

@@ -11,7 +11,15 @@ import pytest
 from stoker.errors import BadSetting
 from stoker.pool import events as on
 from stoker.pool.events import Refused
-from stoker.pool.joint_probe import clashes, is_never_in_time, is_slower_than_claimed, limit_s, suspects, to_screen
+from stoker.pool.joint_probe import (
+    clashes,
+    is_never_in_time,
+    is_slower_than_claimed,
+    limit_s,
+    probed_devices,
+    suspects,
+    to_screen,
+)
 from stoker.pool.keys import Key
 from tests.pool.book import Book, offer, opened
 
@@ -105,6 +113,18 @@ def test_offers_of_one_address_are_asked_at_one_moment() -> None:
     assert set(found[:2]) == {"o0", "o2"}
     assert found[2:] == ["o1", "o3"]
     assert to_screen(offers[:1], {}, {}, random.Random(0)) == []
+
+
+def test_a_screen_is_of_so_many_devices_at_most() -> None:
+    """A stranger's offers of 16 devices each are screened in twos: all answers come at one moment."""
+    book = Book()
+    for number in range(6):
+        eight = on.OfferedDevice(kind="cpu", count=(16, 64, 16, 8, 8, 1)[number])
+        book.post(book.agent, on.Offered(offer=offer(f"o{number}", book.now_s, device=eight)))
+    offers, chance = [*book.state.offers.values()], random.Random(0)
+    screens = [to_screen(offers, {}, dict.fromkeys(("o0", "o1"), float(number)), chance) for number in range(20)]
+    assert {sum(map(probed_devices, screen)) <= 32 and len(screen) >= 2 for screen in screens} == {True}
+    assert len(to_screen(offers[:2], {}, {}, chance)) == 2
 
 
 def standing(book: Book) -> tuple[on.Probed, on.Probed]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -145,6 +146,40 @@ def test_an_agent_that_was_started_again_counts_on(pool: SlowPool, job: Job, tmp
     again.tick()
     again.tick()
     assert [(beat.index, beat.samples) for beat in pool.of(on.Beat)[-1:]] == [(21, 900)]
+
+
+def test_a_checkpoint_that_was_sent_is_committed_without_waiting_for_the_next_turn(job: Job, pool: SlowPool) -> None:
+    """The agent hears of it: what waits in between would be lost with the machine."""
+    news = threading.Event()
+    job.news = news.set
+    save(job, 10)
+    job.tick()
+    assert news.wait(20)
+    job.tick()
+    assert [body.update for body in pool.of(on.Committed)] == [10]
+
+
+def test_a_beat_that_was_not_taken_is_sent_again_soon(job: Job, pool: SlowPool) -> None:
+    """Of four that are missing the lease is lost; one whose answer is there is not sent again before it is due."""
+    job._beat_s = 10.0
+    pool.lost = [on.Beat]
+    job._next_beat = 0.0
+    job.tick()
+    assert job._next_beat - time.monotonic() < 2.5
+    pool.lost, job._next_beat = [], 0.0
+    job.tick()
+    assert job._next_beat - time.monotonic() > 9.0
+
+
+def test_an_order_of_tiny_blocks_does_not_use_up_the_events_of_an_agent(job: Job, pool: SlowPool) -> None:
+    """Its beats count against the same rate as its commitments."""
+    assert job.order.block_s < 0.01
+    save(job, 10)
+    until(lambda: job.tick() or pool.of(on.Committed))
+    save(job, 20)
+    assert job._due(is_last=False) is None
+    job._committed_at -= 0.1
+    assert job._due(is_last=False) is not None
 
 
 def test_beats_go_on_while_a_checkpoint_and_the_results_are_sent(job: Job, pool: SlowPool) -> None:

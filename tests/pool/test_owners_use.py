@@ -73,7 +73,7 @@ def test_the_load_of_others_means_that_the_owner_is_back(tmp_path, monkeypatch) 
         clock[0] += 2.5
         busy[0] += 2.5 * (others + job)
         jobs[0] += 2.5 * job
-        return use.is_back(jobs[0])
+        return use.is_back(lambda: jobs[0])
 
     jobs = [0.0]
     assert [look(0.0, 2.0) for _ in range(5)] == [""] * 5
@@ -89,7 +89,7 @@ def test_another_process_on_the_gpu_means_that_the_owner_is_back(smi, tmp_path) 
     def look(game: int) -> str:
         smi.says(game=game)
         watch.look()
-        return use.is_back(0.0)
+        return use.is_back(lambda: 0.0)
 
     assert [look(5) for _ in range(4)] == [""] * 4
     assert [look(70), look(70), look(5)] == [""] * 3

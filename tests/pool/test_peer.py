@@ -26,13 +26,14 @@ from stoker.pool import peer as pool_peer
 from stoker.pool import peer_link
 from stoker.pool import rendezvous as pool_rendezvous
 from stoker.pool.client import PoolClient, joined_peer
-from stoker.pool.control_plane import ControlPlane, _Buckets
+from stoker.pool.control_plane import ControlPlane
 from stoker.pool.events import CREDIT, Refused, canonical, sha256
 from stoker.pool.keys import Key, own_key
 from stoker.pool.log import audit
 from stoker.pool.peer import Peer
 from stoker.pool.peer_link import Incoming, NotAdmitted, PeerEndpoint
 from stoker.pool.rendezvous import PeerRendezvous
+from stoker.pool.request_limits import TokenBuckets
 from stoker.pool.transport import PoolAnswer
 from stoker.units import GIB
 from tests.pool.book import offer, opened
@@ -496,12 +497,12 @@ def test_a_stranger_is_taken_without_a_look_at_all_others(tmp_path: Path, monkey
     with in_thread(tmp_path, bulk_bytes=1000, is_open=True) as (plane, _):
         rendezvous, looked = plane.rendezvous, list[str]()
         assert rendezvous is not None
-        monkeypatch.setattr(plane, "rents", lambda key: looked.append(key) or False)
+        monkeypatch.setattr(plane.leases, "rents", lambda key: looked.append(key) or False)
         for number in range(3):
             assert not rendezvous._admits(f"{number}", f"192.0.2.{number}:1")
         assert looked == ["0", "1", "2"]
         monkeypatch.setattr(pool_rendezvous, "MOST_STRANGERS", 3)
-        monkeypatch.setattr(plane, "rents", lambda key: key == "0")
+        monkeypatch.setattr(plane.leases, "rents", lambda key: key == "0")
         assert not rendezvous._admits("3", "192.0.2.3:1")
         assert sorted(rendezvous._strangers) == ["1", "2", "3"]
         assert "are connected" in rendezvous._admits("4", "192.0.2.4:1")
@@ -580,7 +581,7 @@ def test_a_network_begins_few_connections_a_second(tmp_path: Path, monkeypatch: 
 def test_connections_leave_the_requests_of_their_network_alone(tmp_path: Path) -> None:
     """Peers that knock again and again do not keep a neighbour behind the same NAT from the pool."""
     with in_thread(tmp_path, bulk_bytes=1000) as (plane, operator):
-        plane._by_address = _Buckets(5.0, 100.0)
+        plane._by_address = TokenBuckets(5.0, 100.0)
         for _ in range(10):
             plane.count_address("127.0.0.1", 9.9, way="UDP")
         with pytest.raises(Refused, match="requests a second"):

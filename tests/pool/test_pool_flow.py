@@ -17,7 +17,7 @@ import pytest
 
 from stoker.launching.bundle import Bundle, TreeFile, stoker_bundle
 from stoker.launching.launcher import Submission
-from stoker.pool import control_plane, rented_run, renting, watch
+from stoker.pool import control_plane, presence, rented_run, renting, watch
 from stoker.pool import events as on
 from stoker.pool.agent import Agent, Lending, evidence_of
 from stoker.pool.client import PoolClient
@@ -168,8 +168,8 @@ class Market:
 @pytest.fixture
 def market(monkeypatch) -> Iterator[Market]:
     """A pool whose launcher acts for its renter."""
-    monkeypatch.setattr(control_plane, "PRESENT_S", 5.0)
-    monkeypatch.setattr(watch, "PRESENT_S", 5.0)
+    for module, name in ((presence, "PRESENT_S"), (presence, "HERE_S"), (watch, "PRESENT_S")):
+        monkeypatch.setattr(module, name, 5.0)
     monkeypatch.setattr(control_plane, "_AWAY_S", math.inf)  # its clock jumps
     with open_folder() as folder, ExitStack() as stack:
         _, operator = stack.enter_context(in_thread(folder, verdicts_to_slash=2))

@@ -187,7 +187,7 @@ def test_the_cheapest_offer_is_taken_and_its_deposit_covers_the_checks(pool) -> 
 @pytest.mark.parametrize(
     ("verify", "text"),
     [
-        ("100%", "one of 60 blocks saves 0.001666 credits, and loses 0.20 credits with a chance of 100 %"),
+        ("100%", "one of 67 blocks saves 0.001492 credits, and loses 0.20 credits with a chance of 100 %"),
         ("none", "nothing is replayed: no bond"),
     ],
 )
@@ -322,6 +322,20 @@ def test_a_lost_agent_is_replaced_from_the_last_block_and_asked_last(pool, tmp_p
     pool.leases[opened.lease_id] |= {"state": "closed", "reason": "lost", "closed_s": time.time()}
     assert LAUNCHER.state(handle).phase == "requeued"
     assert pool.of(on.Opened)[2].offer_id == "cheap", "one cut of the line, and an agent is never asked again"
+
+
+def test_an_agent_that_went_away_before_it_accepted_is_not_waited_for(pool) -> None:
+    """Its time to accept is a minute; the pool hears of idle agents every two seconds."""
+    handle, lease = started(pool)
+    lease |= {"state": "funded", "is_agent_away": False}
+    assert LAUNCHER.state(handle).phase == "queued"
+    assert len(pool.of(on.Opened)) == 1
+    lease |= {"is_agent_away": True, "closed_s": time.time(), "contract": {}}
+    assert LAUNCHER.state(handle).phase == "queued", "it waits for a chain"
+    lease["contract"] = None
+    assert LAUNCHER.state(handle).phase == "requeued"
+    assert lease["reason"] == "its agent was away before it accepted"
+    assert pool.of(on.Opened)[1].offer_id == "dear"
 
 
 def test_an_offer_that_refuses_is_asked_at_ever_longer_intervals(pool) -> None:
@@ -780,6 +794,14 @@ def test_a_weaker_isolation_than_asked_for_is_not_taken(pool) -> None:
     assert pool.of(on.Opened)[0].offer_id == "strong"
 
 
+def test_several_agents_at_a_pool_with_a_contract_are_refused_before_anything_is_sent(pool) -> None:
+    """A contract takes one deposit at a time: all of them or none could not be promised."""
+    pool.contract = "eip155:1:0x" + "0" * 40
+    with pytest.raises(PlaceFailed, match="takes one lease at a time"):
+        LAUNCHER.start(submission(options={"agents": "2"}), print)
+    assert not any(pool.folder.iterdir())
+
+
 def test_secrets_and_images_are_refused_with_the_reason(pool) -> None:
     """An owner with root reads every job: no secret goes to a machine of a stranger."""
     with pytest.raises(BadJob, match="readable by the owner"):
@@ -796,6 +818,9 @@ def test_checkpoints_and_memory_are_as_the_command_says(pool, tmp_path) -> None:
     started(pool, arguments=words)
     order = read_order((pool.folder / pool.of(on.Opened)[0].order).read_bytes())
     assert order.block_s == 120
+    started(pool, run="other-1")
+    at_most_a_minute = read_order((pool.folder / pool.of(on.Opened)[1].order).read_bytes())
+    assert at_most_a_minute.block_s == 54, "the last part of a block is for sending its checkpoint"
     for own_gib, megabytes in ((64, 1024), (1, 819)):
         box = JobBox(tmp_path / f"{own_gib}", order)
         box.run.mkdir(parents=True)

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,6 @@ from urllib.parse import urlencode
 import pytest
 
 from stoker.errors import PlaceFailed
-from stoker.pool import agent as agent_module
 from stoker.pool import control_plane, probing
 from stoker.pool import events as on
 from stoker.pool.agent import Agent, Lending
@@ -119,7 +119,7 @@ class Lenders:
         self.operator.post(on.Deposited(account=client.key.public, amount=10 * CREDIT))
         agent = Agent(
             client,
-            Lending(name=name, price_per_hour=CREDIT // 2, limits=LIMITS, **more),
+            Lending(name=name, price_per_hour=CREDIT // 2, limits=LIMITS, beat_s=0.0, **more),
             DEVICE,
             Bubblewrap(),
             self.folder / name,
@@ -152,7 +152,6 @@ class Lenders:
 @pytest.fixture
 def lenders(tmp_path, monkeypatch) -> Iterator[Lenders]:
     """A pool without agents."""
-    monkeypatch.setattr(agent_module, "_ASK_S", 0.0)
     monkeypatch.setattr(control_plane, "_TICK_S", 0.1)
     monkeypatch.setattr(probing, "_WAIT_S", 1.0)
     with ExitStack() as stack:
@@ -341,12 +340,12 @@ class Asked:
         asked = [one for one in self.offers if one.offer.offer_id in names.split()]
         channels = {(one.offer.offer_id, 0): ProbeChannel(None) for one in asked}  # type: ignore[arg-type]
         for (name, _), channel in channels.items():
+            channel.ask = lambda _, name=name: self.does.get(name, lambda: None)()  # type: ignore[method-assign]
             if name != absent:
                 channel.has_come.set()
 
         def prove(ask: Any, **_: Any) -> HardwareProof:
-            name = next(name for (name, _), channel in channels.items() if channel is ask.__self__)
-            self.does.get(name, lambda: None)()
+            ask({"ask": "rows"})
             return HardwareProof(is_passed=True, why="", product_s=1.0)
 
         prober = probing.Prober(self.book.state, None, every_s=1.0, prove=prove)  # type: ignore[arg-type]
@@ -369,6 +368,31 @@ def test_a_screen_goes_on_with_those_that_come_and_answer(monkeypatch) -> None:
     asked.does["third"] = silent
     assert asked.made("box twin third", 1) == {"box", "twin"}
     assert asked.made("box third", 3) is None
+
+
+def test_rows_of_a_few_devices_are_kept_at_a_time(monkeypatch) -> None:
+    """A stranger's 256 devices would send 24 MiB each into the memory of the pool."""
+    monkeypatch.setattr(probing, "_MOST_CHECKED", 1)
+    asked, another, num_sent, most = Asked(monkeypatch), threading.Event(), list[str](), list[int]()
+
+    def send() -> None:
+        num_sent.append("rows")
+        most.append(len(num_sent))
+        another.wait(0.05)
+        num_sent.pop()
+
+    asked.does = dict.fromkeys(("box", "twin", "third"), send)
+    assert asked.made("box twin third", 1) == {"box", "twin", "third"}
+    assert most == [1, 1, 1]
+
+
+def test_an_answer_is_as_large_as_its_question_wants() -> None:
+    """Rows are megabytes, a digest is not."""
+    channel = ProbeChannel(None)  # type: ignore[arg-type]
+    channel._put({"ask": "multiply"}, Future())
+    assert channel.most_bytes < 1 << 20
+    channel._put({"ask": "rows"}, Future())
+    assert channel.most_bytes > 20 << 20
 
 
 def test_a_probe_says_nothing_of_a_claim_that_changed_meanwhile(monkeypatch) -> None:

@@ -15,7 +15,10 @@ from stoker.pool.fair_use import to_preempt
 from stoker.pool.forwarding import forwarding_fee
 from stoker.pool.keys import Key
 from stoker.pool.lease import MOST_COMMITMENTS, TRANSITIONS, Lease
-from stoker.pool.state import State, apply, draw_message, merkle_root
+from stoker.pool.merkle_root import merkle_root
+from stoker.pool.rules import apply
+from stoker.pool.rules.disputes import draw_message
+from stoker.pool.state import State
 from stoker.units import GIB
 from tests.pool.book import Book, offer, opened
 

@@ -13,7 +13,9 @@ from stoker.pool.escrow import pay_for
 from stoker.pool.events import CREDIT, Refused, sha256
 from stoker.pool.keys import Key
 from stoker.pool.lease import VERDICT_S, Lease
-from stoker.pool.state import State, apply, draw_message
+from stoker.pool.rules import apply
+from stoker.pool.rules.disputes import draw_message
+from stoker.pool.state import State
 from stoker.pool.watch import MOST_OPEN, due
 from tests.pool.book import Book, offer, opened
 
@@ -27,18 +29,18 @@ def settle(book: Book, present: Mapping[str, str] | None = None, up_since_s: flo
 
 
 def test_silence_ends_a_lease_in_two_steps() -> None:
-    """Suspect after three beats, lost after a minute; a pool that was itself down counts from its own start."""
+    """Suspect after two beats, lost after four; a pool that was itself down counts from its own start."""
     book = Book()
     book.run()
-    book.pass_time(29)
+    book.pass_time(19)
     assert settle(book) == []
     book.pass_time(1)
     assert settle(book, up_since_s=book.now_s - 5) == []
     assert settle(book) == ["suspected"]
-    book.pass_time(29)
+    book.pass_time(19)
     assert settle(book) == []
     book.pass_time(1)
-    assert settle(book, up_since_s=book.now_s - 59) == []
+    assert settle(book, up_since_s=book.now_s - 39) == []
     assert settle(book) == ["lost"]
     book.pass_time(600)
     assert settle(book) == ["final"]

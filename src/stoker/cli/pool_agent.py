@@ -81,7 +81,7 @@ def offer(
     isolation: IsolationName = "best",
     folder: Folder = None,
     key: KeyName = "default",
-    beat: Annotated[float, typer.Option("--beat", metavar="SECONDS", min=0.2, max=20, help="Between beats.")] = 10.0,
+    beat: Annotated[float, typer.Option("--beat", metavar="SECONDS", min=0.2, max=10, help="Between beats.")] = 10.0,
     measures: Annotated[
         bool, typer.Option("--measure/--no-measure", help="First measure the device, and the link.")
     ] = True,

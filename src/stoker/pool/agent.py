@@ -55,7 +55,7 @@ from stoker.pool.isolation import (
     remove_tree,
 )
 from stoker.pool.job_box import JobBox, PoolOrder, missing_packages, read_order
-from stoker.pool.lease import MOST_EVIDENCE_BYTES, UNCOMMITTED_S, VERDICT_S, Lease
+from stoker.pool.lease import BEAT_S, MOST_EVIDENCE_BYTES, UNCOMMITTED_S, VERDICT_S, Lease
 from stoker.pool.leased_job import INDEX_BYTES, BlobCache, LeasedJob
 from stoker.pool.link_probe import MeasuredLink
 from stoker.pool.message_carrier import known_messages
@@ -76,8 +76,8 @@ _PAUSED, _LOCK, _SENT = "paused", "lock", "sent.json"
 _MOST_TRIES = 3
 _KEPT_BOXES = 4
 _POLL_S = 0.5
-_ASK_S = 2.0
-"""While a job runs, the pool is asked for other work so often, or at each beat [s]: it costs both milliseconds."""
+_ANSWER_S = BEAT_S
+"""Time for an answer to a request for work while a job runs [s]: the next beat does not wait for a line that hangs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,6 +274,7 @@ class Agent:
     _has_adopted: bool = field(default=False, init=False)
     _said: str = field(default="", init=False)
     _stops: int = field(default=0, init=False)
+    _news: threading.Event = field(default_factory=threading.Event, init=False)
 
     def __post_init__(self) -> None:
         lending, is_idle_only = self.lending, self.lending.when == "idle"
@@ -332,7 +333,8 @@ class Agent:
         try:
             while not self._stops or self._job is not None:
                 self.step()
-                time.sleep(self._pause_s)
+                self._news.wait(self._pause_s)
+                self._news.clear()
         finally:
             self._stop_probes()
             with suppress(StokerError):
@@ -352,7 +354,7 @@ class Agent:
         Raises:
             Refused, PlaceFailed: the pool did not take the first offer; later on it is asked again.
         """
-        why = self._owner.is_back(self._others_cpu_s())
+        why = self._owner.is_back(self._others_cpu_s)
         if why and self._job is not None:
             self._job.reclaim(self.lending.reclaim_s, why)
         self._may_work = may_work = not why and not self._stops
@@ -370,10 +372,14 @@ class Agent:
                 self._offered_until = 0.0
                 self.client.post(on.Withdrawn(offer_id=self.lending.name))
             if self._job is None or time.monotonic() >= self._asks_from:
-                self._asks_from = time.monotonic() + min(_ASK_S, self.lending.beat_s)
-                wait_s = 0.0 if self._job is not None else 2.0
-                lending = self.lending
-                work = self.client.work(wait_s=wait_s, replays=lending.replays, probes=lending.probes)
+                lending, has_job = self.lending, self._job is not None
+                self._asks_from = time.monotonic() + lending.beat_s
+                work = self.client.work(
+                    wait_s=0.0 if has_job else 2.0,
+                    replays=lending.replays,
+                    probes=lending.probes,
+                    answer_s=_ANSWER_S if has_job else None,
+                )
                 self._take(work, may_work=may_work)
                 self._said = ""
         except StokerError as problem:
@@ -577,7 +583,7 @@ class Agent:
             remove_tree(self.folder / "leases" / left)
 
     def _job_of(self, lease: dict[str, Any]) -> LeasedJob:
-        return self.job_type(
+        job = self.job_type(
             str(lease["lease_id"]),
             str(lease["order"]),
             self.folder / "leases" / str(lease["lease_id"]),
@@ -587,6 +593,8 @@ class Agent:
             tell=self.tell,
             is_checked=float(lease["check_fraction"]) > 0,
         )
+        job.news = self._news.set
+        return job
 
     def _others_cpu_s(self) -> float:
         """CPU time that the programs of others take here [s]."""

@@ -12,7 +12,7 @@ import hashlib
 import re
 import shutil
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,8 @@ from stoker.units import GIB, format_bytes, format_seconds
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 KEPT_S = 3600.0
 """Time for which a blob is kept that no lease needs [s]."""
+MOST_UNNAMED = 1000
+"""Blobs of one key that no lease of its own names, at most: each further one is counted with them."""
 STALLED_S = 120.0
 """Silence in the middle of a blob after which it counts as broken off [s]."""
 
@@ -61,6 +63,10 @@ class BlobStore:
             self._senders = {path.name: set(path.read_text().split()) for path in (folder / "senders").iterdir()}
             here = [path for path in folder.iterdir() if _DIGEST.fullmatch(path.name)]
             self._sizes = {path.name: path.stat().st_size for path in here}
+        self._unnamed = defaultdict[str, set[str]](set)
+        for name, senders in self._senders.items():
+            for sender in senders:
+                self._unnamed[sender].add(name)
 
     def path(self, digest: str) -> Path:
         """Where a blob is, or would be.
@@ -80,6 +86,7 @@ class BlobStore:
         """Record that a key has sent a blob which is here, to a peer that forwarded it."""
         if sender not in self._senders.get(digest, ()):
             self._senders.setdefault(digest, set()).add(sender)
+            self._unnamed[sender].add(digest)
             append_line(self.folder / "senders" / digest, sender, error=BadRun, is_durable=True)
 
     def sizes_of(self, digests: Iterable[str]) -> dict[str, int]:
@@ -104,15 +111,11 @@ class BlobStore:
 
         Raises:
             Refused: it is too large, or has another size or hash.
-            NoRoom: the disk is full, or the key has sent too much that no lease of it names.
+            NoRoom: the disk is full, or the key has sent too much, or too many, that no lease of it names.
             BadRun: it cannot be written (a full disk, …).
         """
         target = self.path(digest)
-        unnamed = sum(
-            path.stat().st_size
-            for name, senders in self._senders.items()
-            if sender in senders and not is_named(name) and (path := self.folder / name).exists()
-        )
+        unnamed = self._unnamed_bytes(sender, is_named)
         free = shutil.disk_usage(self.folder).free - self.limits.least_free_bytes - self._on_their_way.total()
         limit = min(self.limits.most_bytes, self.limits.most_unnamed_bytes - unnamed - self._on_their_way[sender], free)
         if size > limit:
@@ -128,6 +131,21 @@ class BlobStore:
             await self._write(target, parts, size, sender)
         finally:
             self._on_their_way[sender] -= size
+
+    def _unnamed_bytes(self, sender: str, is_named: Callable[[str], bool]) -> int:
+        """What a key has sent and no lease of it names [bytes]; what one names is looked at no more.
+
+        Raises:
+            NoRoom: these are too many.
+        """
+        kept = self._unnamed[sender]
+        kept -= {name for name in kept if name not in self._sizes or is_named(name)}
+        if len(kept) >= MOST_UNNAMED:
+            raise NoRoom(
+                f"this key has sent {len(kept):,} blobs that no lease of it names, the most that are kept",
+                remedy="They are deleted after an hour; name them in a lease.",
+            )
+        return self.size_of(kept)
 
     async def _write(self, target: Path, parts: AsyncIterator[bytes], size: int, sender: str) -> None:
         digest, aside, hashed, written = target.name, aside_path(target), hashlib.sha256(), 0
@@ -152,6 +170,7 @@ class BlobStore:
                 append_line(self.folder / "senders" / digest, sender, error=BadRun, is_durable=True)
                 aside.replace(target)
                 self._sizes[digest] = size
+                self._unnamed[sender].add(digest)
             except BaseException:
                 file.close()
                 raise

@@ -145,13 +145,16 @@ class PoolClient:
 
     # ---------------------------------------------------------------------------------------------------------- events
 
-    def post(self, body: Body, *, patience_s: float = 0.0, nonce: str | None = None) -> Receipt:
+    def post(
+        self, body: Body, *, patience_s: float = 0.0, nonce: str | None = None, answer_s: float | None = None
+    ) -> Receipt:
         """Sign an event and post it.
 
         Args:
             body: what it says.
             patience_s: time to try again while the pool does not answer or is busy [s].
             nonce: of an earlier try: the event counts once, however often it is sent.
+            answer_s: time for an answer [s]; None: the client's.
 
         Raises:
             Refused: the pool does not take it; the text says why.
@@ -163,7 +166,7 @@ class PoolClient:
         until = time.monotonic() + patience_s
         while True:
             try:
-                answer = self._json("POST", "/v1/events", canonical(to_json(draft)))
+                answer = self._json("POST", "/v1/events", canonical(to_json(draft)), answer_s=answer_s)
                 break
             except (PlaceUnreachable, _Busy):
                 if time.monotonic() + _RETRY_S > until:
@@ -215,16 +218,19 @@ class PoolClient:
         with self._reading():
             return from_json(pool["rules"], Founded)
 
-    def work(self, *, wait_s: float = 0.0, replays: bool = True, probes: bool = False) -> dict[str, Any]:
+    def work(
+        self, *, wait_s: float = 0.0, replays: bool = True, probes: bool = False, answer_s: float | None = None
+    ) -> dict[str, Any]:
         """What waits for this client's key: `leases` to accept, `challenges` to replay, `ended` leases to stop.
 
         Asking is also how an agent shows that it is there, and whether it replays blocks of others, and answers probes.
+        `answer_s`: as in `post`, waiting for work not counted.
         """
         key = self._require_key()
         asked = {"agent": key.public, "wait_s": wait_s, "replays": int(replays), "probes": int(probes)}
         query = urlencode(asked)
         target = f"/v1/work?{query}"
-        answer = self._json("GET", target, wait_s=wait_s)
+        answer = self._json("GET", target, wait_s=wait_s, answer_s=answer_s)
         with self._reading():
             return read_work(answer)
 
@@ -367,8 +373,17 @@ class PoolClient:
             raise BadJob("this needs a key", remedy="stoker pool wallet makes one.")
         return self.key
 
-    def _json(self, method: str, target: str, body: bytes | None = None, *, wait_s: float = 0.0) -> Any:
-        answer = self._request(method, target, body, size=None if body is None else len(body), wait_s=wait_s)
+    def _json(
+        self,
+        method: str,
+        target: str,
+        body: bytes | None = None,
+        *,
+        wait_s: float = 0.0,
+        answer_s: float | None = None,
+    ) -> Any:
+        size = None if body is None else len(body)
+        answer = self._request(method, target, body, size=size, wait_s=wait_s, answer_s=answer_s)
         try:
             content = _content(answer, self._most_answer_bytes + 1)
             if len(content) > self._most_answer_bytes:
@@ -387,6 +402,7 @@ class PoolClient:
         *,
         size: int | None = None,
         wait_s: float = 0.0,
+        answer_s: float | None = None,
         transport: Transport | None = None,
         start_bytes: int = 0,
     ) -> PoolAnswer:
@@ -405,7 +421,8 @@ class PoolClient:
                 "X-Stoker-Time": repr(time_s),
                 "X-Stoker-Signature": self.key.sign(message),
             }
-        answer = (transport or self._pool).exchange(method, target, headers, body, self._timeout_s + wait_s)
+        timeout_s = wait_s + (self._timeout_s if answer_s is None else answer_s)
+        answer = (transport or self._pool).exchange(method, target, headers, body, timeout_s)
         if answer.status >= 400:
             with_text = _failure_of(answer)
             answer.close()

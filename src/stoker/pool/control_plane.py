@@ -4,7 +4,7 @@ An event is checked against the state, written to the log, and only then counts:
 rebuilt from the log with nothing lost, and a request whose answer was lost is answered again when it is repeated. The
 state changes in one place, one event at a time.
 
-Source: SQLite's WAL (`log.py`); the token bucket is RFC 2697's in its simplest form.
+Source: SQLite's WAL (`log.py`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import asyncio
 import contextlib
 import hashlib
 import heapq
-import ipaddress
 import logging
 import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,20 +32,23 @@ from starlette.routing import Route
 
 from stoker.errors import BadRun, StokerError, first_line
 from stoker.pool import events as on
+from stoker.pool.admission import Admission, named_by
 from stoker.pool.blobs import BlobLimits, BlobStore
 from stoker.pool.client import receipt_message, request_message
-from stoker.pool.escrow import Transfer, credits_text, least_deposit, short
+from stoker.pool.escrow import short
 from stoker.pool.events import CLOCK_WINDOW_S, MOST_BYTES, Body, Draft, Event, Refused, draft_of, read_draft
-from stoker.pool.forwarding import BULK_BYTES, forwarding_fee, forwarding_text, require_forwardable
-from stoker.pool.job_box import MOST_ORDER_BYTES, read_order
+from stoker.pool.forwarding import forwarding_fee, forwarding_text
 from stoker.pool.keys import Key, is_signed
-from stoker.pool.lease import LIVE, MOST_EVIDENCE_BYTES, Lease
+from stoker.pool.lease import LIVE, Lease
+from stoker.pool.lease_index import LeaseIndex
 from stoker.pool.log import EventLog
+from stoker.pool.presence import Presence
 from stoker.pool.probing import ANSWER_S, ProbeChannel, Prober
-from stoker.pool.state import Change, ListedOffer, decide
-from stoker.pool.watch import PRESENT_S, due
+from stoker.pool.request_limits import MOST_AT_ONCE, RequestRates, TokenBuckets, TooMany, network_of_host
+from stoker.pool.rules import decide
+from stoker.pool.state import Change, ListedOffer
+from stoker.pool.watch import due
 from stoker.records.codec import to_json
-from stoker.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from stoker.pool.contract.custody import Custody
@@ -63,8 +65,6 @@ _MOST_LOOKED_UP = 8
 _MOST_SIGNED = 8
 """Beats that a signer elsewhere is asked about at a time."""
 _MOST_WAIT_S = 60.0
-_MOST_ROWS_BYTES = 24 << 20
-"""Largest answer of a probe: eight rows of a product in base64, and two lists of row digests [bytes]."""
 _MOST_COMES_BYTES = 1024
 """What an agent that has come may say before the first question [bytes]."""
 _AWAY_S = 15.0
@@ -72,24 +72,11 @@ _AWAY_S = 15.0
 _MOST_JUMP_S = 3600.0
 _LIST_COST = 10.0
 """What a list counts as, in requests."""
-MOST_AT_ONCE = 2000
-"""Requests of one address that are being answered, or wait for news: each agent has one."""
-MOST_OFFER_S = 30 * 24 * 3600.0
-"""Time for which an offer stands unless it is made again: those of agents that are gone are forgotten [s]."""
 _MOST_LISTED = 1000
 """Leases of one answer: the newest ones."""
 _NOT_LISTED = ("commitments", "challenges", "unsigned", "messages")
 _LOG = "log"
 """What readers of the log wait for; agents wait for their own key."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rates:
-    """Requests a second that are answered, after a burst: of one address, and events of one key."""
-
-    per_address: float = 100.0
-    per_key: float = 20.0
-    burst_s: float = 10.0
 
 
 class _Unsigned(Refused):
@@ -114,48 +101,6 @@ class _OnItsWay(Refused):
     """The blob is not here yet: its holder was asked to send it."""
 
     http_status = 425
-
-
-class _TooMany(Refused):
-    """Too many requests."""
-
-    http_status = 429
-
-
-@dataclass
-class _Buckets:
-    """Token buckets by name, each refilled at `rate` a second up to `most`."""
-
-    rate: float
-    most: float
-    _left: dict[str, tuple[float, float]] = field(default_factory=dict)
-    _cleaned_s: float = 0.0
-
-    def take(self, name: str, what: str, cost: float = 1.0) -> None:
-        now_s = time.monotonic()
-        left, at_s = self._left.get(name, (self.most, now_s))
-        left = min(self.most, left + (now_s - at_s) * self.rate)
-        if left < cost:
-            raise _TooMany(f"{what} sends more than {self.rate:g} requests a second", remedy="Wait a second.")
-        self._left[name] = (left - cost, now_s)
-        if len(self._left) > 20_000 and now_s - self._cleaned_s > 1.0:  # full ones are as good as new ones
-            self._cleaned_s = now_s
-            self._left = {name: kept for name, kept in self._left.items() if now_s - kept[1] < self.most / self.rate}
-
-
-def network_of_host(host: str) -> str:
-    """What counts as one sender: an IPv4 address, or the /64 of an IPv6 one, all of which one customer has.
-
-    >>> network_of_host("192.0.2.1"), network_of_host("[2001:db8::1:2]"), network_of_host("::ffff:192.0.2.1")
-    ('192.0.2.1', '2001:db8::/64', '192.0.2.1')
-    """
-    try:
-        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
-    except ValueError:
-        return host
-    if address.version == 4:
-        return str(address)
-    return str(address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False))
 
 
 def steady_clock(
@@ -204,7 +149,7 @@ class ControlPlane:
         key: Key,
         rules: on.Founded | None = None,
         *,
-        rates: Rates | None = None,
+        rates: RequestRates | None = None,
         blob_limits: BlobLimits | None = None,
         now: Callable[[], float] | None = None,
         custody: Custody | None = None,
@@ -216,20 +161,12 @@ class ControlPlane:
         self.blobs = BlobStore(folder / "blobs", blob_limits, now)
         self.state = self.log.replay()
         self.up_since_s = now()
-        self._named: dict[str, set[str]] = defaultdict(set)
-        self._evidence_of: dict[str, set[str]] = defaultdict(set)
-        self._concerned: dict[str, set[str]] = defaultdict(set)
-        self._rented: dict[str, set[str]] = defaultdict(set)
-        for lease in self.state.leases.values():
-            self._note(lease)
+        self.leases = LeaseIndex(self.state, self.blobs)
+        self.admission = Admission(self.state, self.blobs, self.leases, now)
         self._at_once = Counter[str]()
-        self._present: dict[str, float] = {}
-        self._not_replaying: set[str] = set()
-        self._probed: set[str] = set()
-        """Present agents that answer probes."""
+        self.presence = Presence()
         self.prober = None if probe_every_s is None else Prober(self.state, self._submit_own, every_s=probe_every_s)
         self.rendezvous: PeerRendezvous | None = None
-        self.bulk_bytes = BULK_BYTES
         self._turn = asyncio.Lock()
         # Threads of their own: where a node does not answer, the log is written all the same.
         self._chain_threads = ThreadPoolExecutor(_MOST_LOOKED_UP, thread_name_prefix="chain")
@@ -238,9 +175,9 @@ class ControlPlane:
         self._refused_beats: dict[str, tuple[int, float]] = {}
         self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)
         self._documents: dict[str, tuple[object, dict[str, Any]]] = {}
-        rates = rates or Rates()
-        self._by_address = _Buckets(rates.per_address, rates.per_address * rates.burst_s)
-        self._by_key = _Buckets(rates.per_key, rates.per_key * rates.burst_s)
+        rates = rates or RequestRates()
+        self._by_address = TokenBuckets(rates.per_address, rates.per_address * rates.burst_s)
+        self._by_key = TokenBuckets(rates.per_key, rates.per_key * rates.burst_s)
         if self.state.rules is None:
             event, change = self._checked(self._own(rules or on.Founded(name="pool")))
             assert change is not None
@@ -313,7 +250,7 @@ class ControlPlane:
         async with self._turn:
             event, leases = await self._entered(draft)
             for lease in leases:
-                await self._charge(lease, _named_by(draft.read_body(), lease.lease_id))
+                await self._charge(lease, named_by(draft.read_body(), lease.lease_id))
         return event
 
     async def _entered(self, draft: Draft) -> tuple[Event, list[Lease]]:
@@ -325,13 +262,13 @@ class ControlPlane:
         self.state.take(event, change)
         self._wake(_LOG)
         for lease in change.leases:
-            for key in self._note(lease):
+            for key in self.leases.note(lease):
                 self._wake(key)
         return event, change.leases
 
     async def _charge(self, lease: Lease, digests: Iterable[str]) -> None:
         """Charge large blobs of a lease that are here: once each, and where the pool has a price or a quota."""
-        for digest, num_bytes in self._forwarded(lease, digests):
+        for digest, num_bytes in self.admission.unpaid(lease, digests):
             fee = forwarding_fee(num_bytes, self._rules.forward_price)
             body = on.Forwarded(lease_id=lease.lease_id, blob=digest, num_bytes=num_bytes, amount=fee)
             try:
@@ -339,54 +276,6 @@ class ControlPlane:
             except Refused as problem:  # what was refused before it came is not to be lost for that
                 _log.warning("forwarding was not paid: %s", problem.message)
             lease = self.state.leases[lease.lease_id]
-
-    def _forwarded(self, lease: Lease, digests: Iterable[str]) -> list[tuple[str, int]]:
-        """Large blobs of these that the pool keeps for a lease and that are not paid for, with their sizes [bytes]."""
-        if not (self._rules.forward_price or self._rules.forward_quota_bytes) or lease.state == "final":
-            return []
-        paths = [self.blobs.path(digest) for digest in dict.fromkeys(digests) if digest not in lease.forwarded]
-        sizes = [(path.name, path.stat().st_size) for path in paths if path.is_file()]
-        return [(name, num_bytes) for name, num_bytes in sizes if num_bytes >= self.bulk_bytes]
-
-    def require_forwardable(self, digest: str, num_bytes: int, key: str) -> None:
-        """Refuse the way through the pool for a large blob where leases in which `key` has part do not pay for it.
-
-        Leases of others that name it say nothing: a hash is public once one does.
-
-        Raises:
-            Refused: it is over the quota, or over what a renter spends on that.
-        """
-        if num_bytes >= self.bulk_bytes and (self._rules.forward_price or self._rules.forward_quota_bytes):
-            for lease in self._own_leases_naming(digest, key):
-                if lease.state != "final" and digest not in lease.forwarded:
-                    self._require_paid(lease, num_bytes)
-
-    def _own_leases_naming(self, digest: str, key: str) -> list[Lease]:
-        """Leases that name a blob and in which a key has part."""
-        return [
-            lease
-            for lease in self.leases_naming(digest)
-            if key in {lease.renter, lease.agent, *(one.verifier for one in lease.challenges)}
-        ]
-
-    def _require_paid(self, lease: Lease, num_bytes: int) -> None:
-        """Refuse what its renter would not pay for, or could not."""
-        fee = require_forwardable(
-            lease.lease_id,
-            num_bytes,
-            self._rules,
-            most=lease.most_forwarding,
-            sent_bytes=lease.forwarded_bytes,
-            spent=lease.forwarded_credits,
-        )
-        self.state.accounts.require_covered([Transfer(lease.renter, self.key.public, fee)])
-
-    def _require_inputs_forwardable(self, body: on.Opened) -> None:
-        """Refuse a lease whose large inputs are in the pool, and whose renter does not pay for that."""
-        paths = [path for digest in dict.fromkeys(body.inputs) if (path := self.blobs.path(digest)).is_file()]
-        large = sum(size for path in paths if (size := path.stat().st_size) >= self.bulk_bytes)
-        if large and (self._rules.forward_price or self._rules.forward_quota_bytes):
-            require_forwardable(body.lease_id, large, self._rules, most=body.most_forwarding)
 
     @property
     def _rules(self) -> on.Founded:
@@ -399,8 +288,7 @@ class ControlPlane:
             if (known.draft.kind, known.draft.body) != (draft.kind, draft.body):
                 raise Refused("another event with this nonce is in the log: a nonce is used once")
             return known, None
-        self._require_stored(draft)
-        self._require_deposit(draft)
+        self.admission.require(draft)
         event = Event(
             seq=self.state.seq + 1,
             previous=self.state.head,
@@ -409,114 +297,10 @@ class ControlPlane:
         )
         return event, decide(self.state, event)
 
-    def _require_stored(self, draft: Draft) -> None:
-        """Refuse a commitment, or results, whose blob is not here and readable to who names it: none could check it.
-
-        And a verdict that has a lease's first block begin elsewhere than its order does, which a blob says as well.
-        """
-        body = draft.read_body()
-        if isinstance(body, on.VerdictGiven) and body.block == 0 and body.made and not (body.equal or body.against):
-            self._require_begin(body)
-        for opened in _openings(body):
-            self._require_inputs_forwardable(opened)
-        if isinstance(body, on.Supplied):
-            for digest in filter(None, (body.before, body.after)):
-                if not self.blobs.path(digest).is_file() or draft.actor not in self._readers(digest):
-                    raise Refused(
-                        f"the state {digest[:12]}… that was supplied is not here", remedy="Send the blob first."
-                    )
-        if not isinstance(body, on.Committed | on.Sent | on.Finished):
-            return
-        digest = body.result if isinstance(body, on.Finished) else body.blob
-        path = self.blobs.path(digest)
-        renter = self.state.lease(body.lease_id).renter
-        if self.rendezvous is not None and draft.actor in self.rendezvous.senders(renter, digest):
-            return  # it is held in two places, and by the one who wants it checked
-        if not path.is_file() or draft.actor not in self._readers(digest):
-            raise Refused(
-                f"{draft.kind!r} of lease {body.lease_id} names the blob {digest[:12]}…, which this key has not sent",
-                remedy="Send the blob first.",
-            )
-        lease = self.state.lease(body.lease_id)
-        held_bytes = self.blobs.size_of({*lease.blobs, digest})
-        if held_bytes > self.blobs.limits.most_lease_bytes:
-            raise Refused(
-                f"the blobs of lease {body.lease_id} have {format_bytes(held_bytes)}, and at most "
-                f"{format_bytes(self.blobs.limits.most_lease_bytes)} are kept for one lease",
-                remedy="Longer blocks: --place-option block=5min.",
-            )
-        for _, num_bytes in self._forwarded(lease, [digest]):
-            self._require_paid(lease, num_bytes)
-        path.touch()  # it is not deleted before the lease names it
-
-    def _require_begin(self, body: on.VerdictGiven) -> None:
-        """Refuse an unequal verdict on a first block that does not begin where the lease's order goes on from.
-
-        The agent's states would be refused, which begin there. An order that is not here, or is none, says nothing:
-        then the agent gives up the search, and whole blocks are compared.
-        """
-        path = self.blobs.path(self.state.lease(body.lease_id).order)
-        try:
-            if path.stat().st_size > MOST_ORDER_BYTES:
-                return
-            order = read_order(path.read_bytes())
-        except (OSError, StokerError):
-            return
-        if body.begins != order.begin:
-            raise Refused(
-                f"the first block of lease {body.lease_id} begins after update {order.begin:,} by its order, and "
-                f"this verdict says {body.begins:,}"
-            )
-
-    def _require_deposit(self, draft: Draft) -> None:
-        """Refuse a lease or a place that would hold an offer for nothing, and what would take room for ever.
-
-        Here and not in `state`, which has to read what earlier control planes took.
-        """
-        body = draft.read_body()
-        if isinstance(body, on.Waiting) and not self.is_payer(draft.actor):
-            raise Refused("a key without credits keeps no place: those who wait come before others who pay")
-        if isinstance(body, on.Offered) and body.offer.expires_s > self._now() + MOST_OFFER_S:
-            raise Refused(
-                f"an offer lapses within {format_seconds(MOST_OFFER_S)}", remedy="Make it again before it does."
-            )
-        for opened in _openings(body):
-            self._require_deposit_of(opened)
-
-    def _require_deposit_of(self, body: on.Opened) -> None:
-        if (listed := self.state.offers.get(body.offer_id)) is None:
-            return
-        least = least_deposit(listed.offer.min_s, body.rate_per_hour)
-        if body.deposit < least:
-            raise Refused(
-                f"a deposit of {credits_text(body.deposit)} holds no offer: {credits_text(least - body.deposit)} are "
-                "missing for its shortest lease, a minute at least",
-                remedy=f"Deposit {credits_text(least)}.",
-            )
-        if (size := self.blobs.size_of({body.order, *body.inputs})) > self.blobs.limits.most_lease_bytes:
-            raise Refused(
-                f"the blobs that lease {body.lease_id} names have {format_bytes(size)}, and at most "
-                f"{format_bytes(self.blobs.limits.most_lease_bytes)} are kept for one lease"
-            )
-
     def _own(self, body: Body) -> Draft:
         if self.custody is not None and isinstance(body, on.Cosigned):
             body = self.custody.cosigned(self.state.leases[body.lease_id], body)
         return draft_of(body, self.key, self.key.public, time_s=self._now())
-
-    def _note(self, lease: Lease) -> set[str]:
-        """Keep in mind which blobs a lease names and whose work it is; the keys that it concerns."""
-        for digest in lease.blobs:
-            self._named[digest].add(lease.lease_id)
-        for digest in lease.evidence:
-            self._evidence_of[digest].add(lease.lease_id)
-        concerned = {lease.agent, *(asked.verifier for asked in lease.challenges)}
-        for names in (self._rented[lease.renter], *(self._concerned[key] for key in concerned)):
-            if lease.state == "final":
-                names.discard(lease.lease_id)
-            else:
-                names.add(lease.lease_id)
-        return concerned
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -558,7 +342,7 @@ class ControlPlane:
                     key=self.key,
                     up_since_s=self.up_since_s,
                     present=self.verifiers(),
-                    listening=self.present().keys(),
+                    listening=self.presence.keys(),
                 )
                 for body in bodies:
                     if isinstance(body, on.Cosigned):
@@ -575,9 +359,8 @@ class ControlPlane:
                 if time.monotonic() - cleaned_s > _CLEAN_S:
                     cleaned_s = time.monotonic()
                     self._documents.clear()
-                    for digest in await asyncio.to_thread(self.blobs.delete_unneeded, self._needed_blobs()):
-                        self._named.pop(digest, None)
-                        self._evidence_of.pop(digest, None)
+                    gone = await asyncio.to_thread(self.blobs.delete_unneeded, self.leases.needed())
+                    self.leases.forget(gone)
             except Exception:  # noqa: BLE001 - else no lease would end any more; the fault is logged
                 _log.exception("a decision of the control plane failed")
             await asyncio.sleep(_TICK_S)
@@ -588,14 +371,8 @@ class ControlPlane:
     def _idle_offers(self) -> list[ListedOffer]:
         """Offers whose agent is there, answers probes, and has neither a job nor a replay."""
         now_s = self._now()
-        agents = {agent for agent in self._probed & self.present().keys() if not self._is_at_work(agent)}
+        agents = {agent for agent in self.presence.probed & self.presence.here() if not self.leases.is_at_work(agent)}
         return [one for one in self.state.offers.values() if one.agent in agents and one.is_free(now_s)]
-
-    def _is_at_work(self, agent: str) -> bool:
-        return any(
-            (one.agent == agent and one.state in LIVE) or any(asked.verifier == agent for asked in one.open_challenges)
-            for one in self._leases_of(agent)
-        )
 
     def _begin_cosigning(self, body: on.Cosigned) -> None:
         """Let a beat be co-signed while all else goes on: a signer elsewhere may take minutes, or not answer at all."""
@@ -630,39 +407,18 @@ class ControlPlane:
                 _log.exception("the contract was not kept up")
             await asyncio.sleep(_CHAIN_S)
 
-    def _needed_blobs(self) -> set[str]:
-        leases = [self.state.leases[name] for name in self.state.unsettled]
-        evidence = self.blobs.sizes_of(digest for lease in leases for digest in lease.evidence)
-        small = {digest for digest, num_bytes in evidence.items() if num_bytes <= MOST_EVIDENCE_BYTES}
-        # A replay of one site reads the messages of all.
-        gangs = {lease.gang for lease in leases} & self.state.gangs.keys()
-        siblings = [self.state.leases[name] for gang in gangs for name in self.state.gangs[gang].names]
-        messages = {message.blob for lease in siblings for message in lease.messages}
-        return small.union(messages, *(lease.blobs | lease.supplied for lease in leases))
-
-    def present(self) -> dict[str, str]:
-        """Agents that asked for work recently, with their determinism class."""
-        now_s = time.monotonic()
-        self._present = {key: at_s for key, at_s in self._present.items() if now_s - at_s < PRESENT_S}
-        self._not_replaying &= self._present.keys()  # keys cost nothing
-        self._probed &= self._present.keys()
-        classes = {listed.agent: listed.offer.determinism_class for listed in self.state.offers.values()}
-        return {key: classes.get(key, "") for key in self._present}
-
     def verifiers(self) -> dict[str, str]:
         """The present agents that replay blocks, with their determinism class.
 
         They have an offer; in an open pool they were also admitted, or passed a check themselves: keys cost nothing.
         """
-        now_s, state = self._now(), self.state
-        assert state.rules is not None
-        offering = {listed.agent for listed in state.offers.values() if now_s < listed.offer.expires_s}
-        known = {
-            key
-            for key in offering
-            if not state.rules.is_open or key in state.members or state.record_of(key).passed > 0
+        now_s, state, replaying = self._now(), self.state, self.presence.replaying()
+        standing = [one for one in state.offers.values() if now_s < one.offer.expires_s and one.agent in replaying]
+        return {
+            one.agent: one.offer.determinism_class
+            for one in standing
+            if not self._rules.is_open or one.agent in state.members or state.record_of(one.agent).passed > 0
         }
-        return {key: own for key, own in self.present().items() if key in known and key not in self._not_replaying}
 
     # ------------------------------------------------------------------------------------------------------------ HTTP
 
@@ -674,7 +430,7 @@ class ControlPlane:
             self.count_address(host, cost)
             network = network_of_host(host)
             if self._at_once[network] >= MOST_AT_ONCE:
-                raise _TooMany(f"the address {network} has {MOST_AT_ONCE} requests open", remedy="Wait for answers.")
+                raise TooMany(f"the address {network} has {MOST_AT_ONCE} requests open", remedy="Wait for answers.")
             self._at_once[network] += 1
             try:
                 return await answer(request)
@@ -724,12 +480,12 @@ class ControlPlane:
                     }
                 )
             case "offers":
-                present = self.present()
+                here = self.presence.here()
                 return _json(
                     [
                         {
                             **self._document(f"offer/{name}", listed),
-                            "is_present": listed.agent in present,
+                            "is_present": listed.agent in here,
                             "is_free": state.is_free(listed, now_s),
                             "clashes_with": ""
                             if (other := state.blocked_by(listed, now_s)) is None
@@ -775,6 +531,7 @@ class ControlPlane:
             "escrow": escrow,
             "bond_held": bond,
             "verdict": verdict.hex(),
+            "is_agent_away": self.presence.is_away(lease.agent),
             "bulk": {"direct_bytes": direct, "pool_bytes": sum(here.values())},
             **self._gang_document(lease),
         }
@@ -814,18 +571,15 @@ class ControlPlane:
         key = self._signed_by(request)
         if request.query_params.get("agent", key) != key:
             raise _Forbidden("work is for the key that signs")
-        wait_s = _number(request, "wait_s")
-        self._present[key] = time.monotonic()
-        replays = request.query_params.get("replays", "1") == "1"
-        (self._not_replaying.discard if replays else self._not_replaying.add)(key)
+        wait_s = min(_number(request, "wait_s"), _MOST_WAIT_S)
         probes = request.query_params.get("probes", "0") == "1" and self.prober is not None
-        (self._probed.add if probes else self._probed.discard)(key)
+        self.presence.ask(key, wait_s=wait_s, replays=request.query_params.get("replays", "1") == "1", probes=probes)
         if probes and self.prober is not None and request.client is not None:
             self.prober.networks[key] = network_of_host(request.client.host)
         await self._until(key, lambda: any(self._work_of(key)) or bool(self._probes_of(key)), wait_s)
-        self._present[key] = time.monotonic()
+        self.presence.answered(key)
         waiting, challenges, searches = self._work_of(key)
-        mine = [one for one in self._leases_of(key) if one.agent == key and one.state in LIVE]
+        mine = [one for one in self.leases.of_key(key) if one.agent == key and one.state in LIVE]
         leaving = {one.lease_id: one.reclaim_by_s for one in mine if one.state == "reclaiming"}
         return _json(
             {
@@ -840,7 +594,7 @@ class ControlPlane:
 
     def _probes_of(self, key: str) -> list[dict[str, Any]]:
         """Devices of an agent that are to answer a probe now."""
-        return [] if self.prober is None or key not in self._probed else self.prober.asked(key)
+        return [] if self.prober is None or key not in self.presence.probed else self.prober.asked(key)
 
     async def _probe(self, request: Request) -> Response:
         """Take an answer of a probed device, and give it the next question."""
@@ -858,8 +612,8 @@ class ControlPlane:
     async def _probe_answer(self, request: Request, channel: ProbeChannel, step: int) -> dict[str, Any]:
         """The body of an answer: one at a time for each device, so that what is kept of them stays small."""
         if channel.is_taking:
-            raise _TooMany("an answer of this device is being sent already", remedy="Wait until it is here.")
-        most, content = _MOST_COMES_BYTES if step == 0 else _MOST_ROWS_BYTES, bytearray()
+            raise TooMany("an answer of this device is being sent already", remedy="Wait until it is here.")
+        most, content = _MOST_COMES_BYTES if step == 0 else channel.most_bytes, bytearray()
         channel.is_taking = True
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -880,7 +634,7 @@ class ControlPlane:
 
     def _work_of(self, key: str) -> tuple[list[Any], list[Any], list[Any]]:
         """Leases that wait for an agent's accept, challenges for it, and searches that wait for its states."""
-        unsettled = self._leases_of(key)
+        unsettled = self.leases.of_key(key)
         waiting = [self._lease_document(one) for one in unsettled if one.agent == key and one.state == "funded"]
         challenges = [
             {**to_json(challenge), "lease_id": one.lease_id}
@@ -898,28 +652,6 @@ class ControlPlane:
             if (party := one.party(key, verdict)) is not None and verdict.bisection.waits_for(party)
         ]
         return waiting, challenges, searches
-
-    def _leases_of(self, key: str) -> list[Lease]:
-        """Unsettled leases in which a key is the agent or a verifier."""
-        return [self.state.leases[name] for name in sorted(self._concerned.get(key, ()))]
-
-    def leases_of(self, key: str) -> list[Lease]:
-        """Unsettled leases in which a key is the agent or a verifier."""
-        return self._leases_of(key)
-
-    def leases_naming(self, digest: str) -> list[Lease]:
-        """Leases that name a blob, the oldest first."""
-        leases = [self.state.leases[name] for name in self._named.get(digest, ())]
-        return sorted(leases, key=lambda lease: lease.opened_s)
-
-    def rents(self, key: str) -> bool:
-        """Whether a key has an unsettled lease as its renter."""
-        return bool(self._rented.get(key))
-
-    def is_payer(self, key: str) -> bool:
-        """Whether a key can pay for leases: keys alone cost nothing."""
-        is_member = bool(self._rules.contract) and key in self.state.members  # its credits are on the chain
-        return is_member or self.state.accounts.balance(key) > 0
 
     def count_request(self, key: str) -> None:
         """Count a request of a key against its rate.
@@ -984,14 +716,16 @@ class ControlPlane:
 
     async def _put_blob(self, request: Request) -> Response:
         key, digest = self._signed_by(request), request.path_params["digest"]
-        is_agent = any(one.agent == key and one.state in LIVE for one in self._leases_of(key))
-        if not (is_agent or self.is_payer(key) or self._work_of(key)[2]):
+        is_agent = any(one.agent == key and one.state in LIVE for one in self.leases.of_key(key))
+        if not (is_agent or self.state.is_payer(key) or self._work_of(key)[2]):
             raise _Forbidden("blobs are sent by keys that have credits, and by agents whose lease runs or is disputed")
         size = request.headers.get("content-length", "")
         if not (size.isdecimal() and len(size) < 20):  # `isdigit` is true of "²"
             raise Refused("a blob comes with its Content-Length")
-        self.require_forwardable(digest, int(size), key)
-        await self.blobs.write(digest, request.stream(), int(size), key, lambda name: self._is_named_by(name, key))
+        self.admission.require_forwardable(digest, int(size), key)
+        await self.blobs.write(
+            digest, request.stream(), int(size), key, lambda name: self.leases.is_named_by(name, key)
+        )
         if self.rendezvous is not None:
             for sender in self.rendezvous.senders(key, digest):
                 self.blobs.note_sender(digest, sender)
@@ -1001,13 +735,8 @@ class ControlPlane:
     async def _charge_all(self, digest: str, key: str) -> None:
         """Charge leases of a key, and of no other, for a blob that it sent."""
         async with self._turn:
-            for lease in self._own_leases_naming(digest, key):
+            for lease in self.leases.own_naming(digest, key):
                 await self._charge(lease, [digest])
-
-    def _is_named_by(self, digest: str, key: str) -> bool:
-        """Whether a lease in which a key has part names a blob: others' leases are no room for what it sends."""
-        leases = (self.state.leases[name] for name in self._named.get(digest, ()))
-        return any(key in (lease.renter, lease.agent) for lease in leases)
 
     async def _get_blob(self, request: Request) -> Response:
         key, digest = self._signed_by(request), request.path_params["digest"]
@@ -1021,55 +750,12 @@ class ControlPlane:
                     f"the blob {digest[:12]}… is kept by the machine that this key's run was started on alone"
                 )
             raise _NotFound(f"there is no blob {digest[:12]}… here")
-        if key != self.key.public and key not in self._readers(digest):
+        if key != self.key.public and key not in self.leases.readers(digest):
             if request.method == "HEAD":  # a key that has the content sends it, and is then known to have it
                 raise _NotFound(f"the blob {digest[:12]}… is not known to be this key's")
             raise _Forbidden(f"the blob {digest[:12]}… is for those who have part in a lease that names it")
         path.touch()
         return FileResponse(path, media_type="application/octet-stream")
-
-    def _readers(self, digest: str) -> set[str]:
-        """Keys that may read a blob: who sent it, and who has part in a lease in which one who may read it named it.
-
-        Naming alone gives nothing: else a lease on a hash out of the log would open what others sent.
-        """
-        readers = self.blobs.senders(digest)
-        for lease in self.leases_naming(digest):
-            namer = lease.renter if digest in (lease.order, *lease.inputs) else lease.agent
-            if namer in readers:
-                readers |= parties_of(lease)
-                if lease.gang and any(message.blob == digest for message in lease.messages):
-                    names = self.state.gangs[lease.gang].names
-                    readers = readers.union(*(parties_of(self.state.leases[name]) for name in names))
-        for name in self._evidence_of.get(digest, ()):
-            lease = self.state.leases[name]
-            if lease.evidence.get(digest, set()) & self.blobs.senders(digest):
-                readers |= parties_of(lease)
-        return readers - {""}
-
-
-def parties_of(lease: Lease) -> set[str]:
-    """Keys that have part in a lease."""
-    return {lease.renter, lease.agent, lease.delegate, *(one.verifier for one in lease.challenges)}
-
-
-def _openings(body: Body) -> tuple[on.Opened, ...]:
-    """The leases that an event opens."""
-    return (body,) if isinstance(body, on.Opened) else body.leases if isinstance(body, on.GangOpened) else ()
-
-
-def _named_by(body: Body, lease_id: str) -> list[str]:
-    """Blobs that an event names for a lease."""
-    match body:
-        case on.Opened() | on.GangOpened():
-            own = [one for one in _openings(body) if one.lease_id == lease_id]
-            return [digest for one in own for digest in (one.order, *one.inputs)]
-        case on.Committed() | on.Sent():
-            return [body.blob]
-        case on.Finished():
-            return [body.result]
-        case _:
-            return []
 
 
 def _number(request: Request, name: str) -> float:

@@ -467,14 +467,14 @@ class Committed(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class Suspected(Body):
-    """Three beats are missing."""
+    """Two beats are missing."""
 
     lease_id: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lost(Body):
-    """No beat for a minute: the lease ends with its last co-signed beat."""
+    """Four beats are missing: the lease ends with its last co-signed beat."""
 
     lease_id: str
 

@@ -105,8 +105,10 @@ def to_preempt(state: State, now_s: float) -> list[Lease]:
     chosen: list[Lease] = []
     for one in sorted(state.waiting.values(), key=lambda one: one.since_s):
         waits = team_of(state, one.renter)
+        if not waits.priority:  # before all offers are looked at, each second
+            continue
         suits = [listed for listed in state.offers.values() if one.takes(listed.offer.device.kind, now_s)]
-        if not waits.priority or any(state.is_free(listed, now_s) for listed in suits):
+        if any(state.is_free(listed, now_s) for listed in suits):
             continue
         leases = [state.leases[listed.lease_id] for listed in suits if listed.lease_id]
         if any(lease.state == "reclaiming" for lease in leases):

@@ -3,15 +3,19 @@
 What: sites are chosen by what the gang costs until it is done: all meters run until the slowest has ended, and an
 exchange takes what the slowest link to the pool needs, since messages go through it. After all agents have accepted,
 each site is a run of leases of its own (`rented_run.py`): where an agent is lost the next one goes on from the site's
-last block, with the messages that were sent in between, and the others wait for it.
+last block, with the messages that were sent in between, and the others wait for it. Where it finds no offer for a
+minute, the leases of all sites are closed, so that none is paid for waiting, and opened together again, all or none.
 Use when: a job asks for local SGD or DiLoCo. Costs: the sum of the sites.
 Does not do: moves to better offers, several devices at an agent, waiting in the pool's queue.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,18 +25,25 @@ from stoker.launching.launcher import Handle, LaunchTarget, seen_now
 from stoker.planning.slow_links import Recommendation, recommend, stated_link
 from stoker.pool import events as on
 from stoker.pool.client import PoolClient
+from stoker.pool.escrow import credits_text
 from stoker.pool.events import NotNow, Refused
+from stoker.pool.forwarding import BULK_BYTES, require_forwardable
 from stoker.pool.job_box import PoolOrder
 from stoker.pool.lease import LIVE, RELEASED
-from stoker.pool.lease_documents import described, most_spent, resting_offers
+from stoker.pool.lease_documents import AWAY, described, is_left_alone, most_spent, resting_offers
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import DEFAULT_LINK_BYTES_PER_S, Match
 from stoker.pool.rented_run import RentedRun, leases_of, most_forwarding, short_of_credits
 from stoker.pool.terms import Exchanges, Terms, ranked_offers
 from stoker.records.launch import LaunchPhase, LaunchState
+from stoker.units import format_seconds
 
 POLL_S = 1.0
 """What an exchange through the pool takes besides its bytes: agents look for messages now and then [s]."""
+PAUSED = "paused: "
+"""How the reason of a lease begins that its renter closed since another site found no offer."""
+WAITED_S = 60.0
+"""For so long the other sites wait, and are paid, while one finds no offer [s]: about what starting all again takes."""
 _MOST_CONSIDERED = 40
 _TRIES = 5
 
@@ -119,6 +130,20 @@ def _gang_of(matches: Sequence[Match], exchanges: Exchanges, value_per_hour: int
     )
 
 
+def forwarding_of(exchanges: Exchanges, job: str, rules: on.Founded, most: int) -> int:
+    """What all messages of one site cost on their way through the pool [micro-credits]; only large ones cost anything.
+
+    Raises:
+        Refused: it is more than `most`, or more bytes than the pool forwards for a lease.
+    """
+    num_bytes = math.ceil(exchanges.num_bytes)
+    if num_bytes < BULK_BYTES:
+        return 0
+    rounded = exchanges.count if rules.forward_price else 0  # each fee is rounded up
+    whole = require_forwardable(job, exchanges.count * num_bytes, rules, most=max(0, most - rounded))
+    return whole + rounded
+
+
 def recommended(found: GangMatch, exchanges: Exchanges) -> Recommendation | None:
     """The interval between exchanges that would suit these links; None where the time of an update is not known."""
     forecasts = [one.forecast for one in found.matches if one.forecast is not None]
@@ -180,8 +205,10 @@ class GangRun:
 
         Raises:
             PlaceFailed, BadJob: as `open`.
+            Refused: the run's messages would cost more on their way through the pool than is to be spent on that.
         """
         terms, sites = Terms.of_handle(self.handle), len(self.sites)
+        forwarding_of(terms.exchanges, self.handle["job"], self.client.rules(), terms.most_forwarding)
         offers, most = self._offers(limit_s, avoided), self.handle["max_credits"]
         done = [one for of_site in self.leases() for one in of_site if one.get("messages") or one["commitments"]]
         if done:  # what was sent stands
@@ -249,6 +276,8 @@ class GangRun:
                 "start the run again with --new",
                 evidence=described(wrong),
             )
+        if _is_paused(newest):
+            return self._paused(newest, leases)
         states = [run.state() for run in self.sites]
         phases: list[LaunchPhase] = [state.phase for state in states]
         restarts = sum(state.restarts for state in states)
@@ -258,6 +287,8 @@ class GangRun:
                 site = phases.index(phase)
                 self.stop(f"stopped: site {site} has {phase}")
                 return replace(states[site], why=f"site {site}: {states[site].why}", restarts=restarts)
+        if why := self._waits_in_vain(phases):
+            return self._paused(newest, leases, why)
         # The least advanced one speaks for all.
         order: tuple[LaunchPhase, ...] = ("queued", "requeued", "starting", "running", "saving", "finished")
         site = min(range(len(states)), key=lambda number: order.index(phases[number]) if phases[number] in order else 0)
@@ -269,30 +300,69 @@ class GangRun:
         num_there = sum(one["state"] in LIVE and bool(one["accepted_s"]) for one in newest)
         words = f"{num_there} of {len(newest)} agents have accepted"
         if all(one["state"] in LIVE for one in newest):
+            if away := [one for one in newest if is_left_alone(one)]:  # the others are released
+                with suppress(Refused):
+                    self.client.post(on.Closed(lease_id=str(away[0]["lease_id"]), reason=AWAY))
             return seen_now(phase="queued", why=f"{words}; no meter runs before all have")
         if any(str(one["reason"]).startswith("stopped") for one in newest):
             return seen_now(phase="stopped", why="stopped as asked, before all agents had accepted")
         if live := [one for one in newest if one["state"] in LIVE]:
             return seen_now(phase="queued", why=f"{words}; {len(live)} are released")
         declined = [[one for one in chain if not one["accepted_s"] and one["reason"] != RELEASED] for chain in leases]
-        avoided = set[str]().union(*(resting_offers(chain, _now(self.client)) for chain in declined))
-        num_gangs = len(leases[0]) - int(self.handle["firsts"][0])  # of this start: earlier ones may have run
+        num_gangs = max(map(_num_never_begun, leases, self.handle["firsts"]))
         if num_gangs >= _MOST_GANGS:
             return seen_now(phase="failed", why=f"{num_gangs} gangs were never complete; the last: {words}")
+        return self._opened_again(leases, declined, words)
+
+    def _waits_in_vain(self, phases: Sequence[str]) -> str:
+        """Why the sites are to wait no longer, as words: one has found no offer for a while; "": they go on, or wait.
+
+        Not once a site has results: it has sent its last message, and the others need it no more.
+        """
+        if "queued" not in phases:
+            return ""
+        now_s, newest = _now(self.client), [chain[-1] for chain in self.leases()]
+        if any(one["result"] for one in newest):
+            return ""
+        for site, last in enumerate(newest):
+            waited_s = now_s - float(last["closed_s"])
+            if phases[site] == "queued" and last["state"] not in LIVE and waited_s > WAITED_S:
+                return f"site {site} has found no offer for {format_seconds(waited_s)}"
+        return ""
+
+    def _paused(
+        self, newest: list[dict[str, Any]], leases: list[list[dict[str, Any]]], why: str = "a site found no offer"
+    ) -> LaunchState:
+        """End the leases of a gang of which one site is missing; once all have ended, open all again, or none."""
+        if any(one["state"] in LIVE for one in newest):
+            self.stop(f"{PAUSED}{why}")
+            return seen_now(phase="queued", why=f"{why}: the others are closed, so that none is paid for waiting")
+        others = [[one for one in chain if not str(one["reason"]).startswith(PAUSED)] for chain in leases]
+        return self._opened_again(leases, others, why)
+
+    def _opened_again(
+        self, leases: list[list[dict[str, Any]]], failed: list[list[dict[str, Any]]], why: str
+    ) -> LaunchState:
+        """Open the leases of all sites again, each to go on from its last block; offers of leases in `failed` rest."""
+        avoided = set[str]().union(*(resting_offers(chain, _now(self.client)) for chain in failed))
+        left_s = min(run.left_s(chain) for run, chain in zip(self.sites, leases, strict=True))
+        if left_s < 1 or (self.handle["until_s"] and time.time() > self.handle["until_s"]):
+            return seen_now(phase="failed", why=f"the time of the run is over: {why}")
         order = replace(self.sites[0].order(leases[0][0]), site=0)
         try:
-            self.open(order, float(self.handle["limit_s"]), avoided)
+            self.open(order, left_s, avoided)
         except BadJob as problem:
-            return seen_now(phase="failed", why=f"{words}; {problem.message}")
+            return seen_now(phase="failed", why=f"{why}; {problem.message}")
         except (PlaceFailed, Refused) as problem:
-            return seen_now(phase="queued", why=f"{words}; waiting for other offers: {problem.message}")
-        return seen_now(phase="requeued", why=f"{words}: all were opened again")
+            return seen_now(phase="queued", why=f"{why}; waiting for other offers: {problem.message}")
+        return seen_now(phase="requeued", why=f"{why}: all were opened again")
 
     def stop(self, reason: str = "stopped: the renter asked") -> None:
         """Close the leases of all sites; what was committed stays."""
         for of_site in self.leases():
             if of_site and of_site[-1]["state"] in LIVE:
-                self.client.post(on.Closed(lease_id=str(of_site[-1]["lease_id"]), reason=reason), patience_s=20.0)
+                with suppress(Refused):  # it has just ended
+                    self.client.post(on.Closed(lease_id=str(of_site[-1]["lease_id"]), reason=reason), patience_s=20.0)
 
     def log(self) -> bytes:
         """The log of the first site."""
@@ -301,6 +371,16 @@ class GangRun:
     def fetch(self, into: Path) -> None:
         """The newest state of the first site: the weights that all share are equal."""
         self.sites[0].fetch(into)
+
+
+def _is_paused(newest: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether leases of a gang, the newest of each site, were closed since one site found no offer."""
+    return any(one["closed_by"] == one["renter"] and str(one["reason"]).startswith(PAUSED) for one in newest)
+
+
+def _num_never_begun(chain: Sequence[Mapping[str, Any]], first: int) -> int:
+    """Leases of a site in a row, up to the newest, in which nothing ran; of this start, since earlier ones may have."""
+    return sum(1 for _ in itertools.takewhile(lambda one: not one["running_s"], reversed(chain[first:])))
 
 
 _MOST_GANGS = 20
@@ -330,14 +410,19 @@ def site_handle(handle: Handle, site: int) -> Handle:
     }
 
 
-def gang_text(found: GangMatch, exchanges: Exchanges) -> str:
-    """What a gang costs, how long its exchanges take, and which interval would suit its links, as words."""
+def gang_text(found: GangMatch, exchanges: Exchanges, forwarding: int = 0) -> str:
+    """What a gang costs, how long its exchanges take, and which interval would suit its links, as words.
+
+    `forwarding`: of the messages of each site [micro-credits].
+    """
     names = ", ".join(one.listed.offer.offer_id for one in found.matches)
     share = exchanges.count * found.exchange_s / 3600 / found.hours if found.hours else 0.0
     text = (
         f"{len(found.matches)} sites at {names}: {found.credits / 1e6:.2f} credits together, {found.hours:.2f} h until "
         f"the slowest is done. {exchanges.count:,} exchanges of {found.exchange_s:.1f} s are {100 * share:.0f} % of it"
     )
+    if forwarding:
+        text += f"; its messages go through the pool for {credits_text(len(found.matches) * forwarding)} more"
     advice = recommended(found, exchanges)
     if advice is not None and advice.interval > exchanges.interval:
         text += f". For these links every=stoker.updates({advice.interval}) is recommended, not {exchanges.interval}"

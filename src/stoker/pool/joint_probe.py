@@ -30,7 +30,7 @@ import random
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import accumulate, combinations
 from typing import TYPE_CHECKING
 
 from stoker.pool.events import Probed, ProbeTimes
@@ -47,7 +47,10 @@ BELOW_CLAIM = 1.2
 programs on one device: who is slow alone to hide a second program is slower than it claims."""
 PROBES_TO_MARK = 2
 """Clashes with one other agent in a row until an agent is marked."""
-MOST_SCREENED = 16
+MOST_SCREENED, MOST_SCREENED_DEVICES = 16, 32
+"""Offers of one screen, and devices of all of them."""
+_MOST_DEVICES = MOST_SCREENED_DEVICES // 2
+"""Devices of one offer that are probed, so that two offers always fit into a screen; others of it are not asked."""
 MOST_PAIRS = 24
 """Pairs that one screen makes suspect."""
 
@@ -144,6 +147,11 @@ def suspects(probed: Probed) -> list[tuple[str, str]]:
     return pairs[:MOST_PAIRS]
 
 
+def probed_devices(listed: ListedOffer) -> int:
+    """How many devices of an offer are probed."""
+    return min(listed.offer.device.count, _MOST_DEVICES)
+
+
 def to_screen(
     offers: Sequence[ListedOffer], networks: Mapping[str, str], seen_s: Mapping[str, float], chance: random.Random
 ) -> list[ListedOffer]:
@@ -170,7 +178,8 @@ def to_screen(
     found.sort(key=lambda one: seen_s.get(one.offer.offer_id, 0.0))
     first = found[0]
     found.sort(key=lambda one: not _is_related(one, first, networks))  # stable
-    return found[:MOST_SCREENED]
+    num_devices = [*accumulate(map(probed_devices, found[:MOST_SCREENED]))]
+    return found[: sum(number <= MOST_SCREENED_DEVICES for number in num_devices)]
 
 
 def _is_related(one: ListedOffer, other: ListedOffer, networks: Mapping[str, str]) -> bool:

@@ -26,9 +26,9 @@ LeaseState = Literal[
 
 BEAT_S = 10.0
 """Time between two beats [s]."""
-SUSPECT_S = 3 * BEAT_S
+SUSPECT_S = 2 * BEAT_S
 """Silence after which a lease is suspect [s]."""
-LOST_S = 60.0
+LOST_S = 4 * BEAT_S
 """Silence after which a lease may be given up [s]."""
 ACCEPT_S = 60.0
 """Time that an agent has to accept [s]."""

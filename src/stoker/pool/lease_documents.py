@@ -16,6 +16,8 @@ from stoker.units import format_bytes
 
 _REST_S, _MOST_REST_S = 60.0, 6 * 3600.0
 """An offer rests so long after a lease that came to nothing, twice as long after each further one [s]."""
+AWAY = "its agent was away before it accepted"
+"""Reason of a lease that its renter closed for that."""
 _LOST_S = 1800.0
 """So long after an agent was lost, others are asked before it [s]."""
 
@@ -86,6 +88,11 @@ def num_good_blocks(lease: Mapping[str, Any]) -> int:
 def is_stopped(lease: Mapping[str, Any]) -> bool:
     """Whether the renter stopped it: an agent may give any reason."""
     return str(lease["reason"]).startswith("stopped") and lease["closed_by"] == lease["renter"]
+
+
+def is_left_alone(lease: Mapping[str, Any]) -> bool:
+    """Whether a lease waits to be accepted by an agent that is away; not one that may be waiting for a chain."""
+    return lease["state"] == "funded" and bool(lease.get("is_agent_away")) and lease.get("contract") is None
 
 
 def is_judged(lease: Mapping[str, Any]) -> bool:

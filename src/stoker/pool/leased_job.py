@@ -30,7 +30,7 @@ from stoker.pool.client import DiskFailed, PoolClient, is_passing
 from stoker.pool.commitment import Block, keep_block
 from stoker.pool.isolation import HOST_FULL, LEAST_FREE_BYTES, Host, IsolatedProcess, is_owners, remove_tree
 from stoker.pool.job_box import JobBox, PoolOrder, read_order
-from stoker.pool.lease import SAVES_NOTHING, UNCOMMITTED_S
+from stoker.pool.lease import BEAT_S, SAVES_NOTHING, UNCOMMITTED_S
 from stoker.pool.message_carrier import MessageCarrier
 from stoker.records.codec import loads, printable
 from stoker.store import CheckpointStore
@@ -54,6 +54,10 @@ _MOST_OUTPUT_BYTES = 4096
 _MOST_UNPAID = 3
 """A job that is checked has saved after so many times what is paid without a commitment, or it is left."""
 _SENDING_ENDS_S = 5.0
+_BEAT_AGAIN_S = 2.0
+"""Time until a beat that was not taken is sent again [s]."""
+_LEAST_BLOCK_S = 0.1
+"""Time between two commitments at least [s], whatever the order says: the pool takes 20 events a second of an agent."""
 _LOOK_S = 1.0
 """Time between two looks whether all sites of a gang are there [s]."""
 
@@ -133,11 +137,15 @@ class _Upload(threading.Thread):
         what: `block` or `results`.
         place: of the checkpoint in its run.
         made: what came of it; problem: why nothing did.
+        is_over: whether it has ended; `news` is called then.
     """
 
-    def __init__(self, what: str, make: Callable[[], Any], place: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, what: str, make: Callable[[], Any], news: Callable[[], None], place: tuple[int, int] | None = None
+    ) -> None:
         super().__init__(name=f"stoker-send-{what}", daemon=True)
-        self.what, self.place, self._make = what, place, make
+        self.what, self.place, self._make, self._news = what, place, make, news
+        self.is_over = False
         self.made: Any = None
         self.problem: Exception | None = None
         self.start()
@@ -148,6 +156,8 @@ class _Upload(threading.Thread):
             self.made = self._make()
         except Exception as problem:  # noqa: BLE001 - raised again where it is waited for
             self.problem = problem
+        self.is_over = True
+        self._news()
 
 
 class LeasedJob:
@@ -165,6 +175,7 @@ class LeasedJob:
 
     Attributes:
         is_over: nothing is left to do for the lease.
+        news: called when `tick` has something to do before its next turn, from any thread.
     """
 
     box_type = JobBox
@@ -185,6 +196,7 @@ class LeasedJob:
         self._order_digest, self._folder, self._client = order_digest, folder, client
         self._host = host
         self._beat_s, self._tell, self._is_checked = beat_s, tell, is_checked
+        self.news: Callable[[], None] = lambda: None
         self._blobs = BlobCache(client, folder / "blobs", host.limits.disk_bytes + INDEX_BYTES)
         self._taken = TreeLimits(num_bytes=host.limits.disk_bytes)
         self._sent = TreeLimits(num_bytes=host.limits.disk_bytes, has_links=True)
@@ -253,6 +265,7 @@ class LeasedJob:
                 self._problem = PlaceFailed(f"the job cannot be prepared here: {problem!r}")
             except Exception as problem:  # noqa: BLE001 - whatever a stranger sends does not end the agent
                 self._problem = BadRun(f"the job cannot be prepared: {problem!r}")
+            self.news()
 
         self._preparing = threading.Thread(target=prepare, name="stoker-prepare", daemon=True)
         self._preparing.start()
@@ -428,7 +441,7 @@ class LeasedJob:
         now = time.monotonic()
         if now < self._next_beat:
             return
-        self._next_beat = now + self._beat_s
+        self._next_beat = now + min(self._beat_s, _BEAT_AGAIN_S)
         state = self._host_state()
         self._samples = max(self._samples, 0 if state is None else state.samples)
         self._client.post(
@@ -438,9 +451,11 @@ class LeasedJob:
                 running_s=self.running_s,
                 samples=self._samples,
                 state=self._previous,
-            )
+            ),
+            answer_s=BEAT_S,  # a line that hangs costs one beat
         )
         self._beat_index += 1
+        self._next_beat = now + self._beat_s
 
     def _unpaid(self) -> str:
         """Why the job is not worked on any longer, as words: it saves nothing that could be committed, and is not paid.
@@ -461,7 +476,7 @@ class LeasedJob:
         """Send and commit checkpoints, as they are due; whether none is on its way."""
         upload = self._upload
         if upload is not None and upload.what == "block":
-            if upload.is_alive():
+            if not upload.is_over:
                 return False
             self._upload = None
             if isinstance(upload.problem, BadRun):  # it was removed while it was read, or is being changed
@@ -483,14 +498,14 @@ class LeasedJob:
                 return False
             place, name = due
             number, head = self._num_blocks, self._previous or self.order.resume_head
-            self._upload = _Upload("block", lambda: self._keep(name, number, head), place)
+            self._upload = _Upload("block", lambda: self._keep(name, number, head), self.news, place)
             return False
         return True
 
     def _due(self, *, is_last: bool) -> tuple[tuple[int, int], str] | None:
         """Place and name of the newest checkpoint, if it is a new one and a block's time has passed."""
         assert self._box is not None
-        if not is_last and time.monotonic() - self._committed_at < 0.5 * self.order.block_s:
+        if not is_last and time.monotonic() - self._committed_at < max(0.5 * self.order.block_s, _LEAST_BLOCK_S):
             return None
         try:
             names = CheckpointStore(self._box.run / "checkpoints").names()
@@ -562,8 +577,8 @@ class LeasedJob:
     def _send_results(self) -> None:
         upload = self._upload
         if upload is None and not self._result and time.monotonic() >= self._sends_from:
-            self._upload = _Upload("results", self._results)
-        elif upload is not None and not upload.is_alive():
+            self._upload = _Upload("results", self._results, self.news)
+        elif upload is not None and upload.is_over:
             self._upload, problem = None, upload.problem
             if isinstance(problem, on.Refused) and not is_passing(problem):
                 raise BadRun(f"the pool does not take the results: {problem.message}")

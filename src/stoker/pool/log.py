@@ -18,7 +18,8 @@ from pathlib import Path
 
 from stoker.errors import BadRun
 from stoker.pool.events import Event, Refused, canonical, read_event, sha256
-from stoker.pool.state import State, apply
+from stoker.pool.rules import apply
+from stoker.pool.state import State
 from stoker.records.codec import parsed
 from stoker.store import files
 from stoker.store.disk_errors import disk_errors

@@ -296,8 +296,11 @@ class OwnersUse:
         self._before: tuple[float, float, float] | None = None
         self._busy_looks = 0
 
-    def is_back(self, job_cpu_s: float) -> str:
-        """Why the device goes back to its owner, as words; "" if it does not. `job_cpu_s`: CPU time of the job [s]."""
+    def is_back(self, job_cpu_s: Callable[[], float]) -> str:
+        """Why the device goes back to its owner, as words; "" if it does not.
+
+        `job_cpu_s` returns the CPU time of the job [s], and is called where the load counts.
+        """
         sent = "" if self._uploads is None else self._uploads.reason()  # counted, whatever else is wrong
         if self._paused.exists():
             return "the owner has paused lending"
@@ -309,16 +312,16 @@ class OwnersUse:
             return self._gpu.reason
         return self._load_reason(job_cpu_s) if self._looks_at_load else ""
 
-    def _load_reason(self, job_cpu_s: float) -> str:
+    def _load_reason(self, job_cpu_s: Callable[[], float]) -> str:
         now = self._clock()
         if self._before is not None and now - self._before[0] < _LOOK_S:
             return "" if self._busy_looks < _LOOKS else "the owner uses the machine"
-        busy_s = _busy_s()
-        before, self._before = self._before, (now, busy_s, job_cpu_s)
+        busy_s, own_s = _busy_s(), job_cpu_s()
+        before, self._before = self._before, (now, busy_s, own_s)
         if before is None:
             return ""
         elapsed_s = now - before[0]
-        others = (busy_s - before[1] - max(0.0, job_cpu_s - before[2])) / elapsed_s / max(1, len(usable_cpus()))
+        others = (busy_s - before[1] - max(0.0, own_s - before[2])) / elapsed_s / max(1, len(usable_cpus()))
         self._busy_looks = self._busy_looks + 1 if others > BUSY else 0
         return "the owner uses the machine" if self._busy_looks >= _LOOKS else ""
 

@@ -3,7 +3,8 @@
 What: an agent that looks for work learns that its devices are to be probed, and then sends its answers, one request
 each, whose reply is the next question (`ProbeChannel.exchange`). A thread asks all of a probe at once, times them with
 the clock of this process, and checks their rows (`hardware_proof`).
-Costs: one probe at a time; a thread for each device of it.
+Costs: one probe at a time; a thread for each device of it, of which `_MOST_CHECKED` have their rows sent and checked at
+a time: so a stranger's devices hold 200 MiB of answers in this process's memory at most.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 from stoker.errors import PlaceFailed, StokerError, first_line
 from stoker.pool.events import Probed, ProbeTimes, Refused
 from stoker.pool.hardware_proof import HardwareProof, probed_bytes, prove_hardware, shape_of
-from stoker.pool.joint_probe import ROUNDS, is_never_in_time, suspects, to_screen
+from stoker.pool.joint_probe import ROUNDS, is_never_in_time, probed_devices, suspects, to_screen
 from stoker.pool.state import ListedOffer, State
 
 _log = logging.getLogger(__name__)
@@ -31,8 +33,10 @@ _COMES_S = 60.0
 ANSWER_S = 90.0
 """Time for an answer to a question, its way here included [s]."""
 _NUM_ROWS = 8
-_MOST_DEVICES = 16
-"""Devices of one offer that are probed; the others of a larger one are not asked."""
+_MOST_CHECKED = 8
+"""Devices whose rows are sent, kept and checked at a time; the questions that are timed reach all at one moment."""
+_MOST_ROWS_BYTES, _MOST_SAID_BYTES = 24 << 20, 16 << 10
+"""Largest answer with rows, eight of a product in base64 and two lists of row digests; and of any other [bytes]."""
 _WAIT_S = 20.0
 _LEFT_S = 3600.0
 """So long an agent is not asked that did not come, did not answer, or never in time: others would wait again [s]."""
@@ -86,6 +90,11 @@ class ProbeChannel:
     def has_asked(self, step: int) -> bool:
         """Whether question number `step` was put; 0 is the agent's coming."""
         return step <= self._step
+
+    @property
+    def most_bytes(self) -> int:
+        """Largest answer to the present question [bytes]."""
+        return _MOST_ROWS_BYTES if self._question.get("ask") == "rows" else _MOST_SAID_BYTES
 
     def awaits(self, step: int) -> bool:
         """Whether question number `step` is the last one, and has no answer yet."""
@@ -210,9 +219,7 @@ class Prober:
         loop = asyncio.get_running_loop()
         self._probe_id = secrets.token_hex(8)
         self._channels = {
-            (one.offer.offer_id, number): ProbeChannel(loop)
-            for one in offers
-            for number in range(min(one.offer.device.count, _MOST_DEVICES))
+            (one.offer.offer_id, number): ProbeChannel(loop) for one in offers for number in range(probed_devices(one))
         }
         self._seen_s |= dict.fromkeys((one.offer.offer_id for one in offers), time.monotonic())
         self._task = asyncio.create_task(self._run(offers, rounds))
@@ -312,13 +319,22 @@ class Prober:
         names = {one.offer.offer_id: one for one in offers}
         asked = [(place, channel) for place, channel in channels.items() if place[0] in names]
 
+        turns = threading.Semaphore(_MOST_CHECKED)
+
         def product_s(place: tuple[str, int], channel: ProbeChannel) -> float | None:
             num_bytes = bytes_of(names[place[0]])
-            try:
-                proof = self._prove(channel.ask, memory_bytes=num_bytes, num_rows=_NUM_ROWS)
-            except PlaceFailed as problem:
-                _log.info("%s is left out of a probe: %s", place[0], first_line(problem))
-                return None
+            with ExitStack() as turn:
+
+                def ask(question: dict[str, Any]) -> dict[str, Any]:
+                    if question.get("ask") == "rows":  # the last one, which is not timed: kept until it was checked
+                        turn.enter_context(turns)
+                    return channel.ask(question)
+
+                try:
+                    proof = self._prove(ask, memory_bytes=num_bytes, num_rows=_NUM_ROWS)
+                except PlaceFailed as problem:
+                    _log.info("%s is left out of a probe: %s", place[0], first_line(problem))
+                    return None
             return round(proof.product_s, 3) if proof.is_passed else 0.0
 
         with ThreadPoolExecutor(len(asked), thread_name_prefix="probe") as threads:

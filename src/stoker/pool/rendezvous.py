@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.errors import StokerError
-from stoker.pool.control_plane import ControlPlane, network_of_host
+from stoker.pool.control_plane import ControlPlane
 from stoker.pool.escrow import short
 from stoker.pool.events import Refused
 from stoker.pool.keys import Key
 from stoker.pool.lease import LIVE, Lease
 from stoker.pool.peer_link import Body, Head, Incoming, PeerEndpoint
+from stoker.pool.request_limits import network_of_host
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class PeerRendezvous:
     def __init__(self, plane: ControlPlane, host: str, port: int) -> None:
         self.port = port
         self._plane, self._host = plane, f"[{host}]" if ":" in host else host
+        plane.admission.held_elsewhere = self.senders
         self._endpoint = PeerEndpoint(plane.key, self._serve, self._admits, self._left, self._greets)
         self._mirror_key = Key.made()
         self._mirror = PeerEndpoint(self._mirror_key, self._serve, self._admits_to_mirror, greets=self._greets)
@@ -94,7 +96,7 @@ class PeerRendezvous:
 
     def document(self) -> dict[str, Any]:
         """What peers need to know."""
-        return {"port": self.port, "bulk_bytes": self._plane.bulk_bytes}
+        return {"port": self.port, "bulk_bytes": self._plane.admission.bulk_bytes}
 
     def network_of(self, key: str) -> str:
         """`direct`, `symmetric` (NAT: no direct path to most others), or "" of a key that is not connected."""
@@ -118,7 +120,7 @@ class PeerRendezvous:
         """
         holders = self._holders(key, digest)
         for holder in holders:
-            self._plane.require_forwardable(digest, self._held[holder][digest].num_bytes, holder)
+            self._plane.admission.require_forwardable(digest, self._held[holder][digest].num_bytes, holder)
             if await self._tell(holder, {"op": "forward", "digest": digest}):
                 return "is being sent to the pool by who holds it"
         return f"is held by {short(holders[0])}, who is not connected" if holders else ""
@@ -164,7 +166,12 @@ class PeerRendezvous:
     def _is_known(self, key: str) -> bool:
         """Whether somebody answers for a key: the operator, money, or a lease."""
         plane = self._plane
-        return key in plane.state.members or plane.is_payer(key) or bool(plane.leases_of(key)) or plane.rents(key)
+        return (
+            key in plane.state.members
+            or plane.state.is_payer(key)
+            or bool(plane.leases.of_key(key))
+            or plane.leases.rents(key)
+        )
 
     async def _look_at_strangers(self) -> None:
         """End connections over which more came than one that asks where others are has to say."""
@@ -182,7 +189,7 @@ class PeerRendezvous:
         self._local.pop(key, None)
         self._strangers.pop(key, None)
         self._mirror.drop(key)
-        if not self._plane.rents(key):
+        if not self._plane.leases.rents(key):
             self._held.pop(key, None)
 
     async def _serve(self, key: str, head: Head, _: Incoming) -> tuple[Head, Body]:
@@ -226,7 +233,7 @@ class PeerRendezvous:
         return {"network": self._network[key]}
 
     def _note_held(self, key: str, head: Head) -> Head:
-        if not (self._plane.is_payer(key) or self._plane.rents(key)):
+        if not (self._plane.state.is_payer(key) or self._plane.leases.rents(key)):
             raise Refused("blobs are held by keys that have credits, or a lease")
         blobs, held = head.get("blobs"), self._held.setdefault(key, {})
         if not isinstance(blobs, dict) or len(held.keys() | blobs.keys()) > _MOST_HELD:
@@ -249,7 +256,7 @@ class PeerRendezvous:
         An agent that commits to a hash out of the log opens nothing, as with blobs of the pool.
         """
         found = dict[str, None]()
-        for lease in self._plane.leases_naming(digest):
+        for lease in self._plane.leases.naming(digest):
             parties = {lease.renter, lease.agent, lease.delegate, *(one.verifier for one in lease.challenges)}
             namer = lease.renter if digest in (lease.order, *lease.inputs) else lease.agent
             if key in parties and key != lease.renter and namer in self.senders(lease.renter, digest):
@@ -258,7 +265,7 @@ class PeerRendezvous:
 
     def _renters(self, key: str) -> list[str]:
         """Whose job an agent has."""
-        return [lease.renter for lease in self._plane.leases_of(key) if lease.agent == key and lease.state in LIVE]
+        return [lease.renter for lease in self._plane.leases.of_key(key) if lease.agent == key and lease.state in LIVE]
 
     async def _introduce(self, key: str, others: list[str], head: Head, may: str) -> list[Head]:
         """Tell others to expect `key`, and `key` where they are: who did not answer is left out."""

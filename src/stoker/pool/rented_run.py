@@ -31,9 +31,11 @@ from stoker.pool.events import Refused
 from stoker.pool.job_box import MOST_ORDER_BYTES, PoolOrder, read_order
 from stoker.pool.lease import ACCEPT_S, SAVES_NOTHING, SENT_OTHERWISE
 from stoker.pool.lease_documents import (
+    AWAY,
     checks_described,
     described,
     is_judged,
+    is_left_alone,
     is_stopped,
     is_wrong,
     most_spent,
@@ -46,7 +48,7 @@ from stoker.pool.lease_documents import (
 )
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import Match, Needs, RunForecast, best_move, earlier_runs, listed_offers
-from stoker.pool.state import MOST_WAIT_S
+from stoker.pool.rules.market import MOST_WAIT_S
 from stoker.pool.terms import Terms, ranked_offers
 from stoker.records.codec import dumps, from_json, parsed
 from stoker.records.launch import LaunchPhase, LaunchState
@@ -141,6 +143,10 @@ class RentedRun:
     ) -> LaunchState:
         if self._resumes_from(last) in poisoned:
             return self._restart(last, leases, restarts)
+        if is_left_alone(last):  # the pool itself waits longer
+            with suppress(Refused):  # it has just ended
+                self.client.post(on.Closed(lease_id=str(last["lease_id"]), reason=AWAY))
+            return self._next(leases_of(self.client, self.handle["job"]), restarts, AWAY)
         if last["state"] == "running" and (moved := self._moved(last, leases, restarts)) is not None:
             return moved
         phase, why = _LIVE_WORDS[str(last["state"])]
@@ -156,7 +162,7 @@ class RentedRun:
         num_moves = sum(str(one["reason"]).startswith(_MOVED) for one in leases)
         is_bound = not terms.may_move or self.handle["address"] not in ("", "best")
         is_over = bool(self.handle["until_s"]) and time.time() > self.handle["until_s"]
-        is_spent = num_moves >= MOST_MOVES or len(leases) >= MOST_LEASES or self._left_s(leases) < ACCEPT_S
+        is_spent = num_moves >= MOST_MOVES or len(leases) >= MOST_LEASES or self.left_s(leases) < ACCEPT_S
         if is_bound or is_over or is_spent or len(blocks) < 3:
             return None
         if time.monotonic() - _looked_s.get(self.handle["job"], -math.inf) < LOOK_S:
@@ -164,7 +170,7 @@ class RentedRun:
         _looked_s[self.handle["job"]] = time.monotonic()
         try:
             found = self._better_offer(last, leases, terms)
-            if found is None or not self._can_move(found[1], last, self._left_s(leases), terms):
+            if found is None or not self._can_move(found[1], last, self.left_s(leases), terms):
                 return None
         except (StokerError, ValueError, ArithmeticError, LookupError, TypeError):
             return None  # whatever agents say of themselves and of the run, it goes on where it is
@@ -252,7 +258,7 @@ class RentedRun:
             now_s=time.time(),
         )
 
-    def _left_s(self, leases: list[dict[str, Any]]) -> float:
+    def left_s(self, leases: list[dict[str, Any]]) -> float:
         """Time of the run that no lease has used [s]."""
         mine = leases[int(self.handle["first"]) :]
         return float(self.handle["limit_s"]) - sum(int(lease["running_s"]) for lease in mine if not lease["outcome"])
@@ -275,7 +281,7 @@ class RentedRun:
                 why=f"two agents in a row make another message than the site has sent, from which the others have gone "
                 f"on: {why}; start the run again with --new",
             )
-        left_s = self._left_s(leases)
+        left_s = self.left_s(leases)
         if left_s < 1:  # leases are paid for whole seconds: what is left of a fraction pays for none
             limit = format_seconds(float(self.handle["limit_s"]))
             return seen_now(phase="failed", why=f"the {limit} of the run are over: {why}")

@@ -26,7 +26,7 @@ from stoker.pool.agent import determinism_class
 from stoker.pool.client import DiskFailed, PoolAddress, PoolClient, joined_peer
 from stoker.pool.escrow import credits_text, deterrence_text
 from stoker.pool.events import NotNow, Refused
-from stoker.pool.gang_run import GangMatch, GangRun, best_gang, gang_text, site_names
+from stoker.pool.gang_run import GangMatch, GangRun, best_gang, forwarding_of, gang_text, site_names
 from stoker.pool.job_box import PoolOrder, order_of, value_of
 from stoker.pool.keys import own_key
 from stoker.pool.lease import LIVE, MOST_COMMITMENTS, UNCOMMITTED_S
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from stoker.jobs import Entry, Job
     from stoker.pool.peer import Peer
 
+SAVED_WITHIN = 0.9
+"""Share of a block after which its checkpoint is written: what is left of it is for sending the checkpoint."""
 _BUSY_STATUS = (429, 503)
 _QUEUE_LOOK_S = 3.0
 """Time between two tries of a run that waits in the queue [s]: a list of offers counts as ten requests."""
@@ -235,7 +237,13 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     assert client.key is not None
     name = f"{client.key.public} {submission.owner} {submission.run}"
     job = f"{client.key.public[:16]}-{submission.run[:29]}-{hashlib.sha256(name.encode()).hexdigest()[:10]}"
-    block_s = max(_block_s(submission, terms), submission.time_limit_s / (MOST_COMMITMENTS - 10))
+    block_s = max(_saved_each_s(submission, terms), submission.time_limit_s / (MOST_COMMITMENTS - 10))
+    if terms.agents > 1 and client.rules().contract:
+        raise PlaceFailed(
+            f"--place-option agents={terms.agents}: this pool's money is in a contract, which takes one lease at a "
+            "time, so that the sites of a run could not be paid for together, or not at all",
+            remedy="Train with one agent, or at a pool that keeps its money in its own log.",
+        )
     chains = [leases_of(client, name) for name in (site_names(job, terms.agents) if terms.agents > 1 else [job])]
     before = chains[0]
     if terms.deadline_s is not None and submission.time_limit_s > terms.deadline_s:
@@ -301,9 +309,10 @@ def _gang_opened(run: GangRun, order: PoolOrder, limit_s: float, tell: Callable[
             f"a block of {wrong['lease_id']} is wrong, and the other sites have gone on from what it sent",
             remedy="Start another run: --new.",
         )
-    exchanges = Terms.of_handle(run.handle).exchanges
+    terms = Terms.of_handle(run.handle)
+    exchanges, rules = terms.exchanges, run.client.rules()
     found = run.match(limit_s)
-    tell(gang_text(found, exchanges))
+    tell(gang_text(found, exchanges, forwarding_of(exchanges, run.handle["job"], rules, terms.most_forwarding)))
     limit_s += exchanges.count * found.exchange_s
     found = run.open(order, limit_s)
     tell(f"opened the leases of {len(found.matches)} sites; no meter runs before all agents have accepted")
@@ -367,6 +376,15 @@ def _block_s(submission: Submission, terms: Terms) -> float:
             remedy="Save more often, or --verify none.",
         )
     return block_s
+
+
+def _saved_each_s(submission: Submission, terms: Terms) -> float:
+    """Time between checkpoints [s]: a part of a block is left to send each of them, unless the time itself was given.
+
+    A lost agent costs what was trained since its last commitment: with the time of sending one, a block at most.
+    """
+    is_given = value_of(submission.arguments, "--checkpoint-every") is not None
+    return (1.0 if is_given else SAVED_WITHIN) * _block_s(submission, terms)
 
 
 def state(handle: Handle) -> LaunchState:

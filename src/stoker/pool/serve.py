@@ -5,9 +5,11 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +19,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import NameOID
 
 from stoker.errors import BadJob, BadRun
-from stoker.pool.control_plane import ControlPlane, Rates
+from stoker.pool.control_plane import ControlPlane
 from stoker.pool.events import Founded
 from stoker.pool.keys import Key, own_key
+from stoker.pool.request_limits import BoundedConnection, RequestRates
 from stoker.serving.http.announced_server import AnnouncedServer
 from stoker.serving.http.listener import bound_listener
 from stoker.store.files import write_atomic
@@ -45,7 +48,7 @@ def serve_pool(  # noqa: PLR0913 - the command's options
     port: int = DEFAULT_PORT,
     rules: Founded | None = None,
     has_tls: bool = False,
-    rates: Rates | None = None,
+    rates: RequestRates | None = None,
     chain: ChainSettings | None = None,
     is_p2p: bool = False,
     probe_every_s: float | None = None,
@@ -101,7 +104,7 @@ def serve_pool(  # noqa: PLR0913 - the command's options
         lifespan="on",
         timeout_graceful_shutdown=1,
         limit_concurrency=_MOST_CONNECTIONS,
-        http="httptools",
+        http=partial(BoundedConnection, open_by=Counter()),  # type: ignore[arg-type]  # it is only called
         ws="none",
         ssl_certfile=certificate[0],
         ssl_keyfile=certificate[1],
