@@ -245,7 +245,7 @@ def test_words_pin_it_and_what_cannot_be_is_refused() -> None:
     reason = problem_with(plan, profile(offload_problem="it keeps its state"), place.device, facts)
     assert reason == "the plan has optimizer_offload, and it keeps its state"
     for words, why in {
-        "optimizer_offload=true": "optimizer_offload is one of none, state, gradients, not 'true'",
+        "optimizer_offload=weights": "optimizer_offload is one of none, state, gradients, not 'weights'",
         "optimizer_offload=state shards=2": "one process, and the layout is 2 shards",
         "optimizer_offload=state compile=true": "these are compiled",
     }.items():
