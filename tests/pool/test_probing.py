@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import http.client
 import json
@@ -31,7 +32,8 @@ from stoker.pool.keys import Key
 from stoker.pool.leased_job import LeasedJob
 from stoker.pool.log import audit
 from stoker.pool.overview import Overview
-from stoker.pool.probing import ProbeChannel
+from stoker.pool.probing import ProbeChannel, Prober, read_answer
+from stoker.pool.state import State
 from stoker.records import Device
 from stoker.records.codec import dumps
 from tests.pool.book import Book, offer, opened
@@ -436,3 +438,23 @@ def test_of_those_that_clashed_the_same_two_offers_are_asked_again(monkeypatch) 
     assert drawn() == {frozenset({"box", "twin"})}
     book.post(book.other, on.Withdrawn(offer_id="twin"))
     assert drawn() == {frozenset({"box", "twin-2"}), frozenset({"box-2", "twin-2"})}
+
+
+def test_addresses_of_keys_that_lend_nothing_are_forgotten() -> None:
+    """A key that only asks for work costs nothing, and there may be any number of them."""
+    prober = Prober(State(), lambda _: asyncio.sleep(0.0), every_s=0.0)
+    prober.networks["a" * 64] = "192.0.2.1"
+    prober.look(list, lambda _: None)
+    assert prober.networks == {}
+
+
+@pytest.mark.parametrize("part", [b"[],", b"{},", b'"ab",', b"7,"])
+def test_a_large_answer_takes_no_more_memory_than_it_has(part: bytes) -> None:
+    """A stranger's list of small values would take thirty times its text; three texts in base64 are all there is."""
+    many = part * 20_000
+    assert read_answer(b'{"rows": [' + many + b"0]}") == {}
+    assert read_answer(b'{"rows": [' + part + b"0]}").keys() == {"rows"}
+    text = "A" * 100_000
+    assert read_answer(b'{"rows": "%b", "first": "", "salted": ""}' % text.encode())["rows"] == text
+    for wide in ("\N{EURO SIGN}", "\\ud83d\\ude00"):
+        assert read_answer(f'{{"rows": "{text}{wide}"}}'.encode()) == {}

@@ -43,7 +43,7 @@ from stoker.pool.lease import LIVE, Lease
 from stoker.pool.lease_index import LeaseIndex
 from stoker.pool.log import EventLog
 from stoker.pool.presence import Presence
-from stoker.pool.probing import ANSWER_S, ProbeChannel, Prober
+from stoker.pool.probing import ANSWER_S, ProbeChannel, Prober, read_answer
 from stoker.pool.request_limits import MOST_AT_ONCE, RequestRates, TokenBuckets, TooMany, network_of_host
 from stoker.pool.rules import decide
 from stoker.pool.state import Change, ListedOffer
@@ -623,14 +623,11 @@ class ControlPlane:
                         raise Refused(f"this answer of a probe has {most:,} bytes at most")
             if hashlib.sha256(content).hexdigest() != request.query_params.get("sha256"):
                 raise Refused("an answer of a probe is not what its signature is for")
-            answer = orjson.loads(content)
         except TimeoutError:
             raise Refused(f"an answer of a probe took longer than {ANSWER_S:.0f} s") from None
-        except ValueError:
-            return {}
         finally:
             channel.is_taking = False
-        return answer if isinstance(answer, dict) else {}
+        return read_answer(content)
 
     def _work_of(self, key: str) -> tuple[list[Any], list[Any], list[Any]]:
         """Leases that wait for an agent's accept, challenges for it, and searches that wait for its states."""

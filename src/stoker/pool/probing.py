@@ -21,6 +21,8 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
+import orjson
+
 from stoker.errors import PlaceFailed, StokerError, first_line
 from stoker.pool.events import Probed, ProbeTimes, Refused
 from stoker.pool.hardware_proof import HardwareProof, probed_bytes, prove_hardware, shape_of
@@ -37,9 +39,30 @@ _MOST_CHECKED = 8
 """Devices whose rows are sent, kept and checked at a time; the questions that are timed reach all at one moment."""
 _MOST_ROWS_BYTES, _MOST_SAID_BYTES = 24 << 20, 16 << 10
 """Largest answer with rows, eight of a product in base64 and two lists of row digests; and of any other [bytes]."""
+_MOST_VALUES = 100
+"""Values of a large answer: it has three, each a text in base64."""
 _WAIT_S = 20.0
 _LEFT_S = 3600.0
 """So long an agent is not asked that did not come, did not answer, or never in time: others would wait again [s]."""
+
+
+def read_answer(content: bytes | bytearray) -> dict[str, Any]:
+    """The document of an answer; {} for what is none, and for a large one that would take far more memory than it has.
+
+    A list of lists takes thirty times its text, and text with one character beyond ASCII four times.
+
+    >>> read_answer(b'{"root": "ab"}'), read_answer(b"[1]")
+    ({'root': 'ab'}, {})
+    """
+    if len(content) > _MOST_SAID_BYTES:
+        is_flat = content.count(b",") < _MOST_VALUES
+        if not is_flat or b"\\" in content or not content.isascii():
+            return {}
+    try:
+        answer = orjson.loads(content)
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
 
 
 class ProbeChannel:
@@ -185,6 +208,8 @@ class Prober:
         now_s = time.monotonic()
         self._left_until_s = {key: until_s for key, until_s in self._left_until_s.items() if until_s > now_s}
         able = {one.offer.offer_id: one for one in idle() if one.agent not in self._left_until_s}
+        agents = {one.agent for one in able.values()}
+        self.networks = {key: network for key, network in self.networks.items() if key in agents}  # keys cost nothing
         found, rounds = list[ListedOffer](), ROUNDS
         while self._suspects and not found:
             pair = self._suspects.popleft()
