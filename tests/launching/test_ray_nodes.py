@@ -12,7 +12,7 @@ import pytest
 from stoker.errors import PlaceFailed
 from stoker.launching import ray_nodes
 from stoker.launching.at_place import LaunchOrder
-from stoker.launching.logged_run import EXPECTED, LINKS, ORDER
+from stoker.launching.logged_run import EXPECTED, LINKS, ORDER, state_in
 from stoker.records.codec import dumps
 
 RUN = LaunchOrder(run="x", kind="ray", code="code", job_file="job.py", num_hosts=2, owner="me@here:/runs/x")
@@ -98,6 +98,19 @@ def test_a_node_with_an_older_run_of_that_name_on_its_own_disk_is_refused(
     assert not any(actor.started for actor in cluster.actors)
     assert [path for path in root.rglob("*") if path.is_file()] == []
     assert not (root / "runs/x").exists()
+
+
+def test_a_run_that_is_refused_after_it_waited_has_failed(
+    tmp_path: Path, sent: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """A driver whose last word is that it waits counts as killed, and the reason would be lost."""
+    Cluster(monkeypatch, tmp_path / "own")
+    monkeypatch.chdir(sent)
+    assert ray_nodes.main(["2", '{"CPU": 1.0}', "", "", str(tmp_path / "shared")]) == PlaceFailed.exit_code
+    state = state_in(capfdbinary.readouterr().out)
+    assert state is not None
+    assert (state.phase, state.exit_code) == ("failed", PlaceFailed.exit_code)
+    assert "192.0.2.1 does not see" in state.why
 
 
 def test_a_driver_that_copies_more_slowly_than_another_takes_its_copy(

@@ -224,6 +224,8 @@ def main(arguments: Sequence[str]) -> int:
         return run_on_nodes(Path.cwd(), Path(root), int(num_nodes), json.loads(resources), python, limit)
     except StokerError as error:
         sys.stderr.write(f"{error}\n")
+        # A driver that said "queued" last was killed.
+        print_state(seen_now("failed", error.message, error.remedy or "", exit_code=error.exit_code))
         return error.exit_code
 
 
