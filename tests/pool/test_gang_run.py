@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,13 +13,14 @@ import pytest
 from stoker.launching.launcher import seen_now
 from stoker.pool import events as on
 from stoker.pool import gang_run, rented_run
+from stoker.pool.client import _Busy
 from stoker.pool.escrow import pay_for
 from stoker.pool.events import CREDIT, Refused
 from stoker.pool.gang_run import GangRun, best_gang, exchange_s, forwarding_of, gang_text
 from stoker.pool.job_box import PoolOrder
 from stoker.pool.lease import RELEASED, SENT_OTHERWISE
 from stoker.pool.matching import Match, RunForecast
-from stoker.pool.rented_run import RentedRun
+from stoker.pool.rented_run import RentedRun, stop_mark
 from stoker.pool.state import ListedOffer
 from stoker.pool.terms import Exchanges
 from tests.pool.book import offer
@@ -204,6 +206,26 @@ def test_sites_are_not_paid_long_for_waiting_until_another_finds_an_offer(monkey
     sites.phases = ["finished", "finished"]  # no site opens a lease of its own any more
     assert sites.gang.state().phase == "requeued"
     assert sites.opened == [40.0]
+
+
+def test_a_gang_that_is_paused_can_be_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """None of its leases is live, so that none says it; and what a busy pool did not close is not taken for closed."""
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path))
+    sites = Sites(monkeypatch)
+    sites.now_s = 1000.0
+    assert sites.gang.state().phase == "queued"
+    mark = stop_mark(sites.gang.handle)
+    mark.parent.mkdir(parents=True)
+    mark.touch()
+    assert (sites.gang.state().phase, sites.opened) == ("stopped", [])
+
+    def busy(*_: Any, **__: Any) -> None:
+        raise _Busy("too many requests")
+
+    sites.newest[0]["state"] = "running"
+    monkeypatch.setattr(sites.gang.client, "post", busy)
+    with pytest.raises(_Busy):
+        sites.gang.stop()
 
 
 def test_a_site_with_results_needs_the_others_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

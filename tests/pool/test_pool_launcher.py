@@ -16,7 +16,7 @@ from stoker.pool import events as on
 from stoker.pool import rented_run, renting
 from stoker.pool import terms as terms_module
 from stoker.pool.blob_tree import TreeLimits, pack_folder, plain_names
-from stoker.pool.client import DiskFailed
+from stoker.pool.client import DiskFailed, _Busy
 from stoker.pool.commitment import chain_head
 from stoker.pool.isolation import Host, Limits
 from stoker.pool.job_box import JobBox, PoolOrder, read_order
@@ -111,6 +111,7 @@ class Pool(FakePool):
 def pool(tmp_path, monkeypatch) -> Pool:
     """The pool that the launcher talks to."""
     made = Pool(tmp_path / "blobs")
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path))
     monkeypatch.setattr(renting, "_client", lambda terms: made)
     monkeypatch.setattr(renting, "_blobs", lambda client, job, *_: BlobCache(made, tmp_path / "cache"))
     monkeypatch.setattr(renting, "_own_class", lambda: "")
@@ -336,6 +337,61 @@ def test_an_agent_that_went_away_before_it_accepted_is_not_waited_for(pool) -> N
     assert LAUNCHER.state(handle).phase == "requeued"
     assert lease["reason"] == "its agent was away before it accepted"
     assert pool.of(on.Opened)[1].offer_id == "dear"
+
+
+def test_no_second_lease_is_opened_while_the_first_goes_on(pool, monkeypatch) -> None:
+    """A pool that is busy has not closed the lease of an agent that was away, which may accept it after all."""
+    handle, lease = started(pool)
+    lease |= {"state": "funded", "is_agent_away": True, "contract": None}
+    post = pool.post
+
+    def busy(body: on.Body, **more: Any) -> None:
+        if isinstance(body, on.Closed):
+            raise _Busy("too many requests")
+        post(body, **more)
+
+    monkeypatch.setattr(pool, "post", busy)
+    assert LAUNCHER.state(handle).phase == "unknown"
+    assert len(pool.of(on.Opened)) == 1
+
+    def accepted(body: on.Body, **more: Any) -> None:
+        if isinstance(body, on.Closed):
+            lease.update(state="running", is_agent_away=False)
+            raise on.Refused("not possible in that state")
+        post(body, **more)
+
+    monkeypatch.setattr(pool, "post", accepted)
+    assert LAUNCHER.state(handle).phase == "running"
+    assert len(pool.of(on.Opened)) == 1
+
+
+def test_a_run_that_waits_for_an_offer_can_be_stopped(pool) -> None:
+    """It has no lease that could be closed: nothing is opened once there are offers, until it is started again."""
+    handle, lease = started(pool)
+    offers = dict(pool.offers)
+    pool.offers.clear()
+    lease |= {"state": "closed", "reason": "lost"}
+    assert LAUNCHER.state(handle).phase == "queued"
+    LAUNCHER.stop(handle)
+    pool.offers |= offers
+    assert LAUNCHER.state(handle).phase == "stopped"
+    assert len(pool.of(on.Opened)) == 1
+    again = LAUNCHER.start(submission(), print)
+    pool.leases[f"{again['job']}.1"]["state"] = "running"
+    assert LAUNCHER.state(again).phase == "running"
+
+
+def test_a_busy_pool_has_not_stopped_a_run(pool, monkeypatch) -> None:
+    """The lease goes on and is paid for: the stop is asked for again."""
+    handle, lease = started(pool)
+
+    def busy(*_: Any, **__: Any) -> None:
+        raise _Busy("too many requests")
+
+    monkeypatch.setattr(pool, "post", busy)
+    with pytest.raises(PlaceUnreachable, match="busy"):
+        LAUNCHER.stop(handle)
+    assert lease["state"] == "running"
 
 
 def test_an_offer_that_refuses_is_asked_at_ever_longer_intervals(pool) -> None:

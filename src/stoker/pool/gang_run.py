@@ -15,7 +15,6 @@ import itertools
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,15 @@ from stoker.pool.lease import LIVE, RELEASED
 from stoker.pool.lease_documents import AWAY, described, is_left_alone, most_spent, resting_offers
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import DEFAULT_LINK_BYTES_PER_S, Match
-from stoker.pool.rented_run import RentedRun, leases_of, most_forwarding, short_of_credits
+from stoker.pool.rented_run import (
+    STOPPED,
+    RentedRun,
+    close_lease,
+    leases_of,
+    most_forwarding,
+    short_of_credits,
+    stop_mark,
+)
 from stoker.pool.terms import Exchanges, Terms, ranked_offers
 from stoker.records.launch import LaunchPhase, LaunchState
 from stoker.units import format_seconds
@@ -301,8 +308,7 @@ class GangRun:
         words = f"{num_there} of {len(newest)} agents have accepted"
         if all(one["state"] in LIVE for one in newest):
             if away := [one for one in newest if is_left_alone(one)]:  # the others are released
-                with suppress(Refused):
-                    self.client.post(on.Closed(lease_id=str(away[0]["lease_id"]), reason=AWAY))
+                close_lease(self.client, away[0], AWAY)
             return seen_now(phase="queued", why=f"{words}; no meter runs before all have")
         if any(str(one["reason"]).startswith("stopped") for one in newest):
             return seen_now(phase="stopped", why="stopped as asked, before all agents had accepted")
@@ -344,6 +350,8 @@ class GangRun:
         self, leases: list[list[dict[str, Any]]], failed: list[list[dict[str, Any]]], why: str
     ) -> LaunchState:
         """Open the leases of all sites again, each to go on from its last block; offers of leases in `failed` rest."""
+        if stop_mark(self.handle).exists():
+            return seen_now(phase="stopped", why=f"stopped as asked, while it had no leases: {why}")
         avoided = set[str]().union(*(resting_offers(chain, _now(self.client)) for chain in failed))
         left_s = min(run.left_s(chain) for run, chain in zip(self.sites, leases, strict=True))
         if left_s < 1 or (self.handle["until_s"] and time.time() > self.handle["until_s"]):
@@ -357,12 +365,11 @@ class GangRun:
             return seen_now(phase="queued", why=f"{why}; waiting for other offers: {problem.message}")
         return seen_now(phase="requeued", why=f"{why}: all were opened again")
 
-    def stop(self, reason: str = "stopped: the renter asked") -> None:
+    def stop(self, reason: str = STOPPED) -> None:
         """Close the leases of all sites; what was committed stays."""
         for of_site in self.leases():
             if of_site and of_site[-1]["state"] in LIVE:
-                with suppress(Refused):  # it has just ended
-                    self.client.post(on.Closed(lease_id=str(of_site[-1]["lease_id"]), reason=reason), patience_s=20.0)
+                close_lease(self.client, of_site[-1], reason, patience_s=20.0)
 
     def log(self) -> bytes:
         """The log of the first site."""

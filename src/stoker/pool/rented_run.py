@@ -14,6 +14,7 @@ import math
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from stoker.pool.commitment import chain_head
 from stoker.pool.escrow import credits_text, least_deposit, pay_for, required_deposit
 from stoker.pool.events import Refused
 from stoker.pool.job_box import MOST_ORDER_BYTES, PoolOrder, read_order
-from stoker.pool.lease import ACCEPT_S, SAVES_NOTHING, SENT_OTHERWISE
+from stoker.pool.lease import ACCEPT_S, LIVE, SAVES_NOTHING, SENT_OTHERWISE
 from stoker.pool.lease_documents import (
     AWAY,
     checks_described,
@@ -52,6 +53,7 @@ from stoker.pool.rules.market import MOST_WAIT_S
 from stoker.pool.terms import Terms, ranked_offers
 from stoker.records.codec import dumps, from_json, parsed
 from stoker.records.launch import LaunchPhase, LaunchState
+from stoker.store import cache_root
 from stoker.store.checkpoint_store import MANIFEST, manifest_from
 from stoker.store.disk_errors import disk_errors
 from stoker.units import format_seconds
@@ -67,6 +69,8 @@ MOST_MOVES = 3
 """Times that a run moves to a better offer, over all of its starts: each is a bet on what an offer says of itself."""
 LOOK_S = 300.0
 """Time between two looks for a better offer, since a pool may have thousands [s]."""
+STOPPED = "stopped: the renter asked"
+"""Reason of a lease that its renter closed for good."""
 _MOVED = "moved: "
 """How the reason of a lease begins that its renter closed for a better offer."""
 _SPARE_S = 300
@@ -144,9 +148,10 @@ class RentedRun:
         if self._resumes_from(last) in poisoned:
             return self._restart(last, leases, restarts)
         if is_left_alone(last):  # the pool itself waits longer
-            with suppress(Refused):  # it has just ended
-                self.client.post(on.Closed(lease_id=str(last["lease_id"]), reason=AWAY))
-            return self._next(leases_of(self.client, self.handle["job"]), restarts, AWAY)
+            close_lease(self.client, last, AWAY)
+            leases = leases_of(self.client, self.handle["job"])
+            if (last := leases[-1])["state"] not in LIVE:
+                return self._next(leases, restarts, AWAY)
         if last["state"] == "running" and (moved := self._moved(last, leases, restarts)) is not None:
             return moved
         phase, why = _LIVE_WORDS[str(last["state"])]
@@ -258,6 +263,11 @@ class RentedRun:
             now_s=time.time(),
         )
 
+    def stop(self) -> None:
+        """Close the newest lease, if it goes on, and open no other until the run is started again."""
+        if (leases := leases_of(self.client, self.handle["job"])) and leases[-1]["state"] in LIVE:
+            close_lease(self.client, leases[-1], STOPPED, patience_s=20.0)
+
     def left_s(self, leases: list[dict[str, Any]]) -> float:
         """Time of the run that no lease has used [s]."""
         mine = leases[int(self.handle["first"]) :]
@@ -265,6 +275,8 @@ class RentedRun:
 
     def _next(self, leases: list[dict[str, Any]], restarts: int, why: str, preferred: str = "") -> LaunchState:
         """Open the next lease; at the offer `preferred`, if it is still free."""
+        if stop_mark(self.handle).exists():
+            return seen_now(phase="stopped", why=f"stopped as asked, while it had no lease: {why}", restarts=restarts)
         if len(leases) >= MOST_LEASES:
             return seen_now(phase="failed", why=f"{len(leases)} leases ended without a result; the last: {why}")
         mine = leases[int(self.handle["first"]) :]
@@ -587,6 +599,24 @@ _LIVE_WORDS: dict[str, tuple[LaunchPhase, str]] = {
     "suspect": ("running", "the agent has been silent for a while"),
     "reclaiming": ("saving", "the owner takes the machine back: the run saves"),
 }
+
+
+def close_lease(client: PoolClient, lease: Mapping[str, Any], reason: str, patience_s: float = 0.0) -> None:
+    """End a lease, unless it has just ended.
+
+    Raises:
+        PlaceUnreachable, Refused: the pool does not answer, or is busy: it may go on, and is paid for.
+    """
+    try:
+        client.post(on.Closed(lease_id=str(lease["lease_id"]), reason=reason), patience_s=patience_s)
+    except Refused as refused:
+        if is_passing(refused):
+            raise
+
+
+def stop_mark(handle: Handle) -> Path:
+    """A file that is there from a run's stop to its next start: the log has no place for it where no lease is live."""
+    return cache_root() / "pool" / str(handle.get("gang") or handle["job"]) / "stopped"
 
 
 def short_of_credits(left: int, most: int, why: str, forwarding: int) -> BadJob:

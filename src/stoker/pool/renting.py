@@ -33,10 +33,11 @@ from stoker.pool.lease import LIVE, MOST_COMMITMENTS, UNCOMMITTED_S
 from stoker.pool.lease_documents import is_stopped, wrong_agents
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import earlier_runs, forecast_word, listed_offers, offer_word
-from stoker.pool.rented_run import MOST_LEASES, RentedRun, keep_place, leases_of, leave_place
+from stoker.pool.rented_run import MOST_LEASES, RentedRun, keep_place, leases_of, leave_place, stop_mark
 from stoker.pool.terms import EXCHANGES, FORECASTS, IDENTITY, Exchanges, Terms, ranked_offers
 from stoker.records.launch import LaunchState
 from stoker.store import cache_root
+from stoker.store.disk_errors import disk_errors
 from stoker.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -267,6 +268,7 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     }
     if terms.agents > 1:
         handle = {**handle, "sites": terms.agents, "firsts": [len(chain) for chain in chains]}
+    stop_mark(handle).unlink(missing_ok=True)
     if any(chain and chain[-1]["state"] in LIVE for chain in chains):
         firsts = [_first_of(chain) for chain in chains]
         return {**handle, "first": firsts[0], "sent_bytes": 0, **({"firsts": firsts} if terms.agents > 1 else {})}
@@ -392,7 +394,10 @@ def state(handle: Handle) -> LaunchState:
     client = _client(Terms.of_handle(handle))
     try:
         with _patient():
-            return _run_of(client, handle).state()
+            run = _run_of(client, handle)
+            if stop_mark(handle).exists():  # another follower may have opened a lease meanwhile
+                run.stop()
+            return run.state()
     except PlaceUnreachable as problem:
         return seen_now(phase="unknown", why="the pool does not answer", evidence=problem.message)
     except DiskFailed as problem:  # no lease is opened for a full disk of the renter's
@@ -411,16 +416,18 @@ def events(handle: Handle, offset: int) -> bytes:
 
 
 def stop(handle: Handle) -> None:
-    """Close the lease: what was committed stays, and the same command goes on from there."""
-    client = _client(Terms.of_handle(handle))
-    if handle.get("sites"):
-        GangRun(client, handle, _blobs(client, handle["job"], Terms.of_handle(handle))).stop()
-        return
-    leases = leases_of(client, handle["job"])
-    if leases and leases[-1]["state"] in ("funded", "running", "suspect", "reclaiming"):
-        client.post(
-            on.Closed(lease_id=str(leases[-1]["lease_id"]), reason="stopped: the renter asked"), patience_s=20.0
-        )
+    """Close what is leased, and let no follower open another lease; the same command goes on from the last block.
+
+    Raises:
+        PlaceUnreachable: the pool does not answer, or is busy.
+        DiskFailed: what is leased is closed, and a run that waits for an offer was not stopped.
+    """
+    client, mark = _client(Terms.of_handle(handle)), stop_mark(handle)
+    with _patient():
+        _run(client, handle, BlobCache(client, mark.parent)).stop()
+    with disk_errors(mark, "that the run is stopped", error=DiskFailed, option="STOKER_CACHE"):
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
 
 
 def fetch(handle: Handle, into: Path) -> None:
@@ -432,7 +439,10 @@ def fetch(handle: Handle, into: Path) -> None:
 
 def _run_of(client: PoolClient, handle: Handle) -> RentedRun | GangRun:
     """The run of a handle."""
-    blobs = _blobs(client, handle["job"], Terms.of_handle(handle))
+    return _run(client, handle, _blobs(client, handle["job"], Terms.of_handle(handle)))
+
+
+def _run(client: PoolClient, handle: Handle, blobs: BlobCache) -> RentedRun | GangRun:
     return GangRun(client, handle, blobs) if handle.get("sites") else RentedRun(client, handle, blobs)
 
 
