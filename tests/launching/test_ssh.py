@@ -182,6 +182,17 @@ def test_hosts_of_a_run_listen_for_each_other(tmp_path: Path, fake_ssh: Path, mo
     assert sorted(line.split()[0] for line in fake_ssh.read_text().splitlines() if " kill " in line) == ["a", "b"]
 
 
+def test_a_host_that_may_listen_nowhere_is_one_sentence(
+    tmp_path: Path, fake_ssh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a jail without a network."""
+    refused = 'raise OSError(1, "Operation not permitted")'
+    monkeypatch.setattr(ssh, "_PORTS", ssh._PORTS.replace('server.bind(("", port))', refused))
+    options = {"root": str(tmp_path / "runs"), "python": sys.executable}
+    with pytest.raises(PlaceFailed, match="cannot try its ports: Operation not permitted"):
+        LAUNCHER.probe(LAUNCHER.parse("a,b/cpu"), options)
+
+
 def test_a_port_that_is_in_use_is_refused_unless_the_run_is_there(tmp_path: Path, fake_ssh: Path) -> None:
     """The probe cannot know whose it is: a run whose record is not here is found by its order, and goes on."""
     with socket.create_server(("", 0)) as other:

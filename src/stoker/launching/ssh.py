@@ -408,7 +408,9 @@ def _unreachable(
     def listening(index: int, own_port: int = 0) -> dict[str, str]:
         arguments = (str(own_port), str(len(lines) - 1), f"{_LISTEN_S:g}", token)
         host = dict(row.partition(" ")[::2] for row in check(lines[index], "listen", master, *arguments))
-        if own_port and "taken" in host:
+        if "taken" in host:
+            if not own_port:
+                raise PlaceFailed(f"{lines[index].name} cannot try its ports: {host['taken']}")
             return host | listening(index)
         listeners[lines[index].name] = host["process"]
         return host
