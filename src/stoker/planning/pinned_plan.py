@@ -93,7 +93,7 @@ def _valued(key: str, value: Any, record: type) -> Any:
         return str(value).lower() == "true"
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{key} is a number, not {value!r}") from None
     if wanted is int and not number.is_integer():
         raise ValueError(f"{key} is a whole number, not {value!r}")

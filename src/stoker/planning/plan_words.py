@@ -27,6 +27,7 @@ _NAMES = {
     "shards": "fsdp fsdp_size dp_shard data_parallel_shard_degree sharding_group_size",
     "sequence": "sp sequence_parallel",
     "reshard": "reshard_after_forward",
+    "chunks": "vpp vpp_size virtual_pipeline_parallel_size virtual_pipeline_model_parallel_size",
     "schedule": "pipeline_schedule pipeline_parallel_schedule",
     "micro_batch": "mbs micro_batch_size microbatch microbatch_size per_device_batch_size per_device_train_batch_size "
     "device_train_microbatch_size local_batch_size batch_per_gpu",
@@ -62,6 +63,8 @@ _SHARDINGS = {
     "replicas": "0 zero0 zero_0 no_shard ddp dp data_parallel",
 }
 _SHARDING_OF = {word: how for how, words in _SHARDINGS.items() for word in (how, *words.split())}
+_USUAL_CHUNKS = 2
+"""Chunks of each process in an interleaved schedule of which no number is given, as in torchtitan."""
 _AXES = ("tensor", "stages", "context", "experts", "replicas", "shards")
 
 
@@ -91,6 +94,11 @@ def plan_fields(given: Mapping[str, Any], count: int, node_devices: int, profile
             if name in fields and str(fields[name]).lower() != str(meant).lower():
                 raise ValueError(f"{word} says {name}={meant}, and another word says {name}={fields[name]}")
             fields[name] = meant
+    if not fields.pop("is_fused", True):
+        fields.setdefault("optimizer_implementation", "default")
+    if fields.get("schedule") == "interleaved":
+        fields["schedule"] = "1f1b"
+        fields.setdefault("chunks", _USUAL_CHUNKS)
     _count_blocks(fields, profile.num_blocks)
     _divide(fields, count, node_devices, is_divided=is_divided)
     accumulation = fields.pop("accumulation", None)
@@ -117,12 +125,12 @@ def _key(word: Any) -> str:
 def _meant(key: str, field: str, value: Any) -> dict[str, Any]:
     """The fields that a word means."""
     text = _key(value)
-    if field in _AXES and str(value).strip() == "-1":  # all that others leave
-        return {"sharding": field}
-    if field in _AXES and text in (_YES | _NO) - {"0", "1"}:
-        return {"sharding": field} if text in _YES else {}
+    if isinstance(number := _number(value), float):  # which has no names in front of its dot
+        text = str(int(number)) if number.is_integer() else str(number)
+    if field in _AXES and text in (_YES | _NO | {"-1"}) - {"0", "1"}:  # -1: all that others leave
+        return {"left": field} if text == "-1" else {"sharding": field} if text in _YES else {}
     if field == "precision":
-        return {field: _PRECISION_OF.get(text, text)}
+        return {field: "fp32" if text in _NO - {"0", ""} else _PRECISION_OF.get(text, text)}
     if field == "compile":
         return {field: text in _YES | _COMPILED if text in _YES | _NO | _COMPILED | {"eager"} else value}
     if field == "memory_format":
@@ -137,13 +145,23 @@ def _meant(key: str, field: str, value: Any) -> dict[str, Any]:
         return _of_checkpointing(text)
     if field == "sharding":
         return {field: _SHARDING_OF.get(text, text)}
-    return {field: text if field == "schedule" else value}
+    if field == "schedule":
+        return {field: "interleaved" if re.fullmatch(r"interleaved(_?1f1b)?", text) else text}
+    return {field: value}
+
+
+def _number(value: Any) -> float | None:
+    """The number that a value is, or says; None if it is none."""
+    try:
+        return None if isinstance(value, bool) else float(value)
+    except (ValueError, OverflowError):
+        return None
 
 
 def _of_optimizer(key: str, text: str) -> dict[str, Any]:
     """The implementation, and the form of states, that an optimiser's name means; a plain name means neither."""
     if key in ("fused", "foreach"):
-        return {"optimizer_implementation": key} if text in _YES else {}
+        return {"optimizer_implementation": key} if text in _YES else {"is_fused": False} if key == "fused" else {}
     if "8bit" in text or "8_bit" in text:
         return {"optimizer_states": "8bit", "optimizer_implementation": "default"}
     for implementation in ("fused", "foreach"):
@@ -158,6 +176,8 @@ def _of_checkpointing(text: str) -> dict[str, Any]:
     every = re.fullmatch(r"(?:every_|selective_)?([1-9]\d*)(?:nd|rd|th)?(?:_(?:block|layer)s?)?", text)
     if text in _NO:
         return {"checkpointed_blocks": 0}
+    if 0 < (share := _number(text) or 0.0) < 1:
+        return {"checkpointed_blocks": f"share_{share}"}
     if text in _YES | {"full", "all", "block", "uniform"}:
         return {"checkpointing": "full"}
     if text in ("selective", "selective_op", "op", "ops", "sac"):
@@ -169,26 +189,34 @@ def _of_checkpointing(text: str) -> dict[str, Any]:
 
 def _count_blocks(fields: dict[str, Any], num_blocks: int) -> None:
     """Turn all blocks, and every n-th, into their number."""
-    given = _key(fields.get("checkpointed_blocks", "all" if "checkpointing" in fields else 0))
+    value = fields.get("checkpointed_blocks", "all" if "checkpointing" in fields else 0)
+    given, share = _key(value), re.fullmatch(r"share_(.+)", str(value))
     every = re.fullmatch(r"every_(\d+)", given)
-    if given not in ("all", "true") and every is None:
+    if given not in ("all", "true") and every is None and share is None:
         return
     if not num_blocks:
         raise ValueError("activation checkpointing is for models with equal blocks, and this one has none")
-    fields["checkpointed_blocks"] = num_blocks // int(every.group(1)) if every else num_blocks
+    part = 1 / int(every[1]) if every else float(share[1]) if share else 1.0
+    fields["checkpointed_blocks"] = math.floor(num_blocks * part + 1e-9)
 
 
 def _divide(fields: dict[str, Any], count: int, node_devices: int, *, is_divided: bool) -> None:
     """Give the processes that no axis divides to replicas or shards, as `sharding` says."""
-    how = fields.pop("sharding", "")
+    how, left_to = fields.pop("sharding", ""), fields.pop("left", None)
     if how not in {*_SHARDINGS, *_AXES, ""}:
         raise ValueError(f"sharding is ddp, fsdp, hsdp, shard_grad_op, or a stage of ZeRO from 0 to 3, not {how!r}")
+    if how == "replicas" and _size(fields, "shards") > 1:
+        raise ValueError(f"shards is {fields['shards']}, and another word says that there are none")
     are_shards = how.startswith("shards")
     data = "shards" if "shards" in fields else "replicas"
     if is_divided and _product(fields) == count * _size(fields, "experts") and data in fields:
         fields[data] = _size(fields, data) // _size(fields, "experts")
     if how == "shards kept gathered":
         fields.setdefault("reshard", False)
+    if left_to is not None:
+        if count % _product(fields) == 0:
+            fields[left_to] = _size(fields, left_to) * (count // _product(fields))
+        return
     if are_shards and "shards" not in fields and "replicas" in fields:
         fields["shards"] = fields.pop("replicas")
     divided, is_data_given = _product(fields), "replicas" in fields or ("shards" in fields and how != "hybrid")
@@ -217,7 +245,7 @@ def _whole(value: Any, name: str) -> int:
     """A number of processes or passes; raises ValueError for what is none."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = 0.0
     if isinstance(value, bool) or number < 1 or not number.is_integer():
         raise ValueError(f"{name} must be from 1 on, and whole, not {value!r}")

@@ -58,6 +58,32 @@ def test_the_size_of_what_is_passed_on_is_in_the_parts_that_forecasts_take() -> 
     assert EXECUTION.divided_parts(model_parts(model), model, Layout(stages=4)).passed == ()
 
 
+class Skipping(nn.Module):
+    """Leaves out the last block of the first of two stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB, WIDTH)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4))
+        self.last = nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        """Logits [B, T, V]."""
+        x_BTD = self.embedding(tokens_BT)
+        for number in (0, 2, 3):
+            x_BTD = self.blocks[number](x_BTD)
+        return self.last(x_BTD)
+
+
+def test_a_block_that_is_left_out_does_not_change_what_is_passed_on() -> None:
+    """The activations between blocks, once."""
+    model, job = Skipping(), passing_job()
+    parts = EXECUTION.divided_parts(
+        model_parts(model), model, Layout(stages=2), lambda outline: job.fields.call(outline, (TOKENS, TOKENS))
+    )
+    assert parts.passed == (1.0,)
+
+
 class Odd(nn.Module):
     """Two blocks between an embedding and an output layer; `way` says what stages cannot do."""
 
@@ -118,6 +144,65 @@ def test_a_block_whose_sizes_depend_on_values_is_taken_to_return_activations() -
     """As experts do, whose numbers of rows are known only in a real pass."""
     model = nn.Sequential(nn.Embedding(VOCAB, WIDTH), *(Counting() for _ in range(3)))
     assert flow_of(model, 3).passed == ((("1", 0, 0),), (("2", 0, 0),))
+
+
+class Numbered(nn.Module):
+    """A block that also returns a number, of what its weights compute or of a shape."""
+
+    def __init__(self, *, is_computed: bool) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.is_computed = is_computed
+
+    def forward(self, given: Any) -> tuple[torch.Tensor, float]:
+        x_BTD = given[0] if isinstance(given, tuple) else given
+        x_BTD = self.inner(x_BTD)
+        return x_BTD, x_BTD.mean().item() if self.is_computed else x_BTD.shape[1]
+
+
+def test_numbers_that_weights_compute_are_not_passed_on() -> None:
+    """They would be those of a pass without values; numbers such as sizes are the same in all stages."""
+    tokens = nn.Embedding(VOCAB, WIDTH)
+    sized, computed = ([Numbered(is_computed=way) for _ in range(3)] for way in (False, True))
+    assert flow_of(nn.Sequential(tokens, *sized), 3).passed == ((("1", 0, 0),), (("2", 0, 0),))
+    with pytest.raises(BadJob, match="1 returns a number that it computes with weights"):
+        flow_of(nn.Sequential(tokens, *computed), 3)
+
+
+class OfInputs(nn.Module):
+    """Looks at its inputs in Python, in one of several ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.embedding = nn.Embedding(VOCAB, WIDTH)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2))
+
+    def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        x_BTD = self.embedding(tokens_BT)
+        if self.way == "number" and tokens_BT[0, 0] > 3:
+            x_BTD = -x_BTD
+        if self.way == "list" and tokens_BT[0].tolist()[0] > 3:
+            x_BTD = -x_BTD
+        if self.way == "positions":
+            x_BTD = x_BTD[torch.arange(len(tokens_BT))]
+        if self.way == "rows":
+            x_BTD = x_BTD[tokens_BT > 3]
+        for block in self.blocks:
+            x_BTD = block(x_BTD)
+        return x_BTD
+
+
+@pytest.mark.parametrize(
+    ("way", "is_read"), [("none", False), ("positions", False), ("number", True), ("list", True), ("rows", True)]
+)
+def test_a_pass_that_looks_at_its_inputs_stands_for_no_other_one(way: str, *, is_read: bool) -> None:
+    """Another one of such shapes may take another way, or pass on other sizes."""
+    flow = flow_of(OfInputs(way), 2)
+    assert flow.reads_inputs == is_read
+    assert flow.passed == ((("blocks.0", 0, 0),),)
+    rows = int((TOKENS > 3).sum()) if way == "rows" else TOKENS.numel()
+    assert flow.num_bytes(0) == rows * WIDTH * 4
 
 
 def test_following_a_pass_changes_nothing() -> None:

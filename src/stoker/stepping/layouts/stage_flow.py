@@ -4,9 +4,11 @@ What: parts of a model (its blocks, and the modules outside of blocks) are in on
 in every stage. A tensor that a part of an earlier stage returns is passed on to the last stage that reads it: the
 activations of the block before, a mask or integer positions made from embeddings, a skip connection, the output of an
 encoder that each block of a decoder reads. What is computed from the samples alone is not: every stage computes it.
-Use when: a model is cut into stages. Costs: one pass in Python without arithmetic for each new shape of inputs.
+Use when: a model is cut into stages. Costs: one pass in Python without arithmetic for each new shape of inputs; for
+every pass, where code looks at numbers in its inputs and might take another way for others.
 Does not combine with: parts of a later stage that are called before an earlier one, weights that are read in another
-stage than their own, tensors that a block keeps as an attribute for code outside of it. They are refused by name.
+stage than their own, tensors that a block keeps as an attribute for code outside of it, numbers in Python that a part
+computes with weights and returns. They are refused by name.
 Parameters and buffers are on the meta device here, and inputs are real, so that code which looks at the inputs alone
 takes its own way. Where code looks at what weights have computed, it gets 0, false, or of `all` true.
 """
@@ -22,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -56,10 +59,14 @@ class PartCall:
 
 @dataclass(frozen=True)
 class StageFlow:
-    """The calls of a pass by name and number, and the tensors that each stage but the last passes on, in order."""
+    """The calls of a pass by name and number, and the tensors that each stage but the last passes on, in order.
+
+    With `reads_inputs` the pass looked at numbers in its inputs: another one of such inputs may take another way.
+    """
 
     calls: Mapping[tuple[str, int], PartCall]
     passed: tuple[tuple[Key, ...], ...]
+    reads_inputs: bool = False
 
     def num_bytes(self, stage: int) -> int:
         """Size of what a stage passes on [bytes]."""
@@ -155,7 +162,11 @@ _NONE: _Sources = frozenset()
 
 @dataclass
 class _OpenCall:
-    """A part that is being executed; `read` are the sources that it has read, `changed` the storages it has changed."""
+    """A part that is being executed.
+
+    `read` are the sources that it has read, `changed` the storages it has changed; with `has_numbers` some of what
+    weights compute has become numbers in Python.
+    """
 
     name: str
     number: int
@@ -164,6 +175,7 @@ class _OpenCall:
     given: list[torch.Tensor]
     read: set[_Made | _Held] = field(default_factory=set)
     changed: set[StorageWeakRef] = field(default_factory=set)
+    has_numbers: bool = False
 
 
 class StageFollower:
@@ -223,7 +235,7 @@ class StageFollower:
         states, others = [generator.get_state() for generator in generators], generator_states()
         self._begin()
         try:
-            with torch.no_grad(), _Recorder(self):
+            with torch.no_grad(), _Recorder(self), _Conversions(self):
                 output = call(self._outline)
             for tensor in tensors_in(output):
                 self._need(len(self._first) - 1, self._sources_of([tensor]))
@@ -239,7 +251,8 @@ class StageFollower:
                 self._refuse(f"{self._names[first]} is not called in every pass")
         if self._problem is not None:
             raise self._refusal(self._problem)
-        return StageFlow(self._calls, tuple(self._passed(stage) for stage in range(len(self._first) - 1)))
+        passed = tuple(self._passed(stage) for stage in range(len(self._first) - 1))
+        return StageFlow(self._calls, passed, self.reads_inputs)
 
     def _begin(self) -> None:
         """Forget the last pass."""
@@ -251,6 +264,7 @@ class StageFollower:
         self._inside: _OpenCall | None = None
         self._stage, self._called = 0, set[str]()
         self._problem: str | None = None
+        self.reads_inputs = False
 
     def _passed(self, stage: int) -> tuple[Key, ...]:
         """What a stage passes on."""
@@ -319,6 +333,8 @@ class StageFollower:
         if opened is None or self._parts[opened.name] is not part:
             return
         self._inside = None
+        if opened.has_numbers and any(isinstance(leaf, int | float | complex) for leaf in tree_leaves(output)):
+            self._refuse(f"{opened.name} returns a number that it computes with weights, and that is no tensor")
         if not opened.has_weights:
             if not opened.read:
                 return  # of the samples alone
@@ -412,6 +428,9 @@ class StageFollower:
 
     def value_of(self, tensor: torch.Tensor) -> Any:
         """A number in place of one that weights would compute."""
+        if self._inside is not None:
+            self._inside.has_numbers = True
+            self._inside.read |= self._sources_of([tensor])
         if tensor.dtype == torch.bool:
             return _storage_of(tensor) in self._sums
         return 0.0 if tensor.is_floating_point() else 1
@@ -436,16 +455,53 @@ class _Recorder(TorchDispatchMode):
             if parameter.alias_info is not None and parameter.alias_info.is_write
             for tensor in _tensors(tree_leaves(argument))
         ]
-        if any(tensor.is_meta for tensor in given):
+        is_meta = any(tensor.is_meta for tensor in given)
+        if _depends_on_numbers(func, given) and not all(tensor.is_meta for tensor in given):
+            self._follower.reads_inputs = True
+        if is_meta:
             if _name_of(func) in ("_local_scalar_dense", "equal"):
                 return self._follower.value_of(given[0])
-            args, kwargs = tree_map_only(torch.Tensor, _on_meta, (args, kwargs))
+            args, kwargs = tree_map_only(torch.Tensor, _on_meta, (_by_positions(func, args), kwargs))
         result = func(*args, **kwargs)
         results = list(_tensors(tree_leaves(result)))
         self._follower.ran(func, given, results, written)
         if len(written) == 1 and isinstance(result, torch.Tensor) and not written[0].is_meta:
             return written[0]  # a real tensor that is changed by what weights compute
         return result
+
+
+class _Conversions(TorchFunctionMode):
+    """Notes in a follower where numbers of inputs are read without an operation."""
+
+    def __init__(self, follower: StageFollower) -> None:
+        super().__init__()
+        self._follower = follower
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one function."""
+        if func in (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__):
+            self._follower.reads_inputs = True
+        return func(*args, **(kwargs or {}))
+
+
+def _by_positions(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of an operation, with real masks that index replaced by the positions that they select."""
+    if _name_of(func) not in ("index", "index_put", "index_put_"):
+        return args
+    indices: list[torch.Tensor | None] = []
+    for index in args[1]:
+        is_mask = index is not None and index.dtype in (torch.bool, torch.uint8) and not index.is_meta
+        indices += index.nonzero().unbind(1) if is_mask else [index]
+    return args[0], indices, *args[2:]
+
+
+def _depends_on_numbers(func: Any, given: Sequence[torch.Tensor]) -> bool:
+    """Whether the numbers in what an operation is given decide on Python's way, or on the size of the result."""
+    if _name_of(func) == "index":  # by positions the size of the result is that of the index
+        return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in given[1:])
+    return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*getattr(func, "tags", ())})
 
 
 def _storage_of(tensor: torch.Tensor) -> StorageWeakRef:

@@ -279,7 +279,8 @@ class StageModel:
         """
         if not self._is_changed:  # at the first call, after all wrappers of blocks have been installed
             self._change_parts()
-        self._follow(args, kwargs)
+        if self._again is None:
+            self._follow(args, kwargs)
         given: Mapping[Key, torch.Tensor] = {}
         if self.stage > 0:
             keys = self.flow.passed[self.stage - 1]
@@ -332,13 +333,18 @@ class StageModel:
                 _fill(missing, "nan")
 
     def _follow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Find what stages pass on for such inputs, unless that is known."""
+        """Find what stages pass on for such inputs, unless that is known and does not depend on numbers in them."""
         forms: list[tuple[tuple[int, ...], torch.dtype]] = []  # of all tensor inputs, however deep in dicts and tuples
         map_tensors((args, kwargs), lambda tensor: forms.append((tuple(tensor.shape), tensor.dtype)))
         self.kind = (self.model.training, *forms) if forms else None
-        if self.kind is None or self.kind not in self._flows:
-            self._flows[self.kind] = self._follower.flow(lambda outline: outline(*args, **kwargs), self.model)
-        self.flow = self._flows[self.kind]
+        flow = None if self.kind is None else self._flows.get(self.kind)
+        if flow is None:
+            flow = self._follower.flow(lambda outline: outline(*args, **kwargs), self.model)
+            if flow.reads_inputs:
+                self.kind = None
+            else:
+                self._flows[self.kind] = flow
+        self.flow = flow
 
     def _as_input(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor if self._again is None else tensor.detach().clone()
@@ -492,7 +498,7 @@ class StageExecution(LayoutExecution):
         return dataclasses.replace(parts, passed=passed)
 
     def _followed(self, model: nn.Module, layout: Layout, call: PassOf) -> tuple[float, ...]:
-        """What each stage but the last passes on, in sizes of the last block's output in it; kept by model and cut.
+        """What each stage but the last passes on, in sizes of the largest block's output in it; kept by model and cut.
 
         Raises:
             BadJob: as `StageFollower.flow`.
@@ -506,10 +512,12 @@ class StageExecution(LayoutExecution):
             except BadJob as error:
                 known[stages] = error
             else:
-                last = [cut.blocks[span.stop - 1] for span in cut.spans]
+                sizes = [
+                    max((flow.num_bytes_of((cut.blocks[number], 0, 0)) for number in span), default=0)
+                    for span in cut.spans
+                ]
                 known[stages] = tuple(
-                    flow.num_bytes(stage) / max(1, flow.num_bytes_of((last[stage], 0, 0)))
-                    for stage in range(len(cut.spans) - 1)
+                    flow.num_bytes(stage) / sizes[stage] if sizes[stage] else 1.0 for stage in range(len(cut.spans) - 1)
                 )
         result = known[stages]
         if isinstance(result, BadJob):
