@@ -239,9 +239,9 @@ class ItemSamples(Samples):
             named = _shape_mismatch(items, indices, self.named) if is_ours else None
             raised = f"collating {len(items)} samples of {self.name} raised {type(error).__name__}: {error}"
             raise BadSample(named or raised) from error
-        return content if is_ours else with_sample_lists(content, len(items), lambda: self._collated_with_one_more(kept))
+        return content if is_ours else with_sample_lists(content, len(items), lambda: self._with_one_more(kept))
 
-    def _collated_with_one_more(self, items: list[Any]) -> Content | None:
+    def _with_one_more(self, items: list[Any]) -> Content | None:
         """A batch of copies of `items`, the first of them twice; None where the collate function cannot take that."""
         try:
             return self._collate([copy.deepcopy(item) for item in (*items, items[0])])  # it may change tensors in place
