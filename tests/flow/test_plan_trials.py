@@ -285,8 +285,8 @@ def test_a_set_that_cannot_be_evaluated_fails_before_the_first_update(split: str
     assert not Path("wrong").exists()
 
 
-def test_sets_that_were_evaluated_with_the_plan_are_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kept plan is of these sets, and a given one was tried; a run that goes on has been checked when it began."""
+def test_sets_are_checked_by_every_run_when_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also under a plan that was kept or given, but not when a run goes on."""
     checked: list[str] = []
     check = run_module.check_held_out
     monkeypatch.setattr(
@@ -294,11 +294,22 @@ def test_sets_that_were_evaluated_with_the_plan_are_not_checked_again(monkeypatc
     )
     given = {"valid": (torch.randn(8, 1, 8, 8), torch.zeros(8, dtype=torch.long))}
     trained(job(**given), "first", stop_at=2)
-    assert checked == ["valid"]
     trained(job(**given), "first")
+    assert checked == ["valid"]
     trained(job(**given), "kept")
     trained(job(**given), "given", plan=stoker.records.Plan(device="cpu", micro_batch=16))
-    assert checked == ["valid"]
+    assert checked == ["valid"] * 3
+
+
+def test_a_label_at_the_end_of_valid_is_checked_where_plans_were_tried_first() -> None:
+    """Trials of a given plan evaluate the first batches; the label out of range is in none of them."""
+    labels = torch.zeros(640, dtype=torch.long)
+    labels[-1] = 7
+    heard = Heard()
+    plan = stoker.records.Plan(device="cpu", micro_batch=16)
+    with pytest.raises(BadJob, match="labels go from 0 to 7"):
+        trained(job(valid=(torch.randn(640, 1, 8, 8), labels)), "wrong", sink=heard, plan=plan)
+    assert not heard.of("progress")
 
 
 def test_plans_of_other_precisions_are_captured_too_where_they_are_about_as_fast() -> None:

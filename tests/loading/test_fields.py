@@ -200,6 +200,35 @@ def test_samples_with_as_many_rows_as_the_batch_has_samples_are_cut_by_sample(co
         assert is_equal(take(fetched, [1, 0], size), collate([samples[1], samples[0]]))
 
 
+def test_a_collate_function_that_changes_its_items_is_taken_as_it_is() -> None:
+    """It takes entries out of them and writes into their tensors: neither fails, and nothing is written twice."""
+
+    class Fresh:
+        """Two samples of two boxes each; each read makes them again."""
+
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Any:
+            return {"image": torch.full((3,), float(index)), "more": {"boxes": torch.zeros(2, 4)}}
+
+    def numbered(items: list[Any]) -> Any:
+        boxes = [item["more"].pop("boxes") for item in items]
+        for index, of_sample in enumerate(boxes):
+            of_sample[:, 0] = index
+        return torch.stack([item.pop("image") for item in items]), boxes
+
+    def refuses_more(items: list[Any]) -> Any:
+        assert len(items) <= 2
+        return numbered(items)
+
+    images, boxes = ItemSamples(Fresh(), numbered, 0).fetch(np.arange(2), 0)
+    assert [int(of_sample[0, 0]) for of_sample in boxes] == [0, 1]
+    assert is_equal(cut((images, boxes), 1, 2, 2), (images[1:], boxes[1:]))
+    images, boxes = ItemSamples(Fresh(), refuses_more, 0).fetch(np.arange(2), 0)
+    assert len(images) == len(boxes) == 2
+
+
 def test_an_entry_for_each_of_as_many_inputs_as_samples_is_cut_by_its_rows() -> None:
     """Two views [B, 3] of two samples are no list of samples."""
     samples = [(torch.full((3,), i), torch.full((3,), 10 + i)) for i in range(2)]

@@ -23,12 +23,13 @@ class SampleTuple(tuple[Any, ...]):
     __slots__ = ()
 
 
-def with_sample_lists(content: Content, size: int, of_one_more: Callable[[], Content]) -> Content:
+def with_sample_lists(content: Content, size: int, of_one_more: Callable[[], Content | None]) -> Content:
     """A batch of `size` samples whose lists of doubtful form are a `SampleList` if they have an item for each sample.
 
     Doubtful is a list of `size` items whose tensors all have `size` rows: boxes of images that have as many boxes as
     the batch has images, or one tensor [B, ...] for each of B entries. `of_one_more` collates a sample more, with which
-    the first of these grows and the second does not; it is called only where something is doubtful.
+    the first of these grows and the second does not; it is called only where something is doubtful. Without its answer
+    (None) the batch stays as it is.
     """
     if isinstance(content, tuple):
         is_doubtful = any(_is_doubtful(entry, size) for entry in content)
@@ -39,6 +40,8 @@ def with_sample_lists(content: Content, size: int, of_one_more: Callable[[], Con
         return content
     larger = of_one_more()
     if isinstance(content, tuple):
+        if not isinstance(larger, tuple) or len(larger) != len(content):
+            return content
         return like(content, [_with_sample_lists(item, more, size) for item, more in zip(content, larger, strict=True)])
     return _with_sample_lists(content, larger, size)
 

@@ -231,15 +231,22 @@ class ItemSamples(Samples):
     def collate(self, items: list[Any], indices: Indices | None = None) -> Content:
         """A batch of items; the error names the ones that differ in shape."""
         is_ours = self._collate is torch.utils.data.default_collate
+        # A collate function may take entries out of its items, as by `item.pop("label")`.
+        kept = [] if is_ours else [map_tensors(item, lambda tensor: tensor) for item in items]
         try:
             content = self._collate(items)
-            if is_ours:
-                return content
-            return with_sample_lists(content, len(items), lambda: self._collate([*items, items[0]]))
         except Exception as error:
             named = _shape_mismatch(items, indices, self.named) if is_ours else None
             raised = f"collating {len(items)} samples of {self.name} raised {type(error).__name__}: {error}"
             raise BadSample(named or raised) from error
+        return content if is_ours else with_sample_lists(content, len(items), lambda: self._with_one_more(kept))
+
+    def _with_one_more(self, items: list[Any]) -> Content | None:
+        """A batch of copies of `items`, the first of them twice; None where the collate function cannot take that."""
+        try:
+            return self._collate([copy.deepcopy(item) for item in (*items, items[0])])  # it may change tensors in place
+        except Exception:  # noqa: BLE001 - whatever it raises: only the form of the result was to be seen
+            return None
 
     def fingerprint(self) -> str:
         """Digest of the dataset's type, its length and a few of its items."""

@@ -43,7 +43,7 @@ from stoker.training.elastic.membership import RENDEZVOUS_REQUESTED
 from stoker.training.elastic.rendezvous import Rendezvous, WorkerRetired, require_same
 from stoker.training.elastic.state_broadcast import SurvivorState
 from stoker.training.elastic.worker import ElasticWorker
-from stoker.training.evaluation import check_held_out, stateful_metrics
+from stoker.training.evaluation import check_held_out
 from stoker.training.hooks import Update
 from stoker.training.logged_values import RunLogger
 from stoker.training.loop import RendezvousRequested
@@ -185,17 +185,17 @@ class RunProcess:
         return session
 
     def check_held_out(self, session: TrainingSession) -> None:
-        """Evaluate a few samples of each held-out set before the first update, unless a trial of the plan has done so.
+        """Evaluate a few samples of each held-out set before the first update.
 
-        Trials leave out metrics that keep a state.
+        Trials of plans have evaluated the first batches only, without metrics that keep a state; a kept plan may be of
+        other metrics.
 
         Raises:
             BadJob: a set cannot be evaluated.
         """
-        forecast, data = self.plans.decision.chosen.forecast, self.prepared.data
-        is_tried = forecast.evaluate_s.basis == "measured here" and stateful_metrics(session.step) is None
-        if session.position.updates or is_tried:
+        if session.position.updates:
             return
+        data = self.prepared.data
         sets = data.held_out if data.test is None else {**data.held_out, "test": data.test}
         with users_code("the model, the loss or a metric", self.prepared.entry):
             size = session.loop.extent.evaluated_at_once(session.step.plan.micro_batch)
