@@ -236,7 +236,9 @@ class CheckpointStore:
         """What is wrong with the checkpoint marked best, its digests not computed; None: nothing, or none is marked."""
         try:
             name = self._best_name()
-            checkpoint = None if name is None else self._inspect(name, with_digests=False)
+            if name is None:
+                return None
+            checkpoint = self._inspect(name, with_digests=False)
         except BadRun as problem:
             return problem.message
         return f"The best checkpoint, {self.directory / name}: {checkpoint}." if isinstance(checkpoint, str) else None
