@@ -71,6 +71,26 @@ def test_the_same_command_goes_on_and_then_starts_anew(run: stoker.Run) -> None:
     assert f"{run.name} is finished" in outcome.of("warned")[0]["message"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--debug", "runs", "diff", "a", "b"),
+        ("runs", "--debug", "diff", "a", "b"),
+        ("runs", "diff", "a", "b", "--debug"),
+        ("--debug", "pool", "contract", "show", "--chain", "http://127.0.0.1:1", "--contract", "none"),
+        ("pool", "contract", "show", "--chain", "http://127.0.0.1:1", "--contract", "none", "--debug"),
+    ],
+)
+def test_debug_counts_before_a_command_and_after_it(words: tuple[str, ...]) -> None:
+    """Also where the command belongs to a group; without it there is no traceback."""
+    debugged, plain = stoker_here(*words), stoker_here(*(word for word in words if word != "--debug"))
+    assert debugged.code == plain.code
+    assert debugged.code != 0
+    assert debugged.err.startswith("Traceback")
+    assert plain.err
+    assert debugged.err.endswith(plain.err)
+
+
 def test_plan_prints_a_decision_that_train_accepts() -> None:
     """Nothing is made by planning; what it printed pins the plan."""
     outcome = stoker_here("plan", job_file('print("made")'), "--json")

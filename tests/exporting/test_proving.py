@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from stoker.artifacts import excess
 from stoker.artifacts.dtypes import Arrays
 from stoker.engines import Graph
+from stoker.engines.base import not_installed
 from stoker.errors import BadArtifact
 from stoker.exporting import proofs
 from stoker.exporting.proofs import Trial, prove, tolerance_of
@@ -62,15 +64,31 @@ class Doubling:
         """Nothing."""
 
 
-def proven(monkeypatch: pytest.MonkeyPatch, most_rows: int, **engines: Doubling) -> proofs.Proven:
+def proven(
+    monkeypatch: pytest.MonkeyPatch,
+    most_rows: int,
+    load_graph: Callable[[str, Graph], tuple[Doubling]] | None = None,
+    **engines: Doubling,
+) -> proofs.Proven:
     """What comes of an export to these engines, served in batches of up to `most_rows`."""
-    monkeypatch.setattr(proofs, "load_graph", lambda name, graph: (engines[name],))
+    monkeypatch.setattr(proofs, "load_graph", load_graph or (lambda name, graph: (engines[name],)))
     spec = TensorSpec(name="x", datatype="FP32", shape=("batch", 4))
     samples = {"x": np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)}
     trial = Trial(samples=samples, inputs=(spec,), most_rows=most_rows)
     graph = Graph(path=Path("model.onnx"), precision="fp32", inputs=(spec,), outputs=(spec,))
     golden = {"x": samples["x"][:4]}
     return prove(graph, Doubling(0, 0.0).run, "PyTorch", trial, golden, 1e-3)
+
+
+def test_without_any_engine_the_model_is_not_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing is named, with what to install."""
+
+    def missing(name: str, _: Graph) -> tuple[Doubling]:
+        raise not_installed(name)
+
+    with pytest.raises(BadArtifact, match=r"No engine .* is installed here, of openvino, onnxruntime") as caught:
+        proven(monkeypatch, 8, load_graph=missing)
+    assert caught.value.remedy == "pip install 'stoker[serve]'"
 
 
 @pytest.mark.parametrize(("most_rows", "engine"), [(8, "openvino"), (32, "onnxruntime"), (48, "onnxruntime")])

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import stoker
 from stoker.errors import BadRun
 from stoker.records import Event
 from stoker.store import CheckpointStore
 from stoker.testing import FaultyDisk
-from tests.flow.builders import assert_equal_weights, blobs_job, stopped_run
+from tests.flow.builders import Heard, assert_equal_weights, blobs_job, stopped_run
 from tests.flow.command import job_file, plan_file, stoker_here
 
 
@@ -146,6 +147,31 @@ def test_a_library_that_cannot_write_fails_in_words_as_well() -> None:
 def _stop_at_once(event: Event) -> None:
     if event.kind == "resumed":
         signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_damaged_best_checkpoint_is_named_before_training_goes_on() -> None:
+    """Not after hours, when the run cannot end without it; restored until then, it does no harm."""
+
+    def same(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(output))
+
+    vars(same)["lower_is_better"] = True
+    job, heard = blobs_job(metrics=[same], until=stoker.epochs(6)), Heard()
+    first = stopped_run(job, at_samples=240, run_dir="run")
+    store = CheckpointStore(first.directory.checkpoints)
+    weights = store.directory / store.names()[0] / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1])
+
+    def restore(event: Event) -> None:
+        heard(event)
+        if event.kind == "evaluated":
+            weights.write_bytes(content)
+
+    assert stoker.train(job, run_dir="run", sink=restore).status == "finished"
+    before = heard.kinds.index("resumed")
+    messages = [event.fields["message"] for event in heard[:before] if event.kind == "warned"]
+    assert any(f"The best checkpoint, {weights.parent}: model.safetensors has" in text for text in messages)
 
 
 def test_a_damaged_best_checkpoint_that_is_passed_over_is_the_best_no_more() -> None:

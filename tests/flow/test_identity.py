@@ -152,17 +152,19 @@ def test_a_directory_that_holds_something_else_is_left_alone() -> None:
 
 
 def test_a_run_in_use_is_refused_and_goes_on_undisturbed() -> None:
-    """The process that trains it holds it; the second call names that process, and changes nothing."""
+    """The process that trains it holds it; the second call names that process, and says and changes nothing."""
     refusals: list[str] = []
+    second: list[Event] = []
 
     def sink(event: Event) -> None:
         if event.kind == "evaluated" and not refusals:
             with pytest.raises(BadRun) as caught:
-                stoker.train(blobs_job(), plan=PLAN)
+                stoker.train(blobs_job(), plan=PLAN, sink=second.append)
             refusals.append(str(caught.value))
 
     run = stoker.train(blobs_job(), plan=PLAN, sink=sink)
     assert "is in use by this process" in refusals[0]
+    assert second == []  # not: it is continued
     assert "--new" in refusals[0]
     assert run.status == "finished"
     assert run_names() == [run.name]

@@ -38,6 +38,17 @@ def test_a_difference_names_the_setting_and_both_values() -> None:
     assert dataclasses.replace(SPEC, num_train=10).differences(SPEC) == ("num_train: 10 here, 1000 there",)
 
 
+def test_a_difference_within_a_list_names_the_part_that_differs() -> None:
+    """Not both lists, with all that is equal in them."""
+    flip = {"type": "RandomFlip", "p": 0.5}
+    mine = with_settings(augment=[flip, {"type": "RandomShift", "pixels": 2}])
+    theirs = with_settings(augment=[flip, {"type": "RandomShift", "pixels": 4}])
+    assert mine.differences(theirs) == ("augment[1].pixels: 2 here, 4 there",)
+    assert with_settings(metrics=["a", "b"]).differences(with_settings(metrics=["a"])) == (
+        "metrics: ['a', 'b'] here, ['a'] there",
+    )
+
+
 def test_a_setting_of_one_side_alone_is_absent_on_the_other() -> None:
     """What only one of two has is a difference, even if its value is the word `absent`."""
     assert with_settings(ema="absent").differences(SPEC) == ("ema: absent here, absent there",)

@@ -21,6 +21,13 @@ def test_a_full_disk_is_told_with_free_and_needed_bytes(tmp_path: Path) -> None:
     assert isinstance(caught.value.__cause__, OSError)
 
 
+def test_what_a_file_needs_is_left_out_where_it_is_not_known(tmp_path: Path) -> None:
+    """`needed: unknown` helps with nothing."""
+    with pytest.raises(RunFailed, match=r"the disk is full \(free: [^,]+\)\.") as caught, disk_errors(tmp_path, "it"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert "needed" not in caught.value.message
+
+
 @pytest.mark.parametrize(
     ("code", "meaning"),
     [

@@ -48,7 +48,30 @@ def _show_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+def _command(function: Callable[..., None]) -> Callable[..., None]:
+    """`function` as a command with `--debug`, whose errors are shown as text and become exit codes.
+
+    Of a group, `--debug` is for the command that follows: `stoker --debug train`, `stoker runs --debug diff`.
+    """
+    # What Typer reads a command's options from, evaluated once for all that it reads.
+    stated = inspect.signature(function, eval_str=True)
+    takes_context = "context" in stated.parameters
+
+    @functools.wraps(function)
+    def run(*, debug: bool, context: typer.Context, **arguments: Any) -> None:
+        context.obj = debug or bool(context.obj)  # a context begins with what its parent holds
+        with reported(debug=context.obj):
+            function(**arguments, **({"context": context} if takes_context else {}))
+
+    parameters = list(stated.parameters.values())
+    if not takes_context:
+        parameters.append(inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
+    parameters.append(inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug))
+    vars(run)["__signature__"] = stated.replace(parameters=parameters)
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
 def stoker(
     _version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and stop.")
@@ -57,6 +80,7 @@ def stoker(
     """Work out what a training job needs, train it at the limit of the device, and prove that it learned the same."""
 
 
+app.callback()(_command(stoker))
 app.command(rich_help_panel=BEFORE)(jobs.plan)
 app.command(rich_help_panel=BEFORE)(machines.doctor)
 app.command(rich_help_panel=BEFORE)(machines.devices)
@@ -102,23 +126,6 @@ pool_app.command("verify")(pool_agent.verify)
 pool_app.command("dispute")(pool_agent.dispute)
 pool_app.add_typer(pool_contract.contract_app, name="contract")
 app.add_typer(pool_app, name="pool", rich_help_panel=ELSEWHERE)
-
-
-def _command(function: Callable[..., None]) -> Callable[..., None]:
-    """`function` as a command with `--debug`, whose errors are shown as text and become exit codes."""
-
-    @functools.wraps(function)
-    def run(*, debug: bool, **arguments: Any) -> None:
-        with reported(debug=debug):
-            function(**arguments)
-
-    # What Typer reads a command's options from, evaluated once for all that it reads.
-    stated = inspect.signature(function, eval_str=True)
-    last = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
-    parameters = (*stated.parameters.values(), last)
-    vars(run)["__signature__"] = stated.replace(parameters=parameters)
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
 
 
 runs_app.callback(invoke_without_command=True)(_command(run_commands.runs))

@@ -105,9 +105,13 @@ def informative_line(error: BaseException) -> str:
     return first[:_MOST_CHARACTERS]
 
 
-def not_installed(engine: str) -> BadArtifact:
+class EngineMissing(BadArtifact):
+    """An engine's library is not installed here, whatever the model is."""
+
+
+def not_installed(engine: str) -> EngineMissing:
     """The engine's library is missing."""
-    return BadArtifact(f"The engine {engine} is not installed here", remedy="pip install 'stoker[serve]'")
+    return EngineMissing(f"The engine {engine} is not installed here", remedy="pip install 'stoker[serve]'")
 
 
 def cannot_load(path: Path, engine: str, error: BaseException) -> BadArtifact:

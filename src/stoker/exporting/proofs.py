@@ -22,6 +22,7 @@ from stoker.artifacts import Golden, difference, served_sizes
 from stoker.artifacts.dtypes import Arrays
 from stoker.artifacts.golden import cut, filled, has_nan, num_rows, output_scales, rows, sizes_of, stacked
 from stoker.engines import Graph, engine_records, load_graph
+from stoker.engines.base import EngineMissing
 from stoker.errors import BadArtifact, ServiceError
 from stoker.records import BATCH, DynamicDim, EngineName, Proof, ServiceSettings, TensorSpec, Tolerance
 
@@ -60,12 +61,21 @@ def prove(
     """
     chosen: tuple[EngineName, Arrays, Tolerance] | None = None
     proofs: list[Proof] = []
-    for name in (record.name for record in engine_records()):
+    missing: list[EngineMissing] = []
+    names = [record.name for record in engine_records()]
+    for name in names:
         with doing(f"checking {name}"):
-            own, result = _examined(name, graph, oracle, oracle_name, trial, golden, limit)
+            try:
+                own, result = _examined(name, graph, oracle, oracle_name, trial, golden, limit)
+            except EngineMissing as error:
+                missing.append(error)
+                own, result = (Proof(what=error.message, error=math.inf, limit=limit),), None
         proofs += own
         if chosen is None and result is not None:
             chosen = name, *result
+    if len(missing) == len(names):
+        listed = ", ".join(names)
+        raise BadArtifact(f"No engine to check the graph is installed here, of {listed}", remedy=missing[0].remedy)
     if chosen is None:
         failed = [proof for proof in proofs if not is_held(proof)]
         listed = "\n".join(f"  {proof.what}: {proof.error:.2g}, at most {proof.limit:g}" for proof in failed)
@@ -84,6 +94,8 @@ def _examined(
     """One engine's proofs; its golden answers and their tolerance, if every proof holds."""
     try:
         (engine,) = load_graph(name, graph)
+    except EngineMissing:
+        raise
     except BadArtifact as error:
         message = error.message.replace(str(graph.path), graph.path.name)  # the directory is about to be renamed
         return (Proof(what=message, error=math.inf, limit=limit),), None

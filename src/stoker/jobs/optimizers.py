@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import PurePath
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from stoker.errors import BadSetting, nearest
 from stoker.jobs.numeric_settings import is_number, is_whole, plain_number
@@ -58,6 +58,8 @@ _NOT_NEGATIVE = (
 _FLAGS = ("nesterov", "amsgrad", "centered", "decoupled_weight_decay", "normalize")
 """Settings by their range; others are checked in their class."""
 
+_NAMES_ELSEWHERE = {"learning_rate": "lr", "wd": "weight_decay"}
+
 OMIT_FROM_SPEC = {"unsaid": True}
 """Metadata of a setting that was added later: left out of a JobSpec at its default, so that older specs stay equal."""
 
@@ -89,6 +91,14 @@ class Optimizer:
     is_elementwise: ClassVar[bool] = True
     """Whether each weight depends on its own gradient and state alone; else tensors cannot be sharded."""
 
+    def __new__(cls, *_: object, **given: Any) -> Self:
+        """An instance, if all names of settings are known: the error of a dataclass names no other."""
+        known = inspect.signature(cls.__init__).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+        if not takes_any and (unknown := sorted(set(given) - set(known))):
+            raise BadSetting(f"{cls.__name__} has no setting {unknown[0]!r}. {_nearest_setting(unknown[0], known)}")
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         known = [f.name for f in fields(self) if f.name not in self._of_all]
         for name in known:
@@ -98,7 +108,7 @@ class Optimizer:
         for pattern, settings in self.groups.items():
             if unknown := sorted(set(settings) - {*known}):
                 raise BadSetting(
-                    f"group {group_name(pattern)} has no setting {unknown[0]!r}. {nearest(unknown[0], known)}"
+                    f"group {group_name(pattern)} has no setting {unknown[0]!r}. {_nearest_setting(unknown[0], known)}"
                 )
             for name, value in settings.items():
                 require_valid_setting(name, value, of=f" of group {group_name(pattern)}")
@@ -118,6 +128,11 @@ class Optimizer:
     def settings(self) -> dict[str, Any]:
         """Arguments of PyTorch's optimiser of the same name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "groups"}
+
+
+def _nearest_setting(name: str, known: Iterable[str]) -> str:
+    """As `nearest`, also of the names that Keras, Hugging Face and others have for the same setting."""
+    return nearest(_NAMES_ELSEWHERE.get(name, name), [setting for setting in known if setting != "self"])
 
 
 def require_valid_setting(name: str, value: object, *, of: str = "") -> None:

@@ -107,10 +107,17 @@ _CONTENT = {
 
 
 def leaves(value: JSON, path: str = "") -> Iterator[tuple[str, JSON]]:
-    """The scalars of a JSON document with their dotted paths; lists count as scalars."""
+    """The scalars of a JSON document with their dotted paths; a list counts as one unless it holds a dict.
+
+    >>> dict(leaves({"lr": 0.1, "augment": [{"name": "flip", "p": [0, 1]}]}))
+    {'lr': 0.1, 'augment[0].name': 'flip', 'augment[0].p': [0, 1]}
+    """
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from leaves(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for index, item in enumerate(value):
+            yield from leaves(item, f"{path}[{index}]")
     else:
         yield path, value
 

@@ -232,6 +232,17 @@ class CheckpointStore:
             return self.directory / name, checkpoint
         raise BadRun(f"The best checkpoint, {self.directory / name}: {checkpoint}.", remedy=_REMEDY)
 
+    def damage_of_best(self) -> str | None:
+        """What is wrong with the checkpoint marked best, its digests not computed; None: nothing, or none is marked."""
+        try:
+            name = self._best_name()
+            if name is None:
+                return None
+            checkpoint = self._inspect(name, with_digests=False)
+        except BadRun as problem:
+            return problem.message
+        return f"The best checkpoint, {self.directory / name}: {checkpoint}." if isinstance(checkpoint, str) else None
+
     def names(self) -> tuple[str, ...]:
         """Names of the checkpoints that are there, whole or not, oldest first."""
         with read_errors(self.directory):

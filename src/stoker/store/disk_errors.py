@@ -113,15 +113,15 @@ def explained(
 
 
 def _room(path: Path, needed_bytes: int | None) -> str:
-    """` (1.0 MiB free, 26.4 MiB needed)`, for the file system `path` is or would be on."""
-    needed = "unknown" if needed_bytes is None else format_bytes(needed_bytes)
+    """` (free: 1.0 MiB, needed: 26.4 MiB)`, for the file system `path` is or would be on."""
+    needed = "" if needed_bytes is None else f", needed: {format_bytes(needed_bytes)}"
     try:
         there = next(place for place in (path, *path.absolute().parents) if place.exists())
         free = format_bytes(shutil.disk_usage(there).free)
         inodes = ", no inodes left" if _has_no_inodes(there) else ""
     except OSError:
-        return f" (free: unknown, needed: {needed})"
-    return f" (free: {free}{inodes}, needed: {needed})"
+        return f" (free: unknown{needed})"
+    return f" (free: {free}{inodes}{needed})"
 
 
 def _has_no_inodes(place: Path) -> bool:

@@ -260,6 +260,10 @@ def _repeat_if_missed(
         store.mark_best(start.path.name if at_best == position.samples else written[-1])
     if not start.is_own:
         return
+    if prepared.job.evaluation.select != "last" and (damage := store.damage_of_best()) is not None:
+        store.problems.append(
+            f"{damage} Unless a later evaluation is better, the run needs it at its end: restore it from a copy."
+        )
     if every is None or position.updates == 0 or kept_path(folder, position).exists():
         return
     if evaluation_is_due(every, prepared.extent, prepared.extent.position(position.updates - 1), position):

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -168,9 +168,10 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
     given, others_share = given_plan(plan), 0.0
     with ExitStack() as stack:
         shown: list[Sink] = [stack.enter_context(choose_display()) if sink is None else sink, listening]
+        is_new = not directory.is_run
+        stack.enter_context(nullcontext() if is_new else directory.locked())  # before it is said to be continued
         for text in (*brought, *([] if because is None else [because])):
             emit_event(shown, "warned", message=text)
-        is_new = not directory.is_run
         if is_new:
             early: list[Event] = []
             decision, coupling = _decide(
@@ -206,7 +207,6 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
                 for event in early:
                     directory.append_event(event)
         else:
-            stack.enter_context(directory.locked())
             _require_its_plan(directory, given, memory=memory, threads=threads, shown=shown)
             device = device_of(directory, device, _device_name(on))
             note_continuation_here(directory)
