@@ -14,7 +14,7 @@ from stoker.records import Coupling, Layout
 from stoker.stepping.model import meta_model
 from stoker.units import updates
 from tests.planning.trials import NORMS, profile
-from tests.stepping.layouts.conformance import deep_job, gpt_job
+from tests.stepping.layouts.conformance import gpt_job, tied_job
 
 WHOLE = Coupling(kind="whole_group", group=32, causes=("the loss",), evidence="declared")
 
@@ -97,7 +97,7 @@ def test_what_does_not_divide_is_said_with_its_numbers(changes: dict[str, object
 def test_interleaved_stages_need_blocks_and_no_shards() -> None:
     """With the numbers; replicas and tensor groups go with them."""
     assert "2 stages of 2 chunks need 4 blocks at least" in (rules().problem_with(Layout(stages=2, chunks=2)) or "")
-    deep = dataclasses.replace(rules(), model=meta_model(deep_job()))
+    deep = dataclasses.replace(rules(), model=meta_model(tied_job(layers=4)))
     for others in ({}, {"replicas": 2}, {"tensor": 2}):
         assert deep.problem_with(Layout(stages=2, chunks=2, **others)) is None
     problem = deep.problem_with(Layout(stages=2, chunks=2, shards=2))

@@ -9,23 +9,10 @@ import pytest
 from stoker.devices import attached_devices, planned_devices
 from stoker.errors import BadJob
 from stoker.planning.pinned_plan import plan_of, problem_with, words_of
-from stoker.records import Coupling, Profile
+from tests.planning.trials import profile
 
 (PLACE,) = planned_devices("8xh100", ())
-SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="known")
-PROFILE = Profile(
-    num_train=1000,
-    num_valid=0,
-    num_test=0,
-    batch=64,
-    parameters=10,
-    parameter_bytes=40,
-    has_convolutions=False,
-    is_in_memory=True,
-    optimizer_implementations=("fused", "default"),
-    coupling=SEPARABLE,
-    num_blocks=12,
-)
+PROFILE = profile(num_train=1000, has_convolutions=False, batch=64, num_blocks=12)
 
 
 def test_words_are_fields_of_a_plan_and_of_its_layout() -> None:
@@ -45,10 +32,10 @@ def test_without_a_micro_batch_each_process_takes_its_part_at_once() -> None:
 
 def test_weights_in_fp64_stay_so() -> None:
     """Also on a device that is fast in bf16, which would be refused."""
-    profile = dataclasses.replace(PROFILE, is_double=True)
-    plan = plan_of({}, PLACE, profile)
+    facts = dataclasses.replace(PROFILE, is_double=True)
+    plan = plan_of({}, PLACE, facts)
     assert plan.precision == "fp64"
-    assert problem_with(plan, profile, PLACE.device, profile) is None
+    assert problem_with(plan, facts, PLACE.device, facts) is None
 
 
 @pytest.mark.parametrize(
@@ -83,9 +70,9 @@ def test_words_that_cannot_be_say_what_could(words: str, why: str) -> None:
 )
 def test_an_illegal_plan_is_named_with_what_would_be_legal(fields, changed, why: str) -> None:
     """The number, and the job's."""
-    profile = dataclasses.replace(PROFILE, **changed)
-    plan = plan_of(fields, PLACE, profile)
-    assert why in (problem_with(plan, profile, PLACE.device, profile) or "")
+    facts = dataclasses.replace(PROFILE, **changed)
+    plan = plan_of(fields, PLACE, facts)
+    assert why in (problem_with(plan, facts, PLACE.device, facts) or "")
 
 
 def test_a_precision_that_a_device_lacks_is_named_with_those_it_has() -> None:

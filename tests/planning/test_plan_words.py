@@ -14,27 +14,16 @@ from stoker.devices import planned_devices
 from stoker.errors import BadJob
 from stoker.planning.pinned_plan import plan_of
 from stoker.planning.plan_words import _FIELD_OF
-from stoker.records import Coupling, Plan, Profile
+from stoker.records import Plan, Profile
+from tests.planning.trials import profile
 
-PROFILE = Profile(
-    num_train=1000,
-    num_valid=0,
-    num_test=0,
-    batch=512,
-    parameters=10,
-    parameter_bytes=40,
-    has_convolutions=False,
-    is_in_memory=True,
-    optimizer_implementations=("fused", "default"),
-    coupling=Coupling(kind="separable", group=None, causes=(), evidence="known"),
-    num_blocks=12,
-)
+PROFILE = profile(num_train=1000, has_convolutions=False, num_blocks=12)
 
 
-def planned(fields: dict[str, Any], count: int = 1, profile: Profile = PROFILE) -> Plan:
+def planned(fields: dict[str, Any], count: int = 1, facts: Profile = PROFILE) -> Plan:
     """The plan of these words on so many H100."""
     (place,) = planned_devices(f"{count}xh100" if count > 1 else "h100", ())
-    return plan_of(fields, place, profile)
+    return plan_of(fields, place, facts)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +128,7 @@ def test_what_cannot_be_is_refused_with_what_could(fields: dict[str, Any], why: 
 def test_a_model_without_equal_blocks_has_nothing_to_checkpoint() -> None:
     """Rather than a plan that keeps everything."""
     with pytest.raises(BadJob, match="this one has none"):
-        planned({"ac": "full"}, profile=dataclasses.replace(PROFILE, num_blocks=0))
+        planned({"ac": "full"}, facts=dataclasses.replace(PROFILE, num_blocks=0))
 
 
 VALUES = st.one_of(

@@ -69,10 +69,10 @@ def momentum_job() -> Job:
     )
 
 
-def tied_job() -> Job:
+def tied_job(layers: int = 2) -> Job:
     """As `gpt_job`, with the output layer tied to the embedding, which has a group of its own in the optimiser."""
     return make_job(
-        lambda: GPT(layers=2, width=32, heads=4, context=8, vocab=12, tied=True),
+        lambda: GPT(layers=layers, width=32, heads=4, context=8, vocab=12, tied=True),
         data=texts(55, masked=0.3),
         loss="token_cross_entropy",
         optimizer=AdamW(lr=1e-3, groups={"tokens.*": {"lr": 3e-3, "weight_decay": 0.0}}),
@@ -108,21 +108,8 @@ def experts_job(kind: str = "grouped") -> Job:
     )
 
 
-def deep_job() -> Job:
-    """As `tied_job`, with four blocks."""
-    return make_job(
-        lambda: GPT(layers=4, width=32, heads=4, context=8, vocab=12, tied=True),
-        data=texts(55, masked=0.3),
-        loss="token_cross_entropy",
-        optimizer=AdamW(lr=1e-3, groups={"tokens.*": {"lr": 3e-3, "weight_decay": 0.0}}),
-        clip_norm=0.2,
-        batch=16,
-        average=0.9,
-    )
-
-
 JOBS = {
-    "deep": (deep_job, SEPARABLE),
+    "deep": (functools.partial(tied_job, 4), SEPARABLE),
     "experts": (experts_job, SEPARABLE),
     "few bits": (few_bits_job, SEPARABLE),
     "gpt": (gpt_job, SEPARABLE),
