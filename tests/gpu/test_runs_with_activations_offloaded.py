@@ -21,6 +21,7 @@ from stoker.stepping.step import Step
 from stoker.testing.simulated_gpu import is_simulated, simulate_gpus
 from stoker.units import MIB
 from tests.flow.builders import Stopping
+from tests.gpu.allocated import allocated_by_others
 from tests.stepping.driving import SEPARABLE, train
 from tests.stepping.residual_stack import ResidualStack, stack_job
 
@@ -61,8 +62,7 @@ def test_the_device_s_memory_is_as_forecast(name: str) -> None:
         plan = dataclasses.replace(ON_GPU, **VARIANTS[name] | {"activation_offload": is_offloaded})
         forecasts = Planner(resolve_job(job)).forecasts(planned_devices("h100", ())[0])
         expected = forecasts.forecast(plan).peak_bytes.value
-        gc.collect()
-        before = torch.cuda.memory_allocated(0)
+        before = allocated_by_others()
         step = Step(job, plan, SEPARABLE)
         train(job, step, 1)
         torch.cuda.reset_peak_memory_stats(0)
@@ -73,7 +73,8 @@ def test_the_device_s_memory_is_as_forecast(name: str) -> None:
         peaks.append((expected, measured))
     saved = [plain - offloaded for plain, offloaded in zip(*peaks, strict=True)]
     assert saved[0] == pytest.approx(saved[1], rel=0.1)
-    assert saved[1] > 0.05 * peaks[0][1]
+    workspaces = 0 if is_simulated() else 64 * MIB  # most of what so small a model takes
+    assert saved[1] > 0.05 * (peaks[0][1] - workspaces)
 
 
 @pytest.mark.skipif(not is_simulated(), reason="takes memory away from a GPU")

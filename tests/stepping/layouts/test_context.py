@@ -27,7 +27,9 @@ from stoker.stepping.layouts.context_locality import Positions, position_sites
 from stoker.stepping.step import Step
 from stoker.stepping.world import ALONE, World
 from stoker.testing.ranks import RankFailed, on_ranks
+from stoker.testing.simulated_gpu import is_simulated
 from stoker.training.evaluation import evaluate
+from stoker.units import MIB
 from stoker.zoo import GPT, Llama
 from tests.stepping.driving import SEPARABLE, largest_difference
 from tests.stepping.layouts.conformance import JOBS, Learned, few_bits_job, largest_loss_difference, learned, taught
@@ -457,7 +459,9 @@ def test_memory_of_gathered_keys_is_as_forecast(
     torch.cuda.reset_peak_memory_stats(0)
     out.backward(gradient)
     # `out` is still here, which a model lets go of before.
-    assert peak() - started == expected.backward + (results if is_causal else 0)
+    backward = expected.backward + (results if is_causal else 0)
+    # The allocator of a real GPU leaves up to a MiB of a large block unused.
+    assert backward <= peak() - started <= backward + (0 if is_simulated() else MIB)
 
 
 def untouched(world: World, layout: Layout) -> bool:

@@ -58,8 +58,8 @@ def passed(module: nn.Module, inputs: torch.Tensor, *, counts: bool = True) -> d
     x = inputs.clone().requires_grad_()
     module(x)
     output = module(x)
-    slopes = torch.linspace(-1, 2, output.shape[1:].numel(), dtype=x.dtype).view(*output.shape[2:], CHANNELS)
-    total = (output.movedim(1, -1).square() * slopes).sum()
+    slopes = torch.linspace(-1, 2, output.shape[1:].numel(), dtype=x.dtype, device=x.device)
+    total = (output.movedim(1, -1).square() * slopes.view(*output.shape[2:], CHANNELS)).sum()
     total.backward(torch.full_like(total, float(counts)))
     gradients = {f"gradient of {name}": p.grad for name, p in module.named_parameters()}
     return {"output": output.detach(), "gradient": x.grad, **gradients, **dict(module.named_buffers())}

@@ -1,0 +1,221 @@
+"""Training steps on the GPU here, in the form of published ones: what `bench.forecast.published` then forecasts.
+
+    python -m bench.forecast.measure_cases CASES.csv --out FOLDER [--only REGEX] [--at-once 5] [--limit-s 240]
+
+A line of `CASES.csv` has the columns of `bench.forecast.published` but for what is measured. Each case is a process,
+--at-once of them beside each other: models are made, and compiled, at the same time, and one at a time computes. In
+`FOLDER`: `cases.csv`, with the median of 12 updates after 3 [ms] and the memory allocated at most [GiB], and
+`operations.json`, with the time on the GPU of each operation of one update, by the shapes of what it read, and of each
+kernel. Exit code 3 without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import fcntl
+import itertools
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from bench.forecast.published import GIB, planner_of
+from bench.forecast.registration import surroundings
+from stoker.devices import attached_devices, planned_devices
+from stoker.jobs import load_job
+from stoker.loading.batches import BatchSource
+from stoker.loading.datasets import datasets_of
+from stoker.planning.pinned_plan import plan_of
+from stoker.records import Position
+from stoker.stepping.step import Step
+
+NO_DEVICE = 3
+UPDATES, WARM_UP = 12, 3
+_RANGES = ("## Call", "Optimizer.", "ProfilerStep")
+"""What the names of ranges begin with, which span kernels."""
+
+
+def measured(case: dict[str, str], folder: Path, lock: Path, others: int) -> dict[str, Any]:
+    """Times of updates [s], peak memory [bytes], and the operations and kernels of one update, on this GPU."""
+    settings = {name: str(value) for name, value in json.loads(case["set"]).items()}
+    job, entry = load_job(folder / case["job"], settings)
+    planner, place = planner_of(job, entry), planned_devices("cuda:0", attached_devices())[0]
+    usual = {"optimizer_implementation": "fused", "loader": "device", "precision": "fp32"}
+    plan = plan_of(usual | json.loads(case["plan"]), place, planner.profile("cuda"))
+    step, data, numbers = Step(job, plan, planner.coupling), datasets_of(job), itertools.count()
+    pipeline, extent = step.pipeline(data.train, augmented=True), data.extent(job)
+    source = BatchSource(data.train, pipeline, extent, job.seed, plan)
+    with contextlib.closing(source.batches(Position(), sys.maxsize)) as batches:
+
+        def update() -> None:
+            step.update(next(batches), next(numbers), 0.5)
+
+        started = time.perf_counter()
+        if plan.compile:
+            update()
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        first_s = time.perf_counter() - started
+        if plan.compile:
+            wait_for_others(lock.with_name("compiled"), case["id"], others)
+        with profiled():  # its first use takes seconds
+            torch.zeros(1, device=step.device)
+        with alone(lock):
+            for _ in range(WARM_UP):
+                update()
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            times, host_s = timed(update)
+            memory = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+            with profiled() as watched:
+                update()
+                torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+    return {
+        "id": case["id"],
+        "plan": plan.in_words(),
+        "update_s": times,
+        "host_s": host_s,
+        "first_update_s": first_s,
+        "peak_bytes": memory[0],
+        "reserved_bytes": memory[1],
+        **listed(watched),
+    }
+
+
+def wait_for_others(folder: Path, name: str, count: int, patience_s: float = 100.0) -> None:
+    """Until so many are compiled: what one measures is not disturbed by the first update of another."""
+    folder.mkdir(exist_ok=True)
+    (folder / name.replace("/", "-")).touch()
+    ends = time.perf_counter() + patience_s
+    while len(list(folder.iterdir())) < count and time.perf_counter() < ends:
+        time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """Nobody else computes on the GPU meanwhile."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def profiled() -> profile:
+    """A profile of operations, with the shapes of what they read, and of kernels."""
+    return profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True)
+
+
+def timed(update: Any) -> tuple[list[float], float]:
+    """Seconds from the end of one update to that of the next on the device, and what the host took for one [s]."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(UPDATES + 1)]
+    marks[0].record()
+    started = time.perf_counter()
+    for mark in marks[1:]:
+        update()
+        mark.record()
+    host_s = (time.perf_counter() - started) / UPDATES
+    torch.cuda.synchronize()
+    return [before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(marks)], host_s
+
+
+def listed(watched: profile) -> dict[str, Any]:
+    """Operations by the shapes of their inputs, and kernels: seconds on the device together, and how many."""
+    operations = [
+        {"name": row.key, "shapes": row.input_shapes, "count": row.count, "seconds": row.self_device_time_total / 1e6}
+        for row in watched.key_averages(group_by_input_shape=True)
+        if row.device_type == DeviceType.CPU and row.self_device_time_total > 0
+    ]
+    kernels = [
+        {"name": row.key[:200], "count": row.count, "seconds": row.self_device_time_total / 1e6}
+        for row in watched.key_averages()
+        if row.device_type == DeviceType.CUDA and row.self_device_time_total > 0 and not row.key.startswith(_RANGES)
+    ]
+    for rows in (operations, kernels):
+        rows.sort(key=lambda row: -row["seconds"])
+    return {"busy_s": sum(row["seconds"] for row in kernels), "operations": operations, "kernels": kernels}
+
+
+def in_a_process(case: dict[str, str], given: argparse.Namespace, ends: float) -> dict[str, Any]:
+    """As `measured`, in a process of its own; `problem` says why there is nothing."""
+    if (left_s := ends - time.perf_counter()) <= 0:
+        return {"id": case["id"], "problem": "no time was left"}
+    command = [sys.executable, "-m", "bench.forecast.measure_cases", str(given.cases), "--out", str(given.out)]
+    command += ["--one", case["id"], "--compiled-together", str(given.compiled_together)]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=left_s, check=False)
+    except subprocess.TimeoutExpired:
+        return {"id": case["id"], "problem": "no time was left"}
+    if answer.returncode:
+        return {"id": case["id"], "problem": answer.stderr[-1500:]}
+    found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what is asked for and write it; 3 without a GPU, 1 if a case failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", type=Path)
+    parser.add_argument("--out", type=Path, required=True, help="folder of what is written")
+    parser.add_argument("--only", default="", help="cases whose id this expression matches")
+    parser.add_argument("--at-once", type=int, default=5, help="processes beside each other")
+    parser.add_argument("--limit-s", type=float, default=1e9, help="begin no case after so many seconds")
+    parser.add_argument("--compiled-together", type=int, default=0, help="compile so many cases, then measure them")
+    parser.add_argument("--one", help="measure this case here, and print it")
+    given = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        print(f"PyTorch {torch.__version__} finds no CUDA device here. Run this where one is.", file=sys.stderr)
+        return NO_DEVICE
+    with given.cases.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    if given.one:
+        case = next(row for row in rows if row["id"] == given.one)
+        print(json.dumps(measured(case, given.cases.parent, given.out / "lock", given.compiled_together)))
+        return 0
+    given.out.mkdir(parents=True, exist_ok=True)
+    ends = time.perf_counter() + given.limit_s
+    chosen, found = [row for row in rows if re.search(given.only, row["id"])], dict[str, dict[str, Any]]()
+    with ThreadPoolExecutor(given.at_once) as pool:
+        for one in pool.map(lambda case: in_a_process(case, given, ends), chosen):
+            found[one["id"]] = one
+            print(f"{one['id']:<40} {one.get('problem') or _in_words(one)}", flush=True)
+            document = {"machine": surroundings(), "cases": list(found.values())}
+            (given.out / "operations.json").write_text(json.dumps(document), encoding="utf-8")
+    _write_cases(given.out / "cases.csv", chosen, found)
+    return int(any("problem" in one for one in found.values()))
+
+
+def _in_words(one: dict[str, Any]) -> str:
+    step_ms, busy_ms = 1e3 * statistics.median(one["update_s"]), 1e3 * one["busy_s"]
+    return (
+        f"{step_ms:8.2f} ms, busy {busy_ms:8.2f}, host {1e3 * one['host_s']:7.2f}, {one['peak_bytes'] / GIB:6.2f} GiB"
+    )
+
+
+def _write_cases(path: Path, rows: Sequence[dict[str, str]], found: dict[str, dict[str, Any]]) -> None:
+    """The cases that were measured, as `bench.forecast.published` reads them."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [*rows[0], "measured_step_ms", "measured_mem_gib"], lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            one = found.get(row["id"], {})
+            if "update_s" in one:
+                step_ms = 1e3 * statistics.median(one["update_s"])
+                writer.writerow(
+                    row | {"measured_step_ms": f"{step_ms:.3f}", "measured_mem_gib": f"{one['peak_bytes'] / GIB:.3f}"}
+                )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
