@@ -334,14 +334,20 @@ ROW_KERNELS = {
     "_log_softmax": RowKernel(2, 2, 1024),
     "_softmax_backward_data": RowKernel(3, 2, 1024),
     "_log_softmax_backward_data": RowKernel(3, 2, 1024),
-    "native_group_norm": RowKernel(3, 0, 512),
-    "native_group_norm_backward": RowKernel(5, 0, 512),
+    "native_group_norm": RowKernel(5.2, 0, 512),
+    "native_group_norm_backward": RowKernel(6, 0, 512),
     "native_batch_norm": RowKernel(3, 0, 512),
     "cudnn_batch_norm": RowKernel(3, 0, 512),
     "native_batch_norm_backward": RowKernel(5, 0, 512),
     "cudnn_batch_norm_backward": RowKernel(5, 0, 512),
 }
-"""By ATen's name."""
+"""By ATen's name. Group norms: measured in a U-Net's update on an H100."""
+_ROW_WAVE_S = 2.6e-6
+"""Time in which a multiprocessor's resident blocks of a layer norm, one for each row, begin and end [s]. Measured on an
+H200 for rows of 96 to 768 numbers: 2.9 µs, on an H100, which is slower to bring the numbers, 1.6 to 2.2."""
+_WEIGHT_ROW_S, _LONG_WEIGHT_ROW_S, _LONG_ROWS = 3.3e-9, 0.45e-9, 65_536
+"""Time for each row of the gradients of a norm's weights, which few blocks sum row by row, and where there are so many
+rows, more blocks [s]. Measured on an H100 and an H200 for rows of 96 to 2048 numbers."""
 
 OWN_BATCH_NORM = {"native_batch_norm": RowKernel(8, 0, 512), "native_batch_norm_backward": RowKernel(6.7, 0, 512)}
 """Batch norm in bf16, which cuDNN is not asked for, of channels-last tensors: PyTorch's kernel for the moments reads at
@@ -367,6 +373,17 @@ def channel_seconds(operation: Operation, hardware: Hardware) -> float:
     at_once = (hardware.multiprocessors or 1) * (threads // _CHANNEL_THREADS)
     rounds = math.ceil(shape[1] / at_once) * shape[0] * math.prod(shape[2:]) / _CHANNEL_THREADS
     return rounds * _CHANNEL_ROUND_S[operation.name]
+
+
+def row_latency_s(operation: Operation, hardware: Hardware) -> float:
+    """Time of a kernel over rows that is spent on beginning rows and on waiting for sums [s]."""
+    if operation.name not in ("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm_backward"):
+        return 0.0
+    rows, _ = row_sizes(operation)
+    if operation.name.endswith("_backward"):
+        return rows * (_LONG_WEIGHT_ROW_S if rows > _LONG_ROWS else _WEIGHT_ROW_S)
+    threads = _RESIDENT_THREADS.get(hardware.compute_capability or "", _OTHER_RESIDENT_THREADS)
+    return rows / ((hardware.multiprocessors or 1) * threads / ROW_KERNELS[operation.name].threads) * _ROW_WAVE_S
 
 
 def row_sizes(operation: Operation) -> tuple[int, int]:
@@ -409,7 +426,54 @@ def stream_bytes(operation: Operation, hardware: Hardware) -> float:
     is_known = isinstance(strided, int | float) and isinstance(reach, int | float)
     if is_known and reach > (hardware.l2_bytes or _DEFAULT_L2_BYTES):
         total += (_SECTOR_RATIO - 1) * strided
+    if operation.name == "masked_fill":  # a copy, which is then written to
+        total *= 2
     return total
+
+
+_STREAM_SHARES = {
+    "_to_copy": 0.82,
+    "stack": 0.37,
+    "max_pool2d_with_indices": 0.52,
+    "max_pool2d_with_indices_backward": 0.45,
+    "adaptive_max_pool2d": 0.04,
+    "adaptive_max_pool2d_backward": 0.15,
+    "_fused_adam_": 0.87,
+    "_fused_adamw_": 0.87,
+    "_fused_sgd_": 0.85,
+}
+"""Share of the bandwidth of streams that some kernels reach. Measured on an H100: kernels of updates of a ResNet-9 in
+bf16 and channels-last, and of transformers."""
+_CAT_ROWS_SHARE, _CAT_SHARE = 0.62, 0.37
+"""The same where tensors are joined along their first dimension, and along others."""
+_SCAN_SHARE = 0.07
+"""The same of running sums along a dimension whose elements are not neighbours in memory."""
+
+
+def stream_share(operation: Operation) -> float:
+    """Share of the bandwidth of streams that an operation reaches [fraction]."""
+    dim = operation.attribute("dim")
+    last = len(operation.outputs[0].shape) - 1 if operation.outputs else 0
+    if operation.name == "cat":
+        return _CAT_ROWS_SHARE if dim == 0 else _CAT_SHARE
+    if operation.name == "cumsum" and dim not in (-1, last):
+        return _SCAN_SHARE
+    return _STREAM_SHARES.get(operation.name, 1.0)
+
+
+_COLUMN_SUM_S, _COLUMN_SUM_ROW_S = 22e-6, 4e-9
+"""Time in which the parts of a sum over rows are summed once more, at most, and for each row [s]. Measured on an H100
+and an H200, of 2,000 to 16,000 rows of 768 to 4096 numbers."""
+
+
+def column_sum_s(operation: Operation) -> float:
+    """Time of a sum over rows, of which the result is a row, beyond that of reading them [s]; 0 of other operations."""
+    if operation.name != "sum" or not operation.inputs:
+        return 0.0
+    summed, dim = operation.inputs[0], operation.attribute("dim")
+    if not isinstance(dim, list) or not dim or (len(summed.shape) - 1) in dim or -1 in dim:
+        return 0.0
+    return min(_COLUMN_SUM_S, _COLUMN_SUM_ROW_S * summed.numel / max(1, operation.outputs[0].numel))
 
 
 _INSTRUCTIONS, _MANY_INSTRUCTIONS = 40, 80
@@ -444,13 +508,38 @@ _OF_MANY_INSTRUCTIONS = frozenset(
 )
 
 
-def instruction_seconds(operation: Operation, fp32_flops: float) -> float:
-    """Time of an elementwise kernel's instructions on a GPU of so many FLOP/s in fp32 [s]; 0 for wider elements."""
+_WIDE_LOADS_SINCE, _WIDE_SHARE = 9.0, 0.6
+"""Compute capability from which on PyTorch loads 16 bytes of 16-bit elements at once (8 of them, since 2.7), and the
+share of `_MANY_INSTRUCTIONS` that is left. Measured: GELU and SiLU on an H100 and an H200, at 3.0 TB/s on both."""
+_INDEX_INSTRUCTIONS = 65
+"""Integer instructions for each element of a kernel that computes addresses from indices. Measured: 2.2 to 3.4e11
+elements/s on an H100 and an H200, of 2 and of 4 bytes, copies and sums alike."""
+_INDEXED_COPIES = {"roll": 3}
+"""Operations that PyTorch does with so many such kernels."""
+
+
+def instruction_seconds(operation: Operation, fp32_flops: float, *, capability: str, has_integer_units: bool) -> float:
+    """Time of an elementwise kernel's instructions [s]; 0 where they are few for each byte.
+
+    Args:
+        operation: elementwise.
+        fp32_flops: the GPU's peak in fp32 [FLOP/s].
+        capability: its compute capability.
+        has_integer_units: one for each fp32 unit; others have one for two.
+    """
     result = max(operation.outputs, key=lambda tensor: tensor.numel, default=None)
-    if result is None or result.dtype not in ("bf16", "fp16"):
+    if result is None:
         return 0.0
-    has_many = operation.name.strip("_") in _OF_MANY_INSTRUCTIONS
-    return result.numel * (_MANY_INSTRUCTIONS if has_many else _INSTRUCTIONS) / (fp32_flops / 2)
+    issued = fp32_flops / 2
+    copies = _INDEXED_COPIES.get(operation.name, 1)
+    if operation.attribute("is_indexed") is True or copies > 1:
+        return copies * result.numel * _INDEX_INSTRUCTIONS / (issued if has_integer_units else issued / 2)
+    if result.dtype not in ("bf16", "fp16"):
+        return 0.0
+    if operation.name.strip("_") not in _OF_MANY_INSTRUCTIONS:
+        return result.numel * _INSTRUCTIONS / issued
+    is_wide = capability != "" and float(capability) >= _WIDE_LOADS_SINCE
+    return result.numel * _MANY_INSTRUCTIONS * (_WIDE_SHARE if is_wide else 1.0) / issued
 
 
 STEP_S = 5e-6

@@ -93,21 +93,12 @@ _MISALIGNED = {8: 1.1, 4: 1.6, 2: 3.0}
 are a multiple of; where only the result's rows are not whole words, its third root. Source: NVIDIA, "Matrix
 Multiplication Background", section 4.1, for the order; A. Karpathy: padding a vocabulary of 50,257 to 50,304 made a
 GPT-2 step 25 % faster (2023), which 3.0 gives. Batches of small products are bound by memory, and unaffected."""
-_STREAM_SHARES = {
-    "cat": 0.62,
-    "max_pool2d_with_indices": 0.52,
-    "max_pool2d_with_indices_backward": 0.45,
-    "adaptive_max_pool2d": 0.04,
-    "adaptive_max_pool2d_backward": 0.15,
-}
-"""Share of the bandwidth of streams that some kernels reach. Measured on an H100: kernels of a ResNet-9's update in
-bf16, channels-last."""
 _WINOGRAD_SHARE, _WINOGRAD_S = 0.7, 3e-5
 """Rate of Winograd's products over that of single ones, and time to start its transforms [s]. Fitted on 3 x 3
 convolutions of random sizes (NeuSight; P4, P100, V100, T4, A100): the median error is 18 to 33 %, by device."""
 
 
-_CONVOLUTION_SHARES = {"8.0": 0.8}
+_CONVOLUTION_SHARES = {"8.0": 0.8, "9.0": 0.82}
 """Rate of convolutions on tensor cores over that of products, where it is less: the tensor cores of an A100 take
 operands from shared memory four times as fast as those of an RTX 3090, and convolutions gather them. From the U-Net
 among the published layers (`bench/forecast/published_layers.py`) and a ResNet-50, which came out 9 % too fast."""
@@ -185,11 +176,18 @@ def roof_seconds(operation: Operation, kind: Kind, dtype: str, sustained: Sustai
         if gpu_kernels.is_depthwise(operation):
             seconds, arithmetic = seconds / _DEPTHWISE_SHARE, arithmetic * _DEPTHWISE_FLOPS_SHARE
         issued = sustained.peak_flops("fp32")[0] * scales.bandwidth  # a measured factor is of the kernel as it is
-        seconds = max(seconds, gpu_kernels.instruction_seconds(operation, issued))
-        return max(seconds / _STREAM_SHARES.get(operation.name, 1.0), operation.flops / arithmetic)
+        instructions_s = gpu_kernels.instruction_seconds(
+            operation,
+            issued,
+            capability=sustained.hardware.compute_capability or "",
+            has_integer_units=sustained.groups()[0] == "separate",
+        )
+        seconds = max(seconds / gpu_kernels.stream_share(operation), instructions_s)
+        return max(seconds + gpu_kernels.column_sum_s(operation), operation.flops / arithmetic)
     if kind == "row":
         size = _BYTES.get(max(operation.inputs, key=lambda tensor: tensor.numel).dtype, 4.0)
         seconds = row_bytes(operation, sustained.hardware, size) / bandwidth
+        seconds += gpu_kernels.row_latency_s(operation, sustained.hardware)
         return max(seconds, gpu_kernels.channel_seconds(operation, sustained.hardware))
     if kind == "attention":
         return _attention_seconds(operation, dtype, sustained, scales)
@@ -462,7 +460,7 @@ _TENSOR_PICOJOULE = {
     "8.0": {"tf32": 2.8, "bf16": 1.6},
     "8.6": {"tf32": 6.4, "bf16": 3.2, "int8": 1.8},
     "8.9": {"tf32": 3.8, "bf16": 1.9, "fp8": 1.06, "int8": 1.06},
-    "9.0": {"tf32": 1.9, "bf16": 1.25, "fp8": 0.7, "int8": 0.7},
+    "9.0": {"tf32": 1.2, "bf16": 0.8, "fp8": 0.45, "int8": 0.45},
     "12.0": {"tf32": 4.0, "bf16": 2.0, "fp8": 1.1, "int8": 1.1},
 }
 """Energy per operation of tensor cores where it is not their share of fp32's. 8.0, 9.0: fitted on the families of
@@ -472,6 +470,8 @@ A6000) and at 140 W 58 (A4000); of 8.9 at 72 W 56 (L4) and at 350 W 266 (L40S); 
 6000); in tf32, at half these rates, 60 on an A6000 and 25 on an L4. With 3.2 an A6000 comes out at 98 in a step; a warm
 one was published at 95. Source: `database.md` and issues 97, 120, 160, 161, 185 of
 github.com/zzc0721/torch-performance-test-data; github.com/mli/transformers-benchmarks."""
+_AMONG_SEVERAL = {"9.0": 1.56}
+"""Factor on that energy by which products come out as slow as in published steps of several H100s."""
 _TENSOR_SHARE = {"tf32": 0.2, "bf16": 0.125, "fp16": 0.125, "fp8": 0.07, "int8": 0.07}
 """Energy per operation of tensor cores, as a share of fp32's outside of them on the same chip: see this module."""
 _DRAM_PICOJOULE_PER_BYTE = {"hbm": 40.0, "gddr": 90.0}
@@ -493,10 +493,11 @@ class PowerModel:
     capability: str
     is_hbm: bool
     dense_dtypes: frozenset[str]
+    is_alone: bool = True
 
     @classmethod
-    def of(cls, hardware: Hardware) -> PowerModel:
-        """From the datasheet."""
+    def of(cls, hardware: Hardware, *, is_alone: bool = True) -> PowerModel:
+        """From the datasheet, of a device alone or of one of several in a run."""
         limit = hardware.power_w
         floor = max(hardware.idle_w or 0.0, _IDLE_SHARE * (limit or 100.0))
         capability = hardware.compute_capability or ""
@@ -506,6 +507,7 @@ class PowerModel:
             capability=capability,
             is_hbm=has_stacked_memory(hardware),
             dense_dtypes=frozenset(hardware.dense_flops),
+            is_alone=is_alone,
         )
 
     def joules_per_flop(self, dtype: str) -> float:
@@ -525,6 +527,8 @@ class PowerModel:
         if self.limit_w is None:
             return 1.0
         needed_w = full_flops * self.joules_per_flop(dtype)
+        if not self.is_alone and dtype in _TENSOR_PICOJOULE.get(self.capability, {}):
+            needed_w *= _AMONG_SEVERAL.get(self.capability, 1.0)
         allowed_w = max(self.limit_w - self.floor_w, 0.1 * self.limit_w)
         return min(1.0, (allowed_w / needed_w) ** (1 / _CLOCK_EXPONENT)) if needed_w > 0 else 1.0
 

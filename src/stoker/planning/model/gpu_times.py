@@ -99,8 +99,10 @@ class GpuTimes:
         shares: Shares | None = None,
         product: TileShape | None = None,
         batched: TileShape | None = None,
+        *,
+        is_alone: bool = True,
     ) -> GpuTimes:
-        """The model of a device; None: the shapes and shares shipped.
+        """The model of a device, alone or one of several in a run; None: the shapes and shares shipped.
 
         Raises:
             NoDevice: its datasheet lacks a figure that every forecast needs.
@@ -124,7 +126,7 @@ class GpuTimes:
         known = {
             name: value for name, value in (("shares", shares), ("product", product), ("batched", batched)) if value
         }
-        sustained = Sustained(hardware=hardware, power=PowerModel.of(hardware), **known)  # type: ignore[arg-type]
+        sustained = Sustained(hardware=hardware, power=PowerModel.of(hardware, is_alone=is_alone), **known)  # type: ignore[arg-type]
         return cls(sustained, calibrate(sustained))
 
     def seconds(self, operation: Operation) -> float:

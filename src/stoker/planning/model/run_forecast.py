@@ -509,7 +509,7 @@ class TracedForecasts:
     def _times_with(self, threads: int) -> tuple[Hardware, OperationTimes]:
         if threads not in self._times:
             hardware = self._hardware_with(threads)
-            self._times[threads] = hardware, operation_times(hardware)
+            self._times[threads] = hardware, operation_times(hardware, is_alone=self.layout.world_size == 1)
         return self._times[threads]
 
     def _with_fetching(self, step_s: Estimate, plan: Plan, samples: float) -> Estimate:

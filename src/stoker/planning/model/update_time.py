@@ -342,12 +342,12 @@ class SharesErrors(Protocol):
         ...
 
 
-def operation_times(hardware: Hardware) -> OperationTimes:
-    """The time model for this device; only its module is imported."""
+def operation_times(hardware: Hardware, *, is_alone: bool = True) -> OperationTimes:
+    """The time model for this device, alone or one of several in a run; only its module is imported."""
     if hardware.device.kind == "cuda":
         from stoker.planning.model.gpu_times import GpuTimes  # noqa: PLC0415 - loaded only for the kind of device asked for
 
-        return GpuTimes.of(hardware)
+        return GpuTimes.of(hardware, is_alone=is_alone)
     from stoker.planning.model.cpu_times import CpuTimes  # noqa: PLC0415 - likewise
 
     return CpuTimes.of(hardware)

@@ -53,6 +53,8 @@ _LAID_OUT = ("convolution", "batch_norm", "group_norm", "pool")
 """Operations whose speed depends on the memory format of images."""
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Channels-last by the number of dimensions."""
+_LEAST_INDEXED = 2**16
+"""Elements of a result from which on it matters how their addresses are computed."""
 _LOOKUPS = ("embedding", "gather", "index", "index_select", "take")
 """Operations that read as much of their first input as they write."""
 _OVERWRITING = ("bernoulli_", "copy_", "exponential_", "fill_", "normal_", "random_", "uniform_", "zero_")
@@ -116,7 +118,7 @@ def operation_of(
         flops=_flops(func, args, kwargs, out),
         bytes_read=0 if name.startswith(_NEVER_FILLED) or name.startswith(_FILLED) else sum(read.values()),
         bytes_written=bytes_written,
-        attributes=tuple(sorted((_attributes(name, given, inputs, args) | outside).items())),
+        attributes=tuple(sorted((_attributes(name, given, inputs, outputs, args) | outside).items())),
     )
 
 
@@ -162,7 +164,9 @@ def _named_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return {name: arg for (name, _), arg in zip(_parameters(func), args, strict=False)} | kwargs
 
 
-def _attributes(name: str, given: dict[str, Any], inputs: list[torch.Tensor], args: tuple[Any, ...]) -> dict[str, Any]:
+def _attributes(
+    name: str, given: dict[str, Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor], args: tuple[Any, ...]
+) -> dict[str, Any]:
     attributes = {key: given[key] for key in _ATTRIBUTES if key in given}
     attributes = {key: list(value) if isinstance(value, list | tuple) else value for key, value in attributes.items()}
     if name in _PRODUCTS:
@@ -172,7 +176,28 @@ def _attributes(name: str, given: dict[str, Any], inputs: list[torch.Tensor], ar
         attributes["channels_last"] = any(_is_channels_last(tensor) for tensor in inputs[:2])
     if "convolution" in name and (reordered := _reordered_bytes(*inputs[: 3 if "backward" in name else 2])):
         attributes["reordered_bytes"] = reordered
+    if len(outputs) == 1 and _is_indexed(outputs[0], inputs):
+        attributes["is_indexed"] = True
     return attributes
+
+
+def _is_indexed(result: torch.Tensor, operands: list[torch.Tensor]) -> bool:
+    """Whether a GPU's elementwise kernel computes addresses from indices, for each element and operand.
+
+    It need not where all tensors are dense and in one order, or single numbers.
+    """
+    if result.device.type != "cuda" or result.numel() < _LEAST_INDEXED:
+        return False
+    large = [one for one in operands if one.numel() > 1]
+    if not all(_broadcasts(one, result) for one in large):
+        return False  # not elementwise
+    return any(one.shape != result.shape or one.stride() != result.stride() for one in large)
+
+
+def _broadcasts(operand: torch.Tensor, result: torch.Tensor) -> bool:
+    """Whether the operand's shape can be expanded to the result's."""
+    sizes = zip(reversed(operand.shape), reversed(result.shape), strict=False)
+    return operand.dim() <= result.dim() and all(size in (1, wanted) for size, wanted in sizes)
 
 
 def _reordered_bytes(*tensors: torch.Tensor) -> int:
