@@ -441,6 +441,8 @@ _STREAM_SHARES = {
     "_fused_adam_": 0.87,
     "_fused_adamw_": 0.87,
     "_fused_sgd_": 0.85,
+    "_foreach_mul_": 0.9,
+    "_foreach_norm": 0.87,
 }
 """Share of the bandwidth of streams that some kernels reach. Measured on an H100: kernels of updates of a ResNet-9 in
 bf16 and channels-last, and of transformers."""
@@ -518,6 +520,12 @@ _INDEXED_COPIES = {"roll": 3}
 """Operations that PyTorch does with so many such kernels."""
 
 
+def indexed_seconds(elements: float, fp32_flops: float, *, has_integer_units: bool) -> float:
+    """Time of so many elements whose addresses are computed from indices [s]; see `instruction_seconds`."""
+    issued = fp32_flops / 2
+    return elements * _INDEX_INSTRUCTIONS / (issued if has_integer_units else issued / 2)
+
+
 def instruction_seconds(operation: Operation, fp32_flops: float, *, capability: str, has_integer_units: bool) -> float:
     """Time of an elementwise kernel's instructions [s]; 0 where they are few for each byte.
 
@@ -533,7 +541,7 @@ def instruction_seconds(operation: Operation, fp32_flops: float, *, capability: 
     issued = fp32_flops / 2
     copies = _INDEXED_COPIES.get(operation.name, 1)
     if operation.attribute("is_indexed") is True or copies > 1:
-        return copies * result.numel * _INDEX_INSTRUCTIONS / (issued if has_integer_units else issued / 2)
+        return indexed_seconds(copies * result.numel, fp32_flops, has_integer_units=has_integer_units)
     if result.dtype not in ("bf16", "fp16"):
         return 0.0
     if operation.name.strip("_") not in _OF_MANY_INSTRUCTIONS:

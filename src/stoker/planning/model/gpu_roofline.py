@@ -77,6 +77,10 @@ rest. Source: PyTorch's transformers/cuda/mem_eff_attention/gemm_kernel_utils.h 
 changelog: such products reach 45 of 52 TFLOP/s on an A100. The share is a judgement."""
 _BACKWARD_SHARE = 0.85
 """The backward pass relative to the forward pass. Source: as above, 63 % of the peak against 73 %."""
+_ATTENTION_TILE = 128
+"""Tokens that a kernel of fused attention computes at once, needed or not."""
+_ATTENTION_DROPOUT = 1.6
+"""Time of fused attention that drops weights over that of one without. Measured on an H100: BERT-large's."""
 _SIMT_SHARE = 0.6
 """Memory-efficient attention in fp32, outside of tensor cores; a judgement."""
 _DEPTHWISE_SHARE, _DEPTHWISE_FLOPS_SHARE = 0.4, 0.2
@@ -98,13 +102,23 @@ _WINOGRAD_SHARE, _WINOGRAD_S = 0.7, 3e-5
 convolutions of random sizes (NeuSight; P4, P100, V100, T4, A100): the median error is 18 to 33 %, by device."""
 
 
-_CONVOLUTION_SHARES = {"8.0": 0.8, "9.0": 0.82}
+_CONVOLUTION_SHARES = {"8.0": 0.8}
 """Rate of convolutions on tensor cores over that of products, where it is less: the tensor cores of an A100 take
 operands from shared memory four times as fast as those of an RTX 3090, and convolutions gather them. From the U-Net
 among the published layers (`bench/forecast/published_layers.py`) and a ResNet-50, which came out 9 % too fast."""
 _NEGLECTED_SHARE = {"9.0": 0.75}
 """Rate of convolutions in fp32 outside of tensor cores over that of products, where cuDNN has no Winograd kernels.
 Measured on an H100: 0.76 in the median of 25 convolutions of 0.15 ms and more, 0.75 in a ResNet-9's update."""
+_POINTWISE_BACKWARD = 2.1
+"""Time of the gradients of such a convolution of 1 x 1 over what that gives. Measured on an H100: a ResNet-50's."""
+_FEW_IMAGE_CHANNELS = 4
+_IMAGE_SHARE, _IMAGE_READS = {"9.0": 0.1}, 3.0
+"""Convolutions on tensor cores of images of so few channels: share of the rate, channels padded to 8, and how often
+tensors cross memory. Measured on an H100 and an H200: the first layers of six networks, all 0.15 to 0.4 of this off."""
+_PADDED_CHANNELS = 8
+_CONVOLUTION_S = {False: 4e-6, True: 12e-6}
+"""Time of the kernels before and after a convolution, and (True) its gradients [s]. Measured on an H200: those of a
+DenseNet."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +212,12 @@ def roof_seconds(operation: Operation, kind: Kind, dtype: str, sustained: Sustai
     if kind == "convolution":
         copied = operation.attribute("reordered_bytes", 0)
         assert isinstance(copied, int), "the tracer counts them"
-        return _convolution_seconds(operation, dtype, sustained, rates) + 2 * copied / rates.bytes_per_s
+        has_integer_units = sustained.groups()[0] == "separate"
+        indexed_s = gpu_kernels.indexed_seconds(
+            copied / size, sustained.peak_flops("fp32")[0], has_integer_units=has_integer_units
+        )
+        seconds = _convolution_seconds(operation, dtype, sustained, rates)
+        return seconds + max(2 * copied / rates.bytes_per_s, indexed_s)
     sizes = np.array([gpu_kernels.product_sizes(operation)], dtype=float)
     seconds = float(product_seconds(sizes, size, sustained.tiles(dtype, is_batched=kind != "product"), rates)[0])
     return seconds * (_misalignment(operation, size) if kind == "product" and sustained.peak_flops(dtype)[1] else 1.0)
@@ -234,6 +253,11 @@ def _convolution_seconds(operation: Operation, dtype: str, sustained: Sustained,
             arithmetic = sustained.flops("fp32") * rates.flops / sustained.flops(dtype) * _GENERIC_GROUPED_SHARE
             return operation.flops / arithmetic
         moved = float(operation.bytes_read + operation.bytes_written)
+        share = _IMAGE_SHARE.get(sustained.hardware.compute_capability or "")
+        image_channels = gpu_kernels.convolved(operation)[0 if not operation.name.endswith("_backward") else 1].shape[1]
+        if share is not None and image_channels <= _FEW_IMAGE_CHANNELS:
+            padded = operation.flops * _PADDED_CHANNELS / image_channels
+            return padded / (rates.flops * share) + _IMAGE_READS * moved / rates.bytes_per_s
         if channels and channels <= _FEW_CHANNELS:
             return max(
                 moved / (rates.bytes_per_s * _GROUPED_SHARE),
@@ -263,7 +287,11 @@ def _convolution_seconds(operation: Operation, dtype: str, sustained: Sustained,
             + (_WINOGRAD_S + extra * size / rates.bytes_per_s if extra else 0)
             for sizes, extra in usable
         )
-    return seconds / (neglected or 1.0)
+    is_backward = operation.name.endswith("_backward")
+    is_pointwise = set(gpu_kernels.convolved(operation)[2 if is_backward else 1].shape[2:]) == {1}
+    if neglected is not None and is_backward and is_pointwise:
+        seconds *= _POINTWISE_BACKWARD
+    return seconds / (neglected or 1.0) + _CONVOLUTION_S[is_backward]
 
 
 def _recurrent_seconds(operation: Operation, dtype: str, sustained: Sustained, rates: Rates) -> float:
@@ -283,7 +311,13 @@ def _attention_seconds(operation: Operation, dtype: str, sustained: Sustained, s
     # Half of the scores are masked; less in short sequences, because tiles on the diagonal are computed whole.
     queries = (gpu_kernels.attention_sizes(operation) or (1, 1, 1, 1))[1]
     done = 0.5 + 0.5 * min(1.0, 128 / max(1, queries)) if operation.attribute("is_causal") is True else 1.0
-    arithmetic = operation.flops * done * gpu_kernels.padding_of_heads(operation) / reached
+    _, queries, keys, _ = gpu_kernels.attention_sizes(operation) or (1, 1, 1, 1)
+    tiles = math.prod(
+        math.ceil(tokens / _ATTENTION_TILE) * _ATTENTION_TILE / max(1, tokens) for tokens in (queries, keys)
+    )
+    arithmetic = operation.flops * done * tiles * gpu_kernels.padding_of_heads(operation) / reached
+    if operation.attribute("dropout_p"):
+        arithmetic *= _ATTENTION_DROPOUT
     return max(arithmetic, (operation.bytes_read + operation.bytes_written) / (sustained.bandwidth * scales.bandwidth))
 
 

@@ -39,6 +39,7 @@ _ATTRIBUTES = (
     "approximate",
     "dilation",
     "dim",
+    "dropout_p",
     "groups",
     "is_causal",
     "output_mask",
