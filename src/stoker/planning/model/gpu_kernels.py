@@ -140,6 +140,19 @@ def convolved(operation: Operation) -> tuple[TensorShape, ...]:
     return (*operation.inputs[:2], operation.outputs[0])
 
 
+def bias_bytes(operation: Operation) -> float:
+    """Bytes that cross memory for a convolution's bias, which PyTorch adds, and whose gradient it sums, by itself."""
+    if operation.name.endswith("_backward"):
+        mask = operation.attribute("output_mask")
+        has_bias = isinstance(mask, list) and len(mask) > 2 and bool(mask[2])
+        passes, result = 1.0, operation.inputs[0]
+    else:
+        has_bias = len(operation.inputs) > 2 and len(operation.inputs[2].shape) == 1
+        passes, result = 2.0, operation.outputs[0]
+    element_bytes = 2 if result.dtype in ("bf16", "fp16") else 4
+    return passes * result.numel * element_bytes if has_bias else 0.0
+
+
 def is_depthwise(operation: Operation) -> bool:
     """True if each channel is convolved by itself: then memory bounds it."""
     groups = operation.attribute("groups", 1)

@@ -197,7 +197,8 @@ def roof_seconds(operation: Operation, kind: Kind, dtype: str, sustained: Sustai
             has_integer_units=sustained.groups()[0] == "separate",
         )
         seconds = max(seconds / gpu_kernels.stream_share(operation), instructions_s)
-        return max(seconds + gpu_kernels.column_sum_s(operation), operation.flops / arithmetic)
+        seconds = max(seconds + gpu_kernels.column_sum_s(operation), operation.flops / arithmetic)
+        return seconds + (gpu_kernels.bias_bytes(operation) / bandwidth if "convolution" in operation.name else 0.0)
     if kind == "row":
         size = _BYTES.get(max(operation.inputs, key=lambda tensor: tensor.numel).dtype, 4.0)
         seconds = row_bytes(operation, sustained.hardware, size) / bandwidth
@@ -217,6 +218,7 @@ def roof_seconds(operation: Operation, kind: Kind, dtype: str, sustained: Sustai
             copied / size, sustained.peak_flops("fp32")[0], has_integer_units=has_integer_units
         )
         seconds = _convolution_seconds(operation, dtype, sustained, rates)
+        seconds += gpu_kernels.bias_bytes(operation) / rates.bytes_per_s
         return seconds + max(2 * copied / rates.bytes_per_s, indexed_s)
     sizes = np.array([gpu_kernels.product_sizes(operation)], dtype=float)
     seconds = float(product_seconds(sizes, size, sustained.tiles(dtype, is_batched=kind != "product"), rates)[0])
@@ -384,6 +386,9 @@ Precision" (2018), 83 TFLOP/s, of the 112 of a V100 PCIe; 7.5, of the same gener
 _SHARED_SHARES = {"8.6": 0.70}
 """Share of the peak of fp32 products on large tiles, of chips with shared slots that differ from `Shares.shared`: RTX
 3060, 3080 Ti and 3090 at 0.64, 0.71 and 0.69 (as `_TENSOR_PICOJOULE`)."""
+_BYTES_PER_MULTIPROCESSOR = {"9.0": 27.5e9}
+"""Most that a multiprocessor brings from memory in an elementwise kernel [bytes/s]: an H200, whose memory could give 32,
+reaches 3.4 to 3.8 of 4.8 TB/s."""
 _SEPARATE_INTEGERS = ("7.0", "7.2", "7.5", "8.0")
 """Capabilities with an integer unit for each fp32 unit. In the others addresses are computed in the slots of the
 arithmetic, or twice as many fp32 units share the registers' ports. Source: NVIDIA's Volta and GA102 white papers."""
@@ -435,7 +440,8 @@ class Sustained:
         peak = self.hardware.bandwidth_bytes_per_s
         assert peak is not None, "GpuTimes.of refuses devices without a bandwidth"
         share: float = getattr(self.shares, self.groups()[1])
-        return peak * share
+        each = _BYTES_PER_MULTIPROCESSOR.get(self.hardware.compute_capability or "", math.inf)
+        return min(peak * share, (self.hardware.multiprocessors or math.inf) * each)
 
     def peak_flops(self, dtype: str) -> tuple[float, bool]:
         """Peak of a dtype's products [FLOP/s], and whether they run on tensor cores; fp32's if it has none."""
