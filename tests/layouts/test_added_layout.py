@@ -191,7 +191,7 @@ def test_an_added_layout_is_legal_by_its_own_rules() -> None:
 @pytest.mark.usefixtures("added")
 def test_an_added_layout_is_forecast_by_its_own_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory, messages and time, next to those of replicas, which hold as much."""
-    monkeypatch.setattr(run_forecast, "operation_times", lambda _hardware: ByFlops())
+    monkeypatch.setattr(run_forecast, "operation_times", lambda _hardware, **_: ByFlops())
     ours, replicas = forecasts(mirrors(), "cpu"), forecasts(Layout(replicas=2), "cpu")
     assert [one.what for one in ours.traffic(ON_CPU)] == ["loss and count", "mirrored gradients"]
     forecast = ours.forecast(ON_CPU)

@@ -43,7 +43,7 @@ class ByFlops:
 @pytest.fixture(autouse=True)
 def times_by_flops(monkeypatch: pytest.MonkeyPatch) -> None:
     """No model of a device: what an operation takes is known."""
-    monkeypatch.setattr(run_forecast, "operation_times", lambda _hardware: ByFlops())
+    monkeypatch.setattr(run_forecast, "operation_times", lambda _hardware, **_: ByFlops())
 
 
 def hardware(kind: str) -> Hardware:

@@ -74,7 +74,7 @@ class Traces:
 @pytest.fixture(autouse=True)
 def fixed_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """No model of a device: what an operation takes is known."""
-    monkeypatch.setattr(run_forecast, "operation_times", lambda _hardware: FixedTimes())
+    monkeypatch.setattr(run_forecast, "operation_times", lambda _hardware, **_: FixedTimes())
 
 
 def hardware(device: Device = GPU) -> Hardware:

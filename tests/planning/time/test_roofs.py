@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from stoker.planning.model.gpu_kernels import STEP_S
+from stoker.planning.model.gpu_kernels import STEP_S, indexed_seconds
 from stoker.planning.model.gpu_roofline import PowerModel, Scales, Sustained, kind_of, point_of, roof_seconds
 from tests.planning.time.gpu_devices import (
     addition,
@@ -166,11 +168,12 @@ def test_convolutions_on_tensor_cores_copy_what_is_not_in_channels_last() -> Non
 
 
 def test_an_image_in_another_memory_format_than_its_weights_is_copied_first() -> None:
-    """Read and written once, on top of the convolution."""
+    """By a kernel that computes addresses from indices, on top of the convolution."""
     same, mixed = (
         convolution(dtype="bf16", channels_last=True, **changes) for changes in ({}, {"reordered_bytes": 10**8})
     )
-    copied_s = 2 * 10**8 / (0.89 * gpu().bandwidth_bytes_per_s)
+    copied_s = indexed_seconds(10**8 / 2, gpu().dense_flops["fp32"], has_integer_units=True)
+    assert copied_s > 2 * 10**8 / (0.89 * gpu().bandwidth_bytes_per_s)
     assert seconds(mixed) - seconds(same) == pytest.approx(copied_s)
 
 
@@ -208,10 +211,101 @@ def test_a_batch_norm_in_bf16_is_not_cudnns(name: str) -> None:
 
 
 def test_some_streams_reach_a_share_of_the_bandwidth() -> None:
-    """Tensors put together take longer than others of as many bytes."""
+    """Tensors put together take longer than others of as many bytes, most of all within rows."""
     x = tensor(2**26)
-    together, copied = (seconds(operation(name, (x,), (x,))) for name in ("cat", "clone"))
-    assert together == pytest.approx(copied / 0.62)
+    rows, columns = (seconds(operation("cat", (x,), (x,), dim=dim)) for dim in (0, 1))
+    copied = seconds(operation("clone", (x,), (x,)))
+    assert rows == pytest.approx(copied / 0.62)
+    assert columns == pytest.approx(copied / 0.37)
+
+
+def test_running_sums_along_rows_are_slower_than_within_them() -> None:
+    """Where neighbours of a sum are not neighbours in memory."""
+    x = tensor(64, 1024, 1024)
+    across, within = (seconds(operation("cumsum", (x,), (x,), dim=dim)) for dim in (1, -1))
+    assert across > 10 * within
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_addresses_that_are_computed_from_indices_take_longer_than_memory(dtype) -> None:
+    """A copy into another order takes the same time in both dtypes, by the number of its elements."""
+    x = tensor(2**26, dtype=dtype)
+    plain, indexed = (operation("clone", (x,), (x,), **changes) for changes in ({}, {"is_indexed": True}))
+    assert seconds(plain) < seconds(indexed)
+    expected = indexed_seconds(2**26, gpu().dense_flops["fp32"], has_integer_units=True)
+    assert seconds(indexed) == pytest.approx(expected)
+
+
+def test_rolling_is_three_copies() -> None:
+    """Each of which computes addresses."""
+    x = tensor(2**26)
+    assert seconds(operation("roll", (x,), (x,))) == pytest.approx(
+        3 * seconds(operation("clone", (x,), (x,), is_indexed=True))
+    )
+
+
+def test_filling_by_a_mask_copies_first() -> None:
+    """It takes twice as long as a sum of as many bytes."""
+    x = tensor(2**26)
+    filled, doubled = (seconds(operation(name, (x,), (x,))) for name in ("masked_fill", "neg"))
+    assert filled == pytest.approx(2 * doubled)
+
+
+def test_a_sum_over_rows_waits_for_its_parts() -> None:
+    """Some 22 µs beyond reading, less for few rows, and not where rows are summed within."""
+    over, few, within = (
+        operation("sum", (tensor(rows, 1024),), (tensor(*result),), dim=[dim])
+        for rows, result, dim in ((16384, (1, 1024), 0), (1024, (1, 1024), 0), (16384, (16384, 1), 1))
+    )
+    assert seconds(over) - seconds(within) == pytest.approx(22e-6, rel=0.1)
+    assert 0 < seconds(few) < 10e-6
+
+
+def test_layer_norms_of_many_short_rows_are_bound_by_beginning_them() -> None:
+    """Of equal bytes, rows of 96 take twice as long as rows of 3072."""
+    short, long = seconds(layer_norm(2**17, 96)), seconds(layer_norm(2**12, 3072))
+    assert short > 2 * long
+
+
+def test_a_bias_is_added_to_a_convolution_by_itself() -> None:
+    """Its result is read and written once more."""
+    image, weight = tensor(64, 64, 56, 56, dtype="bf16"), tensor(64, 64, 3, 3, dtype="bf16")
+    flops = 2 * image.numel * 64 * 9
+    without, having = (
+        operation("convolution", (image, weight, *bias), (image,), flops, channels_last=True)
+        for bias in ((), (tensor(64, dtype="bf16"),))
+    )
+    added_s = 2 * 2 * image.numel / (0.89 * gpu().bandwidth_bytes_per_s)
+    assert seconds(having) - seconds(without) == pytest.approx(added_s, rel=0.01)
+
+
+def test_convolutions_of_images_are_slow_on_hopper() -> None:
+    """Three channels take longer than eight, which do eight thirds of the arithmetic."""
+
+    def of(channels: int):
+        image, weight = tensor(64, channels, 224, 224, dtype="bf16"), tensor(64, channels, 7, 7, dtype="bf16")
+        out = tensor(64, 64, 112, 112, dtype="bf16")
+        return operation("convolution", (image, weight), (out,), 2 * out.numel * channels * 49, channels_last=True)
+
+    assert seconds(of(3), compute_capability="9.0") > 2 * seconds(of(8), compute_capability="9.0")
+    assert seconds(of(3)) < seconds(of(8))
+
+
+def test_gradients_of_pointwise_convolutions_in_fp32_are_slow_on_hopper() -> None:
+    """Forward they take what their products take."""
+    backward, forward = (convolution(name, window=1) for name in ("convolution_backward", "convolution"))
+    ratios = [
+        seconds(one, compute_capability="9.0") / seconds(one, compute_capability="8.9") for one in (backward, forward)
+    ]
+    assert ratios[0] > 1.5 * ratios[1]
+
+
+def test_attention_pads_to_tiles_and_pays_for_dropout() -> None:
+    """197 tokens take as long as 256, and dropped weights are drawn."""
+    odd, even = (seconds(attention(tokens), bandwidth_bytes_per_s=1e15) for tokens in (197, 256))
+    assert odd == pytest.approx(even)
+    dropping = replace(attention(4096), attributes=(*attention(4096).attributes, ("dropout_p", 0.1)))
+    assert seconds(dropping) > 1.5 * seconds(attention(4096))
 
 
 def grouped(channels: int, dtype: str = "bf16"):

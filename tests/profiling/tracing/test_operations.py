@@ -205,6 +205,27 @@ def test_a_convolution_counts_what_it_has_to_bring_into_channels_last():
     assert here.attribute("reordered_bytes") is None
 
 
+@pytest.mark.parametrize(
+    ("step", "is_indexed"),
+    [
+        (lambda a, _: a + 1.0, False),
+        (lambda a, b: a * b, True),
+        (lambda a, _: a * a, False),
+        (lambda a, _: a.transpose(1, 2).contiguous(), True),
+        (lambda a, _: a.transpose(1, 2) + 1.0, False),
+        (lambda a, _: torch.cat([a, a]), False),
+        (lambda a, _: a[:8] + 1.0, False),
+    ],
+    ids=["number", "expanded", "alike", "another order", "the same order", "joined", "a part"],
+)
+def test_elementwise_operations_tell_whether_addresses_are_computed_from_indices(step, is_indexed):
+    """Where a tensor is expanded, or lies in another order than the result, if that is large, and on a GPU alone."""
+    for size, target, expected in ((64, "cuda", is_indexed), (64, "cpu", False), (4, "cuda", False)):
+        tensors = torch.ones(16, size, size), torch.ones(size)
+        (found,) = _operations(step, *tensors, target=target)
+        assert (found.attribute("is_indexed") is True) == (expected and size**2 * 16 >= 2**16)
+
+
 def test_reductions_and_softmaxes_tell_their_dimension():
     """Rows along another dimension are another kernel."""
     softmax, total = _operations(lambda a: a.softmax(1).sum(0), torch.ones(4, 8))

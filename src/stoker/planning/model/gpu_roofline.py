@@ -387,8 +387,8 @@ _SHARED_SHARES = {"8.6": 0.70}
 """Share of the peak of fp32 products on large tiles, of chips with shared slots that differ from `Shares.shared`: RTX
 3060, 3080 Ti and 3090 at 0.64, 0.71 and 0.69 (as `_TENSOR_PICOJOULE`)."""
 _BYTES_PER_MULTIPROCESSOR = {"9.0": 27.5e9}
-"""Most that a multiprocessor brings from memory in an elementwise kernel [bytes/s]: an H200, whose memory could give 32,
-reaches 3.4 to 3.8 of 4.8 TB/s."""
+"""Most that a multiprocessor brings from memory in an elementwise kernel [bytes/s]: an H200, whose memory could give
+32e9, reaches 3.4 to 3.8 of 4.8 TB/s."""
 _SEPARATE_INTEGERS = ("7.0", "7.2", "7.5", "8.0")
 """Capabilities with an integer unit for each fp32 unit. In the others addresses are computed in the slots of the
 arithmetic, or twice as many fp32 units share the registers' ports. Source: NVIDIA's Volta and GA102 white papers."""
