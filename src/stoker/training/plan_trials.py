@@ -87,7 +87,7 @@ _SECONDS_EACH = 4e-5
 """Time of the host that a captured layer saves in an update, forward and backward [s]: an expectation, which decides
 only whether a trial is worth recording the pass."""
 
-_GROWN = 1.1
+_GROWN = 1.05
 """Resident memory, as a multiple of what the plans so far need, from which on the heap is renewed between turns."""
 
 _CLEARLY_SLOWER = 1.3
