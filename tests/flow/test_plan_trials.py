@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -193,6 +194,33 @@ def test_what_comparisons_take_is_not_kept_by_the_heap() -> None:
     compared = [is_small for is_bf16, is_small in Notes.passes if is_bf16]
     assert compared[:3] == [True] * 3
     assert sum(not is_bf16 and not is_small for is_bf16, is_small in Notes.passes) >= 4
+
+
+class SlowInFullPrecision(Net):
+    """Writes 80 MB more in an update that is not in reduced precision."""
+
+    def forward(self, x_B1HW: torch.Tensor) -> torch.Tensor:
+        """Logits [B, 3]."""
+        if torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
+            torch.ones(20_000_000)
+        return super().forward(x_B1HW)
+
+
+def test_the_forecast_at_settling_has_the_peak_that_is_behind_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first plan took more than the one that is settled on: that was the run's peak."""
+    peaks = itertools.chain([0, 10**9], itertools.repeat(5 * 10**8))  # the first is replaced before any turn
+
+    class Peak(contextlib.nullcontext[Any]):
+        def __init__(self, _device: str) -> None:
+            super().__init__(self)
+            self.num_bytes = next(peaks)
+
+    monkeypatch.setattr(plan_trials, "PeakMemory", Peak)
+    heard = Heard()
+    trained(job(SlowInFullPrecision), "peak", sink=heard)
+    (settled,) = heard.of("settled")
+    assert settled["plan"]["precision"] == "bf16"
+    assert settled["forecast"]["peak_bytes"]["value"] == pytest.approx(10**9, rel=0.01)
 
 
 def test_a_heap_that_grew_is_renewed_once_and_not_before_every_turn(monkeypatch: pytest.MonkeyPatch) -> None:
