@@ -138,7 +138,7 @@ def safe_plan(profile: Profile, place: Place) -> Plan:
 def _guessed(prepared: ResolvedJob, plan: Plan, coupling: Coupling, threads: int) -> Measurement | None:
     """Memory that an update adds and its time, from a pass of a few samples; None where the model needs more.
 
-    A step refers to itself: what this one had is freed here, and not beside the run's own weights.
+    A step refers to itself: what this one had is freed here, before the run makes its own weights.
     """
     with collector_paused():
         guess = _passed(prepared, plan, coupling, threads)
