@@ -98,7 +98,7 @@ def renew_heap() -> None:
     What stays between tensors that come and go, such as an optimiser's state, leaves holes. The tensors of an update
     are spread over all of them, and it takes up to twice the memory that these need. Here small holes are filled with
     blocks that are never written to: they take addresses, and a page each for malloc's notes. The next call frees them.
-    Costs: the system has to zero each page again, 0.1 to 0.5 s of a core for a GiB of tensors.
+    Costs: the system has to zero each page again, half a second of a core for a GiB of tensors.
     Does nothing under other settings.
     """
     if _setting != "retained":
