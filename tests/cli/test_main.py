@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import tomllib
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import stoker
+from stoker import __main__ as entry_module
 from stoker.cli import main as main_module
 from stoker.errors import BadJob
 from stoker.records import Decision, from_json
-from tests.flow.command import BLOBS, job_file, plan_file, stoker_here
+from tests.flow.command import BLOBS, command, job_file, plan_file, stoker_here
 
 
 @pytest.fixture(autouse=True)
@@ -177,6 +182,35 @@ def test_ctrl_c_before_training_is_exit_code_130() -> None:
     assert outcome.code == 130
     assert outcome.err.splitlines()[-1] == "interrupted"
     assert not Path("runs").exists()
+
+
+def test_ctrl_c_while_the_command_is_imported_is_exit_code_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """The start takes a tenth of a second and more, in which there was a traceback."""
+
+    def interrupted(_name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(entry_module, "importlib", SimpleNamespace(import_module=interrupted))
+    with pytest.raises(SystemExit) as ended:
+        entry_module.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts["stoker"] == "stoker.__main__:main"
+
+
+@pytest.mark.parametrize("arguments", [("devices",), ("runs", "--json"), ("--help",)])
+def test_output_that_is_read_no_more_ends_the_command_quietly(arguments: tuple[str, ...]) -> None:
+    """As in `stoker devices | head`: printed by Rich, by Python and by Typer."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(command(*arguments), stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,61 @@ def test_default_after_mapped_keeps_freed_memory_again() -> None:
     assert int(run("apply_malloc('mapped'); apply_malloc('default'); print(held())")[0]) > 100
 
 
+@pytest.mark.skipif(not ON_GLIBC, reason="needs the GNU C library")
+def test_a_heap_that_is_kept_small_does_not_keep_what_had_no_room() -> None:
+    """Within the block, and one within that, what is freed is gone; after it the heap keeps everything again."""
+    within, after = run(
+        "from stoker.devices.malloc import heap_kept_small\n"
+        "apply_malloc('retained')\n"
+        "with heap_kept_small():\n"
+        "    with heap_kept_small(): pass\n"
+        "    print(held())\n"
+        "print(held())"
+    )
+    assert int(within) < 8
+    assert int(after) > 100
+
+
+HOLES = """
+from stoker.devices.malloc import renew_heap
+def written(count, size):
+    # addresses of blocks that were written
+    blocks = [library.malloc(size) for _ in range(count)]
+    for block in blocks:
+        ctypes.memset(block, 1, size)
+    return blocks
+apply_malloc("retained")
+blocks = written(64, 1 << 20)
+between, kept = blocks[::2], blocks[1::2]
+for block in between:
+    library.free(block)
+before = resident_bytes()
+renew_heap()
+print((before - resident_bytes()) >> 20)
+new = written(32, 1 << 20)
+print(min(new) > max(kept))
+for block in kept + new:
+    library.free(block)
+renew_heap()
+print((before - resident_bytes()) >> 20, max(written(16, 1 << 20)) < max(new))
+from stoker.devices import malloc
+num_fillers = len(malloc._fillers)
+apply_malloc("default")
+print(num_fillers, len(malloc._fillers))
+"""
+
+
+@pytest.mark.skipif(not ON_GLIBC, reason="needs the GNU C library")
+def test_a_renewed_heap_has_later_tensors_together_behind_what_is_kept() -> None:
+    """Its 32 holes of 1 MiB are returned and not used again; once what lay between is freed, all of it is."""
+    returned, are_behind, returned_later, is_reused, _, left_under_another_setting = run(HOLES)
+    assert int(returned) >= 30
+    assert are_behind == "True"
+    assert int(returned_later) >= 60
+    assert is_reused == "True"
+    assert left_under_another_setting == "0"
+
+
 def test_default_at_first_is_nothing_to_do() -> None:
     """Nothing is set, on any system."""
     assert malloc.apply_malloc("default") is None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
+import platform
 import shutil
 import signal
 from pathlib import Path
@@ -15,6 +17,7 @@ import torch
 from torch import nn
 
 import stoker
+from stoker.devices import malloc
 from stoker.devices.cpu import attached_cpu
 from stoker.devices.hardware import mtbf_h
 from stoker.devices.malloc import resident_bytes
@@ -169,6 +172,74 @@ def test_a_candidate_that_raises_is_left_out_and_its_update_made_again(model: ty
     assert schedule.last.memory_format == "contiguous"
     reference = given_schedule(job(model), run, "reference")
     assert_equal_tensors(run.weights(), reference.weights())
+
+
+class Notes(Net):
+    """Notes of each training pass whether it is in bf16, and whether the heap is kept small."""
+
+    passes: ClassVar[list[tuple[bool, bool]]] = []
+
+    def forward(self, x_B1HW: torch.Tensor) -> torch.Tensor:
+        """Logits [B, 3]."""
+        if self.training and torch.is_grad_enabled():
+            self.passes.append((torch.is_autocast_enabled("cpu"), malloc._maps_more))
+        return super().forward(x_B1HW)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs the GNU C library")
+def test_what_comparisons_take_is_not_kept_by_the_heap() -> None:
+    """Gradients in bf16 are computed with the heap kept small, the run's own updates as ever."""
+    Notes.passes.clear()
+    trained(job(Notes), "noted", stop_at=4)
+    compared = [is_small for is_bf16, is_small in Notes.passes if is_bf16]
+    assert compared[:3] == [True] * 3
+    assert sum(not is_bf16 and not is_small for is_bf16, is_small in Notes.passes) >= 4
+
+
+class SlowInFullPrecision(Net):
+    """Writes 80 MB more in an update that is not in reduced precision."""
+
+    def forward(self, x_B1HW: torch.Tensor) -> torch.Tensor:
+        """Logits [B, 3]."""
+        if torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
+            torch.ones(20_000_000)
+        return super().forward(x_B1HW)
+
+
+def test_the_forecast_at_settling_has_the_peak_that_is_behind_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first plan took more than the one that is settled on: that was the run's peak."""
+    peaks = itertools.chain([0, 10**9], itertools.repeat(5 * 10**8))  # the first is replaced before any turn
+
+    class Peak(contextlib.nullcontext[Any]):
+        def __init__(self, _device: str) -> None:
+            super().__init__(self)
+            self.num_bytes = next(peaks)
+
+    monkeypatch.setattr(plan_trials, "PeakMemory", Peak)
+    heard = Heard()
+    trained(job(SlowInFullPrecision), "peak", sink=heard)
+    (settled,) = heard.of("settled")
+    assert settled["plan"]["precision"] == "bf16"
+    assert settled["forecast"]["peak_bytes"]["value"] == pytest.approx(10**9, rel=0.01)
+
+
+def test_a_heap_that_grew_is_renewed_once_and_not_before_every_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a plan needs more, as the turn after the renewal shows, it may have it."""
+    held, renewals = [1000], list[int]()
+    monkeypatch.setattr(plan_trials, "resident_bytes", lambda: held[0])
+    monkeypatch.setattr(plan_trials, "renew_heap", lambda: renewals.append(held[0]))
+    keep = PlanTrials._keep_heap_small
+
+    def growing(trials: PlanTrials, plan: Any) -> None:
+        keep(trials, plan)
+        held[0] = 1200  # from the second turn on, also in a new heap
+
+    monkeypatch.setattr(PlanTrials, "_keep_heap_small", growing)
+    heard = Heard()
+    trained(job(), "grown", sink=heard)
+    assert len(heard.of("settled")) == 1
+    before_settling = renewals[: len(renewals) - 1] if not heard.of("settled")[0]["plan"]["captured"] else renewals
+    assert before_settling == [1200]
 
 
 class Ends(FailsInChannelsLast):

@@ -82,6 +82,14 @@ def test_what_does_not_go_together_is_refused(changed: dict[str, Any], problem: 
         job(**changed)
 
 
+def test_a_rule_outside_a_list_comes_with_the_list() -> None:
+    """Where one rule stands by itself, the remedy shows it in a list."""
+    for rule in (stoker.EarlyStopping(patience=PATIENCE), stoker.Target("accuracy", 0.9)):
+        with pytest.raises(BadJob, match="wanted a list") as caught:
+            job(stop=rule)
+        assert caught.value.remedy == f"Put it into a list: stop=[stoker.{type(rule).__name__}(…)]."
+
+
 def test_what_goes_together_is_taken() -> None:
     """Names with their split, a class of a vector, a direction that is given, a warm-up before a plateau."""
     made = job(

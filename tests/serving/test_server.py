@@ -10,6 +10,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,6 +148,18 @@ def test_nothing_to_serve_is_an_error(tmp_path: Path) -> None:
     tiny_artifact(tmp_path, name="broken").graph_path.write_bytes(b"no graph")
     with pytest.raises(ServiceError, match="1 of 1 models"):
         running(tmp_path).__enter__()
+
+
+def test_an_engine_that_is_not_installed_comes_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of the start says what to install, and not only that the engine is missing."""
+    tiny_artifact(tmp_path, name="digits")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # as if it were not there
+    with pytest.raises(ServiceError, match="The engine onnxruntime is not installed here") as caught:
+        running(tmp_path).__enter__()
+    assert caught.value.remedy == "pip install 'stoker[serve]'"
+    with pytest.raises(ServiceError) as caught:
+        running(tmp_path, is_strict=True).__enter__()
+    assert caught.value.remedy == "pip install 'stoker[serve]'; or serve the others without --strict"
 
 
 @pytest.mark.parametrize("door", ["http", "grpc", "admin"])

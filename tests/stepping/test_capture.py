@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import pytest
@@ -58,6 +59,29 @@ def _trained(job: stoker.Job, updates: int, device: str = "cpu", **settings) -> 
     for update, batch in enumerate(source.batches(Position(), updates)):
         step.update(batch, update, update / updates)
     return step
+
+
+def test_what_recording_takes_is_not_kept_by_the_heap(monkeypatch) -> None:
+    """The pass is recorded and first compared in a renewed heap that is kept small, and repeated outside of it."""
+    is_small, told = [False], []
+
+    @contextlib.contextmanager
+    def kept_small():
+        is_small[0] = True
+        yield
+        is_small[0] = False
+
+    ordinary = capture.CapturedPass._pass
+
+    def noting(self: capture.CapturedPass, content: object) -> object:
+        told.append(is_small[0])
+        return ordinary(self, content)
+
+    monkeypatch.setattr(capture.CapturedPass, "_pass", noting)
+    monkeypatch.setattr(capture, "heap_kept_small", kept_small)
+    monkeypatch.setattr(capture, "renew_heap", lambda: told.append("renewed"))
+    _trained(_job(), 3, captured=True)
+    assert told == ["renewed", True, True, False]  # recorded, compared, and compared again at every thousandth update
 
 
 def _states_differ(one: Step, other: Step) -> list[str]:

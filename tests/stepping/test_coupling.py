@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -27,7 +28,7 @@ from stoker.stepping.coupling import (
 )
 from stoker.stepping.losses import TrainingObjective
 from stoker.stepping.model import meta_model
-from stoker.stepping.probe import probe_samples, working_probe
+from stoker.stepping.probe import CouplingProbe, probe_samples, working_probe
 from stoker.zoo import GPT
 from tests.stepping import models
 from tests.stepping.models import (
@@ -320,6 +321,23 @@ def test_a_slow_model_is_given_no_larger_batch_for_its_classes(is_slow: bool, la
     assert compared(1.0).problem is None
     assert max(sizes) == largest
     assert compared(50.0).problem is not None
+
+
+def test_a_parts_gradient_is_dropped_before_the_next_one_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large model three of them in float64 would be the peak of a run's memory."""
+    gradient_of, seen, alive = CouplingProbe.gradient_of, list[weakref.ref[torch.Tensor]](), list[int]()
+
+    def noting(*arguments: Any) -> Any:
+        alive.append(sum(tensor() is not None for tensor in seen))
+        value, gradient = gradient_of(*arguments)
+        seen.extend(map(weakref.ref, gradient))
+        return value, gradient
+
+    monkeypatch.setattr(CouplingProbe, "gradient_of", noting)
+    job = make_job(lambda: nn.Linear(FEATURES, 10))
+    assert compare_parts(working_probe(job, samples_of(job))).problem is None
+    assert len(alive) > 3
+    assert not any(alive[2::3])  # of each whole batch and its two parts, when the second part begins
 
 
 def test_a_mean_by_a_weight_among_the_samples_is_found() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,6 +157,65 @@ def test_a_held_out_set_that_does_not_fit_is_named(
         check_held_out(step_of(tiny_job()), {split: as_samples((inputs, targets), what=split)}, 16)
     text = error.value.message if isinstance(error.value, BadJob) else "".join(error.value.__notes__)
     assert f"evaluating {split}=" in text
+
+
+class Scored:
+    """A metric that keeps outputs, and computes what `result` makes of the number of samples seen."""
+
+    lower_is_better = False
+
+    def __init__(self, result: Callable[[int], Any]) -> None:
+        self.result, self.seen = result, 0
+
+    def reset(self) -> None:
+        """Forget all samples."""
+        self.seen = 0
+
+    def update(self, output: torch.Tensor, target: torch.Tensor) -> None:
+        """See a batch."""
+        self.seen += len(output)
+
+    def compute(self) -> Any:
+        """The result."""
+        return self.result(self.seen)
+
+
+def needs(least: int) -> Callable[[int], float]:
+    """A result of at least so many samples; of fewer it raises, as where a class is missing."""
+
+    def result(seen: int) -> float:
+        if seen < least:
+            raise ValueError("only one class is present")
+        return 0.5
+
+    return result
+
+
+@pytest.mark.parametrize(
+    ("result", "error", "message"),
+    [
+        pytest.param(lambda seen: seen.mean, AttributeError, "no attribute 'mean'", id="attribute"),
+        pytest.param(lambda seen: "0.5" + seen, TypeError, "concatenate", id="type"),
+        pytest.param(lambda _seen: torch.zeros(2, 2), BadJob, r"metric score computed \[2, 2\]", id="matrix"),
+    ],
+)
+def test_a_metric_that_computes_no_number_is_found_before_the_first_update(
+    result: Callable[[int], Any], error: type[Exception], message: str
+) -> None:
+    """And not by the first evaluation, hours later."""
+    step = step_of(tiny_job(metrics={"score": Scored(result)}))
+    with pytest.raises(error, match=message):
+        check_held_out(step, {"valid": as_samples((INPUTS, TARGETS), what="valid")}, 16)
+
+
+def test_a_metric_that_may_need_more_samples_is_a_doubt_and_no_error() -> None:
+    """A few samples, or a model that has learned nothing, may lack what the set has; a batch is tried first."""
+    valid = {"valid": as_samples((INPUTS, TARGETS), what="valid")}
+    assert check_held_out(step_of(tiny_job(metrics={"score": Scored(needs(30))})), valid, 32) == []
+    [doubt] = check_held_out(step_of(tiny_job(metrics={"score": Scored(needs(33))})), valid, 32)
+    assert doubt.startswith(
+        "metric score's compute() raised ValueError: only one class is present for 32 samples of valid"
+    )
 
 
 def test_a_model_for_one_size_of_batch_is_checked_at_that_size() -> None:

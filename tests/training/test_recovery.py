@@ -312,6 +312,29 @@ def test_a_bad_sample_is_named_by_its_index(tmp_path: Path) -> None:
         Trained(job_of(data=(inputs, targets)), 16, dumps=tmp_path).run()
 
 
+def own_mean(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """PyTorch's mean over the targets that are not -100: of none of them 0 / 0."""
+    return nn.functional.cross_entropy(output, target)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", nn.CrossEntropyLoss(), own_mean])
+def test_a_batch_without_a_valid_target_is_named_as_such(loss: Any, tmp_path: Path) -> None:
+    """A lower learning rate would not help: the remedy is about the targets."""
+    inputs, targets = job_of().data
+    without = job_of(data=(inputs, torch.full_like(targets, -100)), loss=loss)
+    with pytest.raises(RunFailed, match="the loss itself: no target of its 16 samples counts") as caught:
+        Trained(without, 16, dumps=tmp_path).run()
+    assert (caught.value.remedy or "").startswith("Leave samples without a valid target out of the data")
+    assert json.loads(next(tmp_path.iterdir()).read_text())["counts_nothing"] is True
+
+
+def test_a_loss_that_is_not_finite_over_valid_targets_is_not_one_of_them(tmp_path: Path) -> None:
+    """The advice about learning rate and data stays where targets count."""
+    with pytest.raises(RunFailed, match="the loss itself: every module's output was finite") as caught:
+        Trained(job_of(loss=lambda output, _target: output.sum(1) / 0), 16, dumps=tmp_path).run()
+    assert "valid target" not in (caught.value.remedy or "")
+
+
 class Overflowing(nn.Module):
     """Infinite where an input is large."""
 

@@ -30,7 +30,7 @@ from stoker.cli import (
     tune,
     ui,
 )
-from stoker.cli.terminal import Debug, reported
+from stoker.cli.terminal import UNREAD, Debug, is_unread, reported
 from stoker.imports import import_name
 
 BEFORE, TRAINING, ELSEWHERE, AFTER = "Before training", "Training", "Runs elsewhere", "After training"
@@ -136,9 +136,19 @@ for _part in (runs_app, data_check.data_app, pool_app, pool_contract.contract_ap
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line."""
+    """Run the command line.
+
+    Where the reader of its output has gone, as `head` does, it ends quietly, with the code of a program that SIGPIPE
+    ends; so far Rich and Typer would exit with 1, and Python's flush at exit would complain.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names that are not UTF-8, and terminals that know fewer letters
             with suppress(OSError):  # of a kind that cannot change any more
                 stream.reconfigure(errors="backslashreplace")
-    app(args=None if arguments is None else list(arguments))
+    try:
+        app(args=None if arguments is None else list(arguments))
+    except SystemExit as ended:
+        unread = [stream for stream in (sys.__stdout__, sys.__stderr__) if stream is not None and is_unread(stream)]
+        if isinstance(ended.__context__, BrokenPipeError) or (unread and not ended.code):
+            raise SystemExit(UNREAD) from None
+        raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from collections.abc import Collection, Iterator
@@ -31,6 +32,9 @@ getattr(rich.control, "_CONTROL_STRIP_TRANSLATE", {}).update(dict.fromkeys((0x1B
 
 INTERRUPTED = 130
 """The exit code of what was interrupted."""
+
+UNREAD = 141
+"""The exit code where the output is read no more, as of a program that SIGPIPE ends: 128 + 13."""
 
 
 def printable(text: str) -> str:
@@ -63,6 +67,18 @@ def reported(*, debug: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted")
         raise typer.Exit(INTERRUPTED) from None
+
+
+def is_unread(stream: TextIO) -> bool:
+    """Whether the reader of a stream has gone before all was written; what is left then goes nowhere."""
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+        return True
+    return False
 
 
 @contextmanager

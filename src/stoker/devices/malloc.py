@@ -4,17 +4,21 @@ The GNU C library maps requests above a threshold from the system, and returns t
 32 MiB as large blocks are freed. Then most tensors stay in the heap, whose free end is returned from 64 MiB on.
 `mapped` fixes the threshold at 64 KiB: freed memory is returned at once. `retained` maps and returns nothing. Costs:
 the system zeroes each page of a new mapped tensor; the retained heap is fragmented. See docs/log.md for measurements.
+Work that is done once need not enlarge it for good (`heap_kept_small`), nor what comes and goes (`renew_heap`).
 
 Source: mallopt(3), `M_MMAP_THRESHOLD`, `M_TRIM_THRESHOLD`, `M_MMAP_MAX`; glibc's malloc/malloc.c.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from stoker.records import Malloc
 
@@ -60,6 +64,7 @@ def apply_malloc(setting: Malloc) -> str | None:
     if not all(library.mallopt(parameter, value) for parameter, value in _SETTINGS[setting]):
         return "the C library's mallopt refused the setting"
     _setting = setting
+    _empty_holes(library)
     library.malloc_trim(0)
     return None
 
@@ -68,6 +73,92 @@ def give_back() -> None:
     """Return malloc's unused memory to the system; does nothing without glibc."""
     if _problem() is None:
         ctypes.CDLL(None).malloc_trim(0)
+
+
+class _HeapInfo(ctypes.Structure):
+    """`struct mallinfo2` of malloc.h, ten numbers; `fordblks` are the heap's free bytes."""
+
+    _fields_: ClassVar = [
+        ("others", ctypes.c_size_t * 8),
+        ("fordblks", ctypes.c_size_t),
+        ("keepcost", ctypes.c_size_t),
+    ]
+
+
+_LARGE_PART = 8
+"""Holes with at least one in so many of the bytes that tensors left are used again as they are."""
+
+_fillers: list[int] = []
+"""Addresses of the blocks that fill holes of the heap."""
+
+
+def renew_heap() -> None:
+    """Return a `retained` heap's unused memory to the system, and let later tensors lie close together.
+
+    What stays between tensors that come and go, such as an optimiser's state, leaves holes. The tensors of an update
+    are spread over all of them, and it takes up to twice the memory that these need. Here small holes are filled with
+    blocks that are never written to: they take addresses, and a page each for malloc's notes. The next call frees them.
+    Costs: the system has to zero each page again, half a second of a core for a GiB of tensors.
+    Does nothing under other settings.
+    """
+    if _setting != "retained":
+        return
+    library = ctypes.CDLL(None)
+    library.malloc.restype = library.sbrk.restype = ctypes.c_void_p
+    size = 1 << 30
+    if hasattr(library, "mallinfo2"):  # since glibc 2.33
+        library.mallinfo2.restype = _HeapInfo
+        size = max(MAPPED_FROM, library.mallinfo2().fordblks // _LARGE_PART)
+    _empty_holes(library)
+    library.malloc_trim(0)
+    end = library.sbrk(0)
+
+    def fill(size: int) -> list[int]:
+        """Blocks of this size [bytes] in as many holes as have room."""
+        taken: list[int] = []
+        while (block := library.malloc(size)) is not None and block < end:
+            taken.append(block)
+        library.free(block)  # it was mapped, or is behind what the heap was: no hole has room
+        return taken
+
+    with heap_kept_small():
+        large = fill(size)
+        while (size := size // 2) >= MAPPED_FROM:
+            _fillers.extend(fill(size))
+        for block in large:
+            library.free(block)
+
+
+def _empty_holes(library: ctypes.CDLL) -> None:
+    """Free the blocks that fill holes."""
+    library.free.argtypes = [ctypes.c_void_p]
+    while _fillers:
+        library.free(_fillers.pop())
+
+
+@contextlib.contextmanager
+def heap_kept_small() -> Iterator[None]:
+    """Within the block, tensors for which a `retained` heap has no room are mapped, and returned when freed.
+
+    For work that is done once or twice and needs more than an update: the heap, which is never returned, would keep its
+    peak for the rest of the run. Under other settings nothing changes.
+    """
+    global _maps_more  # noqa: PLW0603 - as above
+    if _setting != "retained" or _maps_more:
+        yield
+        return
+    library, _maps_more = ctypes.CDLL(None), True
+    library.mallopt(_MMAP_THRESHOLD, MAPPED_FROM)
+    library.mallopt(_MMAP_MAX, _MOST_MAPPINGS)
+    try:
+        yield
+    finally:
+        library.mallopt(_MMAP_MAX, 0)
+        _maps_more = False
+
+
+_maps_more = False
+"""Whether tensors without room in a `retained` heap are mapped now."""
 
 
 def resident_bytes() -> int:

@@ -69,6 +69,21 @@ class Target:
 Stop = EarlyStopping | Target
 
 
+def stop_rules(given: object) -> list[Stop] | tuple[Stop, ...]:
+    """The rules of `Job(stop=…)`, which are given as a list.
+
+    Raises:
+        BadSetting: they are not.
+    """
+    if isinstance(given, list | tuple):
+        return given
+    is_rule = isinstance(given, EarlyStopping | Target)
+    raise BadSetting(
+        f"wanted a list of stoker.EarlyStopping(…) and stoker.Target(…), got {given!r}",
+        remedy=f"Put it into a list: stop=[stoker.{type(given).__name__}(…)]." if is_rule else None,
+    )
+
+
 def bare_name(metric: str) -> str:
     """A measure's name without the split before it.
 

@@ -11,7 +11,7 @@ from stoker.errors import BadJob, BadSetting, nearest
 from stoker.jobs.averages import EMA, SWA
 from stoker.jobs.batch_size import AutoBatch, TokenBatch, token_checks
 from stoker.jobs.earlier_names import accepts_earlier_names
-from stoker.jobs.early_stopping import EarlyStopping, Stop, Target, bare_name
+from stoker.jobs.early_stopping import EarlyStopping, Stop, Target, bare_name, stop_rules
 from stoker.jobs.evaluation_settings import Evaluation
 from stoker.jobs.fields import Fields
 from stoker.jobs.freezing import Freeze, Patterns, freezing_of
@@ -228,6 +228,7 @@ class Job:
         if self.init is not None:
             self._convert("init", as_weights)
         self._convert("metrics", listed)
+        self._convert("stop", stop_rules)
         if isinstance(self.until, Duration):
             self._convert("schedule", lambda schedule: bound(schedule, self.until))
         checks = (
@@ -254,6 +255,8 @@ class Job:
         """Bring a field into its full form."""
         try:
             object.__setattr__(self, name, convert(getattr(self, name)))
+        except BadSetting as problem:
+            raise BadJob(f"Job({name}=…): {problem.message}", remedy=problem.remedy) from None
         except (TypeError, ValueError) as problem:
             raise BadJob(f"Job({name}=…): {problem}") from None
 
@@ -513,11 +516,7 @@ def plateau_of(job: Job) -> Plateau | None:
 
 
 def _stops(job: Job) -> Iterator[_Check]:
-    given: object = job.stop
-    if not isinstance(given, list | tuple):
-        yield "stop", False, f"wanted a list of stoker.EarlyStopping(…) and stoker.Target(…), got {given!r}"
-        return
-    for rule in given:
+    for rule in job.stop:
         is_stop = isinstance(rule, EarlyStopping | Target)
         yield "stop", is_stop, f"wanted stoker.EarlyStopping(…) or stoker.Target(…), got a {type(rule).__name__}"
         if isinstance(rule, Target):

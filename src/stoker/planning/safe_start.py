@@ -10,6 +10,7 @@ Does not combine with: what `plan_first_because` lists; there plans are tried fi
 from __future__ import annotations
 
 import dataclasses
+import gc
 import time
 
 import torch
@@ -18,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from stoker.devices import Place
 from stoker.devices.cpu import CpuSample, attached_cpu, free_cores
 from stoker.devices.malloc import resident_bytes
+from stoker.imports import collector_paused
 from stoker.jobs.batch_size import TokenBatch
 from stoker.jobs.freezing import Freeze
 from stoker.loading.batches import in_order
@@ -134,7 +136,18 @@ def safe_plan(profile: Profile, place: Place) -> Plan:
 
 
 def _guessed(prepared: ResolvedJob, plan: Plan, coupling: Coupling, threads: int) -> Measurement | None:
-    """Memory that an update adds and its time, from a pass of a few samples; None where the model needs more."""
+    """Memory that an update adds and its time, from a pass of a few samples; None where the model needs more.
+
+    A step refers to itself: what this one had is freed here, before the run makes its own weights.
+    """
+    with collector_paused():
+        guess = _passed(prepared, plan, coupling, threads)
+        gc.collect(0)  # what was made within the block, and nothing that is older
+    return guess
+
+
+def _passed(prepared: ResolvedJob, plan: Plan, coupling: Coupling, threads: int) -> Measurement | None:
+    """The measurement of `_guessed`."""
     job, data = prepared.job, prepared.data
     with computing_threads(threads):
         step = Step(job, plan, coupling)

@@ -22,7 +22,7 @@ from typing import ClassVar, Self
 
 import torch
 
-from stoker.devices.malloc import apply_malloc
+from stoker.devices.malloc import apply_malloc, heap_kept_small
 from stoker.errors import DoesNotFit
 from stoker.jobs import Job
 from stoker.loading.batches import Batch, BatchSource, in_order
@@ -30,8 +30,8 @@ from stoker.loading.datasets import Datasets
 from stoker.loading.token_batches import mean_samples
 from stoker.profiling.ceilings import computing_threads
 from stoker.records import FULL_PRECISIONS, Coupling, Measurement, Plan, Position
-from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.frozen_parameters import with_all_unfrozen
+from stoker.stepping.gradient_distance import gradient_distance
 from stoker.stepping.model import bytes_of
 from stoker.stepping.step import Step
 from stoker.stepping.step_failures import evaluating, ran_out_of_memory
@@ -98,6 +98,7 @@ def try_plan(
     )
 
 
+@heap_kept_small()
 def gradient_error(job: Job, plan: Plan, coupling: Coupling, data: Datasets) -> float:
     """Relative error of the gradient under `plan` against fp32 from the same state [1]: the worst of three batches.
 
@@ -116,11 +117,11 @@ def gradient_error(job: Job, plan: Plan, coupling: Coupling, data: Datasets) -> 
     )
     steps = [Step(job, each, coupling, fewer_draws=not plan.compile) for each in (plan, plain)]
 
-    def gradient_of(step: Step, batch: Batch, update: int) -> torch.Tensor:
+    def gradient_of(step: Step, batch: Batch, update: int) -> list[torch.Tensor]:
         step.gradients(batch, update)
-        gradients = [as_real(p.grad).reshape(-1).float() for p in step.model.parameters() if p.grad is not None]
+        gradients = [parameter.grad for parameter in step.model.parameters() if parameter.grad is not None]
         step.optimizer.zero_grad(set_to_none=True)
-        return torch.cat(gradients)
+        return gradients
 
     worst = 0.0
     sources = [_source(step, data, plain) for step in steps]
@@ -128,7 +129,7 @@ def gradient_error(job: Job, plan: Plan, coupling: Coupling, data: Datasets) -> 
     streams = [source.batches(Position(), len(updates)) for source in sources]
     for update, pair in zip(updates, zip(*streams, strict=True), strict=True):
         tried, exact = (gradient_of(step, batch, update) for step, batch in zip(steps, pair, strict=True))
-        worst = max(worst, float((tried - exact).norm() / exact.norm().clamp_min(1e-30)))
+        worst = max(worst, gradient_distance(tried, exact))
     return worst
 
 

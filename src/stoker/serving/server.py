@@ -211,9 +211,13 @@ class Server:
             )
         if problems and (self._options.is_strict or not any(model.served for model in self.repository.models.values())):
             reasons = "; ".join(f"{name}: {' '.join(why)}" for name, why in problems.items())
+            remedies = [remedy for model in self.repository.models.values() for remedy in model.remedies]
+            ways = [*dict.fromkeys(remedy.rstrip(".") for remedy in remedies)] or ["Export them again"]
+            if self._options.is_strict:
+                ways.append("or serve the others without --strict")
             raise ServiceError(
                 f"{len(problems)} of {len(self.repository.models)} models cannot be served: {reasons}",
-                remedy="Export them again, or serve the others without --strict." if self._options.is_strict else None,
+                remedy="; ".join(ways),
             )
 
 

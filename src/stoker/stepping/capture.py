@@ -27,11 +27,12 @@ import torch
 from torch import nn
 
 from stoker.activity import doing
+from stoker.devices.malloc import heap_kept_small, renew_heap
 from stoker.errors import RunFailed
 from stoker.loading.batches import Batch
 from stoker.loading.fields import Content, map_tensors
 from stoker.stepping.buffers import Buffers
-from stoker.stepping.distributed_tensors import as_real
+from stoker.stepping.gradient_distance import gradient_distance
 from stoker.stepping.graph_interpreter import Repeat, called_from_python, interpreted
 from stoker.stepping.loss_pass import AutogradPass, BatchPass
 from stoker.stepping.losses import without_values
@@ -84,7 +85,8 @@ class CapturedPass(BatchPass):
         leaves: list[torch.Tensor] = []
         form = _form_of(content, leaves)
         if self._repeat is None:
-            with doing("recording a forward and backward pass", is_long=True), _in_capture():
+            with doing("recording a forward and backward pass", is_long=True), _in_capture(), heap_kept_small():
+                renew_heap()  # what is recorded stays: among other passes' tensors it would keep these from their place
                 self._form, self._repeat = form, self._captured(content, leaves)
                 self._check(content, update)
         if form != self._form:
@@ -191,9 +193,9 @@ class CapturedPass(BatchPass):
             return  # reported by the check of the loss
         with self._undone(leaves):
             _, *repeated = self._repeat(*leaves)
-            error = _distance(repeated, expected) if len(repeated) == len(expected) else math.inf
+            error = gradient_distance(repeated, expected) if len(repeated) == len(expected) else math.inf
             now, then = ([b for b in every if b.is_floating_point()] for every in (self._buffers(), buffers))
-            error = max(error, _distance(now, then))
+            error = max(error, gradient_distance(now, then))
         if not error <= LARGEST_ERROR:
             raise RunFailed(
                 f"at update {update + 1} the captured pass is {error:.1e} from an ordinary one, relative to its "
@@ -279,15 +281,6 @@ def _simplify(graph: torch.fx.GraphModule) -> None:
         if node.target in (detach, transpose) and not node.users:
             graph.graph.erase_node(node)
     graph.recompile()
-
-
-def _distance(tensors: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
-    """The norm of the difference over the norm of the expected tensors, over all of them together [1]."""
-    if not expected:
-        return 0.0
-    ours, theirs = ([as_real(tensor).float() for tensor in each] for each in (tensors, expected))
-    differences = torch.stack([(a - b).norm() for a, b in zip(ours, theirs, strict=True)])
-    return float(differences.norm() / torch.stack([b.norm() for b in theirs]).norm().clamp_min(1e-30))
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ import safetensors.torch
 import torch
 
 from stoker.activity import doing
-from stoker.errors import BadJob, RunFailed
+from stoker.errors import BadJob, RunFailed, first_line
 from stoker.jobs import Job
 from stoker.jobs.early_stopping import LOWER_IS_BETTER
 from stoker.jobs.metrics import Named, is_stateful, metric_name
@@ -42,7 +43,11 @@ CHECKED = 16
 """Samples of each held-out set that are evaluated before training, in a process alone."""
 
 
-def check_held_out(step: Step, held_out: Mapping[str, Samples], size: int) -> None:
+_SURE = (BadJob, TypeError, AttributeError, NameError, ImportError, NotImplementedError)
+"""Errors of a metric's `compute` that more samples, or a trained model, do not mend."""
+
+
+def check_held_out(step: Step, held_out: Mapping[str, Samples], size: int) -> list[str]:
     """Evaluate a few samples of each set, with every metric, so that a set that cannot be evaluated is known at once.
 
     Results are not used, and nothing that training goes on from is changed. Where targets are numbers in memory, the
@@ -54,24 +59,41 @@ def check_held_out(step: Step, held_out: Mapping[str, Samples], size: int) -> No
         held_out: the sets by split.
         size: number of samples evaluated at once, later on.
 
+    Returns:
+        What may fail in an evaluation, as text: a metric may need more samples than these, or another model's outputs.
+
     Raises:
-        BadJob: targets do not fit the model's output, or a metric cannot take them.
+        BadJob: targets do not fit the model's output, or a metric cannot take them, or computes no number.
         Exception: whatever the model, the loss, a metric or a dataset raises, with a note of the split.
     """
+    doubts: list[str] = []
     for split, samples in held_out.items():
         most = min(size, len(samples))
         few = min(most, CHECKED) if step.world.layout.world_size == 1 else most
+        failed: tuple[str, Exception] | None = None
         with doing(f"evaluating a batch of {samples.name}"), evaluating(split), nothing_changed(step):
-            try:
-                _evaluate_batch(step, samples, few)
-            except Exception:
-                if few == most:
-                    raise
-                _evaluate_batch(step, samples, most)
+            for tried in dict.fromkeys((few, most)):
+                try:
+                    failed = _evaluate_batch(step, samples, tried)
+                except Exception:
+                    if tried == most:
+                        raise
+                    continue
+                if failed is None:
+                    break
+            if failed is not None and isinstance(failed[1], _SURE):
+                raise failed[1]
+        if failed is not None:
+            name, problem = failed
+            doubts.append(
+                f"metric {name}'s compute() raised {type(problem).__name__}: {first_line(problem)} for {most} samples "
+                f"of {split}; if it does so for all of them, the first evaluation fails"
+            )
+    return doubts
 
 
-def _evaluate_batch(step: Step, samples: Samples, size: int) -> None:
-    """Evaluate one batch, of `size` samples in each process at most."""
+def _evaluate_batch(step: Step, samples: Samples, size: int) -> tuple[str, Exception] | None:
+    """Evaluate one batch, of `size` samples in each process at most; a metric that has no result for it, and why."""
     layout = step.world.layout
     part, stateful = Split(layout.sample_part(step.world.rank), layout.sample_parts), stateful_metrics(step)
     whole = min(size * part.parts, len(samples))
@@ -87,6 +109,7 @@ def _evaluate_batch(step: Step, samples: Samples, size: int) -> None:
         pipeline = step.pipeline(samples, augmented=False)
         batch = Batch(samples.fetch(indices, 0), indices, 0, pipeline, part, whole)
         measure(batch.cut(0, batch.size), batch.size)
+    return None if stateful is None or not batch.size else stateful.uncomputable()
 
 
 def _with_extremes(indices: Indices, samples: Samples, job: Job) -> Indices:
@@ -267,6 +290,16 @@ class StatefulMetrics:
                 share_states(metric, name, world)
             results |= numbers_in(metric.compute(), name)
         return results
+
+    def uncomputable(self) -> tuple[str, Exception] | None:
+        """The first metric whose result cannot be computed from what this process has seen, and why; None: all can."""
+        for name, metric in self._metrics.items():
+            try:
+                with warnings.catch_warnings(action="ignore"):  # of few samples there is much to warn of
+                    numbers_in(metric.compute(), name)
+            except Exception as problem:  # noqa: BLE001 - whatever a user's metric raises
+                return name, problem
+        return None
 
 
 def numbers_in(value: Any, name: str) -> dict[str, float]:

@@ -32,6 +32,7 @@ class NonFiniteReport:
 
     `first` is the place of the first one in the order of the computation: a weight, an input, a module's output, the
     loss, a gradient; None where the repetition met none. `gradient_norms` are those of the repetition, by parameter.
+    `counts_nothing`: no target of the batch counts in the loss, which is divided by their number.
     """
 
     what: str
@@ -45,6 +46,7 @@ class NonFiniteReport:
     loss: float | None = None
     first: str | None = None
     gradient_norms: dict[str, float] = dataclasses.field(default_factory=dict)
+    counts_nothing: bool = False
     problem: str | None = None
 
 
@@ -110,7 +112,7 @@ def _redo(step: Step, batch: Batch, update: int, report: NonFiniteReport, in_dat
     with _watched(step.model, first), uncompiled(), step.ordinary():
         loss = step.gradients(batch, update)
     report.loss = float(loss)
-    if not first and not math.isfinite(report.loss):
+    if is_of_loss := not first and not math.isfinite(report.loss):
         first.append("the loss itself: every module's output was finite")
     for name, parameter in step.model.named_parameters():
         if parameter.grad is not None:
@@ -118,6 +120,18 @@ def _redo(step: Step, batch: Batch, update: int, report: NonFiniteReport, in_dat
             if not first and not _is_finite(parameter.grad):
                 first.append(f"the gradient of {name}")
     report.first = first[0] if first else None
+    if is_of_loss and _counts_nothing(step, batch, update):
+        report.counts_nothing = True
+        report.first = f"the loss itself: no target of its {batch.size} samples counts"
+
+
+def _counts_nothing(step: Step, batch: Batch, update: int) -> bool:
+    """Whether the loss counts no target of the batch: by its count, or because all are the label that is left out."""
+    content, objective = batch.cut(0, batch.size), step.objective
+    target = objective.fields.target_of(content)
+    if isinstance(target, torch.Tensor) and target.numel() and bool((target == objective.ignored).all()):
+        return True
+    return step.job.objective.loss is not None and float(step.loss_of(content, batch.size, update, 0).count) == 0
 
 
 @contextmanager

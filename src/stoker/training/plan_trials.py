@@ -25,7 +25,7 @@ from stoker import records
 from stoker.activity import doing
 from stoker.devices import Place, sample_cpu
 from stoker.devices.hardware import mtbf_h
-from stoker.devices.malloc import give_back, resident_bytes
+from stoker.devices.malloc import heap_kept_small, renew_heap, resident_bytes
 from stoker.errors import RunFailed, StokerError, first_line
 from stoker.loading.batches import Batch
 from stoker.planning.explanation import explain
@@ -50,7 +50,7 @@ from stoker.records import (
 )
 from stoker.records.plan_schedule import saving_as_often
 from stoker.stepping.coupling import find_coupling, unprobed
-from stoker.stepping.distributed_tensors import as_real
+from stoker.stepping.gradient_distance import gradient_distance
 from stoker.stepping.model import bytes_of
 from stoker.stepping.python_state import python_state, undo_changes
 from stoker.stepping.step import Step
@@ -87,6 +87,8 @@ _SECONDS_EACH = 4e-5
 """Time of the host that a captured layer saves in an update, forward and backward [s]: an expectation, which decides
 only whether a trial is worth recording the pass."""
 
+_GROWN = 1.05
+"""Resident memory, as a multiple of what the plans so far need, from which on the heap is renewed between turns."""
 
 _CLEARLY_SLOWER = 1.3
 """Ratio of times from which a setting that was tried under one plan is not tried again under a better one."""
@@ -127,6 +129,8 @@ class PlanTrials:
         self._turn: Turn | None = None
         self._watching, self._peak = contextlib.ExitStack(), PeakMemory(place.device.torch_name)
         self._peak_bytes: dict[Plan, int] = {}
+        self._usual_bytes, self._is_heap_new = math.inf, False
+        """Resident memory after two updates, or after a turn that began in a new heap and left more [bytes]."""
         self._times_s: list[float] = []
         self._made, self._num_expansions = 0, 0
         self._mark = 0.0
@@ -166,6 +170,7 @@ class PlanTrials:
             self._is_first = False  # is seen sooner without a comparison
         elif not self.is_waiting and self._num_compared < COMPARED:
             self._num_compared += 1
+            self._usual_bytes = self._usual_bytes if self._num_compared > 2 else resident_bytes()
             if self._reduced:
                 self._step.loss_pass.on_gradients = functools.partial(self._compare, batch, position.updates)
         elif not self.is_waiting and self._step.plan.compile and self._step.plan not in self._compared:
@@ -259,7 +264,7 @@ class PlanTrials:
             return
         self._is_probed, step = True, self._step
         try:
-            with nothing_changed(step):
+            with nothing_changed(step), heap_kept_small():
                 coupling = find_coupling(step.job, self._prepared.data.train)
         except StokerError as problem:
             self._telemetry.emit("warned", message=f"samples were not compared: {problem.message}")
@@ -301,8 +306,7 @@ class PlanTrials:
         """Let a plan make the next updates; the switch is stored first."""
         self._turn, self._times_s, self._made = turn, [], 0
         self._watching.close()
-        if turn.plan not in self._peak_bytes and resident_bytes() > self._place.device.memory_bytes / 2:
-            give_back()  # other plans' heap is none of its memory
+        self._keep_heap_small(turn.plan)
         self._peak = self._watching.enter_context(PeakMemory(turn.plan.device))
         if turn.plan != self._step.plan:
             self._plans.switch(
@@ -314,6 +318,18 @@ class PlanTrials:
                     why="tried on the run's own updates",
                 )
             )
+
+    def _keep_heap_small(self, plan: Plan) -> None:
+        """Renew the heap before a turn of `plan`, where the plans so far have left it larger than any of them needs.
+
+        What stays after each switch makes holes in it: in time it has twice what an update takes.
+        """
+        if self._is_heap_new:  # the turn that ends here began in a new heap
+            self._usual_bytes, self._is_heap_new = max(self._usual_bytes, resident_bytes()), False
+        is_full = plan not in self._peak_bytes and resident_bytes() > self._place.device.memory_bytes / 2
+        if is_full or resident_bytes() > _GROWN * self._usual_bytes:
+            renew_heap()
+            self._is_heap_new = True
 
     def _first_search(self) -> LiveSearch:
         """Precision and memory format first: they decide most, and need nothing but the comparison of gradients."""
@@ -387,22 +403,22 @@ class PlanTrials:
     def _is_exact(self, precision: Precision) -> bool:
         return precision in FULL_PRECISIONS or self._errors.get(precision, math.inf) <= LARGEST_GRADIENT_ERROR
 
+    @heap_kept_small()
     def _compare(self, batch: Batch, update: int) -> None:
         """Compare the gradients that an update in full precision has just computed with those in each reduced one."""
         step = self._step
         if step.plan.precision in FULL_PRECISIONS and not step.plan.compile:
-            exact = _flat(p.grad for p in step.model.parameters() if p.grad is not None)
+            exact = [p.grad for p in step.model.parameters() if p.grad is not None]
         else:  # a run that goes on under a candidate
             plain = dataclasses.replace(step.plan, precision=self._safe.precision, compile=False, captured=False)
             with nothing_changed(step), uncompiled():
-                exact = _flat(step.gradients_under(plain, batch, update))
+                exact = step.gradients_under(plain, batch, update)
         for precision in list(self._reduced):
             plan = dataclasses.replace(step.plan, precision=precision, captured=False)
             what = f"comparing {precision}'s gradient with {self._safe.precision}'s"
             try:
                 with doing(what, of=COMPARED, step=self._num_compared), nothing_changed(step):
-                    tried = _flat(step.gradients_under(plan, batch, update))
-                error = float((tried - exact).norm() / exact.norm().clamp_min(1e-30))
+                    error = gradient_distance(step.gradients_under(plan, batch, update), exact)
             except Exception as problem:  # noqa: BLE001 - whatever a model raises in another precision
                 error = math.inf
                 self._reduced.remove(precision)
@@ -411,14 +427,16 @@ class PlanTrials:
             self._errors[precision] = max(self._errors.get(precision, 0.0), error)
         self._mark += self._telemetry.lap("planning")  # no part of the update's time
 
+    @heap_kept_small()
     def _require_exact(self, batch: Batch, update: int) -> None:
         """Raise RunFailed, and so leave the compiled plan out, if the gradient just computed is not close to fp32's."""
         step = self._step
-        tried = _flat(p.grad for p in step.model.parameters() if p.grad is not None)
+        renew_heap()  # the heap has the compiled pass's memory, and the ordinary one takes more
+        tried = [p.grad for p in step.model.parameters() if p.grad is not None]
         plain = dataclasses.replace(step.plan, precision=self._safe.precision, compile=False)
         with nothing_changed(step), uncompiled():
-            exact = _flat(step.gradients_under(plain, batch, update))
-        error = float((tried - exact).norm() / exact.norm().clamp_min(1e-30))
+            exact = step.gradients_under(plain, batch, update)
+        error = gradient_distance(tried, exact)
         if not error <= LARGEST_GRADIENT_ERROR:
             raise RunFailed(
                 f"compiled, its gradient is {error:.1%} from fp32's, more than {LARGEST_GRADIENT_ERROR:.0%}"
@@ -432,6 +450,10 @@ class PlanTrials:
         best, began = search.best, self._safe
         timed = search.timed[best]
         measured = self._measurement(best, timed.times_s or [timed.update_s])
+        # The peak of the run may be behind it: of the plans that it tried, the others took more.
+        peaks = [num_bytes for plan, num_bytes in self._peak_bytes.items() if plan in search.timed]
+        so_far = min(max(peaks, default=0), self._place.device.memory_bytes)
+        measured = dataclasses.replace(measured, peak_bytes=max(measured.peak_bytes, so_far))
         ratio = search.timed[began].update_s / timed.update_s if began in search.timed else 1.0
         gained = f"{ratio:.2f}x as fast as the plan that it began under" if best != began else "the plan it began under"
         num_plans = len(search.timed) + len(search.left_out)
@@ -442,6 +464,8 @@ class PlanTrials:
         self._plans.switch(
             PlanSwitch(update=position.updates, samples=position.samples, plan=best, kind="settled", why=why)
         )
+        if not best.captured:  # recording the pass does so
+            renew_heap()
         self._telemetry.settled(decision.chosen.forecast.evaluate_s.value)
         self._telemetry.emit(
             "settled",
@@ -565,8 +589,3 @@ def to_capture(best: Plan, timed: Mapping[Plan, Timed], gain: float) -> list[Pla
         and dataclasses.replace(plan, precision=best.precision) == best
     ]
     return [dataclasses.replace(plan, captured=True) for plan in dict.fromkeys((best, *near))]
-
-
-def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """All elements in one vector of fp32 [their number]; of complex ones real and imaginary parts."""
-    return torch.cat([as_real(tensor).reshape(-1).float() for tensor in tensors])

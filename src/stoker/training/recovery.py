@@ -273,8 +273,15 @@ class Recovery:
         if job.on_non_finite == "roll_back":
             why += f"; this was in {plan.precision} already: from the last checkpoint it would come to the same again"
         where = "" if path is None else f" What was found is in {path}."
-        return RunFailed(why, remedy=f"{problem.remedy or ''}{where}".strip() or None)
+        remedy = _NOTHING_COUNTED if report.counts_nothing else problem.remedy
+        return RunFailed(why, remedy=f"{remedy or ''}{where}".strip() or None)
 
+
+_NOTHING_COUNTED = (
+    "Leave samples without a valid target out of the data, or take larger batches, so that each has one; "
+    'on_non_finite="skip" leaves such updates out.'
+)
+"""What to do about a batch whose loss is divided by zero targets; the learning rate has nothing to do with it."""
 
 _LOOK_EVERY = 256
 """Updates between two readings of generators that nothing has drawn from."""

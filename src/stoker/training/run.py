@@ -199,7 +199,8 @@ class RunProcess:
         sets = data.held_out if data.test is None else {**data.held_out, "test": data.test}
         with users_code("the model, the loss or a metric", self.prepared.entry):
             size = session.loop.extent.evaluated_at_once(session.step.plan.micro_batch)
-            check_held_out(session.step, sets, size)
+            for doubt in check_held_out(session.step, sets, size):
+                self.emit("warned", message=doubt)
 
     @contextmanager
     def timed(self, session: TrainingSession) -> Iterator[None]:

@@ -182,7 +182,7 @@ class RepositoryModel:
         self._read_settings = read_settings
         self._start = start
         self._on_disk: tuple[int, ...] = ()
-        self._problems: dict[int, str] = {}
+        self._problems: dict[int, StokerError] = {}
         self._moving: dict[int, ModelState] = {}
         self._num_left_behind = 0
         self._lock = asyncio.Lock()
@@ -197,6 +197,11 @@ class RepositoryModel:
         """Whether an engine of a served version is broken, and another may be loaded for it."""
         may_load = self._num_left_behind < MOST_LEFT_BEHIND
         return self.is_wanted and may_load and any(version.is_broken for version in self.served.values())
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """What to do about the versions that could not be loaded."""
+        return tuple(problem.remedy for problem in self._problems.values() if problem.remedy is not None)
 
     def find(self, version: str) -> ServedVersion:
         """The version of that number, or the default one for an empty text.
@@ -213,24 +218,26 @@ class RepositoryModel:
                 why = "it was unloaded"
             elif self._problems:
                 newest = max(self._problems)
-                why = f"version {newest}: {self._problems[newest]}"
+                why = f"version {newest}: {self._problems[newest].message}"
             raise Unavailable(f"model {self.name!r} is not ready: {why}")
         number = version_number(version)
         if number in self.served:
             return self.served[number]
         if number in self._problems:
-            raise Unavailable(f"version {version} of model {self.name!r} is not ready: {self._problems[number]}")
+            why = self._problems[number].message
+            raise Unavailable(f"version {version} of model {self.name!r} is not ready: {why}")
         served = ", ".join(map(str, sorted(self.served))) or "none"
         raise NotFound(f"model {self.name!r} has no version {shortened(version)} in service; served: {served}")
 
     def index(self) -> tuple[RepositoryEntry, ...]:
         """Every version on disk, as of the last scan, and every one in memory."""
         absent = self.problem or ("another version is served" if self.is_wanted else "unloaded")
+        reasons = {number: problem.message for number, problem in self._problems.items()}
         states: dict[int, tuple[ModelState, str]] = {
-            number: ("UNAVAILABLE", self._problems.get(number, absent)) for number in (*self._on_disk, *self._problems)
+            number: ("UNAVAILABLE", reasons.get(number, absent)) for number in (*self._on_disk, *reasons)
         }
         for number, served in self.served.items():
-            stale = self._problems.get(number, self.problem)
+            stale = reasons.get(number, self.problem)
             states[number] = ("UNAVAILABLE", served.problem) if served.is_broken else ("READY", stale)
         states |= {number: (state, "") for number, state in self._moving.items() if number not in self.served}
         if self.problem and not states:
@@ -267,10 +274,10 @@ class RepositoryModel:
             chosen = self.asked or settings.versions
             fresh = await self._bring_up(versions_to_try(self._on_disk, chosen), settings, enough=len(chosen) or 1)
             known = {*self._on_disk, *chosen}
-            self._problems = {number: reason for number, reason in self._problems.items() if number in known}
+            self._problems = {number: problem for number, problem in self._problems.items() if number in known}
             if fresh:
                 await self._swap(fresh)
-            return tuple(f"version {number}: {reason}" for number, reason in sorted(self._problems.items()))
+            return tuple(f"version {number}: {self._problems[number].message}" for number in sorted(self._problems))
 
     async def unload(self, within_s: float = LONGEST_DRAIN_S) -> None:
         """Stop serving; accepted requests are answered. The model stays unloaded until a load request."""
@@ -297,7 +304,7 @@ class RepositoryModel:
                 fresh[number] = await self._start(self.name, self.path / str(number), settings)
                 self._problems.pop(number, None)
             except StokerError as error:
-                self._problems[number] = error.message
+                self._problems[number] = error
                 if current is not None and not current.is_broken:
                     fresh[number] = current
             finally:
