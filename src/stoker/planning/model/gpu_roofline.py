@@ -15,11 +15,11 @@ measurements of NeuSight; 6.0, 7.0 and 9.0 let P100, V100 and H100 run unthrottl
 RTX 5090 near their peaks. 8.6 makes A40, A6000 and A4000 sustain 23.7, 23.9 and 11.5 TFLOP/s (`_TENSOR_PICOJOULE`).
 
 Tensor cores: `_TENSOR_PICOJOULE`, or one share of these energies (V100, T4, B200). In the published language-model
-steps products run at 0.74 of the peak on an A100, at 0.57 on an H100. Single products of random numbers are published
-at 0.83 (A100, 257 TFLOP/s) and 0.72 (H100, 716), of zeros at 0.95: H. He, "Strangely, Matrix Multiplications on GPUs
-Run Faster When Given Predictable Data" (2024); P. Shankhdhar, "Outperforming cuBLAS on H100" (2024). A training step
-heats a board for longer than one product does: an operation of an A100's tensor cores takes 1.2 times the energy in it
-that explains single products, one of an H100 1.5 times.
+steps products run at 0.74 of the peak on an A100, at 0.57 on several H100s. Single products of random numbers are
+published at 0.83 (A100, 257 TFLOP/s) and 0.72 (H100, 716), of zeros at 0.95: H. He, "Strangely, Matrix Multiplications
+on GPUs Run Faster When Given Predictable Data" (2024); P. Shankhdhar, "Outperforming cuBLAS on H100" (2024). In steps
+of one H100 and one H200 measured by `bench.forecast.measure_cases` they run at 0.74 to 0.79, and for seconds on end,
+alone, at 0.66 (`bench.forecast.sustained`).
 """
 
 from __future__ import annotations
@@ -503,12 +503,12 @@ _TENSOR_PICOJOULE = {
     "9.0": {"tf32": 1.2, "bf16": 0.8, "fp8": 0.45, "int8": 0.45},
     "12.0": {"tf32": 4.0, "bf16": 2.0, "fp8": 1.1, "int8": 1.1},
 }
-"""Energy per operation of tensor cores where it is not their share of fp32's. 8.0, 9.0: fitted on the families of
-published language-model steps on A100 and on H100. Graphics chips (8.6, 8.9, 12.0): 1.35 times (see this module) what
-makes their boards sustain single products of 8192 and more at the published rates [TFLOP/s]: of 8.6 at 300 W 116 (A40,
-A6000) and at 140 W 58 (A4000); of 8.9 at 72 W 56 (L4) and at 350 W 266 (L40S); of 12.0 at 600 W 320 to 390 (RTX PRO
-6000); in tf32, at half these rates, 60 on an A6000 and 25 on an L4. With 3.2 an A6000 comes out at 98 in a step; a warm
-one was published at 95. Source: `database.md` and issues 97, 120, 160, 161, 185 of
+"""Energy per operation of tensor cores where it is not their share of fp32's. 8.0: fitted on the families of published
+language-model steps on A100; 9.0: on steps of one H100 and one H200. Graphics chips (8.6, 8.9, 12.0): 1.35 times (see
+this module) what makes their boards sustain single products of 8192 and more at the published rates [TFLOP/s]: of 8.6
+at 300 W 116 (A40, A6000) and at 140 W 58 (A4000); of 8.9 at 72 W 56 (L4) and at 350 W 266 (L40S); of 12.0 at 600 W 320
+to 390 (RTX PRO 6000); in tf32, at half these rates, 60 on an A6000 and 25 on an L4. With 3.2 an A6000 comes out at 98
+in a step; a warm one was published at 95. Source: `database.md` and issues 97, 120, 160, 161, 185 of
 github.com/zzc0721/torch-performance-test-data; github.com/mli/transformers-benchmarks."""
 _AMONG_SEVERAL = {"9.0": 1.56}
 """Factor on that energy by which products come out as slow as in published steps of several H100s."""
