@@ -89,7 +89,7 @@ def test_a_job_that_reads_what_is_gone_says_whose_it_is(run: stoker.Run, place: 
 
 
 def test_a_run_that_was_moved_from_its_machine_runs_its_copy_here(run: stoker.Run, place: Path) -> None:
-    """A folder that is not there is no place to work in; neither is that of a run of before they were written down."""
+    """A folder that is not there is no place to work in; neither is that of a run without a record of it."""
     shutil.copytree(place / "project", place / ELSEWHERE, dirs_exist_ok=True)
     text = (run.path / STARTED).read_text()
     (run.path / STARTED).write_text(text.replace("/project", "/gone"))

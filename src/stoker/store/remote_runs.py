@@ -34,7 +34,6 @@ RECORDS = (
     "environment.json",
     "device.json",
     "coupling.json",
-    "changed_plan.json",
     "plans.jsonl",
     "pruning.json",
     "bottleneck.json",

@@ -12,7 +12,6 @@ DIR/run.json           Run: status, metrics, how far; written last, so that a di
     checkpoints/       see CheckpointStore
     weights/           weights kept for good, each named by its position [samples]: 000000027000.safetensors
     plans.jsonl        one PlanSwitch a line: which update began under which plan, after the first
-    changed_plan.json  Plan: of runs before schedules, what the run goes on under in place of its first plan
     dumps/             what was found out when something went wrong: numbers that are not finite, stacks of a hang
     bottleneck.json    Bottleneck: what bounded the run, once it is finished
     ranks/             where the time of updates went: a RankTimes of each process, for each time that they met
@@ -45,7 +44,6 @@ from stoker.records import (
     JobSpec,
     KernelTable,
     Launch,
-    Plan,
     PlanSwitch,
     RankTimes,
     Report,
@@ -83,7 +81,7 @@ _DEVICE, _COUPLING, _EVENTS, _REPORT, _CHECKPOINTS = (
     "report.html",
     "checkpoints",
 )
-_CHANGED_PLAN, _SWITCHES, _DUMPS = "changed_plan.json", "plans.jsonl", "dumps"
+_SWITCHES, _DUMPS = "plans.jsonl", "dumps"
 _BOTTLENECK, _PROFILE, _KERNELS = "bottleneck.json", "profile", "profile/kernels.json"
 _RANKS, _KEPT = "ranks", "weights"
 _LAUNCH, _LAUNCHING = "launch.json", "launch"
@@ -290,11 +288,11 @@ class RunDirectory:
         decision = self.read_decision()
         if decision is None:
             return None
-        began, path = self._read_if_there(_CHANGED_PLAN, Plan) or decision.chosen.plan, self.path / _SWITCHES
+        path = self.path / _SWITCHES
         with read_errors(path):
             lines = read_lines(path)
         try:
-            return PlanSchedule.of(began, (loads(line, PlanSwitch) for line in lines))
+            return PlanSchedule.of(decision.chosen.plan, (loads(line, PlanSwitch) for line in lines))
         except ValueError as problem:
             raise BadRun(f"{path} cannot be used: {problem}.", remedy="Start another run with --new.") from problem
 

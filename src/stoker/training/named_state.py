@@ -198,39 +198,6 @@ def numbered(step: Step, tree: dict[str, Any]) -> dict[str, Any]:
     return {"state": {**tree["beside"], **state}, "param_groups": groups, **others}
 
 
-def renamed(skeleton: JSON, step: Step) -> JSON:
-    """The skeleton of a state under names, also from one under numbers (version 1 of manifests).
-
-    Raises:
-        ValueError: one under numbers has other parameters, or this process holds only some of them.
-    """
-    kept = entries(skeleton)
-    if "groups" in kept:
-        return skeleton
-    names, groups = names_of(step), [entries(group) for group in kept["param_groups"]["of"]]
-    numbers = [number for group in groups for number in group["params"]["of"]]
-    if step.world.layout.cuts_model:
-        raise ValueError(
-            "it was written by an earlier Stoker, and a stage cannot tell which of it is its own; "
-            "resume it once without stages"
-        )
-    if sorted(set(numbers)) != list(range(len(names))):
-        raise ValueError(f"it is of {len(set(numbers))} parameters, the job's is of {len(names)}")
-    state: list[tuple[Any, JSON]] = [(key, value) for key, value in kept["state"]["of"]]
-    by_name = [[names[key], value] for key, value in state if isinstance(key, int)]
-    unnamed = [[key, value] for key, value in state if not isinstance(key, int)]
-    for group in groups:
-        group["params"] = {"is": "list", "of": [names[number] for number in group["params"]["of"]]}
-    return _dict(
-        {
-            "state": {"is": "dict", "of": by_name},
-            "beside": {"is": "dict", "of": unnamed},
-            "groups": {"is": "list", "of": [_dict(group) for group in groups]},
-            **{key: value for key, value in kept.items() if key not in _STANDARD},
-        }
-    )
-
-
 def united(skeletons: list[JSON]) -> JSON:
     """One skeleton from those of the optimisers of several stages; groups with the same settings become one."""
     trees = [entries(skeleton) for skeleton in skeletons]

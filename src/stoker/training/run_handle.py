@@ -310,7 +310,7 @@ JOB_COPY = "job"
 """The run's copy of its job file and local imports, in its directory."""
 
 STARTED = "started.json"
-"""Where the run was first started, in its directory; runs of before 2026-11-22 have none."""
+"""Where the run was first started, in its directory; a run of a job made in Python has none."""
 
 
 def keep_sources(directory: RunDirectory, entry: Entry | None) -> None:
@@ -386,5 +386,5 @@ def _job_file(directory: RunDirectory, entry: str) -> Path:
 def _started(directory: RunDirectory) -> Started | None:
     try:
         return records.loads((directory.path / STARTED).read_text(encoding="utf-8"), Started)
-    except (OSError, ValueError):  # an older run, or a damaged one: its job runs in the present folder
+    except (OSError, ValueError):  # none, or damaged: its job runs in the present folder
         return None

@@ -49,7 +49,6 @@ def choose_run_directory(
             new=new,
             job_name=prepared.spec.name,
             forked_from=None if parent is None else name_in(runs_root(), parent),
-            earlier=prepared.spec_by_text,
         )
         _require_here(choice.directory)
         because = choice.because
@@ -59,7 +58,7 @@ def choose_run_directory(
     directory = find_run(runs_root(), resume)
     _require_here(directory)
     run = directory.read_run()
-    require_same_spec(directory, prepared.spec, prepared.spec_by_text)
+    require_same_spec(directory, prepared.spec)
     if run.status == "finished":
         raise BadRun(
             f"{run.name} is finished: there is nothing to resume",
@@ -98,7 +97,7 @@ def _left_unfinished(prepared: ResolvedJob) -> str | None:
     if not left:
         return None
     directory, theirs = left[0]
-    changes = "; ".join(describe_changes(prepared.spec_like(theirs), theirs, most=4))
+    changes = "; ".join(describe_changes(prepared.spec, theirs, most=4))
     others = f" {len(left) - 1} more of this job are unfinished (`stoker runs`)." if len(left) > 1 else ""
     return (
         f"{directory.name} is unfinished, {headway_of(directory.read_headway())}, and is not continued, since the job "

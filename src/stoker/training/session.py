@@ -64,7 +64,7 @@ _GUARANTEES = {
     "stream": "one reader in each process; it has no state: a resume reads again what was read before",
 }
 
-_ORDER_SETTINGS = ("batch", "seed", "freeze", "sampling", "lengths")
+_ORDER_SETTINGS = ("batch", "seed", "freeze", "sampling")
 """Settings of a job that, with its data, decide which samples came before an update."""
 
 
@@ -339,8 +339,7 @@ def _start_from(
             f"{parent.name} has no checkpoint to start from",
             remedy=f"If it is kept at a URL, give --fork {parent.name} --keep URL: its checkpoints are fetched.",
         )
-    theirs = parent.read_spec()
-    mine = prepared.spec_like(theirs)
+    theirs, mine = parent.read_spec(), prepared.spec
     position = newest[1].position if _continues(theirs, mine) else Position()
     if position.updates >= total_updates:
         raise BadRun(

@@ -122,10 +122,11 @@ def report_of(row: Row, log: RunLog) -> Report:
         raise BadRun(f"{row.name} has no run.json or no spec.json.")
     schedule = None
     if decision is not None:
-        began = record(row, "changed_plan.json", Plan) or decision.chosen.plan
         switches = read_below(row.root, f"{row.name}/plans.jsonl", _MOST_BYTES) or b""
         with suppress(ValueError):
-            schedule = PlanSchedule.of(began, (loads(line, PlanSwitch) for line in switches.split(b"\n")[:-1]))
+            schedule = PlanSchedule.of(
+                decision.chosen.plan, (loads(line, PlanSwitch) for line in switches.split(b"\n")[:-1])
+            )
     folder, ranks = row.path / "ranks", list[RankTimes]()
     with suppress(OSError):
         files = sorted(one.name for one in folder.iterdir())[:4096] if not folder.is_symlink() else []
