@@ -28,7 +28,7 @@ from stoker.launching.meter import spent_of
 from stoker.records import Event, JobSpec, Launch, Run, loads
 from stoker.records.codec import JSON, printable
 from stoker.records.progress import MOST
-from stoker.reporting.history import as_number, forecast_of, numbers, price_of
+from stoker.reporting.history import Rewinds, as_number, forecast_of, numbers, price_of
 from stoker.reporting.wording import headline_metric, short
 from stoker.store.foreign_files import open_below, read_below
 from stoker.store.locations import is_on_network
@@ -111,6 +111,7 @@ class Row:
     """While it trains: opening a log, name by name, costs more than reading from it."""
     curve: list[tuple[float, float, float]] = field(default_factory=list)
     """(samples, wall_s, loss to 4 digits) of progress events from all over the run."""
+    rewinds: Rewinds = field(default_factory=Rewinds)
     split_s: dict[str, float] = field(default_factory=dict)
     last: dict[str, JSON] = field(default_factory=dict)
     """Fields of the last progress."""
@@ -434,7 +435,7 @@ def _read_log(row: Row) -> None:
         return
     is_anew = row.tail.log != log or size < start or size - start > 4 * _TAIL_BYTES
     if is_anew:
-        row.curve, row.split_s, row.last, row.latest, row.untaken = [], {}, {}, {}, b""
+        row.curve, row.rewinds, row.split_s, row.last, row.latest, row.untaken = [], Rewinds(), {}, {}, {}, b""
         row.last_kind, row.last_at = "", None
         start, taken = max(0, size - _TAIL_BYTES), 0
         start += os.pread(descriptor, _TAIL_BYTES, start).find(b"\n") + 1 if start else 0
@@ -487,12 +488,13 @@ def _take(row: Row, line: bytes) -> None:
         samples = as_number(fields.get("samples"))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return
-    if kind == "resumed" and samples is not None:
-        row.curve = [point for point in row.curve if point[0] <= samples]
-    if kind == "progress" and samples is not None and math.isfinite(samples):
+    if samples is not None and not math.isfinite(samples):
+        samples = None
+    position = row.rewinds.position_of(kind, samples)
+    if position is not None:
+        row.curve = [point for point in row.curve if point[0] <= position]
+    if kind == "progress" and samples is not None:
         wall_s, loss = as_number(fields.get("wall_s")), as_number(fields.get("loss"))
-        if row.curve and samples < row.curve[-1][0]:
-            row.curve = [point for point in row.curve if point[0] < samples]
         row.curve.append((samples, wall_s or 0.0, math.nan if loss is None else float(f"{loss:.4g}")))
         if len(row.curve) > 2 * _MOST_POINTS:
             row.curve = row.curve[1::2]
