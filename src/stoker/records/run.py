@@ -30,7 +30,7 @@ class JobSpec:
     weights. `functions` are digests of the parts that `entry_digest` is made of, for naming what changed.
     """
 
-    schema: ClassVar[int] = 1
+    schema: ClassVar[int] = 2
     name: str
     entry: str | None
     entry_digest: str | None

@@ -35,6 +35,7 @@ from stoker.store import (
     unfinished_before,
 )
 from stoker.store.remote_runs import RemoteRuns, bring_home
+from stoker.store.run_files import LAUNCH
 
 
 def choose_run_directory(
@@ -114,7 +115,7 @@ def note_continuation_here(directory: RunDirectory) -> None:
     launch = directory.read_launch()
     if launch is not None and not launch.continued_here_at:
         moment = datetime.now(UTC).isoformat(timespec="milliseconds")
-        directory.write_launch(replace(launch, continued_here_at=moment))
+        directory.write(LAUNCH, replace(launch, continued_here_at=moment))
 
 
 def create_run(

@@ -35,6 +35,7 @@ from stoker.stepping.weight_averaging import EqualAverage
 from stoker.stepping.world import ALONE, World
 from stoker.store import CheckpointStore, RunDirectory, find_run, runs_root
 from stoker.store.checkpoint_store import order_of_name
+from stoker.store.run_files import ENVIRONMENT, RUN
 from stoker.training.checkpoints import (
     Checkpointer,
     keep_weights,
@@ -367,13 +368,13 @@ def _note_that_it_goes_on(directory: RunDirectory, world: World) -> None:
     """A run that had failed is unfinished from here on, also if it is killed."""
     record = directory.read_run()
     if world.rank == 0 and record.status == "failed":
-        directory.write_run(dataclasses.replace(record, status="unfinished", failure=None))
+        directory.write(RUN, dataclasses.replace(record, status="unfinished", failure=None))
 
 
 def _announce_start(session: TrainingSession, device: Device) -> None:
     """Send the event that training begins, with the exactness it guarantees, and warnings about the job."""
     prepared, telemetry, plan = session.prepared, session.loop.telemetry, session.plans.plan
-    was, now = session.directory.read_environment(), environment(device, plan)
+    was, now = session.directory.read(ENVIRONMENT), environment(device, plan)
     level = (
         "bit-equal on resume" if plan.device == "cpu" else "same law on resume: GPU kernels may not be deterministic"
     )

@@ -371,7 +371,7 @@ def _settings(
         kept = directory.read_settings()
         if kept.job_digest != survey.digest:
             raise _changed("job", directory)
-        if kept.data_fingerprint and kept.data_fingerprint != survey.data_fingerprint:
+        if kept.data_fingerprint != survey.data_fingerprint:
             raise _changed("data", directory)
         return kept
     return StudySettings(

@@ -25,7 +25,7 @@ import orjson
 
 from stoker.errors import BadRun, StokerError, first_line
 from stoker.launching.meter import spent_of
-from stoker.records import Event, JobSpec, Launch, Run, loads
+from stoker.records import Event, Launch, Run
 from stoker.records.codec import JSON, printable
 from stoker.records.progress import MOST
 from stoker.reporting.history import Rewinds, as_number, forecast_of, numbers, price_of
@@ -33,14 +33,13 @@ from stoker.reporting.wording import headline_metric, short
 from stoker.store.foreign_files import open_below, read_below
 from stoker.store.locations import is_on_network
 from stoker.store.locks import HELD_FILE, LOCK_FILE, is_alive
-from stoker.store.run_directory import TRIAL_FILE
+from stoker.store.run_files import EVENTS, LAUNCH, PLAN, RUN, SPEC, TRIAL, RunFiles
 from stoker.store.run_query import Value, values_of
 
-EVENTS = "events.jsonl"
 ANNOTATIONS = "annotations.json"
 """Tags, note and whether a run is archived, in its directory."""
 
-MOST_RECORD_BYTES = 8 * 2**20
+MOST_RECORD_BYTES, _MOST_SHOWN_BYTES = 8 * 2**20, 64 * 2**20
 _MOST_RUNS = 20_000
 _TAIL_BYTES = 16 * 1024
 _NUM_SAMPLED = 32
@@ -82,6 +81,32 @@ class _OpenLog:
 
     def __del__(self) -> None:
         os.close(self.descriptor)
+
+
+class ForeignRun(RunFiles):
+    """The files of a run that others may have written: see `store.foreign_files`.
+
+    Args:
+        root: the folder of the run.
+        name: its path there.
+        most_bytes: size of the largest file that is read [bytes].
+    """
+
+    def __init__(self, root: Path, name: str, most_bytes: int) -> None:
+        self.path = root / name
+        self._root, self._name, self._most_bytes = root, name, most_bytes
+
+    def content(self, name: str) -> bytes | None:
+        """The content of a plain file; None if it is not there."""
+        return read_below(self._root, f"{self._name}/{name}", self._most_bytes)
+
+    def listed(self, folder: str) -> Sequence[str]:
+        """Names of the first 4,096 files in a folder, in order; none in a link, or a folder that cannot be read."""
+        path = self.path / folder
+        try:
+            return [] if path.is_symlink() else sorted(one.name for one in path.iterdir())[:4096]
+        except OSError:
+            return []
 
 
 @dataclass
@@ -128,6 +153,11 @@ class Row:
     def path(self) -> Path:
         """The run's directory."""
         return self.root / self.name
+
+    @functools.cached_property
+    def files(self) -> ForeignRun:
+        """Its records, as its own page shows them."""
+        return ForeignRun(self.root, self.name, _MOST_SHOWN_BYTES)
 
     @property
     def is_live(self) -> bool:
@@ -381,10 +411,10 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-_STAMPED = ("run.json", EVENTS, ANNOTATIONS, "launch.json", "plan.json", TRIAL_FILE)
+_STAMPED = (RUN.name, EVENTS, ANNOTATIONS, LAUNCH.name, PLAN.name, TRIAL.name)
 _LOG_STAMP = 3 * _STAMPED.index(EVENTS)
 _RECORDS = tuple(file for file in _STAMPED if file != EVENTS)
-_MAKE_A_RUN = ("run.json", "launch.json")
+_MAKE_A_RUN = (RUN.name, LAUNCH.name)
 """A run elsewhere has no run.json here before it is fetched."""
 
 
@@ -543,24 +573,22 @@ def _records(row: Row, stamp: tuple[int, ...]) -> _Records:
         "note": short(notes.get("note") or "", 2000),
         "is_archived": notes.get("is_archived") is True,
     }
-    document["launch"] = launch = None if "launch.json" in missing else launch_of(root, name)
+    files, launch = ForeignRun(root, name, MOST_RECORD_BYTES), None
+    with suppress(StokerError):
+        launch = None if LAUNCH.name in missing else files.read_launch()
+    document["launch"] = None if launch is None else _launch_document(launch)
     try:
-        content, spec_content = (
-            read_below(root, f"{name}/{file}", MOST_RECORD_BYTES) for file in ("run.json", "spec.json")
-        )
-        if content is None and launch is None:
-            raise BadRun("there is no run.json")
-        run = loads(content, Run) if content is not None else _not_fetched(name, launch or {})
-        spec = loads(spec_content, JobSpec) if spec_content else None
-    except (StokerError, ValueError, RecursionError) as problem:
+        run = files.read_run() if launch is None else files.read(RUN) or _not_fetched(name, launch)
+        spec = files.read(SPEC)
+    except StokerError as problem:
         document |= {"status": "unreadable", "problem": short(problem, 400), "values": {}}
         return _Records(stamp, document, values={"name": name})
-    decision = known("plan.json")
-    price = (launch or {}).get("price_per_h") or price_of(decision)
+    decision = known(PLAN.name)
+    price = (launch.price_per_h if launch else None) or price_of(decision)
     values: dict[str, Value] = {"name": run.name, "status": run.status}
     values = values_of(run, spec) if spec else values
     expected = forecast_of(decision)
-    trial = known(TRIAL_FILE)
+    trial = known(TRIAL.name)
     is_ended = trial.get("state") in ("pruned", "handed on")
     document |= {
         "status": run.status,
@@ -572,24 +600,15 @@ def _records(row: Row, stamp: tuple[int, ...]) -> _Records:
         "failure": short(run.failure or "", 600),
         "forked_from": short(run.forked_from or "", 80) or None,
     }
-    return _Records(stamp, document, run, expected, price, _launch(root, name) if launch else None, values)
+    return _Records(stamp, document, run, expected, price, launch, values)
 
 
-def _launch(root: Path, name: str) -> Launch | None:
-    """The record of a run elsewhere; None for a run here, or if it cannot be read."""
-    try:
-        content = read_below(root, f"{name}/launch.json", 2**20)
-        return loads(content, Launch) if content else None
-    except (StokerError, ValueError, RecursionError):
-        return None
-
-
-def _not_fetched(name: str, launch: dict[str, Any]) -> Run:
+def _not_fetched(name: str, launch: Launch) -> Run:
     """The record of a run elsewhere, as far as it is known here before its directory is fetched."""
     return Run(
         name=short(name),
-        status="finished" if launch.get("phase") == "finished" else "unfinished",
-        created_at=str(launch.get("submitted_at", "")),
+        status="finished" if launch.state.phase == "finished" else "unfinished",
+        created_at=launch.submitted_at,
         spec_digest="",
         total_samples=0,
     )
@@ -661,34 +680,24 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def launch_of(root: Path, name: str) -> dict[str, JSON] | None:
-    """Place, kind, phase with its reason, price [USD/h] and limit of a run elsewhere; None for a run here."""
-    launch = read_json(root, f"{name}/launch.json", 2**20)
-    if launch.get("record") != "Launch":
-        return None
-    states = launch.get("states")
-    state = states[-1] if isinstance(states, list) and states and isinstance(states[-1], dict) else {}
+def _launch_document(launch: Launch) -> dict[str, JSON]:
+    """Place, kind, phase with its reason, price [USD/h] and limit of a run elsewhere."""
+    state = launch.state
     return {
-        "place": short(launch.get("place", ""), 80),
-        "kind": short(launch.get("kind", ""), 20),
-        "phase": short(state.get("phase", "unknown"), 20),
-        "why": short(state.get("why", ""), 300),
-        "evidence": short(state.get("evidence", ""), 300),
-        "at": short(state.get("at", ""), 40),
-        "starts_in_s": as_number(state.get("starts_in_s")),
-        "restarts": as_number(state.get("restarts")) or 0,
-        "submitted_at": short(launch.get("submitted_at", ""), 40),
-        "price_per_h": as_number(launch.get("price_per_h")),
-        "max_cost": as_number(launch.get("max_cost")),
-        "currency": short(launch.get("currency", "USD"), 8),
+        "place": short(launch.place, 80),
+        "kind": short(launch.kind, 20),
+        "phase": state.phase,
+        "why": short(state.why, 300),
+        "evidence": short(state.evidence, 300),
+        "at": short(state.at, 40),
+        "starts_in_s": state.starts_in_s,
+        "restarts": state.restarts,
+        "submitted_at": short(launch.submitted_at, 40),
+        "price_per_h": launch.price_per_h,
+        "max_cost": launch.max_cost,
+        "currency": short(launch.currency, 8),
         "states": [
-            {
-                "phase": short(one.get("phase", ""), 20),
-                "why": short(one.get("why", ""), 200),
-                "at": short(one.get("at", ""), 40),
-            }
-            for one in (states[-40:] if isinstance(states, list) else ())
-            if isinstance(one, dict)
+            {"phase": one.phase, "why": short(one.why, 200), "at": short(one.at, 40)} for one in launch.states[-40:]
         ],
     }
 

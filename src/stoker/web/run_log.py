@@ -19,7 +19,7 @@ from stoker.records.progress import MOST, read_event
 from stoker.reporting.folded_log import COLUMNS, FoldedLog, Kept, row_of
 from stoker.reporting.run_documents import event_document
 from stoker.store.foreign_files import open_below
-from stoker.web.run_index import EVENTS
+from stoker.store.run_files import EVENTS
 
 _SAMPLES = COLUMNS.index("samples")
 _CHUNK_BYTES = 4 * 2**20
