@@ -17,6 +17,12 @@ from stoker.records.profile import Coupling
 from stoker.records.progress import MOST, Event
 
 DataClass = Literal["indexed", "seekable", "stream"]
+DATA_GUARANTEES: dict[DataClass, str] = {
+    "indexed": "the order is computed from (seed, epoch, position): training resumes at any sample, at once",
+    "seekable": "one reader in each process; its own state is kept with each checkpoint, and resumes there, at once",
+    "stream": "one reader in each process; it has no state, and what was read before is read again on resume",
+}
+"""What each class of data promises of a resume."""
 RunStatus = Literal["unfinished", "finished", "failed"]
 
 

@@ -27,6 +27,7 @@ import torch
 from stoker.errors import RunFailed
 from stoker.records.codec import JSON
 from stoker.stepping.distributed_tensors import is_spread, local
+from stoker.stepping.own_step import parameters_of
 from stoker.stepping.step import Step
 from stoker.stepping.torch_optimizers import LISTS
 
@@ -136,11 +137,6 @@ def names_of(step: Step) -> list[str | int]:
             name = f"{name}'"
         names[name] = None
     return list(names)
-
-
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """An optimiser's parameters, in the order of its numbers."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def tree_of(step: Step) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from stoker.loading.order import RandomStream, key_of, seed_generators
 from stoker.planning.resolved_job import ResolvedJob
 from stoker.records import CheckpointManifest, Decision, Device, JobSpec, Position
 from stoker.records.codec import JSON
-from stoker.records.run import ExampleSet
+from stoker.records.run import DATA_GUARANTEES, ExampleSet
 from stoker.stepping.step import Step
 from stoker.stepping.weight_averaging import EqualAverage
 from stoker.stepping.world import ALONE, World
@@ -58,12 +58,6 @@ from stoker.training.slices import Slice
 from stoker.training.snapshots import matching_weights
 from stoker.training.telemetry import Sink, Telemetry
 from stoker.training.watchdog import Watchdog, patience_s, slowest_phase_s
-
-_GUARANTEES = {
-    "indexed": "order computed from (seed, epoch, position): resumes at any sample, at once",
-    "seekable": "one reader in each process; its own state is kept with each checkpoint: resumes there, at once",
-    "stream": "one reader in each process; it has no state: a resume reads again what was read before",
-}
 
 _ORDER_SETTINGS = ("batch", "seed", "freeze", "sampling")
 """Settings of a job that, with its data, decide which samples came before an update."""
@@ -407,7 +401,12 @@ def _announce_start(session: TrainingSession, device: Device) -> None:
         environment=records.to_json(now),
         level=level,
         run=session.directory.name,
-        data={"class": spec.data_class, "guarantee": _GUARANTEES[spec.data_class], "name": data.train.name, **sizes},
+        data={
+            "class": spec.data_class,
+            "guarantee": DATA_GUARANTEES[spec.data_class],
+            "name": data.train.name,
+            **sizes,
+        },
     )
 
 

@@ -285,9 +285,9 @@ def places_document(index: RunIndex) -> dict[str, JSON]:
             {
                 "place": place,
                 "kind": members[0]["launch"]["kind"],
-                "runs": [one["id"] for one in members],
-                "cost_usd": sum(one.get("cost_usd") or 0.0 for one in members),
-                "max_cost": sum(one["launch"].get("max_cost") or 0.0 for one in members) or None,
+                "runs": [member["id"] for member in members],
+                "cost_usd": sum(member.get("cost_usd") or 0.0 for member in members),
+                "max_cost": sum(member["launch"].get("max_cost") or 0.0 for member in members) or None,
             }
             for place, members in sorted(places.items())
         ],

@@ -134,7 +134,7 @@ def picture_of(row: Row, log: RunLog, file: str) -> bytes:
     Raises:
         BadRun: the log names no such file, or it is no PNG.
     """
-    if not any(one.content == file for one in log.images) or "/" in file:
+    if not any(image.content == file for image in log.images) or "/" in file:
         raise BadRun("the run logged no such picture")
     content = read_below(row.root, f"{row.name}/logged/{file}", _MOST_BYTES)
     if content is None or not content.startswith(PNG):

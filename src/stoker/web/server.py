@@ -379,7 +379,7 @@ class Ui:
         if time.monotonic() - self._services_asked >= _SERVICES_S * 0.9:
             self._services_asked = time.monotonic()
             await ask_all(self.options.services)
-        return _json({"services": [one.document() for one in self.options.services]})
+        return _json({"services": [service.document() for service in self.options.services]})
 
     async def _pool(self, _: Request) -> Response:
         pool = self.options.pool
