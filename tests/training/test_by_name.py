@@ -41,7 +41,7 @@ def test_how_an_update_is_computed_is_no_part_of_the_state(optimizer: Any) -> No
     assert all(one == kept[0] for one in kept)
 
 
-def test_what_is_of_no_parameter_is_kept_beside(tmp_path: Path) -> None:
+def test_what_is_of_no_parameter_is_kept(tmp_path: Path) -> None:
     """An optimiser may keep state of its own, and step tensors that are not the model's."""
     extra = nn.Parameter(torch.ones(2))
 
@@ -75,7 +75,7 @@ def test_the_state_of_another_optimiser_is_refused(tmp_path: Path) -> None:
 def stage(names: list[str], **settings: Any) -> dict[str, Any]:
     """One stage's tree: a group of these parameters, and a number as the state of each."""
     groups = [{"lr": 0.1, **settings, "params": names}]
-    return {"state": {name: {"step": len(name)} for name in names}, "beside": {}, "groups": groups}
+    return {"state": {name: {"step": len(name)} for name in names}, "unnamed": {}, "groups": groups}
 
 
 def test_groups_of_stages_with_the_same_settings_are_one() -> None:

@@ -179,7 +179,7 @@ class StoredTensor:
 class CheckpointManifest:
     """The contents of a checkpoint; written last, so that a checkpoint without one does not exist."""
 
-    schema: ClassVar[int] = 3
+    schema: ClassVar[int] = 4
     spec_digest: str
     position: Position
     stoker_version: str

@@ -136,7 +136,7 @@ class RunFiles(ABC):
         """
         record = self.read(file)
         if record is None:
-            raise BadRun(f"{self.path / file.name} cannot be read: there is no such file.", remedy=_REMEDY)
+            raise BadRun(f"{self.path / file.name} cannot be read: No such file or directory.", remedy=_REMEDY)
         return record
 
     def read_run(self) -> Run:

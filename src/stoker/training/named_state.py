@@ -7,7 +7,7 @@ An optimiser's state goes under the names of its parameters, so that it fits wha
 
 ```
 state     name of a parameter -> its state
-beside    what an optimiser keeps that belongs to no parameter
+unnamed   what an optimiser keeps that belongs to no parameter
 groups    its groups: names of parameters, and settings
 ```
 Which of PyTorch's implementations computes an update is the plan's, and no part of a state: it may differ between a run
@@ -154,7 +154,7 @@ def tree_of(step: Step) -> dict[str, Any]:
         "state": {
             names[key]: value for key, value in state.items() if isinstance(key, int) and names[key] not in elsewhere
         },
-        "beside": {key: value for key, value in state.items() if not isinstance(key, int)},
+        "unnamed": {key: value for key, value in state.items() if not isinstance(key, int)},
         "groups": [
             {
                 **{key: value for key, value in group.items() if key not in LISTS},
@@ -190,8 +190,8 @@ def numbered(step: Step, tree: dict[str, Any]) -> dict[str, Any]:
     names = names_of(step)
     groups = _matching_groups(step, names, tree["groups"])
     state = {number: tree["state"][name] for number, name in enumerate(names) if name in tree["state"]}
-    others = {key: value for key, value in tree.items() if key not in ("state", "beside", "groups")}
-    return {"state": {**tree["beside"], **state}, "param_groups": groups, **others}
+    others = {key: value for key, value in tree.items() if key not in ("state", "unnamed", "groups")}
+    return {"state": {**tree["unnamed"], **state}, "param_groups": groups, **others}
 
 
 def united(skeletons: list[JSON]) -> JSON:

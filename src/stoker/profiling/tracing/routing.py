@@ -205,7 +205,7 @@ def _balanced(
     """Indices chosen in turn: of each row as many different ones as `outputs` have."""
     arguments = func._schema.arguments  # noqa: SLF001
     given = {argument.name: argument.default_value for argument in arguments if argument.default_value is not None}
-    given |= {one.name: arg for one, arg in zip(func._schema.arguments, args, strict=False)} | kwargs  # noqa: SLF001
+    given |= {argument.name: value for argument, value in zip(arguments, args, strict=False)} | kwargs
     source, chosen = args[0], outputs[_CHOICES[name]]
     dim = given.get("dim")
     with unwatched():
