@@ -75,7 +75,7 @@ def test_a_profile_leaves_a_trace_a_table_and_a_timeline() -> None:
     names = [event.get("name") for event in json.loads(trace.read_bytes())["traceEvents"]]
     assert [names.count(part) for part in ("data", "gradient", "forward", "backward", "update")] == [5, 5, 5, 5, 10]
     products = [kernel for kernel in table.kernels if kernel.operation in ("addmm", "mm")]
-    assert {kernel.phase for kernel in products} == {"forward", "backward", "other"}  # an evaluation is no part of an update
+    assert {kernel.phase for kernel in products} == {"forward", "backward", "other"}  # of the evaluation
     assert all(kernel.where.startswith(Path(__file__).name) for kernel in products)
     lines = (run.directory.profile_path / table.files["kernels"]).read_text().splitlines()
     assert len(lines) == len(table.kernels) + 1

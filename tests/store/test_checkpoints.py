@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import BadRun, RunFailed
-from stoker.records import FileDigest, Position, dumps
+from stoker.records import CheckpointManifest, FileDigest, Position, dumps
 from stoker.store import CheckpointStore, Draft, checkpoint_name, checkpoint_store, write_file
 from stoker.store.checkpoint_store import manifest_from
 from stoker.testing import FaultyDisk, PowerCutAt, operations_of
@@ -128,13 +128,16 @@ def test_if_all_are_damaged_training_does_not_silently_start_anew(tmp_path: Path
     assert len(store.names()) == 2
 
 
-def test_a_manifest_of_another_version_is_told_with_both_versions(tmp_path: Path) -> None:
-    """It is not damaged: a newer Stoker wrote it, and an older checkpoint must not quietly take its place."""
+@pytest.mark.parametrize("offset", [-1, 1])
+def test_a_manifest_of_another_version_is_told_with_both_versions(tmp_path: Path, offset: int) -> None:
+    """It is not damaged: another Stoker wrote it, and an older checkpoint must not quietly take its place."""
     store = CheckpointStore(tmp_path)
     save(store, 100)
-    rewrite_manifest(save(store, 200), schema=4)
-    with pytest.raises(BadRun, match="schema version 4, this Stoker reads version 3"):
+    own = CheckpointManifest.schema
+    rewrite_manifest(save(store, 200), schema=own + offset)
+    with pytest.raises(BadRun, match=f"schema version {own + offset}, this Stoker reads version {own}") as caught:
         store.newest()
+    assert "start another run with --new" in str(caught.value.remedy)
 
 
 def test_one_that_another_process_found_is_read_by_name(tmp_path: Path) -> None:
