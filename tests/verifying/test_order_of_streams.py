@@ -32,7 +32,7 @@ class Unrepeatable(torch.utils.data.IterableDataset):
     ("kind", "words"),
     [
         ("stream", "stream: one reader in each process; it has no state"),
-        ("shuffled", "stream: what was read before"),
+        ("shuffled", "stream: one reader in each process; it has no state"),
         ("seekable", "seekable: one reader in each process; its own state is kept"),
         ("balanced", "indexed: the order is computed"),
         ("stratified", "indexed: the order is computed"),
