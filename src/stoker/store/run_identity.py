@@ -18,6 +18,7 @@ from stoker.store.checkpoint_store import CheckpointStore
 from stoker.store.disk_errors import read_errors
 from stoker.store.locks import is_locked
 from stoker.store.run_directory import RunDirectory
+from stoker.store.run_files import RUN
 from stoker.units import format_count
 
 LATEST = "latest"
@@ -221,7 +222,7 @@ def _age(directory: RunDirectory) -> tuple[float, int, str]:
         made = datetime.fromisoformat(directory.read_run().created_at).timestamp()
     except (BadRun, ValueError):  # damaged: still listed, by the age of its file
         try:
-            made = (directory.path / "run.json").stat().st_mtime
+            made = (directory.path / RUN.name).stat().st_mtime
         except OSError:  # removed just now
             made = 0.0
     return made, int(number[1]) if number else 1, directory.name
