@@ -26,7 +26,6 @@ from stoker.records import CheckpointManifest, Event, Run, loads
 from stoker.store.checkpoint_store import BEST, MANIFEST, CheckpointStore, order_of_name
 from stoker.store.remote_runs import LOG_PIECE, RECORDS, RemoteRuns, event_pieces
 from stoker.store.run_directory import RunDirectory
-from stoker.store.run_files import RUN
 from stoker.units import format_count, format_seconds
 
 _WAKING = frozenset({"started", "checkpointed", "settled", "replanned", "stopped", "finished"})
@@ -89,7 +88,7 @@ class Mirror:
         """
         try:
             self._there = self.remote.files(self._name)
-            theirs = loads(self.remote.read(self._name, RUN.name), Run) if RUN.name in self._there else None
+            theirs = loads(self.remote.read(self._name, "run.json"), Run) if "run.json" in self._there else None
         except Exception as problem:
             raise BadRun(
                 f"{self.remote.url}/{self._name} cannot be read: {type(problem).__name__}: {first_line(problem)}",
