@@ -19,7 +19,7 @@ from stoker.records import Candidate, Estimate, Event, JobSpec, Price, Run, dump
 from stoker.records.data_check import DataCheck, Finding, SplitFacts
 from stoker.records.launch import Launch, LaunchState
 from stoker.records.study import Parameter, StudySettings, StudyTrial
-from stoker.store.run_directory import TRIAL_FILE
+from stoker.store.run_files import TRIAL
 from tests.reporting import story
 
 STATUSES = ("finished", "finished", "finished", "finished", "finished", "failed", "unfinished", "finished")
@@ -411,7 +411,7 @@ def study(path: Path) -> None:
         )
         if 17 <= number < 22:
             ended = StudyTrial(number=number, state="pruned", parameters={}, reason="asha at 54,000 samples")
-            (trial / TRIAL_FILE).write_text(dumps(ended) + "\n")
+            (trial / TRIAL.name).write_text(dumps(ended) + "\n")
 
 
 def devices_plan() -> Any:

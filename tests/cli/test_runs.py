@@ -14,6 +14,7 @@ from stoker.cli.jobs import render_verdicts
 from stoker.cli.plan_table import render_decision
 from stoker.cli.runs import diff_document, render_diff, render_runs, runs_document
 from stoker.records import Event, Report, Verdict, to_json
+from stoker.records.plan_schedule import PlanSchedule
 from stoker.store import CheckpointStore
 from tests.cli.page import Page
 from tests.flow.command import stoker_here
@@ -182,7 +183,9 @@ def test_a_diff_compares_the_plans_in_force_and_says_how_they_came_about(first: 
     new = dataclasses.replace(story.PLAN, threads=1)
     fields = {"samples": 1024, "old": to_json(story.PLAN), "new": to_json(new), "why": "others hold 1.0 of 2 cores"}
     change = Event(kind="replanned", at=story.START_S, fields=fields)
-    other = dataclasses.replace(first, run=dataclasses.replace(first.run, name="b-1"), events=(*first.events, change))
+    schedule = PlanSchedule(story.PLAN, (story.changed_plan(1024, threads=1),))
+    run = dataclasses.replace(first.run, name="b-1")
+    other = dataclasses.replace(first, run=run, events=(*first.events, change), schedule=schedule)
     line = "replanned at 1,024 samples: threads 2 → 1, because others hold 1.0 of 2 cores"
     one = Page()
     render_diff(first, other, one)

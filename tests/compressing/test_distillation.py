@@ -158,7 +158,7 @@ def test_a_pruned_run_without_its_job_says_whose_it_needs() -> None:
     with pytest.raises(BadRun, match=r"what pruning left of .*whole, whose job cannot be had: .*made in Python"):
         stoker.load(run.path).model()
     (run.path / "pruning.json").write_text("{")
-    with pytest.raises(BadRun, match=r"pruning\.json cannot be read"):
+    with pytest.raises(BadRun, match=r"pruning\.json cannot be used"):
         stoker.load(run.path).job()
 
 

@@ -208,7 +208,7 @@ def test_what_is_packed_and_whole_is_only_read(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_changed_manifest_of_a_packed_dataset_is_refused(tmp_path: Path) -> None:
-    """Where its blocks lie decides what is read; one of before there was a checksum still opens."""
+    """Where its blocks lie decides what is read; so is one without a checksum."""
     packed(Pictures(), tmp_path / "p").rows(np.arange(1))
     path = tmp_path / "p" / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -218,6 +218,9 @@ def test_a_changed_manifest_of_a_packed_dataset_is_refused(tmp_path: Path) -> No
         packed(Pictures(), tmp_path / "p").rows(np.arange(1))
     manifest["shards"][0]["blocks"][0]["offset"] -= 64
     path.write_text(json.dumps({name: value for name, value in manifest.items() if name != "checksum"}))
+    with pytest.raises(BadJob, match="it is not as it was written"):
+        packed(Pictures(), tmp_path / "p").check()
+    path.write_text(json.dumps(manifest))
     packed(Pictures(), tmp_path / "p").check()
 
 

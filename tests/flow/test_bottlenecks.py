@@ -17,6 +17,7 @@ from stoker.planning.resolved_job import resolve_job
 from stoker.planning.run_bottleneck import FEWEST_UPDATES, bottleneck_of
 from stoker.records import Bottleneck, Ceilings, Event, from_json
 from stoker.store import cache_root, ceilings_cache
+from stoker.store.run_files import BOTTLENECK
 from tests.flow.builders import PLAN, Heard, blobs, blobs_job
 
 
@@ -64,7 +65,7 @@ def test_slow_samples_bound_a_run() -> None:
     )
     plan = stoker.records.Plan(device="cpu", micro_batch=16, loader="inline")
     run = stoker.train(job, plan=plan, sink=heard)
-    found = run.directory.read_bottleneck()
+    found = run.directory.read(BOTTLENECK)
     assert found is not None
     assert found.bound_by == "data"
     assert from_json(heard.of("finished")[0]["bottleneck"], Bottleneck) == found
@@ -106,10 +107,10 @@ def test_what_is_waited_for_once_bounds_no_run() -> None:
         plan = stoker.records.Plan(device="cpu", micro_batch=16, loader="inline")
         return stoker.train(job, plan=plan, sink=heard)
 
-    found = trained(FEWEST_UPDATES + 1).directory.read_bottleneck()
+    found = trained(FEWEST_UPDATES + 1).directory.read(BOTTLENECK)
     assert found is not None
     assert sum(share.value for share in found.shares) < 0.5
-    assert trained(FEWEST_UPDATES).directory.read_bottleneck() is None
+    assert trained(FEWEST_UPDATES).directory.read(BOTTLENECK) is None
 
 
 @pytest.fixture
@@ -133,7 +134,7 @@ def test_the_verdict_knows_what_updates_do(traced: dict[str, Any]) -> None:
     Of so small a model most of an update is the host's: four times the batch is forecast to save more than twice.
     """
     run = stoker.train(blobs_job(data=blobs(400)), plan=PLAN, sink=Heard())
-    assert run.directory.read_bottleneck() is not None
+    assert run.directory.read(BOTTLENECK) is not None
     assert sum(traced["bounds"].model_flops.values()) == 2 * 16 * (6 * 8 * 2 + 8 * 2 * 3)
     assert traced["bounds"].total_s > 0
     twice, four_times = traced["considered"]
@@ -155,7 +156,7 @@ def test_utilisation_above_what_was_measured_is_told_aloud(traced: dict[str, Any
     """A run cannot do more than the device: one that seems to is warned of, and shows no MFU."""
     keep_ceilings(1.0)
     heard = Heard()
-    found = stoker.train(blobs_job(), plan=PLAN, sink=heard).directory.read_bottleneck()
+    found = stoker.train(blobs_job(), plan=PLAN, sink=heard).directory.read(BOTTLENECK)
     assert found is not None
     assert found.mfu is None
     assert any("That cannot be" in fields["message"] for fields in heard.of("warned"))
@@ -164,7 +165,7 @@ def test_utilisation_above_what_was_measured_is_told_aloud(traced: dict[str, Any
 
 def test_a_given_plan_is_not_traced_for_a_short_run() -> None:
     """Seconds of tracing would be a large part of it; the verdict says why it does not know."""
-    found = stoker.train(blobs_job(), plan=PLAN, sink=Heard()).directory.read_bottleneck()
+    found = stoker.train(blobs_job(), plan=PLAN, sink=Heard()).directory.read(BOTTLENECK)
     assert found is not None
     assert "unknown" in {share.what for share in found.shares}
     assert "was not traced" in found.sentence + " ".join(found.evidence)

@@ -9,6 +9,7 @@ from torch import nn
 
 import stoker
 from stoker.records import Layout, Plan
+from stoker.store.run_files import COUPLING
 from tests.flow.builders import Heard, Stopping, assert_equal_weights
 
 ROWS, STEPS, CHUNKS, VOCAB = 4, 5, 12, 11
@@ -97,7 +98,7 @@ def test_a_state_that_is_carried_is_that_of_a_loop_by_hand() -> None:
     expected = by_hand(job)
     weights = run.weights()
     assert max(float((weights[name] - tensor).abs().max()) for name, tensor in expected.items()) < 1e-5
-    coupling = run.directory.read_coupling()
+    coupling = run.directory.read(COUPLING)
     assert coupling is not None
     assert (coupling.kind, coupling.group) == ("whole_group", ROWS)
     for plan in (Plan(device="cpu", micro_batch=1), Plan(device="cpu", micro_batch=2, layout=Layout(replicas=2))):

@@ -14,8 +14,8 @@ from stoker.artifacts import difference, read
 from stoker.engines import load
 from stoker.errors import BadArtifact, BadRun
 from stoker.exporting import About, export
+from stoker.store.run_files import RUN, WEIGHTS
 from stoker.testing.tiny_models import tiny_artifact, tiny_graph
-from stoker.training.run_handle import WEIGHTS
 from tests.flow.builders import PLAN, blobs_job
 from tests.flow.command import plan_file, stoker_here
 from tests.loading.test_streams import Sized, samples_of
@@ -219,7 +219,7 @@ def test_files_of_other_kinds_are_refused_with_the_way_to_export_them(place: Pat
 def test_a_run_that_is_not_finished_is_refused(place: Path) -> None:
     """It has no weights yet."""
     run = stoker.train(blobs_job(), plan=PLAN)
-    run.directory.write_run(dataclasses.replace(run.record, status="unfinished"))
+    run.directory.write(RUN, dataclasses.replace(run.record, status="unfinished"))
     (run.path / WEIGHTS).unlink()
     with pytest.raises(BadRun, match="has no final weights: it is unfinished"):
         stoker.export(run.name, "models/m", job=blobs_job())

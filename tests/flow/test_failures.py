@@ -21,6 +21,7 @@ import stoker
 from stoker.errors import BadJob, BadRun, RunFailed
 from stoker.records import Event
 from stoker.store import CheckpointStore
+from stoker.store.run_files import RUN
 from tests.flow.builders import PLAN, Heard, assert_equal_weights, blobs_job, stopped_run
 from tests.flow.command import job_file, plan_file, stoker_here
 
@@ -56,7 +57,7 @@ def test_a_loss_that_breaks_later_fails_the_run_and_keeps_its_checkpoint() -> No
 def test_a_run_that_had_failed_and_is_stopped_later_is_no_failure() -> None:
     """It went on past what it failed at, and nothing went wrong since."""
     run = stopped_run(blobs_job())
-    run.directory.write_run(dataclasses.replace(run.record, status="failed", failure="the disk was full"))
+    run.directory.write(RUN, dataclasses.replace(run.record, status="failed", failure="the disk was full"))
     again = stopped_run(blobs_job())
     assert again.name == run.name
     assert (again.record.status, again.record.failure) == ("unfinished", None)
@@ -65,7 +66,7 @@ def test_a_run_that_had_failed_and_is_stopped_later_is_no_failure() -> None:
 def test_a_run_that_had_failed_is_unfinished_while_it_goes_on() -> None:
     """A kill leaves the record as it is then, which must not name the earlier failure."""
     run = stopped_run(blobs_job())
-    run.directory.write_run(dataclasses.replace(run.record, status="failed", failure="the disk was full"))
+    run.directory.write(RUN, dataclasses.replace(run.record, status="failed", failure="the disk was full"))
     seen = []
     stoker.train(blobs_job(), sink=lambda event: seen.append((event.kind, run.directory.read_run())))
     (record,) = [record for kind, record in seen if kind == "resumed"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import shutil
 import signal
@@ -17,8 +16,7 @@ from torch import nn
 import stoker
 from stoker.errors import BadJob, BadRun
 from stoker.jobs.job_file import load_job
-from stoker.planning.resolved_job import resolve_job
-from stoker.records import Event, dumps, to_json
+from stoker.records import Event
 from stoker.store import CheckpointStore, RunLock
 from stoker.training.checkpoints import model_weights
 from tests.flow.builders import (
@@ -456,34 +454,6 @@ def test_an_unfinished_run_of_a_changed_job_file_is_named_with_the_change() -> N
     stoker.train(**from_file(path, lr="0.2"), plan=PLAN, fork=stopped.name, sink=fork)
     assert fork.of("resumed")[0]["samples"] == 96
     assert not [fields for fields in fork.of("warned") if "is unfinished" in fields["message"]]
-
-
-def test_a_run_of_before_texts_gave_way_to_what_is_executed_is_continued() -> None:
-    """Its spec and checkpoints carry the digest of the text, and go on to; with a comment added it is named."""
-    path = job_file('settings["loss"] = squared', head=OWN_LOSS)
-    given = from_file(path)
-    stopped = stopped_run(**given)
-    earlier = resolve_job(given["job"], given["entry"]).spec_by_text
-    directory = stopped.path.rename(stopped.path.with_name(f"blobs-{earlier.digest()[:6]}"))
-    spec = {name: value for name, value in to_json(earlier).items() if name != "functions"}
-    (directory / "spec.json").write_text(json.dumps(spec))
-    record = dataclasses.replace(stopped.record, name=directory.name, spec_digest=earlier.digest())
-    (directory / "run.json").write_text(dumps(record))
-    for file in directory.glob("checkpoints/*/manifest.json"):
-        manifest = json.loads(file.read_text()) | {"schema": 2, "spec_digest": earlier.digest()}
-        file.write_text(json.dumps({name: value for name, value in manifest.items() if name != "checksum"}))
-    shutil.copytree(directory, "kept")
-    run = stoker.train(**from_file(path), sink=lambda _: None)
-    assert (run.name, run.status) == (directory.name, "finished")
-    shutil.rmtree(directory)
-    shutil.copytree("kept", directory)
-    path.write_text(path.read_text() + "# a comment")
-    heard = Heard()
-    stoker.train(**from_file(path), plan=PLAN, sink=heard)
-    assert f"{directory.name} is unfinished, at 96 of 240" in heard.of("warned")[0]["message"]
-    fork = Heard()
-    stoker.train(**from_file(path), plan=PLAN, fork=directory.name, sink=fork)
-    assert fork.of("resumed")[0]["samples"] == 96
 
 
 def test_a_checkpoint_of_another_run_is_not_taken() -> None:

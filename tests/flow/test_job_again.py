@@ -10,7 +10,8 @@ import pytest
 import stoker
 from stoker.artifacts import read
 from stoker.errors import BadJob
-from stoker.training.run_handle import JOB_COPY, STARTED
+from stoker.store.run_files import STARTED
+from stoker.training.run_handle import JOB_COPY
 from tests.flow.command import plan_file, stoker_here
 
 POINTS = '''\
@@ -89,11 +90,11 @@ def test_a_job_that_reads_what_is_gone_says_whose_it_is(run: stoker.Run, place: 
 
 
 def test_a_run_that_was_moved_from_its_machine_runs_its_copy_here(run: stoker.Run, place: Path) -> None:
-    """A folder that is not there is no place to work in; neither is that of a run of before they were written down."""
+    """A folder that is not there is no place to work in; neither is that of a run without a record of it."""
     shutil.copytree(place / "project", place / ELSEWHERE, dirs_exist_ok=True)
-    text = (run.path / STARTED).read_text()
-    (run.path / STARTED).write_text(text.replace("/project", "/gone"))
+    text = (run.path / STARTED.name).read_text()
+    (run.path / STARTED.name).write_text(text.replace("/project", "/gone"))
     shutil.copy(place / ELSEWHERE / "points.csv", run.path / JOB_COPY / "points.csv")
     assert len(run.job().data) == 24
-    (run.path / STARTED).unlink()
+    (run.path / STARTED.name).unlink()
     assert len(run.job().data) == 24

@@ -12,7 +12,6 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob
-from stoker.training.evaluation_examples import read_examples
 from tests.flow.builders import PLAN, Heard, blobs, blobs_job
 
 
@@ -60,7 +59,7 @@ def test_a_loss_that_calls_the_model_its_own_way_comes_to_its_end(changes: dict[
     assert run.status == "finished"
     assert run.metrics.keys() == {"valid/loss", "test/loss"}
     assert run.weights().keys() == Towers().state_dict().keys()
-    assert read_examples(run.directory) == ()
+    assert run.directory.read_examples() == ()
     words = [fields["message"] for fields in heard.of("warned")]
     for split in ("valid", "test"):
         (said,) = [one for one in words if one.startswith(f"samples of {split} cannot be shown in the report")]
@@ -72,7 +71,7 @@ def test_with_its_inputs_named_it_has_examples() -> None:
     run = stoker.train(
         towers_job(fields=stoker.Fields(inputs=["first", "second"]), model=Renamed), plan=PLAN, sink=Heard()
     )
-    assert [one.split for one in read_examples(run.directory)] == ["valid", "test"]
+    assert [one.split for one in run.directory.read_examples()] == ["valid", "test"]
 
 
 class Renamed(Towers):

@@ -15,6 +15,7 @@ import stoker
 from stoker.profiling import torch_profile
 from stoker.records import Plan
 from stoker.store import cache_root, calibration_log
+from stoker.store.run_files import KERNELS
 from tests.flow.builders import PLAN, Heard, Stopping, assert_equal_weights, blobs, blobs_job
 
 
@@ -64,7 +65,7 @@ def test_a_profile_leaves_a_trace_a_table_and_a_timeline() -> None:
     """The trace opens as JSON under a name that TensorBoard looks for; updates 6 to 10 of 15 are in it, by part."""
     heard = Heard()
     run = stoker.train(blobs_job(model=Wide), plan=PLAN, profile=True, sink=heard)
-    table = run.directory.read_kernels()
+    table = run.directory.read(KERNELS)
     assert table is not None
     assert (table.first_update, table.updates) == (5, 5)
     assert heard.of("finished")[0]["profile"] == {"folder": str(run.directory.profile_path), "files": table.files}
@@ -74,7 +75,7 @@ def test_a_profile_leaves_a_trace_a_table_and_a_timeline() -> None:
     names = [event.get("name") for event in json.loads(trace.read_bytes())["traceEvents"]]
     assert [names.count(part) for part in ("data", "gradient", "forward", "backward", "update")] == [5, 5, 5, 5, 10]
     products = [kernel for kernel in table.kernels if kernel.operation in ("addmm", "mm")]
-    assert {kernel.phase for kernel in products} == {"forward", "backward", "beside"}  # an evaluation is beside updates
+    assert {kernel.phase for kernel in products} == {"forward", "backward", "other"}  # of the evaluation
     assert all(kernel.where.startswith(Path(__file__).name) for kernel in products)
     lines = (run.directory.profile_path / table.files["kernels"]).read_text().splitlines()
     assert len(lines) == len(table.kernels) + 1
@@ -90,7 +91,7 @@ def test_a_profile_leaves_a_trace_a_table_and_a_timeline() -> None:
 def test_a_short_run_is_profiled_as_far_as_it_goes(updates: int, first: int, kept: int) -> None:
     """At least its last update."""
     job = blobs_job(until=stoker.updates(updates))
-    table = stoker.train(job, plan=PLAN, profile=True, sink=Heard()).directory.read_kernels()
+    table = stoker.train(job, plan=PLAN, profile=True, sink=Heard()).directory.read(KERNELS)
     assert table is not None
     assert (table.first_update, table.updates) == (first, kept)
 
@@ -100,7 +101,7 @@ def test_a_run_stopped_before_its_profile_is_whole_leaves_none_and_goes_on() -> 
     job = blobs_job(data=blobs(100), until=stoker.epochs(3))
     stopped = stoker.train(job, plan=PLAN, profile=True, sink=Stopping(80))
     assert stopped.status == "unfinished"
-    assert stopped.directory.read_kernels() is None
+    assert stopped.directory.read(KERNELS) is None
     assert_equal_weights(stoker.train(job, sink=Heard()), stoker.train(job, plan=PLAN, new=True, sink=Heard()))
 
 

@@ -20,7 +20,6 @@ from stoker.records import Event, Plan
 from stoker.reporting.run_page import render_html
 from stoker.store import CheckpointStore
 from stoker.training.checkpoints import kept_weights
-from stoker.training.evaluation_examples import read_examples
 from tests.flow.builders import PLAN, Heard, assert_equal_tensors, assert_equal_weights, blobs, blobs_job, net
 
 
@@ -146,7 +145,7 @@ def test_whoever_hears_that_a_run_is_finished_finds_all_of_it() -> None:
 
     run = stoker.train(blobs_job(), plan=PLAN, sink=sink)
     assert found[:2] == ["finished", run.weights().keys()]
-    page = render_html(run.directory.read_report(), read_examples(run.directory))
+    page = render_html(run.directory.read_report(), run.directory.read_examples())
     assert without_times(found[2]) == without_times(page)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import pickle
 import re
 from typing import Any
 
@@ -118,10 +119,13 @@ def test_a_field_that_does_not_exist_is_named_with_the_nearest(name: str, near: 
 
 
 def test_a_job_can_be_copied_and_changed() -> None:
-    """As other dataclasses: by `copy` and `dataclasses.replace`."""
+    """As other dataclasses: by `copy`, `pickle` and `dataclasses.replace`; a copy has the same fields."""
     first = job(model=_a_model, seed=3)
     for again in (copy.copy(first), dataclasses.replace(first)):
         assert (again.model, again.batch, again.seed) == (_a_model, 64, 3)
+    assert pickle.loads(pickle.dumps(first)).seed == 3  # noqa: S301 - our own
+    with pytest.raises(BadJob, match="there is no such field"):
+        dataclasses.replace(first, ema=0.9)  # type: ignore[call-arg]
 
 
 def test_every_metric_is_known_by_name() -> None:

@@ -9,7 +9,7 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob
-from stoker.jobs.job_description import describe, describe_settings
+from stoker.jobs.job_description import describe
 
 
 def job(**changes: Any) -> stoker.Job:
@@ -63,14 +63,6 @@ def test_weights_are_described_by_a_digest_whatever_holds_them() -> None:
     assert described[0]["weights"]["shape"] == [3]
     assert all(one == described[0] for one in described)
     assert describe(stoker.sampling.weighted([0.5, 1.0, 2.1])) != described[0]
-
-
-def test_a_job_without_sampling_and_lengths_is_described_as_it_was() -> None:
-    """Runs begun before these fields were there go on."""
-    settings = describe_settings(job())
-    assert "sampling" not in settings
-    assert "lengths" not in settings
-    assert describe_settings(job(sampling=stoker.sampling.balanced()))["sampling"]["num_samples"] is None
 
 
 @pytest.mark.parametrize(

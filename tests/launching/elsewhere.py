@@ -15,6 +15,7 @@ from stoker.launching import launcher_of
 from stoker.launching.follow import Follower
 from stoker.records import Event, Launch, LaunchState, dumps
 from stoker.store import RunDirectory
+from stoker.store.run_files import LAUNCH
 from stoker.testing import FakeClock
 
 KINDS = Path(__file__).parent / "kinds"
@@ -62,7 +63,7 @@ class Elsewhere:
             "arguments": (),
             "submitted_at": "2026-11-25T09:59:00+00:00",
         }
-        here.write_launch(Launch(**settings | launch))
+        here.write(LAUNCH, Launch(**settings | launch))
         return cls(here, there, launcher)
 
     def log(self, kind: str, after_s: float, **fields: Any) -> None:

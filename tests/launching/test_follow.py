@@ -16,6 +16,7 @@ from stoker.records import LaunchState, Run
 from stoker.records.progress import read_event
 from stoker.reporting.launch_text import launch_waits
 from stoker.store import RunDirectory, RunLock
+from stoker.store.run_files import LAUNCH, RUN
 from tests.launching.elsewhere import FINISHED, RUNNING, STOPPED, Elsewhere, fake_place
 
 __all__ = ["fake_place"]
@@ -308,7 +309,8 @@ def test_the_place_changes_neither_the_record_nor_the_code_here(run: Elsewhere) 
 
 def make_run(directory: Path, samples: int) -> None:
     """The record of a run that came to `samples`."""
-    RunDirectory(directory).write_run(
+    RunDirectory(directory).write(
+        RUN,
         Run(
             name=directory.name,
             status="unfinished",
@@ -316,7 +318,7 @@ def make_run(directory: Path, samples: int) -> None:
             spec_digest="3" * 64,
             total_samples=200,
             samples=samples,
-        )
+        ),
     )
 
 
@@ -466,7 +468,7 @@ def test_a_follower_that_slept_does_not_overwrite_a_later_launch(run: Elsewhere)
     launch = run.here.read_launch()
     assert launch is not None
     later = dataclasses.replace(launch, submitted_at="2026-11-25T11:00:00+00:00", handle={"job": "2"})
-    run.here.write_launch(later)
+    run.here.write(LAUNCH, later)
     run.launcher.answers = [STOPPED]
     followed = follower.run()
     assert followed.is_detached

@@ -24,6 +24,7 @@ from stoker.launching.place_history import PlaceRun, lessons_of, place_history
 from stoker.planning.resolved_job import resolve_job
 from stoker.records import Event, LaunchState, dumps
 from stoker.store import RunDirectory
+from stoker.store.run_files import LAUNCH
 from tests.flow.builders import PLAN, stopped_run
 from tests.flow.command import BLOBS
 from tests.launching.elsewhere import BEGAN_S, FINISHED, RUNNING, STOPPED, fake_place
@@ -190,7 +191,7 @@ def test_a_run_that_went_on_here_is_not_continued_there(
     shutil.copytree(there, first.directory.path, dirs_exist_ok=True)  # it comes home
     record = first.directory.read_launch()
     assert record is not None
-    first.directory.write_launch(dataclasses.replace(record, states=(STOPPED,)))
+    first.directory.write(LAUNCH, dataclasses.replace(record, states=(STOPPED,)))
     stopped_run(job, entry=entry, resume=first.directory.name, at_samples=160)
     record = first.directory.read_launch()
     assert record is not None

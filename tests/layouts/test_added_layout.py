@@ -18,7 +18,7 @@ from stoker.planning.explanation import describe_message
 from stoker.planning.model import run_forecast
 from stoker.planning.model.search_space import layouts_of
 from stoker.planning.multi_device import LayoutRules
-from stoker.records import Layout, MeshAxis, Plan, dumps, loads, to_json
+from stoker.records import Layout, MeshAxis, Plan, dumps, loads
 from stoker.stepping.layouts.compatibility import require_legal, traits_of
 from stoker.stepping.model import meta_model
 from stoker.stepping.world import ALONE, World
@@ -105,21 +105,6 @@ def added(folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Both files in the package's folders."""
     for package, folder in zip(_PACKAGES, folders, strict=True):
         monkeypatch.setattr(package, "__path__", [*package.__path__, folder])
-
-
-def test_layouts_without_added_axes_are_stored_as_ever() -> None:
-    """So that plan files and runs of earlier versions and this one are read by both."""
-    assert to_json(Layout(shards=4, reshard=False)) == {
-        "record": "Layout",
-        "schema": 1,
-        "replicas": 1,
-        "shards": 4,
-        "tensor": 1,
-        "stages": 1,
-        "reshard": False,
-        "sequence": False,
-        "schedule": "1f1b",
-    }
 
 
 def test_an_added_layout_has_a_name_and_is_stored() -> None:

@@ -58,7 +58,7 @@ def test_a_machine_that_was_measured_is_looked_at_once_for_each_number_of_thread
 
 
 def test_nothing_is_timed_where_there_is_nothing_to_compare_with(looks: list[int]) -> None:
-    """Times that an earlier version kept, or of a GPU."""
+    """Times without anchors, or of a GPU."""
     assert planner.pace_now(replace(TIMED, anchors_s={})) is None
     assert planner.pace_now(replace(TIMED, device=fake_device(kind="cuda"))) is None
     assert looks == []

@@ -155,7 +155,7 @@ def test_a_profile_tells_arithmetic_from_memory() -> None:
         kernel("addmm", 1.0),
         kernel("convolution_backward", 1.0, "backward"),
         kernel("batch_norm", 6.0),
-        kernel("mm", 50.0, "beside"),
+        kernel("mm", 50.0, "other"),
         kernel("index", 9.0, "data"),
         kernel("AddmmBackward0", 7.0),
     )

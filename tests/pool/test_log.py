@@ -179,16 +179,3 @@ def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
     fill()
     assert log.replay().head == book.state.head
     log.close()
-
-
-def test_a_log_of_an_earlier_version_is_read() -> None:
-    """Leases without a deposit, and disputes of leases that were never accepted, were legal; money comes out as then.
-
-    The log was written by the version of the morning of 2026-11-26, which had these balances.
-    """
-    state = State()
-    found = audit(Path(__file__).parent / "data" / "log_without_least_deposit.jsonl", state=state)
-    assert (found.problem, found.num_events) == ("", 56)
-    assert sorted(state.accounts.balances.values()) == [9995724, 10000000, 10000010, 10004266]
-    assert {lease.state for lease in state.leases.values()} == {"final"}
-    assert state.leases["free"].deposit == 0

@@ -45,7 +45,7 @@ def test_what_is_left_open_is_set_and_recorded() -> None:
     assert settings["optimizer"]["type"] == "Muon"  # type: ignore[index,call-overload]
     assert settings["optimizer"]["rest"]["type"] == "SGD"  # type: ignore[index,call-overload]
     assert settings["schedule"]["type"] == "Ramp"  # type: ignore[index,call-overload]
-    assert settings["label_smoothing"] > 0  # type: ignore[operator]
+    assert settings["loss"]["label_smoothing"] > 0  # type: ignore[index,call-overload,operator]
     assert [each["type"] for each in settings["augment"]] == ["AlternatingFlip", "RandomShift"]  # type: ignore[index,union-attr,call-overload]
 
 

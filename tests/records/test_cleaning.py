@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from stoker.records import CleanList, Dropped, dumps, loads, to_json
-from stoker.records.data_check import DataCheck, Finding, SplitFacts, read_data_check
+from stoker.records import CleanList, Dropped, dumps, loads
+from stoker.records.data_check import DataCheck, Finding, SplitFacts
 
 LIST = CleanList(
     source="photos",
@@ -53,12 +51,3 @@ def test_findings_are_counted_from_the_gravest() -> None:
     ]
     assert check.num_samples == 9
     assert loads(dumps(check), DataCheck) == check
-
-
-def test_a_check_of_an_earlier_version_is_read() -> None:
-    """Where the samples that one was compared with had another name."""
-    finding = Finding(fault="leak", gravity="fault", id="b", related=("a",))
-    check = DataCheck(source="x", kind="images", made_at="", took_s=1.0, findings=(finding,), splits=())
-    document = to_json(check) | {"schema": 1}
-    earlier = json.dumps(document).replace('"related"', '"beside"')
-    assert read_data_check(earlier) == read_data_check(dumps(check)) == check

@@ -180,7 +180,7 @@ def test_another_schema_version_is_refused() -> None:
 
 
 def test_a_field_that_has_a_default_may_be_missing() -> None:
-    """A record written before an optional field existed is read, with the default."""
+    """A plan that is written by hand need not state every setting."""
     assert loads(changed(PLAN, precision=..., threads=...), Plan) == PLAN
 
 

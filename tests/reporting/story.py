@@ -18,6 +18,7 @@ from stoker.records import (
     Forecast,
     JobSpec,
     Plan,
+    PlanSwitch,
     Rejection,
     Report,
     Run,
@@ -364,6 +365,14 @@ def young_run() -> list[Event]:
     teller.begin()
     teller.train(1536)
     return teller.events
+
+
+def changed_plan(samples: int, **changes: object) -> PlanSwitch:
+    """A change of the story's plan at a position [samples], which is that of an update."""
+    plan = dataclasses.replace(PLAN, **changes)
+    return PlanSwitch(
+        update=-(-samples // 512), samples=samples, plan=plan, kind="changed", why="a neighbour holds a core"
+    )
 
 
 def report(

@@ -6,7 +6,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.records import Event, to_json
+from stoker.records import Event, PlanSwitch
+from stoker.records.plan_schedule import PlanSchedule
 from stoker.reporting.history import (
     best_evaluation,
     evaluation_metrics,
@@ -25,6 +26,12 @@ from tests.reporting import story
 def progress(samples: int) -> Event:
     """Progress at a position."""
     return Event(kind="progress", at=0.0, fields={"samples": samples})
+
+
+def test_a_resume_that_was_not_written_supersedes_as_well() -> None:
+    """Its first progress lies before the last one."""
+    events = [progress(10), progress(20), evaluated(20), progress(12)]
+    assert live_history(events) == (events[0], events[3])
 
 
 def evaluated(samples: int, split: str = "valid", **fields: object) -> Event:
@@ -114,16 +121,9 @@ def test_a_planned_event_carries_a_plan_or_words() -> None:
     assert planned_plan(Event(kind="planned", at=0.0, fields={"plan": "fp32"})) is None
 
 
-def replanned(samples: int, **changes: object) -> Event:
-    """A change of the story's plan at a position [samples]."""
-    new = dataclasses.replace(story.PLAN, **changes)
-    fields = {"samples": samples, "old": to_json(story.PLAN), "new": to_json(new), "why": "a neighbour holds a core"}
-    return Event(kind="replanned", at=1.0, fields=fields)
-
-
-def in_force(*events: Event) -> list[tuple[float, int, int, float]]:
-    """(start, threads, micro-batch, share) of each plan of a run of 324,000 samples with these events."""
-    report = story.report(events)
+def in_force(*changes: PlanSwitch) -> list[tuple[float, int, int, float]]:
+    """(start, threads, micro-batch, share) of each plan of a run of 324,000 samples with these changes of plan."""
+    report = dataclasses.replace(story.report(()), schedule=PlanSchedule.of(story.PLAN, changes))
     whole = dataclasses.replace(report, run=dataclasses.replace(report.run, samples=story.TOTAL_SAMPLES))
     return [(one.start, one.plan.threads, one.plan.micro_batch, round(one.share, 3)) for one in plans_in_force(whole)]
 
@@ -131,18 +131,11 @@ def in_force(*events: Event) -> list[tuple[float, int, int, float]]:
 def test_plans_in_force_have_their_share_of_the_samples() -> None:
     """A run is described by what it trained under, not by what was planned."""
     assert in_force() == [(0, 2, 512, 1.0)]
-    assert in_force(replanned(1620, threads=1)) == [(0, 2, 512, 0.005), (1620, 1, 512, 0.995)]
-    assert in_force(replanned(0, threads=1)) == [(0, 1, 512, 1.0)]
-
-
-def test_a_new_process_begins_with_the_planned_threads_and_the_changed_micro_batch() -> None:
-    """Threads are one process's; what was written into the run stays."""
-    started = Event(kind="started", at=2.0, fields={"samples": 162_000})
-    changes = (replanned(81_000, micro_batch=256), replanned(81_000, micro_batch=256, threads=1))
-    assert in_force(*changes, started) == [(0, 2, 512, 0.25), (81_000, 1, 256, 0.25), (162_000, 2, 256, 0.5)]
+    assert in_force(story.changed_plan(1620, threads=1)) == [(0, 2, 512, 0.005), (1620, 1, 512, 0.995)]
+    assert in_force(story.changed_plan(0, threads=1)) == [(0, 1, 512, 1.0)]
 
 
 def test_a_roll_back_takes_its_new_plan_to_the_checkpoint() -> None:
-    """What was trained beyond it under the old plan does not count."""
-    back = Event(kind="resumed", at=2.0, fields={"samples": 81_000})
-    assert in_force(replanned(162_000, precision="fp32"), back) == [(0, 2, 512, 0.25), (81_000, 2, 512, 0.75)]
+    """What was trained beyond it under another plan does not count."""
+    changes = (story.changed_plan(162_000, threads=1), story.changed_plan(81_000, micro_batch=256))
+    assert in_force(*changes) == [(0, 2, 512, 0.25), (81_000, 2, 256, 0.75)]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from stoker.records import Event, Report, dumps, from_json, to_json
+from stoker.records.plan_schedule import PlanSchedule
 from stoker.records.progress import read_event
 from stoker.records.run import Example, ExampleSet
 from stoker.reporting.run_page import render_html
@@ -309,10 +310,8 @@ def test_no_string_of_any_record_is_markup() -> None:
 
 def test_the_head_tells_the_threads_that_trained() -> None:
     """Of a run that went on with one thread: by share of the samples, and the plan's chips are those of most of it."""
-    one = dataclasses.replace(story.PLAN, threads=1)
-    fields = {"samples": 1620, "old": to_json(story.PLAN), "new": to_json(one), "why": "a neighbour holds a core"}
-    change = Event(kind="replanned", at=story.START_S, fields=fields)
-    found = render_html(story.report([*story.whole_run(), change]))
+    schedule = PlanSchedule(story.PLAN, (story.changed_plan(1620, threads=1),))
+    found = render_html(dataclasses.replace(story.report(story.whole_run()), schedule=schedule))
     machine = "2 cores, 1 thread for 99.5 % of the samples, 2 threads for 0.5 %"
     assert documents(found)["state"]["machine"] == machine
     text = Page(found).text

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from stoker.records import Estimate, Event, Report, to_json
+from stoker.records import Estimate, Event, Report
+from stoker.records.plan_schedule import PlanSchedule
 from stoker.reporting.run_page import render_html
 from stoker.reporting.summary import forecast_rows, summary_lines, time_split, wall_seconds
 from tests.reporting import story
@@ -57,9 +58,9 @@ def test_a_phase_nobody_announced_keeps_its_own_name() -> None:
 
 def test_a_plan_that_gave_way_to_another_is_told_with_it() -> None:
     """What was measured is of both; what was forecast is of the first."""
-    new = dataclasses.replace(story.PLAN, micro_batch=256)
-    change = Event(kind="replanned", at=1.0, fields={"samples": 1024, "old": to_json(story.PLAN), "new": to_json(new)})
-    report = story.report([*story.whole_run(), change])
+    change = story.changed_plan(1024, micro_batch=256)
+    new, schedule = change.plan, PlanSchedule(story.PLAN, (change,))
+    report = dataclasses.replace(story.report(story.whole_run()), schedule=schedule)
     assert f"plan from 1,024 samples on, 99.7 % of them: {new.in_words()}" in summary_lines(report)
     page = render_html(report)
     assert f'title="{new.in_words()}">the plan above' in page

@@ -17,6 +17,7 @@ from stoker.records import Event
 from stoker.store import CheckpointStore, RunDirectory, checkpoint_name
 from stoker.store.mirror import Mirror
 from stoker.store.remote_runs import RemoteRuns, bring_home, event_pieces
+from stoker.store.run_files import RUN
 from stoker.testing import operations_of
 from tests.store.builders import content, make_run, manifest_at, run_record, save, spec
 
@@ -336,7 +337,7 @@ def test_a_finished_run_comes_home_without_checkpoints(tmp_path: Path, remote: R
     run = make_run(tmp_path / "a/mlp")
     checkpointed(run, 5000)
     (run.path / "model.safetensors").write_bytes(b"weights")
-    run.write_run(run_record(spec(), status="finished", samples=5000))
+    run.write(RUN, run_record(spec(), status="finished", samples=5000))
     mirrored(run, remote)
     came_home(remote, tmp_path / "b/mlp")
     home = RunDirectory(tmp_path / "b/mlp")
@@ -355,7 +356,7 @@ def test_a_finished_run_comes_home_with_checkpoints_if_another_begins_from_it(
     came_home(remote, tmp_path / "left/mlp")
     came_home(remote, tmp_path / "records/mlp")
     checkpointed(run, 5000)
-    run.write_run(run_record(spec(), status="finished", samples=5000))
+    run.write(RUN, run_record(spec(), status="finished", samples=5000))
     mirrored(run, remote)
     came_home(remote, tmp_path / "records/mlp")
     (tmp_path / "records/mlp/events.jsonl").write_text("a line of this machine's\n")

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.errors import BadRun, RunFailed
 from stoker.records import Coupling, Decision, Environment, Event, RankTimes, SampledUpdates
-from stoker.store import CheckpointStore, RunDirectory, RunLock
+from stoker.store import CheckpointStore, RunDirectory, RunLock, run_files
 from stoker.testing import FaultyDisk, PowerCutAt, fake_device, operations_of
 from tests.store.builders import make_run, run_record, save, spec
 
@@ -39,15 +39,20 @@ def test_every_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert run.is_run
     assert run.name == "a"
     assert (run.read_run(), run.read_spec()) == (run_record(spec()), spec())
-    assert (run.read_decision(), run.read_environment()) == (DECISION, ENVIRONMENT)
-    assert (run.read_device(), run.read_coupling()) == (fake_device(), COUPLING)
+    assert (run.read_decision(), run.read(run_files.ENVIRONMENT)) == (DECISION, ENVIRONMENT)
+    assert (run.read(run_files.DEVICE), run.read(run_files.COUPLING)) == (fake_device(), COUPLING)
 
 
 def test_the_record_of_a_run_is_replaced(tmp_path: Path) -> None:
     """It says how the run stands now; records that were not given at the start are None."""
     run = make_run(tmp_path / "a")
-    assert [run.read_decision(), run.read_environment(), run.read_device(), run.read_coupling()] == [None] * 4
-    run.write_run(run_record(spec(), status="finished", metrics={"test/accuracy": 0.9}))
+    assert [
+        run.read_decision(),
+        run.read(run_files.ENVIRONMENT),
+        run.read(run_files.DEVICE),
+        run.read(run_files.COUPLING),
+    ] == [None] * 4
+    run.write(run_files.RUN, run_record(spec(), status="finished", metrics={"test/accuracy": 0.9}))
     assert run.read_run().metrics == {"test/accuracy": 0.9}
 
 
@@ -55,7 +60,7 @@ def test_the_record_of_a_run_is_replaced(tmp_path: Path) -> None:
 def test_the_headway_of_a_run_is_that_of_its_newest_checkpoint(tmp_path: Path, status: str, samples: int) -> None:
     """A run that went on and was killed wrote no record of it, also one that had failed before."""
     run = make_run(tmp_path / "a")
-    run.write_run(run_record(spec(), status=status, samples=100))
+    run.write(run_files.RUN, run_record(spec(), status=status, samples=100))
     save(CheckpointStore(run.checkpoints), 900)
     assert run.read_headway().samples == samples
 
@@ -73,7 +78,7 @@ def test_a_power_cut_leaves_a_whole_run_or_a_vacant_directory(tmp_path: Path, lo
         assert run.is_run or run.is_vacant, at
         outcomes.add(run.is_run)
         if run.is_run:
-            assert run.read_coupling() == COUPLING
+            assert run.read(run_files.COUPLING) == COUPLING
             assert run.read_spec() == spec()
         else:
             RunDirectory.create(run.path, run_record(spec(lr=9)), spec(lr=9))
@@ -234,7 +239,7 @@ def test_discarding_leaves_the_run_or_a_vacant_directory(tmp_path: Path, loses: 
             run.discard()
         assert run.is_run or run.is_vacant, at
         if run.is_run:
-            assert run.read_coupling() == COUPLING
+            assert run.read(run_files.COUPLING) == COUPLING
 
 
 def test_a_run_with_a_checkpoint_is_not_discarded(tmp_path: Path) -> None:

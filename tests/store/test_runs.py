@@ -268,16 +268,6 @@ def test_a_run_is_found_again_by_the_word_for_it(tmp_path: Path, monkeypatch: py
         assert find_run(root, word).path == path
 
 
-def test_a_run_of_the_same_job_by_an_earlier_version_is_continued(tmp_path: Path) -> None:
-    """Its digest, and so its directory, is of texts; a finished one is no reason for another number."""
-    earlier = spec(entry="a.py", entry_digest="text")
-    of_now = spec(entry="a.py", entry_digest="code", functions={"function job in a.py": "1"})
-    before = make_run(tmp_path / f"mlp-{earlier.digest()[:6]}", earlier, samples=1500)
-    assert told(choose(tmp_path, of_now, earlier=earlier)) == (before.name, True)
-    assert told(choose(tmp_path, of_now)) == (f"mlp-{of_now.digest()[:6]}", False)
-    require_same_spec(before, of_now, earlier)
-
-
 def test_unfinished_runs_of_a_job_file_are_found_though_the_job_has_changed(tmp_path: Path) -> None:
     """Those with a checkpoint, newest first; not another file's, a finished one, or one that a process works in."""
     mine = spec(entry="a.py", lr=1)

@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 from torch import nn
 
 import stoker
 from stoker.errors import BadRun, RunFailed
 from stoker.records import to_json
-from stoker.stepping.step import Step
 from stoker.stepping.torch_optimizers import use_implementation
-from stoker.store import CheckpointStore, sha256_file
 from stoker.training.checkpoints import restore
 from stoker.training.named_state import _require_same_placements, names_of, numbered, pack, tree_of, united, unpack
 from tests.training.builders import advance, assert_bit_equal, everything_of, saved, step_of, tiny_job
@@ -44,7 +41,7 @@ def test_how_an_update_is_computed_is_no_part_of_the_state(optimizer: Any) -> No
     assert all(one == kept[0] for one in kept)
 
 
-def test_what_is_of_no_parameter_is_kept_beside(tmp_path: Path) -> None:
+def test_what_is_of_no_parameter_is_kept(tmp_path: Path) -> None:
     """An optimiser may keep state of its own, and step tensors that are not the model's."""
     extra = nn.Parameter(torch.ones(2))
 
@@ -64,61 +61,21 @@ def test_what_is_of_no_parameter_is_kept_beside(tmp_path: Path) -> None:
     assert_bit_equal(everything_of(fresh), everything_of(step))
 
 
-def in_version_1(folder: Path, step: Step) -> None:
-    """Turn a checkpoint of `step` in `folder` into what Stoker wrote while an optimiser's state went by numbers."""
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text())
-    skeleton, tensors = pack(step.optimizer.state_dict(), "optimizer")
-    file = folder / "optimizer.safetensors"
-    safetensors.torch.save_file(tensors, file)
-    manifest["skeleton"]["optimizer"] = skeleton
-    for one in manifest["files"]:
-        if one["name"] == file.name:
-            one |= {"num_bytes": file.stat().st_size, "sha256": sha256_file(file)}
-    del manifest["layout"], manifest["tensors"], manifest["checksum"]
-    path.write_text(json.dumps({**manifest, "schema": 1}))
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    [stoker.AdamW(lr=0.01, groups={"*bias": {"weight_decay": 0.0}}), stoker.SGD(lr=0.1)],
-    ids=["in groups", "without a state"],
-)
-def test_checkpoints_of_earlier_versions_are_resumed(tmp_path: Path, optimizer: Any) -> None:
-    """They kept an optimiser's state under numbers; training goes on bit-equal."""
-    job = tiny_job(optimizer=optimizer)
-    step = step_of(job)
-    advance(step, 0, 3)
-    path, _ = saved(step, tmp_path, 3)
-    in_version_1(path, step)
-    found = CheckpointStore(tmp_path).newest()
-    assert found is not None
-    fresh = step_of(job)
-    restore(fresh, *found)
-    assert_bit_equal(everything_of(fresh), everything_of(step))
-    advance(step, 3, 6)
-    advance(fresh, 3, 6)
-    assert_bit_equal(everything_of(fresh), everything_of(step))
-
-
-def test_numbers_of_another_optimiser_are_refused(tmp_path: Path) -> None:
-    """Then no number says whose state it is."""
+def test_the_state_of_another_optimiser_is_refused(tmp_path: Path) -> None:
+    """Of one that trains all parameters, where the job's trains some."""
     frozen = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
     frozen[0].requires_grad_(False)
     step = step_of(tiny_job())
     advance(step, 0, 1)
-    path, _ = saved(step, tmp_path, 1)
-    in_version_1(path, step)
-    found = CheckpointStore(tmp_path).newest()
-    assert found is not None
-    with pytest.raises(BadRun, match="it is of 4 parameters, the job's is of 2"):
-        restore(step_of(tiny_job(model=frozen)), *found)
+    path, manifest = saved(step, tmp_path, 1)
+    with pytest.raises(BadRun, match=r"no group of it is that of '3\.weight' and 1 more"):
+        restore(step_of(tiny_job(model=frozen)), path, manifest)
 
 
 def stage(names: list[str], **settings: Any) -> dict[str, Any]:
     """One stage's tree: a group of these parameters, and a number as the state of each."""
     groups = [{"lr": 0.1, **settings, "params": names}]
-    return {"state": {name: {"step": len(name)} for name in names}, "beside": {}, "groups": groups}
+    return {"state": {name: {"step": len(name)} for name in names}, "unnamed": {}, "groups": groups}
 
 
 def test_groups_of_stages_with_the_same_settings_are_one() -> None:

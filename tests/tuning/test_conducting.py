@@ -10,7 +10,7 @@ import pytest
 from stoker.errors import BadJob, RunFailed
 from stoker.records.study import StudyTrial
 from stoker.store.files import read_record
-from stoker.store.run_directory import TRIAL_FILE
+from stoker.store.run_files import TRIAL
 from stoker.tuning.conductor import Conductor
 from stoker.tuning.processes import Judge, TrialReading, TrialRequest, TrialResult, TrialSlot
 from stoker.tuning.study_database import importance, read_trials
@@ -75,19 +75,19 @@ def test_a_trial_that_was_given_up_says_so_in_its_run(tmp_path: Path) -> None:
     def learning(request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:
         request.directory.mkdir(parents=True)
         if request.number == 0:
-            (request.directory / TRIAL_FILE).mkdir()  # where it cannot be written
+            (request.directory / TRIAL.name).mkdir()  # where it cannot be written
         return learning_branin(request, slot, judge)
 
     told = Told()
     found = trials_of(conducted(tmp_path, settings(pruner="asha"), trials=12, run_trial=learning, tell=told))
     assert [one.state for one in found].count("pruned") > 2
     for trial in found[1:]:
-        kept = read_record(tmp_path / trial.run / TRIAL_FILE, StudyTrial, remedy="")
+        kept = read_record(tmp_path / trial.run / TRIAL.name, StudyTrial, remedy="")
         assert kept == trial
     assert len(told.of("warned")) == 1
-    (tmp_path / found[1].run / TRIAL_FILE).unlink()  # as where a kill came before it was written
+    (tmp_path / found[1].run / TRIAL.name).unlink()  # as where a kill came before it was written
     conducted(tmp_path, settings(pruner="asha"), trials=12, run_trial=learning)
-    assert read_record(tmp_path / found[1].run / TRIAL_FILE, StudyTrial, remedy="") == found[1]
+    assert read_record(tmp_path / found[1].run / TRIAL.name, StudyTrial, remedy="") == found[1]
 
 
 @pytest.mark.parametrize("pruner", ["median", "hyperband"])

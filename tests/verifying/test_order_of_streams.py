@@ -31,9 +31,9 @@ class Unrepeatable(torch.utils.data.IterableDataset):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("stream", "stream: what was read before is read again on resume"),
-        ("shuffled", "stream: what was read before"),
-        ("seekable", "seekable: the reader's position is saved and restored"),
+        ("stream", "stream: one reader in each process; it has no state"),
+        ("shuffled", "stream: one reader in each process; it has no state"),
+        ("seekable", "seekable: one reader in each process; its own state is kept"),
         ("balanced", "indexed: the order is computed"),
         ("stratified", "indexed: the order is computed"),
         ("bucketed", "indexed: the order is computed"),

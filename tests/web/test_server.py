@@ -94,10 +94,9 @@ def test_the_sections_are_those_of_the_report(shown: Path) -> None:
     """One renderer: the page shows the report's own HTML of forecast, plan, timeline and machine."""
     from stoker.reporting.run_page import render_html
     from stoker.store import RunDirectory
-    from stoker.training.evaluation_examples import read_examples
 
     directory = RunDirectory(shown / "fashion-resnet-resumed")
-    report = render_html(directory.read_report(), read_examples(directory))
+    report = render_html(directory.read_report(), directory.read_examples())
     sections = ask(ui_of(shown), "/api/sections?run=fashion-resnet-resumed").body.decode()
     assert sections.strip() in report
 
@@ -106,11 +105,10 @@ def test_a_report_holds_what_the_page_is_sent(shown: Path) -> None:
     """One renderer: series over each axis, evaluations, spans and confusion of the report are the live page's own."""
     from stoker.reporting.run_page import render_html
     from stoker.store import RunDirectory
-    from stoker.training.evaluation_examples import read_examples
     from tests.reporting.test_html import documents
 
     directory = RunDirectory(shown / "fashion-resnet-resumed")
-    found = documents(render_html(directory.read_report(), read_examples(directory)))
+    found = documents(render_html(directory.read_report(), directory.read_examples()))
     ui = ui_of(shown)
 
     def sent(what: str, **query: str) -> Any:

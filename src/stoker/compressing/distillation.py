@@ -24,7 +24,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from stoker import records
 from stoker.errors import BadJob, RunFailed
 from stoker.jobs import Job, Loss, schedules
 from stoker.loading.fields import Content
@@ -33,9 +32,10 @@ from stoker.planning.resolved_job import resolve_job
 from stoker.records.compression import Pruning
 from stoker.stepping.foreign_models import in_full_precision, scores
 from stoker.stepping.losses import LOSSES, takes_model
-from stoker.store import RunDirectory, runs_root, write_atomic
+from stoker.store import RunDirectory, runs_root
+from stoker.store.run_files import PRUNING
 from stoker.training.pruned_network import rebuild_pruned
-from stoker.training.run_handle import PRUNING, Run
+from stoker.training.run_handle import Run
 from stoker.training.telemetry import Sink
 from stoker.training.train import train
 from stoker.units import Duration
@@ -221,5 +221,5 @@ def trained(original: Run, job: Job, teacher: nn.Module, pruning: Pruning, sink:
             remedy="The same command goes on where it was.",
         )
     record = dataclasses.replace(pruning, run=run.name, before=original.cuts)
-    write_atomic(run.path / PRUNING, records.dumps(record) + "\n", what="what was pruned")
+    directory.write(PRUNING, record)
     return run

@@ -28,8 +28,8 @@ from stoker.compressing.source_job import Pruner, channel_scores
 from stoker.errors import BadArtifact, StokerError
 from stoker.records.compression import Cut, Interval, Pruning
 from stoker.store import write_atomic
+from stoker.store.run_files import PRUNING
 from stoker.training.pruned_network import rebuild_pruned
-from stoker.training.run_handle import PRUNING
 from stoker.training.telemetry import Sink
 from stoker.units import Duration
 
@@ -73,8 +73,8 @@ def pruned_graphs(pruner: Pruner, aside: Path, *, until: Duration | None, sink: 
         except BadArtifact as error:
             pruner.tell(f"{name}: {error.message}")
             continue
-        record = directory / PRUNING
-        shutil.copyfile(run.path / PRUNING, record)
+        record = directory / PRUNING.name
+        shutil.copyfile(run.path / PRUNING.name, record)
         how = f"{pruning.ratio:.0%} of channels out, trained on for {pruning.until} with the whole network as teacher"
         graphs.append(PrunedGraph(name, how, artifact.graph_path, record))
     return tuple(graphs)

@@ -105,7 +105,7 @@ class Manifest:
     header: Header
     shards: tuple[Shard, ...]
     checksum: str = ""
-    """SHA-256 of the above; "" in manifests of before 2026-11-23."""
+    """SHA-256 of the above."""
 
     def with_checksum(self) -> Manifest:
         """The same, with the checksum of what it holds."""
@@ -130,7 +130,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         text = path.read_bytes()
     try:
         manifest = loads(text, Manifest)
-        if manifest.checksum not in ("", manifest.with_checksum().checksum):
+        if manifest != manifest.with_checksum():
             raise ValueError("it is not as it was written")
     except ValueError as problem:
         raise BadJob(

@@ -27,7 +27,7 @@ from stoker.data.files.source import IndexedSource, Indices, Labels, stated_clas
 from stoker.data.packed_format import Header, SampleLayout, Shards, entries_of, layout_of
 from stoker.data.packing import PackingTask, opened
 from stoker.errors import BadJob
-from stoker.jobs.code_digest import digests_by_text, name_of, source_digest
+from stoker.jobs.code_digest import name_of, source_digest
 from stoker.store import cache_root
 from stoker.store.files import sha256_file
 
@@ -219,8 +219,7 @@ class _Probed:
                 remedy="Leave random draws out of the dataset, and give them as Job(augment=…).",
             )
         self.num_bytes = sum(array.nbytes for sample in samples for array in sample) * length // len(samples)
-        with digests_by_text():  # what was packed before 2026-11-23 is known by it
-            kind = f"{name_of(type(dataset))} {source_digest(type(dataset))}"
+        kind = f"{name_of(type(dataset))} {source_digest(type(dataset))}"
         self.source = digest_of(kind, length, identity_of(dataset), version, *digests)
 
 

@@ -65,19 +65,17 @@ class Place:
         return dataclasses.replace(place, device=dataclasses.replace(place.device, cores=max(1, threads)))
 
 
-def resolve_place(word: str, attached: Sequence[Device], known: Catalogue | None = None) -> Device:
+def resolve_place(word: str, attached: Sequence[Device]) -> Device:
     """The attached device a word means.
 
     Args:
         word: `here` (the best attached device), `cpu`, `cuda`, `cuda:N`, or a name of the catalogue such as `h100`, in
             any case. `2xhere` and `8xh100` are refused: see `planned_devices`.
         attached: the attached devices, best first; see `attached_devices`.
-        known: the catalogue; the user's if None.
 
     Raises:
         NoDevice: the word is unknown, means something that is not attached, or asks for several devices or names them.
     """
-    known = catalogue() if known is None else known
     parts = [part.strip() for part in word.split(",") if part.strip()]
     if len(parts) > 1:
         raise NoDevice(
@@ -85,7 +83,7 @@ def resolve_place(word: str, attached: Sequence[Device], known: Catalogue | None
             remedy=f"`stoker plan JOB --on {','.join(parts)}` compares them; then name one, such as `--on {parts[0]}`.",
         )
     count, name, _ = _split(word)
-    device = _one_attached(name, attached, known)
+    device = _one_attached(name, attached, catalogue())
     if count == 1:
         return device
     raise NoDevice(

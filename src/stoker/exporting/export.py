@@ -30,7 +30,8 @@ from stoker.recipes import resolved
 from stoker.records import ArtifactSource
 from stoker.stepping.foreign_models import merge_adapters
 from stoker.store import sha256_file
-from stoker.training.run_handle import WEIGHTS, Run, load
+from stoker.store.run_files import WEIGHTS
+from stoker.training.run_handle import Run, load
 
 _NUM_EXAMPLES = 8
 _MOST_LOOKED_AT, _LOOKED_AT_ONCE = 4096, 64

@@ -20,7 +20,6 @@ import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
 from pathlib import PurePath
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -57,24 +56,6 @@ def name_of(value: Any) -> str:
     module = getattr(value, "__module__", None) or ""
     is_short = not module or module.startswith(JOB_MODULE) or module.partition(".")[0] == "stoker"
     return str(name) if is_short else f"{module}.{name}"
-
-
-_by_text: ContextVar[bool] = ContextVar("_by_text", default=False)
-
-
-@contextlib.contextmanager
-def digests_by_text() -> Iterator[None]:
-    """Make source digests of the text, comments included, as before 2026-11-23, within the block."""
-    token = _by_text.set(True)
-    try:
-        yield
-    finally:
-        _by_text.reset(token)
-
-
-def is_by_text() -> bool:
-    """Whether `digests_by_text` is in force: then jobs are described as before 2026-11-23."""
-    return _by_text.get()
 
 
 def executed_parts(sources: Mapping[str, str]) -> dict[str, str]:
@@ -341,8 +322,6 @@ def _text(function: FunctionType) -> str:
 
 def _as_executed(text: str, framed: Callable[[str], str] = textwrap.dedent) -> str:
     """The meaning of a piece of source; its text if it does not parse by itself."""
-    if _by_text.get():
-        return text
     try:
         return repr([_plain(statement) for statement in _parsed(framed(text))])
     except (SyntaxError, ValueError, RecursionError):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard
 
 from stoker.errors import BadJob, BadSetting, nearest
 from stoker.jobs.averages import EMA, SWA
 from stoker.jobs.batch_size import AutoBatch, TokenBatch, token_checks
-from stoker.jobs.earlier_names import accepts_earlier_names
 from stoker.jobs.early_stopping import EarlyStopping, Stop, Target, bare_name, stop_rules
 from stoker.jobs.evaluation_settings import Evaluation
 from stoker.jobs.fields import Fields
@@ -91,7 +90,6 @@ class OpenAugmentation(tuple[Callable[..., Any], ...]):
     __slots__ = ()
 
 
-@accepts_earlier_names
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Job:
     """What is learned: a model, its data, and everything else that changes the mathematics.
@@ -185,6 +183,13 @@ class Job:
     recipe: Literal["fast"] | None = None
     seed: int = 0
     name: str | None = None
+
+    def __new__(cls, **given: Any) -> Self:
+        """Refuse settings that do not exist, before `__init__` would raise a TypeError without a remedy."""
+        for name in given:
+            if name not in cls.__dataclass_fields__:
+                raise BadJob(f"Job({name}=…): there is no such field. {nearest(name, cls.__dataclass_fields__)}")
+        return super().__new__(cls)
 
     @property
     def objective(self) -> Objective:

@@ -19,54 +19,14 @@ from pathlib import PurePath
 from typing import Any
 
 from stoker.jobs.batch_size import AutoBatch, TokenBatch
-from stoker.jobs.code_digest import is_by_text, name_of, source_digest
-from stoker.jobs.earlier_names import SPELLINGS
+from stoker.jobs.code_digest import name_of, source_digest
 from stoker.jobs.job import Job
 from stoker.jobs.optimizers import Optimizer
-from stoker.jobs.sampling import Sampling
 from stoker.records import digest
 from stoker.records.codec import JSON
 
 NOT_SETTINGS = ("model", "init", "data", "valid", "test", "name")
 """Fields of a Job that its spec identifies by content (weights, data) rather than by description."""
-
-KEYS = (
-    "loss",
-    "optimizer",
-    "batch",
-    "until",
-    "step",
-    "metrics",
-    "schedule",
-    "augment",
-    "mix",
-    "label_smoothing",
-    "clip_norm",
-    "penalty",
-    "ema",
-    "swa",
-    "stop",
-    "freeze",
-    "coupling_group",
-    "sync",
-    "loss_scope",
-    "inputs",
-    "target",
-    "collate",
-    "sampling",
-    "lengths",
-    "evaluate_every",
-    "select",
-    "keep_every",
-    "on_non_finite",
-    "recipe",
-    "seed",
-    "numerics",
-)
-"""Keys of a description, in their order: the names that these settings had when the first runs were written."""
-
-_LATER = ("step", "sync", "freeze", "swa", "mix", "sampling", "lengths", "keep_every")
-"""Settings that were added later, and are left out if they are None, so that specs without them stay the same."""
 
 _MOST_PLAIN = 10_000
 """Entries of a collection in an object that is described by its attributes."""
@@ -77,14 +37,10 @@ _WORDS = ("torch.dtype", "torch.device")
 
 def describe_settings(job: Job) -> dict[str, JSON]:
     """All settings of a Job as JSON, except its model and data, which are identified by content."""
-    settings = {key: SPELLINGS[key].read(job) if key in SPELLINGS else getattr(job, key) for key in KEYS}
-    settings["loss"] = job.objective.loss
-    settings["sampling"] = job.sampling if isinstance(job.sampling, Sampling) else None
-    settings["numerics"] = sorted(job.numerics)
-    left_out = {key for key in _LATER if settings[key] is None} | {k for k in ("stop", "numerics") if not settings[k]}
-    later = {name: getattr(job.objective, name) for name in ("stochastic_depth", "selective_backprop")}
-    settings |= {name: value for name, value in later.items() if value}
-    return {key: describe(value) for key, value in settings.items() if key not in left_out}
+    names = [field.name for field in dataclasses.fields(job) if field.name not in NOT_SETTINGS]
+    settings = {name: getattr(job, name) for name in names}
+    settings |= {"loss": job.objective, "numerics": sorted(job.numerics)}
+    return {name: describe(value) for name, value in settings.items()}
 
 
 def describe(value: Any) -> JSON:
@@ -148,16 +104,13 @@ def _describe_object(value: Any, within: tuple[int, ...]) -> JSON:
     described: dict[str, JSON] = {"type": name_of(type(value))}
     is_data = dataclasses.is_dataclass(value)
     if not (is_data or callable(value)):
-        is_settings = _is_plain(value) and not is_by_text()
-        return described | ({key: _describe(item, within) for key, item in vars(value).items()} if is_settings else {})
+        settings = vars(value) if _is_plain(value) else {}
+        return described | {key: _describe(item, within) for key, item in settings.items()}
     described |= _source(type(value))
     if is_data:
         state = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
-        for field in dataclasses.fields(value):  # settings added later: specs without them stay the same
-            if field.metadata.get("unsaid") and state[field.name] == field.default:
-                del state[field.name]
         # The first pattern that matches decides. Digests sort keys, so that an order of its own is stated.
-        order = [*value.groups] if isinstance(value, Optimizer) and not is_by_text() else []
+        order = [*value.groups] if isinstance(value, Optimizer) else []
         if all(isinstance(group, str) for group in order) and order != sorted(map(str, order)):
             state["order"] = order
     elif hasattr(value, "state_dict"):  # a module: its parts are in its repr, and its tensors are registered

@@ -52,11 +52,6 @@ class Entry:
         """The settings as words of a command: `--set NAME=VALUE`."""
         return tuple(word for name, text in self.settings.items() for word in ("--set", f"{name}={text}"))
 
-    @property
-    def text_digest(self) -> str:
-        """SHA-256 (hex) of their texts, comments included."""
-        return digest(self.sources)
-
 
 def load_job(path: Path, settings: Mapping[str, str]) -> tuple[Job, Entry]:
     """The Job that the file's function `job` returns for these settings (texts, as typed on the command line).

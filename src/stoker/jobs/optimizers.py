@@ -60,9 +60,6 @@ _FLAGS = ("nesterov", "amsgrad", "centered", "decoupled_weight_decay", "normaliz
 
 _NAMES_ELSEWHERE = {"learning_rate": "lr", "wd": "weight_decay"}
 
-OMIT_FROM_SPEC = {"unsaid": True}
-"""Metadata of a setting that was added later: left out of a JobSpec at its default, so that older specs stay equal."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
@@ -248,7 +245,7 @@ class Adam(Optimizer):
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-    amsgrad: bool = field(default=False, metadata=OMIT_FROM_SPEC)
+    amsgrad: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +265,7 @@ class AdamW(Optimizer):
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-    amsgrad: bool = field(default=False, metadata=OMIT_FROM_SPEC)
+    amsgrad: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from stoker.errors import BadJob, BadSetting
-from stoker.jobs.optimizers import OMIT_FROM_SPEC, SGD
+from stoker.jobs.optimizers import SGD
 from stoker.units import Duration
 
 Compression = Literal["int8", "int4", "none"]
@@ -246,8 +246,8 @@ class DiLoCo(Sync):
     fragments: int = 1
     overlap: int = 0
     keep: float = 0.5
-    rate: Rate = field(default="as_given", metadata=OMIT_FROM_SPEC)
-    early: Early | None = field(default=None, metadata=OMIT_FROM_SPEC)
+    rate: Rate = "as_given"
+    early: Early | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,5 +268,5 @@ class LocalSGD(Sync):
     fragments: int = field(default=1, init=False)
     overlap: int = field(default=0, init=False)
     keep: float = field(default=0.0, init=False)
-    rate: Rate = field(default="as_given", metadata=OMIT_FROM_SPEC)
-    early: Early | None = field(default=None, metadata=OMIT_FROM_SPEC)
+    rate: Rate = "as_given"
+    early: Early | None = None

@@ -44,7 +44,7 @@ from stoker.launching import launcher_of
 from stoker.launching.launcher import HostRanks, Submission, notice_s, seen_now, utc_now
 from stoker.launching.meter import held_in_log, save_time_s
 from stoker.launching.reachable_ports import port_of, silent_hosts
-from stoker.records.codec import OMIT_DEFAULT, dumps, loads, to_json
+from stoker.records.codec import dumps, loads, to_json
 from stoker.records.launch import ENDED, LaunchPhase, LaunchState
 from stoker.units import format_seconds
 
@@ -126,7 +126,7 @@ class LaunchOrder:
     device: str = "here"
     num_hosts: int = 1
     ranks_each: int = 1
-    are_ranks_fixed: bool = field(default=False, metadata=OMIT_DEFAULT)
+    are_ranks_fixed: bool = False
     variables: dict[str, str] = field(default_factory=dict)
     pythonpath: str = ""
     is_requeued: bool = False

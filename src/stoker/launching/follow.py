@@ -28,6 +28,7 @@ from stoker.records.progress import read_event
 from stoker.reporting.event_text import describe_event
 from stoker.store import RunDirectory, RunLock, disk_errors, write_atomic
 from stoker.store.files import append_at, disk
+from stoker.store.run_files import LAUNCH
 from stoker.units import format_bytes, format_seconds
 
 POLL_S, STATE_EVERY_S = 1.0, 5.0
@@ -386,7 +387,7 @@ class Follower:
         if there is None or there.submitted_at != self.launch.submitted_at:
             raise _StartedElsewhere
         self.launch = launch
-        self.directory.write_launch(launch)
+        self.directory.write(LAUNCH, launch)
 
     def _unknown(self, evidence: str) -> None:
         """Say once that the place does not answer; the last known phase stays in the record."""

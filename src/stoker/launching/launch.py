@@ -57,6 +57,7 @@ from stoker.records import ENDED, Forecast, Launch, LaunchState
 from stoker.records.codec import digest
 from stoker.store import RunDirectory, cache_root, runs_root, write_atomic
 from stoker.store.locks import RunLock
+from stoker.store.run_files import LAUNCH
 from stoker.training.run_handle import keep_sources
 from stoker.units import format_money
 
@@ -195,7 +196,7 @@ def launch(
             setting=setting,
             place_taken=probe.place,
         )
-        directory.write_launch(record)
+        directory.write(LAUNCH, record)
         keep_sources(directory, entry)
         if commit.diff:
             write_atomic(directory.path / CHANGES, commit.diff, what="the uncommitted changes")
@@ -540,7 +541,7 @@ def _with_state(directory: RunDirectory, launch: Launch, state: LaunchState) -> 
     if launch.states and launch.states[-1].phase == state.phase:
         return launch
     launch = replace(launch, states=(*launch.states, state))
-    directory.write_launch(launch)
+    directory.write(LAUNCH, launch)
     return launch
 
 

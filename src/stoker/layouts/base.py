@@ -171,8 +171,8 @@ def gradient_buckets(parameters: Sequence[Parameter]) -> tuple[int, ...]:
     """
     buckets: list[int] = []
     held, limit = 0, FIRST_BUCKET_BYTES
-    for one in parameters:
-        held += one.num_bytes if one.is_trained else 0
+    for parameter in parameters:
+        held += parameter.num_bytes if parameter.is_trained else 0
         if held >= limit:
             buckets.append(held)
             held, limit = 0, BUCKET_BYTES

@@ -133,12 +133,12 @@ Sizes = tuple[tuple[int, int], ...]
 def attentions(trace: Trace) -> tuple[Sizes, Sizes, Sizes]:
     """Attentions of a micro-batch: in its forward pass, computed again in its backward pass, and backward."""
     found: tuple[list[tuple[int, int]], ...] = ([], [], [])
-    for one in trace.occurrences:
-        operation = trace.operations[one.operation]
-        if one.part == 0 and operation.name.startswith(_ATTENTION):
+    for occurrence in trace.occurrences:
+        operation = trace.operations[occurrence.operation]
+        if occurrence.part == 0 and operation.name.startswith(_ATTENTION):
             is_backward = operation.name.endswith("_backward")
             q, k, v = operation.inputs[is_backward : 3 + is_backward]
-            kind = 2 if is_backward else int(one.phase == "backward")
+            kind = 2 if is_backward else int(occurrence.phase == "backward")
             found[kind].append((bytes_of(k) + bytes_of(v), bytes_of(q) if operation.attribute("is_causal") else 0))
     forward, again, backward = map(tuple, found)
     settings = trace.settings
@@ -149,7 +149,7 @@ def attentions(trace: Trace) -> tuple[Sizes, Sizes, Sizes]:
 
 def tokens_of(trace: Trace) -> int:
     """Number of tokens of a sample that attend to each other [1]; 0 without attention."""
-    lengths = [one.inputs[0].shape[-2] for one in trace.operations if one.name.startswith(_ATTENTION)]
+    lengths = [operation.inputs[0].shape[-2] for operation in trace.operations if operation.name.startswith(_ATTENTION)]
     return max(lengths, default=0)
 
 
@@ -172,7 +172,7 @@ class _DividedTokens:
 
     def __init__(self, trace: Trace, parts: ModelParts, tokens: int, size: int) -> None:
         self._trace, self._size = trace, size
-        shapes = {one.shape for one in parts.parameters}
+        shapes = {parameter.shape for parameter in parts.parameters}
         self._matrices = shapes | {shape[::-1] for shape in shapes}
         rows = trace.settings.micro_batch * tokens
         self._rows = {tokens, *(rows // chunks for chunks in (1, max(1, trace.settings.loss_chunks)))} - {0}
@@ -295,7 +295,7 @@ def _with_gathered(divided: Trace, trace: Trace, size: int) -> Trace:
             spans.append((begin, place, gathered))
     spans += [(begin, begin, gathered) for begin, gathered in kept]
     storages, before, after = list(divided.storages), dict[int, list[int]](), dict[int, list[int]]()
-    blocks = {one.born: one.block for one in trace.storages}
+    blocks = {storage.born: storage.block for storage in trace.storages}
 
     def temporary(num_bytes: int, place: int) -> list[int]:
         """Events ahead of an occurrence's own."""

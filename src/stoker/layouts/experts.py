@@ -143,19 +143,21 @@ class Experts(LayoutAxis):
             return round(copies * (gathered_share + 1) / 2 * (root + sum(blocks)))
         largest = max(blocks, default=0)
         gathered = root + (2 * largest if layout.reshard else sum(blocks))
-        cast = sum(one.num_bytes for one in parts.parameters if one.division == 0) / size
+        cast = sum(parameter.num_bytes for parameter in parts.parameters if parameter.division == 0) / size
         is_cast = layout.shards == 1 and gathered_share < 1
         dense = gathered_share * gathered + (gathered_share + 1) * max(largest, root)
         return round(dense + (gathered_share * cast if is_cast else 0))
 
     def waiting_bytes(self, trace: Trace, update: DividedUpdate, rank: int) -> int:
         """As `LayoutAxis.waiting_bytes`: the rows of the layer with the most, sent and received."""
-        rows = {shape.numel for one in trace.operations if one.name == "topk" for shape in one.outputs[1:]}
+        rows = {
+            shape.numel for operation in trace.operations if operation.name == "topk" for shape in operation.outputs[1:]
+        }
         sent = [
-            bytes_of(one.outputs[0])
-            for one in trace.operations
-            if one.name in ("index", "index_select") and len(one.outputs[0].shape) == 2
-            if one.outputs[0].shape[0] in rows
+            bytes_of(operation.outputs[0])
+            for operation in trace.operations
+            if operation.name in ("index", "index_select") and len(operation.outputs[0].shape) == 2
+            if operation.outputs[0].shape[0] in rows
         ]
         return _KEPT_ROWS * max(sent, default=0)
 
@@ -168,23 +170,24 @@ def routed_rows(trace: Trace, parts: ModelParts) -> list[tuple[int, int]]:
 
     Rows are as many as the last `topk` before it chose, as wide as the module's result.
     """
-    names = {one.name.rpartition(".")[0] for one in parts.parameters if one.division == 0}
+    names = {parameter.name.rpartition(".")[0] for parameter in parts.parameters if parameter.division == 0}
     forward: dict[str, list[int]] = {}
     chosen: dict[str, int] = {}
     num_chosen = 0
-    for one in trace.occurrences:
-        if one.part:
+    for occurrence in trace.occurrences:
+        if occurrence.part:
             continue
-        operation, module = trace.operations[one.operation], trace.modules[one.module]
-        if one.phase == "forward" and operation.name == "topk":
+        operation, module = trace.operations[occurrence.operation], trace.modules[occurrence.module]
+        if occurrence.phase == "forward" and operation.name == "topk":
             num_chosen = operation.outputs[1].numel
-        if module in names and one.phase == "forward":
+        if module in names and occurrence.phase == "forward":
             chosen.setdefault(module, num_chosen)
-            forward.setdefault(module, []).append(one.operation)
+            forward.setdefault(module, []).append(occurrence.operation)
     again = {  # in a backward pass, whole numbers are computed again only
-        trace.modules[one.module]
-        for one in trace.occurrences
-        if one.phase == "backward" and all(shape.dtype == "int64" for shape in trace.operations[one.operation].outputs)
+        trace.modules[occurrence.module]
+        for occurrence in trace.occurrences
+        if occurrence.phase == "backward"
+        and all(shape.dtype == "int64" for shape in trace.operations[occurrence.operation].outputs)
     }
     rows: list[tuple[int, int]] = []
     for module, operations in forward.items():
@@ -196,13 +199,13 @@ def routed_rows(trace: Trace, parts: ModelParts) -> list[tuple[int, int]]:
 
 def _stacked(parts: ModelParts) -> int:
     """Number of experts of a module."""
-    return next((one.shape[0] for one in parts.parameters if one.division == 0), 0)
+    return next((parameter.shape[0] for parameter in parts.parameters if parameter.division == 0), 0)
 
 
 def _dense_groups(parts: ModelParts) -> tuple[int, ...]:
     """Bytes of the parameters that are not of experts: outside of blocks, and in each block."""
     sizes = [0] * (1 + len(parts.blocks))
-    for one in parts.parameters:
-        if one.division is None:
-            sizes[0 if one.block is None else one.block + 1] += one.num_bytes
+    for parameter in parts.parameters:
+        if parameter.division is None:
+            sizes[0 if parameter.block is None else parameter.block + 1] += parameter.num_bytes
     return tuple(sizes)

@@ -29,8 +29,12 @@ class OptimizerFootprint:
     @classmethod
     def of(cls, trace: Trace, parts: ModelParts) -> OptimizerFootprint:
         """The footprint in a trace of the whole model; the rounded mean if states differ by parameter."""
-        state = [one.num_bytes for one in trace.storages if one.category == "optimizer state" and one.born < 0]
-        trained = [one for one in parts.parameters if one.is_trained]
+        state = [
+            storage.num_bytes
+            for storage in trace.storages
+            if storage.category == "optimizer state" and storage.born < 0
+        ]
+        trained = [parameter for parameter in parts.parameters if parameter.is_trained]
         scalars = [size for size in state if size <= SCALAR_BYTES]
         like = (sum(state) - sum(scalars)) / max(1, parts.trained_bytes)
         return cls(like=round(like), scalar_bytes=round(sum(scalars) / max(1, len(trained))))
@@ -87,15 +91,15 @@ def with_local_state(trace: Trace, parts: ModelParts, layout: Layout, kept: tupl
     are the temporaries of the optimiser, which works on lists of all parameters there.
     """
     sizes: defaultdict[int, list[int]] = defaultdict(list)
-    for one in parts.parameters:
-        sizes[one.num_bytes].append(local_bytes(one, layout))
+    for parameter in parts.parameters:
+        sizes[parameter.num_bytes].append(local_bytes(parameter, layout))
     means = {whole: round(sum(local) / len(local)) for whole, local in sizes.items()}
     optimizer = next((i for i, one in enumerate(trace.occurrences) if one.phase == "optimizer"), len(trace.occurrences))
     first = optimizer if trace.settings.target == "cuda" else len(trace.occurrences)
     storages = tuple(
-        resized(one, means.get(one.num_bytes, one.num_bytes))
-        if one.category in kept or (one.category == "temporary" and one.born >= first)
-        else one
-        for one in trace.storages
+        resized(storage, means.get(storage.num_bytes, storage.num_bytes))
+        if storage.category in kept or (storage.category == "temporary" and storage.born >= first)
+        else storage
+        for storage in trace.storages
     )
     return dataclasses.replace(trace, storages=storages)

@@ -41,14 +41,14 @@ class Replicas(LayoutAxis):
         if layout.is_replicated:
             return replicated_traffic(parts.parameters)
         # Each process sums its part of a matrix with those of the same part.
-        local = ((one, local_bytes(one, layout) // one.item_bytes) for one in parts.parameters)
+        local = ((parameter, local_bytes(parameter, layout) // parameter.item_bytes) for parameter in parts.parameters)
         return summed_after([dataclasses.replace(one, shape=(numel,)) for one, numel in local])
 
     def overhead_s(self, parts: ModelParts, layout: Layout, passes: int) -> float:
         """As `LayoutAxis.overhead_s`; shards have their own."""
         if layout.shards > 1:
             return 0.0
-        num_parameters = sum(one.is_trained for one in parts.parameters) / layout.stages
+        num_parameters = sum(parameter.is_trained for parameter in parts.parameters) / layout.stages
         return passes * _PASS_S + num_parameters * _PARAMETER_S
 
     def trace_of(self, trace: Trace, parts: ModelParts, layout: Layout, rank: int) -> Trace:
@@ -66,7 +66,7 @@ AXIS = Replicas()
 def replicated_traffic(parts: Sequence[Parameter]) -> tuple[Traffic, ...]:
     """Messages of replicas: gradients once an update, and which parameters were used."""
     sizes = gradient_buckets(parts)
-    used = 4 * sum(one.is_trained for one in parts)
+    used = 4 * sum(part.is_trained for part in parts)
     return (
         Traffic(what="gradients summed", collective="all-reduce", axis="data", sizes=sizes, overlaps="backward"),
         Traffic(what="which parameters were used", collective="all-reduce", axis="data", sizes=(used,), stops=0),

@@ -55,7 +55,7 @@ class Shards(LayoutAxis):
         root, *blocks = sharding_groups(parts, layout)
         gathered = [round(size * update.gathered_share) for size in (root, *blocks)]
         gradients = tuple(size for size in sharding_groups(parts, layout, of_gradients=True) if size)
-        used = 8 * sum(one.is_trained for one in parts.parameters)
+        used = 8 * sum(parameter.is_trained for parameter in parts.parameters)
         axis = _axis(layout)
         traffic = [
             Traffic(
@@ -92,7 +92,7 @@ class Shards(LayoutAxis):
 
     def overhead_s(self, parts: ModelParts, layout: Layout, passes: int) -> float:
         """As `LayoutAxis.overhead_s`."""
-        num_parameters = sum(one.is_trained for one in parts.parameters) / layout.stages
+        num_parameters = sum(parameter.is_trained for parameter in parts.parameters) / layout.stages
         groups = passes * (1 + len(parts.blocks)) / layout.stages
         seconds = _UPDATE_S + groups * (_GROUP_S if layout.reshard else _KEPT_GROUP_S)
         return seconds + num_parameters * _PARAMETER_S
@@ -151,7 +151,11 @@ class Shards(LayoutAxis):
         largest_sum = max(sharding_groups(parts, layout, of_gradients=True))
         # Along another dimension than the first, a parameter is put together again, and its gradient taken apart.
         num = num_shards(layout)
-        cut = [one.num_bytes for one in parts.parameters if layout.tensor == 1 and shard_dim(one.shape, num)]
+        cut = [
+            parameter.num_bytes
+            for parameter in parts.parameters
+            if layout.tensor == 1 and shard_dim(parameter.shape, num)
+        ]
         return round(gathered_share * (gathered + max(cut, default=0)) + (gathered_share + 1) * largest_sum)
 
 
@@ -222,8 +226,10 @@ def sharding_groups(parts: ModelParts, layout: Layout, *, of_gradients: bool = F
             none.
     """
     sizes = [0] * (1 + len(parts.blocks))
-    for one in parts.parameters:
-        if (of_gradients and not one.is_trained) or (layout.experts > 1 and one.division is None):
+    for parameter in parts.parameters:
+        if (of_gradients and not parameter.is_trained) or (layout.experts > 1 and parameter.division is None):
             continue
-        sizes[0 if one.block is None else one.block + 1] += local_bytes(one, layout) * num_shards(layout)
+        sizes[0 if parameter.block is None else parameter.block + 1] += local_bytes(parameter, layout) * num_shards(
+            layout
+        )
     return tuple(sizes)

@@ -142,7 +142,10 @@ class Stages(LayoutAxis):
         """
         layout, passes, stages = update.layout, update.passes, update.layout.stages
         place = layout.coordinate(rank, "stages")
-        kept = sum(one.num_bytes for one in trace.storages if one.category == "activation") // trace.settings.parts
+        kept = (
+            sum(storage.num_bytes for storage in trace.storages if storage.category == "activation")
+            // trace.settings.parts
+        )
         ahead = (stages - place - 1) * (1 if layout.chunks == 1 else 2) + (layout.chunks - 1) * stages + 1
         if layout.schedule == "gpipe":
             ahead = passes
@@ -233,10 +236,10 @@ def of_blocks(trace: Trace, parts: ModelParts, cuts: Sequence[int], place: int, 
 def boundary_bytes(trace: Trace, parts: ModelParts) -> int:
     """Bytes that a stage passes on for one micro-batch: the first tensor that a block in the middle reads."""
     middle = parts.blocks[len(parts.blocks) // 2]
-    for one in trace.occurrences:
-        name, inputs = trace.modules[one.module], trace.operations[one.operation].inputs
+    for occurrence in trace.occurrences:
+        name, inputs = trace.modules[occurrence.module], trace.operations[occurrence.operation].inputs
         is_inside = name == middle or name.startswith(f"{middle}.")
-        if one.phase == "forward" and one.part == 0 and is_inside and inputs:
+        if occurrence.phase == "forward" and occurrence.part == 0 and is_inside and inputs:
             return bytes_of(inputs[0])
     return 0
 
@@ -252,17 +255,17 @@ def _stages(trace: Trace, parts: ModelParts, cuts: Sequence[int]) -> list[int | 
     before_blocks = {p.name.rpartition(".")[0] for p in parts.parameters[:first_block]} - {""}
     stages: list[int | None] = []
     last, has_passed = 0, False
-    for one in trace.occurrences:
-        stage = stage_of[one.module]
-        if one.phase == "optimizer":
+    for occurrence in trace.occurrences:
+        stage = stage_of[occurrence.module]
+        if occurrence.phase == "optimizer":
             stages.append(None)
             continue
         if stage is not None:
             last, has_passed = stage, True
-        elif one.phase == "forward":
+        elif occurrence.phase == "forward":
             # Before the first block of a micro-batch, or after its last one; a module registered before the blocks
             # begins the next micro-batch.
-            has_passed = has_passed and trace.modules[one.module] not in before_blocks
+            has_passed = has_passed and trace.modules[occurrence.module] not in before_blocks
             last = len(cuts) if has_passed else 0
         stages.append(last)
     return stages

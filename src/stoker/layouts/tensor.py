@@ -119,10 +119,10 @@ def tensor_sums(trace: Trace, parts: ModelParts) -> tuple[tuple[int, ...], tuple
     forward: list[int] = []
     backward: dict[str, int] = {}
     executed = _forward_operations(trace)
-    for one in trace.occurrences:
-        name = trace.modules[one.module]
-        division, operation = parts.divided.get(name), trace.operations[one.operation]
-        if division is None or one.part != 0 or (one.module, one.operation) not in executed:
+    for occurrence in trace.occurrences:
+        name = trace.modules[occurrence.module]
+        division, operation = parts.divided.get(name), trace.operations[occurrence.operation]
+        if division is None or occurrence.part != 0 or (occurrence.module, occurrence.operation) not in executed:
             continue
         if division == "columns" and operation.name in PRODUCTS:
             backward[name.rpartition(".")[0]] = bytes_of(operation.inputs[-2])
@@ -147,7 +147,9 @@ def _with_layers_of_stage(parts: ModelParts, layout: Layout) -> ModelParts:
 
 def _forward_operations(trace: Trace) -> frozenset[tuple[int, int]]:
     """Module and operation of what forward passes execute: in a backward pass, that is a block computed again."""
-    return frozenset((one.module, one.operation) for one in trace.occurrences if one.phase == "forward")
+    return frozenset(
+        (occurrence.module, occurrence.operation) for occurrence in trace.occurrences if occurrence.phase == "forward"
+    )
 
 
 class _DividedLayers:
@@ -161,14 +163,18 @@ class _DividedLayers:
         self._trace, self._share, self._forward = trace, 1 / tensor, _forward_operations(trace)
         lengths = Counter(
             shape.shape[1]
-            for one in trace.occurrences
-            if sequence and one.phase == "forward"
-            for shape in trace.operations[one.operation].outputs
+            for occurrence in trace.occurrences
+            if sequence and occurrence.phase == "forward"
+            for shape in trace.operations[occurrence.operation].outputs
             if len(shape.shape) == 3
         )
         self._tokens = lengths.most_common(1)[0][0] if lengths else 0
         self._divided: dict[str, Division] = parts.divided
-        self._weights = {one.name.rpartition(".")[0]: one.shape for one in parts.parameters if len(one.shape) == 2}
+        self._weights = {
+            parameter.name.rpartition(".")[0]: parameter.shape
+            for parameter in parts.parameters
+            if len(parameter.shape) == 2
+        }
         between: defaultdict[str, set[Division]] = defaultdict(set)
         for name, division in self._divided.items():
             between[name.rpartition(".")[0]].add(division)

@@ -33,10 +33,10 @@ def with_operations(trace: Trace, change: Callable[[Occurrence, Operation], Oper
     known: dict[int, tuple[Operation, int]] = {}  # by identity: an operation, which stays alive, and its value's number
     last: dict[int, int] = {}
     occurrences = []
-    for one in trace.occurrences:
-        key = one.operation, one.phase, one.module
+    for occurrence in trace.occurrences:
+        key = occurrence.operation, occurrence.phase, occurrence.module
         if key not in numbers:
-            changed = change(one, trace.operations[one.operation])
+            changed = change(occurrence, trace.operations[occurrence.operation])
             if id(changed) not in known:
                 value = (
                     changed.name,
@@ -55,9 +55,15 @@ def with_operations(trace: Trace, change: Callable[[Occurrence, Operation], Oper
             numbers[key] = last[value_number]
         number = numbers[key]
         occurrences.append(
-            one
-            if number == one.operation
-            else Occurrence(operation=number, phase=one.phase, part=one.part, module=one.module, source=one.source)
+            occurrence
+            if number == occurrence.operation
+            else Occurrence(
+                operation=number,
+                phase=occurrence.phase,
+                part=occurrence.part,
+                module=occurrence.module,
+                source=occurrence.source,
+            )
         )
     return dataclasses.replace(trace, operations=tuple(operations), occurrences=tuple(occurrences))
 
@@ -74,10 +80,10 @@ def resized(storage: Storage, num_bytes: int) -> Storage:
 def with_output_shares(trace: Trace, shares: Sequence[float]) -> tuple[Storage, ...]:
     """The storages of a trace, each of those that do not outlive an update with its occurrence's share of its bytes."""
     return tuple(
-        resized(one, math.ceil(one.num_bytes * shares[one.born]))
-        if one.category not in ("gradient", *STATE) and one.born >= 0 and shares[one.born] < 1
-        else one
-        for one in trace.storages
+        resized(storage, math.ceil(storage.num_bytes * shares[storage.born]))
+        if storage.category not in ("gradient", *STATE) and storage.born >= 0 and shares[storage.born] < 1
+        else storage
+        for storage in trace.storages
     )
 
 

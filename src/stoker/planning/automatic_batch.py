@@ -116,14 +116,11 @@ def _bound(scale: Estimate) -> str:
     return f"above {scale.low:.3g}" if scale.value == float("inf") else f"{scale.value:.3g}"
 
 
-def with_batch(
-    job: Job, most: int | None, data: Datasets, spec_digest: str, earlier: str = ""
-) -> tuple[Job, BatchChoice]:
+def with_batch(job: Job, most: int | None, data: Datasets, spec_digest: str) -> tuple[Job, BatchChoice]:
     """The job, whose batch is the base, with the chosen batch and learning rate, and how they were chosen.
 
-    No batch above `most` samples is chosen. The same job, by `spec_digest`, gets the same answer: the cached one (also
-    under `earlier`, its digest as written by earlier versions of Stoker), else measured from the same seeds, on the
-    best device here.
+    No batch above `most` samples is chosen. The same job, by `spec_digest`, gets the same answer: the cached one, else
+    measured from the same seeds, on the best device here.
 
     Raises:
         BadJob: a batch cannot be chosen for this job.
@@ -132,9 +129,9 @@ def with_batch(
     """
     optimizer, _ = scalable(job.optimizer)
     _require_scalable(job)
-    keys = (digest([name, job.batch_size, most, METHOD])[:24] for name in (spec_digest, earlier))
-    path, before = (cache_root() / "batches" / f"{key}.json" for key in keys)
-    choice = _kept(path) or _kept(before)
+    key = digest([spec_digest, job.batch_size, most, METHOD])[:24]
+    path = cache_root() / "batches" / f"{key}.json"
+    choice = _kept(path)
     if choice is None:
         with generators_kept():
             choice = _measured(job, data, most)

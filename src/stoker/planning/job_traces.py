@@ -155,7 +155,7 @@ def _identity(prepared: ResolvedJob) -> str | None:
     model = [type(prepared.model).__qualname__, repr(prepared.model), state]
     return digest(
         [
-            entry.text_digest,
+            entry.digest,
             code_digest(prepared),
             entry.parameters,
             describe_settings(prepared.job),

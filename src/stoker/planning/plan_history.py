@@ -118,10 +118,6 @@ def _key(prepared: ResolvedJob, place: Place) -> str:
     return digest([_update_identity(prepared), device, memory, versions_of(prepared.model), missing, failures])
 
 
-_NOT_OF_SPEED = frozenset({"keep_every", "stop"})
-"""Settings of a job, beyond those of no memory, that do not change the time of its updates."""
-
-
 def _update_identity(prepared: ResolvedJob) -> str:
     """Digest of what the job's updates compute, whatever their rates, seed and number.
 
@@ -144,8 +140,7 @@ def _update_identity(prepared: ResolvedJob) -> str:
         ]
         for name, module in model.named_modules()
     ]
-    ignored = _NOT_OF_MEMORY | _NOT_OF_SPEED
-    settings = {key: value for key, value in describe_settings(job).items() if key not in ignored}
+    settings = {key: value for key, value in describe_settings(job).items() if key not in _NOT_OF_UPDATES}
     spec, described = prepared.spec, _without_rates([describe(made_by), settings, describe(modules)])
     return digest([code, memory_identity(prepared), described, spec.data_class, spec.data_fingerprint])
 
@@ -157,18 +152,8 @@ def _without_rates(value: JSON) -> JSON:
     return [_without_rates(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-_NOT_OF_MEMORY = frozenset(
-    {
-        "until",
-        "schedule",
-        "evaluate_every",
-        "select",
-        "seed",
-        "on_non_finite",
-        "metrics",
-    }
-)
-"""Settings of a job that do not change the memory of its updates."""
+_NOT_OF_UPDATES = frozenset({"until", "schedule", "evaluation", "seed", "on_non_finite", "metrics", "stop"})
+"""Settings of a job that change neither time nor memory of its updates."""
 
 
 def known_failures(prepared: ResolvedJob, place: Place) -> tuple[OutOfMemory, ...]:
@@ -189,7 +174,7 @@ def memory_identity(prepared: ResolvedJob) -> str:
     one = prepared.data.train.fetch(np.zeros(1, dtype=np.int64), 0)
     map_tensors(one, lambda tensor: sample.append(f"{tensor.dtype} {tuple(tensor.shape)}"))
     state = [(name, f"{tensor.dtype} {tuple(tensor.shape)}") for name, tensor in prepared.model.state_dict().items()]
-    settings = {key: value for key, value in describe_settings(prepared.job).items() if key not in _NOT_OF_MEMORY}
+    settings = {key: value for key, value in describe_settings(prepared.job).items() if key not in _NOT_OF_UPDATES}
     return digest([type(prepared.model).__qualname__, repr(prepared.model), state, _without_rates(settings), sample])
 
 

@@ -486,7 +486,7 @@ _HOLDS_S = 300.0
 def pace_now(benchmark: MicroBenchmark) -> Pace | None:
     """Current speed of this CPU against `benchmark`, with as many threads; takes half a second.
 
-    None on a GPU, and if the benchmark kept no anchors, as in earlier versions.
+    None on a GPU, and if the benchmark has no anchors.
     """
     if benchmark.device.kind != "cpu" or not benchmark.anchors_s:
         return None

@@ -20,7 +20,7 @@ from stoker.devices.cpu import attached_cpu
 from stoker.errors import BadJob, DoesNotFit, StokerError
 from stoker.jobs import Entry, Job
 from stoker.jobs.batch_size import AutoBatch
-from stoker.jobs.code_digest import digests_by_text, is_installed
+from stoker.jobs.code_digest import is_installed
 from stoker.jobs.job_description import describe_settings
 from stoker.jobs.local_imports import is_in_folder
 from stoker.jobs.run_length import Extent
@@ -93,19 +93,6 @@ class ResolvedJob:
                 functions={} if entry is None else entry.functions,
             )
 
-    @functools.cached_property
-    def spec_by_text(self) -> JobSpec:
-        """Its identity as written before 2026-11-23, by which older runs are found: comments count."""
-        text = None if self.entry is None else self.entry.text_digest
-        with digests_by_text():
-            return dataclasses.replace(
-                self.spec, entry_digest=text, settings=describe_settings(self.job), functions=None
-            )
-
-    def spec_like(self, other: JobSpec) -> JobSpec:
-        """Its identity in the form of `other`, to compare the two."""
-        return self.spec_by_text if other.functions is None else self.spec
-
 
 def resolve_job(job: Job, entry: Entry | None = None) -> ResolvedJob:
     """Load the job's data, outline its model, and choose its batch and learning rate if they were left open.
@@ -134,7 +121,7 @@ def resolve_job(job: Job, entry: Entry | None = None) -> ResolvedJob:
     if auto is None:
         return _with_outer(prepared)
     with users_code('choosing the batch (batch="auto")', entry):
-        job, choice = with_batch(job, auto.most, data, prepared.spec.digest(), prepared.spec_by_text.digest())
+        job, choice = with_batch(job, auto.most, data, prepared.spec.digest())
     return _with_outer(dataclasses.replace(prepared, job=job, batch_choice=choice))
 
 

@@ -1,8 +1,8 @@
 """What a control plane refuses although the rules of the log would take it: what takes room or offers for nothing.
 
 What: blobs that an event names have to be here, and readable to who names them; large ones are paid for before they are
-sent; a lease deposits a minute at least; those who wait have credits. The rules (`rules`) do not ask for it, since they
-have to read what earlier control planes took, and since no reader of the log has the blobs.
+sent; a lease deposits a minute at least; those who wait have credits. The rules (`rules`) do not ask for it, since no
+reader of the log has the blobs.
 """
 
 from __future__ import annotations

@@ -21,13 +21,12 @@ from stoker.pool.blob_tree import TreeLimits, pack_folder, same_files
 from stoker.records import CheckpointManifest
 from stoker.store.checkpoint_store import MANIFEST, manifest_from
 from stoker.store.foreign_files import read_below
+from stoker.store.run_files import COUPLING, DEVICE, ENVIRONMENT, EVENTS, PLAN, RUN, SPEC, SWITCHES
 
 _MOST_MANIFEST_BYTES = 64 << 20
 
-RECORDS = ("run.json", "spec.json", "plan.json", "plans.jsonl", "environment.json", "device.json", "coupling.json")
+RECORDS = (SWITCHES, *(file.name for file in (RUN, SPEC, PLAN, ENVIRONMENT, DEVICE, COUPLING)))
 """What a run is continued, or replayed, from besides a checkpoint."""
-
-LOG = "events.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +79,7 @@ def keep_block(
     """
     below = f"checkpoints/{checkpoint}"
     manifest = _manifest_in(run, f"{below}/{MANIFEST}")
-    names = [*RECORDS, LOG, f"{below}/{MANIFEST}", *(f"{below}/{file.name}" for file in manifest.files)]
+    names = [*RECORDS, EVENTS, f"{below}/{MANIFEST}", *(f"{below}/{file.name}" for file in manifest.files)]
     copy = aside / f"block-{number}"
     try:
         index = pack_folder(run, names, copy, limits)

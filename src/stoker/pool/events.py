@@ -49,12 +49,12 @@ import math
 import re
 import secrets
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from stoker.errors import BadSetting, StokerError
 from stoker.pool.keys import Key, is_signed
-from stoker.records.codec import JSON, OMIT_DEFAULT, from_json, parsed, to_json
+from stoker.records.codec import JSON, from_json, parsed, to_json
 
 CREDIT = 1_000_000
 """Micro-credits of one credit."""
@@ -366,9 +366,9 @@ class Opened(Body):
     inputs: tuple[str, ...] = ()
     contract: ContractTerms | None = None
     most_forwarding: int = 0
-    gang: str = field(default="", metadata=OMIT_DEFAULT)
-    site: int = field(default=0, metadata=OMIT_DEFAULT)
-    sites: int = field(default=0, metadata=OMIT_DEFAULT)
+    gang: str = ""
+    site: int = 0
+    sites: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -518,8 +518,8 @@ class Challenged(Body):
     verifier: str
     draw: str
     fee: int = 0
-    update: int = field(default=0, metadata=OMIT_DEFAULT)
-    against: str = field(default="", metadata=OMIT_DEFAULT)
+    update: int = 0
+    against: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -540,9 +540,9 @@ class VerdictGiven(Body):
     verifier: str
     equal: bool
     evidence: str = ""
-    made: str = field(default="", metadata=OMIT_DEFAULT)
-    begins: int = field(default=0, metadata=OMIT_DEFAULT)
-    against: str = field(default="", metadata=OMIT_DEFAULT)
+    made: str = ""
+    begins: int = 0
+    against: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ from stoker.launching.launcher import Submission
 from stoker.pool.blob_tree import TreeLimits, pack_bundles, unpack
 from stoker.pool.events import MOST_DEVICES, MOST_SITES
 from stoker.pool.isolation import Host, Program, is_owners, remove_tree
-from stoker.records.codec import OMIT_DEFAULT, dumps, loads
+from stoker.records.codec import dumps, loads
 from stoker.store.foreign_files import parts_below, read_below
 from stoker.units import parse_memory
 
@@ -86,9 +86,9 @@ class PoolOrder:
     variables: dict[str, str] = field(default_factory=dict)
     requirements: tuple[str, ...] = ()
     device: str = "here"
-    num_devices: int = field(default=1, metadata=OMIT_DEFAULT)
-    site: int = field(default=0, metadata=OMIT_DEFAULT)
-    sites: int = field(default=0, metadata=OMIT_DEFAULT)
+    num_devices: int = 1
+    site: int = 0
+    sites: int = 0
     block_s: float = 60.0
     resume: str = ""
     resume_head: str = ""

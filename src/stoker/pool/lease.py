@@ -12,12 +12,11 @@ open → funded → running ⇄ suspect ─┐
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from stoker.pool.bisection import Bisection, Party
 from stoker.pool.events import ContractTerms, Forecast, Refused
-from stoker.records.codec import OMIT_DEFAULT
 from stoker.units import format_seconds
 
 LeaseState = Literal[
@@ -174,10 +173,10 @@ class Challenge:
     evidence: str = ""
     account: str = ""
     made: str = ""
-    update: int = field(default=0, metadata=OMIT_DEFAULT)
-    against: str = field(default="", metadata=OMIT_DEFAULT)
-    bisection: Bisection | None = field(default=None, metadata=OMIT_DEFAULT)
-    dismissed: Literal["", "contradicted", "silent"] = field(default="", metadata=OMIT_DEFAULT)
+    update: int = 0
+    against: str = ""
+    bisection: Bisection | None = None
+    dismissed: Literal["", "contradicted", "silent"] = ""
 
     @property
     def judges(self) -> bool | None:
@@ -310,9 +309,9 @@ class Lease:
     forwarded: tuple[str, ...] = ()
     forwarded_bytes: int = 0
     forwarded_credits: int = 0
-    gang: str = field(default="", metadata=OMIT_DEFAULT)
-    site: int = field(default=0, metadata=OMIT_DEFAULT)
-    messages: tuple[SentMessage, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    gang: str = ""
+    site: int = 0
+    messages: tuple[SentMessage, ...] = ()
 
     @property
     def renter_account(self) -> str:

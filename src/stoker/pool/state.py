@@ -24,7 +24,6 @@ from stoker.pool.joint_probe import (
     blocked_by,
 )
 from stoker.pool.lease import Lease
-from stoker.records.codec import OMIT_DEFAULT
 
 LAPSED_S = 3600.0
 """Offers that lapsed so long ago are forgotten with the next root [s]."""
@@ -41,7 +40,7 @@ class ListedOffer:
     agent: str
     offered_s: float
     lease_id: str = ""
-    probed_s: float = field(default=0.0, metadata=OMIT_DEFAULT)
+    probed_s: float = 0.0
 
     def is_free(self, now_s: float) -> bool:
         """Whether it stands and its device is not leased; `State.is_free` looks at other offers as well."""

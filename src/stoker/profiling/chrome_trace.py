@@ -40,7 +40,7 @@ class OperationCall:
     """One call; times in microseconds of the trace's clock.
 
     `own_us` is its time without the operations it called, `device_us` the time of the kernels it started itself.
-    `where` is a user's line and a module, or empty; `phase` is one of `RANGES`, or `beside`.
+    `where` is a user's line and a module, or empty; `phase` is one of `RANGES`, or `other`.
     """
 
     name: str
@@ -116,7 +116,7 @@ def _nested(events: Iterable[TraceEvent], ranges: Sequence[tuple[float, float, s
                 thread=event["tid"],
                 own_us=event["dur"],
                 where=", ".join(part for part in (line, module) if part),
-                phase=ranges[following - 1][2] if is_within else "beside",
+                phase=ranges[following - 1][2] if is_within else "other",
                 parent=parent,
                 sequence=arguments.get("Sequence number"),
                 external_id=arguments.get("External id"),

@@ -100,7 +100,7 @@ class Manifest:
     of a padded input are cut back to what was asked. `labels` names the classes of an output, by the output's name.
     `proved_on` is the CPU or GPU the proofs hold for. `notes` say in words what to know of how it was made.
     `takes_prepared` says whether inputs are samples as the job's data source prepares them, or as it stores them; None
-    for models of no job, and in manifests of before 2026-11-26.
+    for models of no job.
     """
 
     schema: ClassVar[int] = 1

@@ -59,7 +59,7 @@ class Bottleneck:
 class Kernel:
     """One operation from one of the user's lines, over all profiled updates.
 
-    `phase` is the range it ran in: `data`, `gradient`, `forward`, `backward`, `update`, or `beside` (none of them).
+    `phase` is the range it ran in: `data`, `gradient`, `forward`, `backward`, `update`, or `other` (none of them).
     `device_s` is the time of its own kernels on a GPU; `host_s` is its time on a CPU, or on the host of a GPU, without
     the operations it calls [s]. `flops_per_s` is the rate of its products and convolutions (None: it has none that are
     counted).

@@ -16,7 +16,6 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, Union
 
 JSON = Any
@@ -38,9 +37,6 @@ class Record(Protocol):
 
 R = TypeVar("R")
 
-OMIT_DEFAULT: Mapping[str, bool] = {"omit_default": True}
-"""Metadata of a field that is written only where it differs from its default: earlier versions read what lacks it."""
-
 
 _WRITTEN_AS_THEY_ARE = frozenset({types.NoneType, bool, int})
 
@@ -50,12 +46,7 @@ def to_json(value: object) -> JSON:
     if type(value) in _WRITTEN_AS_THEY_ARE:
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        written = [
-            f
-            for f in dataclasses.fields(value)
-            if not (f.metadata.get("omit_default") and getattr(value, f.name) == f.default)
-        ]
-        fields = {f.name: to_json(getattr(value, f.name)) for f in written}
+        fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
         schema = getattr(value, "schema", None)
         return fields if schema is None else {"record": type(value).__name__, "schema": schema, **fields}
     if isinstance(value, dict):
@@ -210,8 +201,8 @@ def _decode_record(value: JSON, record: type, path: str) -> Any:
             raise ValueError(f"{path}: this is a {name!r} record, wanted {record.__name__!r}")
         if version != schema:
             is_newer = isinstance(version, int) and version > schema
-            hint = "; a newer Stoker wrote it: update this one" if is_newer else ""
-            raise ValueError(f"{path}: schema version {version!r}, this Stoker reads version {schema}{hint}")
+            hint = "a newer Stoker wrote it: update this one" if is_newer else "make it again with this one"
+            raise ValueError(f"{path}: schema version {version!r}, this Stoker reads version {schema}; {hint}")
     names, required = _names_of(record)
     if unknown := sorted(content.keys() - names):
         raise ValueError(f"{path}: unknown field {unknown[0]!r}")

@@ -6,8 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from stoker.records.codec import from_json, parsed
-
 Fault = Literal[
     "corrupt",
     "empty",
@@ -155,17 +153,3 @@ class CleanList:
     def dropped_ids(self) -> frozenset[str]:
         """The names of the samples to leave out."""
         return frozenset(sample.id for sample in self.dropped)
-
-
-def read_data_check(text: str | bytes) -> DataCheck:
-    """The record of a file; of schema 1 as well, where `related` was called `beside`.
-
-    Raises:
-        ValueError: as `stoker.records.loads`.
-    """
-    value = parsed(text)
-    if isinstance(value, dict) and value.get("schema") == 1:
-        value["schema"] = DataCheck.schema
-        for finding in value.get("findings", ()):
-            finding["related"] = finding.pop("beside", [])
-    return from_json(value, DataCheck)

@@ -33,7 +33,7 @@ class Device:
     memory_bytes: int
     fast_dtypes: tuple[str, ...]
     driver: str = "unknown"
-    compute_capability: str = field(default="", metadata=codec.OMIT_DEFAULT)
+    compute_capability: str = ""
 
     @property
     def torch_name(self) -> str:
@@ -98,4 +98,4 @@ class Price:
     region: str = ""
     note: str = ""
     is_stale: bool = False
-    most_devices: int | None = field(default=None, metadata=codec.OMIT_DEFAULT)
+    most_devices: int | None = None

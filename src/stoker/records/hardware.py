@@ -7,7 +7,6 @@ import itertools
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from stoker.records.codec import OMIT_DEFAULT
 from stoker.records.device import Device
 from stoker.records.plan import Basis
 from stoker.records.trace import Operation
@@ -79,8 +78,8 @@ class Hardware:
     power_w: float | None = None
     idle_w: float | None = None
     host_link_bytes_per_s: float | None = None
-    host_memory_bytes: int | None = field(default=None, metadata=OMIT_DEFAULT)
-    host_bandwidth_bytes_per_s: float | None = field(default=None, metadata=OMIT_DEFAULT)
+    host_memory_bytes: int | None = None
+    host_bandwidth_bytes_per_s: float | None = None
     host_s: dict[str, float] = field(default_factory=dict)
     benchmark: MicroBenchmark | None = None
     pace: Pace | None = None

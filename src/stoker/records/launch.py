@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Literal
 
-from stoker.records.codec import OMIT_DEFAULT
-
 LaunchPhase = Literal[
     "queued",
     "starting",
@@ -51,7 +49,7 @@ class LaunchState:
     starts_in_s: float | None = None
     restarts: int = 0
     at: str = ""
-    began_at: str = field(default="", metadata=OMIT_DEFAULT)
+    began_at: str = ""
 
     @property
     def began_s(self) -> float | None:
@@ -118,12 +116,12 @@ class Launch:
     sent_bytes: int = 0
     spent: float | None = None
     states: tuple[LaunchState, ...] = field(default=())
-    time_limit_s: float | None = field(default=None, metadata=OMIT_DEFAULT)
-    continued_here_at: str = field(default="", metadata=OMIT_DEFAULT)
-    device: str = field(default="", metadata=OMIT_DEFAULT)
-    submit_s: float | None = field(default=None, metadata=OMIT_DEFAULT)
-    setting: str = field(default="", metadata=OMIT_DEFAULT)
-    place_taken: str = field(default="", metadata=OMIT_DEFAULT)
+    time_limit_s: float | None = None
+    continued_here_at: str = ""
+    device: str = ""
+    submit_s: float | None = None
+    setting: str = ""
+    place_taken: str = ""
 
     @property
     def submitted_s(self) -> float | None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal
 
-from stoker.records.codec import OMIT_DEFAULT
 from stoker.records.device import Precision
 from stoker.records.profile import Coupling
 
@@ -33,7 +32,7 @@ class MeshAxis:
     shares_batch: bool = False
     divides_tensors: bool = False
     cuts_model: bool = False
-    divides_samples: bool = field(default=False, metadata=OMIT_DEFAULT)
+    divides_samples: bool = False
 
 
 _EXPERTS = MeshAxis(name="experts", size=1, shares_batch=True, divides_tensors=True)
@@ -66,10 +65,10 @@ class Layout:
     reshard: bool = True
     sequence: bool = False
     schedule: Schedule = "1f1b"
-    chunks: int = field(default=1, metadata=OMIT_DEFAULT)
-    experts: int = field(default=1, metadata=OMIT_DEFAULT)
-    context: int = field(default=1, metadata=OMIT_DEFAULT)
-    added: tuple[MeshAxis, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    chunks: int = 1
+    experts: int = 1
+    context: int = 1
+    added: tuple[MeshAxis, ...] = ()
 
     def __post_init__(self) -> None:
         for axis in self.mesh:

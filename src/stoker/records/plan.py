@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from stoker.records.codec import OMIT_DEFAULT
 from stoker.records.device import Precision, Price
 from stoker.records.layout import ONE_PROCESS, Layout
 from stoker.records.profile import Coupling
@@ -123,11 +122,11 @@ class Plan:
     precision: Precision = "fp32"
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
     optimizer_implementation: Literal["default", "foreach", "fused"] = "default"
-    optimizer_states: OptimizerStates = field(default="full", metadata=OMIT_DEFAULT)
-    optimizer_offload: OptimizerOffload = field(default="none", metadata=OMIT_DEFAULT)
+    optimizer_states: OptimizerStates = "full"
+    optimizer_offload: OptimizerOffload = "none"
     checkpointed_blocks: int = 0
-    checkpointing: Checkpointing = field(default="full", metadata=OMIT_DEFAULT)
-    activation_offload: bool = field(default=False, metadata=OMIT_DEFAULT)
+    checkpointing: Checkpointing = "full"
+    activation_offload: bool = False
     loss_chunks: int = 1
     compile: bool = False
     captured: bool = False

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from stoker.records.codec import OMIT_DEFAULT
-
 CouplingKind = Literal["separable", "batch_norm", "whole_group"]
 
 NOT_COMPARED = "assumed: samples have not been compared yet"
@@ -105,9 +103,9 @@ class Profile:
     machine_devices: int = 8
     restart_s: float | None = None
     is_double: bool = False
-    numerics: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
-    offload_problem: str | None = field(default=None, metadata=OMIT_DEFAULT)
-    can_offload: bool = field(default=True, metadata=OMIT_DEFAULT)
+    numerics: tuple[str, ...] = ()
+    offload_problem: str | None = None
+    can_offload: bool = True
 
     def of_site(self, num_sites: int) -> Profile:
         """The facts of one of so many sites: its part of a batch, in whose time all of them train on a whole one."""
@@ -165,7 +163,7 @@ class ModelParts:
     buffer_bytes: int = 0
     cuts: tuple[int, ...] | None = None
     tied_bytes: int = 0
-    passed: tuple[float, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    passed: tuple[float, ...] = ()
 
     def with_tied(self, tied: Mapping[str, str]) -> ModelParts:
         """The same model, with what pipeline stages hold again of other stages: the first name by the other one."""

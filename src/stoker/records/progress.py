@@ -177,13 +177,9 @@ class StoredTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointManifest:
-    """The contents of a checkpoint; written last, so that a checkpoint without one does not exist.
+    """The contents of a checkpoint; written last, so that a checkpoint without one does not exist."""
 
-    Version 3 has a checksum; version 2 keeps an optimiser's state under the names of parameters, version 1 under their
-    numbers.
-    """
-
-    schema: ClassVar[int] = 3
+    schema: ClassVar[int] = 4
     spec_digest: str
     position: Position
     stoker_version: str
@@ -196,7 +192,7 @@ class CheckpointManifest:
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
     """The location of each tensor that several processes wrote; one process writes `model.x` to `model.safetensors`."""
     checksum: str = ""
-    """SHA-256 (hex) of everything above; "" in manifests of versions before 3."""
+    """SHA-256 (hex) of everything above."""
 
     def __post_init__(self) -> None:
         position = self.position

@@ -17,6 +17,12 @@ from stoker.records.profile import Coupling
 from stoker.records.progress import MOST, Event
 
 DataClass = Literal["indexed", "seekable", "stream"]
+DATA_GUARANTEES: dict[DataClass, str] = {
+    "indexed": "the order is computed from (seed, epoch, position): training resumes at any sample, at once",
+    "seekable": "one reader in each process; its own state is kept with each checkpoint, and resumes there, at once",
+    "stream": "one reader in each process; it has no state, and what was read before is read again on resume",
+}
+"""What each class of data promises of a resume."""
 RunStatus = Literal["unfinished", "finished", "failed"]
 
 
@@ -27,11 +33,10 @@ class JobSpec:
     Two jobs with equal digests learn the same thing. `entry` is the job file's name (None for a job made in Python),
     `entry_digest` the SHA-256 of what is executed of that file and the local modules it imports, `parameters` the job
     function's arguments, `settings` everything the Job resolved to, `weights_digest` the SHA-256 of the initial
-    weights. `functions` are digests of the parts that `entry_digest` is made of, for naming what changed; None in specs
-    of before 2026-11-23, whose digests are of texts, comments included.
+    weights. `functions` are digests of the parts that `entry_digest` is made of, for naming what changed.
     """
 
-    schema: ClassVar[int] = 1
+    schema: ClassVar[int] = 2
     name: str
     entry: str | None
     entry_digest: str | None
@@ -41,7 +46,7 @@ class JobSpec:
     data_fingerprint: str
     num_train: int
     weights_digest: str
-    functions: dict[str, str] | None = None
+    functions: dict[str, str] = field(default_factory=dict)
 
     def digest(self) -> str:
         """SHA-256 (hex) of the whole spec; `functions` are in `entry_digest`."""
@@ -69,8 +74,7 @@ class JobSpec:
                 lines.append(f"{rest}{verb}")
             elif name.endswith(".source"):
                 if not names_functions:  # else it is among them
-                    kind = "text" if before.functions is None else "code"
-                    lines.append(f"the {kind} of {rest.removesuffix('.source')} changed")
+                    lines.append(f"the code of {rest.removesuffix('.source')} changed")
             elif name in _CONTENT:
                 lines.append(f"{_CONTENT[name]} changed")
             else:
@@ -88,18 +92,17 @@ class JobSpec:
         names = [*mine, *(name for name in theirs if name not in mine)]
         # By digest: a difference here is exactly what made the two specs differ.
         same = {n for n in mine if n in theirs and codec.digest(mine[n]) == codec.digest(theirs[n])}
-        has_parts = self.functions is not None and other.functions is not None
+        named_by_parts = ("entry_digest", "functions") if self.functions != other.functions else ()
         return [
             (name, mine.get(name, _ABSENT), theirs.get(name, _ABSENT))
             for name in names
-            if not (name in same or (name.startswith("functions") and not has_parts))
-            and not (name in ("entry_digest", "functions") and has_parts and self.functions != other.functions)
+            if name not in same and name not in named_by_parts
         ]
 
 
 _ABSENT = "absent"
 _CONTENT = {
-    "entry_digest": "the text of the job file, or of a module in its folder,",
+    "entry_digest": "the code of the job file, or of a module in its folder,",
     "data_fingerprint": "the content of the training data",
     "weights_digest": "the initial weights (the model, or the seed)",
 }

@@ -83,7 +83,7 @@ class StudySettings:
     `fixed` are settings that every trial has. `first_samples` is where the first evaluation of a trial is, and
     `total_samples` where it ends [samples]. `storage` is a database's URL; empty where it is the study's own file.
     Of a population (`pbt`), `members` are trained side by side, each in `intervals` trials; 0 for other samplers.
-    `data_fingerprint` says whether the data are still those it began with; empty where that was not kept.
+    `data_fingerprint` says whether the data are still those it began with.
     """
 
     schema: ClassVar[int] = 1

@@ -14,10 +14,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, NamedTuple
 
-from stoker.records.codec import JSON, OMIT_DEFAULT
+from stoker.records.codec import JSON
 from stoker.records.device import Precision
 from stoker.records.plan import Checkpointing, OptimizerOffload, OptimizerStates
 
@@ -159,12 +159,12 @@ class TraceSettings:
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
     optimizer_implementation: Literal["default", "foreach", "fused"] = "default"
     checkpointed_blocks: int = 0
-    checkpointing: Checkpointing = field(default="full", metadata=OMIT_DEFAULT)
+    checkpointing: Checkpointing = "full"
     loss_chunks: int = 1
-    gathered_in: Literal["bf16"] | None = field(default=None, metadata=OMIT_DEFAULT)
-    optimizer_states: OptimizerStates = field(default="full", metadata=OMIT_DEFAULT)
-    optimizer_offload: OptimizerOffload = field(default="none", metadata=OMIT_DEFAULT)
-    activation_offload: bool = field(default=False, metadata=OMIT_DEFAULT)
+    gathered_in: Literal["bf16"] | None = None
+    optimizer_states: OptimizerStates = "full"
+    optimizer_offload: OptimizerOffload = "none"
+    activation_offload: bool = False
 
     def on_device(self) -> TraceSettings:
         """The same update with nothing offloaded."""
@@ -192,7 +192,7 @@ class Trace:
     sources: tuple[str, ...]
     repetition: Repetition | None = None
     is_fallback: bool = False
-    is_balanced: bool = field(default=False, metadata=OMIT_DEFAULT)
+    is_balanced: bool = False
     took_s: float = 0.0
 
     def where(self, occurrence: Occurrence) -> str:

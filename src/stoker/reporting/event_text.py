@@ -11,7 +11,6 @@ from stoker.records.prediction import PredictionEvent
 from stoker.records.study import PlannedTrial, StudyEvent
 from stoker.reporting.history import evaluation_metrics, finite, number, numbers, planned_forecast, planned_plan, text
 from stoker.reporting.wording import (
-    DATA_GUARANTEES,
     format_gain,
     format_interval,
     format_metric,
@@ -101,12 +100,9 @@ def _started(event: Event) -> str:
 
 
 def _data_words(data: JSON) -> str:
-    """The data's name, class and guarantee, from the class alone or an object with more."""
-    known = data if isinstance(data, Mapping) else {"class": data} if data else {}
-    name, data_class = known.get("name"), known.get("class", "")
-    guarantee = known.get("guarantee") or DATA_GUARANTEES.get(str(data_class), "")
-    words = f"{name} ({data_class} data)" if name else f"{data_class} data" if data_class else ""
-    return f"{words}: {guarantee}" if words and guarantee else words
+    """The data's name, class and guarantee."""
+    known = data if isinstance(data, Mapping) else {}
+    return f"{known.get('name')} ({known.get('class')} data): {known.get('guarantee')}" if known else ""
 
 
 def _progress(event: Event) -> str:

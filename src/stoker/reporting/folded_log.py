@@ -1,6 +1,6 @@
 """A run's events, folded as they come: columns of progress, evaluations, what was logged, and what happened.
 
-A `resumed` event drops everything after its position, as `reporting.history.live_history` does. Progress is kept twice:
+What lies beyond a position to which the run went back is dropped (`reporting.history.Rewinds`). Progress is kept twice:
 as columns for charts, and in at most `2 * _MOST_SEGMENTS` events that stand for their neighbours with the same sums, so
 that a report made of them shows the same times and rates.
 """
@@ -18,7 +18,7 @@ import numpy as np
 from stoker.records import Event
 from stoker.records.codec import JSON
 from stoker.records.progress import MOST
-from stoker.reporting.history import as_number, evaluation_metrics
+from stoker.reporting.history import Rewinds, as_number, evaluation_metrics
 from stoker.reporting.summary import NOT_TRAINING
 
 COLUMNS = (
@@ -144,6 +144,7 @@ class FoldedLog:
         self.images: list[Medium] = []
         self.texts: list[Medium] = []
         self.superseded_s = 0.0
+        self._rewinds = Rewinds()
         self._first: list[Kept] = []
         self._last: deque[Kept] = deque(maxlen=_LAST_KEPT)
         self._history: list[_Segment | Kept] = []
@@ -163,14 +164,9 @@ class FoldedLog:
                 continue
             row = row_of(event.at, event.fields)
             if 0 <= row[_SAMPLES] <= MOST:
-                if row[_SAMPLES] < self._latest:  # as after a resume that was not written
-                    self._go_back(row[_SAMPLES])
+                self._go_back(self._rewinds.position_of("progress", row[_SAMPLES]))
                 self.progress.extend(np.array([row]))
                 self._take_progress(event.at, event.fields, row)
-
-    @property
-    def _latest(self) -> float:
-        return float(self.progress.rows[-1, _SAMPLES]) if self.progress.length else -math.inf
 
     def _take_progress(self, wall_time: float, fields: Mapping[str, JSON], row: list[float]) -> None:
         """Keep what a progress event has besides its row; called for every line of a long log."""
@@ -226,9 +222,8 @@ class FoldedLog:
     def _take_other(self, kept: Kept) -> None:
         event = kept.event
         position = as_number(event.fields.get("samples"))
-        if event.kind == "resumed" and position is not None:
-            self._go_back(position)
-        elif event.kind == "evaluated" and position is not None:
+        self._go_back(self._rewinds.position_of(event.kind, position))
+        if event.kind == "evaluated" and position is not None:
             self._take_evaluation(event, position)
             if event.fields.get("best") is True:
                 self.best.append((position, evaluation_metrics(event)))
@@ -245,8 +240,10 @@ class FoldedLog:
         if len(self._history) > 4 * (_FIRST_KEPT + _LAST_KEPT):  # far more evaluations than a report shows
             del self._history[_FIRST_KEPT : _FIRST_KEPT + _LAST_KEPT]
 
-    def _go_back(self, position: float) -> None:
-        """Drop everything after a position [samples], as a run does that resumes there."""
+    def _go_back(self, position: float | None) -> None:
+        """Drop everything beyond a position [samples] to which the run went back; nothing for None."""
+        if position is None:
+            return
         split_s = COLUMNS.index("split_s")
         self.superseded_s += float(np.nansum(self.progress.drop_beyond(position)[:, split_s]))
         for points in self.evaluations.values():

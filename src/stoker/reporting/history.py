@@ -13,21 +13,40 @@ from collections.abc import Mapping, Sequence
 
 from stoker.records import Event, Forecast, Plan, PlanSwitch, Report, from_json
 from stoker.records.codec import JSON
+from stoker.records.plan_schedule import PlanSchedule
 
 _SUPERSEDED_KINDS = frozenset({"progress", "evaluated", "checkpointed", "logged"})
 _OF_POSITIONS = ("progress", "checkpointed", "resumed")
 
 
+class Rewinds:
+    """Finds the events of a log at which its run went back: what it said beyond their position is superseded.
+
+    A run goes back with a `resumed` event; one that could not write it shows by a progress that lies before the last.
+    """
+
+    def __init__(self) -> None:
+        self._latest = -math.inf
+
+    def position_of(self, kind: str, samples: float | None) -> float | None:
+        """The position [samples] to which the log's next event goes back; None if it goes on."""
+        if samples is None or kind not in ("resumed", "progress"):
+            return None
+        goes_back = kind == "resumed" or samples < self._latest
+        self._latest = samples
+        return samples if goes_back else None
+
+
 def live_history(events: Sequence[Event]) -> tuple[Event, ...]:
     """The events that still describe the run, in order.
 
-    A `resumed` event drops the progress, evaluations and checkpoints before it that lie beyond its position [samples];
-    of two evaluations of one split at one position the later stays.
+    Progress, evaluations, checkpoints and logged values beyond a position to which the run went back are left out; of
+    two evaluations of one split at one position the later stays.
     """
-    live: list[Event] = []
+    live, rewinds = list[Event](), Rewinds()
     for event in events:
-        position = number(event, "samples")
-        if event.kind == "resumed" and position is not None:
+        position = rewinds.position_of(event.kind, number(event, "samples"))
+        if position is not None:
             live = [
                 past
                 for past in live
@@ -143,15 +162,12 @@ def plans_in_force(report: Report) -> tuple[PlanStretch, ...]:
     """The plans that the run trained under, in order; empty for a run without a recorded plan."""
     if report.decision is None:
         return ()
-    schedule = report.schedule
-    if schedule is None or not schedule.switches:
-        starts = [(position, plan, False) for position, plan in _plan_changes(report, report.decision.chosen.plan)]
-    else:
-        starts = [(0.0, schedule.began, False)] if schedule.switches[0].update else []
-        for switch in schedule.switches:
-            plan, is_trial = switch.plan, switch.kind in ("trial", "left out")
-            if not starts or (starts[-1][1].in_words(), starts[-1][2]) != (plan.in_words(), is_trial):
-                starts.append((float(switch.samples), plan, is_trial))
+    schedule = report.schedule or PlanSchedule(report.decision.chosen.plan)
+    starts = [(0.0, schedule.began, False)] if not schedule.switches or schedule.switches[0].update else []
+    for switch in schedule.switches:
+        plan, is_trial = switch.plan, switch.kind in ("trial", "left out")
+        if not starts or (starts[-1][1].in_words(), starts[-1][2]) != (plan.in_words(), is_trial):
+            starts.append((float(switch.samples), plan, is_trial))
     end = max(float(samples_done(report)), starts[-1][0])
     ends = [*(start for start, *_ in starts[1:]), end]
     return tuple(
@@ -181,29 +197,6 @@ def since_settled(report: Report) -> tuple[Event, ...]:
         if is_since or event.kind not in _SUPERSEDED_KINDS:
             found.append(event)
     return tuple(found) if of_kind(found, "progress") else events
-
-
-def _plan_changes(report: Report, planned: Plan) -> list[tuple[float, Plan]]:
-    """From which sample on each plan held, by the events of a run that kept no schedule.
-
-    A run that goes back to a checkpoint trains on from there under the plan in force, so a later change supersedes
-    earlier ones beyond that position. A new process begins with the planned number of threads: a change of threads
-    lasts only as long as its process.
-    """
-    starts: list[tuple[float, Plan]] = [(0.0, planned)]
-    for event in report.events:
-        plan, new = starts[-1][1], event.fields.get("new")
-        if event.kind == "replanned" and isinstance(new, Mapping):
-            plan = from_json(new, Plan)
-        elif event.kind == "started":
-            plan = dataclasses.replace(plan, threads=planned.threads)
-        elif event.kind != "resumed":
-            continue
-        position = number(event, "samples") or 0.0
-        starts = [start for start in starts if start[0] < position]
-        if not starts or starts[-1][1] != plan:
-            starts.append((position, plan))
-    return starts
 
 
 def _evaluation_place(event: Event) -> tuple[str, float | None]:

@@ -275,7 +275,7 @@ EMBER = "#e8701a"
 """The one accent, readable on light and dark terminals."""
 
 _WIDTH = 96
-_NARROWEST = 8
+_NARROWEST, _WIDEST = 8, 32
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -285,20 +285,19 @@ class Sparkline:
     Levels are between the least and the greatest mean; of their logarithms if all are positive, as losses are.
     """
 
-    def __init__(self, curve: Curve, *, width: int = 32, note: str = "") -> None:
+    def __init__(self, curve: Curve, *, note: str = "") -> None:
         self._curve = curve
-        self._width = width
         self._note = note
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
         """The row of blocks."""
         room = options.max_width - len(self._note) - 2
-        blocks = "" if options.ascii_only or room < _NARROWEST else f"{self.blocks(min(self._width, room))}  "
+        blocks = "" if options.ascii_only or room < _NARROWEST else f"{self.blocks(min(_WIDEST, room))}  "
         yield Text.assemble((blocks, EMBER), (self._note, "dim"), no_wrap=True, overflow="crop")
 
     def __rich_measure__(self, _: Console, __: ConsoleOptions) -> Measurement:
         """As wide as its columns and the note next to them."""
-        return Measurement(1, self._width + 2 + len(self._note))
+        return Measurement(1, _WIDEST + 2 + len(self._note))
 
     def blocks(self, width: int) -> str:
         """The characters, left to right: `width` of them, or fewer while there are fewer points."""

@@ -90,8 +90,8 @@ def run_document(row: Mapping[str, JSON], log: FoldedLog, decision: JSON) -> dic
         "evaluations": _evaluations(log),
         "best": _best(log),
         "scalars": sorted(log.scalars),
-        "images": [[one.name, one.samples, one.content] for one in log.images],
-        "texts": [[one.name, one.samples, one.content] for one in log.texts],
+        "images": [[image.name, image.samples, image.content] for image in log.images],
+        "texts": [[text.name, text.samples, text.content] for text in log.texts],
     }
 
 

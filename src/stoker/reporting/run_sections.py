@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from stoker.records import NOT_COMPARED, Achieved, Bottleneck, Candidate, Coupling, Estimate, Event, KernelTable, Report
 from stoker.records.codec import JSON
-from stoker.records.run import Example, ExampleSet
+from stoker.records.run import DATA_GUARANTEES, Example, ExampleSet
 from stoker.reporting import history, pages, rank_section, summary, wording
 from stoker.reporting.colours import BOUND_COLOURS, PHASE_COLOURS
 from stoker.reporting.event_text import HOW_TO_OPEN, advice
@@ -276,7 +276,7 @@ def _contract(report: Report) -> Values:
         "level": history.text(started[-1], "level") if started else "",
         "level_meaning": wording.level_meaning,
         "contract": [
-            ("data", f"{spec.data_class}: {wording.DATA_GUARANTEES[spec.data_class]}"),
+            ("data", f"{spec.data_class}: {DATA_GUARANTEES[spec.data_class]}"),
             ("samples coupled", _coupling_words(report.coupling)),
             ("optimiser batch", _setting(spec.settings.get("batch"), "samples")),
             ("seed", _setting(spec.settings.get("seed"))),

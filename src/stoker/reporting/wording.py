@@ -10,13 +10,6 @@ from stoker.records import Estimate, Plan
 from stoker.records.codec import printable
 from stoker.units import format_bytes, format_count, format_rate, format_seconds
 
-DATA_GUARANTEES = {
-    "indexed": "the order is computed from seed, epoch and position; a resume goes on exactly where it was",
-    "seekable": "the source's state is kept in each checkpoint; a resume goes on exactly where it was",
-    "stream": "read by one reader; a resume replays what was read",
-}
-"""The promise of each data class."""
-
 LEVEL_MEANINGS = {
     "bit-equal": "a run resumed under its own plan is equal, bit for bit, to one never stopped",
     "same mathematics": "updates are those of any other legal plan, in exact arithmetic",

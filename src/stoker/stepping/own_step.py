@@ -198,7 +198,7 @@ class OwnStep(UpdateRule):
         gradients: dict[nn.Parameter, torch.Tensor] = {}
 
         def keep(part: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-            for parameter in _parameters_of(part):
+            for parameter in parameters_of(part):
                 if parameter.grad is not None:
                     gradients.setdefault(parameter, parameter.grad.detach().clone())
 
@@ -262,7 +262,7 @@ class OwnStep(UpdateRule):
 
         def watch(part: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             stepped.append(part)
-            parameters = _parameters_of(part)
+            parameters = parameters_of(part)
             if all(parameter.grad is None for parameter in parameters):
                 raise BadJob(
                     f"in the first update {type(part).__name__} makes a step, and none of its parameters has a "
@@ -316,7 +316,8 @@ def _values(returned: Any) -> dict[str, torch.Tensor]:
     return values
 
 
-def _parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """An optimiser's parameters, in the order of its numbers."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 

@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.errors import BadRun, RunFailed
-from stoker.records import CheckpointManifest, FileDigest, Position, dumps, from_json
-from stoker.records.codec import parsed
+from stoker.records import CheckpointManifest, FileDigest, Position, dumps, loads
 from stoker.store.disk_errors import disk_errors, read_errors
 from stoker.store.files import (
     aside_path,
@@ -46,8 +45,6 @@ MANIFEST = "manifest.json"
 BEST = "best.json"
 _NAME = re.compile(r"(\d{12,})(?:\.(\d+))?")
 _ONE_DIRECTORY = "All processes must see one directory of the run, on a file system where each sees what others wrote."
-_READABLE = (1, 2)
-"""Earlier schema versions of manifests that can be read; they have no checksum."""
 _REMEDY = "Restore one of them from a copy, or start another run with --new; they were left as they are."
 
 
@@ -329,19 +326,13 @@ def _order(name: str) -> tuple[int, int]:
 
 
 def manifest_from(text: bytes) -> CheckpointManifest:
-    """A manifest as this Stoker or an earlier one wrote it.
+    """The manifest of a checkpoint.
 
     Raises:
         ValueError: as `stoker.records.loads`; or it does not hold what its checksum was made of.
     """
-    value = parsed(text)
-    is_earlier = isinstance(value, dict) and value.get("schema") in _READABLE
-    if is_earlier and "checksum" in value:
-        raise ValueError("it is not as it was written: manifests of its version have no checksum")
-    if is_earlier:
-        value["schema"] = CheckpointManifest.schema  # what version 1 lacks has defaults
-    manifest = from_json(value, CheckpointManifest)
-    if not (is_earlier or manifest.is_sound):
+    manifest = loads(text, CheckpointManifest)
+    if not manifest.is_sound:
         raise ValueError("it is not as it was written: its checksum is of other content")
     return manifest
 

@@ -24,7 +24,7 @@ from typing import Self
 from stoker.errors import BadRun, StokerError, first_line
 from stoker.records import CheckpointManifest, Event, Run, loads
 from stoker.store.checkpoint_store import BEST, MANIFEST, CheckpointStore, order_of_name
-from stoker.store.remote_runs import EVENTS, RECORDS, RemoteRuns, event_pieces
+from stoker.store.remote_runs import LOG_PIECE, RECORDS, RemoteRuns, event_pieces
 from stoker.store.run_directory import RunDirectory
 from stoker.units import format_count, format_seconds
 
@@ -217,7 +217,7 @@ class Mirror:
         self._is_log_known = True
         if sent and kept != pieces:
             known = {*(file for file, _, _ in kept), *sent}
-            self._remove([file for file in self._there if EVENTS.fullmatch(file) and file not in known])
+            self._remove([file for file in self._there if LOG_PIECE.fullmatch(file) and file not in known])
 
     def _send_checkpoint(self, store: CheckpointStore, name: str) -> None:
         """Send a checkpoint that is not complete there; one that is removed here during the copy is left out."""

@@ -59,7 +59,7 @@ def operations_cache(root: Path) -> RecordCache[MicroBenchmark]:
 def operations_key(device_key: str, threads: int | None) -> tuple[str, ...]:
     """Key of a device's operation times; `threads` None: computed with all cores, or on a GPU.
 
-    A GPU's has an entry of its own: earlier versions kept a CPU's host times under the plain one.
+    A GPU's has an entry of its own, with the times of its host.
     """
     if threads is None:
         return (device_key, "host") if device_key.startswith("cuda-") else (device_key,)

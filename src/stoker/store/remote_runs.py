@@ -26,27 +26,38 @@ from stoker.store.checkpoint_store import BEST, MANIFEST, CheckpointStore, manif
 from stoker.store.disk_errors import disk_errors
 from stoker.store.files import aside_path, disk, make_directories, remove_tree, sha256_file, sync_file
 from stoker.store.run_directory import RunDirectory
+from stoker.store.run_files import (
+    BOTTLENECK,
+    COUPLING,
+    DEVICE,
+    ENVIRONMENT,
+    EVENTS,
+    KEPT,
+    PLAN,
+    PRUNING,
+    RANKS,
+    REPORT,
+    RUN,
+    SPEC,
+    SWITCHES,
+    WEIGHTS,
+)
 from stoker.units import format_count
 
 RECORDS = (
-    "spec.json",
-    "plan.json",
-    "environment.json",
-    "device.json",
-    "coupling.json",
-    "changed_plan.json",
-    "plans.jsonl",
-    "pruning.json",
-    "bottleneck.json",
-    "ranks/*.json",
-    "weights/*.safetensors",
-    "model.safetensors",
-    "report.html",
-    "run.json",
+    *(file.name for file in (SPEC, PLAN, ENVIRONMENT, DEVICE, COUPLING)),
+    SWITCHES,
+    PRUNING.name,
+    BOTTLENECK.name,
+    f"{RANKS}/*.json",
+    f"{KEPT}/*.safetensors",
+    WEIGHTS,
+    REPORT,
+    RUN.name,
 )
 """The files of a run besides its log and checkpoints, in the order of sending: with `run.json` it is a run."""
 
-EVENTS = re.compile(r"events/(\d{15})\.jsonl")
+LOG_PIECE = re.compile(r"events/(\d{15})\.jsonl")
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*){0,3}")
 _OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "r2"})
 """Where a file is there as a whole or not at all; elsewhere it is written aside and renamed."""
@@ -216,7 +227,7 @@ def event_pieces(files: dict[str, int]) -> list[tuple[str, int, int]]:
     A piece inside those before it, left behind when they were joined, is passed over.
     """
     pieces, end = [], 0
-    for path in sorted(path for path in files if EVENTS.fullmatch(path)):
+    for path in sorted(path for path in files if LOG_PIECE.fullmatch(path)):
         offset, size = int(path[7:22]), files[path]
         if offset > end:
             break
@@ -260,10 +271,10 @@ def _bring_run(
 ) -> None:
     """Fetch a run that is not here, or is further there."""
     files = remote.files(name)
-    if "run.json" not in files:
+    if RUN.name not in files:
         return  # the first upload did not come so far
     try:
-        theirs = loads(remote.read(name, "run.json"), Run)
+        theirs = loads(remote.read(name, RUN.name), Run)
     except ValueError as problem:
         raise BadRun(
             f"{remote.url}/{name}/run.json cannot be used: {first_line(problem)}.",
@@ -310,7 +321,7 @@ def _move_in(fetched: Path, here: RunDirectory) -> None:
         disk().rename(fetched, here.path)
         return
     with here.locked():
-        for entry in sorted(fetched.iterdir(), key=lambda entry: entry.name == "run.json"):
+        for entry in sorted(fetched.iterdir(), key=lambda entry: entry.name == RUN.name):
             target = here.path / entry.name
             if target.is_dir():
                 remove_tree(target)
@@ -335,9 +346,9 @@ def _fetch(
     """Fetch a run into `target`: records first, since a checkpoint goes on under the plans in them; its samples."""
     with disk_errors(target, f"the run {name}", error=BadRun):
         for file in (path for pattern in RECORDS for path in sorted(files) if fnmatch.fnmatch(path, pattern)):
-            if file != "run.json" and _SAFE.fullmatch(file) and file.count("/") <= 1:
+            if file != RUN.name and _SAFE.fullmatch(file) and file.count("/") <= 1:
                 _get(remote, name, file, target / file)
-        log = target / "events.jsonl"
+        log = target / EVENTS
         aside = aside_path(log)
         with aside.open("wb") as out:
             end = 0
@@ -347,7 +358,7 @@ def _fetch(
         sync_file(aside)
         disk().rename(aside, log)
         samples = _fetch_checkpoints(remote, name, files, run, target, tell) if has_checkpoints else run.samples
-        _get(remote, name, "run.json", target / "run.json")
+        _get(remote, name, RUN.name, target / RUN.name)
         disk().sync_directory(target)
     return samples
 

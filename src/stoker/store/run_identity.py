@@ -18,6 +18,7 @@ from stoker.store.checkpoint_store import CheckpointStore
 from stoker.store.disk_errors import read_errors
 from stoker.store.locks import is_locked
 from stoker.store.run_directory import RunDirectory
+from stoker.store.run_files import RUN
 from stoker.units import format_count
 
 LATEST = "latest"
@@ -90,7 +91,6 @@ def choose_directory(
     new: bool = False,
     job_name: str,
     forked_from: str | None = None,
-    earlier: JobSpec | None = None,
 ) -> RunChoice:
     """Where to train `spec`; nothing is made yet.
 
@@ -101,7 +101,6 @@ def choose_directory(
         new: Start another run even if one could be continued.
         job_name: For the default directory's name.
         forked_from: Name of the run this one starts from; only a run with the same origin is continued.
-        earlier: The same job's spec as an earlier version of Stoker wrote it; an unfinished run of it is continued too.
 
     Raises:
         BadRun: `run_dir` holds a run of another spec (what differs is listed), or something that is no run; or a run
@@ -117,12 +116,8 @@ def choose_directory(
     runs = [(directory, directory.read_run()) for directory in members.values() if directory.is_run]
     if new:
         return RunChoice(free, continues=False, because=None)
-    if earlier is not None and run_dir is None:
-        with read_errors(root):
-            before = _family(default_directory(root, job_name, earlier))
-        runs = [(directory, directory.read_run()) for directory in before.values() if directory.is_run] + runs
-    digests = {spec.digest(), *([] if earlier is None else [earlier.digest()])}
-    own = [pair for pair in runs if pair[1].spec_digest in digests and pair[1].forked_from == forked_from]
+    digest = spec.digest()
+    own = [pair for pair in runs if pair[1].spec_digest == digest and pair[1].forked_from == forked_from]
     unfinished = [pair for pair in own if pair[1].status != "finished"]
     if unfinished:
         directory, run = unfinished[-1]
@@ -135,25 +130,23 @@ def choose_directory(
             because = f"{directory.name} failed {done}{failure} and {on}."
         return RunChoice(directory, continues=True, because=because)
     if run_dir is not None and runs and runs[0][0].path == base:
-        require_same_spec(runs[0][0], spec, earlier)
+        require_same_spec(runs[0][0], spec)
     if own:
         return RunChoice(free, continues=False, because=f"{own[-1][0].name} is finished; {free.name} is a new run.")
     return RunChoice(free, continues=False, because=None)
 
 
-def require_same_spec(directory: RunDirectory, spec: JobSpec, earlier: JobSpec | None = None) -> None:
-    """Nothing if the run in `directory` is of `spec`, or of `earlier`, the same as earlier versions wrote it.
+def require_same_spec(directory: RunDirectory, spec: JobSpec) -> None:
+    """Nothing if the run in `directory` is of `spec`.
 
     Raises:
         BadRun: it is of another one, with what changed since it began; or it cannot be read.
     """
-    if directory.read_run().spec_digest in {spec.digest(), *([] if earlier is None else [earlier.digest()])}:
+    if directory.read_run().spec_digest == spec.digest():
         return
-    theirs = directory.read_spec()
-    mine = earlier if earlier is not None and theirs.functions is None else spec
     raise BadRun(
         f"{directory.path} holds a run of another job; what changed since it began:\n  "
-        + "\n  ".join(describe_changes(mine, theirs)),
+        + "\n  ".join(describe_changes(spec, directory.read_spec())),
         remedy=f"Undo that to continue it, go on from its last checkpoint under the job as it is now with "
         f"--fork {directory.name}, or start another run with --new or in another --run-dir.",
     )
@@ -229,7 +222,7 @@ def _age(directory: RunDirectory) -> tuple[float, int, str]:
         made = datetime.fromisoformat(directory.read_run().created_at).timestamp()
     except (BadRun, ValueError):  # damaged: still listed, by the age of its file
         try:
-            made = (directory.path / "run.json").stat().st_mtime
+            made = (directory.path / RUN.name).stat().st_mtime
         except OSError:  # removed just now
             made = 0.0
     return made, int(number[1]) if number else 1, directory.name

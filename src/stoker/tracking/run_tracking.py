@@ -21,7 +21,7 @@ from stoker.errors import BadRun, RunFailed, StokerError
 from stoker.records import Event, JobSpec, Plan, to_json
 from stoker.records.codec import JSON
 from stoker.records.progress import read_event
-from stoker.reporting.history import as_number, finite
+from stoker.reporting.history import Rewinds, as_number, finite
 from stoker.store import RunDirectory, find_run, runs_root, write_atomic
 from stoker.store.files import make_directories
 from stoker.tracking.base import MetricPoint, RunDescription, Tracker, TrackerTarget, parse_tracker, without_secrets
@@ -204,6 +204,7 @@ class RunUpload:
     open_tracker: Opener
     _tracker: Tracker | None = field(default=None, init=False)
     _is_ended: bool = field(default=False, init=False)
+    _rewinds: Rewinds = field(default_factory=Rewinds, init=False)
 
     @property
     def state_path(self) -> Path:
@@ -237,8 +238,8 @@ class RunUpload:
         self._is_ended = False
         points: list[MetricPoint] = []
         for event in events:
-            position = finite(event, "samples") if event.kind == "resumed" else None
-            if position is not None:  # a killed run makes again what came after its last checkpoint
+            position = self._rewinds.position_of(event.kind, finite(event, "samples"))
+            if position is not None:
                 points = [point for point in points if point.samples <= position]
                 tracker.go_back(int(position))
             points += points_of(event)

@@ -24,11 +24,11 @@ from stoker.jobs.fields import Fields
 from stoker.loading.batches import Batch
 from stoker.loading.fields import Content, map_tensors
 from stoker.loading.lengths import IGNORED_TARGET
-from stoker.records import dumps, loads
 from stoker.records.codec import from_json, to_json
 from stoker.records.run import Example, ExampleSet, ExampleSets
 from stoker.stepping.world import World
-from stoker.store import RunDirectory, write_atomic
+from stoker.store import RunDirectory
+from stoker.store.run_files import EXAMPLES
 from stoker.training.rank_messages import gather_from_ranks
 
 NUM_EXAMPLES = 12
@@ -309,10 +309,6 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
-EXAMPLES = "examples.json"
-"""The file of examples in a run's directory."""
-
-
 def write_examples(directory: RunDirectory, sets: tuple[ExampleSet, ...]) -> None:
     """Write examples into a run's directory; no file without examples.
 
@@ -320,12 +316,4 @@ def write_examples(directory: RunDirectory, sets: tuple[ExampleSet, ...]) -> Non
         RunFailed: they cannot be written.
     """
     if sets:
-        write_atomic(directory.path / EXAMPLES, dumps(ExampleSets(sets=sets), indent=None) + "\n", what="the examples")
-
-
-def read_examples(directory: RunDirectory) -> tuple[ExampleSet, ...]:
-    """Examples of a run; empty if it has none, or if they cannot be read."""
-    try:
-        return loads((directory.path / EXAMPLES).read_bytes(), ExampleSets).sets
-    except (OSError, ValueError):
-        return ()
+        directory.write(EXAMPLES, ExampleSets(sets=sets))

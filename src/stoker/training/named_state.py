@@ -7,7 +7,7 @@ An optimiser's state goes under the names of its parameters, so that it fits wha
 
 ```
 state     name of a parameter -> its state
-beside    what an optimiser keeps that belongs to no parameter
+unnamed   what an optimiser keeps that belongs to no parameter
 groups    its groups: names of parameters, and settings
 ```
 Which of PyTorch's implementations computes an update is the plan's, and no part of a state: it may differ between a run
@@ -27,6 +27,7 @@ import torch
 from stoker.errors import RunFailed
 from stoker.records.codec import JSON
 from stoker.stepping.distributed_tensors import is_spread, local
+from stoker.stepping.own_step import parameters_of
 from stoker.stepping.step import Step
 from stoker.stepping.torch_optimizers import LISTS
 
@@ -138,11 +139,6 @@ def names_of(step: Step) -> list[str | int]:
     return list(names)
 
 
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """An optimiser's parameters, in the order of its numbers."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 def tree_of(step: Step) -> dict[str, Any]:
     """The optimiser's state under names.
 
@@ -158,7 +154,7 @@ def tree_of(step: Step) -> dict[str, Any]:
         "state": {
             names[key]: value for key, value in state.items() if isinstance(key, int) and names[key] not in elsewhere
         },
-        "beside": {key: value for key, value in state.items() if not isinstance(key, int)},
+        "unnamed": {key: value for key, value in state.items() if not isinstance(key, int)},
         "groups": [
             {
                 **{key: value for key, value in group.items() if key not in LISTS},
@@ -194,41 +190,8 @@ def numbered(step: Step, tree: dict[str, Any]) -> dict[str, Any]:
     names = names_of(step)
     groups = _matching_groups(step, names, tree["groups"])
     state = {number: tree["state"][name] for number, name in enumerate(names) if name in tree["state"]}
-    others = {key: value for key, value in tree.items() if key not in ("state", "beside", "groups")}
-    return {"state": {**tree["beside"], **state}, "param_groups": groups, **others}
-
-
-def renamed(skeleton: JSON, step: Step) -> JSON:
-    """The skeleton of a state under names, also from one under numbers (version 1 of manifests).
-
-    Raises:
-        ValueError: one under numbers has other parameters, or this process holds only some of them.
-    """
-    kept = entries(skeleton)
-    if "groups" in kept:
-        return skeleton
-    names, groups = names_of(step), [entries(group) for group in kept["param_groups"]["of"]]
-    numbers = [number for group in groups for number in group["params"]["of"]]
-    if step.world.layout.cuts_model:
-        raise ValueError(
-            "it was written by an earlier Stoker, and a stage cannot tell which of it is its own; "
-            "resume it once without stages"
-        )
-    if sorted(set(numbers)) != list(range(len(names))):
-        raise ValueError(f"it is of {len(set(numbers))} parameters, the job's is of {len(names)}")
-    state: list[tuple[Any, JSON]] = [(key, value) for key, value in kept["state"]["of"]]
-    by_name = [[names[key], value] for key, value in state if isinstance(key, int)]
-    unnamed = [[key, value] for key, value in state if not isinstance(key, int)]
-    for group in groups:
-        group["params"] = {"is": "list", "of": [names[number] for number in group["params"]["of"]]}
-    return _dict(
-        {
-            "state": {"is": "dict", "of": by_name},
-            "beside": {"is": "dict", "of": unnamed},
-            "groups": {"is": "list", "of": [_dict(group) for group in groups]},
-            **{key: value for key, value in kept.items() if key not in _STANDARD},
-        }
-    )
+    others = {key: value for key, value in tree.items() if key not in ("state", "unnamed", "groups")}
+    return {"state": {**tree["unnamed"], **state}, "param_groups": groups, **others}
 
 
 def united(skeletons: list[JSON]) -> JSON:

@@ -23,6 +23,7 @@ from stoker.records import ONE_PROCESS, Coupling, Decision, Device, Layout, Plan
 from stoker.records.plan_schedule import PlanSchedule, saving_as_often
 from stoker.stepping.layouts.compatibility import micro_batch_problem
 from stoker.store import CheckpointStore, RunDirectory
+from stoker.store.run_files import COUPLING, PLAN
 from stoker.training.elastic.rendezvous import Rendezvous
 from stoker.training.telemetry import Emit, Sink, emit_event
 from stoker.units import Duration
@@ -85,7 +86,7 @@ class PlanInForce:
         Raises:
             BadRun: the directory holds none.
         """
-        decision, coupling, schedule = directory.read_decision(), directory.read_coupling(), directory.read_schedule()
+        decision, coupling, schedule = directory.read_decision(), directory.read(COUPLING), directory.read_schedule()
         if decision is None or coupling is None or schedule is None:
             raise BadRun(f"{directory.path} has lost its plan", remedy="Start another run with --new.")
         return cls(directory, _with_plan(decision, schedule.last), coupling, schedule)
@@ -179,7 +180,7 @@ class PlanInForce:
         Raises:
             RunFailed: it cannot be stored.
         """
-        self.directory.write_decision(decision)
+        self.directory.write(PLAN, decision)
         self.decision = decision
 
     def learn(self, coupling: Coupling) -> None:
@@ -188,7 +189,7 @@ class PlanInForce:
         Raises:
             RunFailed: it cannot be stored.
         """
-        self.directory.write_coupling(coupling)
+        self.directory.write(COUPLING, coupling)
         self.coupling = coupling
 
     def change(self, change: Replanned) -> None:

@@ -39,6 +39,7 @@ from stoker.stepping.world import ALONE, World, is_broken, join, leave
 from stoker.store import CheckpointStore, RunDirectory, cache_root, disk_errors
 from stoker.store.files import make_directories
 from stoker.store.record_caches import out_of_memory_log
+from stoker.store.run_files import COUPLING, KERNELS
 from stoker.training.elastic.membership import RENDEZVOUS_REQUESTED
 from stoker.training.elastic.rendezvous import Rendezvous, WorkerRetired, require_same
 from stoker.training.elastic.state_broadcast import SurvivorState
@@ -121,7 +122,7 @@ class RunProcess:
         Raises:
             RunFailed: this process does not see the plan there.
         """
-        if directory.read_decision() is None or directory.read_coupling() is None:
+        if directory.read_decision() is None or directory.read(COUPLING) is None:
             raise RunFailed(
                 f"{directory.path} cannot be seen by every process, or has lost its plan",
                 remedy="Put the run's directory where all machines find it under the same path.",
@@ -382,7 +383,7 @@ def profile_updates(session: TrainingSession) -> None:
 
     def written() -> None:
         if profile.table is not None:
-            directory.write_kernels(profile.table)
+            directory.write(KERNELS, profile.table)
         else:
             telemetry.emit("warned", message=f"there is no profile: {profile.problem}")
         telemetry.lap("profiling")

@@ -22,10 +22,11 @@ from stoker.records import Estimate, Event
 from stoker.records.codec import JSON
 from stoker.stepping.step_failures import evaluating
 from stoker.store import CheckpointStore, RunDirectory, cache_root, calibration_log, write_atomic
+from stoker.store.run_files import BOTTLENECK, ENVIRONMENT, KERNELS, RUN, WEIGHTS
 from stoker.training.checkpoints import kept_weights, weights_metadata
 from stoker.training.evaluation import evaluate
 from stoker.training.evaluation_examples import ExampleWatcher, collect_examples, write_examples
-from stoker.training.run_handle import WEIGHTS, Run, write_report
+from stoker.training.run_handle import Run, write_report
 from stoker.training.session import TrainingSession
 from stoker.training.slices import SLICE_OVER
 from stoker.training.snapshots import matching_weights
@@ -110,7 +111,7 @@ def finish_run(session: TrainingSession, metrics: dict[str, float], peak_bytes: 
         failure=None,
         ended_early=session.loop.course.verdict,
     )
-    kernels = directory.read_kernels() if session.is_profiled else None
+    kernels = directory.read(KERNELS) if session.is_profiled else None
     profile = {"folder": str(directory.profile_path), "files": dict(kernels.files)} if kernels is not None else None
     fields: dict[str, JSON] = {
         "run": directory.name,
@@ -133,7 +134,7 @@ def finish_run(session: TrainingSession, metrics: dict[str, float], peak_bytes: 
         write_report(directory, dataclasses.replace(report, run=done, events=(*report.events, finished)))
     with _warn_on_error(telemetry, "how the forecast compares, for the next plan,"):
         _calibrate(session, done, peak_bytes)
-    directory.write_run(done)
+    directory.write(RUN, done)
     telemetry.emit("finished", **fields)
     return Run(directory, session.prepared.job)
 
@@ -155,7 +156,7 @@ def _bottleneck(session: TrainingSession, done: records.Run) -> records.Bottlene
         bottleneck = bottleneck_of(session.prepared, report)
         if bottleneck is None:
             return None
-        directory.write_bottleneck(bottleneck)
+        directory.write(BOTTLENECK, bottleneck)
         for problem in bottleneck.problems:
             telemetry.emit("warned", message=problem)
         return bottleneck
@@ -167,7 +168,7 @@ def _calibrate(session: TrainingSession, run: records.Run, peak_bytes: int) -> N
 
     The peak of a run that tried plans is theirs too, and says nothing of the chosen one.
     """
-    events, environment = session.directory.read_events(), session.directory.read_environment()
+    events, environment = session.directory.read_events(), session.directory.read(ENVIRONMENT)
     schedule, chosen = session.plans.schedule, session.plans.decision.chosen
     is_changed = any(switch.kind == "changed" for switch in schedule.switches)
     if session.is_profiled or not schedule.is_settled or is_changed or any(e.kind == "resumed" for e in events):
@@ -210,7 +211,8 @@ def leave_unfinished(session: TrainingSession, reason: str) -> Run:
             telemetry.emit("warned", message=advice)
     telemetry.emit("stopped", reason=reason, samples=position.samples, **more)
     run = directory.read_run()
-    directory.write_run(
+    directory.write(
+        RUN,
         dataclasses.replace(
             run,
             status="unfinished",
@@ -218,7 +220,7 @@ def leave_unfinished(session: TrainingSession, reason: str) -> Run:
             samples=position.samples,
             updates=position.updates,
             wall_s=telemetry.wall_s,
-        )
+        ),
     )
     return Run(directory, session.prepared.job)
 
@@ -235,7 +237,7 @@ def record_failure(directory: RunDirectory, error: StokerError, sinks: Sequence[
             return  # the directory cannot be used, and is left as it is
         record = dataclasses.replace(directory.read_headway(), status="failed", failure=error.message)
         samples = record.samples
-        directory.write_run(record)
+        directory.write(RUN, record)
     for sink in sinks if is_left else ():
         with suppress(StokerError):
             emit_event([sink], "stopped", reason=error.message, samples=samples)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,18 +30,16 @@ from stoker.stepping.model import build_model
 from stoker.stepping.python_state import put_plain
 from stoker.store import RunDirectory, disk_errors, find_run, runs_root, write_atomic
 from stoker.store.files import make_directories
+from stoker.store.run_files import PRUNING, STARTED, WEIGHTS
 from stoker.training.checkpoints import KEPT_AT, PYTHON
 from stoker.training.elastic.supervisor import INTERRUPTED
-from stoker.training.evaluation_examples import read_examples
 from stoker.training.pruned_network import rebuild_pruned
 from stoker.training.slices import SLICE_OVER, SLICE_OVER_EXIT
 from stoker.training.snapshots import load_weights
 from stoker.units import Duration
 
-WEIGHTS = "model.safetensors"
 """The final weights of a finished run, in its directory."""
 
-PRUNING = "pruning.json"
 """The channels pruned from its model before the run trained it, in its directory; runs of whole models have none."""
 
 
@@ -213,13 +211,7 @@ class Run:
         Raises:
             BadRun: the record cannot be read.
         """
-        path = self.path / PRUNING
-        if not path.is_file():
-            return None
-        try:
-            return records.loads(path.read_text(encoding="utf-8"), Pruning)
-        except (OSError, ValueError) as error:
-            raise BadRun(f"{path} cannot be read: {error}") from error
+        return self.directory.read(PRUNING)
 
     @property
     def cuts(self) -> tuple[Cut, ...]:
@@ -302,15 +294,12 @@ def report(where: str | Path) -> Path:
 def write_report(directory: RunDirectory, report: records.Report) -> None:
     """Write `report` as the page of the run in `directory`."""
     write_atomic(
-        directory.report_path, reporting.run_page.render_html(report, read_examples(directory)), what="the report"
+        directory.report_path, reporting.run_page.render_html(report, directory.read_examples()), what="the report"
     )
 
 
 JOB_COPY = "job"
 """The run's copy of its job file and local imports, in its directory."""
-
-STARTED = "started.json"
-"""Where the run was first started, in its directory; runs of before 2026-11-22 have none."""
 
 
 def keep_sources(directory: RunDirectory, entry: Entry | None) -> None:
@@ -323,9 +312,8 @@ def keep_sources(directory: RunDirectory, entry: Entry | None) -> None:
             with disk_errors(copy, "the copy of the job file"):
                 make_directories(copy.parent)
                 write_atomic(copy, text)
-    if not (directory.path / STARTED).exists():
-        started = Started(folder=str(Path.cwd()), job_file=str(entry.path))
-        write_atomic(directory.path / STARTED, records.dumps(started) + "\n", what="where the run was started")
+    if not (directory.path / STARTED.name).exists():
+        directory.write(STARTED, Started(folder=str(Path.cwd()), job_file=str(entry.path)))
 
 
 def reload_job(directory: RunDirectory, entry: str, parameters: Mapping[str, JSON]) -> Job:
@@ -384,7 +372,7 @@ def _job_file(directory: RunDirectory, entry: str) -> Path:
 
 
 def _started(directory: RunDirectory) -> Started | None:
-    try:
-        return records.loads((directory.path / STARTED).read_text(encoding="utf-8"), Started)
-    except (OSError, ValueError):  # an older run, or a damaged one: its job runs in the present folder
-        return None
+    """Where the run was first started; a job made in Python has no record of it, and a damaged one does not count."""
+    with suppress(BadRun):
+        return directory.read(STARTED)
+    return None

@@ -35,6 +35,7 @@ from stoker.store import (
     unfinished_before,
 )
 from stoker.store.remote_runs import RemoteRuns, bring_home
+from stoker.store.run_files import LAUNCH
 
 
 def choose_run_directory(
@@ -49,7 +50,6 @@ def choose_run_directory(
             new=new,
             job_name=prepared.spec.name,
             forked_from=None if parent is None else name_in(runs_root(), parent),
-            earlier=prepared.spec_by_text,
         )
         _require_here(choice.directory)
         because = choice.because
@@ -59,7 +59,7 @@ def choose_run_directory(
     directory = find_run(runs_root(), resume)
     _require_here(directory)
     run = directory.read_run()
-    require_same_spec(directory, prepared.spec, prepared.spec_by_text)
+    require_same_spec(directory, prepared.spec)
     if run.status == "finished":
         raise BadRun(
             f"{run.name} is finished: there is nothing to resume",
@@ -98,7 +98,7 @@ def _left_unfinished(prepared: ResolvedJob) -> str | None:
     if not left:
         return None
     directory, theirs = left[0]
-    changes = "; ".join(describe_changes(prepared.spec_like(theirs), theirs, most=4))
+    changes = "; ".join(describe_changes(prepared.spec, theirs, most=4))
     others = f" {len(left) - 1} more of this job are unfinished (`stoker runs`)." if len(left) > 1 else ""
     return (
         f"{directory.name} is unfinished, {headway_of(directory.read_headway())}, and is not continued, since the job "
@@ -115,7 +115,7 @@ def note_continuation_here(directory: RunDirectory) -> None:
     launch = directory.read_launch()
     if launch is not None and not launch.continued_here_at:
         moment = datetime.now(UTC).isoformat(timespec="milliseconds")
-        directory.write_launch(replace(launch, continued_here_at=moment))
+        directory.write(LAUNCH, replace(launch, continued_here_at=moment))
 
 
 def create_run(

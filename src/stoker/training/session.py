@@ -29,12 +29,13 @@ from stoker.loading.order import RandomStream, key_of, seed_generators
 from stoker.planning.resolved_job import ResolvedJob
 from stoker.records import CheckpointManifest, Decision, Device, JobSpec, Position
 from stoker.records.codec import JSON
-from stoker.records.run import ExampleSet
+from stoker.records.run import DATA_GUARANTEES, ExampleSet
 from stoker.stepping.step import Step
 from stoker.stepping.weight_averaging import EqualAverage
 from stoker.stepping.world import ALONE, World
 from stoker.store import CheckpointStore, RunDirectory, find_run, runs_root
 from stoker.store.checkpoint_store import order_of_name
+from stoker.store.run_files import ENVIRONMENT, RUN
 from stoker.training.checkpoints import (
     Checkpointer,
     keep_weights,
@@ -58,13 +59,7 @@ from stoker.training.snapshots import matching_weights
 from stoker.training.telemetry import Sink, Telemetry
 from stoker.training.watchdog import Watchdog, patience_s, slowest_phase_s
 
-_GUARANTEES = {
-    "indexed": "order computed from (seed, epoch, position): resumes at any sample, at once",
-    "seekable": "one reader in each process; its own state is kept with each checkpoint: resumes there, at once",
-    "stream": "one reader in each process; it has no state: a resume reads again what was read before",
-}
-
-_ORDER_SETTINGS = ("batch", "seed", "freeze", "sampling", "lengths")
+_ORDER_SETTINGS = ("batch", "seed", "freeze", "sampling")
 """Settings of a job that, with its data, decide which samples came before an update."""
 
 
@@ -339,8 +334,7 @@ def _start_from(
             f"{parent.name} has no checkpoint to start from",
             remedy=f"If it is kept at a URL, give --fork {parent.name} --keep URL: its checkpoints are fetched.",
         )
-    theirs = parent.read_spec()
-    mine = prepared.spec_like(theirs)
+    theirs, mine = parent.read_spec(), prepared.spec
     position = newest[1].position if _continues(theirs, mine) else Position()
     if position.updates >= total_updates:
         raise BadRun(
@@ -368,13 +362,13 @@ def _note_that_it_goes_on(directory: RunDirectory, world: World) -> None:
     """A run that had failed is unfinished from here on, also if it is killed."""
     record = directory.read_run()
     if world.rank == 0 and record.status == "failed":
-        directory.write_run(dataclasses.replace(record, status="unfinished", failure=None))
+        directory.write(RUN, dataclasses.replace(record, status="unfinished", failure=None))
 
 
 def _announce_start(session: TrainingSession, device: Device) -> None:
     """Send the event that training begins, with the exactness it guarantees, and warnings about the job."""
     prepared, telemetry, plan = session.prepared, session.loop.telemetry, session.plans.plan
-    was, now = session.directory.read_environment(), environment(device, plan)
+    was, now = session.directory.read(ENVIRONMENT), environment(device, plan)
     level = (
         "bit-equal on resume" if plan.device == "cpu" else "same law on resume: GPU kernels may not be deterministic"
     )
@@ -407,7 +401,12 @@ def _announce_start(session: TrainingSession, device: Device) -> None:
         environment=records.to_json(now),
         level=level,
         run=session.directory.name,
-        data={"class": spec.data_class, "guarantee": _GUARANTEES[spec.data_class], "name": data.train.name, **sizes},
+        data={
+            "class": spec.data_class,
+            "guarantee": DATA_GUARANTEES[spec.data_class],
+            "name": data.train.name,
+            **sizes,
+        },
     )
 
 

@@ -42,7 +42,6 @@ from stoker.training.named_state import (
     numbered,
     pack,
     rebuilt,
-    renamed,
     tree_of,
     united,
 )
@@ -107,7 +106,7 @@ def put_back(step: Step, skeletons: dict[str, JSON], source: TensorSource, where
     _require_same(here, there, where, is_part=step.world.layout.cuts_model)
     step.load_model_state(_weights(step.model_state(), skeletons["model"], source, step.world))
     try:
-        _put_back_optimizer(step, renamed(skeletons["optimizer"], step), source)
+        _put_back_optimizer(step, skeletons["optimizer"], source)
     except (KeyError, ValueError, RuntimeError) as error:
         raise BadRun(
             f"{where} does not fit this job's optimiser: {error}",

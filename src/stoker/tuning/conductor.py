@@ -24,8 +24,8 @@ from stoker import records
 from stoker.errors import BadJob, RunFailed, StokerError, nearest
 from stoker.records.codec import JSON
 from stoker.records.study import StudyEvent, StudyEventKind, StudySettings, StudyTrial
-from stoker.store import write_atomic
-from stoker.store.run_directory import TRIAL_FILE
+from stoker.store.run_directory import RunDirectory
+from stoker.store.run_files import TRIAL
 from stoker.tuning.population import Origin, Population
 from stoker.tuning.processes import TrialReading, TrialRequest, TrialResult
 from stoker.tuning.search_algorithms import GridSampler, distributions, lacks_equals, sampler_for, suggest
@@ -90,7 +90,7 @@ class Conductor:
         ]
         """Trials to take up again: their process is gone, or was stopped."""
         for trial in map(trial_of, study.get_trials(deepcopy=False)):  # a kill may have come before it was written
-            if trial.state not in ("running", "waiting") and not (work.directory / trial.run / TRIAL_FILE).exists():
+            if trial.state not in ("running", "waiting") and not (work.directory / trial.run / TRIAL.name).exists():
                 self._keep_in_its_run(trial)
 
     @property
@@ -196,7 +196,7 @@ class Conductor:
         run = self._work.directory / trial.run
         if run.is_dir():
             try:
-                write_atomic(run / TRIAL_FILE, records.dumps(trial) + "\n", what="the trial's outcome", error=RunFailed)
+                RunDirectory(run).write(TRIAL, trial)
             except RunFailed as problem:  # the study has it in its storage
                 self._tell("warned", message=problem.message)
 

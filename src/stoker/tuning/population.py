@@ -19,12 +19,11 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stoker.errors import BadJob, RunFailed
 from stoker.jobs import Optimizer
 from stoker.jobs.averages import SWA
-from stoker.jobs.earlier_names import SPELLINGS
 from stoker.jobs.job import plateau_of
 from stoker.jobs.job_description import describe_settings
 from stoker.records.codec import JSON
@@ -175,7 +174,7 @@ def _neighbour(parameter: Parameter, value: JSON, draws: random.Random) -> JSON:
 
 
 CHANGEABLE = frozenset(
-    {"optimizer", "schedule", "augment", "mix", "label_smoothing", "clip_norm", "penalty", "on_non_finite"}
+    {"optimizer", "schedule", "augment", "mix", "loss.label_smoothing", "loss.penalty", "clip_norm", "on_non_finite"}
 )
 """Settings of a job that act on one update at a time; of an optimiser its numbers, of a model those without weights."""
 
@@ -242,11 +241,19 @@ def changed_by(one: ResolvedJob, other: ResolvedJob) -> str | None:
         return "the model's weights"
     if one.data.fingerprint() != other.data.fingerprint():
         return "the data"
-    mine, theirs = describe_settings(one.job), describe_settings(other.job)
-    for name in dict.fromkeys((*mine, *theirs)):
-        if name not in CHANGEABLE and mine.get(name) != theirs.get(name):
-            return str(SPELLINGS.get(name, f"Job({name}=…)"))
+    mine, theirs = _settings(one), _settings(other)
+    for name in mine:
+        if name not in CHANGEABLE and mine[name] != theirs[name]:
+            field, _, part = name.partition(".")
+            return f"Job({field}=stoker.Objective({part}=…))" if part else f"Job({field}=…)"
     return "the kind of optimiser" if type(one.job.optimizer) is not type(other.job.optimizer) else None
+
+
+def _settings(prepared: ResolvedJob) -> dict[str, JSON]:
+    """A job's settings by name; those of its objective one by one, as `loss.penalty`."""
+    settings = describe_settings(prepared.job)
+    objective: Any = settings.pop("loss")
+    return settings | {f"loss.{name}": value for name, value in objective.items()}
 
 
 def _shapes(prepared: ResolvedJob) -> dict[str, tuple[int, ...]]:

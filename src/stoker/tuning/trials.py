@@ -15,7 +15,7 @@ from stoker import training
 from stoker.devices import attached_devices, cheapest, planned_devices, resolve_place
 from stoker.errors import BadJob, BadRun, DoesNotFit, StokerError, first_line
 from stoker.jobs import Entry, Job, load_job
-from stoker.jobs.code_digest import digests_by_text, name_of, source_digest
+from stoker.jobs.code_digest import name_of, source_digest
 from stoker.jobs.metrics import gives_one_number, metric_name, says_lower_is_better
 from stoker.planning.decision import decide, given_plan
 from stoker.planning.model.objectives import cost_usd
@@ -74,13 +74,6 @@ class JobSource:
         if entry is not None:
             return entry.digest
         return digest([name_of(self.function), source_digest(self.function)])
-
-    def text_digest(self, entry: Entry | None) -> str:
-        """As `digest`, of texts with their comments: what studies of before 2026-11-23 are known by."""
-        if entry is not None:
-            return entry.text_digest
-        with digests_by_text():
-            return self.digest(None)
 
 
 @contextmanager
@@ -248,12 +241,10 @@ class JobSurvey:
 
     `objectives` maps every name of an objective to whether higher is better; `default` is what chooses a run's best
     checkpoint. `first_samples` and `total_samples` are where a trial is evaluated first, and where it ends. `digest` is
-    of what makes the jobs, `text_digest` as studies of before 2026-11-23 have it, `data_fingerprint` of the data of the
-    first one that could be made.
+    of what makes the jobs, `data_fingerprint` of the data of the first one that could be made.
     """
 
     digest: str
-    text_digest: str
     data_fingerprint: str
     objectives: dict[str, bool]
     unclear: tuple[str, ...]
@@ -337,7 +328,6 @@ def _surveyed(source: JobSource, planned: Sequence[PlannedTrial], prepared: Sequ
     totals = [trial.total_samples for trial in planned if trial.total_samples] or [end for _, end in ends if end]
     return JobSurvey(
         digest=source.digest(first.entry),
-        text_digest=source.text_digest(first.entry),
         data_fingerprint=first.spec.data_fingerprint,
         objectives=objectives,
         unclear=tuple(directions.keys() - objectives.keys()),

@@ -369,9 +369,9 @@ def _settings(
         )
     if directory.is_study:
         kept = directory.read_settings()
-        if kept.job_digest not in (survey.digest, survey.text_digest):
+        if kept.job_digest != survey.digest:
             raise _changed("job", directory)
-        if kept.data_fingerprint and kept.data_fingerprint != survey.data_fingerprint:
+        if kept.data_fingerprint != survey.data_fingerprint:
             raise _changed("data", directory)
         return kept
     return StudySettings(

@@ -25,13 +25,14 @@ from stoker.jobs import Entry, Job
 from stoker.jobs.sampling import InOrder
 from stoker.loading.batches import Batch, BatchSource
 from stoker.loading.datasets import Datasets
-from stoker.loading.fields import Content, map_tensors
 from stoker.planning.decision import decide
 from stoker.planning.model.search_space import allowed_states
 from stoker.planning.resolved_job import ResolvedJob, resolve_job, users_code
 from stoker.planning.safe_start import safe_start
 from stoker.profiling.ceilings import computing_threads
+from stoker.profiling.tracing.update import tensors_of
 from stoker.records import FULL_PRECISIONS, NOT_COMPARED, Coupling, Device, Plan, Position, Verdict
+from stoker.records.run import DATA_GUARANTEES
 from stoker.stepping.coupling import find_coupling
 from stoker.stepping.step import Step
 from stoker.store import CheckpointStore
@@ -278,11 +279,6 @@ _REMEDIES = {
 
 
 _ORDER_QUESTION = "Is the order of the data fixed?"
-_GUARANTEES = {
-    "indexed": "indexed: the order is computed from (seed, epoch, position), so training resumes at any sample at once",
-    "seekable": "seekable: the reader's position is saved and restored",
-    "stream": "stream: what was read before is read again on resume",
-}
 _FEWEST, _MOST = 4, 16
 """Batches compared: at least, and as many as time allows."""
 
@@ -310,8 +306,8 @@ def check_order(subject: Subject, timebox: Timebox) -> Verdict:
         f"stream fetched in this process: indices and bytes; {order}"
         "the first batch made ready whole and in parts"
     )
-    guarantee = _GUARANTEES[subject.data.train.data_class]
-    answer = f"Yes, {guarantee}." if problem is None else f"No: {problem}"
+    data_class = subject.data.train.data_class
+    answer = f"Yes, {data_class}: {DATA_GUARANTEES[data_class]}." if problem is None else f"No: {problem}"
     return verdict(_ORDER_QUESTION, answer, examined, "bit-equal" if problem is None else None)
 
 
@@ -341,7 +337,7 @@ def _problem_with_batches(subject: Subject, step: Step, stream: list[Batch], mid
         for number, (ours, theirs) in enumerate(itertools.zip_longest(batches, stream[middle:]), middle + 1):
             if ours is None or theirs is None or not np.array_equal(ours.indices, theirs.indices):
                 return f"batch {number} holds other samples when training resumes."
-            mine, others = _tensors(ours.content), _tensors(theirs.content)
+            mine, others = tensors_of(ours.content), tensors_of(theirs.content)
             if len(mine) != len(others) or not all(map(same_bits, mine, others)):
                 return (
                     f"batch {number} holds the same samples with other content when it is fetched again. Does the "
@@ -356,8 +352,8 @@ def _problem_with_cutting(batch: Batch, micro_batch: int) -> str | None:
     if batch.size == 1:
         return None
     middle = micro_batch if micro_batch < batch.size else batch.size // 2
-    first, last = _tensors(batch.cut(0, middle)), _tensors(batch.cut(middle, batch.size))
-    for whole, *parts in zip(_tensors(batch.cut(0, batch.size)), first, last, strict=True):
+    first, last = tensors_of(batch.cut(0, middle)), tensors_of(batch.cut(middle, batch.size))
+    for whole, *parts in zip(tensors_of(batch.cut(0, batch.size)), first, last, strict=True):
         if whole.dim() and whole.shape[0] == batch.size and not _is_close(whole, torch.cat(parts)):
             return (
                 "augmentation or preparation gives a sample other content when the batch is cut otherwise. Let it "
@@ -371,9 +367,3 @@ def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.is_floating_point() and one.shape == other.shape:
         return torch.allclose(one, other, rtol=1e-5, atol=1e-6, equal_nan=True)
     return same_bits(one, other)
-
-
-def _tensors(content: Content) -> list[torch.Tensor]:
-    tensors: list[torch.Tensor] = []
-    map_tensors(content, tensors.append)
-    return tensors

@@ -149,8 +149,8 @@ def replay_as_rank(
     require_same_run(directory, prepared)
     plans = PlanInForce.of(directory)
     known = plans.schedule
-    switches = (dataclasses.replace(one, kind="changed", left_out=None) for one in known.switches)
-    plans.schedule = PlanSchedule(known.began, tuple(one for one in switches if one.update <= begin))
+    switches = (dataclasses.replace(switch, kind="changed", left_out=None) for switch in known.switches)
+    plans.schedule = PlanSchedule(known.began, tuple(switch for switch in switches if switch.update <= begin))
     plans.take_over(plans.schedule.last)
     plan = plans.plan
     word = f"cuda:{member.worker}" if plan.device.startswith("cuda") else plan.device
@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             job, entry = load_job(options.job_file, settings)
             directory = RunDirectory(options.directory)
             manifests = replay_as_rank(job, directory, options.begin, options.until, entry=entry, at=at)
-            answer = {"states": [[one.position.updates, one.state_digest()] for one in manifests]}
+            answer = {"states": [[manifest.position.updates, manifest.state_digest()] for manifest in manifests]}
             answer |= {"manifest": to_json(manifests[-1])} if manifests else {}
     except StokerError as error:
         answer = {"problem": error.message, "kind": type(error).__name__}

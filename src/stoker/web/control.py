@@ -16,14 +16,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stoker.errors import BadRun
-from stoker.records import JobSpec, dumps, to_json
+from stoker.records import dumps, to_json
 from stoker.records.codec import JSON
-from stoker.records.run import Started
 from stoker.reporting.event_text import exact_setting
 from stoker.store import cache_root, make_directories, write_atomic
 from stoker.store.locks import is_alive
+from stoker.store.run_files import SPEC, STARTED
 from stoker.web.run_index import ANNOTATIONS, Row, checked_tags, holder_of, read_json
-from stoker.web.run_view import record
 
 _LONGEST_NOTE, _MOST_BYTES = 10_000, 256 * 1024
 
@@ -64,7 +63,7 @@ def restart(row: Row, *, is_fork: bool) -> str:
     """
     if not is_fork and row.is_live:
         raise BadRun("the run is being trained")
-    started, spec = record(row, "started.json", Started), record(row, "spec.json", JobSpec)
+    started, spec = row.files.read(STARTED), row.files.read(SPEC)
     if started is None or spec is None:
         raise BadRun("the run does not say which job file it was started from", remedy="Resume it from a shell.")
     if Path(started.job_file).resolve().is_relative_to(row.path.resolve()):

@@ -15,7 +15,7 @@ from stoker.devices import attached_devices
 from stoker.errors import BadRun, StokerError
 from stoker.records import Candidate, Decision, loads, to_json
 from stoker.records.codec import JSON, Record
-from stoker.records.data_check import CleanList, read_data_check
+from stoker.records.data_check import CleanList, DataCheck
 from stoker.records.study import StudyForecast, StudySettings
 from stoker.reporting.data_page import render_data_page
 from stoker.reporting.wording import short
@@ -225,7 +225,7 @@ def checks_known(index: RunIndex) -> list[dict[str, JSON]]:
     documents: list[dict[str, JSON]] = []
     for check, (root, name) in list(index.checks.items())[:200]:
         try:
-            found = _read(root, f"{name}/check.json", read_data_check, "the data check")
+            found = _read(root, f"{name}/check.json", partial(loads, record=DataCheck), "the data check")
         except StokerError as problem:
             documents.append({"id": check, "problem": short(problem, 300)})
             continue
@@ -252,7 +252,7 @@ def check_html(index: RunIndex, check: str) -> str:
     if check not in index.checks:
         raise BadRun(f"there is no data check {short(check)!r} here")
     root, name = index.checks[check]
-    found = _read(root, f"{name}/check.json", read_data_check, "the data check")
+    found = _read(root, f"{name}/check.json", partial(loads, record=DataCheck), "the data check")
     try:
         clean = _read(root, f"{name}/clean.json", partial(loads, record=CleanList), "its clean list")
     except StokerError:
@@ -285,9 +285,9 @@ def places_document(index: RunIndex) -> dict[str, JSON]:
             {
                 "place": place,
                 "kind": members[0]["launch"]["kind"],
-                "runs": [one["id"] for one in members],
-                "cost_usd": sum(one.get("cost_usd") or 0.0 for one in members),
-                "max_cost": sum(one["launch"].get("max_cost") or 0.0 for one in members) or None,
+                "runs": [member["id"] for member in members],
+                "cost_usd": sum(member.get("cost_usd") or 0.0 for member in members),
+                "max_cost": sum(member["launch"].get("max_cost") or 0.0 for member in members) or None,
             }
             for place, members in sorted(places.items())
         ],

@@ -25,22 +25,21 @@ import orjson
 
 from stoker.errors import BadRun, StokerError, first_line
 from stoker.launching.meter import spent_of
-from stoker.records import Event, JobSpec, Launch, Run, loads
+from stoker.records import Event, Launch, Run
 from stoker.records.codec import JSON, printable
 from stoker.records.progress import MOST
-from stoker.reporting.history import as_number, forecast_of, numbers, price_of
+from stoker.reporting.history import Rewinds, as_number, forecast_of, numbers, price_of
 from stoker.reporting.wording import headline_metric, short
 from stoker.store.foreign_files import open_below, read_below
 from stoker.store.locations import is_on_network
 from stoker.store.locks import HELD_FILE, LOCK_FILE, is_alive
-from stoker.store.run_directory import TRIAL_FILE
+from stoker.store.run_files import EVENTS, LAUNCH, PLAN, RUN, SPEC, TRIAL, RunFiles
 from stoker.store.run_query import Value, values_of
 
-EVENTS = "events.jsonl"
 ANNOTATIONS = "annotations.json"
 """Tags, note and whether a run is archived, in its directory."""
 
-MOST_RECORD_BYTES = 8 * 2**20
+MOST_RECORD_BYTES, _MOST_SHOWN_BYTES = 8 * 2**20, 64 * 2**20
 _MOST_RUNS = 20_000
 _TAIL_BYTES = 16 * 1024
 _NUM_SAMPLED = 32
@@ -84,6 +83,32 @@ class _OpenLog:
         os.close(self.descriptor)
 
 
+class ForeignRun(RunFiles):
+    """The files of a run that others may have written: see `store.foreign_files`.
+
+    Args:
+        root: the folder of the run.
+        name: its path there.
+        most_bytes: size of the largest file that is read [bytes].
+    """
+
+    def __init__(self, root: Path, name: str, most_bytes: int) -> None:
+        self.path = root / name
+        self._root, self._name, self._most_bytes = root, name, most_bytes
+
+    def content(self, name: str) -> bytes | None:
+        """The content of a plain file; None if it is not there."""
+        return read_below(self._root, f"{self._name}/{name}", self._most_bytes)
+
+    def listed(self, folder: str) -> Sequence[str]:
+        """Names of the first 4,096 files in a folder, in order; none in a link, or a folder that cannot be read."""
+        path = self.path / folder
+        try:
+            return [] if path.is_symlink() else sorted(one.name for one in path.iterdir())[:4096]
+        except OSError:
+            return []
+
+
 @dataclass
 class Row:
     """One run.
@@ -111,6 +136,7 @@ class Row:
     """While it trains: opening a log, name by name, costs more than reading from it."""
     curve: list[tuple[float, float, float]] = field(default_factory=list)
     """(samples, wall_s, loss to 4 digits) of progress events from all over the run."""
+    rewinds: Rewinds = field(default_factory=Rewinds)
     split_s: dict[str, float] = field(default_factory=dict)
     last: dict[str, JSON] = field(default_factory=dict)
     """Fields of the last progress."""
@@ -127,6 +153,11 @@ class Row:
     def path(self) -> Path:
         """The run's directory."""
         return self.root / self.name
+
+    @functools.cached_property
+    def files(self) -> ForeignRun:
+        """Its records, as its own page shows them."""
+        return ForeignRun(self.root, self.name, _MOST_SHOWN_BYTES)
 
     @property
     def is_live(self) -> bool:
@@ -380,10 +411,10 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-_STAMPED = ("run.json", EVENTS, ANNOTATIONS, "launch.json", "plan.json", TRIAL_FILE)
+_STAMPED = (RUN.name, EVENTS, ANNOTATIONS, LAUNCH.name, PLAN.name, TRIAL.name)
 _LOG_STAMP = 3 * _STAMPED.index(EVENTS)
 _RECORDS = tuple(file for file in _STAMPED if file != EVENTS)
-_MAKE_A_RUN = ("run.json", "launch.json")
+_MAKE_A_RUN = (RUN.name, LAUNCH.name)
 """A run elsewhere has no run.json here before it is fetched."""
 
 
@@ -434,7 +465,7 @@ def _read_log(row: Row) -> None:
         return
     is_anew = row.tail.log != log or size < start or size - start > 4 * _TAIL_BYTES
     if is_anew:
-        row.curve, row.split_s, row.last, row.latest, row.untaken = [], {}, {}, {}, b""
+        row.curve, row.rewinds, row.split_s, row.last, row.latest, row.untaken = [], Rewinds(), {}, {}, {}, b""
         row.last_kind, row.last_at = "", None
         start, taken = max(0, size - _TAIL_BYTES), 0
         start += os.pread(descriptor, _TAIL_BYTES, start).find(b"\n") + 1 if start else 0
@@ -487,12 +518,13 @@ def _take(row: Row, line: bytes) -> None:
         samples = as_number(fields.get("samples"))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return
-    if kind == "resumed" and samples is not None:
-        row.curve = [point for point in row.curve if point[0] <= samples]
-    if kind == "progress" and samples is not None and math.isfinite(samples):
+    if samples is not None and not math.isfinite(samples):
+        samples = None
+    position = row.rewinds.position_of(kind, samples)
+    if position is not None:
+        row.curve = [point for point in row.curve if point[0] <= position]
+    if kind == "progress" and samples is not None:
         wall_s, loss = as_number(fields.get("wall_s")), as_number(fields.get("loss"))
-        if row.curve and samples < row.curve[-1][0]:
-            row.curve = [point for point in row.curve if point[0] < samples]
         row.curve.append((samples, wall_s or 0.0, math.nan if loss is None else float(f"{loss:.4g}")))
         if len(row.curve) > 2 * _MOST_POINTS:
             row.curve = row.curve[1::2]
@@ -541,24 +573,22 @@ def _records(row: Row, stamp: tuple[int, ...]) -> _Records:
         "note": short(notes.get("note") or "", 2000),
         "is_archived": notes.get("is_archived") is True,
     }
-    document["launch"] = launch = None if "launch.json" in missing else launch_of(root, name)
+    files, launch = ForeignRun(root, name, MOST_RECORD_BYTES), None
+    with suppress(StokerError):
+        launch = None if LAUNCH.name in missing else files.read_launch()
+    document["launch"] = None if launch is None else _launch_document(launch)
     try:
-        content, spec_content = (
-            read_below(root, f"{name}/{file}", MOST_RECORD_BYTES) for file in ("run.json", "spec.json")
-        )
-        if content is None and launch is None:
-            raise BadRun("there is no run.json")
-        run = loads(content, Run) if content is not None else _not_fetched(name, launch or {})
-        spec = loads(spec_content, JobSpec) if spec_content else None
-    except (StokerError, ValueError, RecursionError) as problem:
+        run = files.read_run() if launch is None else files.read(RUN) or _not_fetched(name, launch)
+        spec = files.read(SPEC)
+    except StokerError as problem:
         document |= {"status": "unreadable", "problem": short(problem, 400), "values": {}}
         return _Records(stamp, document, values={"name": name})
-    decision = known("plan.json")
-    price = (launch or {}).get("price_per_h") or price_of(decision)
+    decision = known(PLAN.name)
+    price = (launch.price_per_h if launch else None) or price_of(decision)
     values: dict[str, Value] = {"name": run.name, "status": run.status}
     values = values_of(run, spec) if spec else values
     expected = forecast_of(decision)
-    trial = known(TRIAL_FILE)
+    trial = known(TRIAL.name)
     is_ended = trial.get("state") in ("pruned", "handed on")
     document |= {
         "status": run.status,
@@ -570,24 +600,15 @@ def _records(row: Row, stamp: tuple[int, ...]) -> _Records:
         "failure": short(run.failure or "", 600),
         "forked_from": short(run.forked_from or "", 80) or None,
     }
-    return _Records(stamp, document, run, expected, price, _launch(root, name) if launch else None, values)
+    return _Records(stamp, document, run, expected, price, launch, values)
 
 
-def _launch(root: Path, name: str) -> Launch | None:
-    """The record of a run elsewhere; None for a run here, or if it cannot be read."""
-    try:
-        content = read_below(root, f"{name}/launch.json", 2**20)
-        return loads(content, Launch) if content else None
-    except (StokerError, ValueError, RecursionError):
-        return None
-
-
-def _not_fetched(name: str, launch: dict[str, Any]) -> Run:
+def _not_fetched(name: str, launch: Launch) -> Run:
     """The record of a run elsewhere, as far as it is known here before its directory is fetched."""
     return Run(
         name=short(name),
-        status="finished" if launch.get("phase") == "finished" else "unfinished",
-        created_at=str(launch.get("submitted_at", "")),
+        status="finished" if launch.state.phase == "finished" else "unfinished",
+        created_at=launch.submitted_at,
         spec_digest="",
         total_samples=0,
     )
@@ -659,34 +680,24 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def launch_of(root: Path, name: str) -> dict[str, JSON] | None:
-    """Place, kind, phase with its reason, price [USD/h] and limit of a run elsewhere; None for a run here."""
-    launch = read_json(root, f"{name}/launch.json", 2**20)
-    if launch.get("record") != "Launch":
-        return None
-    states = launch.get("states")
-    state = states[-1] if isinstance(states, list) and states and isinstance(states[-1], dict) else {}
+def _launch_document(launch: Launch) -> dict[str, JSON]:
+    """Place, kind, phase with its reason, price [USD/h] and limit of a run elsewhere."""
+    state = launch.state
     return {
-        "place": short(launch.get("place", ""), 80),
-        "kind": short(launch.get("kind", ""), 20),
-        "phase": short(state.get("phase", "unknown"), 20),
-        "why": short(state.get("why", ""), 300),
-        "evidence": short(state.get("evidence", ""), 300),
-        "at": short(state.get("at", ""), 40),
-        "starts_in_s": as_number(state.get("starts_in_s")),
-        "restarts": as_number(state.get("restarts")) or 0,
-        "submitted_at": short(launch.get("submitted_at", ""), 40),
-        "price_per_h": as_number(launch.get("price_per_h")),
-        "max_cost": as_number(launch.get("max_cost")),
-        "currency": short(launch.get("currency", "USD"), 8),
+        "place": short(launch.place, 80),
+        "kind": short(launch.kind, 20),
+        "phase": state.phase,
+        "why": short(state.why, 300),
+        "evidence": short(state.evidence, 300),
+        "at": short(state.at, 40),
+        "starts_in_s": state.starts_in_s,
+        "restarts": state.restarts,
+        "submitted_at": short(launch.submitted_at, 40),
+        "price_per_h": launch.price_per_h,
+        "max_cost": launch.max_cost,
+        "currency": short(launch.currency, 8),
         "states": [
-            {
-                "phase": short(one.get("phase", ""), 20),
-                "why": short(one.get("why", ""), 200),
-                "at": short(one.get("at", ""), 40),
-            }
-            for one in (states[-40:] if isinstance(states, list) else ())
-            if isinstance(one, dict)
+            {"phase": one.phase, "why": short(one.why, 200), "at": short(one.at, 40)} for one in launch.states[-40:]
         ],
     }
 

@@ -19,7 +19,7 @@ from stoker.records.progress import MOST, read_event
 from stoker.reporting.folded_log import COLUMNS, FoldedLog, Kept, row_of
 from stoker.reporting.run_documents import event_document
 from stoker.store.foreign_files import open_below
-from stoker.web.run_index import EVENTS
+from stoker.store.run_files import EVENTS
 
 _SAMPLES = COLUMNS.index("samples")
 _CHUNK_BYTES = 4 * 2**20
@@ -86,7 +86,7 @@ class RunLog(FoldedLog):
     def _take(self, content: bytes) -> None:
         """Whole lines, which follow those before."""
         rows: list[list[float]] = []
-        latest, offset = self._latest, self.offset
+        offset = self.offset
         for line in content.split(b"\n")[:-1]:
             offset += len(line) + 1
             try:
@@ -102,16 +102,15 @@ class RunLog(FoldedLog):
                 self.num_damaged += 1
                 continue
             if kind == "progress":
-                if row[_SAMPLES] < latest:  # as after a resume that was not written
+                position = self._rewinds.position_of(kind, row[_SAMPLES])
+                if position is not None:
                     self._flush(rows)
-                    self._go_back(row[_SAMPLES])
+                    self._go_back(position)
                 rows.append(row)
-                latest = row[_SAMPLES]
                 self._take_progress(document["at"], fields, row)
                 continue
             self._flush(rows)
             self._take_other(Kept(offset, event))
-            latest = self._latest
         self._flush(rows)
 
     def take_progress(self, lines: Iterable[bytes]) -> None:

@@ -11,29 +11,19 @@ from typing import Any, TypeVar
 
 from stoker.errors import BadRun, StokerError
 from stoker.records import (
-    Bottleneck,
-    Coupling,
-    Decision,
-    Device,
-    Environment,
     JobSpec,
-    KernelTable,
     Plan,
-    PlanSwitch,
-    RankTimes,
     Report,
-    Run,
-    loads,
 )
 from stoker.records.codec import JSON, Record
-from stoker.records.plan_schedule import PlanSchedule
-from stoker.records.run import ExampleSet, ExampleSets, leaves
+from stoker.records.run import ExampleSet, leaves
 from stoker.reporting import run_documents
 from stoker.reporting.folded_log import COLUMNS, Table
 from stoker.reporting.run_sections import render_sections
 from stoker.reporting.wording import short
 from stoker.store.foreign_files import open_below, read_below
-from stoker.web.run_index import EVENTS, Row, read_json
+from stoker.store.run_files import ENVIRONMENT, EVENTS, PLAN, SPEC
+from stoker.web.run_index import Row, read_json
 from stoker.web.run_log import RunLog
 
 R = TypeVar("R", bound=Record)
@@ -46,7 +36,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 def run_document(row: Row, log: RunLog) -> dict[str, JSON]:
     """What a run's page begins with; the stream goes on from `offset`."""
-    decision = read_json(row.root, f"{row.name}/plan.json")
+    decision = read_json(row.root, f"{row.name}/{PLAN.name}")
     with log.lock:
         read = {**_read_so_far(log), "num_damaged": log.num_damaged}
         return run_documents.run_document(row.document, log, decision) | read
@@ -92,60 +82,15 @@ def preview_of(row: Row) -> Table:
 # -------------------------------------------------------------------------------------------------------- the sections
 
 
-def record(row: Row, file: str, kind: type[R]) -> R | None:
-    """A record of the run's directory; None where it is not there.
-
-    Raises:
-        BadRun: it cannot be read, is damaged or of another version.
-    """
-    content = read_below(row.root, f"{row.name}/{file}", _MOST_BYTES)
-    if content is None:
-        return None
-    try:
-        return loads(content, kind)
-    except (ValueError, RecursionError) as problem:
-        raise BadRun(f"{file} cannot be used: {short(problem, 300)}.") from problem
-
-
 def report_of(row: Row, log: RunLog) -> Report:
     """All that a report of the run shows; its events are condensed, with the same sums.
 
     Raises:
         BadRun: a record is damaged.
     """
-    run, spec, decision = (
-        record(row, "run.json", Run),
-        record(row, "spec.json", JobSpec),
-        record(row, "plan.json", Decision),
-    )
-    if run is None or spec is None:
-        raise BadRun(f"{row.name} has no run.json or no spec.json.")
-    schedule = None
-    if decision is not None:
-        began = record(row, "changed_plan.json", Plan) or decision.chosen.plan
-        switches = read_below(row.root, f"{row.name}/plans.jsonl", _MOST_BYTES) or b""
-        with suppress(ValueError):
-            schedule = PlanSchedule.of(began, (loads(line, PlanSwitch) for line in switches.split(b"\n")[:-1]))
-    folder, ranks = row.path / "ranks", list[RankTimes]()
-    with suppress(OSError):
-        files = sorted(one.name for one in folder.iterdir())[:4096] if not folder.is_symlink() else []
-        found = (record(row, f"ranks/{file}", RankTimes) for file in files if file.endswith(".json"))
-        ranks = [one for one in found if one is not None]
     with log.lock:
         events = log.events()
-    return Report(
-        run=run,
-        spec=spec,
-        decision=decision,
-        device=record(row, "device.json", Device),
-        environment=record(row, "environment.json", Environment),
-        coupling=record(row, "coupling.json", Coupling),
-        events=events,
-        bottleneck=record(row, "bottleneck.json", Bottleneck),
-        kernels=record(row, "profile/kernels.json", KernelTable),
-        ranks=tuple(sorted(ranks, key=lambda one: (one.began_at, one.rank))),
-        schedule=schedule,
-    )
+    return row.files.report_with(events)
 
 
 def sections_html(row: Row, log: RunLog) -> str:
@@ -162,12 +107,7 @@ def sections_html(row: Row, log: RunLog) -> str:
 
 def examples_of(row: Row) -> tuple[ExampleSet, ...]:
     """Samples of held-out sets with the final model's outputs; none where they cannot be read."""
-    try:
-        found = record(row, "examples.json", ExampleSets)
-    except StokerError:
-        return ()
-    sets = found.sets if found is not None else ()
-    return tuple(one for one in sets if all(map(_is_drawn, (*one.worst, *one.first))))
+    return tuple(one for one in row.files.read_examples() if all(map(_is_drawn, (*one.worst, *one.first))))
 
 
 def confusion(row: Row) -> list[dict[str, JSON]]:
@@ -194,7 +134,7 @@ def picture_of(row: Row, log: RunLog, file: str) -> bytes:
     Raises:
         BadRun: the log names no such file, or it is no PNG.
     """
-    if not any(one.content == file for one in log.images) or "/" in file:
+    if not any(image.content == file for image in log.images) or "/" in file:
         raise BadRun("the run logged no such picture")
     content = read_below(row.root, f"{row.name}/logged/{file}", _MOST_BYTES)
     if content is None or not content.startswith(PNG):
@@ -212,7 +152,7 @@ def compare_document(rows: Sequence[Row]) -> dict[str, JSON]:
     specs: list[JobSpec | None] = []
     for row in rows:
         try:
-            specs.append(record(row, "spec.json", JobSpec))
+            specs.append(row.files.read(SPEC))
         except StokerError as problem:
             specs.append(None)
             problems.append(f"{row.document.get('name')}: {short(problem.message, 300)}")
@@ -223,7 +163,7 @@ def compare_document(rows: Sequence[Row]) -> dict[str, JSON]:
         plan = _chosen(row)
         plans.append({name.replace("_", " "): str(value) for name, value in vars(plan).items()} if plan else {})
         try:
-            environment = record(row, "environment.json", Environment)
+            environment = row.files.read(ENVIRONMENT)
         except StokerError:
             environment = None
         surroundings.append(
@@ -253,7 +193,7 @@ def compare_document(rows: Sequence[Row]) -> dict[str, JSON]:
 
 def _chosen(row: Row) -> Plan | None:
     try:
-        decision = record(row, "plan.json", Decision)
+        decision = row.files.read(PLAN)
     except StokerError:
         return None
     return decision.chosen.plan if decision is not None else None
@@ -268,7 +208,7 @@ def _shown_settings(spec: JobSpec) -> dict[str, JSON]:
         "data": f"{spec.num_train:,} samples, {spec.data_fingerprint[:10]}",
         "first weights": spec.weights_digest[:10],
         "code": (spec.entry_digest or "none")[:10],
-        "functions": {n: d[:10] for n, d in (spec.functions or {}).items()},
+        "functions": {n: d[:10] for n, d in spec.functions.items()},
     }
 
 

@@ -46,11 +46,12 @@ from stoker.reporting.colours import colour_sheet
 from stoker.reporting.wording import short
 from stoker.serving.http.announced_server import AnnouncedServer
 from stoker.store.foreign_files import open_below
+from stoker.store.run_files import EVENTS
 from stoker.store.run_query import selected_ids
 from stoker.web.access import LOADER, Access, content_policy
 from stoker.web.alerts import Alert, alerts_of, send
 from stoker.web.pool import Pool
-from stoker.web.run_index import EVENTS, Row, RunIndex, Tail
+from stoker.web.run_index import Row, RunIndex, Tail
 from stoker.web.services import Service, ask_all
 
 if TYPE_CHECKING:
@@ -378,7 +379,7 @@ class Ui:
         if time.monotonic() - self._services_asked >= _SERVICES_S * 0.9:
             self._services_asked = time.monotonic()
             await ask_all(self.options.services)
-        return _json({"services": [one.document() for one in self.options.services]})
+        return _json({"services": [service.document() for service in self.options.services]})
 
     async def _pool(self, _: Request) -> Response:
         pool = self.options.pool

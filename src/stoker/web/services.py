@@ -196,4 +196,4 @@ _OPENER = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler(
 
 async def ask_all(services: Iterable[Service]) -> None:
     """Ask all of them at once."""
-    await asyncio.gather(*(asyncio.to_thread(one.ask) for one in services))
+    await asyncio.gather(*(asyncio.to_thread(service.ask) for service in services))

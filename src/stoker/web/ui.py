@@ -56,7 +56,7 @@ def serve_ui(  # noqa: PLR0913 - what the command takes
     listener = bound_listener(HOST, port)
     secret = token or secrets.token_hex(16)
     bound_port = listener.getsockname()[1]
-    known_services, known_webhooks = [Service(one) for one in services], checked_webhooks(webhooks)
+    known_services, known_webhooks = [Service(service) for service in services], checked_webhooks(webhooks)
     listener.listen()
     announce(f"http://{HOST}:{bound_port}/?token={secret}")
     with collector_paused():

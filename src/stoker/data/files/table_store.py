@@ -48,7 +48,7 @@ class TableRecord:
     sizes: dict[str, int]
     digest: str
     checksum: str = ""
-    """SHA-256 of all above; "" in records from before 2026-11-23."""
+    """SHA-256 of all above."""
 
     def with_checksum(self) -> TableRecord:
         """A copy with the checksum of its content."""
@@ -108,7 +108,7 @@ def opened(folder: Path) -> StoredTable | None:
         content = parsed((folder / _RECORD).read_bytes())
         record = TableRecord(**{name: _frozen(value) for name, value in content.items()})
         sizes = {name: (folder / name).stat().st_size for name in record.sizes}
-        is_whole = record.checksum in ("", record.with_checksum().checksum) and sizes == record.sizes
+        is_whole = record.checksum == record.with_checksum().checksum and sizes == record.sizes
         if not is_whole or _digest_of(file_digests(folder, record.sizes)) != record.digest:
             return None
     except (OSError, ValueError, TypeError, AttributeError):

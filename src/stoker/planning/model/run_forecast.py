@@ -261,7 +261,6 @@ class TracedForecasts:
         self._hardware = hardware(None)
         self._times: dict[int, tuple[Hardware, OperationTimes]] = {}
         self._updates: dict[Plan, UpdateTime] = {}
-        # Versions of 2026-11-22 wrote peaks of 0 for unknown ones.
         peaks = (c for c in calibrations if c.quantity == "peak_bytes" and c.forecast > 0 and c.measured > 0)
         ratios = tuple(c.measured / c.forecast for c in peaks)
         self._calibrations = calibrations

@@ -57,7 +57,7 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
     if body.window_s < rules.least_window_s:
         raise Refused(f"the time to dispute is {body.window_s} s, this pool wants {rules.least_window_s} s at least")
     check = escrow.checked_fraction(body.verify_fraction, state.record_of(listed.agent).passed)
-    # The control plane asks for more (`ControlPlane`); logs of before it did are as right as they were.
+    # The control plane asks for more: see `admission`.
     least = max(escrow.required_deposit(body.forecast.credits, check), escrow.pay_for(offer.min_s, body.rate_per_hour))
     if body.deposit < least:
         raise Refused(

@@ -163,11 +163,11 @@ class Routing:
     def _knows_all(self, values: Any) -> bool:
         tensors = [*tensors_in(values)]
         return bool(tensors) and all(
-            not is_fake(one)
-            or not one.numel()
-            or storage_key(one.untyped_storage()) in self._values
-            or getattr(one, "constant", None) is not None
-            for one in tensors
+            not is_fake(tensor)
+            or not tensor.numel()
+            or storage_key(tensor.untyped_storage()) in self._values
+            or getattr(tensor, "constant", None) is not None
+            for tensor in tensors
         )
 
     def _is_routed(self, tensors: list[torch.Tensor]) -> bool:
@@ -203,8 +203,9 @@ def _balanced(
     name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]
 ) -> torch.Tensor:
     """Indices chosen in turn: of each row as many different ones as `outputs` have."""
-    given = {one.name: one.default_value for one in func._schema.arguments if one.default_value is not None}  # noqa: SLF001
-    given |= {one.name: arg for one, arg in zip(func._schema.arguments, args, strict=False)} | kwargs  # noqa: SLF001
+    arguments = func._schema.arguments  # noqa: SLF001
+    given = {argument.name: argument.default_value for argument in arguments if argument.default_value is not None}
+    given |= {argument.name: value for argument, value in zip(arguments, args, strict=False)} | kwargs
     source, chosen = args[0], outputs[_CHOICES[name]]
     dim = given.get("dim")
     with unwatched():

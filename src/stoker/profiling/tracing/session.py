@@ -188,7 +188,8 @@ def _trace(recording: Recording, settings: TraceSettings, session: TracingSessio
         modules=tuple(session.recorder.modules),
         sources=tuple(session.recorder.lines.names),
         is_fallback=session.is_fallback,
-        is_balanced=session.recorder.routing.is_assumed or any(one.name in GROUPED for one in recording.operations),
+        is_balanced=session.recorder.routing.is_assumed
+        or any(operation.name in GROUPED for operation in recording.operations),
         took_s=took_s,
     )
 

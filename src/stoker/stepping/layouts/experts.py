@@ -79,7 +79,8 @@ class ExpertExecution(LayoutExecution):
         return dataclasses.replace(
             parts,
             parameters=tuple(
-                dataclasses.replace(one, division=0) if one.name in names else one for one in parts.parameters
+                dataclasses.replace(parameter, division=0) if parameter.name in names else parameter
+                for parameter in parts.parameters
             ),
         )
 

@@ -49,7 +49,9 @@ class TensorExecution(LayoutExecution):
                 divided[layer] = "columns" if dim == 0 else "rows"
                 if isinstance(modules[layer], nn.Embedding):
                     divided[layer] = "vocabulary"
-        parameters = tuple(dataclasses.replace(one, division=dims.get(one.name)) for one in parts.parameters)
+        parameters = tuple(
+            dataclasses.replace(parameter, division=dims.get(parameter.name)) for parameter in parts.parameters
+        )
         return dataclasses.replace(parts, parameters=parameters, divided=divided)
 
 
