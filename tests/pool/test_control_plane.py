@@ -27,6 +27,7 @@ from stoker.pool.job_box import PoolOrder
 from stoker.pool.keys import Key, own_key, read_key
 from stoker.pool.lease import Challenge, Lease
 from stoker.pool.log import audit
+from stoker.pool.presence import HERE_S, MOST_GAP_S, HearingClock, Presence
 from stoker.pool.request_limits import RequestRates
 from stoker.pool.rules.disputes import draw_message
 from stoker.pool.state import Record
@@ -440,6 +441,61 @@ def test_who_is_away_is_known_before_a_replay_is_given_up(tmp_path: Path, monkey
     with in_thread(tmp_path) as (_, operator):
         monkeypatch.setattr(presence, "HERE_S", 60.0)
         assert not operator.lease("job")["is_agent_away"], "a pool that was started again has heard of nobody yet"
+
+
+def test_a_pool_that_was_frozen_calls_no_agent_away(tmp_path: Path) -> None:
+    """It has heard nobody for half a minute, and renters close leases of agents that are away before they accept."""
+    with in_thread(tmp_path) as (plane, operator):
+        passed = [0.0]
+        plane.hearing = HearingClock(lambda: passed[0])
+        plane.presence = Presence(plane.hearing)
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        agent.work()
+        renter.post(opened(order=renter.put_blob(b"what to run")))
+        passed[0] += 2 * HERE_S
+        assert not renter.lease("job")["is_agent_away"]
+        assert renter.state("offers")[0]["is_present"]
+        for _ in range(round(HERE_S)):
+            plane.hearing.look()
+            passed[0] += 1.0
+        assert renter.lease("job")["is_agent_away"], "by now it was heard of for so long by a pool that listens"
+        assert plane.hearing.deaf_s == 2 * HERE_S - MOST_GAP_S
+
+
+def test_a_pool_whose_disk_hangs_hears_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers meanwhile, and takes no beat: each look waits for the log's turn."""
+    monkeypatch.setattr(control_plane, "_TICK_S", 0.0)
+    passed = [0.0]
+
+    async def hang() -> float:
+        plane = ControlPlane(tmp_path, own_key("control", tmp_path), on.Founded(name="test"))
+        plane.hearing = HearingClock(lambda: passed[0])
+        async with plane._turn:
+            looking = asyncio.create_task(plane._watch())
+            for _ in range(30):
+                passed[0] += 1.0
+                await asyncio.sleep(0.0)
+        looking.cancel()
+        await asyncio.wait([looking])
+        plane.log.close()
+        return plane.hearing.deaf_s
+
+    assert asyncio.run(hang()) == 30 - MOST_GAP_S
+
+
+def test_a_stopped_run_is_shown_to_its_renter(tmp_path: Path) -> None:
+    """With each of its leases, and by name: also where it goes on as a gang of that name."""
+    with in_thread(tmp_path) as (_, operator):
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        renter.post(opened("run.0", order=renter.put_blob(b"what to run")))
+        assert not renter.lease("run.0")["is_run_stopped"]
+        renter.post(on.RunStopped(run="run"))
+        assert renter.lease("run.0")["is_run_stopped"]
+        assert renter.key is not None
+        assert renter.state("stopped", renter=renter.key.public) == ["run"]
+        assert renter.state("stopped", renter="0" * 64) == []
 
 
 def test_what_is_shown_of_offers(tmp_path: Path) -> None:

@@ -170,7 +170,8 @@ class Sites:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self.phases, self.posted, self.opened = 0.0, ["running", "queued"], list[on.Closed](), list[float]()
         self.newest = [self.lease("run-s0.0", "running"), self.lease("run-s1.0", "closed", reason="lost")]
-        client: Any = SimpleNamespace(post=self._post, lease=None)
+        self.up_since_s = 0.0
+        client: Any = SimpleNamespace(post=self._post, lease=None, state=self._pool)
         self.gang = GangRun(client, {**HANDLE, "firsts": [0, 0], "until_s": 0.0}, client)
         order = PoolOrder(run="run", tree="1" * 64, code="c", stoker="s", job_file="j")
         monkeypatch.setattr(gang_run, "_now", lambda _: self.now_s)
@@ -185,6 +186,10 @@ class Sites:
         fields = {"reason": "", "result": "", "outcome": "", "closed_by": "", "renter": "r", "closed_s": 100.0}
         about = {"is_gang_begun": True, "accepted_s": 1.0, "commitments": [], "running_s": 20, "offer_id": "box"}
         return {"lease_id": name, "state": state, "delegate": "pool", **fields, **about, **more}
+
+    def _pool(self, what: str) -> dict[str, float]:
+        assert what == "pool"
+        return {"now_s": self.now_s, "up_since_s": self.up_since_s}
 
     def _post(self, body: on.Closed, **_: Any) -> None:
         self.posted.append(body)
@@ -208,7 +213,17 @@ def test_sites_are_not_paid_long_for_waiting_until_another_finds_an_offer(monkey
     assert sites.opened == [40.0]
 
 
-def test_a_gang_that_is_paused_can_be_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_time_in_which_the_pool_was_away_is_no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool that was stopped for minutes could show no offer: the sites that go on are not closed for that."""
+    sites = Sites(monkeypatch)
+    sites.now_s, sites.up_since_s = 1000.0, 990.0
+    assert sites.gang.state().phase == "queued"
+    assert sites.posted == []
+    sites.now_s += gang_run.WAITED_S
+    assert sites.gang.state().why.startswith("site 1 has found no offer for 1 min 10 s")
+
+
+def test_a_gang_that_is_paused_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of its leases is live, so that none says it; and what a busy pool did not close is not taken for closed."""
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path))
     sites = Sites(monkeypatch)

@@ -42,7 +42,7 @@ from stoker.pool.keys import Key, is_signed
 from stoker.pool.lease import LIVE, Lease
 from stoker.pool.lease_index import LeaseIndex
 from stoker.pool.log import EventLog
-from stoker.pool.presence import Presence
+from stoker.pool.presence import HearingClock, Presence
 from stoker.pool.probing import ANSWER_S, ProbeChannel, Prober, read_answer
 from stoker.pool.request_limits import MOST_AT_ONCE, RequestRates, TokenBuckets, TooMany, network_of_host
 from stoker.pool.rules import decide
@@ -67,8 +67,8 @@ _MOST_SIGNED = 8
 _MOST_WAIT_S = 60.0
 _MOST_COMES_BYTES = 1024
 """What an agent that has come may say before the first question [bytes]."""
-_AWAY_S = 15.0
-"""Time between two looks after which this process itself was away, such as on a machine that slept [s]."""
+_AWAY_S = 5.0
+"""Time between two looks after which this process was away: stopped, on a machine that slept, or its disk hung [s]."""
 _MOST_JUMP_S = 3600.0
 _LIST_COST = 10.0
 """What a list counts as, in requests."""
@@ -160,12 +160,17 @@ class ControlPlane:
         self.log = EventLog(folder / "log.db")
         self.blobs = BlobStore(folder / "blobs", blob_limits, now)
         self.state = self.log.replay()
-        self.up_since_s = now()
+        self._up_since_s = self._looked_s = now()
         self.leases = LeaseIndex(self.state, self.blobs)
         self.admission = Admission(self.state, self.blobs, self.leases, now)
         self._at_once = Counter[str]()
-        self.presence = Presence()
-        self.prober = None if probe_every_s is None else Prober(self.state, self._submit_own, every_s=probe_every_s)
+        self.hearing = HearingClock()
+        self.presence = Presence(self.hearing)
+        self.prober = (
+            None
+            if probe_every_s is None
+            else Prober(self.state, self._submit_own, every_s=probe_every_s, deaf_s=lambda: self.hearing.deaf_s)
+        )
         self.rendezvous: PeerRendezvous | None = None
         self._turn = asyncio.Lock()
         # Threads of their own: where a node does not answer, the log is written all the same.
@@ -210,6 +215,12 @@ class ControlPlane:
                 f"the money of this pool is in the contract {rules.contract}, without which it is not served",
                 remedy="Name it: --chain URL --contract ADDRESS --chain-key FILE.",
             )
+
+    @property
+    def up_since_s(self) -> float:
+        """Since when others can be heard [s since 1970]: now, where that was not looked at for a while."""
+        now_s = self._now()
+        return now_s if now_s - self._looked_s > _AWAY_S else self._up_since_s
 
     def application(self) -> Starlette:
         """The routes."""
@@ -332,10 +343,9 @@ class ControlPlane:
         cleaned_s, looked_s = time.monotonic(), self._now()
         while True:
             try:
-                looked_s, before_s = self._now(), looked_s
-                if looked_s - before_s > _AWAY_S:
-                    self.up_since_s = looked_s  # silence counts from here: no agent could be heard
-                    _log.warning("this pool was away for %.0f s, or its clock jumped", looked_s - before_s)
+                async with self._turn:  # what came while the log could not be written is not taken yet
+                    self.hearing.look()
+                self._note_absence()
                 bodies = due(
                     self.state,
                     self._now(),
@@ -364,6 +374,14 @@ class ControlPlane:
             except Exception:  # noqa: BLE001 - else no lease would end any more; the fault is logged
                 _log.exception("a decision of the control plane failed")
             await asyncio.sleep(_TICK_S)
+
+    def _note_absence(self) -> None:
+        """Let silence count from here where no agent could be heard since the last look."""
+        now_s = self._now()
+        if now_s - self._looked_s > _AWAY_S:
+            self._up_since_s = now_s
+            _log.warning("this pool was away for %.0f s, or its clock jumped", now_s - self._looked_s)
+        self._looked_s = now_s
 
     async def _submit_own(self, body: Body) -> None:
         await self.submit(await asyncio.to_thread(self._own, body))

@@ -327,11 +327,12 @@ class GangRun:
         """
         if "queued" not in phases:
             return ""
-        now_s, newest = _now(self.client), [chain[-1] for chain in self.leases()]
+        pool, newest = self.client.state("pool"), [chain[-1] for chain in self.leases()]
+        now_s, up_since_s = float(pool["now_s"]), float(pool["up_since_s"])  # before that no offer could be taken
         if any(one["result"] for one in newest):
             return ""
         for site, last in enumerate(newest):
-            waited_s = now_s - float(last["closed_s"])
+            waited_s = now_s - max(float(last["closed_s"]), up_since_s)
             if phases[site] == "queued" and last["state"] not in LIVE and waited_s > WAITED_S:
                 return f"site {site} has found no offer for {format_seconds(waited_s)}"
         return ""
