@@ -20,7 +20,7 @@ from stoker.pool.gang_run import GangRun, best_gang, exchange_s, forwarding_of, 
 from stoker.pool.job_box import PoolOrder
 from stoker.pool.lease import RELEASED, SENT_OTHERWISE
 from stoker.pool.matching import Match, RunForecast
-from stoker.pool.rented_run import RentedRun, stop_mark
+from stoker.pool.rented_run import RentedRun
 from stoker.pool.state import ListedOffer
 from stoker.pool.terms import Exchanges
 from tests.pool.book import offer
@@ -225,13 +225,10 @@ def test_time_in_which_the_pool_was_away_is_no_waiting(monkeypatch: pytest.Monke
 
 def test_a_gang_that_is_paused_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of its leases is live, so that none says it; and what a busy pool did not close is not taken for closed."""
-    monkeypatch.setenv("STOKER_CACHE", str(tmp_path))
     sites = Sites(monkeypatch)
     sites.now_s = 1000.0
     assert sites.gang.state().phase == "queued"
-    mark = stop_mark(sites.gang.handle)
-    mark.parent.mkdir(parents=True)
-    mark.touch()
+    sites.newest[1]["is_run_stopped"] = True
     assert (sites.gang.state().phase, sites.opened) == ("stopped", [])
 
     def busy(*_: Any, **__: Any) -> None:

@@ -14,7 +14,7 @@ from stoker.pool.events import CREDIT, Body, Refused, sha256
 from stoker.pool.fair_use import to_preempt
 from stoker.pool.forwarding import forwarding_fee
 from stoker.pool.keys import Key
-from stoker.pool.lease import MOST_COMMITMENTS, TRANSITIONS, Lease
+from stoker.pool.lease import MOST_COMMITMENTS, STALLED, STALLED_S, TRANSITIONS, Lease, run_of
 from stoker.pool.merkle_root import merkle_root
 from stoker.pool.rules import apply
 from stoker.pool.rules.disputes import draw_message
@@ -337,7 +337,7 @@ def rightful(book: Book, body: Body, draw: random.Random) -> Key:
             return by_public[book.state.offers[name].agent] if name in book.state.offers else book.agent
         case on.Waiting():
             return draw.choice([book.renter, book.other])
-        case on.Opened() | on.GangOpened() | on.Cosigned():
+        case on.Opened() | on.GangOpened() | on.Cosigned() | on.RunStopped():
             return book.renter
         case on.Accepted() | on.Beat() | on.Committed() | on.Sent() | on.Reclaiming() | on.Finished():
             return book.agent if lease is None else by_public[lease.agent]
@@ -371,6 +371,7 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
             [
                 on.TeamMade(team=draw.choice(["a", "b"]), members=(anyone,), priority=draw.randrange(3), weight=2.0),
                 on.Waiting(request_id=f"r{draw.randrange(3)}", until_s=book.now_s + draw.randrange(1, 700)),
+                on.RunStopped(run=run_of(name, "") or "none", is_stopped=draw.random() < 0.5),
             ]
         )
     for ready in to_preempt(book.state, book.now_s):

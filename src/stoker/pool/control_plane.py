@@ -39,7 +39,7 @@ from stoker.pool.escrow import short
 from stoker.pool.events import CLOCK_WINDOW_S, MOST_BYTES, Body, Draft, Event, Refused, draft_of, read_draft
 from stoker.pool.forwarding import forwarding_fee, forwarding_text
 from stoker.pool.keys import Key, is_signed
-from stoker.pool.lease import LIVE, Lease
+from stoker.pool.lease import LIVE, Lease, run_of
 from stoker.pool.lease_index import LeaseIndex
 from stoker.pool.log import EventLog
 from stoker.pool.presence import HearingClock, Presence
@@ -528,6 +528,9 @@ class ControlPlane:
                 return _json([self._listed_document(lease) for lease in found])
             case "balances":
                 return _json({"deposited": state.accounts.deposited, "balances": state.accounts.balances})
+            case "stopped":
+                renter = request.query_params.get("renter", "")
+                return _json(sorted(run for key, run in state.stopped if key == renter))
             case "records":
                 return _json({agent: to_json(record) for agent, record in state.records.items()})
             case what:
@@ -550,6 +553,7 @@ class ControlPlane:
             "bond_held": bond,
             "verdict": verdict.hex(),
             "is_agent_away": self.presence.is_away(lease.agent),
+            "is_run_stopped": (lease.renter, run_of(lease.lease_id, lease.gang)) in self.state.stopped,
             "bulk": {"direct_bytes": direct, "pool_bytes": sum(here.values())},
             **self._gang_document(lease),
         }

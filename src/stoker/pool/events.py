@@ -400,6 +400,22 @@ class GangOpened(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunStopped(Body):
+    """No lease of a run, or of a gang, is opened any more, whichever machine of the renter asks; or again.
+
+    `run`: what the names of its leases begin with, `RUN.0`, `RUN.1`, …; or the name of the gang.
+    """
+
+    run: str
+    is_stopped: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not _ID.fullmatch(self.run):
+            raise BadSetting(f"run {self.run[:80]!r}: wanted 1 to 64 letters, digits, '.', '_' or '-'")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sent(Body):
     """A site's message of the exchange after update `update` (from 0) about a fragment; `blob`: SHA-256 of its file."""
 
@@ -736,6 +752,7 @@ KINDS: dict[str, type[Body]] = {
     "withdrawn": Withdrawn,
     "opened": Opened,
     "gang": GangOpened,
+    "stopped": RunStopped,
     "accepted": Accepted,
     "beat": Beat,
     "cosigned": Cosigned,

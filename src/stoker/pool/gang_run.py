@@ -29,7 +29,7 @@ from stoker.pool.events import NotNow, Refused
 from stoker.pool.forwarding import BULK_BYTES, require_forwardable
 from stoker.pool.job_box import PoolOrder
 from stoker.pool.lease import LIVE, RELEASED
-from stoker.pool.lease_documents import AWAY, described, is_left_alone, most_spent, resting_offers
+from stoker.pool.lease_documents import AWAY, described, is_left_alone, is_run_stopped, most_spent, resting_offers
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import DEFAULT_LINK_BYTES_PER_S, Match
 from stoker.pool.rented_run import (
@@ -39,7 +39,6 @@ from stoker.pool.rented_run import (
     leases_of,
     most_forwarding,
     short_of_credits,
-    stop_mark,
 )
 from stoker.pool.terms import Exchanges, Terms, ranked_offers
 from stoker.records.launch import LaunchPhase, LaunchState
@@ -272,6 +271,10 @@ class GangRun:
         if not all(leases):
             return seen_now(phase="failed", why="the pool knows no lease of one of the sites")
         newest = [of_site[-1] for of_site in leases]
+        if any(is_run_stopped(one) and one["state"] in LIVE for one in newest):  # who stopped it has not closed all
+            self.stop()
+            leases = self.leases()
+            newest = [of_site[-1] for of_site in leases]
         if not newest[0]["is_gang_begun"]:
             return self._complete(newest, leases)
         of_start = [one for chain, first in zip(leases, self.handle["firsts"], strict=True) for one in chain[first:]]
@@ -351,7 +354,7 @@ class GangRun:
         self, leases: list[list[dict[str, Any]]], failed: list[list[dict[str, Any]]], why: str
     ) -> LaunchState:
         """Open the leases of all sites again, each to go on from its last block; offers of leases in `failed` rest."""
-        if stop_mark(self.handle).exists():
+        if any(is_run_stopped(chain[-1]) for chain in leases):
             return seen_now(phase="stopped", why=f"stopped as asked, while it had no leases: {why}")
         avoided = set[str]().union(*(resting_offers(chain, _now(self.client)) for chain in failed))
         left_s = min(run.left_s(chain) for run, chain in zip(self.sites, leases, strict=True))

@@ -116,6 +116,15 @@ METERED: frozenset[LeaseState] = frozenset({"running", "suspect", "reclaiming"})
 """The agent has accepted, and the job runs or may run."""
 
 
+def run_of(lease_id: str, gang: str) -> str:
+    """Name of the run that a lease is of: that of its gang, or what stands before the number in its name.
+
+    >>> run_of("3f-job-17.2", ""), run_of("3f-job-17-s0.2", "3f-job-17")
+    ('3f-job-17', '3f-job-17')
+    """
+    return gang or lease_id.rpartition(".")[0]
+
+
 def on_chain(address: str) -> str:
     """The account of an address on the chain."""
     return CHAIN_PREFIX + address

@@ -85,6 +85,11 @@ def num_good_blocks(lease: Mapping[str, Any]) -> int:
     return len(lease["commitments"])
 
 
+def is_run_stopped(lease: Mapping[str, Any]) -> bool:
+    """Whether the renter has stopped the run of a lease, on whichever machine: no other lease of it is opened."""
+    return bool(lease.get("is_run_stopped"))
+
+
 def is_stopped(lease: Mapping[str, Any]) -> bool:
     """Whether the renter stopped it: an agent may give any reason."""
     return str(lease["reason"]).startswith("stopped") and lease["closed_by"] == lease["renter"]

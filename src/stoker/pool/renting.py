@@ -33,11 +33,10 @@ from stoker.pool.lease import LIVE, MOST_COMMITMENTS, UNCOMMITTED_S
 from stoker.pool.lease_documents import is_stopped, wrong_agents
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import earlier_runs, forecast_word, listed_offers, offer_word
-from stoker.pool.rented_run import MOST_LEASES, RentedRun, keep_place, leases_of, leave_place, stop_mark
+from stoker.pool.rented_run import MOST_LEASES, RentedRun, keep_place, leases_of, leave_place, run_name
 from stoker.pool.terms import EXCHANGES, FORECASTS, IDENTITY, Exchanges, Terms, ranked_offers
 from stoker.records.launch import LaunchState
 from stoker.store import cache_root
-from stoker.store.disk_errors import disk_errors
 from stoker.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -268,7 +267,8 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     }
     if terms.agents > 1:
         handle = {**handle, "sites": terms.agents, "firsts": [len(chain) for chain in chains]}
-    stop_mark(handle).unlink(missing_ok=True)
+    if _is_stopped(client, job):
+        client.post(on.RunStopped(run=run_name(handle), is_stopped=False), patience_s=20.0)
     if any(chain and chain[-1]["state"] in LIVE for chain in chains):
         firsts = [_first_of(chain) for chain in chains]
         return {**handle, "first": firsts[0], "sent_bytes": 0, **({"firsts": firsts} if terms.agents > 1 else {})}
@@ -297,6 +297,14 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
             + deterrence_text(int(forecast["credits"]), bond, float(lease["check_fraction"]), num_blocks)
         )
     return {**handle, "sent_bytes": sent}
+
+
+def _is_stopped(client: PoolClient, run: str) -> bool:
+    """Whether no lease of a run is opened any more, be it with one agent or several."""
+    assert client.key is not None
+    with suppress(Refused):  # a pool of an earlier version, which stops none
+        return run in client.state("stopped", renter=client.key.public)
+    return False
 
 
 def _gang_opened(run: GangRun, order: PoolOrder, limit_s: float, tell: Callable[[str], None]) -> float:
@@ -394,10 +402,7 @@ def state(handle: Handle) -> LaunchState:
     client = _client(Terms.of_handle(handle))
     try:
         with _patient():
-            run = _run_of(client, handle)
-            if stop_mark(handle).exists():  # another follower may have opened a lease meanwhile
-                run.stop()
-            return run.state()
+            return _run_of(client, handle).state()
     except PlaceUnreachable as problem:
         return seen_now(phase="unknown", why="the pool does not answer", evidence=problem.message)
     except DiskFailed as problem:  # no lease is opened for a full disk of the renter's
@@ -422,12 +427,10 @@ def stop(handle: Handle) -> None:
         PlaceUnreachable: the pool does not answer, or is busy.
         DiskFailed: what is leased is closed, and a run that waits for an offer was not stopped.
     """
-    client, mark = _client(Terms.of_handle(handle)), stop_mark(handle)
+    client = _client(Terms.of_handle(handle))
     with _patient():
-        _run(client, handle, BlobCache(client, mark.parent)).stop()
-    with disk_errors(mark, "that the run is stopped", error=DiskFailed, option="STOKER_CACHE"):
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.touch()
+        client.post(on.RunStopped(run=run_name(handle)), patience_s=20.0)  # first: none is opened after it
+        _run(client, handle, BlobCache(client, cache_root() / "pool" / run_name(handle))).stop()
 
 
 def fetch(handle: Handle, into: Path) -> None:

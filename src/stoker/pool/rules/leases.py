@@ -21,7 +21,7 @@ from stoker.pool.gang import (
     require_site,
     with_message,
 )
-from stoker.pool.lease import ACCEPT_S, LOST_S, METERED, PREEMPTED, SUSPECT_S, Commitment, Lease
+from stoker.pool.lease import ACCEPT_S, LOST_S, METERED, PREEMPTED, SUSPECT_S, Commitment, Lease, run_of
 from stoker.pool.rules.deciders import decides, require_actor
 from stoker.pool.state import Change, Record, State
 
@@ -37,6 +37,7 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
     if listed is None or not listed.is_free(event.received_s):
         why = "is gone" if listed is None else "is taken" if listed.lease_id else "has lapsed"
         raise NotNow(f"the offer {body.offer_id!r} {why}", remedy="stoker pool offers shows what is free.")
+    _require_not_stopped(state, event, run_of(body.lease_id, body.gang))
     offer, rules = listed.offer, state.rules
     if (other := state.blocked_by(listed, event.received_s)) is not None:
         raise NotNow(
@@ -109,6 +110,23 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
     )
 
 
+def _require_not_stopped(state: State, event: Event, run: str) -> None:
+    if (event.actor, run) in state.stopped:
+        raise Refused(
+            f"the run {run} was stopped by its renter: no lease of it is opened",
+            remedy="Start it again with its command.",
+        )
+
+
+@decides(on.RunStopped)
+def _stopped(state: State, event: Event, body: on.RunStopped) -> Change:
+    gang, first = state.gangs.get(body.run), state.leases.get(f"{body.run}.0")
+    if event.actor not in {one.renter for one in (gang, first) if one is not None}:  # else state grows for nothing
+        raise Refused(f"this key has no run {body.run!r} in this pool: it has had no lease")
+    run = frozenset({(event.actor, body.run)})
+    return Change(stopped=run) if body.is_stopped else Change(started=run)
+
+
 @decides(on.GangOpened)
 def _gang_opened(state: State, event: Event, body: on.GangOpened) -> Change:
     name, known = body.leases[0].gang, state.gangs.get(body.leases[0].gang)
@@ -120,6 +138,7 @@ def _gang_opened(state: State, event: Event, body: on.GangOpened) -> Change:
         )
     if _WITH_KEY.match(name) and not name.startswith(event.actor[:16]):
         raise Refused(f"gang names that begin with {name[:17]} are for the key that begins so")
+    _require_not_stopped(state, event, name)
     require_gang(body, known, state, event.actor)
     # Before all leases are copied: keys that have nothing cost nothing.
     deposits = [Transfer(event.actor, escrow.escrow_of(one.lease_id), one.deposit) for one in body.leases]
