@@ -222,6 +222,74 @@ def test_a_clock_that_jumps_into_the_next_year_is_not_followed() -> None:
     assert now() == 1016.0
 
 
+def test_large_answers_and_events_count_for_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few requests a second for megabytes, or events that fill the log, are a flood as well."""
+    monkeypatch.setattr(control_plane, "_ANSWER_BYTES", 64)
+    rates = RequestRates(per_address=1.0, per_key=1.0, burst_s=20.0)
+    with in_thread(tmp_path, rates=rates) as (_, operator):
+        operator.state("pool")
+        with pytest.raises(Refused, match="sends more than 1 requests a second"):
+            operator.state("pool")
+    with in_thread(tmp_path / "other", rates=replace(rates, per_address=1e6)) as (_, operator):
+        team = on.TeamMade(team="all", members=("a" * 64,) * 900)
+        with pytest.raises(Refused, match="sends more than 1 requests a second"):
+            operator.post(team)
+        assert operator.post(replace(team, members=())).seq == 2
+
+
+def test_an_event_that_does_not_come_holds_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that announces a body, of which nothing follows."""
+    monkeypatch.setattr(control_plane, "HEAD_S", 0.05)
+    with in_thread(tmp_path) as (_, operator):
+        parts = urlsplit(operator.address.url)
+        with socket.create_connection((str(parts.hostname), int(parts.port or 0)), timeout=20) as connection:
+            connection.sendall(b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            assert b"409" in connection.recv(64)
+
+
+def test_a_renter_has_a_bounded_number_of_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a member's own agent they cost nothing, and the pool looks at each of them every second for a week."""
+    monkeypatch.setattr(admission, "MOST_UNSETTLED", 2)
+    with in_thread(tmp_path, is_open=True) as (_, operator):
+        agent, renter = joined(operator), joined(operator)
+        strangers = [PoolClient(operator.address, Key.made()) for _ in range(2)]
+        order = renter.put_blob(b"what to run")
+        terms = {
+            "order": order,
+            "rate_per_hour": 0,
+            "deposit": 0,
+            "bond": 0,
+            "forecast": on.Forecast(hours=0, credits=0),
+        }
+        for number in range(6):
+            name = f"box{number}"
+            agent.post(on.Offered(offer=offer(name, now_s=time.time(), price_per_hour=0, min_s=0)))
+        for number, client in enumerate((renter, renter, *strangers)):
+            client.post(opened(f"job{number}", offer_id=f"box{number}", **terms))
+        for client in (renter, strangers[0], PoolClient(operator.address, Key.made())):
+            with pytest.raises(Refused, match="that are not settled"):
+                client.post(opened("more", offer_id="box5", **terms))
+
+
+def test_a_renter_settles_no_lease_before_its_last_beat_is_agreed_to(tmp_path: Path) -> None:
+    """Closed and settled in one moment, the seconds since the last look of the pool would be unpaid."""
+    with in_thread(tmp_path) as (plane, operator):
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        assert operator.key is not None
+        renter.post(opened(order=renter.put_blob(b"what to run"), delegate=operator.key.public))
+        agent.post(on.Accepted(lease_id="job"))
+        ran = {"beat_index": 0, "running_s": 9, "unsigned": ((0, 9),), "state": "closed", "closed_s": time.time()}
+        beaten = replace(plane.state.leases["job"], **ran)
+        assert renter.key is not None
+        final = draft_of(on.Final(lease_id="job"), renter.key, operator.key.public)
+        plane.state.leases["job"] = beaten
+        with pytest.raises(Refused, match="up to 0 are not co-signed yet"):
+            plane.admission.require(final)
+        plane.state.leases["job"] = beaten.cosigned(0)
+        plane.admission.require(final)
+
+
 def test_a_flood_is_slowed_down(tmp_path: Path) -> None:
     """More than the rate of an address, or of a key, is refused with 429; others are answered."""
     with in_thread(tmp_path, rates=RequestRates(per_address=1e6, per_key=0.001, burst_s=5000)) as (_, operator):

@@ -911,7 +911,7 @@ def test_checkpoints_and_memory_are_as_the_command_says(pool, tmp_path) -> None:
     assert (sent["ranks_each"], sent["are_ranks_fixed"]) == (2, True)
     assert "--memory" not in sent["arguments"], "the host's memory limits no GPU's"
     for options, every in (({"block": "60s"}, "120"), ({}, "600")):
-        with pytest.raises(BadJob, match=r"ends a block|takes no longer blocks"):
+        with pytest.raises(BadJob, match=r"ends a block|takes no blocks of more"):
             LAUNCHER.start(submission(run="other-1", arguments=("--checkpoint-every", every), options=options), print)
 
 

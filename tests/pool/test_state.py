@@ -9,7 +9,7 @@ import pytest
 from stoker.pool import events as on
 from stoker.pool.bisection import points
 from stoker.pool.commitment import chain_head
-from stoker.pool.escrow import pay_for
+from stoker.pool.escrow import pay_for, required_deposit
 from stoker.pool.events import CREDIT, Body, Refused, sha256
 from stoker.pool.fair_use import to_preempt
 from stoker.pool.forwarding import forwarding_fee
@@ -394,6 +394,7 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
                 most_forwarding=number * 500,
                 window_s=draw.randrange(3000),
                 verify_fraction=draw.choice([0.05, 1]),
+                is_paid_by_block=draw.random() < 0.5,
                 forecast=on.Forecast(hours=0.1, credits=draw.randrange(CREDIT // 2)),
             ),
         ]

@@ -34,6 +34,7 @@ from stoker.pool.lease import ACCEPT_S, LIVE, SAVES_NOTHING, SENT_OTHERWISE
 from stoker.pool.lease_documents import (
     AWAY,
     checks_described,
+    counted_s,
     described,
     is_judged,
     is_left_alone,
@@ -274,7 +275,7 @@ class RentedRun:
     def left_s(self, leases: list[dict[str, Any]]) -> float:
         """Time of the run that no lease has used [s]."""
         mine = leases[int(self.handle["first"]) :]
-        return float(self.handle["limit_s"]) - sum(int(lease["running_s"]) for lease in mine if not lease["outcome"])
+        return float(self.handle["limit_s"]) - sum(counted_s(lease) for lease in mine if not lease["outcome"])
 
     def _next(self, leases: list[dict[str, Any]], restarts: int, why: str, preferred: str = "") -> LaunchState:
         """Open the next lease; at the offer `preferred`, if it is still free."""
@@ -462,6 +463,7 @@ class RentedRun:
             gang=str(self.handle.get("gang", "")),
             site=order.site,
             sites=order.sites,
+            is_paid_by_block=bool(terms.verify),
         )
 
     def _affordable(

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 SAVED_WITHIN = 0.9
 """Share of a block after which its checkpoint is written: what is left of it is for sending the checkpoint."""
 _BUSY_STATUS = (429, 503)
+_LEAST_BLOCKS = 4
+"""Blocks that even the shortest run has, such as a probe of a minute."""
 _QUEUE_LOOK_S = 3.0
 """Time between two tries of a run that waits in the queue [s]: a list of offers counts as ten requests."""
 _TOUCH_S = 1200.0
@@ -373,6 +375,9 @@ def _block_s(submission: Submission, terms: Terms) -> float:
     """
     every = value_of(submission.arguments, "--checkpoint-every")
     block_s = terms.block_s if every is None else float(every)
+    if every is None and "block" not in submission.options and submission.time_limit_s is not None:
+        # What is not committed is neither paid nor kept, and two blocks at least show the job's pace.
+        block_s = min(block_s, max(1.0, submission.time_limit_s / _LEAST_BLOCKS))
     if "block" in submission.options and block_s != terms.block_s:
         raise BadJob(
             f"--checkpoint-every {every} and --place-option block={submission.options['block']}: each "
@@ -381,8 +386,8 @@ def _block_s(submission: Submission, terms: Terms) -> float:
         )
     if terms.verify and block_s > UNCOMMITTED_S:
         raise BadJob(
-            f"a commitment each {format_seconds(block_s)}: an agent is paid for {UNCOMMITTED_S} s after its "
-            "last one, and takes no longer blocks",
+            f"a commitment each {format_seconds(block_s)}: an agent is not paid before it, and takes no blocks of more "
+            f"than {UNCOMMITTED_S} s",
             remedy="Save more often, or --verify none.",
         )
     return block_s

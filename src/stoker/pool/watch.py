@@ -17,7 +17,7 @@ from stoker.pool.events import Body
 from stoker.pool.fair_use import to_preempt
 from stoker.pool.gang import is_released
 from stoker.pool.keys import Key
-from stoker.pool.lease import ACCEPT_S, BEAT_S, LOST_S, RELEASED, SUSPECT_S, Challenge, Lease
+from stoker.pool.lease import ACCEPT_S, BEAT_S, LOST_S, RELEASED, STALLED, SUSPECT_S, Challenge, Lease
 from stoker.pool.merkle_root import merkle_root
 from stoker.pool.presence import PRESENT_S
 from stoker.pool.rules.disputes import draw_message, drawn_blocks, why_dismissed

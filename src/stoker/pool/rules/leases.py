@@ -98,6 +98,7 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
         most_forwarding=body.most_forwarding,
         gang=body.gang,
         site=body.site,
+        is_paid_by_block=body.is_paid_by_block,
     ).after("opened")
     require_turn(state, event.actor, listed, event.received_s)
     gang = require_site(state, body, event.actor, offer.determinism_class) if body.gang else None
@@ -301,7 +302,8 @@ def _finished(state: State, event: Event, body: on.Finished) -> Change:
     lease = state.lease(body.lease_id)
     require_actor(event, "the agent of the lease", lease.agent)
     require_begun(state, lease, "result")
-    return _ended(state, event, replace(lease.after("finished"), result=body.result, reason="finished"), "finished")
+    after = replace(lease.after("finished"), result=body.result, reason="finished", unproven_s=lease.tail_s)
+    return _ended(state, event, after, "finished")
 
 
 @decides(on.Closed)
@@ -314,6 +316,11 @@ def _closed(state: State, event: Event, body: on.Closed) -> Change:
     how = None
     if event.actor == lease.agent and lease.state in METERED and lease.reason != PREEMPTED:
         how = "reclaimed" if lease.state == "reclaiming" else "left"  # with notice, and it may leave before it is over
+    is_used_up = escrow.is_used_up(lease, state.held(lease.lease_id)[0])
+    if event.actor == lease.renter or (event.actor == state.operator and is_used_up and not lease.is_stalled):
+        after = replace(after, unproven_s=lease.tail_s)  # else the agent could have committed before
+    elif event.actor == state.operator and lease.is_stalled:
+        how = "left"
     return _ended(state, event, after, how)
 
 
@@ -326,7 +333,7 @@ def _may_close(state: State, lease: Lease, now_s: float) -> bool:
     is_used_up = escrow.is_used_up(lease, state.held(lease.lease_id)[0])
     is_too_long = now_s - lease.accepted_s >= lease.most_s
     is_reclaimed = lease.reclaim_by_s > 0 and now_s >= lease.reclaim_by_s
-    return is_used_up or is_too_long or is_reclaimed
+    return is_used_up or is_too_long or is_reclaimed or lease.is_stalled
 
 
 def _ended(state: State, event: Event, lease: Lease, how: str | None) -> Change:
