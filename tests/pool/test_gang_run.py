@@ -16,7 +16,7 @@ from stoker.pool import gang_run, rented_run
 from stoker.pool.client import _Busy
 from stoker.pool.escrow import pay_for
 from stoker.pool.events import CREDIT, Refused
-from stoker.pool.gang_run import GangRun, best_gang, exchange_s, forwarding_of, gang_text
+from stoker.pool.gang_run import GangRun, best_gang, exchange_s, forwarding_of, gang_text, waiting_s
 from stoker.pool.job_box import PoolOrder
 from stoker.pool.lease import RELEASED, SENT_OTHERWISE
 from stoker.pool.matching import Match, RunForecast
@@ -54,6 +54,26 @@ def test_an_exchange_takes_the_slowest_upload_and_all_downloads() -> None:
     of_three = [match(str(up), 1.0, 1.0, upload_bytes_per_s=up, download_bytes_per_s=down) for up, down in links]
     assert exchange_s(of_three, 1e6) == pytest.approx(1 / 1 + 2 * 1 / 2 + 1)
     assert exchange_s([match("a", 1.0, 1.0, 0.0)] * 2, 12.5e6) == pytest.approx(3.0)
+
+
+def test_sites_wait_for_what_updates_do_not_cover() -> None:
+    """Of 1 MB over 1 MB/s: 3 s with the look; a fragment of four takes 1.5 s, four times; updates of 1 s go on."""
+    sites = [match("a", 1.0, 500 / 3600), match("b", 1.0, 400 / 3600)]
+    for changes, expected_s in (({}, 3.0), ({"fragments": 4}, 6.0), ({"overlap": 2}, 1.0), ({"overlap": 5}, 0.0)):
+        assert waiting_s(sites, replace(RARE, **changes)) == pytest.approx(expected_s)
+
+
+def test_what_ran_as_a_gang_has_its_exchanges_in_its_pace() -> None:
+    """They are not counted twice; leases opened for it say the whole time, and its money."""
+    alone = [match("a", 1.0, 1.0), match("b", 2.0, 1.0)]
+    both = [replace(one, forecast=replace(RunForecast(run_s=3600.0), has_exchanges=True)) for one in alone]
+    waited_h = RARE.count * 3.0 / 3600
+    for offers, hours in ((alone, 1.0 + waited_h), (both, 1.0)):
+        found = best_gang(offers, 2, RARE, CREDIT)
+        assert found is not None
+        assert found.hours == pytest.approx(hours)
+        assert [one.metered_hours for one in found.matches] == pytest.approx([hours, hours])
+        assert found.credits == pytest.approx(3 * CREDIT * hours, rel=1e-5)
 
 
 def test_a_slow_cheap_offer_costs_the_time_of_the_others() -> None:

@@ -61,7 +61,7 @@ class GangMatch:
     Attributes:
         matches: by site.
         hours: until the slowest is done, exchanges included [h].
-        exchange_s: of one exchange [s].
+        exchange_s: for which all wait in one exchange [s].
         credits: of all sites [micro-credits].
         score: `credits` and the worth of `hours` [micro-credits].
     """
@@ -120,15 +120,27 @@ def best_gang(
     return best
 
 
+def waiting_s(matches: Sequence[Match], exchanges: Exchanges) -> float:
+    """Time for which all sites wait in one exchange of all weights [s]: what its updates meanwhile do not cover.
+
+    Each fragment is an exchange of its own.
+    """
+    fragment_s = exchange_s(matches, exchanges.num_bytes / exchanges.fragments)
+    update_s = max(one.metered_hours for one in matches) * 3600 / max(1, exchanges.num_updates)
+    return exchanges.fragments * max(0.0, fragment_s - exchanges.overlap * update_s)
+
+
 def _gang_of(matches: Sequence[Match], exchanges: Exchanges, value_per_hour: int) -> GangMatch:
-    each_s = exchange_s(matches, exchanges.num_bytes)
+    each_s = waiting_s(matches, exchanges)
     waited_h = exchanges.count * each_s / 3600
-    hours = max(one.hours for one in matches) + waited_h
-    metered_h = max(one.metered_hours for one in matches) + waited_h
+    # Where sites ran before, their pace has the waiting in it.
+    waits = [0.0 if one.forecast is not None and one.forecast.has_exchanges else waited_h for one in matches]
+    hours = max(one.hours + wait for one, wait in zip(matches, waits, strict=True))
+    metered_h = max(one.metered_hours + wait for one, wait in zip(matches, waits, strict=True))
     # Replays cost the share of the price that they have in the match of a single lease.
     credits_ = sum(one.credits * (metered_h / one.metered_hours if one.metered_hours else 1.0) for one in matches)
     return GangMatch(
-        matches=tuple(matches),
+        matches=tuple(replace(one, metered_hours=metered_h) for one in matches),
         hours=hours,
         exchange_s=each_s,
         credits=round(credits_),

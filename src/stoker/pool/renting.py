@@ -155,7 +155,7 @@ def with_forecasts(job: Job, entry: Entry, submission: Submission, tell: Callabl
         )
     client = _client(terms)
     identity, leases = identity_of(entry), leases_before(client, entry)
-    runs = earlier_runs(leases, identity)
+    runs = earlier_runs(leases, identity, in_gang=terms.agents > 1)
     standing = ranked_offers(client, submission.target, terms, with_taken=bool(terms.wait_s))
     words = sorted({forecast_word(one.listed, runs) for one in standing})
     if submission.time_limit_s is None and words:
@@ -205,6 +205,8 @@ def _exchanges_of(job: Job, entry: Entry, terms: Terms, target: LaunchTarget) ->
     return Exchanges(
         num_bytes=trained * {**BYTES_EACH, "none": 4.0}[job.sync.compress],
         count=job.sync.exchanges(job.batch_size, num_updates) + 1,
+        fragments=job.sync.fragments,
+        overlap=job.sync.overlap,
         parameters=trained,
         interval=job.sync.interval(job.batch_size),
         num_updates=num_updates,
@@ -430,7 +432,6 @@ def stop(handle: Handle) -> None:
 
     Raises:
         PlaceUnreachable: the pool does not answer, or is busy.
-        DiskFailed: what is leased is closed, and a run that waits for an offer was not stopped.
     """
     client = _client(Terms.of_handle(handle))
     with _patient():
