@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable
-from stoker.pool import blobs, control_plane, presence
+from stoker.pool import admission, blobs, control_plane, presence
 from stoker.pool import events as on
 from stoker.pool.blobs import BlobLimits, BlobStore, NoRoom
 from stoker.pool.client import DiskFailed, PoolAddress, PoolClient

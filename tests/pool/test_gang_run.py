@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from pathlib import Path
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -194,7 +194,6 @@ class Sites:
         client: Any = SimpleNamespace(post=self._post, lease=None, state=self._pool)
         self.gang = GangRun(client, {**HANDLE, "firsts": [0, 0], "until_s": 0.0}, client)
         order = PoolOrder(run="run", tree="1" * 64, code="c", stoker="s", job_file="j")
-        monkeypatch.setattr(gang_run, "_now", lambda _: self.now_s)
         monkeypatch.setattr(GangRun, "leases", lambda _: [[one] for one in self.newest])
         monkeypatch.setattr(GangRun, "open", lambda _, __, limit_s, ___: self.opened.append(limit_s))
         monkeypatch.setattr(RentedRun, "order", lambda *_: order)

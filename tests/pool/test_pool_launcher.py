@@ -87,7 +87,7 @@ class Pool(FakePool):
         listed = ListedOffer(offer=on.Offer(**fields | changes), agent=name, offered_s=0.0)
         self.offers[name] = {**to_json(listed), "is_free": True, "is_present": True, "record": to_json(Record())}
 
-    def state(self, what: str) -> Any:
+    def state(self, what: str, **_: str) -> Any:
         self._answer()
         more = {
             "stopped": sorted(self.stopped),

@@ -19,6 +19,7 @@ from stoker.pool.merkle_root import merkle_root
 from stoker.pool.rules import apply
 from stoker.pool.rules.disputes import draw_message
 from stoker.pool.state import State
+from stoker.pool.watch import due
 from stoker.units import GIB
 from tests.pool.book import Book, offer, opened
 
@@ -386,7 +387,7 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
             on.Withdrawn(offer_id=box),
             on.Deposited(account=anyone, amount=draw.randrange(CREDIT)),
             opened(
-                f"job{number}",
+                f"job{number}.0",
                 offer_id=box,
                 rate_per_hour=rate,
                 deposit=draw.randrange(2 * CREDIT),

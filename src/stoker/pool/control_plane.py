@@ -44,7 +44,7 @@ from stoker.pool.lease_index import LeaseIndex
 from stoker.pool.log import EventLog
 from stoker.pool.presence import HearingClock, Presence
 from stoker.pool.probing import ANSWER_S, ProbeChannel, Prober, read_answer
-from stoker.pool.request_limits import MOST_AT_ONCE, RequestRates, TokenBuckets, TooMany, network_of_host
+from stoker.pool.request_limits import HEAD_S, MOST_AT_ONCE, RequestRates, TokenBuckets, TooMany, network_of_host
 from stoker.pool.rules import decide
 from stoker.pool.state import Change, ListedOffer
 from stoker.pool.watch import due
@@ -72,6 +72,8 @@ _AWAY_S = 5.0
 _MOST_JUMP_S = 3600.0
 _LIST_COST = 10.0
 """What a list counts as, in requests."""
+_ANSWER_BYTES, _EVENT_BYTES = 1 << 16, 1 << 11
+"""An answer counts as one more request for each so many bytes, and an event as one more event [bytes]."""
 _MOST_LISTED = 1000
 """Leases of one answer: the newest ones."""
 _NOT_LISTED = ("commitments", "challenges", "unsigned", "messages")
@@ -340,7 +342,7 @@ class ControlPlane:
 
     async def _watch(self) -> None:
         """Sign what is due, again and again."""
-        cleaned_s, looked_s = time.monotonic(), self._now()
+        cleaned_s = time.monotonic()
         while True:
             try:
                 async with self._turn:  # what came while the log could not be written is not taken yet
@@ -451,7 +453,9 @@ class ControlPlane:
                 raise TooMany(f"the address {network} has {MOST_AT_ONCE} requests open", remedy="Wait for answers.")
             self._at_once[network] += 1
             try:
-                return await answer(request)
+                response = await answer(request)
+                self._by_address.charge(f"HTTP {network}", len(getattr(response, "body", b"")) / _ANSWER_BYTES)
+                return response
             finally:
                 self._at_once[network] -= 1
                 if not self._at_once[network]:
@@ -461,14 +465,18 @@ class ControlPlane:
 
     async def _take(self, request: Request) -> Response:
         content = bytearray()
-        async for part in request.stream():
-            content += part
-            if len(content) > MOST_BYTES:
-                break
+        try:
+            async with asyncio.timeout(HEAD_S):
+                async for part in request.stream():
+                    content += part
+                    if len(content) > MOST_BYTES:
+                        break
+        except TimeoutError:
+            raise Refused(f"this event did not come within {HEAD_S:.0f} s", remedy="Send it again.") from None
         draft = read_draft(bytes(content))
         if not draft.is_signed():  # before it counts against the key, which another client may have written there
             raise _Unsigned(f"the signature is not of the key {short(draft.actor)} over this event in this pool")
-        self._by_key.take(draft.actor, f"the key {short(draft.actor)}")
+        self._by_key.take(draft.actor, f"the key {short(draft.actor)}", 1.0 + len(content) // _EVENT_BYTES)
         event = await self.submit(draft)
         signature = self.key.sign(receipt_message(self.key.public, event.seq, event.hash))
         return _json({"seq": event.seq, "hash": event.hash, "signature": signature})
@@ -534,7 +542,9 @@ class ControlPlane:
             case "records":
                 return _json({agent: to_json(record) for agent, record in state.records.items()})
             case what:
-                raise _NotFound(f"{what[:80]!r} is not shown", remedy="pool, offers, leases, balances or records.")
+                raise _NotFound(
+                    f"{what[:80]!r} is not shown", remedy="pool, offers, leases, stopped, balances or records."
+                )
 
     async def _lease(self, request: Request) -> Response:
         name = request.path_params["lease_id"]

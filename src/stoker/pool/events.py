@@ -13,6 +13,7 @@ they are paid by the second.
 | deposited | control plane | admits a key, and gives it credits |
 | offered, withdrawn | agent | puts a device up, or takes it back |
 | opened | renter | takes an offer: deposit into escrow |
+| stopped | renter | no further lease of a run is opened, or again |
 | gang | renter | takes several offers for the sites of one run, all or none; see `gang` |
 | accepted | agent | bond into escrow; the meter may run |
 | beat | agent | seconds run so far |

@@ -428,7 +428,9 @@ def events(handle: Handle, offset: int) -> bytes:
 
 
 def stop(handle: Handle) -> None:
-    """Close what is leased, and let no follower open another lease; the same command goes on from the last block.
+    """Let nobody open another lease, on whichever machine, and close what is leased.
+
+    The same command goes on from the last block.
 
     Raises:
         PlaceUnreachable: the pool does not answer, or is busy.
