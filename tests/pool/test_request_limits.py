@@ -4,6 +4,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -269,6 +270,30 @@ def test_a_handshake_that_does_not_end_is_closed(monkeypatch, contexts, begin) -
             assert await is_left(connections)
 
     asyncio.run(asyncio.wait_for(connect(), 20))
+
+
+def test_a_connection_that_loses_its_place_at_the_end_of_its_handshake_is_ended(monkeypatch) -> None:
+    """It is counted once, and does not go on without a place."""
+    connections, ended = OpenConnections(), list[str]()
+
+    async def connect() -> None:
+        async def secured(*_: Any, **__: Any) -> Any:
+            assert connections._end_oldest()
+            return SimpleNamespace(abort=lambda: ended.append("secure"))
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "start_tls", secured)
+        config = uvicorn.Config(answer, ws="none", lifespan="off", log_config=None)
+        config.load()
+        then = BoundedConnection(config=config, server_state=ServerState(), app_state={}, connections=connections)
+        gate = TlsGate(then, connections, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), lambda _: None)
+        plain: Any = SimpleNamespace(get_extra_info=lambda _: ("192.0.2.1", 9), abort=lambda: ended.append("plain"))
+        gate.connection_made(plain)
+        assert gate._handshake is not None
+        await gate._handshake
+        assert then.transport is None
+
+    asyncio.run(connect())
+    assert (ended, connections.num_open, connections.num_waiting) == (["plain", "secure"], 0, 0)
 
 
 def test_handshakes_count_against_the_rate_of_an_address(contexts) -> None:

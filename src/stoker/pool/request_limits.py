@@ -106,12 +106,13 @@ def network_of_host(host: str) -> str:
 class Place:
     """The place of one connection among those that are open; `abort` ends it.
 
-    `unread_bytes`: of an answer that its client does not take.
+    `unread_bytes`: of an answer that its client does not take; `has_left`: it is free again.
     """
 
     network: str
     abort: Callable[[], None]
     unread_bytes: int = 0
+    has_left: bool = False
 
 
 class OpenConnections:
@@ -123,33 +124,28 @@ class OpenConnections:
 
     Args:
         most: open at a time; half of that, and `MOST_CONNECTIONS`, of one address.
+
+    Attributes:
+        num_open: how many there are.
+        num_waiting: how many of them have asked for nothing yet.
     """
 
     def __init__(self, most: int = 2 * MOST_CONNECTIONS) -> None:
         self._most = most
-        self._num_open = Counter[str]()
+        self.num_open = self.num_waiting = 0
+        self._open_by = Counter[str]()
         self._waiting: dict[str, dict[Place, None]] = {}  # by address, the oldest first
         self._unread = Counter[str]()
 
-    @property
-    def num_open(self) -> int:
-        """How many there are."""
-        return self._num_open.total()
-
-    @property
-    def num_waiting(self) -> int:
-        """How many of them have asked for nothing yet."""
-        return sum(map(len, self._waiting.values()))
-
     def enter(self, network: str, abort: Callable[[], None]) -> Place | None:
         """A place for a new connection; None: there is none, and it was ended."""
-        is_full = self._num_open[network] >= min(MOST_CONNECTIONS, self._most // 2)
+        is_full = self._open_by.get(network, 0) >= min(MOST_CONNECTIONS, self._most // 2)
         if is_full or (self.num_open >= self._most and not self._end_oldest()):
-            self._num_open += Counter()  # an address without connections is not kept
             abort()
             return None
         place = Place(network, abort)
-        self._num_open[network] += 1
+        self.num_open, self.num_waiting = self.num_open + 1, self.num_waiting + 1
+        self._open_by[network] += 1
         self._waiting.setdefault(network, {})[place] = None
         if len(self._waiting[network]) > MOST_WAITING:
             self._end_oldest(network)
@@ -160,9 +156,11 @@ class OpenConnections:
     def has_asked(self, place: Place) -> None:
         """Note that a request has come over a connection."""
         waiting = self._waiting.get(place.network, {})
-        waiting.pop(place, None)
-        if not waiting:
-            self._waiting.pop(place.network, None)
+        if place in waiting:
+            self.num_waiting -= 1
+            del waiting[place]
+            if not waiting:
+                del self._waiting[place.network]
 
     def note_unread(self, place: Place, num_bytes: int) -> None:
         """Note what is kept of an answer until its client takes it; too much for one address ends the connection."""
@@ -175,13 +173,15 @@ class OpenConnections:
 
     def leave(self, place: Place) -> None:
         """Give up a connection's place; once is enough."""
-        if place.network in self._num_open and place.abort is not _gone:
-            place.abort = _gone
-            self.has_asked(place)
-            self.note_unread(place, 0)
-            self._num_open[place.network] -= 1
-            if not self._num_open[place.network]:
-                del self._num_open[place.network]
+        if place.has_left:
+            return
+        place.has_left = True
+        self.has_asked(place)
+        self.note_unread(place, 0)
+        self.num_open -= 1
+        self._open_by[place.network] -= 1
+        if not self._open_by[place.network]:
+            del self._open_by[place.network]
 
     def _end_oldest(self, network: str | None = None) -> bool:
         """End the oldest connection that has asked for nothing, of the address with most of them; whether one was."""
@@ -189,14 +189,9 @@ class OpenConnections:
             return False
         of_one = self._waiting[network or max(self._waiting, key=lambda name: len(self._waiting[name]))]
         place = next(iter(of_one))
-        abort = place.abort
         self.leave(place)
-        abort()
+        place.abort()
         return True
-
-
-def _gone() -> None:
-    """What is left of a connection that has ended."""
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -337,6 +332,7 @@ class TlsGate(asyncio.Protocol):
         self._end()
 
     async def _secure(self, transport: asyncio.Transport) -> None:
+        assert self._place is not None
         secure = None
         try:
             secure = await asyncio.get_running_loop().start_tls(
@@ -347,7 +343,9 @@ class TlsGate(asyncio.Protocol):
         finally:
             if secure is None or self._then.is_lost:  # it may have ended meanwhile
                 self._end()
-        if secure is not None and not self._then.is_lost:
+        if secure is not None and self._place.has_left:
+            secure.abort()
+        elif secure is not None:
             self._then.place = self._place
             self._then.connection_made(secure)
 
