@@ -121,7 +121,7 @@ def best_gang(
 
 
 def waiting_s(matches: Sequence[Match], exchanges: Exchanges) -> float:
-    """Time for which all sites wait in one exchange of all weights [s]: what its updates meanwhile do not cover.
+    """Time for which all sites wait in one exchange of all weights [s]: what the updates made during it do not cover.
 
     Each fragment is an exchange of its own.
     """

@@ -5,7 +5,7 @@ each beat. Nothing of it stands in the log: a pool that was started again hears 
 Two limits: an offer is not matched any more after `HERE_S`, since a lease there would wait for nothing; a verifier that
 has begun a replay is given up after `PRESENT_S`, since another one would be paid as well.
 Silence counts only while the control plane could hear (`HearingClock`): a process that was stopped, or whose machine
-was, has heard nobody, and that says nothing about anyone.
+was, has heard no agent, and that says nothing about any of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PRESENT_S = 9 * BEAT_S
 class HearingClock:
     """Seconds in which this process could hear others, since it was made [s].
 
-    Whoever listens looks at least once a second. Of a longer time between two looks `MOST_GAP_S` count: in the rest the
+    The listener looks at least once a second. Of a longer time between two looks `MOST_GAP_S` count: in the rest the
     process was stopped, or could take nothing, such as while its disk hung.
 
     Args:
@@ -44,7 +44,7 @@ class HearingClock:
 
     @property
     def deaf_s(self) -> float:
-        """Seconds so far in which nobody could be heard."""
+        """Seconds so far in which no agent could be heard."""
         return self._elapsed() - self._began_s - self()
 
     def look(self) -> None:

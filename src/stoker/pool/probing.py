@@ -151,7 +151,7 @@ class Prober:
         state: of the pool.
         submit: puts what was found into the log.
         every_s: time between two screens [s].
-        deaf_s: for how long the control plane could hear nobody, so far [s]: a probe in such a time says nothing.
+        deaf_s: for how long the control plane could hear no agent, so far [s]: a probe in such a time says nothing.
         prove: asks one device and times it.
     """
 

@@ -428,7 +428,7 @@ def events(handle: Handle, offset: int) -> bytes:
 
 
 def stop(handle: Handle) -> None:
-    """Let nobody open another lease, on whichever machine, and close what is leased.
+    """Let no machine open another lease, and close what is leased.
 
     The same command goes on from the last block.
 

@@ -291,7 +291,7 @@ class BoundedConnection(HttpToolsProtocol):
 class TlsGate(asyncio.Protocol):
     """Where a connection is until its TLS handshake is over: it counts from its first moment.
 
-    An event loop that is given a certificate tells a protocol of a connection after the handshake, which takes a minute
+    An event loop that is given a certificate calls a protocol after the handshake, which takes a minute
     where the other side says nothing, and counts none of them.
 
     Args:
@@ -341,7 +341,7 @@ class TlsGate(asyncio.Protocol):
         except OSError:  # also of `ssl`, and where it took too long
             transport.abort()
         finally:
-            if secure is None or self._then.is_lost:  # it may have ended meanwhile
+            if secure is None or self._then.is_lost:  # the connection has ended
                 self._end()
         if secure is not None and self._place.has_left:
             secure.abort()
