@@ -337,7 +337,7 @@ def main() -> None:
             for kind, total in kept["seconds"].items()
         },
         "runs": {
-            run.name: {"blocks": len(run.blocks), "updates": run.blocks[-1].update, **kept["by_run"][run.name]}
+            run.name: {"blocks": len(run.blocks), "updates": run.blocks[-1].update, **kept["by_run"].get(run.name, {})}
             for run in runs
         },
         "distinct_blocks": sum(len(run.blocks) for run in runs),

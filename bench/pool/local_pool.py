@@ -137,8 +137,9 @@ class LocalPool:
         memory: str = "2GiB",
         disk: str = "1GiB",
         more: tuple[str, ...] = (),
+        measures: bool = False,
     ) -> None:
-        """Start an agent in bubblewrap, and wait until its offer is there."""
+        """Start an agent in bubblewrap, and wait until its offer is there; `measures`: its device and link first."""
         before = self.text(name).count("offering")
         if not before:
             self.client(name, 1000)
@@ -169,7 +170,7 @@ class LocalPool:
             str(cores),
             "--beat",
             str(beat_s),
-            "--no-measure",
+            "--measure" if measures else "--no-measure",
             "--reclaim",
             "20s",
             *more,

@@ -58,9 +58,19 @@ def network(kind: str, width: int) -> nn.Module:
 
 
 def job(
-    kind: str = "mlp", updates: int = 500, width: int = 64, seed: int = 0, batch: int = 64, rows: int = 0
+    kind: str = "mlp",
+    updates: int = 500,
+    width: int = 64,
+    seed: int = 0,
+    batch: int = 64,
+    rows: int = 0,
+    sync: str = "",
 ) -> stoker.Job:
-    """A job; kinds differ in model, update rule, schedule and what a state consists of. `rows`: so many of noise."""
+    """A job; kinds differ in model, update rule, schedule and what a state consists of.
+
+    `rows`: so many of noise. `sync`: interval of exchanges between sites [updates], overlap and fragments: `40,20,1`.
+    """
+    every, overlap, fragments = map(int, (sync or "0,0,1").split(","))
     train: Any
     train, test = stoker.data.digits()
     if rows:
@@ -88,4 +98,5 @@ def job(
         schedule=stoker.schedules.one_cycle() if kind in ("mlp", "cnn") else stoker.schedules.constant(),
         clip_norm=1.0 if kind in ("lstm", "attention") else None,
         average=stoker.EMA(0.99) if kind == "cnn_average" else None,
+        sync=stoker.DiLoCo(every=stoker.updates(every), overlap=overlap, fragments=fragments) if every else None,
     )

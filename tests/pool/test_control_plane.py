@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable
-from stoker.pool import blobs, control_plane, presence
+from stoker.pool import admission, blobs, control_plane, presence
 from stoker.pool import events as on
 from stoker.pool.blobs import BlobLimits, BlobStore, NoRoom
 from stoker.pool.client import DiskFailed, PoolAddress, PoolClient
@@ -27,6 +28,7 @@ from stoker.pool.job_box import PoolOrder
 from stoker.pool.keys import Key, own_key, read_key
 from stoker.pool.lease import Challenge, Lease
 from stoker.pool.log import audit
+from stoker.pool.presence import HERE_S, MOST_GAP_S, HearingClock, Presence
 from stoker.pool.request_limits import RequestRates
 from stoker.pool.rules.disputes import draw_message
 from stoker.pool.state import Record
@@ -219,6 +221,74 @@ def test_a_clock_that_jumps_into_the_next_year_is_not_followed() -> None:
     assert now() == 1015.5
     wall[0] = 1016.0
     assert now() == 1016.0
+
+
+def test_large_answers_and_events_count_for_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few requests a second for megabytes, or events that fill the log, are a flood as well."""
+    monkeypatch.setattr(control_plane, "_ANSWER_BYTES", 64)
+    rates = RequestRates(per_address=1.0, per_key=1.0, burst_s=20.0)
+    with in_thread(tmp_path, rates=rates) as (_, operator):
+        operator.state("pool")
+        with pytest.raises(Refused, match="sends more than 1 requests a second"):
+            operator.state("pool")
+    with in_thread(tmp_path / "other", rates=replace(rates, per_address=1e6)) as (_, operator):
+        team = on.TeamMade(team="all", members=("a" * 64,) * 900)
+        with pytest.raises(Refused, match="sends more than 1 requests a second"):
+            operator.post(team)
+        assert operator.post(replace(team, members=())).seq == 2
+
+
+def test_an_event_that_does_not_come_holds_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that announces a body, of which nothing follows."""
+    monkeypatch.setattr(control_plane, "HEAD_S", 0.05)
+    with in_thread(tmp_path) as (_, operator):
+        parts = urlsplit(operator.address.url)
+        with socket.create_connection((str(parts.hostname), int(parts.port or 0)), timeout=20) as connection:
+            connection.sendall(b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            assert b"409" in connection.recv(64)
+
+
+def test_a_renter_has_a_bounded_number_of_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a member's own agent they cost nothing, and the pool looks at each of them every second for a week."""
+    monkeypatch.setattr(admission, "MOST_UNSETTLED", 2)
+    with in_thread(tmp_path, is_open=True) as (_, operator):
+        agent, renter = joined(operator), joined(operator)
+        strangers = [PoolClient(operator.address, Key.made()) for _ in range(2)]
+        order = renter.put_blob(b"what to run")
+        terms = {
+            "order": order,
+            "rate_per_hour": 0,
+            "deposit": 0,
+            "bond": 0,
+            "forecast": on.Forecast(hours=0, credits=0),
+        }
+        for number in range(6):
+            name = f"box{number}"
+            agent.post(on.Offered(offer=offer(name, now_s=time.time(), price_per_hour=0, min_s=0)))
+        for number, client in enumerate((renter, renter, *strangers)):
+            client.post(opened(f"job{number}", offer_id=f"box{number}", **terms))
+        for client in (renter, strangers[0], PoolClient(operator.address, Key.made())):
+            with pytest.raises(Refused, match="that are not settled"):
+                client.post(opened("more", offer_id="box5", **terms))
+
+
+def test_a_renter_settles_no_lease_before_its_last_beat_is_agreed_to(tmp_path: Path) -> None:
+    """Closed and settled in one moment, the seconds since the last look of the pool would be unpaid."""
+    with in_thread(tmp_path) as (plane, operator):
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        assert operator.key is not None
+        renter.post(opened(order=renter.put_blob(b"what to run"), delegate=operator.key.public))
+        agent.post(on.Accepted(lease_id="job"))
+        ran = {"beat_index": 0, "running_s": 9, "unsigned": ((0, 9),), "state": "closed", "closed_s": time.time()}
+        beaten = replace(plane.state.leases["job"], **ran)
+        assert renter.key is not None
+        final = draft_of(on.Final(lease_id="job"), renter.key, operator.key.public)
+        plane.state.leases["job"] = beaten
+        with pytest.raises(Refused, match="up to 0 are not co-signed yet"):
+            plane.admission.require(final)
+        plane.state.leases["job"] = beaten.cosigned(0)
+        plane.admission.require(final)
 
 
 def test_a_flood_is_slowed_down(tmp_path: Path) -> None:
@@ -440,6 +510,61 @@ def test_who_is_away_is_known_before_a_replay_is_given_up(tmp_path: Path, monkey
     with in_thread(tmp_path) as (_, operator):
         monkeypatch.setattr(presence, "HERE_S", 60.0)
         assert not operator.lease("job")["is_agent_away"], "a pool that was started again has heard of nobody yet"
+
+
+def test_a_pool_that_was_frozen_calls_no_agent_away(tmp_path: Path) -> None:
+    """It has heard nobody for half a minute, and renters close leases of agents that are away before they accept."""
+    with in_thread(tmp_path) as (plane, operator):
+        passed = [0.0]
+        plane.hearing = HearingClock(lambda: passed[0])
+        plane.presence = Presence(plane.hearing)
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        agent.work()
+        renter.post(opened(order=renter.put_blob(b"what to run")))
+        passed[0] += 2 * HERE_S
+        assert not renter.lease("job")["is_agent_away"]
+        assert renter.state("offers")[0]["is_present"]
+        for _ in range(round(HERE_S)):
+            plane.hearing.look()
+            passed[0] += 1.0
+        assert renter.lease("job")["is_agent_away"], "by now it was heard of for so long by a pool that listens"
+        assert plane.hearing.deaf_s == 2 * HERE_S - MOST_GAP_S
+
+
+def test_a_pool_whose_disk_hangs_hears_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers meanwhile, and takes no beat: each look waits for the log's turn."""
+    monkeypatch.setattr(control_plane, "_TICK_S", 0.0)
+    passed = [0.0]
+
+    async def hang() -> float:
+        plane = ControlPlane(tmp_path, own_key("control", tmp_path), on.Founded(name="test"))
+        plane.hearing = HearingClock(lambda: passed[0])
+        async with plane._turn:
+            looking = asyncio.create_task(plane._watch())
+            for _ in range(30):
+                passed[0] += 1.0
+                await asyncio.sleep(0.0)
+        looking.cancel()
+        await asyncio.wait([looking])
+        plane.log.close()
+        return plane.hearing.deaf_s
+
+    assert asyncio.run(hang()) == 30 - MOST_GAP_S
+
+
+def test_a_stopped_run_is_shown_to_its_renter(tmp_path: Path) -> None:
+    """With each of its leases, and by name: also where it goes on as a gang of that name."""
+    with in_thread(tmp_path) as (_, operator):
+        agent, renter = joined(operator), joined(operator)
+        agent.post(on.Offered(offer=offer(now_s=time.time())))
+        renter.post(opened("run.0", order=renter.put_blob(b"what to run")))
+        assert not renter.lease("run.0")["is_run_stopped"]
+        renter.post(on.RunStopped(run="run"))
+        assert renter.lease("run.0")["is_run_stopped"]
+        assert renter.key is not None
+        assert renter.state("stopped", renter=renter.key.public) == ["run"]
+        assert renter.state("stopped", renter="0" * 64) == []
 
 
 def test_what_is_shown_of_offers(tmp_path: Path) -> None:

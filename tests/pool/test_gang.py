@@ -102,6 +102,21 @@ def test_leases_that_are_no_gang(leases: tuple[on.Opened, ...], text: str) -> No
     assert not book.state.leases
 
 
+def test_a_stopped_gang_gets_no_lease() -> None:
+    """Neither all of its sites again, nor one of them alone in the place of one that was lost."""
+    book = GangBook()
+    book.begin()
+    book.post(book.renter, on.Closed(lease_id="run-s1.0", reason="stopped"))
+    book.post(book.renter, on.RunStopped(run="gang"))
+    with pytest.raises(Refused, match="was stopped by its renter"):
+        book.post(book.renter, site(1, "run-s1.1"))
+    book.post(book.renter, on.Closed(lease_id="run-s0.0", reason="stopped"))
+    with pytest.raises(Refused, match="was stopped by its renter"):
+        book.post(book.renter, on.GangOpened(leases=(site(0, "run-s0.1"), site(1, "run-s1.1"))))
+    book.post(book.renter, on.RunStopped(run="gang", is_stopped=False))
+    book.post(book.renter, on.GangOpened(leases=(site(0, "run-s0.1"), site(1, "run-s1.1"))))
+
+
 def test_a_gang_that_is_not_complete_is_released() -> None:
     """One agent does not accept in time: the other's lease ends as well, all deposits and bonds are back at once."""
     book = GangBook()

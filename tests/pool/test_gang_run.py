@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from pathlib import Path
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,11 +16,11 @@ from stoker.pool import gang_run, rented_run
 from stoker.pool.client import _Busy
 from stoker.pool.escrow import pay_for
 from stoker.pool.events import CREDIT, Refused
-from stoker.pool.gang_run import GangRun, best_gang, exchange_s, forwarding_of, gang_text
+from stoker.pool.gang_run import GangRun, best_gang, exchange_s, forwarding_of, gang_text, waiting_s
 from stoker.pool.job_box import PoolOrder
 from stoker.pool.lease import RELEASED, SENT_OTHERWISE
 from stoker.pool.matching import Match, RunForecast
-from stoker.pool.rented_run import RentedRun, stop_mark
+from stoker.pool.rented_run import RentedRun
 from stoker.pool.state import ListedOffer
 from stoker.pool.terms import Exchanges
 from tests.pool.book import offer
@@ -54,6 +54,26 @@ def test_an_exchange_takes_the_slowest_upload_and_all_downloads() -> None:
     of_three = [match(str(up), 1.0, 1.0, upload_bytes_per_s=up, download_bytes_per_s=down) for up, down in links]
     assert exchange_s(of_three, 1e6) == pytest.approx(1 / 1 + 2 * 1 / 2 + 1)
     assert exchange_s([match("a", 1.0, 1.0, 0.0)] * 2, 12.5e6) == pytest.approx(3.0)
+
+
+def test_sites_wait_for_what_updates_do_not_cover() -> None:
+    """Of 1 MB over 1 MB/s: 3 s with the look; a fragment of four takes 1.5 s, four times; updates of 1 s go on."""
+    sites = [match("a", 1.0, 500 / 3600), match("b", 1.0, 400 / 3600)]
+    for changes, expected_s in (({}, 3.0), ({"fragments": 4}, 6.0), ({"overlap": 2}, 1.0), ({"overlap": 5}, 0.0)):
+        assert waiting_s(sites, replace(RARE, **changes)) == pytest.approx(expected_s)
+
+
+def test_what_ran_as_a_gang_has_its_exchanges_in_its_pace() -> None:
+    """They are not counted twice; leases opened for it say the whole time, and its money."""
+    alone = [match("a", 1.0, 1.0), match("b", 2.0, 1.0)]
+    both = [replace(one, forecast=replace(RunForecast(run_s=3600.0), has_exchanges=True)) for one in alone]
+    waited_h = RARE.count * 3.0 / 3600
+    for offers, hours in ((alone, 1.0 + waited_h), (both, 1.0)):
+        found = best_gang(offers, 2, RARE, CREDIT)
+        assert found is not None
+        assert found.hours == pytest.approx(hours)
+        assert [one.metered_hours for one in found.matches] == pytest.approx([hours, hours])
+        assert found.credits == pytest.approx(3 * CREDIT * hours, rel=1e-5)
 
 
 def test_a_slow_cheap_offer_costs_the_time_of_the_others() -> None:
@@ -170,10 +190,10 @@ class Sites:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self.phases, self.posted, self.opened = 0.0, ["running", "queued"], list[on.Closed](), list[float]()
         self.newest = [self.lease("run-s0.0", "running"), self.lease("run-s1.0", "closed", reason="lost")]
-        client: Any = SimpleNamespace(post=self._post, lease=None)
+        self.up_since_s = 0.0
+        client: Any = SimpleNamespace(post=self._post, lease=None, state=self._pool)
         self.gang = GangRun(client, {**HANDLE, "firsts": [0, 0], "until_s": 0.0}, client)
         order = PoolOrder(run="run", tree="1" * 64, code="c", stoker="s", job_file="j")
-        monkeypatch.setattr(gang_run, "_now", lambda _: self.now_s)
         monkeypatch.setattr(GangRun, "leases", lambda _: [[one] for one in self.newest])
         monkeypatch.setattr(GangRun, "open", lambda _, __, limit_s, ___: self.opened.append(limit_s))
         monkeypatch.setattr(RentedRun, "order", lambda *_: order)
@@ -185,6 +205,10 @@ class Sites:
         fields = {"reason": "", "result": "", "outcome": "", "closed_by": "", "renter": "r", "closed_s": 100.0}
         about = {"is_gang_begun": True, "accepted_s": 1.0, "commitments": [], "running_s": 20, "offer_id": "box"}
         return {"lease_id": name, "state": state, "delegate": "pool", **fields, **about, **more}
+
+    def _pool(self, what: str) -> dict[str, float]:
+        assert what == "pool"
+        return {"now_s": self.now_s, "up_since_s": self.up_since_s}
 
     def _post(self, body: on.Closed, **_: Any) -> None:
         self.posted.append(body)
@@ -208,15 +232,22 @@ def test_sites_are_not_paid_long_for_waiting_until_another_finds_an_offer(monkey
     assert sites.opened == [40.0]
 
 
-def test_a_gang_that_is_paused_can_be_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_time_in_which_the_pool_was_away_is_no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool that was stopped for minutes could show no offer: the sites that go on are not closed for that."""
+    sites = Sites(monkeypatch)
+    sites.now_s, sites.up_since_s = 1000.0, 990.0
+    assert sites.gang.state().phase == "queued"
+    assert sites.posted == []
+    sites.now_s += gang_run.WAITED_S
+    assert sites.gang.state().why.startswith("site 1 has found no offer for 1 min 10 s")
+
+
+def test_a_gang_that_is_paused_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of its leases is live, so that none says it; and what a busy pool did not close is not taken for closed."""
-    monkeypatch.setenv("STOKER_CACHE", str(tmp_path))
     sites = Sites(monkeypatch)
     sites.now_s = 1000.0
     assert sites.gang.state().phase == "queued"
-    mark = stop_mark(sites.gang.handle)
-    mark.parent.mkdir(parents=True)
-    mark.touch()
+    sites.newest[1]["is_run_stopped"] = True
     assert (sites.gang.state().phase, sites.opened) == ("stopped", [])
 
     def busy(*_: Any, **__: Any) -> None:

@@ -380,6 +380,19 @@ def test_a_job_that_saves_nothing_is_not_worked_on_for_nothing(job: Job, pool: S
     assert pool.leases["job.0"]["reason"].startswith("refused: it has saved nothing for 15 min")
 
 
+def test_a_block_is_paid_up_to_its_commitment(job: Job, pool: SlowPool) -> None:
+    """A beat says the seconds right before it: none waits for the next block, or is lost with it."""
+    job._is_checked = True
+    until(lambda: job.tick() or pool.of(on.Beat))
+    job._began, job._next_beat = job._began - 7, float("inf")  # none is due
+    save(job, 10)
+    until(lambda: job.tick() or pool.of(on.Committed))
+    posted = [body for body in pool.posted if isinstance(body, on.Beat | on.Committed)]
+    assert isinstance(posted[-1], on.Committed)
+    assert isinstance(posted[-2], on.Beat)
+    assert posted[-2].running_s >= 7
+
+
 def test_a_job_that_waits_for_another_site_does_not_pass_for_one_that_saves_nothing(job: Job, pool: SlowPool) -> None:
     """Its agent leaves as well; but two of those in a row say nothing about the job, and do not end its run."""
     job._is_checked = True

@@ -210,6 +210,7 @@ def test_history_corrects_a_forecast() -> None:
     ]
     assert earlier_ratios([{**lease, "num_devices": 8}], "j", "h100") == []
     assert earlier_ratios([{**lease, "num_devices": 8}], "j", "h100", 8) == [1.5]
+    assert earlier_ratios([{**lease, "gang": "run"}], "j", "h100") == []  # it has waited for others
     assert earlier_ratios([lease, *others, {**lease, "forecast": {"hours": 1.0}}], "j", "h100") == [1.5]
 
 
@@ -231,7 +232,10 @@ def test_a_short_lease_says_how_fast_a_job_is_on_an_offer() -> None:
     }
     others = [{**lease, "forecast": {"job": "k"}}, {**lease, "commitments": blocks[:1]}]
     of_list = {key: value for key, value in lease.items() if key != "commitments"}
-    runs = earlier_runs([lease, resumed, *others, of_list], "j")
+    of_gang = earlier_runs([{**lease, "gang": "run"}, resumed], "j", in_gang=True)
+    assert [[run.has_exchanges for run in each] for each in of_gang.values()] == [[True]]
+    assert after_runs(RunForecast(run_s=9.0), *of_gang.values(), 60).has_exchanges
+    runs = earlier_runs([lease, resumed, *others, of_list, {**lease, "gang": "run"}], "j")
     assert runs == {
         "slow": [
             EarlierRun(updates_per_s=2.0, over_s=30.0, setup_s=8.0),

@@ -67,6 +67,7 @@ class Pool(FakePool):
         super().__init__(folder)
         self.address = SimpleNamespace(key=KEY, url="http://pool", __str__=lambda: f"http://pool#{KEY}")
         self.offers: dict[str, dict[str, Any]] = {}
+        self.stopped = set[str]()
         self.balance, self.num_waiting, self.contract, self.forward_price = 10**9, 0, "", 0
 
     def offer(self, name: str, price: int, **changes: Any) -> None:
@@ -86,9 +87,10 @@ class Pool(FakePool):
         listed = ListedOffer(offer=on.Offer(**fields | changes), agent=name, offered_s=0.0)
         self.offers[name] = {**to_json(listed), "is_free": True, "is_present": True, "record": to_json(Record())}
 
-    def state(self, what: str) -> Any:
+    def state(self, what: str, **_: str) -> Any:
         self._answer()
         more = {
+            "stopped": sorted(self.stopped),
             "offers": list(self.offers.values()),
             "pool": {"rules": to_json(self.rules()), "num_waiting": self.num_waiting},
             "balances": {"balances": {self.key.public: self.balance}},
@@ -100,6 +102,10 @@ class Pool(FakePool):
 
     def post(self, body: on.Body, **more: Any) -> None:
         super().post(body, **more)
+        if isinstance(body, on.RunStopped):
+            (self.stopped.add if body.is_stopped else self.stopped.discard)(body.run)
+            for one in self.leases.values():
+                one["is_run_stopped"] = body.is_stopped
         if isinstance(body, on.Opened):
             lease = self.add_lease(body.lease_id, body.order)
             lease |= {"agent": body.offer_id, "offer_id": body.offer_id, "check_fraction": body.verify_fraction}
@@ -365,8 +371,11 @@ def test_no_second_lease_is_opened_while_the_first_goes_on(pool, monkeypatch) ->
     assert len(pool.of(on.Opened)) == 1
 
 
-def test_a_run_that_waits_for_an_offer_can_be_stopped(pool) -> None:
-    """It has no lease that could be closed: nothing is opened once there are offers, until it is started again."""
+def test_a_run_that_waits_for_an_offer_can_be_stopped(pool, monkeypatch, tmp_path) -> None:
+    """It has no lease that could be closed: nothing is opened once there are offers, until it is started again.
+
+    Whichever machine of the renter follows it: the pool knows it is stopped.
+    """
     handle, lease = started(pool)
     offers = dict(pool.offers)
     pool.offers.clear()
@@ -374,11 +383,20 @@ def test_a_run_that_waits_for_an_offer_can_be_stopped(pool) -> None:
     assert LAUNCHER.state(handle).phase == "queued"
     LAUNCHER.stop(handle)
     pool.offers |= offers
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "elsewhere"))
     assert LAUNCHER.state(handle).phase == "stopped"
     assert len(pool.of(on.Opened)) == 1
     again = LAUNCHER.start(submission(), print)
     pool.leases[f"{again['job']}.1"]["state"] = "running"
     assert LAUNCHER.state(again).phase == "running"
+
+
+def test_who_follows_a_stopped_run_closes_what_is_left_of_it(pool) -> None:
+    """The machine that stopped it was cut off before it could close the lease."""
+    handle, lease = started(pool)
+    lease |= {"state": "running", "is_run_stopped": True}
+    assert LAUNCHER.state(handle).phase == "stopped"
+    assert [body.reason for body in pool.of(on.Closed)] == [rented_run.STOPPED]
 
 
 def test_a_busy_pool_has_not_stopped_a_run(pool, monkeypatch) -> None:
@@ -893,7 +911,7 @@ def test_checkpoints_and_memory_are_as_the_command_says(pool, tmp_path) -> None:
     assert (sent["ranks_each"], sent["are_ranks_fixed"]) == (2, True)
     assert "--memory" not in sent["arguments"], "the host's memory limits no GPU's"
     for options, every in (({"block": "60s"}, "120"), ({}, "600")):
-        with pytest.raises(BadJob, match=r"ends a block|takes no longer blocks"):
+        with pytest.raises(BadJob, match=r"ends a block|takes no blocks of more"):
             LAUNCHER.start(submission(run="other-1", arguments=("--checkpoint-every", every), options=options), print)
 
 

@@ -4,9 +4,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -14,6 +15,7 @@ from stoker.errors import BadRun, PlaceFailed
 from stoker.pool import events as on
 from stoker.pool.client import PoolAddress, PoolClient
 from stoker.pool.keys import Key, own_key
+from stoker.pool.request_limits import MOST_WAITING
 from stoker.pool.serve import serve_pool
 
 
@@ -41,6 +43,25 @@ def test_a_rendezvous_beside_the_pool(tmp_path: Path) -> None:
             taken.bind(("127.0.0.1", 0))
             with pytest.raises(BadRun, match="cannot listen at UDP port"):
                 serve_pool(tmp_path / "two", port=taken.getsockname()[1], is_p2p=True)
+
+
+@pytest.mark.slow
+def test_a_client_gets_in_while_another_holds_handshakes_open(tmp_path: Path) -> None:
+    """More than an address may have: connections that say nothing, or half a word, and never end their handshake."""
+    with served(tmp_path, "--tls") as address, ExitStack() as stack:
+        parts = urlsplit(address.url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        silent = []
+        for number in range(MOST_WAITING + 50):
+            one = stack.enter_context(socket.create_connection((parts.hostname, parts.port), timeout=20))
+            one.sendall(b"\x16\x03\x01"[: number % 4])
+            silent.append(one)
+        operator = PoolClient(address, own_key("control", tmp_path))
+        assert operator.post(on.Deposited(account="0" * 64, amount=1)).seq == 2
+        for one in silent[:50]:
+            with suppress(ConnectionError):
+                assert one.recv(1) == b""  # ended for those that came after it
 
 
 @pytest.mark.slow

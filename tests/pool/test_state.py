@@ -9,16 +9,17 @@ import pytest
 from stoker.pool import events as on
 from stoker.pool.bisection import points
 from stoker.pool.commitment import chain_head
-from stoker.pool.escrow import pay_for
+from stoker.pool.escrow import pay_for, required_deposit
 from stoker.pool.events import CREDIT, Body, Refused, sha256
 from stoker.pool.fair_use import to_preempt
 from stoker.pool.forwarding import forwarding_fee
 from stoker.pool.keys import Key
-from stoker.pool.lease import MOST_COMMITMENTS, TRANSITIONS, Lease
+from stoker.pool.lease import MOST_COMMITMENTS, STALLED, STALLED_S, TRANSITIONS, Lease, run_of
 from stoker.pool.merkle_root import merkle_root
 from stoker.pool.rules import apply
 from stoker.pool.rules.disputes import draw_message
 from stoker.pool.state import State
+from stoker.pool.watch import due
 from stoker.units import GIB
 from tests.pool.book import Book, offer, opened
 
@@ -337,7 +338,7 @@ def rightful(book: Book, body: Body, draw: random.Random) -> Key:
             return by_public[book.state.offers[name].agent] if name in book.state.offers else book.agent
         case on.Waiting():
             return draw.choice([book.renter, book.other])
-        case on.Opened() | on.GangOpened() | on.Cosigned():
+        case on.Opened() | on.GangOpened() | on.Cosigned() | on.RunStopped():
             return book.renter
         case on.Accepted() | on.Beat() | on.Committed() | on.Sent() | on.Reclaiming() | on.Finished():
             return book.agent if lease is None else by_public[lease.agent]
@@ -371,6 +372,7 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
             [
                 on.TeamMade(team=draw.choice(["a", "b"]), members=(anyone,), priority=draw.randrange(3), weight=2.0),
                 on.Waiting(request_id=f"r{draw.randrange(3)}", until_s=book.now_s + draw.randrange(1, 700)),
+                on.RunStopped(run=run_of(name, "") or "none", is_stopped=draw.random() < 0.5),
             ]
         )
     for ready in to_preempt(book.state, book.now_s):
@@ -385,7 +387,7 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
             on.Withdrawn(offer_id=box),
             on.Deposited(account=anyone, amount=draw.randrange(CREDIT)),
             opened(
-                f"job{number}",
+                f"job{number}.0",
                 offer_id=box,
                 rate_per_hour=rate,
                 deposit=draw.randrange(2 * CREDIT),
@@ -393,6 +395,7 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
                 most_forwarding=number * 500,
                 window_s=draw.randrange(3000),
                 verify_fraction=draw.choice([0.05, 1]),
+                is_paid_by_block=draw.random() < 0.5,
                 forecast=on.Forecast(hours=0.1, credits=draw.randrange(CREDIT // 2)),
             ),
         ]
@@ -553,3 +556,108 @@ def test_forwarding_is_paid_once_and_within_what_the_renter_said() -> None:
         book.post(book.operator, forwarded(inputs[1], 301, 301))
     book.post(book.operator, forwarded(inputs[1], 300, 300))
     assert (book.balance(book.renter), book.balance(book.operator)) == (renter - 900, operator + 900)
+
+
+def worked(*blocks_s: int, tail_s: int, **more: Any) -> Book:
+    """A lease that is paid by block, each of which took so long on the meter, and what came after the last one."""
+    book = Book()
+    book.run(beats=0, verify_fraction=0.05, is_paid_by_block=True, **more)
+    passed_s, previous = 0, ""
+    for index, each_s in enumerate((*blocks_s, tail_s)):
+        book.pass_time(each_s)
+        passed_s += each_s
+        book.post(book.agent, on.Beat(lease_id="job", index=index, running_s=passed_s))
+        book.post(book.renter, on.Cosigned(lease_id="job", index=index))
+        if index < len(blocks_s):
+            state = sha256(b"%d" % index)
+            block = {"block": index, "update": index + 1, "state": state, "blob": state, "previous": previous}
+            book.post(book.agent, on.Committed(lease_id="job", **block))
+            previous = state
+    return book
+
+
+def settled_pay(book: Book) -> int:
+    """What the agent has more than before, once the lease that has ended is settled [micro-credits]."""
+    book.pass_time(600)
+    book.post(book.operator, on.Final(lease_id="job"))
+    book.state.accounts.require_conserved(is_thorough=True)
+    return book.balance(book.agent) - 10 * CREDIT
+
+
+@pytest.mark.parametrize("who", ["agent", "renter", "silence", "results"])
+@pytest.mark.parametrize(
+    ("blocks_s", "tail_s", "of_tail_s"),
+    [((), 290, 0), ((60, 50), 40, 40), ((60, 50), 290, 50), ((200, 40, 200), 200, 40)],
+)
+def test_seconds_are_paid_by_the_block_that_they_led_to(
+    who: str, blocks_s: tuple[int, ...], tail_s: int, of_tail_s: int
+) -> None:
+    """An agent that accepts and does nothing gets nothing, whoever ends it; set-up is paid with the first block.
+
+    After the last block nothing is paid where it is the agent that ends the lease or falls silent; else no more than
+    the shortest block took.
+    """
+    book = worked(*blocks_s, tail_s=tail_s)
+    if who == "silence":
+        book.pass_time(40)
+        book.post(book.operator, on.Suspected(lease_id="job"))
+        book.post(book.operator, on.Lost(lease_id="job"))
+    elif who == "results":
+        book.post(book.agent, on.Finished(lease_id="job", result=sha256(b"result")))
+    else:
+        book.post(getattr(book, who), on.Closed(lease_id="job", reason="enough"))
+    expected_s = sum(blocks_s) + (of_tail_s if who in ("renter", "results") else 0)
+    held = book.state.held("job")[0]
+    assert held == required_deposit(pay_for(expected_s, CREDIT // 2), 1.0), "what cannot be paid is back at once"
+    assert settled_pay(book) == pay_for(expected_s, CREDIT // 2)
+
+
+def test_a_lease_without_a_block_is_ended_by_the_pool() -> None:
+    """Unpaid, and it stands in the agent's record; not before its agent would have left it, had it been honest."""
+    book = worked(60, tail_s=STALLED_S - 1)
+    with pytest.raises(Refused, match="goes on"):
+        book.post(book.operator, on.Closed(lease_id="job", reason=STALLED))
+    book.pass_time(1)
+    book.post(book.agent, on.Beat(lease_id="job", index=2, running_s=60 + STALLED_S))
+    book.post(book.renter, on.Cosigned(lease_id="job", index=2))
+    assert [body.reason for body in stalled_bodies(book)] == [STALLED]
+    for body in stalled_bodies(book):
+        book.post(book.operator, body)
+    assert book.state.record_of(book.agent.public).left == 1
+    assert settled_pay(book) == pay_for(60, CREDIT // 2)
+
+
+def stalled_bodies(book: Book) -> list[on.Closed]:
+    """What the control plane closes now."""
+    bodies = due(book.state, book.now_s, key=book.operator, up_since_s=0.0, present={})
+    return [body for body in bodies if isinstance(body, on.Closed)]
+
+
+def test_a_deposit_that_runs_out_pays_for_no_idle_minute() -> None:
+    """However short a lease an offer allows, so that its deposit is used up at once."""
+    minute = pay_for(60, CREDIT // 2)
+    terms = {"deposit": 2 * minute, "bond": minute, "forecast": on.Forecast(hours=1 / 60, credits=minute)}
+    for blocks_s, paid_s in (((), 0), ((20,), 40)):
+        book = worked(*blocks_s, tail_s=60, **terms)
+        book.post(book.operator, on.Closed(lease_id="job", reason="the deposit is used up"))
+        assert settled_pay(book) == pay_for(paid_s, CREDIT // 2)
+
+
+def test_no_lease_of_a_stopped_run_is_opened() -> None:
+    """By none of its renter's machines, until it is started again; others, and their runs, are not concerned."""
+    book = Book()
+    for name in ("box", "twin"):
+        book.post(book.agent, on.Offered(offer=offer(name, book.now_s)))
+    with pytest.raises(Refused, match="has had no lease"):
+        book.post(book.renter, on.RunStopped(run="run"))
+    book.post(book.renter, opened("run.0"))
+    with pytest.raises(Refused, match="has had no lease"):
+        book.post(book.other, on.RunStopped(run="run"))
+    book.post(book.renter, on.RunStopped(run="run"))
+    book.post(book.renter, on.Closed(lease_id="run.0", reason="stopped"))
+    with pytest.raises(Refused, match="was stopped by its renter"):
+        book.post(book.renter, opened("run.1"))
+    book.post(book.renter, opened("runs.1", offer_id="twin", deposit=2 * CREDIT))
+    book.post(book.renter, on.RunStopped(run="run", is_stopped=False))
+    book.post(book.renter, opened("run.1"))
+    assert book.state.stopped == set()

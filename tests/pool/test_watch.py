@@ -165,6 +165,17 @@ def test_a_pool_that_starts_again_settles_nothing_at_once() -> None:
         assert settle(book, {}, up_since_s=began_s) == ["refunded" if is_disputed else "final"]
 
 
+def test_time_in_which_the_pool_was_away_is_not_the_verifiers() -> None:
+    """Who was at work on a block before has its whole time after it, and nobody else is asked meanwhile."""
+    book = Book()
+    book.finish(beats=6, blocks=1, verify_fraction=1.0, window_s=3 * round(VERDICT_S))
+    assert settle(book, {book.other.public: ""}) == ["challenged"]
+    book.pass_time(VERDICT_S + 1)
+    both = {book.other.public: "", book.third.public: ""}
+    assert settle(book, both, up_since_s=book.now_s - 100) == []
+    assert settle(book, both) == ["challenged"]
+
+
 def test_a_lie_about_one_block_does_not_keep_the_others_from_being_checked() -> None:
     """A friend of a cheat who finds an honest block unequal does not end the replays of those that are wrong."""
     book = Book()

@@ -21,6 +21,8 @@ from stoker.pool.lease_index import LeaseIndex
 from stoker.pool.state import State
 from stoker.units import format_bytes, format_seconds
 
+MOST_UNSETTLED = 1000
+"""Leases of one renter that are not settled yet, at most."""
 MOST_OFFER_S = 30 * 24 * 3600.0
 """Time for which an offer stands unless it is made again: those of agents that are gone are forgotten [s]."""
 
@@ -62,6 +64,7 @@ class Admission:
         """
         self._require_stored(draft)
         self._require_deposit(draft)
+        self._require_agreed(draft)
 
     def unpaid(self, lease: Lease, digests: Iterable[str]) -> list[tuple[str, int]]:
         """Large blobs of these that the pool keeps for a lease and that are not paid for, with their sizes [bytes]."""
@@ -173,6 +176,37 @@ class Admission:
             )
         for opened in openings(body):
             self._require_deposit_of(opened)
+            self._require_few(draft.actor)
+
+    def _require_few(self, renter: str) -> None:
+        """Refuse a lease to a key with too many that are not settled: each is looked at every second.
+
+        Keys without credits count as one: they cost nothing, as leases at a price of 0.
+        """
+        state, is_payer = self._state, self._state.is_payer(renter)
+        others = (state.leases[name].renter for name in state.unsettled)
+        count = sum(one == renter or not (is_payer or state.is_payer(one)) for one in others)
+        if count >= MOST_UNSETTLED:
+            whose = "this key has" if is_payer else "keys without credits have together"
+            raise Refused(
+                f"{whose} {count:,} leases that are not settled, and no more are taken",
+                remedy="Wait until some are, or give them a shorter time to dispute: --place-option window=10min.",
+            )
+
+    def _require_agreed(self, draft: Draft) -> None:
+        """Refuse a renter that settles a lease before the pool has co-signed its last beats, which are its delegate's.
+
+        They would not be paid: a renter could close and settle in one moment.
+        """
+        body = draft.read_body()
+        if not isinstance(body, on.Final) or draft.actor == self._state.operator:
+            return
+        lease = self._state.lease(body.lease_id)
+        if lease.delegate == self._state.operator and lease.beat_index > lease.paid_index:
+            raise Refused(
+                f"beats of lease {lease.lease_id} up to {lease.beat_index} are not co-signed yet",
+                remedy="The pool does it in a moment; then it can be settled.",
+            )
 
     def _require_deposit_of(self, body: on.Opened) -> None:
         if (listed := self._state.offers.get(body.offer_id)) is None:

@@ -495,8 +495,8 @@ class Agent:
             _require_site(lease, order)
             if float(lease["check_fraction"]) and order.block_s > UNCOMMITTED_S:
                 raise BadJob(
-                    f"it commits each {format_seconds(order.block_s)}, and only {UNCOMMITTED_S} s after the "
-                    "last commitment are paid"
+                    f"it commits each {format_seconds(order.block_s)}, and what is not committed is not paid: "
+                    f"{UNCOMMITTED_S} s at most"
                 )
             if self._custody is not None:
                 self._custody.put_up(lease)

@@ -165,7 +165,7 @@ class BlobStore:
                         remedy="It broke off or was changed on its way: send it again.",
                     )
                 file.close()
-                sync_file(aside)
+                await asyncio.to_thread(sync_file, aside)  # of gigabytes, while the pool answers others
                 self._senders.setdefault(digest, set()).add(sender)
                 append_line(self.folder / "senders" / digest, sender, error=BadRun, is_durable=True)
                 aside.replace(target)

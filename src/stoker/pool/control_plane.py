@@ -39,12 +39,12 @@ from stoker.pool.escrow import short
 from stoker.pool.events import CLOCK_WINDOW_S, MOST_BYTES, Body, Draft, Event, Refused, draft_of, read_draft
 from stoker.pool.forwarding import forwarding_fee, forwarding_text
 from stoker.pool.keys import Key, is_signed
-from stoker.pool.lease import LIVE, Lease
+from stoker.pool.lease import LIVE, Lease, run_of
 from stoker.pool.lease_index import LeaseIndex
 from stoker.pool.log import EventLog
-from stoker.pool.presence import Presence
+from stoker.pool.presence import HearingClock, Presence
 from stoker.pool.probing import ANSWER_S, ProbeChannel, Prober, read_answer
-from stoker.pool.request_limits import MOST_AT_ONCE, RequestRates, TokenBuckets, TooMany, network_of_host
+from stoker.pool.request_limits import HEAD_S, MOST_AT_ONCE, RequestRates, TokenBuckets, TooMany, network_of_host
 from stoker.pool.rules import decide
 from stoker.pool.state import Change, ListedOffer
 from stoker.pool.watch import due
@@ -67,11 +67,13 @@ _MOST_SIGNED = 8
 _MOST_WAIT_S = 60.0
 _MOST_COMES_BYTES = 1024
 """What an agent that has come may say before the first question [bytes]."""
-_AWAY_S = 15.0
-"""Time between two looks after which this process itself was away, such as on a machine that slept [s]."""
+_AWAY_S = 5.0
+"""Time between two looks after which this process was away: stopped, on a machine that slept, or its disk hung [s]."""
 _MOST_JUMP_S = 3600.0
 _LIST_COST = 10.0
 """What a list counts as, in requests."""
+_ANSWER_BYTES, _EVENT_BYTES = 1 << 16, 1 << 11
+"""An answer counts as one more request for each so many bytes, and an event as one more event [bytes]."""
 _MOST_LISTED = 1000
 """Leases of one answer: the newest ones."""
 _NOT_LISTED = ("commitments", "challenges", "unsigned", "messages")
@@ -160,12 +162,17 @@ class ControlPlane:
         self.log = EventLog(folder / "log.db")
         self.blobs = BlobStore(folder / "blobs", blob_limits, now)
         self.state = self.log.replay()
-        self.up_since_s = now()
+        self._up_since_s = self._looked_s = now()
         self.leases = LeaseIndex(self.state, self.blobs)
         self.admission = Admission(self.state, self.blobs, self.leases, now)
         self._at_once = Counter[str]()
-        self.presence = Presence()
-        self.prober = None if probe_every_s is None else Prober(self.state, self._submit_own, every_s=probe_every_s)
+        self.hearing = HearingClock()
+        self.presence = Presence(self.hearing)
+        self.prober = (
+            None
+            if probe_every_s is None
+            else Prober(self.state, self._submit_own, every_s=probe_every_s, deaf_s=lambda: self.hearing.deaf_s)
+        )
         self.rendezvous: PeerRendezvous | None = None
         self._turn = asyncio.Lock()
         # Threads of their own: where a node does not answer, the log is written all the same.
@@ -210,6 +217,12 @@ class ControlPlane:
                 f"the money of this pool is in the contract {rules.contract}, without which it is not served",
                 remedy="Name it: --chain URL --contract ADDRESS --chain-key FILE.",
             )
+
+    @property
+    def up_since_s(self) -> float:
+        """Since when others can be heard [s since 1970]: now, where that was not looked at for a while."""
+        now_s = self._now()
+        return now_s if now_s - self._looked_s > _AWAY_S else self._up_since_s
 
     def application(self) -> Starlette:
         """The routes."""
@@ -329,13 +342,12 @@ class ControlPlane:
 
     async def _watch(self) -> None:
         """Sign what is due, again and again."""
-        cleaned_s, looked_s = time.monotonic(), self._now()
+        cleaned_s = time.monotonic()
         while True:
             try:
-                looked_s, before_s = self._now(), looked_s
-                if looked_s - before_s > _AWAY_S:
-                    self.up_since_s = looked_s  # silence counts from here: no agent could be heard
-                    _log.warning("this pool was away for %.0f s, or its clock jumped", looked_s - before_s)
+                async with self._turn:  # what came while the log could not be written is not taken yet
+                    self.hearing.look()
+                self._note_absence()
                 bodies = due(
                     self.state,
                     self._now(),
@@ -364,6 +376,14 @@ class ControlPlane:
             except Exception:  # noqa: BLE001 - else no lease would end any more; the fault is logged
                 _log.exception("a decision of the control plane failed")
             await asyncio.sleep(_TICK_S)
+
+    def _note_absence(self) -> None:
+        """Let silence count from here where no agent could be heard since the last look."""
+        now_s = self._now()
+        if now_s - self._looked_s > _AWAY_S:
+            self._up_since_s = now_s
+            _log.warning("this pool was away for %.0f s, or its clock jumped", now_s - self._looked_s)
+        self._looked_s = now_s
 
     async def _submit_own(self, body: Body) -> None:
         await self.submit(await asyncio.to_thread(self._own, body))
@@ -433,7 +453,9 @@ class ControlPlane:
                 raise TooMany(f"the address {network} has {MOST_AT_ONCE} requests open", remedy="Wait for answers.")
             self._at_once[network] += 1
             try:
-                return await answer(request)
+                response = await answer(request)
+                self._by_address.charge(f"HTTP {network}", len(getattr(response, "body", b"")) / _ANSWER_BYTES)
+                return response
             finally:
                 self._at_once[network] -= 1
                 if not self._at_once[network]:
@@ -443,14 +465,18 @@ class ControlPlane:
 
     async def _take(self, request: Request) -> Response:
         content = bytearray()
-        async for part in request.stream():
-            content += part
-            if len(content) > MOST_BYTES:
-                break
+        try:
+            async with asyncio.timeout(HEAD_S):
+                async for part in request.stream():
+                    content += part
+                    if len(content) > MOST_BYTES:
+                        break
+        except TimeoutError:
+            raise Refused(f"this event did not come within {HEAD_S:.0f} s", remedy="Send it again.") from None
         draft = read_draft(bytes(content))
         if not draft.is_signed():  # before it counts against the key, which another client may have written there
             raise _Unsigned(f"the signature is not of the key {short(draft.actor)} over this event in this pool")
-        self._by_key.take(draft.actor, f"the key {short(draft.actor)}")
+        self._by_key.take(draft.actor, f"the key {short(draft.actor)}", 1.0 + len(content) // _EVENT_BYTES)
         event = await self.submit(draft)
         signature = self.key.sign(receipt_message(self.key.public, event.seq, event.hash))
         return _json({"seq": event.seq, "hash": event.hash, "signature": signature})
@@ -510,10 +536,15 @@ class ControlPlane:
                 return _json([self._listed_document(lease) for lease in found])
             case "balances":
                 return _json({"deposited": state.accounts.deposited, "balances": state.accounts.balances})
+            case "stopped":
+                renter = request.query_params.get("renter", "")
+                return _json(sorted(run for key, run in state.stopped if key == renter))
             case "records":
                 return _json({agent: to_json(record) for agent, record in state.records.items()})
             case what:
-                raise _NotFound(f"{what[:80]!r} is not shown", remedy="pool, offers, leases, balances or records.")
+                raise _NotFound(
+                    f"{what[:80]!r} is not shown", remedy="pool, offers, leases, stopped, balances or records."
+                )
 
     async def _lease(self, request: Request) -> Response:
         name = request.path_params["lease_id"]
@@ -532,6 +563,7 @@ class ControlPlane:
             "bond_held": bond,
             "verdict": verdict.hex(),
             "is_agent_away": self.presence.is_away(lease.agent),
+            "is_run_stopped": (lease.renter, run_of(lease.lease_id, lease.gang)) in self.state.stopped,
             "bulk": {"direct_bytes": direct, "pool_bytes": sum(here.values())},
             **self._gang_document(lease),
         }

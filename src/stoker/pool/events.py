@@ -13,6 +13,7 @@ they are paid by the second.
 | deposited | control plane | admits a key, and gives it credits |
 | offered, withdrawn | agent | puts a device up, or takes it back |
 | opened | renter | takes an offer: deposit into escrow |
+| stopped | renter | no further lease of a run is opened, or again |
 | gang | renter | takes several offers for the sites of one run, all or none; see `gang` |
 | accepted | agent | bond into escrow; the meter may run |
 | beat | agent | seconds run so far |
@@ -350,6 +351,7 @@ class Opened(Body):
         most_forwarding: spent at most on large blobs that go through the pool, besides the deposit [micro-credits].
         gang: name of the gang whose site this is; "": the run has one lease at a time.
         site, sites: which site, from 0, of how many.
+        is_paid_by_block: of a lease that is checked, only what was committed is paid; see `Lease.payable_s`.
     """
 
     lease_id: str
@@ -369,6 +371,7 @@ class Opened(Body):
     gang: str = ""
     site: int = 0
     sites: int = 0
+    is_paid_by_block: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -397,6 +400,22 @@ class GangOpened(Body):
         super().__post_init__()
         if not 2 <= len(self.leases) <= MOST_SITES or not all(one.gang for one in self.leases):
             raise BadSetting(f"leases: wanted 2 to {MOST_SITES}, each of one gang")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStopped(Body):
+    """No lease of a run, or of a gang, is opened any more, whichever machine of the renter asks; or again.
+
+    `run`: what the names of its leases begin with, `RUN.0`, `RUN.1`, …; or the name of the gang.
+    """
+
+    run: str
+    is_stopped: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not _ID.fullmatch(self.run):
+            raise BadSetting(f"run {self.run[:80]!r}: wanted 1 to 64 letters, digits, '.', '_' or '-'")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -736,6 +755,7 @@ KINDS: dict[str, type[Body]] = {
     "withdrawn": Withdrawn,
     "opened": Opened,
     "gang": GangOpened,
+    "stopped": RunStopped,
     "accepted": Accepted,
     "beat": Beat,
     "cosigned": Cosigned,

@@ -29,7 +29,7 @@ from stoker.pool.events import NotNow, Refused
 from stoker.pool.forwarding import BULK_BYTES, require_forwardable
 from stoker.pool.job_box import PoolOrder
 from stoker.pool.lease import LIVE, RELEASED
-from stoker.pool.lease_documents import AWAY, described, is_left_alone, most_spent, resting_offers
+from stoker.pool.lease_documents import AWAY, described, is_left_alone, is_run_stopped, most_spent, resting_offers
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import DEFAULT_LINK_BYTES_PER_S, Match
 from stoker.pool.rented_run import (
@@ -39,7 +39,6 @@ from stoker.pool.rented_run import (
     leases_of,
     most_forwarding,
     short_of_credits,
-    stop_mark,
 )
 from stoker.pool.terms import Exchanges, Terms, ranked_offers
 from stoker.records.launch import LaunchPhase, LaunchState
@@ -62,7 +61,7 @@ class GangMatch:
     Attributes:
         matches: by site.
         hours: until the slowest is done, exchanges included [h].
-        exchange_s: of one exchange [s].
+        exchange_s: for which all wait in one exchange [s].
         credits: of all sites [micro-credits].
         score: `credits` and the worth of `hours` [micro-credits].
     """
@@ -121,15 +120,27 @@ def best_gang(
     return best
 
 
+def waiting_s(matches: Sequence[Match], exchanges: Exchanges) -> float:
+    """Time for which all sites wait in one exchange of all weights [s]: what the updates made during it do not cover.
+
+    Each fragment is an exchange of its own.
+    """
+    fragment_s = exchange_s(matches, exchanges.num_bytes / exchanges.fragments)
+    update_s = max(one.metered_hours for one in matches) * 3600 / max(1, exchanges.num_updates)
+    return exchanges.fragments * max(0.0, fragment_s - exchanges.overlap * update_s)
+
+
 def _gang_of(matches: Sequence[Match], exchanges: Exchanges, value_per_hour: int) -> GangMatch:
-    each_s = exchange_s(matches, exchanges.num_bytes)
+    each_s = waiting_s(matches, exchanges)
     waited_h = exchanges.count * each_s / 3600
-    hours = max(one.hours for one in matches) + waited_h
-    metered_h = max(one.metered_hours for one in matches) + waited_h
+    # Where sites ran before, their pace has the waiting in it.
+    waits = [0.0 if one.forecast is not None and one.forecast.has_exchanges else waited_h for one in matches]
+    hours = max(one.hours + wait for one, wait in zip(matches, waits, strict=True))
+    metered_h = max(one.metered_hours + wait for one, wait in zip(matches, waits, strict=True))
     # Replays cost the share of the price that they have in the match of a single lease.
     credits_ = sum(one.credits * (metered_h / one.metered_hours if one.metered_hours else 1.0) for one in matches)
     return GangMatch(
-        matches=tuple(matches),
+        matches=tuple(replace(one, metered_hours=metered_h) for one in matches),
         hours=hours,
         exchange_s=each_s,
         credits=round(credits_),
@@ -272,6 +283,10 @@ class GangRun:
         if not all(leases):
             return seen_now(phase="failed", why="the pool knows no lease of one of the sites")
         newest = [of_site[-1] for of_site in leases]
+        if any(is_run_stopped(one) and one["state"] in LIVE for one in newest):  # who stopped it has not closed all
+            self.stop()
+            leases = self.leases()
+            newest = [of_site[-1] for of_site in leases]
         if not newest[0]["is_gang_begun"]:
             return self._complete(newest, leases)
         of_start = [one for chain, first in zip(leases, self.handle["firsts"], strict=True) for one in chain[first:]]
@@ -327,11 +342,12 @@ class GangRun:
         """
         if "queued" not in phases:
             return ""
-        now_s, newest = _now(self.client), [chain[-1] for chain in self.leases()]
+        pool, newest = self.client.state("pool"), [chain[-1] for chain in self.leases()]
+        now_s, up_since_s = float(pool["now_s"]), float(pool["up_since_s"])  # before that no offer could be taken
         if any(one["result"] for one in newest):
             return ""
         for site, last in enumerate(newest):
-            waited_s = now_s - float(last["closed_s"])
+            waited_s = now_s - max(float(last["closed_s"]), up_since_s)
             if phases[site] == "queued" and last["state"] not in LIVE and waited_s > WAITED_S:
                 return f"site {site} has found no offer for {format_seconds(waited_s)}"
         return ""
@@ -350,7 +366,7 @@ class GangRun:
         self, leases: list[list[dict[str, Any]]], failed: list[list[dict[str, Any]]], why: str
     ) -> LaunchState:
         """Open the leases of all sites again, each to go on from its last block; offers of leases in `failed` rest."""
-        if stop_mark(self.handle).exists():
+        if any(is_run_stopped(chain[-1]) for chain in leases):
             return seen_now(phase="stopped", why=f"stopped as asked, while it had no leases: {why}")
         avoided = set[str]().union(*(resting_offers(chain, _now(self.client)) for chain in failed))
         left_s = min(run.left_s(chain) for run, chain in zip(self.sites, leases, strict=True))

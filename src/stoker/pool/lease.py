@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 from stoker.pool.bisection import Bisection, Party
@@ -38,7 +39,14 @@ MOST_COMMITMENTS = 10_000
 MOST_MESSAGES = 10_000
 """Messages that a site sends in one lease at most."""
 UNCOMMITTED_S = 300
-"""Time of the meter after its last commitment for which a lease that is checked is paid, at least [s]."""
+"""Longest block of a lease that is checked, as its order has it; what is paid without a commitment is no more [s]."""
+MOST_UNPAID = 3
+"""A job that is checked has saved after so many blocks' time, of `UNCOMMITTED_S` at least, or its agent leaves it."""
+STALLED_S = 2 * MOST_UNPAID * UNCOMMITTED_S
+"""Time on the meter without a block after which the pool ends a lease that is paid by block [s]: no honest agent would
+go on for so long."""
+STALLED = "no block was committed for so long that the agent does nothing, or the job"
+"""Reason of such a lease."""
 VERDICT_S = 600.0
 """Least time that a verifier has for a block, before another one is asked [s]."""
 RELEASED = "released: not all sites were accepted in time"
@@ -113,6 +121,15 @@ LIVE: frozenset[LeaseState] = frozenset({"open", "funded", "running", "suspect",
 """The device is taken."""
 METERED: frozenset[LeaseState] = frozenset({"running", "suspect", "reclaiming"})
 """The agent has accepted, and the job runs or may run."""
+
+
+def run_of(lease_id: str, gang: str) -> str:
+    """Name of the run that a lease is of: that of its gang, or what stands before the number in its name.
+
+    >>> run_of("3f-job-17.2", ""), run_of("3f-job-17-s0.2", "3f-job-17")
+    ('3f-job-17', '3f-job-17')
+    """
+    return gang or lease_id.rpartition(".")[0]
 
 
 def on_chain(address: str) -> str:
@@ -260,6 +277,8 @@ class Lease:
         forwarded: large blobs that went through the pool, of `forwarded_bytes`, for `forwarded_credits`.
         gang, site: the gang whose site it is; "": none. See `gang`.
         messages: that it has sent to the other sites.
+        is_paid_by_block: what it is paid for; see `payable_s`.
+        unproven_s: of a lease that has ended so, seconds after its last commitment that are paid all the same.
     """
 
     lease_id: str
@@ -312,6 +331,8 @@ class Lease:
     gang: str = ""
     site: int = 0
     messages: tuple[SentMessage, ...] = ()
+    is_paid_by_block: bool = False
+    unproven_s: int = 0
 
     @property
     def renter_account(self) -> str:
@@ -428,17 +449,46 @@ class Lease:
             )
 
     @property
-    def payable_s(self) -> int:
-        """Co-signed seconds that are paid: of a lease that is checked, up to one block after its last commitment.
+    def committed_s(self) -> int:
+        """Seconds on the meter at its last commitment; 0: it has none."""
+        return self.commitments[-1].running_s if self.commitments else 0
 
-        Work without a commitment could not be checked. A block is as long as those before
-        were on average, and `UNCOMMITTED_S` at least.
+    @property
+    def payable_s(self) -> int:
+        """Co-signed seconds that are paid."""
+        return min(self.paid_s, self.most_payable_s)
+
+    @property
+    def most_payable_s(self) -> int:
+        """Seconds that are paid if all are co-signed: of a lease that is checked, those that could be checked.
+
+        That is up to the last commitment, and `unproven_s` after it. In leases of earlier versions (not
+        `is_paid_by_block`) it is up to one block after it: as long as those before were on average, and `UNCOMMITTED_S`
+        at least.
         """
         if not self.check_fraction:
-            return self.paid_s
-        committed_s = self.commitments[-1].running_s if self.commitments else 0
+            return self.running_s
+        committed_s = self.committed_s
+        if self.is_paid_by_block:
+            return min(self.running_s, committed_s + self.unproven_s)
         block_s = committed_s // max(1, len(self.commitments))
-        return min(self.paid_s, committed_s + max(UNCOMMITTED_S, block_s))
+        return min(self.running_s, committed_s + max(UNCOMMITTED_S, block_s))
+
+    @property
+    def tail_s(self) -> int:
+        """What an agent is paid for after its last commitment, where its lease ends without its doing [s].
+
+        The shortest block so far, and none before the first: more than was done at least once is not believed.
+        """
+        at = [0, *(one.running_s for one in self.commitments)]
+        return min((after - before for before, after in pairwise(at)), default=0)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether a lease that is paid by block has gone on for too long without one."""
+        block_s = self.committed_s // max(1, len(self.commitments))
+        longest_s = max(STALLED_S, 2 * MOST_UNPAID * block_s)
+        return bool(self.check_fraction) and self.is_paid_by_block and self.running_s - self.committed_s >= longest_s
 
     @property
     def settles_s(self) -> float:

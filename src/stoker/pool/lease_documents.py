@@ -12,12 +12,15 @@ from typing import Any
 
 from stoker.pool.escrow import pay_for
 from stoker.pool.job_box import PoolOrder
+from stoker.pool.lease import LIVE, STALLED
 from stoker.units import format_bytes
 
 _REST_S, _MOST_REST_S = 60.0, 6 * 3600.0
 """An offer rests so long after a lease that came to nothing, twice as long after each further one [s]."""
 AWAY = "its agent was away before it accepted"
 """Reason of a lease that its renter closed for that."""
+_FAILED = ("lost", STALLED)
+"""Reasons of leases that the pool closed for what their agent did not do."""
 _LOST_S = 1800.0
 """So long after an agent was lost, others are asked before it [s]."""
 
@@ -46,10 +49,21 @@ def most_spent(lease: Mapping[str, Any]) -> int:
         return spent
     rate = int(lease["rate_per_hour"])
     if lease["state"] == "final":
-        return spent + pay_for(int(lease["paid_s"]), rate)
+        settled = lease.get("settlement")
+        return spent + (pay_for(int(lease["paid_s"]), rate) if settled is None else int(settled["pay"]))
     pay = pay_for(max(int(lease["paid_s"]), int(lease["running_s"])), rate)
     drawn = math.ceil(float(lease["check_fraction"]) * pay) if lease["commitments"] else 0
     return spent + pay + max(0, drawn - fees)
+
+
+def counted_s(lease: Mapping[str, Any]) -> int:
+    """Seconds of the run's time that a lease has used [s]: none that it was closed without being paid for."""
+    running_s = int(lease["running_s"])
+    is_paid_whole = not lease.get("is_paid_by_block") or not float(lease["check_fraction"])
+    if is_paid_whole or lease["state"] in LIVE:
+        return running_s
+    committed_s = int(lease["commitments"][-1]["running_s"]) if lease["commitments"] else 0
+    return min(running_s, committed_s + int(lease.get("unproven_s", 0)))
 
 
 def verdicts(lease: Mapping[str, Any], block: int) -> tuple[int, int]:
@@ -83,6 +97,11 @@ def num_good_blocks(lease: Mapping[str, Any]) -> int:
         if equal <= unequal:
             return block
     return len(lease["commitments"])
+
+
+def is_run_stopped(lease: Mapping[str, Any]) -> bool:
+    """Whether the renter has stopped the run of a lease, on whichever machine: no other lease of it is opened."""
+    return bool(lease.get("is_run_stopped"))
 
 
 def is_stopped(lease: Mapping[str, Any]) -> bool:
@@ -135,7 +154,7 @@ def recently_lost(leases: list[dict[str, Any]]) -> set[str]:
     return {
         str(lease["agent"])
         for lease in leases
-        if lease["reason"] == "lost" and now_s - float(lease["closed_s"]) < _LOST_S
+        if lease["reason"] in _FAILED and now_s - float(lease["closed_s"]) < _LOST_S
     }
 
 
@@ -146,5 +165,5 @@ def resting_offers(leases: list[dict[str, Any]], now_s: float) -> set[str]:
         offer = str(lease["offer_id"])
         rest_s[offer] = _REST_S if lease["commitments"] else min(_MOST_REST_S, 2 * rest_s.get(offer, _REST_S / 2))
         is_over = lease["closed_by"] == lease["delegate"] and lease["commitments"]  # deposit or time, and no failure
-        until_s[offer] = 0.0 if is_over and lease["reason"] != "lost" else float(lease["closed_s"]) + rest_s[offer]
+        until_s[offer] = 0.0 if is_over and lease["reason"] not in _FAILED else float(lease["closed_s"]) + rest_s[offer]
     return {offer for offer, rested_s in until_s.items() if now_s < rested_s}

@@ -30,7 +30,7 @@ from stoker.pool.client import DiskFailed, PoolClient, is_passing
 from stoker.pool.commitment import Block, keep_block
 from stoker.pool.isolation import HOST_FULL, LEAST_FREE_BYTES, Host, IsolatedProcess, is_owners, remove_tree
 from stoker.pool.job_box import JobBox, PoolOrder, read_order
-from stoker.pool.lease import BEAT_S, SAVES_NOTHING, UNCOMMITTED_S
+from stoker.pool.lease import BEAT_S, MOST_UNPAID, SAVES_NOTHING, UNCOMMITTED_S
 from stoker.pool.message_carrier import MessageCarrier
 from stoker.records.codec import loads, printable
 from stoker.store import CheckpointStore
@@ -51,8 +51,6 @@ _MOST_TRIES = 5
 _FETCH_TRIES, _RETRY_S = 60, 10.0
 """Tries to fetch what a job needs while the pool does not answer, and time between two [s]."""
 _MOST_OUTPUT_BYTES = 4096
-_MOST_UNPAID = 3
-"""A job that is checked has saved after so many times what is paid without a commitment, or it is left."""
 _SENDING_ENDS_S = 5.0
 _BEAT_AGAIN_S = 2.0
 """Time until a beat that was not taken is sent again [s]."""
@@ -209,7 +207,7 @@ class LeasedJob:
         self._ended_s: float | None = None
         self._next_beat, self._beat_index, self._samples = 0.0, 0, 0
         self._num_blocks, self._previous, self._update, self._committed_at = 0, "", 0, 0.0
-        self._committed_ran_s = 0
+        self._committed_ran_s = self._beaten_s = 0
         self._seen: tuple[int, int] | None = None
         self._refused: tuple[int, int] | None = None
         self._upload: _Upload | None = None
@@ -249,6 +247,7 @@ class LeasedJob:
             blocks: what was committed before.
         """
         self._beat_index, self._ran_before_s, self._committed_ran_s = beats, ran_s, int(ran_s)
+        self._beaten_s = int(ran_s)
         self._samples = samples
         self._take_over(blocks, order)
 
@@ -438,23 +437,27 @@ class LeasedJob:
         return set() if self._process is None else self._process.pids
 
     def _beat(self) -> None:
+        if time.monotonic() >= self._next_beat:
+            self._post_beat()
+
+    def _post_beat(self) -> None:
+        """Say how long the job has run."""
         now = time.monotonic()
-        if now < self._next_beat:
-            return
         self._next_beat = now + min(self._beat_s, _BEAT_AGAIN_S)
         state = self._host_state()
         self._samples = max(self._samples, 0 if state is None else state.samples)
+        running_s = self.running_s
         self._client.post(
             on.Beat(
                 lease_id=self.lease_id,
                 index=self._beat_index,
-                running_s=self.running_s,
+                running_s=running_s,
                 samples=self._samples,
                 state=self._previous,
             ),
             answer_s=BEAT_S,  # a line that hangs costs one beat
         )
-        self._beat_index += 1
+        self._beat_index, self._beaten_s = self._beat_index + 1, running_s
         self._next_beat = now + self._beat_s
 
     def _unpaid(self) -> str:
@@ -465,7 +468,7 @@ class LeasedJob:
         if not self._is_checked or self._upload is not None or self._kept is not None or self._sends_from:
             return ""
         block_s = self._committed_ran_s / max(1, self._num_blocks)
-        if self.running_s - self._committed_ran_s <= _MOST_UNPAID * max(UNCOMMITTED_S, block_s):
+        if self.running_s - self._committed_ran_s <= MOST_UNPAID * max(UNCOMMITTED_S, block_s):
             return ""
         unpaid = format_seconds(self.running_s - self._committed_ran_s)
         if self._carrier is not None and self._carrier.is_waiting:
@@ -517,6 +520,8 @@ class LeasedJob:
     def _commit(self, place: tuple[int, int], block: Block) -> None:
         """Post a commitment; where the pool does not answer, it is posted at the next tick."""
         if block.update > self._update:
+            if self._is_checked and self.running_s > self._beaten_s:  # a commitment is paid up to the beat before it
+                self._post_beat()
             try:
                 self._client.post(
                     on.Committed(

@@ -56,6 +56,7 @@ class RunForecast:
         raw_s: `run_s` before earlier runs corrected it [s]; 0: they did not.
         setup_s: from accepted to training, transfers not counted [s]; None: as `Needs` has it.
         total_updates: of the whole run; 0: not known.
+        has_exchanges: whether `run_s` is of a site of a gang, with its waiting for the others.
     """
 
     run_s: float
@@ -65,6 +66,7 @@ class RunForecast:
     raw_s: float = 0.0
     setup_s: float | None = None
     total_updates: int = 0
+    has_exchanges: bool = False
 
     def done_s(self, updates: int) -> float:
         """What the first updates of the run take of `run_s` [s]; 0 where their share is not known."""
@@ -518,6 +520,8 @@ def calibrated(forecast: RunForecast, ratios: Sequence[float]) -> RunForecast:
 def earlier_ratios(leases: Sequence[Mapping[str, Any]], job: str, device: str, num_devices: int = 1) -> list[float]:
     """Actual against forecast time of a job's finished leases on a kind of device, from the pool's own record.
 
+    Sites of gangs are left out: they wait for each other, which is not in the forecast of one.
+
     Args:
         leases: as the control plane shows them.
         job: the job's name in its forecasts (`events.Forecast.job`).
@@ -528,6 +532,7 @@ def earlier_ratios(leases: Sequence[Mapping[str, Any]], job: str, device: str, n
         lease["running_s"] / 3600 / lease["forecast"]["raw_hours"]
         for lease in leases
         if lease["reason"] == "finished"
+        and not lease.get("gang")
         and (lease["device"], lease["forecast"].get("job", "")) == (device, job)
         and int(lease.get("num_devices", 1)) == num_devices
         and lease["forecast"].get("raw_hours", 0) > 0
@@ -543,21 +548,29 @@ class EarlierRun:
         updates_per_s: between its first and its last block, evaluations and saves among them [updates/s].
         over_s: time between them [s].
         setup_s: metered time before the first update [s]; None: it went on from a block, and cannot say.
+        has_exchanges: whether it was a site of a gang.
     """
 
     updates_per_s: float
     over_s: float
     setup_s: float | None
+    has_exchanges: bool = False
 
 
-def earlier_runs(leases: Sequence[Mapping[str, Any]], job: str) -> dict[str, list[EarlierRun]]:
+def earlier_runs(
+    leases: Sequence[Mapping[str, Any]], job: str, *, in_gang: bool = False
+) -> dict[str, list[EarlierRun]]:
     """What earlier leases of a job showed, by the offer's name; those without their blocks, as in lists, show nothing.
+
+    `in_gang`: as sites of a gang, whose pace has their exchanges in it; else alone.
 
     A block's time is when it was committed: two blocks say how fast updates are made without what came before them.
     """
     found: dict[str, list[EarlierRun]] = {}
     for lease in leases:
         blocks = lease.get("commitments", ())
+        if bool(lease.get("gang")) is not in_gang:
+            continue
         if lease["forecast"].get("job", "") != job or len(blocks) < 2 or blocks[-1]["at_s"] <= blocks[0]["at_s"]:
             continue
         over_s = blocks[-1]["at_s"] - blocks[0]["at_s"]
@@ -565,7 +578,12 @@ def earlier_runs(leases: Sequence[Mapping[str, Any]], job: str) -> dict[str, lis
         unmetered_s = max(0.0, lease["heard_s"] - lease["accepted_s"] - lease["running_s"])
         setup_s = blocks[0]["at_s"] - lease["accepted_s"] - unmetered_s - blocks[0]["update"] / pace
         is_whole = lease["forecast"].get("raw_hours", 0) > 0
-        run = EarlierRun(updates_per_s=pace, over_s=over_s, setup_s=max(0.0, setup_s) if is_whole else None)
+        run = EarlierRun(
+            updates_per_s=pace,
+            over_s=over_s,
+            setup_s=max(0.0, setup_s) if is_whole else None,
+            has_exchanges=in_gang,
+        )
         found.setdefault(str(lease["offer_id"]), []).append(run)
     return found
 
@@ -588,6 +606,7 @@ def after_runs(forecast: RunForecast, runs: Sequence[EarlierRun], num_updates: i
         setup_s=float(np.median(setups)) if setups else None,
         raw_s=forecast.raw_s or forecast.run_s,
         reference_flop_per_s=0.0,
+        has_exchanges=all(run.has_exchanges for run in runs),
     )
 
 

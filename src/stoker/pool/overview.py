@@ -220,6 +220,9 @@ def _lease(document: dict[str, Any], account: str) -> dict[str, Any]:
     """A lease in which an account has part: its meter, money in credits, and what was replayed of it."""
     own = {name: value for name, value in document.items() if name in Lease.__dataclass_fields__}
     lease = from_json(own, Lease)
+    so_far = 0 if lease.outcome else pay_for(lease.paid_s, lease.rate_per_hour)
+    if lease.settlement is not None:
+        so_far = lease.settlement.pay
     return {
         "lease_id": lease.lease_id,
         "role": "rented" if lease.renter == account else "lent",
@@ -238,7 +241,7 @@ def _lease(document: dict[str, Any], account: str) -> dict[str, Any]:
         "paid_s": lease.paid_s,
         "samples": lease.samples,
         "rate": lease.rate_per_hour / CREDIT,
-        "so_far": 0 if lease.outcome else pay_for(lease.paid_s, lease.rate_per_hour) / CREDIT,
+        "so_far": so_far / CREDIT,
         "limit": lease.deposit / CREDIT,
         "forecast_h": lease.forecast.hours,
         "forecast": lease.forecast.credits / CREDIT,

@@ -42,6 +42,8 @@ _MOST_ROWS_BYTES, _MOST_SAID_BYTES = 24 << 20, 16 << 10
 _MOST_VALUES = 100
 """Values of a large answer: it has three, each a text in base64."""
 _WAIT_S = 20.0
+_MOST_DEAF_S = 0.5
+"""Time of a probe in which the control plane was away, at most [s]."""
 _LEFT_S = 3600.0
 """So long an agent is not asked that did not come, did not answer, or never in time: others would wait again [s]."""
 
@@ -149,6 +151,7 @@ class Prober:
         state: of the pool.
         submit: puts what was found into the log.
         every_s: time between two screens [s].
+        deaf_s: for how long the control plane could hear no agent, so far [s]: a probe in such a time says nothing.
         prove: asks one device and times it.
     """
 
@@ -157,9 +160,11 @@ class Prober:
         state: State,
         submit: Callable[[Probed], Coroutine[Any, Any, object]],
         every_s: float,
+        deaf_s: Callable[[], float] = lambda: 0.0,
         prove: Callable[..., HardwareProof] = prove_hardware,
     ) -> None:
         self._state, self._submit, self._every_s, self._prove = state, submit, every_s, prove
+        self._deaf_s = deaf_s
         self.networks: dict[str, str] = {}
         """Addresses of the agents that take part, by key."""
         self._channels: dict[tuple[str, int], ProbeChannel] = {}
@@ -252,10 +257,14 @@ class Prober:
             wake(one.agent)
 
     async def _run(self, offers: Sequence[ListedOffer], rounds: int) -> None:
-        body = None
+        body, deaf_s, is_void = None, self._deaf_s(), False
         try:
             body = await asyncio.to_thread(self._made, offers, rounds)
-            if body is None:
+            is_void = self._deaf_s() - deaf_s > _MOST_DEAF_S
+            if is_void:  # answers came in time, and were not read
+                body = None
+                _log.info("a probe came to nothing: this pool was away")
+            elif body is None:
                 _log.info("a probe came to nothing: too few came, answered, and kept to their claims")
             else:
                 await self._submit(body)
@@ -271,7 +280,7 @@ class Prober:
             agents = {one.offer.offer_id: one.agent for one in offers}
             left = [] if body is None else [one.agent for one in body.offers if is_never_in_time(one)]
             for (offer_id, _), channel in self._channels.items():
-                if channel.is_silent or not channel.has_come.is_set():
+                if not is_void and (channel.is_silent or not channel.has_come.is_set()):
                     left.append(agents[offer_id])
                 channel.end()
             self._left_until_s |= dict.fromkeys(left, time.monotonic() + _LEFT_S)

@@ -34,9 +34,11 @@ from stoker.pool.lease import ACCEPT_S, LIVE, SAVES_NOTHING, SENT_OTHERWISE
 from stoker.pool.lease_documents import (
     AWAY,
     checks_described,
+    counted_s,
     described,
     is_judged,
     is_left_alone,
+    is_run_stopped,
     is_stopped,
     is_wrong,
     most_spent,
@@ -53,7 +55,6 @@ from stoker.pool.rules.market import MOST_WAIT_S
 from stoker.pool.terms import Terms, ranked_offers
 from stoker.records.codec import dumps, from_json, parsed
 from stoker.records.launch import LaunchPhase, LaunchState
-from stoker.store import cache_root
 from stoker.store.checkpoint_store import MANIFEST, manifest_from
 from stoker.store.disk_errors import disk_errors
 from stoker.units import format_seconds
@@ -101,6 +102,9 @@ class RentedRun:
         leases = leases_of(self.client, self.handle["job"])
         if not leases:
             return seen_now(phase="failed", why="the pool knows no lease of this run")
+        if is_run_stopped(leases[-1]) and leases[-1]["state"] in LIVE:  # who stopped it has not closed it
+            self.stop()
+            leases = leases_of(self.client, self.handle["job"])
         last, restarts = leases[-1], len(leases) - 1 - int(self.handle["first"])
         state, reason = str(last["state"]), str(last["reason"])
         poisoned = wrong_blocks(leases, self.order)
@@ -271,11 +275,11 @@ class RentedRun:
     def left_s(self, leases: list[dict[str, Any]]) -> float:
         """Time of the run that no lease has used [s]."""
         mine = leases[int(self.handle["first"]) :]
-        return float(self.handle["limit_s"]) - sum(int(lease["running_s"]) for lease in mine if not lease["outcome"])
+        return float(self.handle["limit_s"]) - sum(counted_s(lease) for lease in mine if not lease["outcome"])
 
     def _next(self, leases: list[dict[str, Any]], restarts: int, why: str, preferred: str = "") -> LaunchState:
         """Open the next lease; at the offer `preferred`, if it is still free."""
-        if stop_mark(self.handle).exists():
+        if is_run_stopped(leases[-1]):
             return seen_now(phase="stopped", why=f"stopped as asked, while it had no lease: {why}", restarts=restarts)
         if len(leases) >= MOST_LEASES:
             return seen_now(phase="failed", why=f"{len(leases)} leases ended without a result; the last: {why}")
@@ -459,6 +463,7 @@ class RentedRun:
             gang=str(self.handle.get("gang", "")),
             site=order.site,
             sites=order.sites,
+            is_paid_by_block=bool(terms.verify),
         )
 
     def _affordable(
@@ -614,9 +619,9 @@ def close_lease(client: PoolClient, lease: Mapping[str, Any], reason: str, patie
             raise
 
 
-def stop_mark(handle: Handle) -> Path:
-    """A file that is there from a run's stop to its next start: the log has no place for it where no lease is live."""
-    return cache_root() / "pool" / str(handle.get("gang") or handle["job"]) / "stopped"
+def run_name(handle: Handle) -> str:
+    """The name of a run as its renter stops it: that of its gang, for a site."""
+    return str(handle.get("gang") or handle["job"])
 
 
 def short_of_credits(left: int, most: int, why: str, forwarding: int) -> BadJob:

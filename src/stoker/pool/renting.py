@@ -33,11 +33,10 @@ from stoker.pool.lease import LIVE, MOST_COMMITMENTS, UNCOMMITTED_S
 from stoker.pool.lease_documents import is_stopped, wrong_agents
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import earlier_runs, forecast_word, listed_offers, offer_word
-from stoker.pool.rented_run import MOST_LEASES, RentedRun, keep_place, leases_of, leave_place, stop_mark
+from stoker.pool.rented_run import MOST_LEASES, RentedRun, keep_place, leases_of, leave_place, run_name
 from stoker.pool.terms import EXCHANGES, FORECASTS, IDENTITY, Exchanges, Terms, ranked_offers
 from stoker.records.launch import LaunchState
 from stoker.store import cache_root
-from stoker.store.disk_errors import disk_errors
 from stoker.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -47,6 +46,8 @@ if TYPE_CHECKING:
 SAVED_WITHIN = 0.9
 """Share of a block after which its checkpoint is written: what is left of it is for sending the checkpoint."""
 _BUSY_STATUS = (429, 503)
+_LEAST_BLOCKS = 4
+"""Blocks that even the shortest run has, such as a probe of a minute."""
 _QUEUE_LOOK_S = 3.0
 """Time between two tries of a run that waits in the queue [s]: a list of offers counts as ten requests."""
 _TOUCH_S = 1200.0
@@ -154,7 +155,7 @@ def with_forecasts(job: Job, entry: Entry, submission: Submission, tell: Callabl
         )
     client = _client(terms)
     identity, leases = identity_of(entry), leases_before(client, entry)
-    runs = earlier_runs(leases, identity)
+    runs = earlier_runs(leases, identity, in_gang=terms.agents > 1)
     standing = ranked_offers(client, submission.target, terms, with_taken=bool(terms.wait_s))
     words = sorted({forecast_word(one.listed, runs) for one in standing})
     if submission.time_limit_s is None and words:
@@ -204,6 +205,8 @@ def _exchanges_of(job: Job, entry: Entry, terms: Terms, target: LaunchTarget) ->
     return Exchanges(
         num_bytes=trained * {**BYTES_EACH, "none": 4.0}[job.sync.compress],
         count=job.sync.exchanges(job.batch_size, num_updates) + 1,
+        fragments=job.sync.fragments,
+        overlap=job.sync.overlap,
         parameters=trained,
         interval=job.sync.interval(job.batch_size),
         num_updates=num_updates,
@@ -268,7 +271,8 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
     }
     if terms.agents > 1:
         handle = {**handle, "sites": terms.agents, "firsts": [len(chain) for chain in chains]}
-    stop_mark(handle).unlink(missing_ok=True)
+    if _is_stopped(client, job):
+        client.post(on.RunStopped(run=run_name(handle), is_stopped=False), patience_s=20.0)
     if any(chain and chain[-1]["state"] in LIVE for chain in chains):
         firsts = [_first_of(chain) for chain in chains]
         return {**handle, "first": firsts[0], "sent_bytes": 0, **({"firsts": firsts} if terms.agents > 1 else {})}
@@ -297,6 +301,14 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
             + deterrence_text(int(forecast["credits"]), bond, float(lease["check_fraction"]), num_blocks)
         )
     return {**handle, "sent_bytes": sent}
+
+
+def _is_stopped(client: PoolClient, run: str) -> bool:
+    """Whether no lease of a run is opened any more, be it with one agent or several."""
+    assert client.key is not None
+    with suppress(Refused):  # a pool of an earlier version, which stops none
+        return run in client.state("stopped", renter=client.key.public)
+    return False
 
 
 def _gang_opened(run: GangRun, order: PoolOrder, limit_s: float, tell: Callable[[str], None]) -> float:
@@ -365,6 +377,9 @@ def _block_s(submission: Submission, terms: Terms) -> float:
     """
     every = value_of(submission.arguments, "--checkpoint-every")
     block_s = terms.block_s if every is None else float(every)
+    if every is None and "block" not in submission.options and submission.time_limit_s is not None:
+        # What is not committed is neither paid nor kept, and two blocks at least show the job's pace.
+        block_s = min(block_s, max(1.0, submission.time_limit_s / _LEAST_BLOCKS))
     if "block" in submission.options and block_s != terms.block_s:
         raise BadJob(
             f"--checkpoint-every {every} and --place-option block={submission.options['block']}: each "
@@ -373,8 +388,8 @@ def _block_s(submission: Submission, terms: Terms) -> float:
         )
     if terms.verify and block_s > UNCOMMITTED_S:
         raise BadJob(
-            f"a commitment each {format_seconds(block_s)}: an agent is paid for {UNCOMMITTED_S} s after its "
-            "last one, and takes no longer blocks",
+            f"a commitment each {format_seconds(block_s)}: an agent is not paid before it, and takes no blocks of more "
+            f"than {UNCOMMITTED_S} s",
             remedy="Save more often, or --verify none.",
         )
     return block_s
@@ -394,10 +409,7 @@ def state(handle: Handle) -> LaunchState:
     client = _client(Terms.of_handle(handle))
     try:
         with _patient():
-            run = _run_of(client, handle)
-            if stop_mark(handle).exists():  # another follower may have opened a lease meanwhile
-                run.stop()
-            return run.state()
+            return _run_of(client, handle).state()
     except PlaceUnreachable as problem:
         return seen_now(phase="unknown", why="the pool does not answer", evidence=problem.message)
     except DiskFailed as problem:  # no lease is opened for a full disk of the renter's
@@ -416,18 +428,17 @@ def events(handle: Handle, offset: int) -> bytes:
 
 
 def stop(handle: Handle) -> None:
-    """Close what is leased, and let no follower open another lease; the same command goes on from the last block.
+    """Let no machine open another lease, and close what is leased.
+
+    The same command goes on from the last block.
 
     Raises:
         PlaceUnreachable: the pool does not answer, or is busy.
-        DiskFailed: what is leased is closed, and a run that waits for an offer was not stopped.
     """
-    client, mark = _client(Terms.of_handle(handle)), stop_mark(handle)
+    client = _client(Terms.of_handle(handle))
     with _patient():
-        _run(client, handle, BlobCache(client, mark.parent)).stop()
-    with disk_errors(mark, "that the run is stopped", error=DiskFailed, option="STOKER_CACHE"):
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.touch()
+        client.post(on.RunStopped(run=run_name(handle)), patience_s=20.0)  # first: none is opened after it
+        _run(client, handle, BlobCache(client, cache_root() / "pool" / run_name(handle))).stop()
 
 
 def fetch(handle: Handle, into: Path) -> None:

@@ -1,7 +1,8 @@
 """How many requests and connections of one sender a control plane takes: keys cost nothing, and addresses little.
 
 What: requests count against their address and events against their key, each in a token bucket; connections count
-against their address, and a request's head has to come within `HEAD_S`.
+against their address from the moment on at which they are accepted; a TLS handshake has to be over within
+`HANDSHAKE_S`, and a request's head has to come within `HEAD_S`.
 
 Source: the token bucket is RFC 2697's in its simplest form.
 """
@@ -10,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import ssl
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +26,18 @@ MOST_AT_ONCE = 2000
 """Requests of one address that are being answered, or wait for news: each agent has one."""
 MOST_CONNECTIONS = 2 * MOST_AT_ONCE
 """Connections of one address, those included that have asked for nothing yet."""
+MOST_WAITING, MOST_WAITING_IN_ALL = 256, 1024
+"""Connections that have asked for nothing yet, of one address and of all."""
+UNREAD_S, LEAST_BYTES_PER_S = 30.0, 32e3
+"""Time in which a client takes what was written to it: so long, and by its size [s, bytes/s]."""
+MOST_UNREAD_BYTES = 64 << 20
+"""Of answers that clients of one address do not take [bytes]."""
+HANDSHAKE_S = 10.0
+"""Time for a TLS handshake [s]."""
 HEAD_S = 30.0
 """Time for the head of a request [s]: a connection that asks for nothing is closed then."""
+MOST_HEAD_BYTES = 1 << 16
+"""Of the head of a request, about [bytes]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,15 +70,21 @@ class TokenBuckets:
         Raises:
             TooMany: it has fewer; `what` says whose it is.
         """
-        now_s = time.monotonic()
-        left, at_s = self._left.get(name, (self.most, now_s))
-        left = min(self.most, left + (now_s - at_s) * self.rate)
-        if left < cost:
+        if self._refilled(name) < cost:
             raise TooMany(f"{what} sends more than {self.rate:g} requests a second", remedy="Wait a second.")
-        self._left[name] = (left - cost, now_s)
+        self.charge(name, cost)
+
+    def charge(self, name: str, cost: float) -> None:
+        """Take tokens for what is known only once it is done: what is missing is made up for by the next ones."""
+        now_s = time.monotonic()
+        self._left[name] = (self._refilled(name) - cost, now_s)
         if len(self._left) > 20_000 and now_s - self._cleaned_s > 1.0:  # full ones are as good as new ones
             self._cleaned_s = now_s
-            self._left = {name: kept for name, kept in self._left.items() if now_s - kept[1] < self.most / self.rate}
+            self._left = {name: kept for name, kept in self._left.items() if self._refilled(name) < self.most}
+
+    def _refilled(self, name: str) -> float:
+        left, at_s = self._left.get(name, (self.most, 0.0))
+        return min(self.most, left + (time.monotonic() - at_s) * self.rate)
 
 
 def network_of_host(host: str) -> str:
@@ -83,6 +102,98 @@ def network_of_host(host: str) -> str:
     return str(address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False))
 
 
+@dataclass(eq=False)
+class Place:
+    """The place of one connection among those that are open; `abort` ends it.
+
+    `unread_bytes`: of an answer that its client does not take; `has_left`: it is free again.
+    """
+
+    network: str
+    abort: Callable[[], None]
+    unread_bytes: int = 0
+    has_left: bool = False
+
+
+class OpenConnections:
+    """The connections that are open: so many of one address, and of all.
+
+    Those that have asked for nothing yet, in the middle of a TLS handshake or of their first head, are fewer still.
+    Beyond that the oldest of them is ended, of the address that has most of them: an honest one takes a moment, so that
+    it gets in however many are held open on purpose.
+
+    Args:
+        most: open at a time; half of that, and `MOST_CONNECTIONS`, of one address.
+
+    Attributes:
+        num_open: how many there are.
+        num_waiting: how many of them have asked for nothing yet.
+    """
+
+    def __init__(self, most: int = 2 * MOST_CONNECTIONS) -> None:
+        self._most = most
+        self.num_open = self.num_waiting = 0
+        self._open_by = Counter[str]()
+        self._waiting: dict[str, dict[Place, None]] = {}  # by address, the oldest first
+        self._unread = Counter[str]()
+
+    def enter(self, network: str, abort: Callable[[], None]) -> Place | None:
+        """A place for a new connection; None: there is none, and it was ended."""
+        is_full = self._open_by.get(network, 0) >= min(MOST_CONNECTIONS, self._most // 2)
+        if is_full or (self.num_open >= self._most and not self._end_oldest()):
+            abort()
+            return None
+        place = Place(network, abort)
+        self.num_open, self.num_waiting = self.num_open + 1, self.num_waiting + 1
+        self._open_by[network] += 1
+        self._waiting.setdefault(network, {})[place] = None
+        if len(self._waiting[network]) > MOST_WAITING:
+            self._end_oldest(network)
+        elif self.num_waiting > MOST_WAITING_IN_ALL:
+            self._end_oldest()
+        return place
+
+    def has_asked(self, place: Place) -> None:
+        """Note that a request has come over a connection."""
+        waiting = self._waiting.get(place.network, {})
+        if place in waiting:
+            self.num_waiting -= 1
+            del waiting[place]
+            if not waiting:
+                del self._waiting[place.network]
+
+    def note_unread(self, place: Place, num_bytes: int) -> None:
+        """Note what is kept of an answer until its client takes it; too much for one address ends the connection."""
+        self._unread[place.network] += num_bytes - place.unread_bytes
+        place.unread_bytes = num_bytes
+        if not self._unread[place.network]:
+            del self._unread[place.network]
+        elif num_bytes and self._unread[place.network] > MOST_UNREAD_BYTES:
+            place.abort()
+
+    def leave(self, place: Place) -> None:
+        """Give up a connection's place; once is enough."""
+        if place.has_left:
+            return
+        place.has_left = True
+        self.has_asked(place)
+        self.note_unread(place, 0)
+        self.num_open -= 1
+        self._open_by[place.network] -= 1
+        if not self._open_by[place.network]:
+            del self._open_by[place.network]
+
+    def _end_oldest(self, network: str | None = None) -> bool:
+        """End the oldest connection that has asked for nothing, of the address with most of them; whether one was."""
+        if not self._waiting:
+            return False
+        of_one = self._waiting[network or max(self._waiting, key=lambda name: len(self._waiting[name]))]
+        place = next(iter(of_one))
+        self.leave(place)
+        place.abort()
+        return True
+
+
 class BoundedConnection(HttpToolsProtocol):
     """A connection that counts against its address, and is closed where no request comes.
 
@@ -90,30 +201,49 @@ class BoundedConnection(HttpToolsProtocol):
 
     Args:
         args, more: of uvicorn.
-        open_by: connections by address.
+        connections: those that are open.
+        place: of this one, where it has one before its handshake.
     """
 
-    def __init__(self, *args: Any, open_by: Counter[str], **more: Any) -> None:
+    def __init__(self, *args: Any, connections: OpenConnections, place: Place | None = None, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._open_by, self._network = open_by, ""
+        self._connections, self.place = connections, place
         self._late: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+        self._early, self._head_bytes, self.is_lost = b"", 0, False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count it, or close it."""
         super().connection_made(transport)
-        self._network = network_of_host(self.client[0] if self.client else "")
-        self._open_by[self._network] += 1
-        self._await_head()
-        if self._open_by[self._network] > MOST_CONNECTIONS:
-            transport.abort()
+        if self.place is None:
+            network = network_of_host(self.client[0] if self.client else "")
+            self.place = self._connections.enter(network, transport.abort)
+        else:
+            self.place.abort = transport.abort
+        if self.place is not None:
+            self._await_head()
+        if self._early:
+            early, self._early = self._early, b""
+            self.data_received(early)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what comes; of a TLS connection it may come with the end of the handshake, before `connection_made`."""
+        if self.transport is None:
+            self._early += data
+            return
+        super().data_received(data)
+        self._head_bytes = self._head_bytes + len(data) if self._late is not None else 0
+        if self._head_bytes > MOST_HEAD_BYTES:  # the parser keeps all of it
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Count it no more."""
         super().connection_lost(exc)
+        self.is_lost = True
         self._has_head()
-        self._open_by[self._network] -= 1
-        if not self._open_by[self._network]:
-            del self._open_by[self._network]
+        self._is_read()
+        if self.place is not None:
+            self._connections.leave(self.place)
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -123,7 +253,30 @@ class BoundedConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is here."""
         self._has_head()
+        if self.place is not None:
+            self._connections.has_asked(self.place)
         super().on_headers_complete()
+
+    def pause_writing(self) -> None:
+        """An answer is not taken as fast as it is made: what waits for its client has its time, by its size."""
+        super().pause_writing()
+        num_bytes = self.transport.get_write_buffer_size()
+        if self.place is not None:
+            self._connections.note_unread(self.place, num_bytes)
+        self._is_read()
+        self._unread = self.loop.call_later(UNREAD_S + num_bytes / LEAST_BYTES_PER_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client has taken it."""
+        super().resume_writing()
+        self._is_read()
+        if self.place is not None:
+            self._connections.note_unread(self.place, 0)
+
+    def _is_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _await_head(self) -> None:
         self._has_head()
@@ -133,3 +286,69 @@ class BoundedConnection(HttpToolsProtocol):
         if self._late is not None:
             self._late.cancel()
             self._late = None
+
+
+class TlsGate(asyncio.Protocol):
+    """Where a connection is until its TLS handshake is over: it counts from its first moment.
+
+    An event loop that is given a certificate calls a protocol after the handshake, which takes a minute
+    where the other side says nothing, and counts none of them.
+
+    Args:
+        then: has the connection from then on.
+        connections: those that are open.
+        context: the certificate.
+        count: counts a handshake against its address, and raises Refused where those are too many.
+    """
+
+    def __init__(
+        self,
+        then: BoundedConnection,
+        connections: OpenConnections,
+        context: ssl.SSLContext,
+        count: Callable[[str], None],
+    ) -> None:
+        self._then, self._connections, self._context, self._count = then, connections, context, count
+        self._place: Place | None = None
+        self._handshake: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin the handshake, if there is a place."""
+        host = (transport.get_extra_info("peername") or ("",))[0]
+        self._place = self._connections.enter(network_of_host(host), transport.abort)
+        if self._place is None:
+            return
+        try:
+            self._count(host)
+        except Refused:
+            transport.abort()  # and then `connection_lost`
+            return
+        self._handshake = asyncio.create_task(self._secure(transport))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It ended before its handshake began."""
+        if self._handshake is not None:
+            self._handshake.cancel()
+        self._end()
+
+    async def _secure(self, transport: asyncio.Transport) -> None:
+        assert self._place is not None
+        secure = None
+        try:
+            secure = await asyncio.get_running_loop().start_tls(
+                transport, self._then, self._context, server_side=True, ssl_handshake_timeout=HANDSHAKE_S
+            )
+        except OSError:  # also of `ssl`, and where it took too long
+            transport.abort()
+        finally:
+            if secure is None or self._then.is_lost:  # the connection has ended
+                self._end()
+        if secure is not None and self._place.has_left:
+            secure.abort()
+        elif secure is not None:
+            self._then.place = self._place
+            self._then.connection_made(secure)
+
+    def _end(self) -> None:
+        if self._place is not None:
+            self._connections.leave(self._place)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
+import resource
 import socket
-from collections import Counter
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from cryptography import x509
@@ -22,7 +24,7 @@ from stoker.errors import BadJob, BadRun
 from stoker.pool.control_plane import ControlPlane
 from stoker.pool.events import Founded
 from stoker.pool.keys import Key, own_key
-from stoker.pool.request_limits import BoundedConnection, RequestRates
+from stoker.pool.request_limits import BoundedConnection, OpenConnections, RequestRates, TlsGate
 from stoker.serving.http.announced_server import AnnouncedServer
 from stoker.serving.http.listener import bound_listener
 from stoker.store.files import write_atomic
@@ -32,7 +34,9 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8430
 _MOST_CONNECTIONS = 20_000
-"""Connections at a time; more are answered 503. Each agent that waits for work holds one."""
+"""Connections at a time, where the system lets a process have so many. Each agent that waits for work holds one."""
+_OWN_FILES = 256
+"""Open files that are left for the log, and what else is no connection; and a blob for each connection."""
 
 
 def pool_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -94,7 +98,19 @@ def serve_pool(  # noqa: PLR0913 - the command's options
 
         plane.rendezvous = PeerRendezvous(plane, host, port)
     is_secure = has_tls or not is_local
-    certificate = _certificate(folder, key) if is_secure else (None, None)
+    connections = OpenConnections(_most_connections())
+
+    def connection(**given: Any) -> asyncio.Protocol:
+        return BoundedConnection(connections=connections, **given)
+
+    def secured(**given: Any) -> asyncio.Protocol:
+        then = BoundedConnection(connections=connections, **given)
+        return TlsGate(then, connections, context, partial(plane.count_address, way="TLS"))
+
+    if is_secure:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_cert_chain(*_certificate(folder, key))
     config = uvicorn.Config(
         plane.application(),
         log_level="error",
@@ -103,15 +119,23 @@ def serve_pool(  # noqa: PLR0913 - the command's options
         date_header=False,
         lifespan="on",
         timeout_graceful_shutdown=1,
-        limit_concurrency=_MOST_CONNECTIONS,
-        http=partial(BoundedConnection, open_by=Counter()),  # type: ignore[arg-type]  # it is only called
+        loop="asyncio",  # uvloop gives the first bytes of a connection to `TlsGate` before it could ask for TLS
+        http=secured if is_secure else connection,  # type: ignore[arg-type]  # it is only called
         ws="none",
-        ssl_certfile=certificate[0],
-        ssl_keyfile=certificate[1],
     )
     shown = f"[{host}]" if ":" in host else socket.gethostname() if host == "0.0.0.0" else host  # noqa: S104
     address = f"{'https' if is_secure else 'http'}://{shown}:{listener.getsockname()[1]}#{key.public}"
     AnnouncedServer(config, announce=lambda: announce(address)).run(sockets=[listener])
+
+
+def _most_connections() -> int:
+    """Connections that there can be: past the files that a process may open none is accepted, of whatever address."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * _MOST_CONNECTIONS + _OWN_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(2, (soft - _OWN_FILES) // 2)
 
 
 def _require_free_udp(host: str, port: int) -> None:

@@ -99,6 +99,8 @@ class Change:
     probed: tuple[ListedOffer, ...] = ()
     clashes: tuple[tuple[Pair, Clash | None], ...] = ()
     gang: Gang | None = None
+    stopped: frozenset[tuple[str, str]] = frozenset()
+    started: frozenset[tuple[str, str]] = frozenset()
     others: tuple[Change, ...] = ()
     """What the same event changes besides, of leases that are opened together."""
 
@@ -128,6 +130,8 @@ class State:
     offers: dict[str, ListedOffer] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
     gangs: dict[str, Gang] = field(default_factory=dict)
+    stopped: set[tuple[str, str]] = field(default_factory=set)
+    """Runs of which no lease is opened, each with its renter before it."""
     records: dict[str, Record] = field(default_factory=dict)
     declined: set[tuple[str, str]] = field(default_factory=set)
     unsettled: set[str] = field(default_factory=set)
@@ -198,6 +202,8 @@ class State:
                 self.unsettled.discard(change.lease.lease_id)
         if change.gang is not None:
             self.gangs[change.gang.gang] = change.gang
+        self.stopped |= change.stopped
+        self.stopped -= change.started
         if change.offer is not None:
             self.num_offers[change.offer.agent] += change.offer.offer.offer_id not in self.offers
             self.offers[change.offer.offer.offer_id] = change.offer

@@ -44,8 +44,10 @@ class Exchanges:
     """What the sites of a job exchange.
 
     Attributes:
-        num_bytes: of one site's message [bytes].
+        num_bytes: of one site's message, all fragments together [bytes].
         count: exchanges of the whole run.
+        fragments: that are exchanged one after the other within an interval.
+        overlap: updates that are made while one is exchanged [updates].
         parameters: that are trained.
         interval: updates between two.
         num_updates: of the whole run.
@@ -53,6 +55,8 @@ class Exchanges:
 
     num_bytes: float = 0.0
     count: int = 0
+    fragments: int = 1
+    overlap: int = 0
     parameters: int = 0
     interval: int = 0
     num_updates: int = 0

@@ -17,7 +17,7 @@ from stoker.pool.events import Body
 from stoker.pool.fair_use import to_preempt
 from stoker.pool.gang import is_released
 from stoker.pool.keys import Key
-from stoker.pool.lease import ACCEPT_S, BEAT_S, LOST_S, RELEASED, SUSPECT_S, Challenge, Lease
+from stoker.pool.lease import ACCEPT_S, BEAT_S, LOST_S, RELEASED, STALLED, SUSPECT_S, Challenge, Lease
 from stoker.pool.merkle_root import merkle_root
 from stoker.pool.presence import PRESENT_S
 from stoker.pool.rules.disputes import draw_message, drawn_blocks, why_dismissed
@@ -100,6 +100,8 @@ def _running(state: State, lease: Lease, now_s: float, key: Key, heard_s: float,
     yield from _agreed(lease, key)
     if is_released(state, lease):
         yield on.Closed(lease_id=name, reason=RELEASED)
+    elif lease.is_stalled:
+        yield on.Closed(lease_id=name, reason=STALLED)
     elif escrow.is_used_up(lease, state.held(name)[0]):
         yield on.Closed(lease_id=name, reason="the deposit is used up")
     elif now_s - lease.accepted_s >= lease.most_s:
@@ -162,7 +164,8 @@ def _is_awaited(lease: Lease, now_s: float, present: Verifiers) -> bool:
 def _is_at_it(lease: Lease, challenge: Challenge, now_s: float, present: Verifiers) -> bool:
     """Whether the verifier of a challenge has still to answer: one that has gone is waited for no longer."""
     is_there = challenge.verifier in present or now_s < present.known_from_s
-    return lease.is_in_time(challenge, now_s) and is_there
+    heard_s = now_s - max(challenge.since_s, present.up_since_s)  # a verdict could come
+    return challenge.equal is None and heard_s < lease.verdict_s and is_there
 
 
 def _asked(

@@ -21,7 +21,7 @@ from stoker.pool.gang import (
     require_site,
     with_message,
 )
-from stoker.pool.lease import ACCEPT_S, LOST_S, METERED, PREEMPTED, SUSPECT_S, Commitment, Lease
+from stoker.pool.lease import ACCEPT_S, LOST_S, METERED, PREEMPTED, SUSPECT_S, Commitment, Lease, run_of
 from stoker.pool.rules.deciders import decides, require_actor
 from stoker.pool.state import Change, Record, State
 
@@ -37,6 +37,7 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
     if listed is None or not listed.is_free(event.received_s):
         why = "is gone" if listed is None else "is taken" if listed.lease_id else "has lapsed"
         raise NotNow(f"the offer {body.offer_id!r} {why}", remedy="stoker pool offers shows what is free.")
+    _require_not_stopped(state, event, run_of(body.lease_id, body.gang))
     offer, rules = listed.offer, state.rules
     if (other := state.blocked_by(listed, event.received_s)) is not None:
         raise NotNow(
@@ -97,6 +98,7 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
         most_forwarding=body.most_forwarding,
         gang=body.gang,
         site=body.site,
+        is_paid_by_block=body.is_paid_by_block,
     ).after("opened")
     require_turn(state, event.actor, listed, event.received_s)
     gang = require_site(state, body, event.actor, offer.determinism_class) if body.gang else None
@@ -107,6 +109,23 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
         transfers=tuple(escrow.fund(lease)),
         served=event.actor,
     )
+
+
+def _require_not_stopped(state: State, event: Event, run: str) -> None:
+    if (event.actor, run) in state.stopped:
+        raise Refused(
+            f"the run {run} was stopped by its renter: no lease of it is opened",
+            remedy="Start it again with its command.",
+        )
+
+
+@decides(on.RunStopped)
+def _stopped(state: State, event: Event, body: on.RunStopped) -> Change:
+    gang, first = state.gangs.get(body.run), state.leases.get(f"{body.run}.0")
+    if event.actor not in {one.renter for one in (gang, first) if one is not None}:  # else state grows for nothing
+        raise Refused(f"this key has no run {body.run!r} in this pool: it has had no lease")
+    run = frozenset({(event.actor, body.run)})
+    return Change(stopped=run) if body.is_stopped else Change(started=run)
 
 
 @decides(on.GangOpened)
@@ -120,6 +139,7 @@ def _gang_opened(state: State, event: Event, body: on.GangOpened) -> Change:
         )
     if _WITH_KEY.match(name) and not name.startswith(event.actor[:16]):
         raise Refused(f"gang names that begin with {name[:17]} are for the key that begins so")
+    _require_not_stopped(state, event, name)
     require_gang(body, known, state, event.actor)
     # Before all leases are copied: keys that have nothing cost nothing.
     deposits = [Transfer(event.actor, escrow.escrow_of(one.lease_id), one.deposit) for one in body.leases]
@@ -282,7 +302,8 @@ def _finished(state: State, event: Event, body: on.Finished) -> Change:
     lease = state.lease(body.lease_id)
     require_actor(event, "the agent of the lease", lease.agent)
     require_begun(state, lease, "result")
-    return _ended(state, event, replace(lease.after("finished"), result=body.result, reason="finished"), "finished")
+    after = replace(lease.after("finished"), result=body.result, reason="finished", unproven_s=lease.tail_s)
+    return _ended(state, event, after, "finished")
 
 
 @decides(on.Closed)
@@ -295,6 +316,11 @@ def _closed(state: State, event: Event, body: on.Closed) -> Change:
     how = None
     if event.actor == lease.agent and lease.state in METERED and lease.reason != PREEMPTED:
         how = "reclaimed" if lease.state == "reclaiming" else "left"  # with notice, and it may leave before it is over
+    is_used_up = escrow.is_used_up(lease, state.held(lease.lease_id)[0])
+    if event.actor == lease.renter or (event.actor == state.operator and is_used_up and not lease.is_stalled):
+        after = replace(after, unproven_s=lease.tail_s)  # else the agent could have committed before
+    elif event.actor == state.operator and lease.is_stalled:
+        how = "left"
     return _ended(state, event, after, how)
 
 
@@ -307,7 +333,7 @@ def _may_close(state: State, lease: Lease, now_s: float) -> bool:
     is_used_up = escrow.is_used_up(lease, state.held(lease.lease_id)[0])
     is_too_long = now_s - lease.accepted_s >= lease.most_s
     is_reclaimed = lease.reclaim_by_s > 0 and now_s >= lease.reclaim_by_s
-    return is_used_up or is_too_long or is_reclaimed
+    return is_used_up or is_too_long or is_reclaimed or lease.is_stalled
 
 
 def _ended(state: State, event: Event, lease: Lease, how: str | None) -> Change:
