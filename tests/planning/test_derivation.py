@@ -91,6 +91,21 @@ def test_a_derived_trace_equals_one_made_directly(job, settings):
     assert derived(traces[3], traces[5], 2) == traces[2]
 
 
+def test_products_whose_factors_have_one_shape_at_one_size_are_derived():
+    """Two samples of 8 tokens are 16 rows of 16 numbers, as the weights of their products."""
+    job = dataclasses.replace(
+        language_job(),
+        model=lambda: GPT(layers=2, width=16, heads=2, context=8, vocab=V),
+        data=(torch.zeros(8, 8, dtype=torch.int64),) * 2,
+    )
+    sizes = {size: traced(job, size, target="cuda", capability="8.0") for size in (1, 2, 4, 6)}
+    square = [one for one in sizes[2].operations if one.name == "mm" and one.inputs[0] == one.inputs[1]]
+    assert any(one.attribute("num_outside") for one in square)
+    assert derived(sizes[2], sizes[4], 6) == sizes[6]
+    with pytest.raises(NotDerivable, match="mm at 2 samples is not the same at 4"):
+        derived(sizes[2], sizes[4], 1)
+
+
 def test_batch_statistics_over_the_micro_batch_are_derived():
     """A network with BatchNorm whose micro-batch is one group does the same at every size."""
     sizes = {size: traced(image_job(), size, dataclasses.replace(IN_BATCHES, group=size)) for size in (2, 4, 6)}

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from stoker.imports import collector_paused
+from stoker.layouts.trace_division import PRODUCTS
 from stoker.records.trace import (
     BlockRun,
     Occurrence,
@@ -45,7 +46,9 @@ def derived(small: Trace, large: Trace, micro_batch: int) -> Trace:
 
     Raises:
         NotDerivable: the two differ in more than sizes, a tensor has the batch in two dimensions (such as similarities
-            of all pairs of samples), or a size at `micro_batch` is not a whole number or negative.
+            of all pairs of samples), or a size at `micro_batch` is not a whole number or negative. Where a product's
+            factors have one shape at one of the two sizes, larger ones are derived, smaller ones are not: transposed
+            tensors of one sample are contiguous, and need no copy.
     """
     if micro_batch in (small.settings.micro_batch, large.settings.micro_batch):
         return small if micro_batch == small.settings.micro_batch else large
@@ -148,6 +151,12 @@ class _Line:
         return TensorShape(shape=tuple(self.at(a, b) for a, b in sizes), dtype=one.dtype)
 
     def operation(self, one: Operation, other: Operation) -> Operation:
+        if one.name in PRODUCTS and one.attributes != other.attributes and self.target > self.large:
+            # Factors of one shape, of which those from outside are counted, have it at one of the sizes by chance.
+            one, other = (
+                dataclasses.replace(each, attributes=tuple(a for a in each.attributes if a[0] != "num_outside"))
+                for each in (one, other)
+            )
         if (one.name, one.attributes) != (other.name, other.attributes):
             raise NotDerivable(f"{one.name} at {self.small} samples is not the same at {self.large}")
         if len(one.inputs) != len(other.inputs) or len(one.outputs) != len(other.outputs):
