@@ -139,7 +139,8 @@ def compared(other: Path, repeats: int, only: str) -> int:
             differing[name] = list(differences(decisions["other"], decisions["here"]))
     result = {
         "what": "planning by this revision and by another one: CPU seconds with nothing cached, and what differs",
-        "command": f"python -m bench.forecast.planning_time --against CHECKOUT --repeats {repeats}",
+        "command": f"python -m bench.forecast.planning_time --against CHECKOUT --repeats {repeats}"
+        + (f" --only '{only}'" if only else ""),
         "date": DATE,
         "revisions": {"here": revision(ROOT), "other": revision(other)},
         "machine": surroundings(),
