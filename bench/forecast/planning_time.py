@@ -1,11 +1,15 @@
 """How long `stoker plan` takes for models of Llama-3's shapes, on 25 devices and on many, and with how much memory.
 
     python -m bench.forecast.planning_time [--repeats 3] [--traces-only]
+    python -m bench.forecast.planning_time --against CHECKOUT [--repeats 3] [--only NAME,NAME]
 
 Each time in a fresh process: cold with an empty cache, then again with what the first has left there. Beside it, what
 the parts take: tracing two micro-batches at once (repeated blocks once) under each precision, with and without
 checkpointing; putting in the blocks left out of both; deriving a third micro-batch; writing and reading a trace.
 Seconds are of wall clock and, since neighbours show in those, of the CPU, which the bars are of.
+
+Against the checkout of another revision: each case cold, in turns with the other, and whether both decide the same, to
+the last digit of every candidate's forecast.
 """
 
 from __future__ import annotations
@@ -72,6 +76,7 @@ ON_MANY = {
     "8B on 1024xh100": (SHAPES, ("size=8b", "batch=1024"), "1024xh100", 30.0),
 }
 """Job file, its settings, places, and the bar on CPU seconds with nothing cached."""
+CASES = {"8B on 25 devices": (JOB, (), ",".join(DEVICES), COLD_BAR_S), **ON_MANY}
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="no module of it couples samples")
 
 
@@ -80,7 +85,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--traces-only", action="store_true", help="the parts alone; nothing is written")
+    parser.add_argument("--against", type=Path, help="a checkout of another revision, for a comparison alone")
+    parser.add_argument("--only", default="", help="names of cases of a comparison, with commas between them")
     arguments = parser.parse_args()
+    if arguments.against is not None:
+        return compared(arguments.against.resolve(), arguments.repeats, arguments.only)
     parts = list(traced())
     if arguments.traces_only:
         return 0
@@ -115,13 +124,78 @@ def main() -> int:
     return 0 if held else 1
 
 
+def compared(other: Path, repeats: int, only: str) -> int:
+    """CPU seconds of both checkouts in turns, and differences between their decisions; 0 if there are none."""
+    cases = {name: case for name, case in CASES.items() if name in only.split(",") or not only}
+    seconds: dict[str, dict[str, list[float]]] = {name: {"here": [], "other": []} for name in cases}
+    differing: dict[str, list[str]] = {}
+    for _ in range(repeats):
+        for name, (job, settings, on, _bar_s) in cases.items():
+            decisions = {}
+            for which, checkout in (("other", other), ("here", ROOT)):
+                with tempfile.TemporaryDirectory() as cache:
+                    found, decisions[which] = decided(cache, job, settings, on, checkout)
+                seconds[name][which].append(found["cpu_s"])
+            differing[name] = list(differences(decisions["other"], decisions["here"]))
+    result = {
+        "what": "planning by this revision and by another one: CPU seconds with nothing cached, and what differs",
+        "command": f"python -m bench.forecast.planning_time --against CHECKOUT --repeats {repeats}"
+        + (f" --only '{only}'" if only else ""),
+        "date": DATE,
+        "revisions": {"here": revision(ROOT), "other": revision(other)},
+        "machine": surroundings(),
+        "load": os.getloadavg(),
+        "cases": {
+            name: {
+                "bar_s": cases[name][-1],
+                "median_cpu_s": {which: statistics.median(each) for which, each in seconds[name].items()},
+                "cpu_s": seconds[name],
+                "differences": differing[name],
+            }
+            for name in cases
+        },
+    }
+    path = RESULTS / f"planning_time_against_{result['revisions']['other']}_{DATE}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"written to {path}")
+    return int(any(differing.values()))
+
+
+def revision(checkout: Path) -> str:
+    """The commit of a checkout, short."""
+    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
+    """Where two JSON values differ, the time that planning took aside."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in {**one, **other}:
+            if key != "took_s":
+                yield from differences(one.get(key), other.get(key), f"{path}.{key}")
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for place, (a, b) in enumerate(zip(one, other, strict=True)):
+            yield from differences(a, b, f"{path}[{place}]")
+    elif one != other:
+        yield f"{path}: {one} and {other}"
+
+
 def planned(cache: str, job: Path = JOB, settings: Sequence[str] = (), on: str = ",".join(DEVICES)) -> dict[str, float]:
     """One `stoker plan` in a process of its own."""
+    found, _ = decided(cache, job, settings, on, ROOT)
+    return found
+
+
+def decided(
+    cache: str, job: Path, settings: Sequence[str], on: str, checkout: Path
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """As `planned`, by the code of a checkout, with its decision as JSON."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     given = [word for one in settings for word in ("--set", one)]
     command = [sys.executable, "-m", "stoker", "plan", str(job), *given, "--on", on, "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"STOKER_CACHE": cache}, cwd=ROOT)
-    said = process.communicate()[0]
+    environment = os.environ | {"STOKER_CACHE": cache, "PYTHONPATH": str(checkout / "src")}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=checkout)
+    decision = json.loads(process.communicate()[0] or "null")
     wall_s, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
@@ -129,10 +203,10 @@ def planned(cache: str, job: Path = JOB, settings: Sequence[str] = (), on: str =
         "wall_s": round(wall_s, 2),
         "cpu_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 2),
         "peak_gib": round(after.ru_maxrss / 2**20, 3),  # the largest of all so far: none is left out
-        "candidates": len(json.loads(said)["candidates"]),
+        "candidates": len(decision["candidates"]),
     }
-    print(found, flush=True)
-    return found
+    print(checkout.name, found, flush=True)
+    return found, decision
 
 
 def traced() -> Iterator[dict[str, Any]]:

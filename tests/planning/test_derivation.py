@@ -91,6 +91,21 @@ def test_a_derived_trace_equals_one_made_directly(job, settings):
     assert derived(traces[3], traces[5], 2) == traces[2]
 
 
+def test_products_whose_factors_have_one_shape_at_one_size_are_derived():
+    """Two samples of 16 tokens are 32 rows of 32 numbers, as the weights; one sample is traced."""
+    job = dataclasses.replace(
+        language_job(),
+        model=lambda: GPT(layers=2, width=32, heads=2, context=16, vocab=V),
+        data=(torch.zeros(8, 16, dtype=torch.int64),) * 2,
+    )
+    sizes = {size: traced(job, size, target="cuda", capability="8.0") for size in (2, 4, 6)}
+    products = [one for one in sizes[2].operations if one.name in ("mm", "addmm")]
+    assert any(one.attribute("num_outside") for one in products)
+    assert derived(sizes[2], sizes[4], 6) == sizes[6]
+    with pytest.raises(NotDerivable, match="addmm at 2 samples is not the same at 4"):
+        derived(sizes[2], sizes[4], 1)
+
+
 def test_batch_statistics_over_the_micro_batch_are_derived():
     """A network with BatchNorm whose micro-batch is one group does the same at every size."""
     sizes = {size: traced(image_job(), size, dataclasses.replace(IN_BATCHES, group=size)) for size in (2, 4, 6)}

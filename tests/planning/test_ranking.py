@@ -378,6 +378,20 @@ def test_with_memory_in_plenty_no_plan_that_saves_memory_is_asked_about() -> Non
     assert all(plan.checkpointed_blocks == 0 and plan.micro_batch == 512 for plan in known.asked)
 
 
+def test_elsewhere_one_way_that_saves_no_memory_is_taken_for_a_sign_of_plenty() -> None:
+    """Of further formats and precisions nothing that saves memory is traced; the first way is known by little."""
+    about = profile(num_blocks=4)
+    known = Known(GPU, about)
+    found = rank(about, GPU, known, name="it", is_here=False)
+    settings_of = [(plan.precision, plan.memory_format) for plan in known.asked]
+    first = settings_of[0]
+    assert known.asked[0].checkpointed_blocks
+    assert len(set(settings_of)) > 1
+    others = [plan for plan, way in zip(known.asked, settings_of, strict=True) if way != first]
+    assert not any(plan.checkpointed_blocks for plan in others)
+    assert {c.plan.micro_batch for c in found} == {512, 256}
+
+
 class WithStates(Known):
     """As Known, with optimiser states of 8 GB in full, which take a little longer in fewer bits."""
 

@@ -114,7 +114,10 @@ def rank(
             continue
         if is_late and settings.precision in {c.plan.precision for c in candidates}:
             continue
-        fitting = _fitting(settings, profile, forecasts, MOST_SIZES if is_here else MOST_SIZES_ELSEWHERE)
+        # What fits without saving memory in one way most likely does in the others: that is looked at first then.
+        has_plenty_of_memory = is_here or any(_saves_nothing(c.plan, profile) for c in candidates)
+        most = MOST_SIZES if is_here else MOST_SIZES_ELSEWHERE
+        fitting = _fitting(settings, profile, forecasts, most, has_plenty_of_memory=has_plenty_of_memory)
         for plan in itertools.islice(fitting, 1 if is_late else None):
             candidates.append(
                 Candidate(
@@ -231,6 +234,11 @@ def _is_large(profile: Profile) -> bool:
     return profile.parameter_bytes > LARGE_BYTES and profile.batch >= MANY_SAMPLES
 
 
+def _saves_nothing(plan: Plan, profile: Profile) -> bool:
+    """Whether a plan passes the whole batch at once and saves no memory."""
+    return plan.micro_batch == profile.batch and not plan.checkpointed_blocks and plan.loss_chunks == 1
+
+
 def _need_not_save(settings: Plan, candidates: Sequence[Candidate]) -> bool:
     """Whether these settings fit with full optimiser states and no block checkpointed: fewer bits gain nothing then."""
     return any(
@@ -282,11 +290,14 @@ def _seconds_per_sample_with_compiling(candidate: Candidate) -> float:
     return 1 / forecast.samples_per_s.value + _once_s(forecast) / max(1, forecast.total_samples)
 
 
-def _fitting(settings: Plan, profile: Profile, forecasts: Forecasts, most: int) -> Iterator[Plan]:
+def _fitting(
+    settings: Plan, profile: Profile, forecasts: Forecasts, most: int, *, has_plenty_of_memory: bool = False
+) -> Iterator[Plan]:
     """The `most` largest micro-batches that fit under `settings`, each with the least memory saving that it needs.
 
     Then the largest that fits without recomputation, often the fastest of all. Assumes that memory falls with fewer
-    samples and with more saving: a size that does not fit with all savings rules out the larger ones.
+    samples and with more saving: a size that does not fit with all savings rules out the larger ones. Where there is
+    plenty of memory, what needs the most is traced first, and nothing else if it fits.
     """
 
     def ways(size: int) -> list[Plan]:
@@ -305,7 +316,7 @@ def _fitting(settings: Plan, profile: Profile, forecasts: Forecasts, most: int) 
     sizes = profile.coupling.legal_micro_batches(profile.batch)
     if most == MOST_SIZES_ELSEWHERE:
         sizes, most = _sizes(profile), 1 if _is_large(profile) else most  # smaller ones add nothing
-    if most == MOST_SIZES and sizes and fits(ways(sizes[0])[0]):  # then so does all that needs less: no more traces
+    if has_plenty_of_memory and sizes and fits(ways(sizes[0])[0]):  # then so does all that needs less
         yield from (ways(size)[0] for size in sizes[:most])
         return
     if not sizes or not fits(ways(sizes[-1])[-1]):

@@ -21,9 +21,9 @@ from stoker.jobs import Loss
 from stoker.jobs.fields import Fields
 from stoker.loading.datasets import datasets_of
 from stoker.records import Layout, Plan
-from stoker.stepping.layouts.context import _DividedPass, _PartMode
+from stoker.stepping.layouts.context import EXECUTION, _DividedPass, _PartMode
 from stoker.stepping.layouts.context_attention import _seen
-from stoker.stepping.layouts.context_locality import Positions, position_sites
+from stoker.stepping.layouts.context_locality import Positions, TokenFollower
 from stoker.stepping.step import Step
 from stoker.stepping.world import ALONE, World
 from stoker.testing.ranks import RankFailed, on_ranks
@@ -187,14 +187,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 def test_operations_in_which_tokens_meet_are_refused_by_name(name: str) -> None:
     """From shapes alone, with operation and module."""
     make, says = REFUSED[name]
-    found = position_sites(Fields().call, Tokenwise(make()), CONTENT, 4)
+    found = TokenFollower(Fields().call, Tokenwise(make()), CONTENT).sites(4)
     assert says in str(found)
 
 
 def test_recurrent_layers_are_refused() -> None:
     """They pass a state from token to token."""
     layer = nn.GRU(16, 16, batch_first=True)
-    found = position_sites(Fields().call, Tokenwise(FirstOf(layer)), CONTENT, 4)
+    found = TokenFollower(Fields().call, Tokenwise(FirstOf(layer)), CONTENT).sites(4)
     assert "gru in GRU 'inner.layer' mixes tokens" in str(found)
 
 
@@ -223,9 +223,19 @@ class FirstOf(nn.Module):
 )
 def test_calls_that_count_tokens_are_found(model: Callable[[], nn.Module], sites: int) -> None:
     """A table's first rows, or `arange`; not as many other things, although they are as many as a part's tokens."""
-    found = position_sites(Fields().call, model(), CONTENT, 4)
+    found = TokenFollower(Fields().call, model(), CONTENT).sites(4)
     assert not isinstance(found, str), found
     assert len(found) == sites
+
+
+def test_a_number_of_tokens_is_followed_once_for_all_numbers_of_processes() -> None:
+    """Also for further sets of data of the same shapes."""
+    job, model, lengths = make_job(GPT), GPT(layers=2, width=64, heads=4, context=64, vocab=VOCAB), list[int]()
+    model.register_forward_pre_hook(lambda _model, given: lengths.append(given[0].shape[1]))
+    for parts in (2, 4, 8):
+        for content in (CONTENT, CONTENT):
+            assert EXECUTION.data_problem(job, model, content, Layout(context=parts)) is None
+    assert sorted(lengths) == [4, 8, 16, 32, 64]
 
 
 @pytest.mark.parametrize(
@@ -240,7 +250,7 @@ def test_calls_that_count_tokens_are_found(model: Callable[[], nn.Module], sites
 def test_samples_that_cannot_be_divided_are_refused(shapes: Any, says: str) -> None:
     """With their shapes, or the number that would divide."""
     content = tuple(torch.zeros(shape, dtype=torch.long) for shape in shapes)
-    assert says in str(position_sites(Fields().call, Tokenwise(nn.Identity()), content, 4))
+    assert says in str(TokenFollower(Fields().call, Tokenwise(nn.Identity()), content).sites(4))
 
 
 class _Coupled(torch.autograd.Function):

@@ -23,8 +23,9 @@ TOKENS = torch.arange(16).reshape(2, 8) % VOCAB
 def flow_of(model: nn.Module, stages: int, *given: Any) -> StageFlow:
     """The flow of a pass of `given`, by default of tokens."""
     cut = cut_into_stages(model, stages)
-    follower = StageFollower(outline_of(model), cut.blocks, [span.start for span in cut.spans], cut.homes)
-    return follower.flow(lambda outline: outline(*(given or (TOKENS,))), model)
+    follower = StageFollower(outline_of(model), cut.blocks)
+    followed = follower.follow(lambda outline: outline(*(given or (TOKENS,))), model)
+    return followed.flow(cut.first_blocks, cut.homes)
 
 
 @pytest.mark.parametrize("model", [GPT(4, 16, 2, 8, VOCAB), GPT(4, 16, 2, 8, VOCAB, tied=True)])
@@ -56,6 +57,22 @@ def test_the_size_of_what_is_passed_on_is_in_the_parts_that_forecasts_take() -> 
     others = (mask + positions + bias) / activations
     assert parts.passed == pytest.approx((2 + others, 3 + others, 4 + others))
     assert EXECUTION.divided_parts(model_parts(model), model, Layout(stages=4)).passed == ()
+
+
+def test_a_model_is_followed_once_for_all_numbers_of_stages() -> None:
+    """A cut changes which stage reads what, not the pass: each number of stages gives what it gives alone."""
+    model, job, passes = Passing(), passing_job(), list[int]()
+    model.register_forward_pre_hook(lambda *_: passes.append(1))
+
+    def passed(of: nn.Module, stages: int) -> tuple[float, ...]:
+        def call(outline: nn.Module) -> Any:
+            return job.fields.call(outline, (TOKENS, TOKENS))
+
+        return EXECUTION.divided_parts(model_parts(of), of, Layout(stages=stages), call).passed
+
+    found = {stages: passed(model, stages) for stages in (2, 4)}
+    assert len(passes) == 1
+    assert found == {stages: passed(Passing(), stages) for stages in (4, 2)}
 
 
 class Skipping(nn.Module):

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from stoker.imports import collector_paused
+from stoker.layouts.trace_division import PRODUCTS
+from stoker.records.codec import JSON
 from stoker.records.trace import (
     BlockRun,
     Occurrence,
@@ -45,7 +47,9 @@ def derived(small: Trace, large: Trace, micro_batch: int) -> Trace:
 
     Raises:
         NotDerivable: the two differ in more than sizes, a tensor has the batch in two dimensions (such as similarities
-            of all pairs of samples), or a size at `micro_batch` is not a whole number or negative.
+            of all pairs of samples), or a size at `micro_batch` is not a whole number or negative. Where a product's
+            factors have one shape at one of the two sizes, larger ones are derived, smaller ones are not: transposed
+            tensors of one sample are contiguous, and need no copy.
     """
     if micro_batch in (small.settings.micro_batch, large.settings.micro_batch):
         return small if micro_batch == small.settings.micro_batch else large
@@ -148,7 +152,11 @@ class _Line:
         return TensorShape(shape=tuple(self.at(a, b) for a, b in sizes), dtype=one.dtype)
 
     def operation(self, one: Operation, other: Operation) -> Operation:
-        if (one.name, one.attributes) != (other.name, other.attributes):
+        attributes, is_product = one.attributes, one.name in PRODUCTS and one.name == other.name
+        if is_product and self.target > self.large and _but_outside(one) == _but_outside(other):
+            # Factors of one shape, of which those from outside are counted, may have it at one of the sizes by chance.
+            attributes = min(one, other, key=lambda each: each.attribute("num_outside", 0)).attributes
+        elif (one.name, one.attributes) != (other.name, other.attributes):
             raise NotDerivable(f"{one.name} at {self.small} samples is not the same at {self.large}")
         if len(one.inputs) != len(other.inputs) or len(one.outputs) != len(other.outputs):
             raise NotDerivable(f"{one.name} takes more tensors at {self.large} samples than at {self.small}")
@@ -159,7 +167,7 @@ class _Line:
             flops=self.at(one.flops, other.flops),
             bytes_read=self.at(one.bytes_read, other.bytes_read),
             bytes_written=self.at(one.bytes_written, other.bytes_written),
-            attributes=one.attributes,
+            attributes=attributes,
         )
 
     def repetition(self, one: Repetition | None, other: Repetition | None) -> Repetition | None:
@@ -175,6 +183,11 @@ class _Line:
         ]
         grown = [(index, self.at(a, b)) for (index, a), (_, b) in _zipped(one.grown, other.grown)]
         return dataclasses.replace(one, widened=tuple(widened), grown=tuple(grown))
+
+
+def _but_outside(operation: Operation) -> tuple[tuple[str, JSON], ...]:
+    """An operation's attributes without the number of inputs from outside of its chain."""
+    return tuple(pair for pair in operation.attributes if pair[0] != "num_outside")
 
 
 def _require_same_sequence(small: Trace, large: Trace) -> None:

@@ -127,6 +127,7 @@ _FILLED = ("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "rand",
 """Operations that read no tensor, although `…_like` takes one."""
 
 
+@functools.cache
 def is_mutation(func: Any) -> bool:
     """Whether an operation changes the contents of an argument; changes of metadata do not count."""
     return func._schema.is_mutable and func.overloadpacket.__name__ not in _METADATA_ONLY  # noqa: SLF001

@@ -11,6 +11,7 @@ however these are spread, unless each has a limited capacity; on several devices
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -186,6 +187,7 @@ class Routing:
         return known.view(value.dtype).as_strided(value.size(), value.stride(), value.storage_offset())
 
 
+@functools.cache
 def _is_computable(func: Any) -> bool:
     """Whether an operation of known values is computed for real: those of PyTorch without random numbers."""
     return func.namespace == "aten" and torch.Tag.nondeterministic_seeded not in func.tags

@@ -23,6 +23,7 @@ its tanh for each step, which a backward pass needs; this was not measured.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -247,6 +248,7 @@ def completed(func: Any, args: tuple[Any, ...], out: Any) -> Any:
     return out if complete is None else complete(args, out)
 
 
+@functools.cache
 def stand_in(func: Any) -> Callable[..., Any] | None:
     """A fake of an operation that PyTorch has no fake of, or None."""
     if not func._schema.returns and func.overloadpacket.__name__.startswith("_fused_"):

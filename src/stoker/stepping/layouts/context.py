@@ -22,6 +22,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -46,11 +47,11 @@ from stoker.stepping.layouts.context_locality import (
     Positions,
     Recorder,
     Site,
+    TokenFollower,
     has_values,
     is_counting,
     name_of,
     num_tokens,
-    position_sites,
     shortest,
     site_of,
     tensors_of,
@@ -72,6 +73,9 @@ _ROUNDING_ELSE = 5e-2
 class ContextExecution(LayoutExecution):
     """See `stoker.stepping.layouts.base.LayoutExecution`."""
 
+    def __init__(self) -> None:
+        self._followers: WeakKeyDictionary[nn.Module, dict[str, TokenFollower]] = WeakKeyDictionary()
+
     def parallelize(self, plan: Plan, model: nn.Module, world: World, job: Job) -> Strategy:
         """As `LayoutExecution.parallelize`; shards and replicas are within it."""
         from stoker.stepping.layouts.sharded import Sharded  # noqa: PLC0415 - FSDP2 takes long to import
@@ -81,7 +85,11 @@ class ContextExecution(LayoutExecution):
 
     def data_problem(self, job: Job, model: nn.Module, content: Content, layout: Layout) -> str | None:
         """As `LayoutExecution.data_problem`."""
-        found = position_sites(job.fields.call, model, content, layout.context)
+        forms = map_tensors(content, lambda tensor: (tensor.dtype, tensor.shape))
+        known, key = self._followers.setdefault(model, {}), repr((job.fields, forms))
+        if key not in known:
+            known[key] = TokenFollower(job.fields.call, model, content)
+        found = known[key].sites(layout.context)
         return found if isinstance(found, str) else None
 
 
@@ -224,7 +232,7 @@ class ContextParallel(Strategy):
 
     def _sites(self, content: Content) -> frozenset[Site]:
         with self._passes.paused():  # an evaluation is within its conditions already
-            found = position_sites(self._call, self._outline, content, self._group.size())
+            found = TokenFollower(self._call, self._outline, content).sites(self._group.size())
         if isinstance(found, str):
             raise BadJob(f"{self._world.layout.in_words()}: {found}", remedy=_REMEDY)
         return found

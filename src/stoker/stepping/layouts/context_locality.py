@@ -243,42 +243,58 @@ class _Calls(TorchFunctionMode):
         return result
 
 
-def position_sites(
-    call: Callable[[nn.Module, Content], Any], model: nn.Module, content: Content, parts: int
-) -> frozenset[Site] | str:
-    """The calls of a model that count tokens; or, as text, why it cannot be given a part of each sample's tokens.
+class TokenFollower:
+    """Follows passes of a model on batches of fewer tokens, each once for all numbers of processes.
 
     Args:
         call: calls the model with a batch.
         model: it is copied to the meta device.
         content: a batch, of which shapes and dtypes are used.
-        parts: the number of processes that divide the tokens of each sample [1].
     """
-    length = num_tokens(content)
-    if isinstance(length, str):
-        return length
-    if length % (2 * parts):
-        return (
-            f"samples have {length} tokens, which {parts} processes do not divide into two equal parts each: "
-            f"a multiple of {2 * parts} can be divided"
-        )
-    outline = on_meta(model)
-    short = min(length, shortest(parts))
-    runs: list[list[Call]] = []
-    for tokens in dict.fromkeys((length, length // parts, short, short // parts)):
-        try:
-            runs.append(_calls(call, outline, content, tokens))
-        except Exception as error:  # noqa: BLE001 - whatever the model raises on tensors without values
-            what = "its values are read" if tokens == length else f"it does not take {tokens} tokens"
+
+    def __init__(self, call: Callable[[nn.Module, Content], Any], model: nn.Module, content: Content) -> None:
+        self._call, self._outline, self._content = call, on_meta(model), content
+        self._passes: dict[int, list[Call] | Exception] = {}
+
+    def sites(self, parts: int) -> frozenset[Site] | str:
+        """The calls of the model that count tokens; or, as text, why it cannot be given a part of each sample's tokens.
+
+        Args:
+            parts: the number of processes that divide the tokens of each sample [1].
+        """
+        length = num_tokens(self._content)
+        if isinstance(length, str):
+            return length
+        if length % (2 * parts):
             return (
-                f"{type(model).__name__} cannot be followed on {tokens} of {length} tokens, {what}: "
-                f"{type(error).__name__}: {first_line(error)}"
+                f"samples have {length} tokens, which {parts} processes do not divide into two equal parts each: "
+                f"a multiple of {2 * parts} can be divided"
             )
-    whole, part = runs[0], runs[1]
-    for other in runs[1:]:
-        if (problem := _differing(whole, other, length)) is not None:
-            return problem
-    return _sites(whole, part, length, parts)
+        short = min(length, shortest(parts))
+        runs: list[list[Call]] = []
+        for tokens in dict.fromkeys((length, length // parts, short, short // parts)):
+            calls = self._calls(tokens)
+            if isinstance(calls, Exception):
+                what = "its values are read" if tokens == length else f"it does not take {tokens} tokens"
+                return (
+                    f"{type(self._outline).__name__} cannot be followed on {tokens} of {length} tokens, {what}: "
+                    f"{type(calls).__name__}: {first_line(calls)}"
+                )
+            runs.append(calls)
+        whole, part = runs[0], runs[1]
+        for other in runs[1:]:
+            if (problem := _differing(whole, other, length)) is not None:
+                return problem
+        return _sites(whole, part, length, parts)
+
+    def _calls(self, tokens: int) -> list[Call] | Exception:
+        """The calls of a pass of two samples of so many tokens, or what the model raises."""
+        if tokens not in self._passes:
+            try:
+                self._passes[tokens] = _calls(self._call, self._outline, self._content, tokens)
+            except Exception as error:  # noqa: BLE001 - whatever the model raises on tensors without values
+                self._passes[tokens] = error.with_traceback(None)
+        return self._passes[tokens]
 
 
 def shortest(parts: int) -> int:

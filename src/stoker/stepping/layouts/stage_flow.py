@@ -16,6 +16,7 @@ takes its own way. Where code looks at what weights have computed, it gets 0, fa
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -145,19 +146,26 @@ class _Made:
     """A source of numbers: a tensor that a part returns."""
 
     key: Key
-    home: int
 
 
 @dataclass(frozen=True)
-class _Held:
-    """A source of numbers that only its stages have: a parameter, or a tensor that a part makes and does not return."""
+class _Weight:
+    """A source of numbers: a parameter, by its names in the model's state. Only the stages of those have it."""
 
-    words: str
-    homes: frozenset[int]
+    names: tuple[str, ...]
 
 
-_Sources = frozenset[_Made | _Held]
+@dataclass(frozen=True)
+class _Inner:
+    """A source of numbers that only one stage has: a tensor that a part makes and does not return."""
+
+    part: str
+    number: int
+
+
+_Sources = frozenset[_Made | _Weight | _Inner]
 _NONE: _Sources = frozenset()
+_CallKey = tuple[str, int]
 
 
 @dataclass
@@ -170,60 +178,233 @@ class _OpenCall:
 
     name: str
     number: int
-    home: int
     has_weights: bool
     given: list[torch.Tensor]
-    read: set[_Made | _Held] = field(default_factory=set)
+    read: set[_Made | _Weight | _Inner] = field(default_factory=set)
     changed: set[StorageWeakRef] = field(default_factory=set)
     has_numbers: bool = False
 
+    @property
+    def key(self) -> _CallKey:
+        return self.name, self.number
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A part is called."""
+
+    call: _CallKey
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A call, or what follows all calls (None), reads what has these sources."""
+
+    call: _CallKey | None
+    sources: _Sources
+
+
+_Event = _Open | _Read | str
+"""What happens in a pass, as far as it matters where the model is cut; a text says why it cannot be cut at all."""
+
+
+@dataclass
+class FollowedPass:
+    """A pass of a model on tensors without values, from which the flow follows wherever the model is cut.
+
+    `blocks` are the names of the model's blocks, `weights` the first entry in the model's state of each part with
+    weights. `calls` have the stage 0. `error` has ended the pass, for a reason that may follow from an event.
+    """
+
+    model: str
+    blocks: Sequence[str]
+    weights: Mapping[str, str]
+    calls: dict[_CallKey, PartCall] = field(default_factory=dict)
+    events: list[_Event] = field(default_factory=list)
+    error: Exception | None = None
+    reads_inputs: bool = False
+
+    def flow(self, first_blocks: Sequence[int], homes: Mapping[str, int]) -> StageFlow:
+        """What stages pass on.
+
+        Args:
+            first_blocks: the number of the first block of each stage.
+            homes: the stage of each entry of the model's state.
+
+        Raises:
+            BadJob: the model cannot be cut so, or not be followed.
+        """
+        cut = _CutPass(self, first_blocks, homes)
+        problem = cut.problem
+        if problem is None and self.error is not None:
+            problem = (
+                f"its pass cannot be followed on tensors without values, {type(self.error).__name__}: "
+                f"{first_line(self.error)}"
+            )
+        if problem is None:
+            problem = next(
+                (
+                    f"{self.blocks[first]} is not called in every pass"
+                    for first in first_blocks
+                    if self.blocks[first] not in cut.called
+                ),
+                None,
+            )
+        if problem is not None:
+            raise BadJob(
+                f"{self.model} cannot be cut into {len(first_blocks)} stages: {problem}",
+                remedy="Call the blocks one after the other, each once in every pass; return what other modules use; "
+                "register modules in the order they are called in; or use another layout, such as shards.",
+            ) from self.error
+        passed = tuple(cut.passed(stage) for stage in range(len(first_blocks) - 1))
+        return StageFlow(cut.calls, passed, self.reads_inputs)
+
+
+class _CutPass:
+    """A followed pass of a model that is cut into stages: its calls in their stages, and the first `problem`."""
+
+    def __init__(self, followed: FollowedPass, first_blocks: Sequence[int], homes: Mapping[str, int]) -> None:
+        self.calls: dict[_CallKey, PartCall] = {}
+        self.called: set[str] = set()
+        self.problem: str | None = None
+        self._followed, self._first, self._homes = followed, first_blocks, homes
+        self._numbers = {name: number for number, name in enumerate(followed.blocks)}
+        self._homes_of_calls: dict[_CallKey, int] = {}
+        self._stage = 0
+        for event in followed.events:
+            if isinstance(event, _Open):
+                self._open(event.call)
+            elif isinstance(event, _Read):
+                self._read(len(first_blocks) - 1 if event.call is None else self._homes_of_calls[event.call], event)
+            else:
+                self._refuse(event)
+            if self.problem is not None:
+                break
+
+    def passed(self, stage: int) -> tuple[Key, ...]:
+        """What a stage passes on."""
+        return tuple(
+            (call.name, call.number, place)
+            for call in self.calls.values()
+            if call.home <= stage
+            for place, last in sorted(call.readers.items())
+            if last > stage
+        )
+
+    def _refuse(self, why: str) -> None:
+        self.problem = self.problem or why
+
+    def _open(self, key: _CallKey) -> None:
+        name, followed = key[0], self._followed
+        if name in self._numbers:
+            self._enter_block(name)
+        home = self._stage
+        if name in followed.weights:
+            home = self._homes[followed.weights[name]]
+        elif name in self._numbers:
+            home = self._stage_of(name)
+        if home < self._stage:
+            self._refuse(
+                f"{name} is registered with stage {home + 1}, and called in stage {self._stage + 1}: register it "
+                "after the blocks that come before it"
+            )
+        self._homes_of_calls[key] = home
+        if (call := followed.calls.get(key)) is not None:
+            self.calls[key] = dataclasses.replace(call, home=home, readers={})
+
+    def _stage_of(self, block: str) -> int:
+        return sum(first <= self._numbers[block] for first in self._first) - 1
+
+    def _enter_block(self, name: str) -> None:
+        """Go on to the next stage with its first block; refuse blocks in another order."""
+        names, number, home = self._followed.blocks, self._numbers[name], self._stage_of(name)
+        begins = names[self._first[home]]
+        if name == begins and name in self.called:
+            self._refuse(f"{name} is called twice in a pass")
+        earlier = next((self._first[s] for s in range(home) if names[self._first[s]] not in self.called), None)
+        if home < self._stage:
+            self._refuse_order(self._first[self._stage], before=number)
+        elif earlier is not None:
+            self._refuse_order(number, before=earlier)
+        elif name != begins and begins not in self.called:
+            self._refuse_order(number, before=self._first[home])
+        self.called.add(name)
+        self._stage = max(self._stage, home)
+
+    def _refuse_order(self, number: int, *, before: int) -> None:
+        names = self._followed.blocks
+        self._refuse(
+            f"{names[number]} is called before {names[before]}, in another order than registered, or one of them is "
+            "skipped or called again"
+        )
+
+    def _read(self, home: int, event: _Read) -> None:
+        """Note that a stage reads what has these sources."""
+        lacking: list[tuple[str, list[int]]] = []
+        for source in event.sources:
+            if isinstance(source, _Weight):
+                words, stages = f"the weight {source.names[0]}", {self._homes[name] for name in source.names}
+            elif isinstance(source, _Inner):
+                words = f"a tensor that {source.part} makes and does not return"
+                stages = {self._homes_of_calls[source.part, source.number]}
+            else:
+                continue
+            if home not in stages:
+                lacking.append((words, sorted(stages)))
+        if lacking:
+            words, where = min(lacking)  # the same in all processes
+            self._refuse(f"stage {home + 1} needs {words}, which stage {' and '.join(str(s + 1) for s in where)} has")
+        late: list[Key] = []
+        for source in event.sources:
+            if isinstance(source, _Made):
+                name, number, place = source.key
+                made = self._homes_of_calls[name, number]
+                if made > home:
+                    late.append(source.key)
+                elif made < home:
+                    readers = self.calls[name, number].readers
+                    readers[place] = max(home, readers.get(place, 0))
+        if late:
+            name, number, _ = min(late)
+            made = self._homes_of_calls[name, number]
+            self._refuse(f"stage {home + 1} needs what {name} of stage {made + 1} returns")
+
 
 class StageFollower:
-    """Follows passes of a model that is cut into stages.
+    """Follows passes of a model that may be cut into stages.
 
     Args:
         outline: the model on the meta device, see `outline_of`.
         blocks: the names of its blocks.
-        first_blocks: the number of the first block of each stage.
-        homes: the stage of each entry of the model's state.
     """
 
-    def __init__(
-        self, outline: nn.Module, blocks: Sequence[str], first_blocks: Sequence[int], homes: Mapping[str, int]
-    ) -> None:
-        self._outline, self._names = outline, list(blocks)
+    def __init__(self, outline: nn.Module, blocks: Sequence[str]) -> None:
+        self._outline, self._blocks = outline, blocks
         self._modules = dict(outline.named_modules())
         self._parts = parts_of(outline, [outline.get_submodule(name) for name in blocks])
-        self._first = list(first_blocks)
-        self._homes: dict[str, int] = {}  # of parts with weights
+        entries = set(outline.state_dict())
+        self._weights: dict[str, str] = {}
         for name, part in self._parts.items():
-            of_weights = [homes.get(f"{name}.{own}") for own, _ in part.named_parameters()]
-            if known := [home for home in of_weights if home is not None]:
-                self._homes[name] = known[0]
-            elif name in self._names:
-                number = self._names.index(name)
-                self._homes[name] = sum(first <= number for first in self._first) - 1
+            of_state = (full for own, _ in part.named_parameters() if (full := f"{name}.{own}") in entries)
+            if (first := next(of_state, None)) is not None:
+                self._weights[name] = first
             part.register_forward_pre_hook(self._open(name), with_kwargs=True)
             part.register_forward_hook(self._close)
             part.forward = self._tolerant(part)
         held: dict[StorageWeakRef, list[str]] = {}
         for name, parameter in outline.named_parameters(remove_duplicate=False):
-            if name in homes:  # a tied weight is in the stage of each of its names
+            if name in entries:  # a tied weight is in the stage of each of its names
                 held.setdefault(_storage_of(parameter), []).append(name)
         self._of_weights: dict[StorageWeakRef, _Sources] = {
-            storage: frozenset({_Held(f"the weight {names[0]}", frozenset(homes[name] for name in names))})
-            for storage, names in held.items()
+            storage: frozenset({_Weight(tuple(names))}) for storage, names in held.items()
         }
 
-    def flow(self, call: Callable[[nn.Module], Any], model: nn.Module | None = None) -> StageFlow:
-        """What stages pass on in a pass.
+    def follow(self, call: Callable[[nn.Module], Any], model: nn.Module | None = None) -> FollowedPass:
+        """Follow a pass.
 
         Args:
             call: calls the outline with real inputs.
             model: whose modules are in training or evaluation mode as in that pass; None: in the outline's own.
-
-        Raises:
-            BadJob: the model cannot be cut so, or not be followed.
         """
         if model is not None:
             modes = {name: module.training for name, module in model.named_modules()}
@@ -238,94 +419,35 @@ class StageFollower:
             with torch.no_grad(), _Recorder(self), _Conversions(self):
                 output = call(self._outline)
             for tensor in tensors_in(output):
-                self._need(len(self._first) - 1, self._sources_of([tensor]))
-        except Exception as error:  # whatever a model raises on tensors without values
-            said = f"its pass cannot be followed on tensors without values, {type(error).__name__}: {first_line(error)}"
-            raise self._refusal(self._problem or said) from error
+                self._read(None, self._sources_of([tensor]))
+        except Exception as error:  # noqa: BLE001 - whatever a model raises on tensors without values
+            self._pass.error = error
         finally:
             for generator, state in zip(generators, states, strict=True):
                 generator.set_state(state)
             restore_generators(others)
-        for first in self._first:
-            if self._names[first] not in self._called:
-                self._refuse(f"{self._names[first]} is not called in every pass")
-        if self._problem is not None:
-            raise self._refusal(self._problem)
-        passed = tuple(self._passed(stage) for stage in range(len(self._first) - 1))
-        return StageFlow(self._calls, passed, self.reads_inputs)
+        return self._pass
 
     def _begin(self) -> None:
         """Forget the last pass."""
-        self._calls: dict[tuple[str, int], PartCall] = {}
+        self._pass = FollowedPass(type(self._outline).__name__, self._blocks, self._weights)
         self._counts: Counter[str] = Counter()
         self._sources: dict[StorageWeakRef, _Sources] = dict(self._of_weights)
         self._returned: dict[StorageWeakRef, set[Key]] = {}
         self._sums: set[StorageWeakRef] = set()  # results of `all`
         self._inside: _OpenCall | None = None
-        self._stage, self._called = 0, set[str]()
-        self._problem: str | None = None
-        self.reads_inputs = False
-
-    def _passed(self, stage: int) -> tuple[Key, ...]:
-        """What a stage passes on."""
-        return tuple(
-            (call.name, call.number, place)
-            for call in self._calls.values()
-            if call.home <= stage
-            for place, last in sorted(call.readers.items())
-            if last > stage
-        )
-
-    def _refusal(self, why: str) -> BadJob:
-        return BadJob(
-            f"{type(self._outline).__name__} cannot be cut into {len(self._first)} stages: {why}",
-            remedy="Call the blocks one after the other, each once in every pass; return what other modules use; "
-            "register modules in the order they are called in; or use another layout, such as shards.",
-        )
-
-    def _refuse(self, why: str) -> None:
-        self._problem = self._problem or why
 
     def _open(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        has_weights = name in self._weights or name in self._blocks
+
         def begin(_part: nn.Module, args: Any, kwargs: Any) -> None:
             if self._inside is not None:  # a part that is called by another one
                 return
-            if name in self._names:
-                self._enter_block(name)
-            home = self._homes.get(name, self._stage)
-            if home < self._stage:
-                self._refuse(
-                    f"{name} is registered with stage {home + 1}, and called in stage {self._stage + 1}: register it "
-                    "after the blocks that come before it"
-                )
-            number = self._counts[name]
+            self._inside = _OpenCall(name, self._counts[name], has_weights, tensors_in((args, kwargs)))
             self._counts[name] += 1
-            self._inside = _OpenCall(name, number, home, name in self._homes, tensors_in((args, kwargs)))
+            self._pass.events.append(_Open(self._inside.key))
 
         return begin
-
-    def _enter_block(self, name: str) -> None:
-        """Go on to the next stage with its first block; refuse blocks in another order."""
-        number = self._names.index(name)
-        home = sum(first <= number for first in self._first) - 1
-        begins = self._names[self._first[home]]
-        if name == begins and name in self._called:
-            self._refuse(f"{name} is called twice in a pass")
-        earlier = next((self._first[s] for s in range(home) if self._names[self._first[s]] not in self._called), None)
-        if home < self._stage:
-            self._refuse_order(self._first[self._stage], before=number)
-        elif earlier is not None:
-            self._refuse_order(number, before=earlier)
-        elif name != begins and begins not in self._called:
-            self._refuse_order(number, before=self._first[home])
-        self._called.add(name)
-        self._stage = max(self._stage, home)
-
-    def _refuse_order(self, number: int, *, before: int) -> None:
-        self._refuse(
-            f"{self._names[number]} is called before {self._names[before]}, in another order than registered, or one "
-            "of them is skipped or called again"
-        )
 
     def _close(self, part: nn.Module, _args: Any, output: Any) -> None:
         """Note a part's output."""
@@ -334,11 +456,11 @@ class StageFollower:
             return
         self._inside = None
         if opened.has_numbers and any(isinstance(leaf, int | float | complex) for leaf in tree_leaves(output)):
-            self._refuse(f"{opened.name} returns a number that it computes with weights, and that is no tensor")
-        if not opened.has_weights:
-            if not opened.read:
-                return  # of the samples alone
-            self._need(opened.home, frozenset(opened.read))
+            self._pass.events.append(
+                f"{opened.name} returns a number that it computes with weights, and that is no tensor"
+            )
+        if not (opened.has_weights or opened.read):
+            return  # of the samples alone
         given = {id(tensor): place for place, tensor in reversed(list(enumerate(opened.given)))}
         storages = {_storage_of(tensor) for tensor in opened.given}
         same: dict[int, int] = {}
@@ -348,7 +470,7 @@ class StageFollower:
             if id(tensor) in given and storage not in opened.changed:
                 same[place] = given[id(tensor)]
             else:
-                made = _Made((opened.name, opened.number, place), opened.home)
+                made = _Made((opened.name, opened.number, place))
                 shared = self._sources.get(storage, _NONE) if storage in storages else _NONE
                 self._sources[storage] = shared | {made}
                 if storage not in of_this_call:
@@ -357,7 +479,7 @@ class StageFollower:
                 of_this_call.add(storage)
                 storages.add(storage)  # of several places in an output that are one tensor each is passed on
         meta = with_tensors(output, lambda tensor: torch.empty_like(tensor, device="meta"))
-        self._calls[opened.name, opened.number] = PartCall(opened.name, opened.number, opened.home, meta, same)
+        self._pass.calls[opened.key] = PartCall(opened.name, opened.number, 0, meta, same)
 
     def _tolerant(self, part: nn.Module) -> Callable[..., Any]:
         """A part's forward pass, whose result is like its first tensor if it cannot be had without values."""
@@ -371,9 +493,9 @@ class StageFollower:
                 return forward(*args, **kwargs)
             except Exception:  # sizes that depend on values, as those of experts' rows
                 floating = [tensor for tensor in opened.given if tensor.is_meta and tensor.is_floating_point()]
-                if not floating or self._problem is not None:
+                if not floating:
                     raise
-                self._need(opened.home, self._sources_of(opened.given))
+                self._read(opened, self._sources_of(opened.given))
                 return torch.empty_like(floating[0])
 
         return tolerant
@@ -382,22 +504,13 @@ class StageFollower:
         known = (self._sources.get(_storage_of(tensor), _NONE) for tensor in tensors)
         return _NONE.union(*known)
 
-    def _need(self, home: int, sources: _Sources) -> None:
-        """Note that a stage reads what has these sources."""
-        lacking = [source for source in sources if isinstance(source, _Held) and home not in source.homes]
-        if lacking:
-            first = min(lacking, key=lambda source: source.words)  # the same in all processes
-            where = " and ".join(str(other + 1) for other in sorted(first.homes))
-            self._refuse(f"stage {home + 1} needs {first.words}, which stage {where} has")
-        for source in sources:
-            if isinstance(source, _Held):
-                continue
-            if source.home > home:
-                self._refuse(f"stage {home + 1} needs what {source.key[0]} of stage {source.home + 1} returns")
-            elif source.home < home:
-                name, number, place = source.key
-                readers = self._calls[name, number].readers
-                readers[place] = max(home, readers.get(place, 0))
+    def _read(self, reader: _OpenCall | None, sources: _Sources) -> None:
+        """Note that a call, or what follows all calls, reads what has these sources."""
+        if reader is not None:
+            sources -= reader.read
+            reader.read |= sources
+        if sources:
+            self._pass.events.append(_Read(None if reader is None else reader.key, sources))
 
     def ran(
         self, func: Any, given: Sequence[torch.Tensor], results: Sequence[torch.Tensor], written: Sequence[torch.Tensor]
@@ -406,19 +519,16 @@ class StageFollower:
         sources = self._sources_of(given)
         opened = self._inside
         if opened is not None:
+            self._read(opened, sources)
             if opened.has_weights:
-                self._need(opened.home, sources)
-                words = f"a tensor that {opened.name} makes and does not return"
-                sources = frozenset({_Held(words, frozenset({opened.home}))})
-            else:
-                opened.read |= sources
+                sources = frozenset({_Inner(*opened.key)})
             opened.changed |= {_storage_of(tensor) for tensor in written}
         known = {_storage_of(tensor) for tensor in given}
         for tensor in written:
             storage = _storage_of(tensor)
             self._sources[storage] = self._sources.get(storage, _NONE) | sources
             for name, number, place in self._returned.get(storage, ()):
-                self._calls[name, number].rewritten.add(place)
+                self._pass.calls[name, number].rewritten.add(place)
         for tensor in results:
             storage = _storage_of(tensor)
             if storage not in known:  # a view has its base's
@@ -430,10 +540,14 @@ class StageFollower:
         """A number in place of one that weights would compute."""
         if self._inside is not None:
             self._inside.has_numbers = True
-            self._inside.read |= self._sources_of([tensor])
+            self._read(self._inside, self._sources_of([tensor]))
         if tensor.dtype == torch.bool:
             return _storage_of(tensor) in self._sums
         return 0.0 if tensor.is_floating_point() else 1
+
+    def reads_inputs(self) -> None:
+        """Note that numbers of inputs decide on the pass."""
+        self._pass.reads_inputs = True
 
 
 class _Recorder(TorchDispatchMode):
@@ -457,7 +571,7 @@ class _Recorder(TorchDispatchMode):
         ]
         is_meta = any(tensor.is_meta for tensor in given)
         if _depends_on_numbers(func, given) and not all(tensor.is_meta for tensor in given):
-            self._follower.reads_inputs = True
+            self._follower.reads_inputs()
         if is_meta:
             if _name_of(func) in ("_local_scalar_dense", "equal"):
                 return self._follower.value_of(given[0])
@@ -482,7 +596,7 @@ class _Conversions(TorchFunctionMode):
     ) -> Any:
         """Run one function."""
         if func in (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__):
-            self._follower.reads_inputs = True
+            self._follower.reads_inputs()
         return func(*args, **(kwargs or {}))
 
 

@@ -37,6 +37,7 @@ from stoker.records.profile import ModelParts
 from stoker.stepping.activation_checkpointing import repeated_blocks
 from stoker.stepping.layouts.base import LayoutExecution, PassOf, Strategy
 from stoker.stepping.layouts.stage_flow import (
+    FollowedPass,
     Key,
     PartCall,
     StageFlow,
@@ -65,6 +66,11 @@ class PipelineCut:
     homes: dict[str, int]
     processes: int
     tied: dict[str, str]
+
+    @property
+    def first_blocks(self) -> list[int]:
+        """The number of the first block of each stage."""
+        return [span.start for span in self.spans]
 
     @functools.cached_property
     def owners(self) -> dict[str, int]:
@@ -253,8 +259,7 @@ class StageModel:
         self.flow = StageFlow({}, ())
         self._cut, self._place, self._receive = cut, place, receive
         self._device = next(model.parameters()).device
-        first = [span.start for span in cut.spans]
-        self._follower = StageFollower(outline_of(model), cut.blocks, first, cut.homes)
+        self._follower = StageFollower(outline_of(model), cut.blocks)
         self._flows: dict[Hashable, StageFlow] = {}
         self._parts = parts_of(model, [model.get_submodule(name) for name in cut.blocks])
         self._begins = {cut.blocks[span.start]: stage for stage, span in enumerate(cut.spans)}
@@ -339,7 +344,8 @@ class StageModel:
         self.kind = (self.model.training, *forms) if forms else None
         flow = None if self.kind is None else self._flows.get(self.kind)
         if flow is None:
-            flow = self._follower.flow(lambda outline: outline(*args, **kwargs), self.model)
+            followed = self._follower.follow(lambda outline: outline(*args, **kwargs), self.model)
+            flow = followed.flow(self._cut.first_blocks, self._cut.homes)
             if flow.reads_inputs:
                 self.kind = None
             else:
@@ -468,7 +474,7 @@ class StageExecution(LayoutExecution):
     """See `stoker.stepping.layouts.base.LayoutExecution`."""
 
     def __init__(self) -> None:
-        self._passed: WeakKeyDictionary[nn.Module, dict[int, tuple[float, ...] | BadJob]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[nn.Module, _KnownModel] = WeakKeyDictionary()
 
     def parallelize(self, plan: Plan, model: nn.Module, world: World, job: Job) -> Strategy:
         """As `LayoutExecution.parallelize`; what is within each stage is divided further."""
@@ -483,7 +489,8 @@ class StageExecution(LayoutExecution):
     def data_problem(self, job: Job, model: nn.Module, content: Content, layout: Layout) -> str | None:
         """As `LayoutExecution.data_problem`: stages need what others have and do not pass on."""
         try:
-            self._followed(model, layout, functools.partial(_passed_through, job, content))
+            known = self._known.setdefault(model, _KnownModel())
+            known.passed(model, layout, functools.partial(_passed_through, job, content))
         except BadJob as error:
             return error.message
         return None
@@ -492,34 +499,51 @@ class StageExecution(LayoutExecution):
         self, parts: ModelParts, model: nn.Module, layout: Layout, call: PassOf | None = None
     ) -> ModelParts:
         """As `LayoutExecution.divided_parts`: the blocks that stages consist of, the cuts, and what is passed on."""
-        cut = cut_into_stages(model, layout.stages, layout.chunks)
-        passed = () if call is None else self._followed(model, layout, call)
+        known = self._known.setdefault(model, _KnownModel())
+        cut = known.cut(model, layout)
+        passed = () if call is None else known.passed(model, layout, call)
         parts = parts.in_blocks(cut.blocks, tuple(span.start for span in cut.spans[1:])).with_tied(cut.tied)
         return dataclasses.replace(parts, passed=passed)
 
-    def _followed(self, model: nn.Module, layout: Layout, call: PassOf) -> tuple[float, ...]:
-        """What each stage but the last passes on, in sizes of the largest block's output in it; kept by model and cut.
+
+class _KnownModel:
+    """What is known of a model: its cuts, a pass of it, and what stages pass on there, by their number."""
+
+    def __init__(self) -> None:
+        self._cuts: dict[tuple[int, int], PipelineCut] = {}
+        self._followed: FollowedPass | None = None
+        self._passed: dict[int, tuple[float, ...] | BadJob] = {}
+
+    def cut(self, model: nn.Module, layout: Layout) -> PipelineCut:
+        """As `cut_into_stages`."""
+        key = layout.stages, layout.chunks
+        if key not in self._cuts:
+            self._cuts[key] = cut_into_stages(model, *key)
+        return self._cuts[key]
+
+    def passed(self, model: nn.Module, layout: Layout, call: PassOf) -> tuple[float, ...]:
+        """What each stage but the last passes on, in sizes of the largest block's output in it.
 
         Raises:
-            BadJob: as `StageFollower.flow`.
+            BadJob: as `FollowedPass.flow`.
         """
-        known, stages = self._passed.setdefault(model, {}), layout.num_stages
-        if stages not in known:
-            cut = cut_into_stages(model, layout.stages, layout.chunks)
-            first = [span.start for span in cut.spans]
+        if layout.num_stages not in self._passed:
+            cut = self.cut(model, layout)
+            if self._followed is None:
+                self._followed = StageFollower(outline_of(model), cut.blocks).follow(call)
             try:
-                flow = StageFollower(outline_of(model), cut.blocks, first, cut.homes).flow(call)
+                flow = self._followed.flow(cut.first_blocks, cut.homes)
             except BadJob as error:
-                known[stages] = error
+                self._passed[layout.num_stages] = error
             else:
                 sizes = [
                     max((flow.num_bytes_of((cut.blocks[number], 0, 0)) for number in span), default=0)
                     for span in cut.spans
                 ]
-                known[stages] = tuple(
+                self._passed[layout.num_stages] = tuple(
                     flow.num_bytes(stage) / sizes[stage] if sizes[stage] else 1.0 for stage in range(len(cut.spans) - 1)
                 )
-        result = known[stages]
+        result = self._passed[layout.num_stages]
         if isinstance(result, BadJob):
             raise result
         return result
