@@ -589,12 +589,12 @@ def test_the_probe_says_what_is_missing(cluster: Any) -> None:
     assert good.missing == ()
     assert good.facts["nodes"] == "2 with 8 h100"
     assert good.facts["Kueue"] == "queue users: 3 waiting"
-    cluster.forbidden |= {("create", "jobs"), ("create", "pods/exec")}
+    cluster.forbidden |= {("create", "jobs"), ("get", "pods/exec")}
     cluster.groups = tuple(group for group in cluster.groups if "jobset" not in group)
     bad = LAUNCHER.probe(LAUNCHER.parse("team/16xh100"), {"queue": "none", "kind": "jobset", "claim": "gone"})
     text = "\n".join(bad.missing)
     for part in (
-        "you may not create pods/exec in namespace team",
+        "you may not get pods/exec in namespace team",
         "no node has 16 h100, the largest has 8",
         "no claim gone",
         "no LocalQueue none",

@@ -22,8 +22,9 @@ from safetensors.torch import load_file
 from stoker.errors import PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import Bundle, TreeFile, stoker_bundle
 from stoker.launching.kubernetes.cluster_api import ClusterApi, dropped
-from stoker.launching.kubernetes.kubernetes_launcher import LAUNCHER
+from stoker.launching.kubernetes.kubernetes_launcher import LAUNCHER, _needed
 from stoker.launching.kubernetes.kubernetes_service import deploy
+from stoker.launching.kubernetes.manifests import ClusterOptions
 from stoker.launching.launch import LaunchedRun, launch
 from stoker.launching.launch_options import LaunchOptions
 from stoker.launching.launcher import Submission
@@ -443,6 +444,28 @@ def test_somebody_who_may_nothing_is_told_what_is_missing(cluster: Cluster, job:
     assert "create, get, patch, delete jobs.batch; create configmaps" in sentence
     with pytest.raises(PlaceFailed, match=r"may not create, get, patch, delete jobs\.batch"):
         start(job, "k8s:limited/team/cpu")
+
+
+def test_the_permissions_that_are_asked_for_are_enough(cluster: Cluster, job: Path) -> None:
+    """A login that may do these things alone starts a run, follows it, and brings it home."""
+    rules = [
+        {"apiGroups": [group], "resources": [resource], "verbs": [verb]}
+        for verb, resource, group in _needed(ClusterOptions(), LAUNCHER.parse("team/cpu"))
+    ]
+    access, name = "/apis/rbac.authorization.k8s.io/v1/namespaces/team", {"metadata": {"name": "runs"}}
+    group = "rbac.authorization.k8s.io"
+    cluster.server.ask("POST", f"{access}/roles", {**name, "rules": rules})
+    bound = {"subjects": [{"kind": "User", "name": "somebody", "apiGroup": group}]}
+    role = {"roleRef": {"kind": "Role", "name": "runs", "apiGroup": group}}
+    cluster.server.ask("POST", f"{access}/rolebindings", {**name, **bound, **role})
+    try:
+        run = start(job, "k8s:limited/team/cpu")
+        until(lambda: has_saved(run), "a checkpoint, by a command in its pod")
+        LAUNCHER.fetch(run.launch.handle, run.directory.path)
+        LAUNCHER.stop(run.launch.handle)
+    finally:
+        for kind in ("rolebindings", "roles"):
+            cluster.server.ask("DELETE", f"{access}/{kind}/runs")
 
 
 def test_a_custom_resource_is_made_and_deleted_by_the_real_server(cluster: Cluster, job: Path) -> None:

@@ -383,7 +383,7 @@ class ClusterApi:
             if refused := re.match(r"Handshake status (40\d)", said):
                 raise PlaceFailed(
                     f"The cluster allows no command in pod {pod} ({refused[1]}).",
-                    remedy="Ask for a role that may create pods/exec.",
+                    remedy="Ask for a role that may create and get pods/exec.",
                 ) from error
             raise PlaceUnreachable(f"No line to pod {pod}: {first_line(Exception(said))}") from error
         try:

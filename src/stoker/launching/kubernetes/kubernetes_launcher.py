@@ -324,8 +324,10 @@ def _needed(settings: ClusterOptions, target: LaunchTarget) -> list[tuple[str, s
     """Permissions that a run needs, as (verb, resource, group)."""
     group = {"job": JOB, "jobset": JOBSET, "trainjob": TRAINJOB}[settings.kind].partition("/")[0]
     needed = [(verb, f"{settings.kind}s", group) for verb in ("create", "get", "patch", "delete")]
-    needed += [("create", resource, "") for resource in ("configmaps", "secrets", "pods", "pods/exec")]
+    needed += [("create", resource, "") for resource in ("configmaps", "secrets", "pods")]
     needed += [(verb, "pods", "") for verb in ("get", "list", "delete")]
+    # A command over a WebSocket is a GET, for which servers ask for `get`, and from 1.35 on for `create` too.
+    needed += [(verb, "pods/exec", "") for verb in ("create", "get")]
     needed += [] if settings.claim else [("create", "persistentvolumeclaims", "")]
     return needed + ([("create", "services", "")] if target.num_nodes > 1 and settings.kind == "job" else [])
 
