@@ -608,6 +608,9 @@ def test_the_probe_says_what_is_missing(cluster: Any) -> None:
     for what in ("create, patch jobs.batch", "create persistentvolumeclaims", "create services"):
         assert what in several
     assert several.count("ask for a role") == 1
+    cluster.forbidden = {("create", "secrets")}
+    assert LAUNCHER.probe(LAUNCHER.parse("team/8xh100"), {}).missing == (), "many may make none, and one pod needs none"
+    assert "create secrets" in LAUNCHER.probe(LAUNCHER.parse("team/2x8xh100"), {}).missing[0]
 
 
 def test_a_missing_namespace_is_named(cluster: Any) -> None:

@@ -324,7 +324,8 @@ def _needed(settings: ClusterOptions, target: LaunchTarget) -> list[tuple[str, s
     """Permissions that a run needs, as (verb, resource, group)."""
     group = {"job": JOB, "jobset": JOBSET, "trainjob": TRAINJOB}[settings.kind].partition("/")[0]
     needed = [(verb, f"{settings.kind}s", group) for verb in ("create", "get", "patch", "delete")]
-    needed += [("create", resource, "") for resource in ("configmaps", "secrets", "pods")]
+    needed += [("create", resource, "") for resource in ("configmaps", "pods")]
+    needed += [("create", "secrets", "")] if target.num_nodes > 1 else []  # of one node only for --secret
     needed += [(verb, "pods", "") for verb in ("get", "list", "delete")]
     # A command over a WebSocket is a GET, for which servers ask for `get`, and from 1.35 on for `create` too.
     needed += [(verb, "pods/exec", "") for verb in ("create", "get")]
