@@ -118,18 +118,18 @@ def test_of_two_machines_that_send_a_run_the_last_one_counts(tmp_path: Path, rem
             time.sleep(0.01)
         bring_home(remote, tmp_path / "b/mlp", said["b"].append)
         second = RunDirectory(tmp_path / "b/mlp")
-        with Mirror(second, remote, said["b"].append, said["b"].append):
-            checkpointed(first, 2000)
-            mirror(Event(kind="checkpointed", at=0.0, fields={}))
-            assert mirror._done.wait(20)
         checkpointed(second, 3000)
-        mirrored(second, remote)
+        with Mirror(second, remote, said["b"].append, said["b"].append):
+            pass
+        checkpointed(first, 2000)  # after the second one has ended, too
+        mirror(Event(kind="checkpointed", at=0.0, fields={}))
+        assert mirror._done.wait(20)
     assert any("did not say that it ended" in text and str(first.path.resolve()) in text for text in said["b"])
     assert [text for text in said["a"] if "from here nothing more is" in text and str(second.path.resolve()) in text]
     files = remote.files("mlp")
     assert "000000002000" not in remote.checkpoints(files)
     assert remote.checkpoints(files)[-1] == "000000003000"
-    assert "sender.json" not in files, "both have ended"
+    assert mirrored(second, remote) == [], "both have ended in order"
 
 
 def test_a_killed_process_is_followed_in_silence_and_a_sender_that_cannot_be_read_counts_for_nobody(
@@ -139,7 +139,8 @@ def test_a_killed_process_is_followed_in_silence_and_a_sender_that_cannot_be_rea
     run = make_run(tmp_path / "a/mlp")
     with Mirror(run, remote, print, print):
         left = remote.read("mlp", "sender.json")
-    for noted in (left, b"[]", b"{}", b"\xff"):
+    rude = json.dumps(json.loads(left) | {"who": "\x1b[2J"}).encode()
+    for noted in (left, b"[]", b"{}", b"\xff", rude):
         remote.put("mlp", "sender.json", noted)
         assert mirrored(run, remote) == []
 

@@ -44,13 +44,18 @@ _MOST_PIECE_BYTES = 1 << 26
 _COMPARED_BYTES = 1 << 16
 """The log here goes on from the one there if so much of its end there is the same here [bytes]."""
 _SENDER = "sender.json"
-"""Who sends the run: machine, directory, when it began, and a token. It is gone after an orderly end."""
+"""Who sent the run last: machine and directory, a token, when it began and, after an orderly end, when it ended."""
+_MOST_SENDER_CHARACTERS = 500
 LEAST_WAIT_S = 60.0
 """The end of a run waits for the last upload for so long [s], or for four times the longest one if that is more."""
 
 
 class _TakenOver(Exception):
     """Another process has begun to send the run since."""
+
+
+def _utc_now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 @dataclass
@@ -85,8 +90,7 @@ class Mirror:
         self._is_log_known = False
         self._taken_over = ""
         where = f"{platform.node()}:{self.directory.path.resolve()}"
-        began_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self._sender = {"who": where, "began_at": began_at, "token": uuid.uuid4().hex}
+        self._sender = {"who": where, "began_at": _utc_now(), "token": uuid.uuid4().hex}
         self._thread = threading.Thread(target=self._work, name="stoker-mirror", daemon=True)
 
     def __call__(self, event: Event) -> None:
@@ -114,8 +118,14 @@ class Mirror:
                 f"{self.remote.url} has a run {self._name} of another job, which is not replaced.",
                 remedy="Choose another --run-dir, or another --keep.",
             )
-        self._sender_changes(self._sender)
-        if before and before["who"] != self._sender["who"]:
+        try:
+            self._sender_changes(self._sender)
+        except Exception as problem:
+            raise BadRun(
+                f"{self.remote.url}/{self._name} cannot be written: {type(problem).__name__}: {first_line(problem)}",
+                remedy="The same command tries again.",
+            ) from problem
+        if before and "ended_at" not in before and before["who"] != self._sender["who"]:
             self.note(
                 f"{before['who']} sent {self._name} to {self.remote.url} from {before['began_at']} on, and did not say "
                 "that it ended: if it still trains, what it does from now on is not kept there"
@@ -124,31 +134,25 @@ class Mirror:
         return self
 
     def _sender_there(self) -> dict[str, str]:
-        """Who sends the run, as it is noted there; empty if nobody does, or it cannot be read."""
+        """Who sends the run, as it is noted there; empty if it is not noted, or cannot be read."""
         try:
             sender = json.loads(self.remote.read(self._name, _SENDER))
         except (FileNotFoundError, ValueError):
             return {}
-        is_usable = isinstance(sender, dict) and all(isinstance(sender.get(key), str) for key in self._sender)
+        texts = list(sender.values()) if isinstance(sender, dict) and sender.keys() >= self._sender.keys() else [None]
+        is_usable = all(isinstance(t, str) and t.isprintable() and len(t) < _MOST_SENDER_CHARACTERS for t in texts)
         return sender if is_usable else {}
 
-    def _sender_changes(self, sender: dict[str, str] | None) -> None:
-        """Note who sends the run; None: nobody any more."""
-        try:
-            if sender is None:
-                self.remote.delete(self._name, [_SENDER])
-            else:
-                self.remote.put(self._name, _SENDER, json.dumps(sender).encode())
-        except Exception as problem:  # libraries of stores have errors of their own
-            raise BadRun(
-                f"{self.remote.url}/{self._name} cannot be written: {type(problem).__name__}: {first_line(problem)}",
-                remedy="The same command tries again.",
-            ) from problem
+    def _sender_changes(self, sender: dict[str, str]) -> None:
+        """Note who sends the run."""
+        self.remote.put(self._name, _SENDER, json.dumps(sender).encode())
 
     def _require_sender(self) -> None:
-        """Go on only while nobody else has begun to send the run."""
+        """Raise `_TakenOver` if another process has begun to send the run."""
         sender = self._sender_there()
-        if sender and sender["token"] != self._sender["token"]:
+        if not sender:  # deleted, as with a bucket that was made again
+            self._sender_changes(self._sender)
+        elif sender["token"] != self._sender["token"]:
             self._taken_over = f"{sender['who']}, which began at {sender['began_at']}"
             raise _TakenOver
 
@@ -182,7 +186,7 @@ class Mirror:
             try:
                 self._send()
                 if is_last:
-                    self._sender_changes(None)
+                    self._sender_changes(self._sender | {"ended_at": _utc_now()})
             except _TakenOver:
                 self._say(
                     self.warn,
