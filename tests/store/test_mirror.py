@@ -132,10 +132,10 @@ def test_of_two_machines_that_send_a_run_the_last_one_counts(tmp_path: Path, rem
     assert mirrored(second, remote) == [], "both have ended in order"
 
 
-def test_a_killed_process_is_followed_in_silence_and_a_sender_that_cannot_be_read_counts_for_nobody(
+def test_a_killed_process_is_followed_in_silence_and_a_sender_that_cannot_be_read_is_ignored(
     tmp_path: Path, remote: RemoteRuns
 ) -> None:
-    """The same directory on the same machine is locked: who sent before is gone; another program may write anything."""
+    """The same directory on the same machine is locked: what sent before is gone; other programs may write anything."""
     run = make_run(tmp_path / "a/mlp")
     with Mirror(run, remote, print, print):
         left = remote.read("mlp", "sender.json")
