@@ -174,6 +174,7 @@ def test_a_kill_between_any_two_parts_leaves_the_newest_whole_checkpoint(tmp_pat
     for most in range(12):
         dying = Dying(**dataclasses.asdict(remote) | {"fs": remote.fs}, most=most)
         mirror = Mirror(run, dying, pytest.fail, pytest.fail)
+        remote.put("mlp", "sender.json", json.dumps(mirror._sender).encode())  # as when it begins
         mirror._there = dying.files("mlp")
         try:
             mirror._send()
