@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import stoker
-from stoker.records import Layout
+from stoker.records import NOT_COMPARED, Layout
+from stoker.store import RunDirectory
 from stoker.training.slices import Slice
 from stoker.training.telemetry import Telemetry
 from tests.flow.builders import PLAN, Heard, assert_equal_weights, blobs_job
@@ -124,6 +125,21 @@ def test_several_processes_end_their_slice_together() -> None:
     whole = stoker_process(*arguments, "--run-dir", "whole")
     assert whole.code == 0, whole.err
     assert_equal_weights(stoker.load("two"), stoker.load("whole"))
+
+
+@pytest.mark.slow
+def test_two_processes_go_on_from_a_slice_that_ended_before_samples_were_compared() -> None:
+    """A run that begins at once assumes that its samples are coupled: they are compared before a batch is divided."""
+    arguments: list[str | Path] = ["train", job_file(LONG), "--run-dir", "cut", "--json"]
+    first = stoker_process(*arguments, "--slice", "0.1s")
+    assert first.code == 75, first.err
+    assumed = RunDirectory(Path("cut")).read_coupling()
+    assert assumed is not None
+    assert assumed.evidence == NOT_COMPARED
+    last = stoker_process(*arguments, "--on", "2xhere")
+    assert last.code == 0, last.err
+    assert last.of("replanned")[0]["new"]["layout"]["replicas"] == 2
+    assert last.of("finished")[0]["samples"] == 3 * 80
 
 
 @pytest.mark.slow

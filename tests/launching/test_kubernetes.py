@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,7 @@ from stoker.launching.kubernetes.kubernetes_launcher import LAUNCHER
 from stoker.launching.kubernetes.manifests import EXIT_AGAIN, _tar_gz, labels
 from stoker.launching.launcher import HostRanks, Request, Submission
 from stoker.launching.lines import Answer, LocalLine
+from stoker.launching.shipment import PYTHON_CHECK
 from stoker.records import LaunchState
 from stoker.testing import LauncherConformance
 from tests.optional import optional
@@ -176,7 +179,7 @@ def test_one_pod_is_a_job_with_all_that_belongs_to_it(cluster: Any) -> None:
     assert job["spec"]["suspend"] is False
     assert "completionMode" not in job["spec"]
     pod = job["spec"]["template"]["spec"]
-    assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
     assert pod["activeDeadlineSeconds"] == 3601
     assert pod["terminationGracePeriodSeconds"] == 35
     assert "owner" not in str(cluster.objects["persistentvolumeclaims", "job-ac1f4a-run"]["metadata"])
@@ -194,6 +197,131 @@ def test_the_pod_gets_its_share_of_a_node(cluster: Any) -> None:
     assert terms[0]["matchExpressions"] == [
         {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-H100-80GB-HBM3"]}
     ]
+
+
+def test_a_mirror_in_the_container_is_refused(cluster: Any) -> None:
+    """It would go with the pod; the run's volume stays, and so does a bucket."""
+    with pytest.raises(PlaceFailed, match=r"takes its disk with it.*\n.*a folder below /stoker"):
+        start(arguments=("--keep", "file:///mnt/runs"))
+    assert cluster.names() == set()
+    start(arguments=("--keep", "file:///stoker/kept"))
+    start(run="job-2", arguments=("--keep", "s3://bucket/runs"))
+
+
+def test_a_claim_that_is_made_is_said_with_how_it_goes(cluster: Any) -> None:
+    """It costs money until it is deleted, which nothing of the run does; one that was there is the user's own."""
+    told: list[str] = []
+    LAUNCHER.start(submission(), told.append)
+    assert any("kubectl -n team delete pvc job-ac1f4a-run" in text for text in told)
+    cluster.add("persistentvolumeclaims", "mine")
+    told.clear()
+    LAUNCHER.start(submission(run="job-2", options={"claim": "mine"}), told.append)
+    assert not any("delete pvc" in text for text in told)
+
+
+def test_the_pod_is_held_to_its_memory(cluster: Any) -> None:
+    """It is ended with a reason before the node runs out, and so is what loaders hand over in shared memory."""
+    start(word="team/4xh100")
+    pod = job_of(cluster)["spec"]["template"]["spec"]
+    resources = pod["containers"][0]["resources"]
+    shared = next(volume for volume in pod["volumes"] if volume["name"] == "shared")
+    assert resources["limits"]["memory"] == resources["requests"]["memory"] == shared["emptyDir"]["sizeLimit"]
+    assert "cpu" not in resources["limits"], "a limit would slow it down where cores are free"
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
+def test_pods_of_a_user_are_what_pod_security_calls_restricted(cluster: Any, kind: str) -> None:
+    """Whichever controller makes them, and the pod for files too: no root, no rights to gain, the volume is theirs."""
+    handle = start(options={"kind": kind, "user": "1000:100"})
+    cluster.settle()
+    files = pod_volume.visitor("job-files", "job", handle["pod"], None)
+    fake.validate(files)
+    for pod in (cluster.of("pods")[0], files):
+        security = pod["spec"]["securityContext"]
+        assert security["runAsNonRoot"] is True
+        assert (security["runAsUser"], security["runAsGroup"], security["fsGroup"]) == (1000, 100, 100)
+        container = pod["spec"]["containers"][0]["securityContext"]
+        assert container["allowPrivilegeEscalation"] is False
+        assert container["capabilities"] == {"drop": ["ALL"]}
+        assert container["seccompProfile"] == {"type": "RuntimeDefault"}
+    environ = {e["name"]: e.get("value") for e in cluster.of("pods")[0]["spec"]["containers"][0]["env"]}
+    assert environ["HOME"] == "/stoker", "a number without a name has no home directory"
+
+
+@pytest.mark.parametrize("user", ["0", "root", "1000:", "-1", "1000:wheel"])
+def test_a_user_that_is_root_or_no_number_is_refused(cluster: Any, user: str) -> None:
+    """Before anything is made."""
+    with pytest.raises(BadSetting, match="wanted the number of a user other than root"):
+        start(options={"user": user})
+    assert cluster.names() == set()
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_an_ended_run_leaves_the_cluster_after_a_week(cluster: Any, kind: str) -> None:
+    """With the megabytes of its ConfigMaps; the set of Jobs decides, and not the Job in it."""
+    start(options={"kind": kind})
+    spec = cluster.objects[f"{kind}s", "job-ac1f4a"]["spec"]
+    assert spec["ttlSecondsAfterFinished"] == 7 * 24 * 3600
+    if kind == "jobset":
+        assert "ttlSecondsAfterFinished" not in spec["replicatedJobs"][0]["template"]["spec"]
+
+
+def test_no_clock_of_the_platform_fails_a_trainjob(cluster: Any) -> None:
+    """Its deadline would end it as failed; that of a Job's pod lets another pod go on."""
+    start(options={"kind": "trainjob"}, time_limit_s=60.0)
+    assert "activeDeadlineSeconds" not in cluster.objects["trainjobs", "job-ac1f4a"]["spec"]
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
+@pytest.mark.parametrize(
+    ("refusal", "remedy"),
+    [
+        ("failed quota: mem: must specify requests.memory", "--place-option memory="),
+        ('violates PodSecurity "restricted:latest": runAsNonRoot != true', "--place-option user="),
+        ("exceeded quota: pods, requested: pods=1, used: pods=4, limited: pods=4", "once others have ended"),
+    ],
+)
+def test_a_pod_that_the_cluster_refuses_is_said_with_the_remedy(
+    cluster: Any, kind: str, refusal: str, remedy: str
+) -> None:
+    """There is no pod and no condition then: an event alone has the reason, and it goes once a pod is taken."""
+    cluster.refusal = refusal
+    handle = start(options={"kind": kind})
+    state = LAUNCHER.state(handle)
+    assert (state.phase, refusal in state.why, remedy in state.why) == ("queued", True, True)
+    assert "FailedCreate" in state.evidence
+    cluster.forbidden.add(("list", "events"))
+    assert LAUNCHER.state(handle).why == "no pod was made yet"
+    cluster.forbidden.clear()
+    cluster.refusal = ""
+    cluster.settle()
+    for event in cluster.of("events"):
+        event["lastTimestamp"] = "2026-11-25T10:00:00Z"
+    assert "refuses" not in LAUNCHER.state(handle).why
+
+
+def test_a_volume_that_cannot_be_mounted_is_said_once_it_is_no_accident(cluster: Any) -> None:
+    """A disk that is just being attached says the same once or twice; of other pods nothing is said."""
+    handle = start()
+    name = cluster.of("pods")[0]["metadata"]["name"]
+    cluster.objects["pods", name]["status"] = {"conditions": [{"type": "PodScheduled", "status": "True"}]}
+
+    def says(count: int, whose: str) -> str:
+        cluster.add(
+            "events",
+            "mount",
+            type="Warning",
+            reason="FailedMount",
+            message="Unable to attach or mount volumes: timed out",
+            involvedObject={"kind": "Pod", "name": whose},
+            count=count,
+            lastTimestamp="2100-01-01T00:00:00Z",
+        )
+        return str(LAUNCHER.state(handle).why)
+
+    assert "timed out" not in says(2, name)
+    assert "timed out" not in says(9, "other")
+    assert "cannot begin, and is tried again: Unable to attach" in says(3, name)
 
 
 def test_several_nodes_are_an_indexed_job_behind_a_headless_service(cluster: Any) -> None:
@@ -461,12 +589,12 @@ def test_the_probe_says_what_is_missing(cluster: Any) -> None:
     assert good.missing == ()
     assert good.facts["nodes"] == "2 with 8 h100"
     assert good.facts["Kueue"] == "queue users: 3 waiting"
-    cluster.forbidden |= {("create", "jobs"), ("create", "pods/exec")}
+    cluster.forbidden |= {("create", "jobs"), ("get", "pods/exec")}
     cluster.groups = tuple(group for group in cluster.groups if "jobset" not in group)
     bad = LAUNCHER.probe(LAUNCHER.parse("team/16xh100"), {"queue": "none", "kind": "jobset", "claim": "gone"})
     text = "\n".join(bad.missing)
     for part in (
-        "may not create pods/exec",
+        "you may not get pods/exec in namespace team",
         "no node has 16 h100, the largest has 8",
         "no claim gone",
         "no LocalQueue none",
@@ -477,8 +605,12 @@ def test_the_probe_says_what_is_missing(cluster: Any) -> None:
     assert "jobs in namespace" not in "\n".join(LAUNCHER.probe(LAUNCHER.parse("team/cpu"), {"kind": "jobset"}).missing)
     cluster.forbidden |= {("patch", "jobs"), ("create", "persistentvolumeclaims"), ("create", "services")}
     several = "\n".join(LAUNCHER.probe(LAUNCHER.parse("team/2x8xh100"), {}).missing)
-    for what in ("create jobs", "patch jobs", "create persistentvolumeclaims", "create services"):
-        assert f"you may not {what} in namespace team" in several
+    for what in ("create, patch jobs.batch", "create persistentvolumeclaims", "create services"):
+        assert what in several
+    assert several.count("ask for a role") == 1
+    cluster.forbidden = {("create", "secrets")}
+    assert LAUNCHER.probe(LAUNCHER.parse("team/8xh100"), {}).missing == (), "many may make none, and one pod needs none"
+    assert "create secrets" in LAUNCHER.probe(LAUNCHER.parse("team/2x8xh100"), {}).missing[0]
 
 
 def test_a_missing_namespace_is_named(cluster: Any) -> None:
@@ -538,6 +670,18 @@ def test_printed_manifests_are_those_that_are_sent(cluster: Any) -> None:
     for document in documents[2:]:
         fake.validate(document)
     assert "STOKER_SECRET: (read when" in text
+    assert text.startswith("# To read:")
+    assert "\n    def " in text or "\n    import json\n" in text, "a program's lines are lines"
+    absent = LAUNCHER.script(submission(word="team/8xb200"))
+    assert "since no node of the cluster has b200" in absent
+    assert "no cluster was asked" not in absent
+
+
+def test_a_kubeconfig_that_is_not_there_is_named(cluster: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A word of the environment may have a typing error."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfg"))
+    with pytest.raises(NoDevice, match=r"There is no kubeconfig .*/kubeconfg, so"):
+        ClusterApi("", "team")
 
 
 def test_an_unknown_option_names_the_nearest(cluster: Any) -> None:
@@ -776,10 +920,42 @@ def test_what_was_sent_is_unpacked_whole_or_not_at_all(tmp_path: Path) -> None:
     folder.parent.chmod(0o500)
     try:
         if os.getuid() != 0:  # root may write anywhere
-            with pytest.raises(pod_start.CannotStart, match="cannot be written on the volume"):
+            with pytest.raises(pod_start.CannotStart, match=r"cannot be written on the volume.*user=UID"):
                 pod_start.unpack(folder.with_name("other"), [mounted / "part"])
     finally:
         folder.parent.chmod(0o700)
+
+
+def test_an_image_whose_python_lacks_packages_says_which(tmp_path: Path) -> None:
+    """Before the run begins: with what it lacks, and how to have it."""
+    bundle = Bundle(kind="code", name="job.py", files=(TreeFile.of_bytes("job.py", b"x = 1"),))
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')  # without any installed package
+    bare.chmod(0o755)
+    for python, why in ((str(bare), "has no torch, numpy"), ("/no/python", "the image has no /no/python")):
+        folder = tmp_path / why.replace("/", "-")
+        folder.mkdir()
+        mounted = sent(folder, bundle, python=python, check=PYTHON_CHECK)
+        ended = subprocess.run(
+            [sys.executable, pod_start.__file__, str(mounted)], capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == pod_start.NO_PACKAGES
+        assert why in ended.stderr
+        assert "--env lock" in ended.stderr
+    pod_start.require_packages(sys.executable, PYTHON_CHECK)
+
+
+def test_a_volume_that_is_full_says_how_to_have_a_larger_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the option of the claim that is made for the run."""
+    mounted = sent(tmp_path, Bundle(kind="code", name="job.py", files=(TreeFile.of_bytes("job.py", b"x = 1"),)))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tarfile.TarFile, "extractall", full)
+    with pytest.raises(pod_start.CannotStart, match=r"No space left.*--place-option size=") as caught:
+        pod_start.unpack(tmp_path / "volume/code/1", [mounted / "part"])
+    assert caught.value.code == pod_start.CANNOT_WRITE
 
 
 def test_a_pod_that_is_ended_before_its_run_begins_goes_on_elsewhere(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from stoker.cli.serve import announce_deployment
 from stoker.errors import BadSetting, PlaceFailed
 from stoker.launching.kubernetes.kubernetes_service import Deployment, deploy, service_objects
 from stoker.launching.launcher import LaunchTarget
@@ -22,7 +23,7 @@ optional("kubeflow_trainer_api")
 fake = optional("tests.places.kubernetes.fake")
 
 TEAM = LaunchTarget(text="k8s:team", kind="k8s", address="/team")
-EVERYTHING = frozenset({"keda.sh/v1alpha1", "http.keda.sh/v1alpha1", "monitoring.coreos.com/v1"})
+EVERYTHING = frozenset({"keda.sh/v1alpha1", "http.keda.sh/v1alpha1", "monitoring.coreos.com/v1", "policy/v1"})
 
 
 @pytest.fixture
@@ -47,8 +48,38 @@ def objects(groups: frozenset[str] = EVERYTHING, **changes: Any) -> dict[str, An
 def test_objects_are_what_the_current_schemas_accept(scale: tuple[int, int], claim: str) -> None:
     """Strictly: a field that 1.37 does not know fails."""
     options = {"claim": claim} if claim else {}
-    for thing in objects(groups=frozenset(), low=scale[0], high=scale[1], options=options).values():
+    for thing in objects(groups=frozenset({"policy/v1"}), low=scale[0], high=scale[1], options=options).values():
         fake.validate(thing)
+
+
+def test_replicas_are_spread_and_leave_one_after_the_other() -> None:
+    """Over nodes as far as there are any; a drain takes one at a time, and is never held up by a single one."""
+    several = objects(low=1, high=4)
+    pod = several["Deployment"]["spec"]["template"]
+    (spread,) = pod["spec"]["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
+    budget = several["PodDisruptionBudget"]["spec"]
+    assert budget["maxUnavailable"] == 1
+    for selector in (spread["labelSelector"], budget["selector"]):
+        assert selector["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert "PodDisruptionBudget" not in objects()
+
+
+def test_another_scale_restarts_no_pod() -> None:
+    """The pods' template is the same whatever their number."""
+    templates = [
+        objects(low=low, high=high)["Deployment"]["spec"]["template"] for low, high in ((1, 1), (3, 3), (1, 8), (0, 4))
+    ]
+    assert all(template == templates[0] for template in templates)
+
+
+def test_a_login_that_may_make_no_budget_still_serves(cluster: Any) -> None:
+    """The service is there without it."""
+    deploy(["models/digits"], on="k8s:team", image="python:3.11", scale="2")
+    assert "poddisruptionbudgets/digits" in cluster.names()
+    cluster.forbidden.add(("create", "poddisruptionbudgets"))
+    shown = deploy(["models/digits"], on="k8s:team", image="python:3.11", scale="2", dry_run=True)
+    assert "PodDisruptionBudget" not in {thing["kind"] for thing in shown}
 
 
 def test_probes_are_pages_of_the_server_that_need_no_key() -> None:
@@ -137,12 +168,51 @@ def test_a_service_is_applied_and_changed_in_place(cluster: Any) -> None:
     assert cluster.names() == set()
 
 
+def test_an_autoscaler_takes_over_from_where_replicas_are(cluster: Any) -> None:
+    """Left out, the field would fall to 1 until the autoscaler looks, while requests come for five."""
+    replicas = []
+    for scale in ("5", "1..8", "1..3", "6..8"):
+        deploy(["models/digits"], on="k8s:team", image="python:3.11", scale=scale)
+        replicas.append(cluster.objects["deployments", "digits"]["spec"]["replicas"])
+    assert replicas == [5, 5, 3, 6]
+
+
+def test_an_api_that_the_cluster_lacks_is_said_before_anything_is_made(cluster: Any) -> None:
+    """As autoscaling/v2 before 1.23."""
+    cluster.groups = tuple(group for group in cluster.groups if group != "autoscaling/v2")
+    with pytest.raises(PlaceFailed, match=r"no autoscaling/v2, which a HorizontalPodAutoscaler needs.*\n.*--scale 4"):
+        deploy(["models/digits"], on="k8s:team", image="python:3.11", scale="1..4")
+    assert cluster.names() == set()
+
+
+def test_ports_have_the_whole_key_by_which_servers_merge_them() -> None:
+    """A server before 1.21 refuses to apply a port without its protocol."""
+    made = objects()
+    ports = made["Service"]["spec"]["ports"]
+    ports += made["Deployment"]["spec"]["template"]["spec"]["containers"][0]["ports"]
+    assert {port["protocol"] for port in ports} == {"TCP"}
+
+
 def test_a_dry_run_changes_nothing_and_shows_no_key(cluster: Any) -> None:
     """What would be applied is returned, but for the key."""
     shown = deploy(["models/digits"], on="k8s:team", image="python:3.11", dry_run=True)
     assert cluster.names() == set()
     assert [thing["kind"] for thing in shown] == ["Deployment", "Secret", "Service"]
     assert shown[1]["stringData"] == {"admin": "(a key)", "token": "(a key)"}
+
+
+@pytest.mark.parametrize(("word", "where"), [("k8s:", "-n team"), ("k8s:test/team", "--context test -n team")])
+def test_the_command_that_ends_a_service_names_where_it_is(
+    cluster: Any, capsys: pytest.CaptureFixture[str], word: str, where: str
+) -> None:
+    """Also where the word leaves the namespace to the current context, or names a context."""
+    shown = deploy(["models/digits"], on=word, image="python:3.11")
+    announce_deployment(shown, on=word, dry_run=False, as_json=False)
+    printed = capsys.readouterr().out
+    assert f"kubectl {where} delete deployment digits" in printed
+    assert "http://digits.team.svc:8000" in printed
+    announce_deployment(shown, on=word, dry_run=True, as_json=False)
+    assert "&id" not in capsys.readouterr().out, "people keep the manifests: no anchors"
 
 
 def test_a_first_start_that_fails_leaves_nothing(cluster: Any) -> None:

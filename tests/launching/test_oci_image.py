@@ -311,9 +311,9 @@ def test_a_damaged_library_asks_for_nothing(place: Path) -> None:
 def test_the_command_says_what_is_in_it_and_how_to_run_it(job: tuple[Path, Entry], place: Path) -> None:
     """For people as a table, for programs as a record."""
     base = base_image(place / "base")
-    outcome = stoker_here("image", "blobs.py", "-o", "out/image.tar", "--base", base, "--set", "lr=0.2")
+    outcome = stoker_here("image", "blobs.py", "-o", "out of here/image.tar", "--base", base, "--set", "lr=0.2")
     assert outcome.code == 0, outcome.err
-    assert "podman load -i out/image.tar" in outcome.out
+    assert "podman load -i 'out of here/image.tar' && mkdir -p runs && podman run" in outcome.out
     document = json.loads(stoker_here("image", "blobs.py", "-o", "2.tar", "--base", base, "--json").out)
     assert document["record"] == ImageRecord.__name__
     assert document["command"] == ["train", "blobs.py"]

@@ -37,6 +37,15 @@ class TestConformance(LauncherConformance):
     client = ("sky",)
 
 
+@pytest.mark.parametrize("url", ["file:///home/me/runs", "runs", "local:///runs"])
+def test_a_mirror_on_the_machine_itself_is_refused(sky: Path, url: str) -> None:
+    """It would be lost with the machine; a bucket is asked for before anything is submitted."""
+    submission = TestConformance().submission("any/l4", arguments=("--keep", url))
+    with pytest.raises(PlaceFailed, match=r"takes its disk with it.*\n.*s3://bucket/runs"):
+        LAUNCHER.start(submission, print)
+    assert "launch" not in ((sky / "calls").read_text() if (sky / "calls").exists() else "")
+
+
 def test_the_catalogue_is_read_as_skypilot_keeps_it(sky: Path, tmp_path: Path) -> None:
     """On demand and spot, accelerators alone, under the names of the catalogue here; its day is known."""
     offers, source = read_catalogue(tmp_path / "runtime/.sky/catalogs/v8")

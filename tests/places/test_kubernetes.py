@@ -22,7 +22,9 @@ from safetensors.torch import load_file
 from stoker.errors import PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import Bundle, TreeFile, stoker_bundle
 from stoker.launching.kubernetes.cluster_api import ClusterApi, dropped
-from stoker.launching.kubernetes.kubernetes_launcher import LAUNCHER
+from stoker.launching.kubernetes.kubernetes_launcher import LAUNCHER, _needed
+from stoker.launching.kubernetes.kubernetes_service import deploy
+from stoker.launching.kubernetes.manifests import ClusterOptions
 from stoker.launching.launch import LaunchedRun, launch
 from stoker.launching.launch_options import LaunchOptions
 from stoker.launching.launcher import Submission
@@ -177,13 +179,17 @@ def has_saved(run: LaunchedRun) -> bool:
 def pods_of(run: LaunchedRun) -> list[str]:
     """Names of the run's pods that are not over."""
     api = ClusterApi("", "team")
-    mine = f"app.kubernetes.io/instance={run.launch.handle['name']},app.kubernetes.io/component=training"
-    pods = api.objects("Pod", mine)
+    pods = api.objects("Pod", selector_of(run))
     return [
         p["metadata"]["name"]
         for p in pods
         if p.get("status", {}).get("phase") in {"Pending", "Running"} and "deletionTimestamp" not in p["metadata"]
     ]
+
+
+def selector_of(run: LaunchedRun) -> str:
+    """Label selector of a run's own pods."""
+    return f"app.kubernetes.io/instance={run.launch.handle['name']},app.kubernetes.io/component=training"
 
 
 def left(run: LaunchedRun) -> list[str]:
@@ -381,12 +387,85 @@ def test_a_quota_that_is_exceeded_leaves_nothing(cluster: Cluster, job: Path) ->
     assert not [c for c in api.objects("PersistentVolumeClaim") if c["status"].get("phase") != "Bound"]
 
 
+def test_a_quota_that_refuses_pods_is_said_until_it_lets_them_in(cluster: Cluster, job: Path) -> None:
+    """The Job is taken and its pods are not: the server's own sentence with the remedy; the run starts after it."""
+    quotas = "/api/v1/namespaces/team/resourcequotas"
+    hard = {"requests.memory": "10Gi"}
+    cluster.server.ask("POST", quotas, {"metadata": {"name": "memory"}, "spec": {"hard": hard}})
+    try:
+        run = start(job, settings={"epochs": 1, "pause_s": 0})
+        state = until(
+            lambda: (s := LAUNCHER.state(run.launch.handle)).why.startswith("the cluster refuses") and s, "why"
+        )
+        assert state.phase == "queued"
+        assert "must specify requests.memory" in state.why
+        assert "--place-option memory=" in state.why
+    finally:
+        cluster.server.ask("DELETE", f"{quotas}/memory")
+    assert ended(run).phase == "finished"
+    LAUNCHER.stop(run.launch.handle)
+
+
+def test_an_api_server_that_is_killed_and_comes_back_ends_no_run(cluster: Cluster, job: Path) -> None:
+    """While it is away the run is unknown, and trains; afterwards it is as it was, and finishes in its first pod."""
+    run = start(job)
+    until(lambda: has_saved(run), "a checkpoint")
+    pods = pods_of(run)
+    cluster.kill_api_server()
+    try:
+        assert LAUNCHER.state(run.launch.handle).phase == "unknown"
+        with pytest.raises(PlaceUnreachable):
+            LAUNCHER.events(run.launch.handle, 0)
+    finally:
+        cluster.restart_api_server()
+    state = ended(run)
+    assert (state.phase, state.restarts) == ("finished", 0)
+    assert pods == [p["metadata"]["name"] for p in ClusterApi("", "team").objects("Pod", selector_of(run))]
+    LAUNCHER.stop(run.launch.handle)
+
+
+def test_a_service_is_applied_by_the_real_server(cluster: Cluster) -> None:
+    """Deployment, Secret and Service; the same call again changes them and restarts no pod; one delete takes all."""
+    pods = "app.kubernetes.io/instance=digits,app.kubernetes.io/component=serving"
+    for replicas in (2, 1):
+        deploy(["models/digits"], on="k8s:team", image="missing:1", scale=str(replicas))
+        until(lambda n=replicas: len(ClusterApi("", "team").objects("Pod", pods)) == n, "its pods")
+    api = ClusterApi("", "team")
+    assert len(api.ask("GET", "/apis/apps/v1/namespaces/team/replicasets")["items"]) == 1
+    assert [port["protocol"] for port in api.get("Service", "digits")["spec"]["ports"]] == ["TCP", "TCP"]
+    api.delete("Deployment", "digits", api="apps/v1")
+    until(lambda: api.find("Service", "digits") is None and api.find("Secret", "digits") is None, "the collector")
+
+
 def test_somebody_who_may_nothing_is_told_what_is_missing(cluster: Cluster, job: Path) -> None:
     """By the server's own review of each permission; nothing is sent."""
     probe = LAUNCHER.probe(LAUNCHER.parse("limited/team/cpu"), {})
-    assert any("may not create jobs in namespace team" in sentence for sentence in probe.missing)
-    with pytest.raises(PlaceFailed, match="may not create jobs"):
+    (sentence,) = probe.missing
+    assert "create, get, patch, delete jobs.batch; create configmaps" in sentence
+    with pytest.raises(PlaceFailed, match=r"may not create, get, patch, delete jobs\.batch"):
         start(job, "k8s:limited/team/cpu")
+
+
+def test_the_permissions_that_are_asked_for_are_enough(cluster: Cluster, job: Path) -> None:
+    """A login that may do these things alone starts a run, follows it, and brings it home."""
+    rules = [
+        {"apiGroups": [group], "resources": [resource], "verbs": [verb]}
+        for verb, resource, group in _needed(ClusterOptions(), LAUNCHER.parse("team/cpu"))
+    ]
+    access, name = "/apis/rbac.authorization.k8s.io/v1/namespaces/team", {"metadata": {"name": "runs"}}
+    group = "rbac.authorization.k8s.io"
+    cluster.server.ask("POST", f"{access}/roles", {**name, "rules": rules})
+    bound = {"subjects": [{"kind": "User", "name": "somebody", "apiGroup": group}]}
+    role = {"roleRef": {"kind": "Role", "name": "runs", "apiGroup": group}}
+    cluster.server.ask("POST", f"{access}/rolebindings", {**name, **bound, **role})
+    try:
+        run = start(job, "k8s:limited/team/cpu")
+        until(lambda: has_saved(run), "a checkpoint, by a command in its pod")
+        LAUNCHER.fetch(run.launch.handle, run.directory.path)
+        LAUNCHER.stop(run.launch.handle)
+    finally:
+        for kind in ("rolebindings", "roles"):
+            cluster.server.ask("DELETE", f"{access}/{kind}/runs")
 
 
 def test_a_custom_resource_is_made_and_deleted_by_the_real_server(cluster: Cluster, job: Path) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import random
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,44 @@ def test_what_is_there_is_not_sent_again(tmp_path: Path, remote: RemoteRuns) -> 
     assert again.kept_samples == 1000
 
 
+def test_of_two_machines_that_send_a_run_the_last_one_counts(tmp_path: Path, remote: RemoteRuns) -> None:
+    """The first one stops sending and says so, with who took over: what is there is of one of them alone."""
+    said: dict[str, list[str]] = {"a": [], "b": []}
+    first = make_run(tmp_path / "a/mlp")
+    checkpointed(first, 1000)
+    with Mirror(first, remote, said["a"].append, said["a"].append) as mirror:
+        until = time.monotonic() + 20
+        while mirror.kept_samples is None and time.monotonic() < until:
+            time.sleep(0.01)
+        bring_home(remote, tmp_path / "b/mlp", said["b"].append)
+        second = RunDirectory(tmp_path / "b/mlp")
+        checkpointed(second, 3000)
+        with Mirror(second, remote, said["b"].append, said["b"].append):
+            pass
+        checkpointed(first, 2000)  # after the second one has ended, too
+        mirror(Event(kind="checkpointed", at=0.0, fields={}))
+        assert mirror._done.wait(20)
+    assert any("did not say that it ended" in text and str(first.path.resolve()) in text for text in said["b"])
+    assert [text for text in said["a"] if "from here nothing more is" in text and str(second.path.resolve()) in text]
+    files = remote.files("mlp")
+    assert "000000002000" not in remote.checkpoints(files)
+    assert remote.checkpoints(files)[-1] == "000000003000"
+    assert mirrored(second, remote) == [], "both have ended in order"
+
+
+def test_a_killed_process_is_followed_in_silence_and_a_sender_that_cannot_be_read_is_ignored(
+    tmp_path: Path, remote: RemoteRuns
+) -> None:
+    """The same directory on the same machine is locked: what sent before is gone; other programs may write anything."""
+    run = make_run(tmp_path / "a/mlp")
+    with Mirror(run, remote, print, print):
+        left = remote.read("mlp", "sender.json")
+    rude = json.dumps(json.loads(left) | {"who": "\x1b[2J"}).encode()
+    for noted in (left, b"[]", b"{}", b"\xff", rude):
+        remote.put("mlp", "sender.json", noted)
+        assert mirrored(run, remote) == []
+
+
 class Cut(Exception):
     """The process is killed."""
 
@@ -136,6 +175,7 @@ def test_a_kill_between_any_two_parts_leaves_the_newest_whole_checkpoint(tmp_pat
     for most in range(12):
         dying = Dying(**dataclasses.asdict(remote) | {"fs": remote.fs}, most=most)
         mirror = Mirror(run, dying, pytest.fail, pytest.fail)
+        remote.put("mlp", "sender.json", json.dumps(mirror._sender).encode())  # as when it begins
         mirror._there = dying.files("mlp")
         try:
             mirror._send()
@@ -301,7 +341,7 @@ def test_the_end_waits_for_a_bounded_time(tmp_path: Path, remote: RemoteRuns) ->
     said: list[str] = []
     with Mirror(run, dataclasses.replace(remote, fs=failing), said.append, said.append, most_s=lambda: 0.0):
         failing.failed.wait(0.0)
-    assert "did not take all of mlp in 1.0 s: it has nothing" in said[-1]
+    assert "did not take all of mlp in 1.0 s: it last took nothing" in said[-1]
     assert str(run.path) in said[-1]
 
 
@@ -316,6 +356,15 @@ def test_a_url_that_cannot_be_used_is_refused_at_once(url: str) -> None:
     """In one sentence, before anything is spent."""
     with pytest.raises(BadJob, match="--keep"):
         RemoteRuns.open(url)
+
+
+def test_what_to_check_is_of_the_store(tmp_path: Path) -> None:
+    """A folder that cannot be written has no credentials."""
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(BadJob, match="cannot be written") as caught:
+        RemoteRuns.open(f"file://{tmp_path}/file/runs")
+    assert "free space" in str(caught.value)
+    assert "AWS" not in str(caught.value)
 
 
 def test_a_run_comes_home_to_where_it_was_ordered(tmp_path: Path, remote: RemoteRuns) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,9 +61,10 @@ def render_image(made: ImageRecord, console: Console) -> None:
     print_table(table, console)
     lines = [f"\n{made.path}: {made.reference}, {format_bytes(made.num_bytes)}", made.digest]
     lines += [f"note: {note}" for note in made.notes]
+    archive = shlex.quote(str(made.path))
     lines += [
-        f"podman load -i {made.path} && podman run --rm -v ./runs:/runs {made.reference}",
-        f"skopeo copy oci-archive:{made.path} docker://REGISTRY/NAME    # for Kubernetes",
+        f"podman load -i {archive} && mkdir -p runs && podman run --rm -v ./runs:/runs {made.reference}",
+        f"skopeo copy oci-archive:{archive} docker://REGISTRY/NAME    # for Kubernetes",
     ]
     for line in lines:
         console.print(Text(line), soft_wrap=True)

@@ -19,6 +19,8 @@ from rich.text import Text
 from stoker import api
 from stoker.cli.terminal import AsJson, column_table, print_document, printable, say, setting_pairs
 from stoker.errors import BadJob
+from stoker.launching import parse_target
+from stoker.launching.kubernetes.cluster_api import as_yaml
 from stoker.records import TensorSpec, to_json
 from stoker.records.codec import JSON
 from stoker.units import format_seconds
@@ -160,14 +162,13 @@ def announce_deployment(objects: Sequence[dict[str, Any]], *, on: str, dry_run: 
     if as_json:
         print_document({"objects": list(objects), "applied": not dry_run})
     elif dry_run:
-        import yaml  # noqa: PLC0415 - an extra
-
-        print(yaml.safe_dump_all(objects, sort_keys=False, width=120), end="")
+        print(as_yaml(objects), end="")
     else:
-        name, namespace = objects[0]["metadata"]["name"], on.rpartition(":")[2].rpartition("/")[2]
+        name, (context, _, namespace) = objects[0]["metadata"]["name"], parse_target(on).address.rpartition("/")
         print("\n".join(f"{thing['kind']} {thing['metadata']['name']}" for thing in objects))
         print(f"http://{name}.{namespace}.svc:8000 in the cluster")
-        print(f"it ends with: kubectl -n {namespace} delete deployment {name}")
+        where = f"--context {context} -n {namespace}" if context else f"-n {namespace}"
+        print(f"it ends with: kubectl {where} delete deployment {name}")
 
 
 def rollback(

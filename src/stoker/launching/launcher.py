@@ -22,10 +22,10 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
-from stoker.errors import BadSetting, NoDevice, nearest
+from stoker.errors import BadSetting, NoDevice, PlaceFailed, nearest
 from stoker.records.launch import LaunchPhase, LaunchState
 
 if TYPE_CHECKING:
@@ -273,6 +273,31 @@ def require_known(what: str, options: Iterable[str], known: Sequence[str]) -> No
     for name in options:
         if name not in known:
             raise BadSetting(f"{what} has no option {name!r}", remedy=nearest(name, known))
+
+
+def require_lasting_keep(submission: Submission, lasting: str = "") -> None:
+    """Refuse a `--keep` that is a folder of a machine which takes its disk with it: the run would be lost with it.
+
+    Args:
+        submission: of the run.
+        lasting: a folder there that stays; "": there is none.
+
+    Raises:
+        PlaceFailed: it is such a folder.
+    """
+    if "--keep" not in submission.arguments[:-1]:
+        return
+    url = submission.arguments[submission.arguments.index("--keep") + 1]
+    scheme, separator, path = url.partition("://")
+    if separator and scheme not in {"file", "local"}:
+        return
+    if lasting and PurePosixPath(path or url).is_relative_to(lasting):
+        return
+    folder = f"; or a folder below {lasting}" if lasting else ""
+    raise PlaceFailed(
+        f"--keep {url} would be a folder of the machine at {submission.target.text}, which takes its disk with it.",
+        remedy=f"Give the URL of a bucket, such as s3://bucket/runs{folder}.",
+    )
 
 
 def train_command(submission: Submission, *more: str) -> str:

@@ -125,12 +125,13 @@ echo "free $(df -Pk -- "$root" | awk 'END {print $4}')"
 }
 exit 0
 """
-_THEIR_PYTHON = (
+PYTHON_CHECK = (
     "import sys, importlib.util as u; m = [n for n in ('torch', 'numpy', 'safetensors', 'typer', 'rich', 'plotly', "
     "'jinja2') if u.find_spec(n) is None]; "
     "print('%s has no %s' % (sys.executable, ', '.join(m)), file=sys.stderr) if m else None; "
     "sys.exit(3 if m else 4 if sys.version_info < (3, 11) else 0)"
 )
+"""Program by which a Python says what it lacks of Stoker's requirements; exit code 3, or 4 if it is too old."""
 
 
 def look(line: Line, submission: Submission) -> Found:
@@ -140,7 +141,7 @@ def look(line: Line, submission: Submission) -> Found:
     ready = "" if isinstance(environment, str) else environment.folder(environment.python)
     about = [submission.root.removeprefix("~/"), submission.run, ready, environment if is_theirs else ""]
     about += [str(len(submission.expected)), *submission.expected, *(bundle.folder for bundle in bundles)]
-    script = f"THEIR={shlex.quote(_THEIR_PYTHON)}\n{_LOOK}"
+    script = f"THEIR={shlex.quote(PYTHON_CHECK)}\n{_LOOK}"
     rows = [
         row.partition(" ")[::2]
         for row in line.shell(script, *map(str, about)).stdout.decode(errors="surrogateescape").split("\n")

@@ -45,6 +45,7 @@ from stoker.launching.launcher import (
     Request,
     Submission,
     read_shape,
+    require_lasting_keep,
     seen_now,
     train_command,
     utc_now,
@@ -353,6 +354,7 @@ class SkyLauncher(Launcher):
         """
         arguments, before = submission.arguments, str(submission.earlier.get("keep", ""))
         if "--keep" in arguments[:-1]:
+            require_lasting_keep(submission)
             return submission, arguments[arguments.index("--keep") + 1], None
         urls = {f"{store.scheme}://{_bucket_name(submission)}": store for store in _STORES}
         if before and before not in urls:

@@ -5,15 +5,19 @@ kill between parts leaves the one before; then records that changed, and the pie
 deletes what the run itself does not keep any more. Use when: the machine may go away (`--keep URL`).
 Costs: the network, and a thread that mostly waits; figures in docs/training.md. Training never waits for it but at the
 end, for a bounded time. An error is reported once, and sending is retried with growing pauses as long as the run lasts.
-Does not do: two machines that train one run at once; each would delete what the other keeps.
+Does not do: two machines that train one run at once, since each would delete what the other keeps. The one that began
+last is kept: `sender.json` there names it, and a mirror that is named no more sends nothing more.
 """
 
 from __future__ import annotations
 
+import json
+import platform
 import random
 import re
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -39,8 +43,19 @@ _MOST_PIECE_BYTES = 1 << 26
 """A piece of the log is not larger [bytes]; one of half of it and more is large, and is not sent again."""
 _COMPARED_BYTES = 1 << 16
 """The log here goes on from the one there if so much of its end there is the same here [bytes]."""
+_SENDER = "sender.json"
+"""Who sent the run last: machine and directory, a token, when it began and, after an orderly end, when it ended."""
+_MOST_SENDER_CHARACTERS = 500
 LEAST_WAIT_S = 60.0
 """The end of a run waits for the last upload for so long [s], or for four times the longest one if that is more."""
+
+
+class _TakenOver(Exception):
+    """Another process has begun to send the run since."""
+
+
+def _utc_now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 @dataclass
@@ -73,6 +88,9 @@ class Mirror:
         self._whole: set[str] = set()
         self._sent: dict[str, tuple[int, int]] = {}
         self._is_log_known = False
+        self._taken_over = ""
+        where = f"{platform.node()}:{self.directory.path.resolve()}"
+        self._sender = {"who": where, "began_at": _utc_now(), "token": uuid.uuid4().hex}
         self._thread = threading.Thread(target=self._work, name="stoker-mirror", daemon=True)
 
     def __call__(self, event: Event) -> None:
@@ -89,6 +107,7 @@ class Mirror:
         try:
             self._there = self.remote.files(self._name)
             theirs = loads(self.remote.read(self._name, "run.json"), Run) if "run.json" in self._there else None
+            before = self._sender_there()
         except Exception as problem:
             raise BadRun(
                 f"{self.remote.url}/{self._name} cannot be read: {type(problem).__name__}: {first_line(problem)}",
@@ -99,8 +118,43 @@ class Mirror:
                 f"{self.remote.url} has a run {self._name} of another job, which is not replaced.",
                 remedy="Choose another --run-dir, or another --keep.",
             )
+        try:
+            self._sender_changes(self._sender)
+        except Exception as problem:
+            raise BadRun(
+                f"{self.remote.url}/{self._name} cannot be written: {type(problem).__name__}: {first_line(problem)}",
+                remedy="The same command tries again.",
+            ) from problem
+        if before and "ended_at" not in before and before["who"] != self._sender["who"]:
+            self.note(
+                f"{before['who']} sent {self._name} to {self.remote.url} from {before['began_at']} on, and did not say "
+                "that it ended: if it still trains, what it does from now on is not kept there"
+            )
         self._thread.start()
         return self
+
+    def _sender_there(self) -> dict[str, str]:
+        """Who sends the run, as it is noted there; empty if it is not noted, or cannot be read."""
+        try:
+            sender = json.loads(self.remote.read(self._name, _SENDER))
+        except (FileNotFoundError, ValueError):
+            return {}
+        texts = list(sender.values()) if isinstance(sender, dict) and sender.keys() >= self._sender.keys() else [None]
+        is_usable = all(isinstance(t, str) and t.isprintable() and len(t) < _MOST_SENDER_CHARACTERS for t in texts)
+        return sender if is_usable else {}
+
+    def _sender_changes(self, sender: dict[str, str]) -> None:
+        """Note who sends the run."""
+        self.remote.put(self._name, _SENDER, json.dumps(sender).encode())
+
+    def _require_sender(self) -> None:
+        """Raise `_TakenOver` if another process has begun to send the run."""
+        sender = self._sender_there()
+        if not sender:  # deleted, as with a bucket that was made again
+            self._sender_changes(self._sender)
+        elif sender["token"] != self._sender["token"]:
+            self._taken_over = f"{sender['who']}, which began at {sender['began_at']}"
+            raise _TakenOver
 
     def __exit__(self, *_: object) -> None:
         """Send the rest, for a bounded time; the run itself is safe on the disk here."""
@@ -117,7 +171,7 @@ class Mirror:
         )
         if not self._done.is_set():
             self.warn(
-                f"{self.remote.url} did not take all of {self._name} in {format_seconds(wait_s)}: it has {kept}; "
+                f"{self.remote.url} did not take all of {self._name} in {format_seconds(wait_s)}: it last took {kept}; "
                 f"the rest is in {self.directory.path}, and the same command with --keep sends it"
             )
 
@@ -131,6 +185,16 @@ class Mirror:
             is_last = self._closing.is_set()
             try:
                 self._send()
+                if is_last:
+                    self._sender_changes(self._sender | {"ended_at": _utc_now()})
+            except _TakenOver:
+                self._say(
+                    self.warn,
+                    f"{self._name} is sent to {self.remote.url} by {self._taken_over}: from here nothing more is. "
+                    "Training goes on, in two places; stop one of them",
+                )
+                self._done.set()
+                return
             except Exception as problem:  # noqa: BLE001 - whatever a store does, the run goes on
                 failures += 1
                 self._there, self._whole, self._is_log_known = {}, set(), False
@@ -161,6 +225,7 @@ class Mirror:
 
     def _send(self) -> None:
         """Send what is new, and delete what the run does not keep."""
+        self._require_sender()
         if not self._there:
             self._there = self.remote.files(self._name)
         store = CheckpointStore(self.directory.checkpoints)
@@ -257,6 +322,8 @@ class Mirror:
             match = re.fullmatch(r"checkpoints/([^/]+)/.+", file)
             if match and match[1] not in kept and order_of_name(match[1]) is not None:
                 folders.setdefault(match[1], []).append(file)
+        if folders:
+            self._require_sender()
         for name, files in folders.items():
             self._remove(sorted(files, key=lambda file: not file.endswith(f"/{MANIFEST}")))
             self._whole.discard(name)

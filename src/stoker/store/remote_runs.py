@@ -75,6 +75,16 @@ def _options(url: str) -> dict[str, Any]:
     return {"config_kwargs": {"retries": {"total_max_attempts": 1}}} if url.startswith(("s3://", "s3a://")) else {}
 
 
+def _what_to_check(protocols: set[str]) -> str:
+    """What may be wrong at a store, in words."""
+    if protocols & {"s3", "s3a"}:
+        login, endpoint = "AWS_ACCESS_KEY_ID, AWS_PROFILE, …", "AWS_ENDPOINT_URL"
+        return f"the bucket's name, the credentials ({login}) and the endpoint ({endpoint})"
+    if protocols & {"file", "local"}:
+        return "that the folder exists or can be made, that you may write there, and its free space"
+    return "the name of the bucket or folder, and the credentials that its fsspec package documents"
+
+
 @dataclass(frozen=True)
 class RemoteRuns:
     """The runs below a URL.
@@ -121,8 +131,7 @@ class RemoteRuns:
         except Exception as error:
             raise BadJob(
                 f"--keep {url} cannot be written: {type(error).__name__}: {first_line(error)}",
-                remedy="Check the bucket's name, the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE, …) and the endpoint "
-                "(AWS_ENDPOINT_URL); nothing was started.",
+                remedy=f"Check {_what_to_check(protocols)}; nothing was started.",
             ) from error
         return remote
 

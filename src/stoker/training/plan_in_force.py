@@ -19,8 +19,10 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # missing fro
 from stoker import records
 from stoker.errors import BadRun, DoesNotFit
 from stoker.jobs import Job
-from stoker.records import ONE_PROCESS, Coupling, Decision, Device, Layout, Plan, PlanSwitch, Position
+from stoker.planning.resolved_job import ResolvedJob
+from stoker.records import NOT_COMPARED, ONE_PROCESS, Coupling, Decision, Device, Layout, Plan, PlanSwitch, Position
 from stoker.records.plan_schedule import PlanSchedule, saving_as_often
+from stoker.stepping.coupling import find_coupling
 from stoker.stepping.layouts.compatibility import micro_batch_problem
 from stoker.store import CheckpointStore, RunDirectory
 from stoker.store.run_files import COUPLING, PLAN
@@ -240,10 +242,11 @@ class PlanInForce:
             )
         )
 
-    def fit_to_ranks(self, job: Job, count: int, device: Device, sinks: Sequence[Sink]) -> None:
-        """Lay the plan out for `count` processes.
+    def fit_to_ranks(self, prepared: ResolvedJob, count: int, device: Device, sinks: Sequence[Sink]) -> None:
+        """Lay the plan out for `count` processes, which may divide a batch only where its samples were compared.
 
         Raises:
+            BadJob: the model or the loss cannot be evaluated on samples.
             BadRun: the layout that the run began with cannot be spread over so many processes.
         """
         old = self.plan
@@ -258,8 +261,11 @@ class PlanInForce:
                 remedy=f"Use a multiple of {first.world_size // first.sample_parts} processes, one (`--on here`), or "
                 "start another run with --new.",
             )
+        if count > 1 and self.coupling.evidence == NOT_COMPARED:  # it began alone, and ended before they were
+            self.learn(find_coupling(prepared.job, prepared.data.train))
         threads = max(1, device.cores // count) if device.kind == "cpu" else old.threads
-        new = plan_for_layout(layout, dataclasses.replace(old, threads=threads, captured=False), self.coupling, job)
+        divided = dataclasses.replace(old, threads=threads, captured=False)
+        new = plan_for_layout(layout, divided, self.coupling, prepared.job)
         change = Replanned(old=old, new=new, why=f"{count} processes go on where {old.layout.world_size} stopped")
         self.change(change)
         change.emit(functools.partial(emit_event, sinks), self.directory.read_run().samples)

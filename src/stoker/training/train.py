@@ -218,7 +218,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
         plans = PlanInForce.of(directory)
         plans.leave_out_deadly(sinks)
         plans.save_every(checkpoint_every, device_mtbf_h)
-        plans.fit_to_ranks(prepared.job, 1 if place is None else place.count, device, sinks)
+        plans.fit_to_ranks(prepared, 1 if place is None else place.count, device, sinks)
         for text in _warnings(prepared, plans.decision):
             emit_event(sinks, "warned", message=text)
         with _failure_recorded(directory, sinks, is_new=is_new), _exit_if_retired():

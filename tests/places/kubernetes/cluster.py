@@ -71,7 +71,7 @@ class Cluster:
         shown, shown_key = certificate(self.folder / "certs")
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
         (self.folder / "tokens").write_text(f"{ADMIN},admin,1,system:masters\n{LIMITED},somebody,2\n")
-        self._run(
+        self._api_server = self._run(
             programs / "kube-apiserver",
             f"--etcd-servers=http://127.0.0.1:{client}",
             f"--secure-port={secure}",
@@ -115,12 +115,23 @@ class Cluster:
         self._stack.callback(self.kubelets.close)
         self._add_disk()
 
-    def _run(self, *command: object) -> None:
+    def kill_api_server(self) -> None:
+        """The API server dies; what it knew is in etcd, and pods run on."""
+        self._api_server.kill()
+        self._api_server.wait()
+
+    def restart_api_server(self) -> None:
+        """It is there again, at the same address."""
+        self._api_server = self._run(*self._api_server.args)
+        self._until_ready()
+
+    def _run(self, *command: object) -> subprocess.Popen[bytes]:
         program = Path(str(command[0])).name
-        log = self._stack.enter_context((self.folder / f"{program}.log").open("wb"))
+        log = self._stack.enter_context((self.folder / f"{program}.log").open("ab"))
         process = subprocess.Popen([str(word) for word in command], stdout=log, stderr=log)
         self._stack.callback(process.wait)
         self._stack.callback(process.kill)
+        return process
 
     def _until_ready(self) -> None:
         until = time.monotonic() + 120

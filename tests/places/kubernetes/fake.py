@@ -27,6 +27,7 @@ GROUPS = (
     "batch/v1",
     "apps/v1",
     "autoscaling/v2",
+    "policy/v1",
     "storage.k8s.io/v1",
     "authorization.k8s.io/v1",
     "jobset.x-k8s.io/v1alpha2",
@@ -58,8 +59,10 @@ _KINDS = {
     "httpscaledobjects": "HTTPScaledObject",
     "storageclasses": "StorageClass",
     "localqueues": "LocalQueue",
+    "poddisruptionbudgets": "PodDisruptionBudget",
+    "events": "Event",
 }
-_GIVEN = {"nodes", "storageclasses", "namespaces", "localqueues", "persistentvolumes"}
+_GIVEN = {"nodes", "storageclasses", "namespaces", "localqueues", "persistentvolumes", "events"}
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _QUEUE = "kueue.x-k8s.io/queue-name"
 
@@ -79,6 +82,7 @@ class FakeCluster:
         objects: by (plural, name).
         forbidden: pairs (verb, plural) that are not allowed.
         quota: most devices of all Jobs' pods; None: no limit.
+        refusal: why no pod is taken, as by Pod Security; "": they are.
         is_silent: the server accepts connections and answers with 504.
         requests: number of requests answered.
         kubelets: who runs its pods, for exec; None: none.
@@ -89,6 +93,7 @@ class FakeCluster:
         self.objects: dict[tuple[str, str], Object] = {}
         self.forbidden: set[tuple[str, str]] = set()
         self.quota: int | None = None
+        self.refusal = ""
         self.is_silent = False
         self.requests = 0
         self.kubelets: Kubelets | None = None
@@ -320,6 +325,9 @@ class FakeCluster:
                 self._make_pod(job, name, index, is_indexed=is_indexed)
 
     def _make_pod(self, job: Object, name: str, index: int, *, is_indexed: bool) -> None:
+        if self.refusal:
+            self._refuse_pod(job, name)
+            return
         template = copy.deepcopy(job["spec"]["template"])
         labels = template.get("metadata", {}).get("labels", {}) | {"batch.kubernetes.io/job-name": name}
         about: Object = {
@@ -336,6 +344,21 @@ class FakeCluster:
             pod["spec"]["containers"][0].setdefault("env", []).append(
                 {"name": "JOB_COMPLETION_INDEX", "value": str(index)}
             )
+
+    def _refuse_pod(self, job: Object, name: str) -> None:
+        """An event says why a controller's pod is not taken."""
+        message = f'Error creating: pods "{name}-x7k2p" is forbidden: {self.refusal}'
+        if self.objects.get(("events", f"{name}.1"), {}).get("message") == message:
+            return
+        self.add(
+            "events",
+            f"{name}.1",
+            type="Warning",
+            reason="FailedCreate",
+            message=message,
+            involvedObject={"kind": "Job", "name": name, "uid": job["metadata"]["uid"]},
+            lastTimestamp=now(),
+        )
 
     def _account(self, job: Object, pod: Object) -> None:
         """Decide about a failed pod, once, by the podFailurePolicy."""

@@ -386,11 +386,12 @@ class Kubelets:
         beat = 0.0
         try:
             while not self._stop.wait(0.1):
-                if time.monotonic() > beat:
-                    beat = time.monotonic() + 5
-                    self._heartbeat()
-                for manifest in self.server.ask("GET", "/api/v1/pods")["items"]:
-                    self._look(manifest)
+                with suppress(urllib3.exceptions.HTTPError):  # the server is away: pods run on, and are reported later
+                    if time.monotonic() > beat:
+                        beat = time.monotonic() + 5
+                        self._heartbeat()
+                    for manifest in self.server.ask("GET", "/api/v1/pods")["items"]:
+                        self._look(manifest)
         except BaseException as error:  # noqa: BLE001  # raised by close
             self._problem = error
 

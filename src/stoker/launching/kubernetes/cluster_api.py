@@ -52,6 +52,7 @@ _PLURALS = {
     "LocalQueue": "localqueues",
     "SelfSubjectAccessReview": "selfsubjectaccessreviews",
     "PodMonitor": "podmonitors",
+    "PodDisruptionBudget": "poddisruptionbudgets",
 }
 _CLUSTER_WIDE = frozenset({"Namespace", "Node", "StorageClass", "SelfSubjectAccessReview"})
 _NO_ANSWER = frozenset({429, 500, 502, 503, 504})
@@ -69,6 +70,19 @@ class AlreadyThere(PlaceFailed):
 def new_object(api: str, kind: str, metadata: Object, **fields: Any) -> Object:
     """An object as `kubectl apply` takes it."""
     return {"apiVersion": api, "kind": kind, "metadata": metadata, **fields}
+
+
+def as_yaml(objects: Iterable[Object]) -> str:
+    """Objects as people read them: a text of several lines line by line, and everything where it belongs."""
+    import yaml  # noqa: PLC0415  # comes with the extra
+
+    def text(dumper: Any, value: str) -> Any:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    readable: Any = type("Readable", (yaml.SafeDumper,), {"ignore_aliases": lambda *_: True})  # no anchors
+    readable.add_representer(str, text)
+    manifests: str = yaml.dump_all(objects, Dumper=readable, sort_keys=False, width=120)
+    return manifests
 
 
 def reference_to(stored: Object) -> Object:
@@ -155,8 +169,9 @@ class ClusterApi:
                 load_incluster_config(client_configuration=settings)
         except ConfigException as error:
             if not known:
+                named = _config_file()
                 raise NoDevice(
-                    "There is no kubeconfig, so no cluster is known.",
+                    f"There is no kubeconfig{f' {named}' if named else ''}, so no cluster is known.",
                     remedy="Set KUBECONFIG, or log in to the cluster: `kubectl get pods` has to work.",
                 ) from error
             raise PlaceFailed(
@@ -187,6 +202,12 @@ class ClusterApi:
         query = {"labelSelector": selector} if selector else {}
         items: list[Object] = self.ask("GET", self.path(api, kind), query=query).get("items", [])
         return items
+
+    def warnings(self) -> list[Object]:
+        """The Warning events of the namespace, the oldest first; the server keeps them for an hour."""
+        query = {"fieldSelector": "type=Warning"}
+        items: list[Object] = self.ask("GET", self.path("v1", "Event"), query=query).get("items", [])
+        return sorted(items, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
 
     def create(self, manifest: Object) -> Object:
         """Create an object; returns it as the server stored it.
@@ -302,6 +323,8 @@ class ClusterApi:
                 f"The namespace's quota does not allow it: {message}",
                 remedy="Ask for fewer devices, or wait until others end.",
             )
+        if status == 403:
+            return PlaceFailed(message, remedy="Ask for a role that allows it; `stoker places` says what a run needs.")
         return PlaceFailed(message)
 
     def execute(
@@ -360,7 +383,7 @@ class ClusterApi:
             if refused := re.match(r"Handshake status (40\d)", said):
                 raise PlaceFailed(
                     f"The cluster allows no command in pod {pod} ({refused[1]}).",
-                    remedy="Ask for a role that may create pods/exec.",
+                    remedy="Ask for a role that may create and get pods/exec.",
                 ) from error
             raise PlaceUnreachable(f"No line to pod {pod}: {first_line(Exception(said))}") from error
         try:

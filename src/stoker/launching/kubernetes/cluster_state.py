@@ -14,7 +14,7 @@ from typing import Any
 
 from stoker.launching.at_place import LIMIT_OVER
 from stoker.launching.kubernetes.cluster_api import Object
-from stoker.launching.kubernetes.manifests import EXIT_AGAIN
+from stoker.launching.kubernetes.manifests import CONTAINER, EXIT_AGAIN
 from stoker.launching.launcher import seen_now
 from stoker.records.launch import LaunchPhase, LaunchState
 
@@ -30,6 +30,23 @@ _STUCK = frozenset(
     }
 )
 """Reasons for which a container waits that do not pass by themselves."""
+
+
+_REFUSED = "FailedCreate"
+"""Reason of the event of a controller whose pod the API server does not take."""
+
+_SHORT_OF = frozenset({"FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox"})
+"""Reasons of events of a pod whose container cannot begin."""
+
+_SEEN_OFTEN = 3
+"""From so many repetitions on they count: a volume that is just being attached says the same once or twice."""
+
+_REMEDIES = (
+    ("must specify", "give --place-option memory=AMOUNT and cpus=N"),
+    ("violates PodSecurity", "give --place-option user=UID, a user other than root"),
+    ("exceeded quota", "it starts once others have ended, or ask for less"),
+)
+"""What to do about a refused pod, by a part of the refusal."""
 
 
 def condition(thing: Object, kind: str) -> dict[str, Any] | None:
@@ -83,6 +100,38 @@ def with_host(state: LaunchState, host: bytes) -> LaunchState:
         return replace(state, phase=phase, why=f"{said['why']}, {said.get('samples', 0):,} samples so far")
     # What an earlier pod left, or nothing yet: this pod's container has only begun.
     return replace(state, phase="starting", why="the container runs, and the run in it starts")
+
+
+def with_warnings(state: LaunchState, owner: Object, pods: Sequence[Object], warnings: Sequence[Object]) -> LaunchState:
+    """A state of a run that has not begun, with the newest reason that events give for it.
+
+    A Job whose pods the server refuses (quota, Pod Security, an admission webhook) has no pod and no condition: only an
+    event says so.
+
+    Args:
+        state: from objects and pods.
+        owner: Job, JobSet or TrainJob.
+        pods: those of the run that the server still has.
+        warnings: Warning events of the namespace, the oldest first.
+    """
+    name = owner["metadata"]["name"]
+    names = {pod["metadata"]["name"] for pod in pods}
+    since = max((pod["metadata"].get("creationTimestamp") or "" for pod in pods), default="")
+    since = max(since, owner["metadata"].get("creationTimestamp") or "")
+    for event in reversed(warnings):
+        about, reason, message = event.get("involvedObject", {}), event.get("reason"), event.get("message", "").strip()
+        kind, whose = about.get("kind"), str(about.get("name"))
+        if (event.get("lastTimestamp") or event.get("eventTime") or "") < since:
+            return state  # of an earlier start, or before the newest pod was made
+        if reason == _REFUSED and (whose == name or (kind == "Job" and whose.startswith(f"{name}-{CONTAINER}-"))):
+            remedy = next((remedy for part, remedy in _REMEDIES if part in message), "")
+            why = f"the cluster refuses its pod, and is asked again: {message.removeprefix('Error creating: ')}"
+            why += f"; {remedy}" if remedy else ""
+            return replace(state, why=why, evidence=f"{kind} {whose}: {reason}")
+        if reason in _SHORT_OF and whose in names and (event.get("count") or 1) >= _SEEN_OFTEN:
+            why = f"its container cannot begin, and is tried again: {message}"
+            return replace(state, why=why, evidence=f"Pod {whose}: {reason}")
+    return state
 
 
 def _evidence(thing: Object, entry: dict[str, Any]) -> str:

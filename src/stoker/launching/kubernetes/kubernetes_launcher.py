@@ -12,7 +12,6 @@ Does not do: make images (see `stoker image`); or distinguish GPUs that nodes' l
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import secrets as random
 import time
@@ -24,7 +23,15 @@ from stoker.devices import catalogue
 from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable, StokerError, nearest
 from stoker.launching.bundle import require_sendable, secret_values, sending_text
 from stoker.launching.kubernetes import cluster_state
-from stoker.launching.kubernetes.cluster_api import AlreadyThere, ClusterApi, Object, connect, contexts, reference_to
+from stoker.launching.kubernetes.cluster_api import (
+    AlreadyThere,
+    ClusterApi,
+    Object,
+    as_yaml,
+    connect,
+    contexts,
+    reference_to,
+)
 from stoker.launching.kubernetes.cluster_nodes import survey, wanted_pool
 from stoker.launching.kubernetes.manifests import (
     APIS,
@@ -66,6 +73,7 @@ _SYNTAX = "k8s:[[CONTEXT/]NAMESPACE][/[NODESx]COUNTxDEVICE]"
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _STOP_PATIENCE_S = 600.0
 _HOST = "runs/{}/launch/host-0.json"
+_TO_READ = "# To read: `stoker train` fills in tar files and Secrets, and holds the Job back until all is there.\n"
 _OWNER, _RELEASED = "stoker/owner", "stoker/released"
 """Annotations of a Job: which run made it; that all it needs is there."""
 
@@ -132,11 +140,7 @@ class KubernetesLauncher(Launcher):
         cluster = _cluster(api)
         major, minor = cluster.version
         facts = {"cluster": api.host, "namespace": api.namespace, "Kubernetes": f"{major}.{minor}"}
-        missing = [
-            f"you may not {verb} {resource} in namespace {api.namespace}: ask for a role that allows it"
-            for verb, resource, group in _needed(settings, target)
-            if not api.may(verb, resource, group)
-        ]
+        missing = _not_allowed(api, _needed(settings, target))
         if api.may("get", "namespaces") and api.find("Namespace", api.namespace) is None:
             return Probe(facts=facts, missing=(f"there is no namespace {api.namespace}",))
         nodes = survey(api)
@@ -189,15 +193,13 @@ class KubernetesLauncher(Launcher):
 
     def script(self, submission: Submission) -> str:
         """The manifests, as YAML; asks the cluster, where it answers, for its version and nodes."""
-        import yaml  # noqa: PLC0415  # comes with the extra
-
         settings, target = ClusterOptions.read(submission.options), submission.target
         cluster, pool, note = Cluster((1, 37), frozenset({JOBSET, TRAINJOB})), wanted_pool(None, target), ""
         try:
             api = _api(target)
             cluster, pool = _cluster(api), wanted_pool(survey(api), target)
         except (PlaceFailed, NoDevice) as error:
-            note = f"# For Kubernetes 1.37, since no cluster was asked: {error.message}\n"
+            note = f"# For Kubernetes 1.37 and the usual labels of nodes, since {error.message}\n"
         names = dict.fromkeys(submission.secrets, "") | ({"STOKER_SECRET": ""} if target.num_nodes > 1 else {})
         objects = run_objects(submission, settings, cluster, pool, names, submitted_at="(when it starts)")
         documents = [*([objects.claim] if objects.claim else []), *objects.owned, objects.owner]
@@ -207,9 +209,7 @@ class KubernetesLauncher(Launcher):
             if document["kind"] == "Secret":
                 document["stringData"] = dict.fromkeys(document.pop("data"), "(read when the run starts)")
         large = "".join(f"# sent through a pod: {b.name}, {b.num_bytes} bytes\n" for b in objects.to_send)
-        plain = json.loads(json.dumps(documents))  # a list that two places share would be an anchor
-        manifests: str = yaml.safe_dump_all(plain, sort_keys=False, width=120)
-        return note + large + manifests
+        return _TO_READ + note + large + as_yaml(documents)
 
     def start(self, submission: Submission, tell: Callable[[str], None]) -> Handle:
         """Make the claim, the Job (held back), what belongs to it, send what is large, and let the Job go."""
@@ -230,6 +230,11 @@ class KubernetesLauncher(Launcher):
         try:
             stored = api.create(owner)
             reference = reference_to(stored)
+            if made_claim:
+                tell(
+                    f"the run is saved on claim {objects.claim_name} of {settings.size}, which stays, and is paid for "
+                    f"where storage is, until `kubectl -n {api.namespace} delete pvc {objects.claim_name}`"
+                )
             tell(sending_text(submission.bundles, f"namespace {api.namespace}"))
             for thing in objects.owned:
                 thing["metadata"]["ownerReferences"] = [reference]
@@ -275,7 +280,10 @@ class KubernetesLauncher(Launcher):
         if state.phase == "running":
             with suppress(StokerError):  # commands in pods may not be allowed, or the line be cut: then the pods count
                 volume = RunVolume(api, handle["name"], handle["pod"], None)
-                return cluster_state.with_host(state, volume.read(_HOST.format(handle["run"]), 0, may_visit=False))
+                state = cluster_state.with_host(state, volume.read(_HOST.format(handle["run"]), 0, may_visit=False))
+        if state.phase in {"queued", "starting", "requeued"} and not owner["spec"].get("suspend"):
+            with suppress(StokerError):  # events may not be visible: then the state is all that is known
+                state = cluster_state.with_warnings(state, owner, pods, api.warnings())
         return state
 
     def events(self, handle: Handle, offset: int) -> bytes:
@@ -316,10 +324,25 @@ def _needed(settings: ClusterOptions, target: LaunchTarget) -> list[tuple[str, s
     """Permissions that a run needs, as (verb, resource, group)."""
     group = {"job": JOB, "jobset": JOBSET, "trainjob": TRAINJOB}[settings.kind].partition("/")[0]
     needed = [(verb, f"{settings.kind}s", group) for verb in ("create", "get", "patch", "delete")]
-    needed += [("create", resource, "") for resource in ("configmaps", "secrets", "pods", "pods/exec")]
+    needed += [("create", resource, "") for resource in ("configmaps", "pods")]
+    needed += [("create", "secrets", "")] if target.num_nodes > 1 else []  # of one node only for --secret
     needed += [(verb, "pods", "") for verb in ("get", "list", "delete")]
+    # A command over a WebSocket is a GET, for which servers ask for `get`, and from 1.35 on for `create` too.
+    needed += [(verb, "pods/exec", "") for verb in ("create", "get")]
     needed += [] if settings.claim else [("create", "persistentvolumeclaims", "")]
     return needed + ([("create", "services", "")] if target.num_nodes > 1 and settings.kind == "job" else [])
+
+
+def _not_allowed(api: ClusterApi, needed: list[tuple[str, str, str]]) -> list[str]:
+    """One sentence with all permissions that this login lacks, as for a Role's rules; none if it lacks none."""
+    verbs: dict[str, list[str]] = {}
+    for verb, resource, group in needed:
+        if not api.may(verb, resource, group):
+            verbs.setdefault(f"{resource}.{group}" if group else resource, []).append(verb)
+    if not verbs:
+        return []
+    lacking = "; ".join(f"{', '.join(words)} {resource}" for resource, words in verbs.items())
+    return [f"you may not {lacking} in namespace {api.namespace}: ask for a role that allows it"]
 
 
 def _is_device(name: str) -> bool:
@@ -423,6 +446,7 @@ def _handle(
             "claim": objects.claim_name,
             "root": settings.root,
             "pull_secret": settings.pull_secret,
+            "user": settings.user,
             "placement": placement(pool),
         },
     }

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from stoker.errors import BadSetting, PlaceFailed, StokerError
 from stoker.launching import parse_target
 from stoker.launching.kubernetes.cluster_api import ClusterApi, Object, connect, new_object, reference_to
-from stoker.launching.kubernetes.manifests import MANAGER, SECURITY, labels, object_name, pod_rights
+from stoker.launching.kubernetes.manifests import MANAGER, SECURITY, labels, object_name, pod_rights, require_user
 from stoker.launching.launcher import LaunchTarget, require_known
 
 HTTP_PORT, GRPC_PORT, ADMIN_PORT = 8000, 8001, 8002
@@ -36,7 +36,8 @@ GRACE_S, ENDPOINTS_S = 25, 5
 KEDA, KEDA_HTTP, MONITORING = "keda.sh/v1alpha1", "http.keda.sh/v1alpha1", "monitoring.coreos.com/v1"
 CUSTOM_METRICS = "custom.metrics.k8s.io/"
 _AUTOSCALERS = {"HorizontalPodAutoscaler": "autoscaling/v2", "ScaledObject": KEDA, "HTTPScaledObject": KEDA_HTTP}
-_OPTIONS = ("name", "claim", "prometheus", "cpus", "memory", "account", "pull-secret", "host")
+DISRUPTIONS = "policy/v1"
+_OPTIONS = ("name", "claim", "prometheus", "cpus", "memory", "account", "pull-secret", "user", "host")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +50,8 @@ class Deployment:
         image: with Stoker and its extra `serve`.
         low, high: bounds of the number of replicas.
         overrides: settings, as for `--set`.
-        options: `claim`, `prometheus` (address of a server), `cpus`, `memory`, `account`, `pull-secret`, `host` (name
-            under which KEDA's HTTP add-on receives requests).
+        options: `claim`, `prometheus` (address of a server), `cpus`, `memory`, `account`, `pull-secret`, `user`, `host`
+            (name under which KEDA's HTTP add-on receives requests).
     """
 
     name: str
@@ -117,7 +118,16 @@ def deploy(
         name=name, models=tuple(models), image=image, low=low, high=high, overrides=tuple(overrides), options=options
     )
     api = connect(*target.address.rsplit("/", 1))
-    objects = service_objects(deployment, target, api.groups)
+    groups, budgets = api.groups, ("poddisruptionbudgets", DISRUPTIONS.partition("/")[0])
+    if not all(api.may(verb, *budgets) for verb in ("create", "get", "patch")):  # it serves without one as well
+        groups -= {DISRUPTIONS}
+    objects = service_objects(deployment, target, groups)
+    for made in objects:
+        if "/" in made["apiVersion"] and made["apiVersion"] not in groups:
+            raise PlaceFailed(
+                f"The cluster has no {made['apiVersion']}, which a {made['kind']} needs.",
+                remedy=f"Its version is too old to scale by itself: --scale {high}." if low < high else "Upgrade it.",
+            )
     there = [api.find(thing["kind"], name, api=thing["apiVersion"]) for thing in objects]
     for ours, thing in zip(objects, there, strict=True):
         if thing and not _is_ours(thing):
@@ -125,6 +135,9 @@ def deploy(
                 f"{ours['kind']} {name} is in namespace {api.namespace} already, and not made by Stoker.",
                 remedy="Choose another name: --place-option name=NAME.",
             )
+    if low < high and there[0] is not None:  # without the field the server would set 1, until the autoscaler looks
+        now = int(there[0]["spec"].get("replicas", 1))
+        objects[0]["spec"]["replicas"] = min(max(now, low), high)
     if not dry_run:
         _remove_autoscalers(api, name, besides={thing["kind"] for thing in objects})
         _apply(api, objects, is_new=there[0] is None)
@@ -169,10 +182,11 @@ def service_objects(deployment: Deployment, target: LaunchTarget, groups: frozen
     """The objects of a service, its Deployment first; what the autoscaler is depends on the cluster's API groups.
 
     Raises:
-        BadSetting: an option is unknown.
+        BadSetting: an option is unknown, or the user is no number.
         PlaceFailed: there is no image, or nothing could wake a service of no replicas.
     """
     require_known("a service", deployment.options, _OPTIONS)
+    require_user(deployment.options.get("user", ""))
     if not deployment.image:
         raise PlaceFailed(
             "A pod needs a container image, and none was named.",
@@ -187,6 +201,8 @@ def service_objects(deployment: Deployment, target: LaunchTarget, groups: frozen
         new_object("v1", "Secret", about, type="Opaque", stringData=keys),
         _service(about),
     ]
+    if DISRUPTIONS in groups and deployment.high > 1:
+        objects.append(_disruption_budget(about))
     if MONITORING in groups:
         objects.append(_pod_monitor(about))
     if deployment.low < deployment.high:
@@ -216,31 +232,35 @@ def _deployment(deployment: Deployment, about: Object) -> Object:
     }
     command = ["python3", "-m", "stoker", "serve", *models, *(str(word) for pair in own.items() for word in pair)]
     command += [word for override in deployment.overrides for word in ("--set", override)]
+    memory = options.get("memory", "2Gi")
     container = {
         "name": "serve",
         "image": deployment.image,
         "command": command,
         "ports": [
-            {"name": "http", "containerPort": HTTP_PORT},
-            {"name": "grpc", "containerPort": GRPC_PORT},
-            {"name": "admin", "containerPort": ADMIN_PORT},
+            {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
+            {"name": "grpc", "containerPort": GRPC_PORT, "protocol": "TCP"},
+            {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},
         ],
         # Every model is loaded and answers its golden inputs before the server is ready: ten minutes at most.
         "startupProbe": _probe("ready", period_s=2, failures=300),
         "readinessProbe": _probe("ready", period_s=2, failures=2),
         "livenessProbe": _probe("live", period_s=10, failures=6),
         "lifecycle": {"preStop": {"exec": {"command": ["python3", "-c", f"import time; time.sleep({ENDPOINTS_S})"]}}},
-        "resources": {"requests": {"cpu": options.get("cpus", "2"), "memory": options.get("memory", "2Gi")}},
+        "resources": {"requests": {"cpu": options.get("cpus", "2"), "memory": memory}, "limits": {"memory": memory}},
         "securityContext": SECURITY,
         "volumeMounts": mounts,
     }
     pod: Object = {
         "terminationGracePeriodSeconds": GRACE_S + ENDPOINTS_S + 5,
-        **pod_rights(options.get("account", ""), options.get("pull-secret", "")),
+        **pod_rights(options.get("account", ""), options.get("pull-secret", ""), options.get("user", "")),
         "containers": [container],
         "volumes": volumes,
     }
     chosen = labels(name, "serving")
+    # A node that goes takes as few replicas as can be. Whatever their number: another template would restart them all.
+    spread = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+    pod["topologySpreadConstraints"] = [{**spread, "labelSelector": {"matchLabels": chosen}}]
     spec: Object = {
         "selector": {"matchLabels": chosen},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
@@ -261,11 +281,24 @@ def _probe(what: str, *, period_s: int, failures: int) -> Object:
 
 
 def _service(about: Object) -> Object:
+    # Part of the key by which the server merges ports: older ones do not add the default when objects are applied.
     ports = [
-        {"name": "http", "port": HTTP_PORT, "targetPort": "http"},
-        {"name": "grpc", "port": GRPC_PORT, "targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"},
+        {"name": "http", "port": HTTP_PORT, "targetPort": "http", "protocol": "TCP"},
+        {
+            "name": "grpc",
+            "port": GRPC_PORT,
+            "targetPort": "grpc",
+            "protocol": "TCP",
+            "appProtocol": "kubernetes.io/h2c",
+        },
     ]
     return new_object("v1", "Service", about, spec={"selector": about["labels"], "ports": ports})
+
+
+def _disruption_budget(about: Object) -> Object:
+    """Nodes that are drained take one replica after the other; of one replica alone it holds no drain up."""
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": about["labels"]}}
+    return new_object(DISRUPTIONS, "PodDisruptionBudget", about, spec=spec)
 
 
 def _pod_monitor(about: Object) -> Object:

@@ -30,8 +30,9 @@ from stoker.launching.at_place import LaunchOrder
 from stoker.launching.bundle import Bundle
 from stoker.launching.kubernetes import pod_start
 from stoker.launching.kubernetes.cluster_api import Object, new_object
-from stoker.launching.launcher import ROOT, Submission, require_known
+from stoker.launching.launcher import ROOT, Submission, require_known, require_lasting_keep
 from stoker.launching.lines import write_tar
+from stoker.launching.shipment import PYTHON_CHECK
 from stoker.records.codec import dumps
 
 MOUNT, SENT, MESSAGE = "/stoker", "/stoker-sent", "/dev/termination-log"
@@ -56,8 +57,15 @@ QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/prior
 JOB, JOBSET, TRAINJOB = "batch/v1", "jobset.x-k8s.io/v1alpha2", "trainer.kubeflow.org/v1alpha1"
 APIS = {"Job": JOB, "JobSet": JOBSET, "TrainJob": TRAINJOB}
 
-SECURITY = {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}}
-"""Security context of every container of Stoker."""
+SECURITY = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+"""Security context of every container of Stoker; with a user that is not root, Pod Security's `restricted` takes it."""
+
+_KEPT_S = 7 * 24 * 3600
+"""A Job that has ended is deleted after so long [s], with the ConfigMaps that it owns: etcd holds them all."""
 
 _GRACE_MORE_S = 30
 """A pod that is ended has the forecast time of a save and so much more [s]."""
@@ -79,6 +87,7 @@ class ClusterOptions:
         cpus, memory: of a pod; "": its share of the node.
         account: service account of the pods.
         pull_secret: Secret for the image's registry.
+        user: UID or UID:GID of the pods' processes and owner of the volume; "": the image's user.
     """
 
     claim: str = ""
@@ -94,6 +103,7 @@ class ClusterOptions:
     memory: str = ""
     account: str = ""
     pull_secret: str = ""
+    user: str = ""
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -105,15 +115,26 @@ class ClusterOptions:
         """The options by name.
 
         Raises:
-            BadSetting: a name or a kind is unknown.
+            BadSetting: a name or a kind is unknown, or the user is no number.
         """
         require_known("Kubernetes", options, cls.names())
         read = cls(**{name.replace("-", "_"): value for name, value in options.items()})
         if read.kind not in {"job", "jobset", "trainjob"}:
             raise BadSetting(f"--place-option kind={read.kind}: job, jobset or trainjob")
+        require_user(read.user)
         if read.root == ROOT:
             return cls(**{**read.__dict__, "root": ""})
         return read
+
+
+def require_user(user: str) -> None:
+    """Refuse an option `user` that is no UID or UID:GID, or root: a pod is refused by the cluster much later.
+
+    Raises:
+        BadSetting: it is neither "" nor such numbers.
+    """
+    if user and re.fullmatch(r"[1-9]\d{0,9}(:\d{1,10})?", user) is None:
+        raise BadSetting(f"--place-option user={user}: wanted the number of a user other than root, as in 1000:100")
 
 
 @dataclass(frozen=True)
@@ -155,6 +176,11 @@ class Cluster:
     def has_failure_policy(self) -> bool:
         """Jobs tell exit codes and disruptions from failures (1.26)."""
         return self.version >= (1, 26)
+
+    @property
+    def forgets_jobs(self) -> bool:
+        """Jobs that have ended can be deleted after a time (1.23)."""
+        return self.version >= (1, 23)
 
 
 @dataclass(frozen=True)
@@ -217,6 +243,7 @@ def run_objects(
             "A pod needs a container image, and none was named.",
             remedy="--image NAME, with Python 3.11 or later and PyTorch.",
         )
+    require_lasting_keep(submission, MOUNT)
     name, target = object_name(submission.run), submission.target
     _require_kind(options.kind, target.num_nodes, cluster)
     claim_name = options.claim or f"{name}-run"
@@ -238,6 +265,7 @@ def run_objects(
         "message": MESSAGE,
         "lock": "" if isinstance(submission.environment, str) else dumps(submission.environment),
         "python": submission.environment if isinstance(submission.environment, str) else "python3",
+        "check": PYTHON_CHECK,
         "patience_s": grace_s(submission) + 60,
         "expected": list(submission.expected),
     }
@@ -393,15 +421,20 @@ def _pod(
         *([{"name": MASTER_VARIABLE, "value": master}] if target.num_nodes > 1 else []),
         *({"name": key, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}} for key in secrets),
     ]
+    if options.user:
+        # A number that the image's /etc/passwd does not have has neither a name nor a home directory.
+        env += [{"name": "HOME", "value": MOUNT}, {"name": "USER", "value": MANAGER}]
     mount: Object = {"name": "run", "mountPath": MOUNT}
     if options.root:
         mount["subPath"] = options.root
+    resources = _resources(target.devices_each, options, pool)
+    memory = resources.get("limits", {}).get("memory")
     container = {
         "name": CONTAINER,
         "image": submission.image,
         "command": ["python3", f"{SENT}/start.py", SENT],
         "env": env,
-        "resources": _resources(target.devices_each, options, pool),
+        "resources": resources,
         "terminationMessagePath": MESSAGE,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": SECURITY,
@@ -414,13 +447,13 @@ def _pod(
     spec: Object = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": grace_s(submission),
-        **pod_rights(options.account, options.pull_secret),
+        **pod_rights(options.account, options.pull_secret, options.user),
         "containers": [container],
         "volumes": [
             {"name": "run", "persistentVolumeClaim": {"claimName": claim}},
             {"name": "sent", "projected": {"sources": [{"configMap": {"name": m}} for m in maps]}},
             # The default of 64 MB is too little for loader processes that hand over batches in shared memory.
-            {"name": "shared", "emptyDir": {"medium": "Memory"}},
+            {"name": "shared", "emptyDir": {"medium": "Memory"} | ({"sizeLimit": memory} if memory else {})},
         ],
         **placement(pool),
     }
@@ -431,9 +464,21 @@ def _pod(
     return {"metadata": {"labels": labels(name)}, "spec": spec}
 
 
-def pod_rights(account: str = "", pull_secret: str = "") -> Object:
-    """Fields of every pod of Stoker: no token of the cluster without an account, no addresses of other services."""
+def pod_rights(account: str = "", pull_secret: str = "", user: str = "") -> Object:
+    """Fields of every pod of Stoker: no token of the cluster without an account, no addresses of other services.
+
+    With `user` its processes are that user's, and so are the files of its volumes.
+    """
     fields: Object = {"automountServiceAccountToken": bool(account), "enableServiceLinks": False}
+    if user:
+        uid, _, gid = user.partition(":")
+        fields["securityContext"] = {
+            "runAsNonRoot": True,
+            "runAsUser": int(uid),
+            "runAsGroup": int(gid or uid),
+            "fsGroup": int(gid or uid),
+            "fsGroupChangePolicy": "OnRootMismatch",
+        }
     if account:
         fields["serviceAccountName"] = account
     if pull_secret:
@@ -459,10 +504,10 @@ def _resources(devices: int, options: ClusterOptions, pool: NodePool) -> Object:
         requests["cpu"] = options.cpus or f"{pool.cpus:g}"
     if options.memory or pool.memory_bytes:
         requests["memory"] = options.memory or str(pool.memory_bytes)
-    resources: Object = {"requests": requests} if requests else {}
-    if pool.resource:
-        resources["limits"] = {pool.resource: str(devices)}
-    return resources
+    limits = {pool.resource: str(devices)} if pool.resource else {}
+    if "memory" in requests:  # beyond it the run is ended with a reason, and not whichever pod the node picks
+        limits["memory"] = requests["memory"]
+    return {key: amounts for key, amounts in (("requests", requests), ("limits", limits)) if amounts}
 
 
 def _job_spec(pod: Object, num_nodes: int, cluster: Cluster) -> Object:
@@ -474,6 +519,8 @@ def _job_spec(pod: Object, num_nodes: int, cluster: Cluster) -> Object:
     }
     if cluster.has_suspend:
         spec["suspend"] = False
+    if cluster.forgets_jobs:
+        spec["ttlSecondsAfterFinished"] = _KEPT_S
     if num_nodes > 1:
         spec["completionMode"] = "Indexed"
     if cluster.has_failure_policy:
@@ -489,10 +536,11 @@ def _job_spec(pod: Object, num_nodes: int, cluster: Cluster) -> Object:
 
 
 def _jobset(name: str, job: Object) -> Object:
-    inner = {key: value for key, value in job.items() if key != "suspend"}
+    inner = {key: value for key, value in job.items() if key not in {"suspend", "ttlSecondsAfterFinished"}}
     template = {"metadata": {"labels": labels(name)}, "spec": {"completionMode": "Indexed", **inner}}
     spec = {
         "suspend": False,
+        "ttlSecondsAfterFinished": _KEPT_S,
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "replicatedJobs": [{"name": CONTAINER, "replicas": 1, "template": template}],
     }
@@ -500,7 +548,10 @@ def _jobset(name: str, job: Object) -> Object:
 
 
 def _trainjob(name: str, submission: Submission, options: ClusterOptions, pod: Object, pool: NodePool) -> Object:
-    """A TrainJob: container by `trainer`, what a pod needs beyond it by a patch of the runtime's template."""
+    """A TrainJob: container by `trainer`, what a pod needs beyond it by a patch of the runtime's template.
+
+    It has no `activeDeadlineSeconds`, which would fail the TrainJob; a pod of a Job saves, and another one follows.
+    """
     container, spec = pod["spec"]["containers"][0], pod["spec"]
     kept = (
         "affinity",
@@ -508,10 +559,12 @@ def _trainjob(name: str, submission: Submission, options: ClusterOptions, pod: O
         "volumes",
         "serviceAccountName",
         "imagePullSecrets",
+        "securityContext",
         "terminationGracePeriodSeconds",
     )
     patched: Object = {key: spec[key] for key in kept if key in spec}
-    patched["containers"] = [{"name": CONTAINER, "volumeMounts": container["volumeMounts"]}]
+    kept_of_container = ("name", "volumeMounts", "securityContext")
+    patched["containers"] = [{key: container[key] for key in kept_of_container}]
     job = {
         "name": CONTAINER,
         "template": {"spec": {"template": {"metadata": {"labels": labels(name)}, "spec": patched}}},
@@ -536,6 +589,4 @@ def _trainjob(name: str, submission: Submission, options: ClusterOptions, pod: O
             {"manager": "stoker/launcher", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}},
         ],
     }
-    if submission.time_limit_s is not None:
-        job_spec["activeDeadlineSeconds"] = math.ceil(submission.time_limit_s)
     return new_object(APIS["TrainJob"], "TrainJob", _metadata(name), spec=job_spec)

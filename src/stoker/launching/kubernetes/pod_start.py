@@ -7,6 +7,7 @@ message, so that a pod's status says why it ended.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import json
@@ -19,15 +20,22 @@ import tarfile
 import time
 from pathlib import Path
 
-NOT_SENT, STILL_HELD, NOT_OURS, CANNOT_WRITE = 66, 69, 73, 74
+NOT_SENT, STILL_HELD, NO_PACKAGES, NOT_OURS, CANNOT_WRITE = 66, 69, 72, 73, 74
 """Exit codes: a folder is neither on the volume nor in the ConfigMaps; an earlier pod holds the run for too long; the
-volume has a run of that name from elsewhere; the volume is full, or may not be written."""
+image's Python lacks what Stoker needs; the volume has a run of that name from elsewhere; the volume is full, or may not
+be written."""
 
 LEFT = 130
 """Exit code of a pod that was ended before the run in it began: another one follows, as after a save."""
 
 WHOLE = ".stoker-whole"
 """Last entry of a tar file: without it the file was cut."""
+
+_REMEDIES = {
+    errno.ENOSPC: "; make its claim larger, or delete it and give --place-option size=AMOUNT",
+    errno.EACCES: "; give --place-option user=UID, the user to whom it belongs",
+}
+"""What to do about a volume, by the number of the error."""
 
 _MOST_MESSAGE = 4000
 """Kubernetes keeps 4,096 bytes of a termination message."""
@@ -72,6 +80,8 @@ def run(sent: Path, environ: dict[str, str]) -> int:
         if made.returncode != 0:
             return made.returncode
         python = made.stdout.strip().splitlines()[-1]
+    else:
+        require_packages(python, orders["check"])
     command = [python, "-m", "stoker.launching.at_place", "run", str(root / orders["run"])]
     process = subprocess.Popen(command, cwd=root, env=environ)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -86,6 +96,22 @@ def run(sent: Path, environ: dict[str, str]) -> int:
         teller.terminate()
     say_why(launch / f"host-{host}.json", Path(orders["message"]))
     return code if code >= 0 else 128 - code
+
+
+def require_packages(python: str, check: str) -> None:
+    """Refuse a Python of the image that lacks what a run needs, by the program `check`.
+
+    Raises:
+        CannotStart: it does, or is not there.
+    """
+    remedy = "--env lock makes an environment where pip reaches an index; or name another --image"
+    try:
+        checked = subprocess.run([python, "-c", check], stderr=subprocess.PIPE, text=True, check=False)
+    except OSError as error:
+        raise CannotStart(NO_PACKAGES, f"the image has no {python} ({error.strerror}): {remedy}") from error
+    if checked.returncode != 0:
+        why = (checked.stderr.strip().splitlines() or ["its Python is older than 3.11"])[-1]
+        raise CannotStart(NO_PACKAGES, f"in the image, {why}: {remedy}")
 
 
 def unpack(folder: Path, parts: list[Path]) -> None:
@@ -108,7 +134,8 @@ def unpack(folder: Path, parts: list[Path]) -> None:
         aside.rename(folder)
     except OSError as error:
         if not folder.is_dir():  # else a pod of another host was faster
-            raise CannotStart(CANNOT_WRITE, f"{folder} cannot be written on the volume: {error}") from error
+            remedy = _REMEDIES.get(error.errno or 0, "")
+            raise CannotStart(CANNOT_WRITE, f"{folder} cannot be written on the volume: {error}{remedy}") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

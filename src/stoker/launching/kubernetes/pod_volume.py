@@ -191,14 +191,14 @@ def visitor(pod_name: str, name: str, about: Object, owner: Object | None) -> Ob
         "image": about["image"],
         "volumeMounts": [mount],
         "command": ["python3", "-c", f"import time; time.sleep({VISITOR_LIFE_S})"],
-        "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}},
+        "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": SECURITY,
     }
     spec: Object = {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": VISITOR_LIFE_S,
         "terminationGracePeriodSeconds": 0,
-        **pod_rights(pull_secret=about.get("pull_secret", "")),
+        **pod_rights(pull_secret=about.get("pull_secret", ""), user=about.get("user", "")),
         "containers": [container],
         "volumes": [{"name": "run", "persistentVolumeClaim": {"claimName": about["claim"]}}],
         **about.get("placement", {}),
