@@ -9,6 +9,7 @@ import pytest
 import stoker
 from stoker.records import NOT_COMPARED, Layout
 from stoker.store import RunDirectory
+from stoker.store.run_files import COUPLING
 from stoker.training.slices import Slice
 from stoker.training.telemetry import Telemetry
 from tests.flow.builders import PLAN, Heard, assert_equal_weights, blobs_job
@@ -133,7 +134,7 @@ def test_two_processes_go_on_from_a_slice_that_ended_before_samples_were_compare
     arguments: list[str | Path] = ["train", job_file(LONG), "--run-dir", "cut", "--json"]
     first = stoker_process(*arguments, "--slice", "0.1s")
     assert first.code == 75, first.err
-    assumed = RunDirectory(Path("cut")).read_coupling()
+    assumed = RunDirectory(Path("cut")).read(COUPLING)
     assert assumed is not None
     assert assumed.evidence == NOT_COMPARED
     last = stoker_process(*arguments, "--on", "2xhere")
