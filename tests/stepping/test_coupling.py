@@ -116,6 +116,7 @@ SEPARABLE = {
     ),
     "token mean without masks": lambda: text_job(gpt, loss=token_mean),
     "a gradient penalty": lambda: make_job(mlp, loss=models.gradient_penalty),
+    "a gradient reversed on its way": lambda: make_job(lambda: models.OwnBackward(lambda gradient: -0.3 * gradient)),
     "complex weights": lambda: make_job(models.ComplexNet),
     "a chance of nothing, drawn for a batch": lambda: make_job(lambda: models.LayerDrop(0.0)),
     "a draw for each in a loop": lambda: make_job(lambda: models.DrawForEach(FEATURES, CLASSES)),
@@ -165,6 +166,7 @@ def test_batch_norm_is_found_and_counted(name: str) -> None:
     assert (coupling.kind, coupling.group, coupling.causes) == ("batch_norm", group, (cause,))
 
 
+CHANGED_ON_ITS_WAY = "the backward pass: a hook or function clips or normalises gradients within it"
 COUPLED = {
     "batch attention": (lambda: make_job(models.BatchAttention), "the model (BatchAttention)"),
     "attention behind a gate that begins as zero": (
@@ -180,6 +182,23 @@ COUPLED = {
     "weighted in its gradient alone": (
         lambda: make_job(mlp, loss=models.gradient_weighted_by_batch),
         "the gradient of the model or of the loss",
+    ),
+    "a gradient clipped on its way": (
+        lambda: make_job(lambda: models.OwnBackward(lambda gradient: gradient.clamp(-1, 1))),
+        CHANGED_ON_ITS_WAY,
+    ),
+    "a gradient normalised on its way": (
+        lambda: make_job(lambda: models.OwnBackward(lambda gradient: gradient / gradient.norm(dim=1, keepdim=True))),
+        CHANGED_ON_ITS_WAY,
+    ),
+    "a gradient clipped by its parameter's hook": (
+        lambda: make_job(lambda: models.hooked_mlp("register_hook")),
+        CHANGED_ON_ITS_WAY,
+    ),
+    "the same of a given module": (lambda: make_job(models.hooked_mlp("register_hook")), CHANGED_ON_ITS_WAY),
+    "a gradient clipped after accumulation": (
+        lambda: make_job(lambda: models.hooked_mlp("register_post_accumulate_grad_hook")),
+        "the hook of 0.weight",
     ),
     "a mean that claims to be a sum": (lambda: make_job(mlp, loss=models.mean_as_sum), "the loss"),
     "the same under functional dropout": (

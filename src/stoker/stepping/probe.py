@@ -8,7 +8,6 @@ them, the initial ones with noise added. Batches are put together row by row fro
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 import math
 import time
@@ -31,6 +30,7 @@ from stoker.loading.sampling import targets_at_hand
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.losses import LossForm, TrainingObjective, counted_as_wrong, normalised_twice, require_scalar
 from stoker.stepping.model import build_model, default_dtype, in_dtype, is_double, num_parameters
+from stoker.stepping.model_copies import copied
 from stoker.stepping.python_state import is_shared, python_generators, python_state
 from stoker.stepping.random_draws import HAS_ENDS, RandomDraws
 
@@ -323,11 +323,14 @@ class CouplingProbe:
             total, count = self._loss(model, batch, start, stop, seed)
         return Value(float(total.detach()), count)
 
-    def gradient_of(self, model: nn.Module, batch: Batch, start: int, stop: int) -> tuple[Value, list[torch.Tensor]]:
-        """The loss of samples start..stop of `batch` and the gradient of its sum, by trainable parameter."""
+    def gradient_of(
+        self, model: nn.Module, batch: Batch, start: int, stop: int, *, factor: float = 1.0
+    ) -> tuple[Value, list[torch.Tensor]]:
+        """The loss of samples start..stop of `batch`, and the gradient of `factor` times its sum, by parameter."""
         total, count = self._loss(model, batch, start, stop, seed=0)
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        gradients = torch.autograd.grad(total, trainable, materialize_grads=True, allow_unused=True)
+        above = torch.full_like(total, factor)
+        gradients = torch.autograd.grad(total, trainable, above, materialize_grads=True, allow_unused=True)
         return Value(float(total.detach()), count), [gradient.detach() for gradient in gradients]
 
     def mixed_difference(self, model: nn.Module, quad: HalvesAndSubstitutes) -> float:
@@ -646,9 +649,9 @@ def _untrained(model: nn.Module, leaves: list[torch.Tensor]) -> str | None:
 
 def fresh(model: nn.Module) -> nn.Module:
     """A copy that shares the parameters of `model` and nothing else; the model itself where it cannot be copied."""
-    shared = {id(parameter): parameter for parameter in model.parameters()}
+    shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     with contextlib.suppress(Exception):  # a generator, a lock or a result of a pass among the model's attributes
-        return copy.deepcopy(model, shared)
+        return copied(model, shared)
     return model
 
 
@@ -657,13 +660,13 @@ def _probe(job: Job, samples: Samples, model: nn.Module, dtype: torch.dtype, siz
     pool = probe_samples(job, samples, dtype)
     _take_threads(model, pool)
 
-    def copied() -> nn.Module:
+    def another() -> nn.Module:
         try:
-            return copy.deepcopy(model)
+            return copied(model)
         except Exception:  # noqa: BLE001 - as in `fresh`
             return build_model(job)
 
-    initial, noisy = (in_dtype(copied(), dtype) for _ in range(2))
+    initial, noisy = (in_dtype(another(), dtype) for _ in range(2))
     _add_noise(noisy, key_of(RandomStream.PROBE, job.seed))
     objective = TrainingObjective(job, dtype=dtype)
     return CouplingProbe(job, samples, objective, pool, (noisy, initial), dtype, sizes, _ROUNDS)
