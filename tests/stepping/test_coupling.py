@@ -19,6 +19,7 @@ from stoker.loading.samples import Samples
 from stoker.records import Coupling
 from stoker.stepping.coupling import (
     Agreement,
+    at_first,
     compare_parts,
     coupling_by_types,
     find_coupling,
@@ -694,6 +695,38 @@ def test_probabilities_for_scores_are_noticed_before_the_first_update() -> None:
     (notice,) = require_usable(job, samples_of(job))
     assert "ends in softmax" in notice
     assert probed(job).notices == (notice,)
+
+
+def test_entries_that_nothing_is_given_are_noticed() -> None:
+    """A mask between input and target, which by default goes nowhere; not where the job names its inputs."""
+    inputs, labels = vectors()
+    data = (inputs, torch.ones_like(inputs), labels)
+    job = make_job(mlp, data=data)
+    (notice,) = require_usable(job, samples_of(job))
+    assert "entry 1 of the samples' 3 is not used" in notice
+    for named in (make_job(mlp, data=data, fields=Fields(inputs=0)), make_job(mlp, data=data, loss=of_batch)):
+        assert require_usable(named, samples_of(named)) == ()
+
+
+def of_batch(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> Loss:
+    """A loss that is handed all entries."""
+    losses = nn.functional.cross_entropy(model(batch[0]), batch[-1], reduction="none")
+    return Loss(losses.sum(), len(losses))
+
+
+@pytest.mark.parametrize("check", [find_coupling, at_first])
+def test_buffers_that_no_checkpoint_holds_are_named(check: Callable[[Job, Samples], Coupling]) -> None:
+    """A buffer that is not persistent and counts passes; not a table that the first pass fills, nor a kept buffer."""
+    job = make_job(models.Unkept)
+    assert check(job, samples_of(job)).unsaved == ("the buffer 'passes' of Unkept (persistent=False)",)
+    kept = make_job(models.Counter)
+    assert check(kept, samples_of(kept)).unsaved == ()
+
+
+def test_tensors_in_attributes_are_named_before_the_first_update() -> None:
+    """A run that begins at once is told, too, that a pass hands a tensor to the next which no checkpoint holds."""
+    job = make_job(models.Queue)
+    assert at_first(job, samples_of(job)).unsaved == ("the attribute 'seen' of Queue",)
 
 
 def test_labels_that_an_accuracy_would_count_as_wrong_are_noticed() -> None:

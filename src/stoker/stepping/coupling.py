@@ -35,7 +35,17 @@ from stoker.records import NOT_COMPARED, Coupling, CouplingKind
 from stoker.stepping.batch_norm import GroupedBatchNorm, batch_norms
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.foreign_models import require_aligned
-from stoker.stepping.probe import CouplingProbe, Value, Where, first_probe, fresh, gap, threads_restored, working_probe
+from stoker.stepping.probe import (
+    ROUNDING,
+    CouplingProbe,
+    Value,
+    Where,
+    first_probe,
+    fresh,
+    gap,
+    threads_restored,
+    working_probe,
+)
 from stoker.stepping.random_draws import RandomDraws
 
 _SHARE_OF_PROBE = 0.15
@@ -71,10 +81,23 @@ def require_usable(job: Job, samples: Samples) -> tuple[str, ...]:
     Raises:
         BadJob: one of them fails. An error of the model itself is passed on.
     """
+    return at_first(job, samples).notices
+
+
+def at_first(job: Job, samples: Samples) -> Coupling:
+    """The coupling to assume, with the probable mistakes of `require_usable` and what checkpoints will not hold.
+
+    Raises:
+        BadJob: as of `require_usable`.
+    """
     if _declared(job) is not None or _alone(job, samples) is not None:
-        return ()
+        return unprobed(job)
     with threads_restored():
-        return _require_usable(job, first_probe(job, samples), len(samples))
+        probe = first_probe(job, samples)
+        notices = _require_usable(job, probe, len(samples))
+        probe = replace(probe, tolerance=ROUNDING[probe.dtype])
+        unsaved = probe.repeated()[1].carried.unsaved if probe.may_hand_on() else ()
+    return replace(unprobed(job), notices=notices, unsaved=unsaved)
 
 
 def unprobed(job: Job) -> Coupling:

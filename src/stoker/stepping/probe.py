@@ -369,10 +369,11 @@ class CouplingProbe:
         first = value if self.first is None else self.first
         is_same = not gap(first, value, first) > self.tolerance
         after = python_state(copy_, loss)
+        buffers = self._unsaved_buffers(model, copy_, batch, value)
         if not (changed := after.changed_since(before)):
-            buffers = zip(copy_.buffers(), model.buffers(), strict=True)
-            is_traceless = copy_ is not model and all(torch.equal(now, initial) for now, initial in buffers)
-            return is_same, replace(self, leaves_no_trace=is_traceless)
+            pairs = zip(copy_.buffers(), model.buffers(), strict=True)
+            is_traceless = copy_ is not model and all(torch.equal(now, initial) for now, initial in pairs)
+            return is_same, replace(self, leaves_no_trace=is_traceless, carried=CarriedPythonState(unsaved=buffers))
         twin = fresh(model)
         self.value_of(twin, batch, 0, batch.size)
         at_twin = python_state(twin, loss)
@@ -388,7 +389,34 @@ class CouplingProbe:
         carried = each_time | (steady if is_moving else steady & again.changed_since(after))
         texts = {place: after.in_words(place) for place in sorted(carried)}
         unsaved = tuple(text for place, text in texts.items() if not after.is_plain(place))
-        return is_same, replace(self, carried=CarriedPythonState(texts, unsaved))
+        return is_same, replace(self, carried=CarriedPythonState(texts, (*unsaved, *buffers)))
+
+    def _unsaved_buffers(self, model: nn.Module, passed: nn.Module, batch: Batch, value: Value) -> tuple[str, ...]:
+        """The buffers without a place in `state_dict()` that a pass hands to the next, as text.
+
+        `passed` is `model` after a pass of `batch`, whose loss is `value`. A table that is filled once, such as that of
+        a rotary embedding, does not change again and moves no loss.
+        """
+        kept, now = set(model.state_dict(keep_vars=True)), dict(passed.named_buffers())
+        initial = {name: buffer for name, buffer in model.named_buffers() if name not in kept}
+        changed = [name for name, buffer in initial.items() if name in now and not torch.equal(now[name], buffer)]
+        if passed is model or not changed:
+            return ()
+
+        def is_handed_on(name: str) -> bool:
+            twin, (path, _, own) = fresh(model), name.rpartition(".")
+            setattr(twin.get_submodule(path), own, now[name].detach().clone())
+            is_moving = gap(value, self.value_of(twin, batch, 0, batch.size), value) > self.tolerance
+            return is_moving or not torch.equal(twin.get_buffer(name), now[name])
+
+        kind = type(model).__name__
+        return tuple(f"the buffer {name!r} of {kind} (persistent=False)" for name in changed if is_handed_on(name))
+
+    def may_hand_on(self) -> bool:
+        """Whether the model has tensors that no checkpoint holds, which a pass may hand to the next."""
+        kept = set(self.model.state_dict(keep_vars=True))
+        has_buffers = any(name not in kept for name, _ in self.model.named_buffers())
+        return has_buffers or python_state(self.model, self.objective.loss_object).has_tensors
 
     def hidden_difference(self, one: nn.Module, other: nn.Module) -> str | None:
         """The first carried Python state that differs between two models, or is outside them, as text."""
@@ -600,7 +628,7 @@ def _with_graph(probe: CouplingProbe) -> tuple[CouplingProbe, Value]:
     batch = probe.pool.batch(quad.first, quad.second)
     total, count = with_graph.loss_with_graph(watched, batch)
     handle.remove()
-    notices: list[str | None] = []
+    notices: list[str | None] = [probe.objective.left_out(batch.cut(0, batch.size))]
     if outputs:
         target = probe.job.fields.target_of(batch.cut(0, batch.size))
         notices.append(normalised_twice(probe.job.objective.loss, outputs[-1]))
