@@ -77,6 +77,7 @@ def test_a_job_without_sampling_and_lengths_is_described_as_it_was() -> None:
     ("changes", "words"),
     [
         ({"sampling": "balanced"}, r"Job\(sampling=…\): wanted stoker.sampling.balanced"),
+        ({"sampling": [2, 0, 1]}, r"got a list\. An order of your own is that of the data, such as .*Subset"),
         ({"sampling": 512}, r"Job\(sampling=…\): wanted .*, stoker.lengths.bucketed"),
         (
             {"sampling": stoker.lengths.bucketed(), "batch": "auto", "optimizer": stoker.SGD(lr=1)},

@@ -403,7 +403,8 @@ class TrainingObjective:
         raise BadJob(
             f"{name} returned a {type(value).__name__}, wanted a float tensor or stoker.Loss(sum, count)"
             if not isinstance(value, torch.Tensor)
-            else f"{name} returned a {value.dtype} tensor, wanted floating point"
+            else f"{name} returned a {value.dtype} tensor, wanted floating point",
+            remedy="Return the loss alone: metrics=[…] shows further values." if isinstance(value, Mapping) else None,
         )
 
 
