@@ -91,6 +91,7 @@ class _Rebinding:
         )
         function.__kwdefaults__ = named or None
         function.__dict__.update(vars(value))
+        function.__annotations__ = value.__annotations__
         function.__module__, function.__qualname__, function.__doc__ = (
             value.__module__,
             value.__qualname__,

@@ -399,7 +399,7 @@ class CouplingProbe:
         """
         kept, now = set(model.state_dict(keep_vars=True)), dict(passed.named_buffers())
         initial = {name: buffer for name, buffer in model.named_buffers() if name not in kept}
-        changed = [name for name, buffer in initial.items() if name in now and not torch.equal(now[name], buffer)]
+        changed = [name for name, buffer in initial.items() if name in now and not _is_equal(now[name], buffer)]
         if passed is model or not changed:
             return ()
 
@@ -407,7 +407,7 @@ class CouplingProbe:
             twin, (path, _, own) = fresh(model), name.rpartition(".")
             setattr(twin.get_submodule(path), own, now[name].detach().clone())
             is_moving = gap(value, self.value_of(twin, batch, 0, batch.size), value) > self.tolerance
-            return is_moving or not torch.equal(twin.get_buffer(name), now[name])
+            return is_moving or not _is_equal(twin.get_buffer(name), now[name])
 
         kind = type(model).__name__
         return tuple(f"the buffer {name!r} of {kind} (persistent=False)" for name in changed if is_handed_on(name))
@@ -639,6 +639,10 @@ def _with_graph(probe: CouplingProbe) -> tuple[CouplingProbe, Value]:
         again = _not_the_models(with_graph.loss_with_graph(watched, batch)[0], watched)
         notices.append(_untrained(watched, [leaf for place, leaf in strange.items() if again.get(place) is leaf]))
     return replace(with_graph, notices=tuple(filter(None, notices))), Value(float(total.detach()), count)
+
+
+def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype is other.dtype and torch.equal(one, other)
 
 
 _MOST_STRANGE = 10_000
