@@ -216,7 +216,9 @@ class ByEpoch(torch.utils.data.Dataset[tuple[float, float]]):
         return float(index), float(self.epoch)
 
 
-@pytest.mark.parametrize("wrapped", [lambda d: d, lambda d: torch.utils.data.Subset(d, range(4))])
+@pytest.mark.parametrize(
+    "wrapped", [lambda d: d, lambda d: torch.utils.data.Subset(d, range(4))], ids=["alone", "in a subset"]
+)
 def test_a_dataset_is_told_the_epoch(wrapped: Any) -> None:
     """`set_epoch` is called where the epoch changes, also of a dataset in a subset, or one that two sets share."""
     dataset = ByEpoch()
