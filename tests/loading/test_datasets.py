@@ -199,7 +199,7 @@ def numbered(data: Squares, numbers: dict[str, int]) -> Squares:
 
 
 class ByEpoch(torch.utils.data.Dataset[tuple[float, float]]):
-    """Items that depend on the epoch which the dataset was told."""
+    """Items that depend on the epoch that was set."""
 
     def __init__(self) -> None:
         self.epoch, self.told = -1, list[int]()
@@ -219,7 +219,7 @@ class ByEpoch(torch.utils.data.Dataset[tuple[float, float]]):
 @pytest.mark.parametrize(
     "wrapped", [lambda d: d, lambda d: torch.utils.data.Subset(d, range(4))], ids=["alone", "in a subset"]
 )
-def test_a_dataset_is_told_the_epoch(wrapped: Any) -> None:
+def test_the_epoch_of_a_dataset_is_set(wrapped: Any) -> None:
     """`set_epoch` is called where the epoch changes, also of a dataset in a subset, or one that two sets share."""
     dataset = ByEpoch()
     data = datasets_of(job(data=wrapped(dataset), valid=dataset))

@@ -266,7 +266,7 @@ class ItemSamples(Samples):
 
 
 def _with_epochs(dataset: Any) -> Iterator[Any]:
-    """The dataset, or those within PyTorch's wrappers of it, that are told the epoch."""
+    """The dataset, or those within PyTorch's wrappers of it, that have `set_epoch`."""
     if callable(getattr(dataset, "set_epoch", None)):
         yield dataset
     elif isinstance(dataset, torch.utils.data.Subset):
@@ -277,11 +277,11 @@ def _with_epochs(dataset: Any) -> Iterator[Any]:
 
 
 _EPOCHS: dict[int, tuple[weakref.ref[Any], int]] = {}
-"""Datasets that were told an epoch, by id, and the last one: `data` and `valid` may be parts of one dataset."""
+"""The epoch last set of a dataset, by its id: `data` and `valid` may be parts of one dataset."""
 
 
 def _enter(dataset: Any, epoch: int) -> None:
-    """Tell a dataset the epoch of the items that are read next, unless it knows."""
+    """Set the epoch of the items that are read next, unless it is set."""
     known, last = _EPOCHS.get(id(dataset), (lambda: None, None))
     if known() is not dataset or last != epoch:
         dataset.set_epoch(epoch)
