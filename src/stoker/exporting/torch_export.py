@@ -205,10 +205,12 @@ def _require_independent_samples(answer: Answer, trial: Trial, outputs: tuple[Te
 def _repeats(answer: Answer, trial: Trial, limit: float) -> bool:
     """Whether two calls with the same samples have the same answer, within `limit` of its largest value."""
     first, second = answer(trial.samples), answer(trial.samples)
-    return all(
-        np.allclose(second[name], array, rtol=0, atol=limit * float(np.abs(array).max(initial=0)), equal_nan=True)
-        for name, array in first.items()
-    )
+
+    def is_near(one: NDArray[Any], other: NDArray[Any]) -> bool:
+        largest = float(np.abs(np.nan_to_num(one, posinf=0, neginf=0)).max(initial=0))
+        return np.allclose(one, other, rtol=0, atol=limit * largest, equal_nan=True)
+
+    return all(is_near(array, second[name]) for name, array in first.items())
 
 
 OPSET = 20
