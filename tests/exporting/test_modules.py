@@ -187,6 +187,8 @@ class Lin(nn.Module):
             return x.reshape(x.shape[0], 2, 2).flip(2)
         if self.what == "mean":
             return y.mean(0)
+        if self.what == "dropout":
+            return nn.functional.dropout(y)
         if self.what == "values":
             return y if float(y.sum()) > 0 else -y
         if self.what == "nan":
@@ -199,6 +201,7 @@ class Lin(nn.Module):
     [
         ("norm", True, r"depends on what else is in the batch: .* differ by \S+ of the largest value, at most 0\.001"),
         ("softmax", False, r"depends on what else is in the batch: .* differ by 0\.\d+ of"),
+        ("dropout", False, "answers the same samples differently from call to call"),
         ("nan", False, "the answer has NaN"),
         ("mean", False, r"first dimension of the output 'output' \[3\] is not the samples"),
         ("nested", False, "'output_1' is a dict; an exported one gives tensors"),

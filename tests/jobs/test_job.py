@@ -5,6 +5,7 @@ import dataclasses
 import math
 import pickle
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,6 +68,10 @@ def loss(output, target):
         ({"metrics": ["accuracy", accuracy]}, "Job(metrics=…): 2 metrics are called 'accuracy'"),
         ({"metrics": [lambda o, t: o, lambda o, t: t]}, "2 metrics are called '<lambda>'; define each by name"),
         ({"metrics": [loss]}, "a metric called 'loss' would stand in for the loss"),
+        (
+            {"optimizer": SimpleNamespace(param_groups=[])},
+            "got a SimpleNamespace that is made already; what is trained is a copy of the model",
+        ),
         ({"schedule": 0.5}, "Job(schedule=…): wanted a function of progress, got a float"),
         ({"augment": max}, "Job(augment=…): wanted a list of transforms, got <built-in"),
         ({"augment": ["flip"]}, "Job(augment=…): wanted a list of transforms, got 'flip'"),

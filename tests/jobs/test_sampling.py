@@ -69,6 +69,7 @@ def test_weights_are_described_by_a_digest_whatever_holds_them() -> None:
     ("changes", "words"),
     [
         ({"sampling": "balanced"}, r"Job\(sampling=…\): wanted stoker.sampling.balanced"),
+        ({"sampling": [2, 0, 1]}, r"got a list\. An order of your own is that of the data, such as .*Subset"),
         ({"sampling": 512}, r"Job\(sampling=…\): wanted .*, stoker.lengths.bucketed"),
         (
             {"sampling": stoker.lengths.bucketed(), "batch": "auto", "optimizer": stoker.SGD(lr=1)},

@@ -196,3 +196,36 @@ def numbered(data: Squares, numbers: dict[str, int]) -> Squares:
     """`data` with numbers of classes, as torchvision's datasets have them."""
     data.class_to_idx = numbers  # type: ignore[attr-defined]
     return data
+
+
+class ByEpoch(torch.utils.data.Dataset[tuple[float, float]]):
+    """Items that depend on the epoch that was set."""
+
+    def __init__(self) -> None:
+        self.epoch, self.told = -1, list[int]()
+
+    def set_epoch(self, epoch: int) -> None:
+        """As PyTorch's samplers have it."""
+        self.epoch = epoch
+        self.told.append(epoch)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[float, float]:
+        return float(index), float(self.epoch)
+
+
+@pytest.mark.parametrize(
+    "wrapped", [lambda d: d, lambda d: torch.utils.data.Subset(d, range(4))], ids=["alone", "in a subset"]
+)
+def test_the_epoch_of_a_dataset_is_set(wrapped: Any) -> None:
+    """`set_epoch` is called where the epoch changes, also of a dataset in a subset, or one that two sets share."""
+    dataset = ByEpoch()
+    data = datasets_of(job(data=wrapped(dataset), valid=dataset))
+    rows = np.arange(2)
+    for epoch in (0, 1, 1, 2):
+        assert data.train.fetch(rows, epoch)[1].tolist() == [epoch, epoch]
+    assert dataset.told[-3:] == [0, 1, 2]
+    assert data.valid.fetch(rows, 0)[1].tolist() == [0, 0]
+    assert data.train.fetch(rows, 2)[1].tolist() == [2, 2]

@@ -259,3 +259,13 @@ def test_other_mappings_become_dicts_when_cut() -> None:
     """So that a model gets the same type from a whole batch and from a part."""
     whole = UserDict(x=X, y=Y)
     assert type(cut(whole, 0, 4, 4)) is type(cut(whole, 0, 2, 4)) is dict
+
+
+def test_entries_of_a_named_tuple_have_names() -> None:
+    """They go by place and by name; an error names those that there are."""
+    pair = Pair(X, Y)
+    fields = Fields(inputs=["image"], target="label")
+    assert fields.call(seen, pair)[0][0] is X
+    assert fields.target_of(pair) is Y
+    with pytest.raises(BadJob, match="entries 0 to 1, called image, label, there is no 'picture'"):
+        Fields(inputs="picture").call(seen, pair)

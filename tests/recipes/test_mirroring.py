@@ -36,6 +36,14 @@ def test_a_module_given_is_left_as_it_is() -> None:
     assert all(torch.equal(mine, its) for mine, its in zip(made.parameters(), given.parameters(), strict=True))
 
 
+def test_marks_of_a_given_modules_parameters_are_kept() -> None:
+    """An optimiser chooses groups by them."""
+    given = lopsided()
+    given[1].weight.decays = False  # type: ignore[index]
+    made = build_model(mirror_averaged(tiny_job(model=given, data=pictures())))
+    assert made.model[1].weight.decays is False
+
+
 def test_what_has_no_left_and_right_is_refused() -> None:
     """Reported with the shape."""
     with pytest.raises(BadJob, match=r"takes images \[B, C, H, W\], got a tensor of shape \[4, 36\]"):

@@ -80,6 +80,37 @@ def cnn(norm: Callable[[int], nn.Module] = lambda _: nn.Identity()) -> nn.Module
     )
 
 
+class OwnBackward(nn.Module):
+    """A small network whose backward pass is changed by a hook of a value within it."""
+
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
+        self._change = change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        if hidden.requires_grad:
+            hidden.register_hook(self._change)
+        output: torch.Tensor = self.last(hidden)
+        return output
+
+
+def hooked_mlp(register: str) -> nn.Module:
+    """A network with a hook of its first weight that clips its gradient."""
+
+    def clip(value: torch.Tensor) -> torch.Tensor | None:
+        if register == "register_hook":
+            return value.clamp(-0.01, 0.01)
+        assert value.grad is not None
+        value.grad.clamp_(-0.01, 0.01)
+        return None
+
+    model = mlp()
+    getattr(next(model.parameters()), register)(clip)
+    return model
+
+
 class FunctionalDropout(nn.Module):
     """Drops by function, where no module shows it; draws noise for its inputs as well."""
 
@@ -225,6 +256,20 @@ class Counter(nn.Module):
     def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
         self.passes += 1
         return self.last(x_BF)
+
+
+class Unkept(nn.Module):
+    """Two buffers outside the state dict: one counts passes, the other is a table that the first pass fills."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(FEATURES, CLASSES)
+        self.register_buffer("passes", torch.zeros(()), persistent=False)
+        self.register_buffer("table", torch.zeros(FEATURES), persistent=False)
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        self.passes, self.table = self.passes + 1, torch.ones(FEATURES)
+        return self.last(x_BF) * (1 + self.passes.to(x_BF.dtype))
 
 
 class SharedDraw(nn.Module):

@@ -20,6 +20,7 @@ from stoker.loading.samples import Samples
 from stoker.records import Coupling
 from stoker.stepping.coupling import (
     Agreement,
+    at_first,
     compare_parts,
     coupling_by_types,
     find_coupling,
@@ -117,6 +118,7 @@ SEPARABLE = {
     ),
     "token mean without masks": lambda: text_job(gpt, loss=token_mean),
     "a gradient penalty": lambda: make_job(mlp, loss=models.gradient_penalty),
+    "a gradient reversed on its way": lambda: make_job(lambda: models.OwnBackward(lambda gradient: -0.3 * gradient)),
     "complex weights": lambda: make_job(models.ComplexNet),
     "a chance of nothing, drawn for a batch": lambda: make_job(lambda: models.LayerDrop(0.0)),
     "a draw for each in a loop": lambda: make_job(lambda: models.DrawForEach(FEATURES, CLASSES)),
@@ -166,6 +168,7 @@ def test_batch_norm_is_found_and_counted(name: str) -> None:
     assert (coupling.kind, coupling.group, coupling.causes) == ("batch_norm", group, (cause,))
 
 
+CHANGED_ON_ITS_WAY = "the backward pass: a hook or function clips or normalises gradients within it"
 COUPLED = {
     "batch attention": (lambda: make_job(models.BatchAttention), "the model (BatchAttention)"),
     "attention behind a gate that begins as zero": (
@@ -181,6 +184,23 @@ COUPLED = {
     "weighted in its gradient alone": (
         lambda: make_job(mlp, loss=models.gradient_weighted_by_batch),
         "the gradient of the model or of the loss",
+    ),
+    "a gradient clipped on its way": (
+        lambda: make_job(lambda: models.OwnBackward(lambda gradient: gradient.clamp(-1, 1))),
+        CHANGED_ON_ITS_WAY,
+    ),
+    "a gradient normalised on its way": (
+        lambda: make_job(lambda: models.OwnBackward(lambda gradient: gradient / gradient.norm(dim=1, keepdim=True))),
+        CHANGED_ON_ITS_WAY,
+    ),
+    "a gradient clipped by its parameter's hook": (
+        lambda: make_job(lambda: models.hooked_mlp("register_hook")),
+        CHANGED_ON_ITS_WAY,
+    ),
+    "the same of a given module": (lambda: make_job(models.hooked_mlp("register_hook")), CHANGED_ON_ITS_WAY),
+    "a gradient clipped after accumulation": (
+        lambda: make_job(lambda: models.hooked_mlp("register_post_accumulate_grad_hook")),
+        "the hook of 0.weight",
     ),
     "a mean that claims to be a sum": (lambda: make_job(mlp, loss=models.mean_as_sum), "the loss"),
     "the same under functional dropout": (
@@ -693,6 +713,38 @@ def test_probabilities_for_scores_are_noticed_before_the_first_update() -> None:
     (notice,) = require_usable(job, samples_of(job))
     assert "ends in softmax" in notice
     assert probed(job).notices == (notice,)
+
+
+def test_entries_that_nothing_is_given_are_noticed() -> None:
+    """A mask between input and target, which by default goes nowhere; not where the job names its inputs."""
+    inputs, labels = vectors()
+    data = (inputs, torch.ones_like(inputs), labels)
+    job = make_job(mlp, data=data)
+    (notice,) = require_usable(job, samples_of(job))
+    assert "entry 1 of the samples' 3 is not used" in notice
+    for named in (make_job(mlp, data=data, fields=Fields(inputs=0)), make_job(mlp, data=data, loss=of_batch)):
+        assert require_usable(named, samples_of(named)) == ()
+
+
+def of_batch(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> Loss:
+    """A loss that is handed all entries."""
+    losses = nn.functional.cross_entropy(model(batch[0]), batch[-1], reduction="none")
+    return Loss(losses.sum(), len(losses))
+
+
+@pytest.mark.parametrize("check", [find_coupling, at_first])
+def test_buffers_that_no_checkpoint_holds_are_named(check: Callable[[Job, Samples], Coupling]) -> None:
+    """A buffer that is not persistent and counts passes; not a table that the first pass fills, nor a kept buffer."""
+    job = make_job(models.Unkept)
+    assert check(job, samples_of(job)).unsaved == ("the buffer 'passes' of Unkept (persistent=False)",)
+    kept = make_job(models.Counter)
+    assert check(kept, samples_of(kept)).unsaved == ()
+
+
+def test_tensors_in_attributes_are_named_before_the_first_update() -> None:
+    """A run that begins at once is told, too, that a pass hands a tensor to the next which no checkpoint holds."""
+    job = make_job(models.Queue)
+    assert at_first(job, samples_of(job)).unsaved == ("the attribute 'seen' of Queue",)
 
 
 def test_labels_that_an_accuracy_would_count_as_wrong_are_noticed() -> None:

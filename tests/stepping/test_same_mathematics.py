@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from stoker.errors import BadJob
 from stoker.jobs import SGD, Adam, AdamW, Loss
 from stoker.jobs.objective import Objective
 from stoker.jobs.schedules import one_cycle, warmup_linear
+from stoker.stepping.layouts.base import SingleProcess
 from stoker.stepping.step import Step
 from tests.stepping.driving import SEPARABLE, grouped, largest_difference, plan_of, trained, whole_stream
 from tests.stepping.models import (
@@ -169,6 +171,31 @@ def test_sparse_gradients_accumulate() -> None:
 
     job = make_job(model, data=texts(40, masked=0.3), loss="token_cross_entropy", optimizer=SGD(lr=0.1))
     assert largest_difference(trained(job, 3), trained(job, 16)) < LIMIT
+
+
+@pytest.mark.parametrize("max_norm", [1e-2, 1e3])
+def test_sparse_gradients_are_clipped_as_dense_ones(max_norm: float) -> None:
+    """Rows that occur several times in a batch count once, with their sum."""
+
+    def model(*, sparse: bool) -> nn.Module:
+        return nn.Sequential(nn.Embedding(12, 8, sparse=sparse), nn.Linear(8, 12))
+
+    def after(*, sparse: bool) -> Step:
+        settings = {"data": texts(40), "loss": "token_cross_entropy", "optimizer": SGD(lr=0.1), "clip_norm": max_norm}
+        return trained(make_job(functools.partial(model, sparse=sparse), **settings), 16)
+
+    assert largest_difference(after(sparse=True), after(sparse=False)) < LIMIT
+
+
+def test_norm_of_sparse_gradients_is_that_of_dense_ones() -> None:
+    """As events of progress show it, which scale nothing."""
+    norms: list[torch.Tensor] = []
+    for sparse in (True, False):
+        torch.manual_seed(0)
+        table = nn.Embedding(5, 3, sparse=sparse)
+        table(torch.tensor([0, 0, 4])).square().sum().backward()
+        norms.append(SingleProcess(table).clip([table.weight], math.inf))
+    assert torch.allclose(*norms)
 
 
 def test_channels_last_agrees() -> None:

@@ -187,6 +187,12 @@ def _require_independent_samples(answer: Answer, trial: Trial, outputs: tuple[Te
             remedy="Return it under another name.",
         )
     proof = prove_alone(_ORACLE, answer, trial, limit, (NUM_SAMPLES,))
+    if not is_held(proof) and not _repeats(answer, trial, limit):
+        raise BadArtifact(
+            "The model answers the same samples differently from call to call",
+            remedy="In evaluation mode it may draw nothing at random and count nothing: look for F.dropout without "
+            "training=self.training, random numbers in `forward`, and buffers or attributes that every pass changes.",
+        )
     if not is_held(proof):
         raise BadArtifact(
             f"A sample's answer depends on what else is in the batch: {proof.what} differ by {proof.error:.2g} of the "
@@ -194,6 +200,17 @@ def _require_independent_samples(answer: Answer, trial: Trial, outputs: tuple[Te
             remedy="Call `model.eval()` if it is in training mode; look for operations over dimension 0 otherwise.",
         )
     return proof
+
+
+def _repeats(answer: Answer, trial: Trial, limit: float) -> bool:
+    """Whether two calls with the same samples have the same answer, within `limit` of its largest value."""
+    first, second = answer(trial.samples), answer(trial.samples)
+
+    def is_near(one: NDArray[Any], other: NDArray[Any]) -> bool:
+        largest = float(np.abs(np.nan_to_num(one, posinf=0, neginf=0)).max(initial=0))
+        return np.allclose(one, other, rtol=0, atol=limit * largest, equal_nan=True)
+
+    return all(is_near(array, second[name]) for name, array in first.items())
 
 
 OPSET = 20

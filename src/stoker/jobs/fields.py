@@ -53,6 +53,13 @@ class Fields:
             return content[_place(self.target, content)]
         return None
 
+    def left_out(self, content: Any) -> list[int]:
+        """The places in a batch of entries of a tuple that by default neither the model nor the loss is given."""
+        if self.inputs is not None or not isinstance(content, tuple):
+            return []
+        target = len(content) - 1 if self.target is None else _place(self.target, content)
+        return [place for place in range(1, len(content)) if place != target]
+
     def call(self, model: Callable[..., Any], content: Any) -> Any:
         """The model's output for a batch: one input by position, several by position (tuple) or by name (dict)."""
         if self.inputs is None and isinstance(content, tuple):
@@ -108,8 +115,16 @@ class Fields:
 
 
 def _place(place: str | int, content: Sequence[Any]) -> int:
+    names: tuple[str, ...] = getattr(content, "_fields", ())
+    if place in names:
+        return names.index(str(place))
     if not isinstance(place, int) or not 0 <= place < len(content):
-        raise BadJob(f"samples have entries 0 to {len(content) - 1}, there is no {place!r}")
+        named = f", called {', '.join(names)}" if names else ""
+        raise BadJob(
+            f"samples have entries 0 to {len(content) - 1}{named}, there is no {place!r}",
+            remedy="Name entries of tuples by their places, as by Fields(inputs=(0, 1), target=2), and those of dicts "
+            "and named tuples by their names.",
+        )
     return place
 
 

@@ -273,6 +273,11 @@ _Check = tuple[str, bool, str]
 def _parts(job: Job) -> list[_Check]:
     """Modules and functions."""
     optimizers = "stoker.SGD, Adam, AdamW, Muon or a function from parameters to an optimiser"
+    made = (
+        " that is made already; what is trained is a copy of the model"
+        if hasattr(job.optimizer, "param_groups")
+        else ""
+    )
     loss = job.objective.loss
     is_loss = callable(loss) or loss in LOSSES or (loss is None and job.step is not None)
     augment = ", ".join(map(repr, job.augment)) if _is_list(job.augment) else repr(job.augment)
@@ -280,7 +285,7 @@ def _parts(job: Job) -> list[_Check]:
     is_optimizer = isinstance(job.optimizer, Optimizer) or callable(job.optimizer) or is_left_open
     return [
         ("model", callable(job.model), f"wanted a module or a function that makes one, got {_kind(job.model)}"),
-        ("optimizer", is_optimizer, f"wanted {optimizers}, got {_kind(job.optimizer)}"),
+        ("optimizer", is_optimizer, f"wanted {optimizers}, got {_kind(job.optimizer)}{made}"),
         ("loss", is_loss, f"{loss!r} is no loss. {nearest(str(loss), LOSSES)}"),
         ("schedule", callable(job.schedule), f"wanted a function of progress, got {_kind(job.schedule)}"),
         (

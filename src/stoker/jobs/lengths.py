@@ -92,8 +92,12 @@ def length_checks(job: Any) -> Iterator[tuple[str, bool, str]]:
     """Checks of sampling by choice or by length: the field, whether it is valid, and the problem if not."""
     sampling, batch = job.sampling, job.batch
     is_sampling = sampling is None or isinstance(sampling, Sampling | Arrangement)
-    ways = "stoker.sampling.balanced(), weighted(…) or stratified(), stoker.lengths.bucketed(…) or packed(…)"
-    yield "sampling", is_sampling, f"wanted {ways}, got {sampling!r}"
+    ways = (
+        "stoker.sampling.balanced(), weighted(…), stratified() or in_order(), stoker.lengths.bucketed(…) or packed(…)"
+    )
+    own = "An order of your own is that of the data, such as a torch.utils.data.Subset of them, under in_order()"
+    got = f"{sampling!r}" if isinstance(sampling, str | int) else f"a {type(sampling).__name__}"
+    yield "sampling", is_sampling, f"wanted {ways}, got {got}. {own}"
     is_stacked = not isinstance(sampling, Packed) or job.fields.collate is None
     yield (
         "fields",

@@ -11,8 +11,9 @@ import hashlib
 import mmap
 import struct
 import time
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -170,13 +171,15 @@ class ArraySamples(Samples):
 class ItemSamples(Samples):
     """A map-style dataset: items fetched one by one and collated.
 
-    Before item `i` is fetched, Python's, NumPy's and PyTorch's generators are seeded from (seed, epoch, i).
+    Before item `i` is fetched, Python's, NumPy's and PyTorch's generators are seeded from (seed, epoch, i), and the
+    dataset's `set_epoch(epoch)` is called where it has one and was last read in another epoch.
     """
 
     is_in_memory = False
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, seed: int) -> None:
         self.dataset = dataset
+        self._with_epochs = tuple(_with_epochs(dataset))
         self.name = type(dataset).__name__
         self._collate = collate or torch.utils.data.default_collate
         self._seed = seed
@@ -207,6 +210,8 @@ class ItemSamples(Samples):
         """Item `index`, its random draws keyed by the epoch and `draw`."""
 
         def read() -> Any:
+            for dataset in self._with_epochs:
+                _enter(dataset, epoch)
             seed_generators(key_of(RandomStream.ITEM, self._seed, epoch, draw))
             return self.read(index)
 
@@ -258,6 +263,29 @@ class ItemSamples(Samples):
     def prepare(self, content: Content) -> Content:
         """Nothing: items come prepared."""
         return content
+
+
+def _with_epochs(dataset: Any) -> Iterator[Any]:
+    """The dataset, or those within PyTorch's wrappers of it, that have `set_epoch`."""
+    if callable(getattr(dataset, "set_epoch", None)):
+        yield dataset
+    elif isinstance(dataset, torch.utils.data.Subset):
+        yield from _with_epochs(dataset.dataset)
+    elif isinstance(dataset, torch.utils.data.ConcatDataset):
+        for part in dataset.datasets:
+            yield from _with_epochs(part)
+
+
+_EPOCHS: dict[int, tuple[weakref.ref[Any], int]] = {}
+"""The epoch last set of a dataset, by its id: `data` and `valid` may be parts of one dataset."""
+
+
+def _enter(dataset: Any, epoch: int) -> None:
+    """Set the epoch of the items that are read next, unless it is set."""
+    known, last = _EPOCHS.get(id(dataset), (lambda: None, None))
+    if known() is not dataset or last != epoch:
+        dataset.set_epoch(epoch)
+        _EPOCHS[id(dataset)] = (weakref.ref(dataset), epoch)
 
 
 class RearrangedSamples(Samples):

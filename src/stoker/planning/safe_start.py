@@ -31,7 +31,7 @@ from stoker.planning.resolved_job import ResolvedJob, users_code
 from stoker.profiling.ceilings import computing_threads
 from stoker.profiling.job_profile import fetch_seconds, job_profile
 from stoker.records import Candidate, Coupling, Decision, Estimate, Forecast, Measurement, Plan, Profile
-from stoker.stepping.coupling import require_usable, unprobed
+from stoker.stepping.coupling import at_first
 from stoker.stepping.model import bytes_of
 from stoker.stepping.step import Step
 from stoker.units import format_count, format_seconds
@@ -86,8 +86,7 @@ def safe_start(
         return None
     started, job, data = time.perf_counter(), prepared.job, prepared.data
     with users_code("the model or the loss", prepared.entry):
-        notices = require_usable(job, data.train)
-        coupling = dataclasses.replace(unprobed(job), notices=notices)
+        coupling = at_first(job, data.train)
         profile = job_profile(job, data, coupling, prepared.model, device_kind=place.device.kind)
         if not profile.has_one_shape:
             return None

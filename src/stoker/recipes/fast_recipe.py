@@ -13,7 +13,6 @@ for the rest, with batches of 2,000; here they were chosen on 6,000 held-out tra
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from stoker.loading import transforms
 from stoker.loading.datasets import datasets_of
 from stoker.loading.transforms import for_evaluation
 from stoker.stepping.model import meta_model
+from stoker.stepping.model_copies import copied
 from stoker.zoo.airbench import Whitening, whitening_filters
 
 _LEAST_PIXELS_TO_SHIFT = 16
@@ -116,7 +116,7 @@ class _WhitenedModel:
     """The training images [B, C, H, W], once a layer has needed them."""
 
     def __call__(self) -> nn.Module:
-        model = copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model()
+        model = copied(self.model) if isinstance(self.model, nn.Module) else self.model()
         layers = [part for part in model.modules() if isinstance(part, Whitening)]
         if not layers:
             raise BadJob(

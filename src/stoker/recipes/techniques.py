@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import EMA, AdamW, Job, Muon, Optimizer, schedules
+from stoker.stepping.model_copies import copied
 
 
 def one_cycle(job: Job, *, warmup: float = 0.25) -> Job:
@@ -119,4 +119,4 @@ class _Mirrored:
     model: nn.Module | Callable[[], nn.Module]
 
     def __call__(self) -> nn.Module:
-        return MirrorAveraged(copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model())
+        return MirrorAveraged(copied(self.model) if isinstance(self.model, nn.Module) else self.model())

@@ -35,7 +35,17 @@ from stoker.records import NOT_COMPARED, Coupling, CouplingKind
 from stoker.stepping.batch_norm import GroupedBatchNorm, batch_norms
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.foreign_models import require_aligned
-from stoker.stepping.probe import CouplingProbe, Value, Where, first_probe, fresh, gap, threads_restored, working_probe
+from stoker.stepping.probe import (
+    ROUNDING,
+    CouplingProbe,
+    Value,
+    Where,
+    first_probe,
+    fresh,
+    gap,
+    threads_restored,
+    working_probe,
+)
 from stoker.stepping.random_draws import RandomDraws
 
 _SHARE_OF_PROBE = 0.15
@@ -71,10 +81,23 @@ def require_usable(job: Job, samples: Samples) -> tuple[str, ...]:
     Raises:
         BadJob: one of them fails. An error of the model itself is passed on.
     """
+    return at_first(job, samples).notices
+
+
+def at_first(job: Job, samples: Samples) -> Coupling:
+    """The coupling to assume, with the probable mistakes of `require_usable` and what checkpoints will not hold.
+
+    Raises:
+        BadJob: as of `require_usable`.
+    """
     if _declared(job) is not None or _alone(job, samples) is not None:
-        return ()
+        return unprobed(job)
     with threads_restored():
-        return _require_usable(job, first_probe(job, samples), len(samples))
+        probe = first_probe(job, samples)
+        notices = _require_usable(job, probe, len(samples))
+        probe = replace(probe, tolerance=ROUNDING[probe.dtype])
+        unsaved = probe.repeated()[1].carried.unsaved if probe.may_hand_on() else ()
+    return replace(unprobed(job), notices=notices, unsaved=unsaved)
 
 
 def unprobed(job: Job) -> Coupling:
@@ -250,6 +273,8 @@ _ROUNDS_FOR_EACH = 2
 """Rounds of the probe for each comparison of parts, which costs as much as two rounds."""
 _MEDLEY = 4
 """Samples of a batch of contrasts, as a multiple of those of a round; for a slow model as many."""
+_FACTOR = 2.0**20
+"""Of a loss whose gradient is compared: a power of two, which rounds nothing, and large, so that any clipping shows."""
 _GRADIENT_ROUNDING = 10
 """Tolerance of gradients as a multiple of that of losses: they are sums over many more terms."""
 
@@ -302,6 +327,8 @@ def _compare_rounds(probe: CouplingProbe) -> Agreement:
     medleys = itertools.islice(probe.pool.medleys(size, cut, num_rows), rounds * most // size)
     batches = [(model, probe.pool.batch(quad.first, quad.second)) for model, quad in quads]
     batches += [(probe.model, probe.pool.batch(rows)) for rows in medleys]
+    if (problem := _nonlinear_backward(probe, *batches[0])) is not None:
+        return problem
     for model, batch in batches:
         agreement = _compare_cut(probe, model, batch, cut)
         if agreement.problem is not None:
@@ -390,6 +417,35 @@ def _compare_cut(probe: CouplingProbe, model: nn.Module, batch: Batch, cut: int)
         return Agreement(math.nan, "two parts leave another value in it than the whole does", _changed(hidden))
     finite = [difference for difference in (sums, memory, gradients, state) if math.isfinite(difference)]
     return Agreement(max(finite, default=0.0))
+
+
+def _nonlinear_backward(probe: CouplingProbe, model: nn.Module, batch: Batch) -> Agreement | None:
+    """The problem of a backward pass that is not proportional to the loss; None for one that is, as all of calculus.
+
+    A batch in one piece passes the gradient of its mean backward, micro-batches pass those of their sums: a gradient
+    that is clipped or normalised on the way is another one. Only hooks and functions of the user's own do that.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and getattr(parameter, "_post_accumulate_grad_hooks", None):
+            problem = f"{name} has a hook after accumulation, which each micro-batch would call"
+            return Agreement(math.nan, problem, f"the hook of {name}")
+    value, gradient = _gradient(probe, model, batch, 1.0)
+    if not math.isfinite(value.sum):
+        return None
+    _, scaled = _gradient(probe, model, batch, _FACTOR)
+    differences = _norm([g - s / _FACTOR for g, s in zip(gradient, scaled, strict=True)]) / max(_norm(gradient), 1e-12)
+    if not math.isfinite(differences) or differences <= _GRADIENT_ROUNDING * probe.tolerance:
+        return None
+    problem = (
+        f"the gradient of {_FACTOR:g} times the loss differs from {_FACTOR:g} gradients by {differences:.1e} of it"
+    )
+    return Agreement(
+        differences, problem, "the backward pass: a hook or function clips or normalises gradients within it"
+    )
+
+
+def _gradient(probe: CouplingProbe, model: nn.Module, batch: Batch, factor: float) -> tuple[Value, list[torch.Tensor]]:
+    return probe.gradient_of(probe.fresh(model), batch, 0, batch.size, factor=factor)
 
 
 def _changed(what: str) -> str:

@@ -54,6 +54,21 @@ _LEAST = 1e-6
 """Added to the norm that is divided by, as in `torch.nn.utils.clip_grad_norm_`."""
 
 
+def clip_with_sparse(parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
+    """As `torch.nn.utils.clip_grad_norm_`, which takes no sparse gradients; these are coalesced."""
+    values: list[torch.Tensor] = []
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()
+        if parameter.grad is not None:
+            values.append(parameter.grad.values() if parameter.grad.is_sparse else parameter.grad)
+    norm = nn.utils.get_total_norm(values)
+    factor = (max_norm / (norm + _LEAST)).clamp(max=1.0)
+    for value in values:
+        value.mul_(factor)
+    return norm
+
+
 def clip_to_global_norm(parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
     """Scale gradients to a global norm of at most `max_norm`, in place; returns the norm before.
 

@@ -131,6 +131,18 @@ class TrainingObjective:
         loss = self._measured("loss")
         return None if loss is None else loss.function
 
+    def left_out(self, content: Content) -> str | None:
+        """A notice of entries of a batch that neither the model nor the loss is given; None where all are used."""
+        loss = self._measured("loss")
+        if loss is None or loss.takes_model or self._own is not None or not (places := self.fields.left_out(content)):
+            return None
+        entries, are = (f"entry {places[0]}", "is") if len(places) == 1 else (f"entries {places}", "are")
+        return (
+            f"{entries} of the samples' {len(content)} {are} not used: of a tuple the first goes into the model, the "
+            f"last is the target. Name others, as by Fields(inputs=(0, {places[0]})); if this is meant, by "
+            "Fields(inputs=0)"
+        )
+
     def compile(self, of_model: Compilation) -> None:
         """Compile the loss from here on, if its arithmetic is PyTorch's or a named loss's; else it runs as it is.
 
@@ -391,7 +403,8 @@ class TrainingObjective:
         raise BadJob(
             f"{name} returned a {type(value).__name__}, wanted a float tensor or stoker.Loss(sum, count)"
             if not isinstance(value, torch.Tensor)
-            else f"{name} returned a {value.dtype} tensor, wanted floating point"
+            else f"{name} returned a {value.dtype} tensor, wanted floating point",
+            remedy="Return the loss alone: metrics=[…] shows further values." if isinstance(value, Mapping) else None,
         )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from stoker.loading.order import RandomStream, key_of, seed_generators
 from stoker.records import Plan
 from stoker.stepping.foreign_models import adopt_model, fresh_keras_names, is_foreign
 from stoker.stepping.frozen_parameters import freeze_for_good
+from stoker.stepping.model_copies import copied
 
 
 def build_model(job: Job) -> nn.Module:
@@ -29,7 +30,15 @@ def build_model(job: Job) -> nn.Module:
             weights or frozen parameters do not exist.
     """
     if isinstance(job.model, nn.Module):
-        model = copy.deepcopy(job.model)
+        try:
+            model = copied(job.model)
+        except Exception as error:
+            raise BadJob(
+                f"Job(model=…): what is trained is a copy of the given {type(job.model).__name__}, which cannot be "
+                f"made: {error}",
+                remedy="Give a function that makes the model (model=lambda: …), or remove from its attributes what "
+                "cannot be copied, such as results of a pass.",
+            ) from error
     else:
         with torch.random.fork_rng(devices=[]):
             seed_generators(key_of(RandomStream.INITIAL_WEIGHTS, job.seed))
@@ -147,10 +156,10 @@ def meta_model(job: Job) -> nn.Module:
 
 def on_meta(model: nn.Module) -> nn.Module:
     """A copy of a model on the meta device, which takes no memory."""
-    memo: dict[int, torch.Tensor] = {id(buffer): buffer.to("meta") for buffer in model.buffers()}
+    memo: dict[int, Any] = {id(buffer): buffer.to("meta") for buffer in model.buffers()}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
-    return copy.deepcopy(model, memo)
+    return copied(model, memo)
 
 
 def _made_on_meta(make: Callable[[], nn.Module]) -> nn.Module:

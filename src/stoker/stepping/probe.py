@@ -8,7 +8,6 @@ them, the initial ones with noise added. Batches are put together row by row fro
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 import math
 import time
@@ -31,6 +30,7 @@ from stoker.loading.sampling import targets_at_hand
 from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.losses import LossForm, TrainingObjective, counted_as_wrong, normalised_twice, require_scalar
 from stoker.stepping.model import build_model, default_dtype, in_dtype, is_double, num_parameters
+from stoker.stepping.model_copies import copied
 from stoker.stepping.python_state import is_shared, python_generators, python_state
 from stoker.stepping.random_draws import HAS_ENDS, RandomDraws
 
@@ -323,11 +323,14 @@ class CouplingProbe:
             total, count = self._loss(model, batch, start, stop, seed)
         return Value(float(total.detach()), count)
 
-    def gradient_of(self, model: nn.Module, batch: Batch, start: int, stop: int) -> tuple[Value, list[torch.Tensor]]:
-        """The loss of samples start..stop of `batch` and the gradient of its sum, by trainable parameter."""
+    def gradient_of(
+        self, model: nn.Module, batch: Batch, start: int, stop: int, *, factor: float = 1.0
+    ) -> tuple[Value, list[torch.Tensor]]:
+        """The loss of samples start..stop of `batch`, and the gradient of `factor` times its sum, by parameter."""
         total, count = self._loss(model, batch, start, stop, seed=0)
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        gradients = torch.autograd.grad(total, trainable, materialize_grads=True, allow_unused=True)
+        above = torch.full_like(total, factor)
+        gradients = torch.autograd.grad(total, trainable, above, materialize_grads=True, allow_unused=True)
         return Value(float(total.detach()), count), [gradient.detach() for gradient in gradients]
 
     def mixed_difference(self, model: nn.Module, quad: HalvesAndSubstitutes) -> float:
@@ -366,10 +369,11 @@ class CouplingProbe:
         first = value if self.first is None else self.first
         is_same = not gap(first, value, first) > self.tolerance
         after = python_state(copy_, loss)
+        buffers = self._unsaved_buffers(model, copy_, batch, value)
         if not (changed := after.changed_since(before)):
-            buffers = zip(copy_.buffers(), model.buffers(), strict=True)
-            is_traceless = copy_ is not model and all(torch.equal(now, initial) for now, initial in buffers)
-            return is_same, replace(self, leaves_no_trace=is_traceless)
+            pairs = zip(copy_.buffers(), model.buffers(), strict=True)
+            is_traceless = copy_ is not model and all(torch.equal(now, initial) for now, initial in pairs)
+            return is_same, replace(self, leaves_no_trace=is_traceless, carried=CarriedPythonState(unsaved=buffers))
         twin = fresh(model)
         self.value_of(twin, batch, 0, batch.size)
         at_twin = python_state(twin, loss)
@@ -385,7 +389,34 @@ class CouplingProbe:
         carried = each_time | (steady if is_moving else steady & again.changed_since(after))
         texts = {place: after.in_words(place) for place in sorted(carried)}
         unsaved = tuple(text for place, text in texts.items() if not after.is_plain(place))
-        return is_same, replace(self, carried=CarriedPythonState(texts, unsaved))
+        return is_same, replace(self, carried=CarriedPythonState(texts, (*unsaved, *buffers)))
+
+    def _unsaved_buffers(self, model: nn.Module, passed: nn.Module, batch: Batch, value: Value) -> tuple[str, ...]:
+        """The buffers without a place in `state_dict()` that a pass hands to the next, as text.
+
+        `passed` is `model` after a pass of `batch`, whose loss is `value`. A table that is filled once, such as that of
+        a rotary embedding, does not change again and moves no loss.
+        """
+        kept, now = set(model.state_dict(keep_vars=True)), dict(passed.named_buffers())
+        initial = {name: buffer for name, buffer in model.named_buffers() if name not in kept}
+        changed = [name for name, buffer in initial.items() if name in now and not _is_equal(now[name], buffer)]
+        if passed is model or not changed:
+            return ()
+
+        def is_handed_on(name: str) -> bool:
+            twin, (path, _, own) = fresh(model), name.rpartition(".")
+            setattr(twin.get_submodule(path), own, now[name].detach().clone())
+            is_moving = gap(value, self.value_of(twin, batch, 0, batch.size), value) > self.tolerance
+            return is_moving or not _is_equal(twin.get_buffer(name), now[name])
+
+        kind = type(model).__name__
+        return tuple(f"the buffer {name!r} of {kind} (persistent=False)" for name in changed if is_handed_on(name))
+
+    def may_hand_on(self) -> bool:
+        """Whether the model has tensors that no checkpoint holds, which a pass may hand to the next."""
+        kept = set(self.model.state_dict(keep_vars=True))
+        has_buffers = any(name not in kept for name, _ in self.model.named_buffers())
+        return has_buffers or python_state(self.model, self.objective.loss_object).has_tensors
 
     def hidden_difference(self, one: nn.Module, other: nn.Module) -> str | None:
         """The first carried Python state that differs between two models, or is outside them, as text."""
@@ -597,7 +628,7 @@ def _with_graph(probe: CouplingProbe) -> tuple[CouplingProbe, Value]:
     batch = probe.pool.batch(quad.first, quad.second)
     total, count = with_graph.loss_with_graph(watched, batch)
     handle.remove()
-    notices: list[str | None] = []
+    notices: list[str | None] = [probe.objective.left_out(batch.cut(0, batch.size))]
     if outputs:
         target = probe.job.fields.target_of(batch.cut(0, batch.size))
         notices.append(normalised_twice(probe.job.objective.loss, outputs[-1]))
@@ -608,6 +639,10 @@ def _with_graph(probe: CouplingProbe) -> tuple[CouplingProbe, Value]:
         again = _not_the_models(with_graph.loss_with_graph(watched, batch)[0], watched)
         notices.append(_untrained(watched, [leaf for place, leaf in strange.items() if again.get(place) is leaf]))
     return replace(with_graph, notices=tuple(filter(None, notices))), Value(float(total.detach()), count)
+
+
+def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype is other.dtype and torch.equal(one, other)
 
 
 _MOST_STRANGE = 10_000
@@ -646,9 +681,9 @@ def _untrained(model: nn.Module, leaves: list[torch.Tensor]) -> str | None:
 
 def fresh(model: nn.Module) -> nn.Module:
     """A copy that shares the parameters of `model` and nothing else; the model itself where it cannot be copied."""
-    shared = {id(parameter): parameter for parameter in model.parameters()}
+    shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     with contextlib.suppress(Exception):  # a generator, a lock or a result of a pass among the model's attributes
-        return copy.deepcopy(model, shared)
+        return copied(model, shared)
     return model
 
 
@@ -657,13 +692,13 @@ def _probe(job: Job, samples: Samples, model: nn.Module, dtype: torch.dtype, siz
     pool = probe_samples(job, samples, dtype)
     _take_threads(model, pool)
 
-    def copied() -> nn.Module:
+    def another() -> nn.Module:
         try:
-            return copy.deepcopy(model)
+            return copied(model)
         except Exception:  # noqa: BLE001 - as in `fresh`
             return build_model(job)
 
-    initial, noisy = (in_dtype(copied(), dtype) for _ in range(2))
+    initial, noisy = (in_dtype(another(), dtype) for _ in range(2))
     _add_noise(noisy, key_of(RandomStream.PROBE, job.seed))
     objective = TrainingObjective(job, dtype=dtype)
     return CouplingProbe(job, samples, objective, pool, (noisy, initial), dtype, sizes, _ROUNDS)

@@ -73,6 +73,11 @@ class PythonState:
             if value is not _OPAQUE and before.values.get(place, _OPAQUE) != value
         }
 
+    @property
+    def has_tensors(self) -> bool:
+        """Whether tensors or arrays are among them."""
+        return any(isinstance(value, _Tensor) for value in self.values.values())
+
     def is_plain(self, place: tuple[str, str]) -> bool:
         """Whether a checkpoint can hold the value there."""
         return _is_plain(self.values[place])

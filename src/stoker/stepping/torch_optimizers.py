@@ -134,7 +134,11 @@ def _made(job: Job, model: nn.Module, plan: Plan, trainable: dict[str, nn.Parame
         return _with_rates(own_optimizers(job, model))
     optimizer = job.optimizer(list(trainable.values()))
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise BadJob(f"Job(optimizer=…) made a {type(optimizer).__name__}, wanted a torch.optim.Optimizer")
+        raise BadJob(
+            f"Job(optimizer=…) made a {type(optimizer).__name__}, wanted a torch.optim.Optimizer",
+            remedy="Groups of one optimiser have rates of their own; several optimisers need an update of your own, "
+            "Job(step=…).",
+        )
     return _with_rates(optimizer)
 
 

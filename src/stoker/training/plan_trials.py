@@ -273,7 +273,9 @@ class PlanTrials:
         self._plans.learn(coupling)
         if coupling.unsaved:
             kept = " and ".join(coupling.unsaved)
-            message = f"checkpoints do not hold {kept}, from which the next pass goes on; keep it in a buffer"
+            message = (
+                f"checkpoints do not hold {kept}, from which the next pass goes on; keep it in a persistent buffer"
+            )
             self._telemetry.emit("warned", message=message)
 
     def _take_in(self, took_s: float, turn: Turn) -> None:

@@ -384,7 +384,9 @@ def _announce_start(session: TrainingSession, device: Device) -> None:
         telemetry.emit("warned", message=f"the run began elsewhere; it goes on exactly up to rounding ({changes})")
     if unsaved := session.loop.step.coupling.unsaved:
         level = f"none on resume: checkpoints do not hold {' and '.join(unsaved)}, from which the next pass goes on"
-        telemetry.emit("warned", message=f"{level}; keep it in a buffer (register_buffer)")
+        telemetry.emit(
+            "warned", message=f"{level}, nor do the weights of `run.model()`; keep it in a persistent buffer"
+        )
     for doubt in _doubts(session) if not session.position.updates else ():
         telemetry.emit("warned", message=doubt)
     spec, data = prepared.spec, prepared.data

@@ -110,7 +110,7 @@ def check_resume(subject: Subject, through_checkpoint: ThroughCheckpoint, timebo
         lost = " and ".join(subject.coupling.unsaved)
         return verdict(
             _QUESTION,
-            f"No: checkpoints do not hold {lost}, from which the next pass goes on: keep it in a buffer "
+            f"No: checkpoints do not hold {lost}, from which the next pass goes on: keep it in a persistent buffer "
             "(register_buffer).",
             f"{evidence}; tensors in attributes as the probe found them",
             None,

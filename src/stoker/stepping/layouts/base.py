@@ -23,7 +23,14 @@ from stoker.loading.batches import Pass
 from stoker.loading.fields import Content
 from stoker.records import Layout, Plan, Precision
 from stoker.records.profile import ModelParts
-from stoker.stepping.distributed_tensors import all_local, clip_to_global_norm, is_spread, local, norm_of
+from stoker.stepping.distributed_tensors import (
+    all_local,
+    clip_to_global_norm,
+    clip_with_sparse,
+    is_spread,
+    local,
+    norm_of,
+)
 from stoker.stepping.world import World, unmarked
 
 if TYPE_CHECKING:
@@ -167,6 +174,8 @@ class SingleProcess(Strategy):
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
         """As `Strategy.clip`."""
+        if any(parameter.grad is not None and parameter.grad.is_sparse for parameter in parameters):
+            return clip_with_sparse(parameters, max_norm)
         return nn.utils.clip_grad_norm_(parameters, max_norm)
 
 
