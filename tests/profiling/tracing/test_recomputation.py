@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from stoker.loading.datasets import datasets_of
 from stoker.profiling.tracing.recomputation import LOSS, UNCOMPILED, Call, kept_shares, region_of
-from tests.profiling.tracing.jobs import traced
+from stoker.profiling.tracing.update import trace_update
+from stoker.zoo import GPT, Llama
+from tests.profiling.tracing.jobs import SEPARABLE, make_job, settings, traced
 
 SIZE = 1000
 
@@ -152,7 +157,7 @@ def test_a_pool_keeps_a_byte_for_each_maximum() -> None:
 
 
 def test_uncompiled_code_keeps_what_it_reads_and_a_region_what_it_is_given() -> None:
-    """A head between the blocks and the loss is not compiled; its logits are kept for the loss, not their logarithms."""
+    """A head between the blocks and the loss is not compiled; the loss keeps logits, not their logarithms."""
     graph = Written()
     graph.run("mul", "x", "scaled", UNCOMPILED)
     graph.run("mm", "scaled weight", "logits", UNCOMPILED)
@@ -185,9 +190,69 @@ def test_storages_of_a_gpus_trace_have_their_shares_and_those_of_a_cpus_are_whol
     assert ("addmm", 0.0) not in kept
 
 
+def test_what_is_kept_in_the_stead_of_others_takes_the_room_of_something_as_large() -> None:
+    """Its share is that of other numbers of samples then: a mask that all samples share stays as it is."""
+    graph = Written()
+    graph.run("bmm", "x weight", "scores")
+    graph.run("eq", "weight2", "mask", mask=SIZE // 100)
+    graph.run("masked_fill", "scores mask", "masked")
+    graph.run("_softmax", "masked", "shares")
+    graph.run("_to_copy", "shares", "half", half=SIZE // 2)
+    graph.run("bmm", "half weight3", "y")
+    graph.gradient("bmm", "grad half")
+    graph.gradient("_softmax_backward_data", "grad shares")
+    graph.gradient("masked_fill", "grad mask")
+    assert graph.shares("half", "shares", "mask", outliving="x") == [1, 1, 0]
+
+
+class _Partitioned(Exception):
+    """Raised as soon as the partitioner has spoken: nothing is compiled."""
+
+
+def saved_by_inductor(block: nn.Module, *inputs: torch.Tensor) -> int:
+    """Bytes that inductor saves of a block under autocast for its backward pass, without what it is given."""
+    compile_fx: Any = pytest.importorskip("torch._inductor.compile_fx")  # takes seconds
+    found: list[int] = []
+    partition = compile_fx.min_cut_rematerialization_partition
+
+    def partition_and_stop(*args: Any, num_fwd_outputs: int, **named: Any) -> Any:
+        forward, _ = partition(*args, num_fwd_outputs=num_fwd_outputs, **named)
+        (output,) = (node for node in forward.graph.nodes if node.op == "output")
+        saved = [node for node in output.args[0][num_fwd_outputs:] if node.op != "placeholder"]
+        tensors = [node.meta["val"] for node in saved if isinstance(node.meta["val"], torch.Tensor)]
+        found.append(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+        raise _Partitioned
+
+    with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16):
+        patch.setattr(compile_fx, "min_cut_rematerialization_partition", partition_and_stop)
+        with pytest.raises(Exception, match="_Partitioned"):
+            torch.compile(block, dynamic=False, fullgraph=True)(*inputs)
+    return found[0]
+
+
+CONTEXT, WIDTH = 128, 128
+
+
 @pytest.mark.slow
-def test_as_pytorchs_own_partitioner_keeps() -> None:
-    """Bytes that inductor's partitioner saves of blocks of a GPT, a Llama and an encoder with dropout, within 3 %."""
-    pytest.importorskip("networkx")
-    for ours, theirs in itertools.starmap(compared, ()):
-        assert ours == pytest.approx(theirs, rel=0.03)
+@pytest.mark.parametrize("kind", ["gpt", "llama"])
+def test_as_much_is_kept_as_by_pytorchs_own_partitioner(kind: str) -> None:
+    """Of the second of three blocks, in bf16; within 1 %, for sums of products of attention differ by device."""
+    sizes = {"layers": 3, "width": WIDTH, "heads": 4, "context": CONTEXT, "vocab": 64}
+    model = GPT(**sizes) if kind == "gpt" else Llama(**sizes, kv_heads=2, hidden=3 * WIDTH)
+    tokens = torch.zeros(4, CONTEXT, dtype=torch.int64)
+    job = make_job(lambda: model, (tokens, tokens), loss="token_cross_entropy")
+    trace = trace_update(job, datasets_of(job), SEPARABLE, settings("cuda", precision="bf16", micro_batch=4))
+    kept = sum(
+        round(one.num_bytes * one.compiled_share)
+        for one in trace.storages
+        if one.category == "activation"
+        and trace.modules[trace.occurrences[one.born].module].startswith("blocks.1")
+        and trace.occurrences[one.born].phase == "forward"
+    )
+    given: list[Any] = []
+    with model.blocks[1].register_forward_pre_hook(lambda _, args: given.extend(args)), torch.no_grad():
+        model(tokens)
+    hidden, *others = given
+    saved = saved_by_inductor(model.blocks[1], hidden.requires_grad_(), *others)
+    result = hidden.numel() * hidden.element_size()  # kept as what the third block is given
+    assert kept == pytest.approx(saved + result, rel=0.01)

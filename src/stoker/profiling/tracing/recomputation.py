@@ -77,8 +77,10 @@ def kept_shares(calls: Sequence[Call], sizes: Sequence[int], outliving: Containe
                 room[storage] = max(room[storage], num_bytes)
     dropped = [storage for storage in sorted(read) if not room[storage]]
     for region, value, num_bytes in unplaced:
-        instead = next((one for one in dropped if one > value.storage and made_in[one] == region), None)
-        if instead is not None:
+        later = [one for one in dropped if one > value.storage and made_in[one] == region]
+        # One that is as large is as large for each number of samples.
+        instead = next((one for one in later if sizes[one] >= num_bytes), max(later, key=sizes.__getitem__, default=-1))
+        if instead >= 0:
             room[instead] += num_bytes
     return [room[storage] / size if storage in read else 1.0 for storage, size in enumerate(sizes)]
 
