@@ -93,6 +93,15 @@ def test_what_outlives_a_chain_is_written() -> None:
     assert left == pytest.approx((2 + 2) / 20)
 
 
+def test_what_is_computed_again_is_not_written() -> None:
+    """The norm's result would outlive the chain, but compiled code computes it from what is kept anyway."""
+    kept = _kept(NORMED, 2)
+    storages = list(kept.storages)
+    storages[2] = dataclasses.replace(storages[2], compiled_share=0.0)
+    (_, (left, _), *_) = kernel_shares(dataclasses.replace(kept, storages=tuple(storages)), EACH_S, by_bytes)
+    assert left == pytest.approx(2 / 20)
+
+
 def test_what_was_widened_is_kept_in_half_precision() -> None:
     """Two bytes for each element, or none where the original is kept anyway; a kept gradient is written whole."""
     kept = _kept(NORMED, 1)

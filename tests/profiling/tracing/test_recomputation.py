@@ -177,7 +177,7 @@ def test_regions_are_modules_with_what_is_inside() -> None:
 
 
 def test_storages_of_a_gpus_trace_have_their_shares_and_those_of_a_cpus_are_whole() -> None:
-    """Of a GPT's blocks all that products read is kept; of its loss the logarithms are not."""
+    """Of a GPT's blocks all that products read is kept; in place of the loss's logarithms the logits in bf16 are."""
     assert all(one.compiled_share == 1 for one in traced("gpt").storages)
     trace = traced("gpt", "cuda", precision="bf16")
     kept = {
@@ -185,9 +185,8 @@ def test_storages_of_a_gpus_trace_have_their_shares_and_those_of_a_cpus_are_whol
         for one in trace.storages
         if one.category == "activation"
     }
-    assert ("_log_softmax", 0.0) in kept
-    assert ("mm", 0.0) not in kept
-    assert ("addmm", 0.0) not in kept
+    assert ("_log_softmax", 0.5) in kept
+    assert {("addmm", 1.0), ("_to_copy", 1.0)} <= kept  # weights in bf16 among the latter
 
 
 def test_what_is_kept_in_the_stead_of_others_takes_the_room_of_something_as_large() -> None:

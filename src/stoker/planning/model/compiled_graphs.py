@@ -212,7 +212,8 @@ def _bytes_across(trace: Trace, chain: Sequence[int], births: dict[int, list[int
             continue
         entering.note(operation)
         if name not in _OF_LOGITS or _LOSS not in names:
-            kept = [trace.storages[storage] for storage in births.get(index, ()) if _outlives(trace, storage, end)]
+            made = [trace.storages[storage] for storage in births.get(index, ()) if _outlives(trace, storage, end)]
+            kept = [one for one in made if one.compiled_share]  # the others are computed again
             size = sum(one.num_bytes for one in kept)
             if _widens(operation) and all(one.category != "gradient" for one in kept):
                 # What is kept is the original, if it is not kept anyway.
