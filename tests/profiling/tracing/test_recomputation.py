@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from stoker.loading.datasets import datasets_of
+from stoker.planning.model.compiled_graphs import compiled_storages
 from stoker.profiling.tracing.recomputation import LOSS, UNCOMPILED, Call, kept_shares, region_of
 from stoker.profiling.tracing.update import trace_update
 from stoker.zoo import GPT, Llama
@@ -237,13 +238,16 @@ CONTEXT, WIDTH = 128, 128
 def test_as_much_is_kept_as_by_pytorchs_own_partitioner(kind: str) -> None:
     """Of the second of three blocks, in bf16; within 1 %, for sums of products of attention differ by device."""
     sizes = {"layers": 3, "width": WIDTH, "heads": 4, "context": CONTEXT, "vocab": 64}
-    model = GPT(**sizes) if kind == "gpt" else Llama(**sizes, kv_heads=2, hidden=3 * WIDTH)
-    tokens = torch.zeros(4, CONTEXT, dtype=torch.int64)
-    job = make_job(lambda: model, (tokens, tokens), loss="token_cross_entropy")
+
+    def made() -> nn.Module:
+        return GPT(**sizes) if kind == "gpt" else Llama(**sizes, kv_heads=2, hidden=3 * WIDTH)
+
+    model, tokens = made(), torch.zeros(4, CONTEXT, dtype=torch.int64)
+    job = make_job(made, (tokens, tokens), loss="token_cross_entropy")
     trace = trace_update(job, datasets_of(job), SEPARABLE, settings("cuda", precision="bf16", micro_batch=4))
     kept = sum(
-        round(one.num_bytes * one.compiled_share)
-        for one in trace.storages
+        one.num_bytes
+        for one in compiled_storages(trace).storages
         if one.category == "activation"
         and trace.modules[trace.occurrences[one.born].module].startswith("blocks.1")
         and trace.occurrences[one.born].phase == "forward"
