@@ -93,6 +93,15 @@ def test_what_outlives_a_chain_is_written() -> None:
     assert left == pytest.approx((2 + 2) / 20)
 
 
+def test_what_is_computed_again_is_not_written() -> None:
+    """The norm's result would outlive the chain, but compiled code computes it from what is kept anyway."""
+    kept = _kept(NORMED, 2)
+    storages = list(kept.storages)
+    storages[2] = dataclasses.replace(storages[2], compiled_share=0.0)
+    (_, (left, _), *_) = kernel_shares(dataclasses.replace(kept, storages=tuple(storages)), EACH_S, by_bytes)
+    assert left == pytest.approx(2 / 20)
+
+
 def test_what_was_widened_is_kept_in_half_precision() -> None:
     """Two bytes for each element, or none where the original is kept anyway; a kept gradient is written whole."""
     kept = _kept(NORMED, 1)
@@ -110,28 +119,21 @@ def _kept(trace: Trace, number: int, died: int = 5) -> Trace:
     return dataclasses.replace(trace, storages=tuple(storages))
 
 
-def test_gated_activations_are_computed_again_from_the_products_that_are_kept() -> None:
-    """Both factors live until the backward pass, so that neither SiLU nor the product does."""
-    gated = trace_of(
+def test_what_compiled_code_computes_again_takes_no_memory() -> None:
+    """Nor does what stays within a kernel; what is kept in the stead of another storage takes its share of that one."""
+    traced = trace_of(
         (PRODUCT, BF16, "activation", 5),
-        (PRODUCT, BF16, "activation", 5),
-        (SILU, BF16, "activation", 5),
-        (GATED, BF16, "activation", 5),
+        (TO_FULL, FP32, "activation", 5),
+        (NORM, FP32, "temporary", 3),
+        (TO_BF16, BF16, "activation", 5),
         (PRODUCT, BF16, "temporary", 5),
     )
-    assert [one.num_bytes for one in compiled_storages(gated).storages] == [BF16, BF16, 0, 0, BF16]
-
-
-def test_a_chain_keeps_what_its_inputs_would_have_taken() -> None:
-    """The product itself is not kept: as many bytes of what is made from it are, and casts are not made at all."""
-    lost = dataclasses.replace(
-        NORMED,
-        storages=tuple(
-            dataclasses.replace(one, category="temporary", died=1) if index == 0 else one
-            for index, one in enumerate(NORMED.storages)
-        ),
+    shares = (1.0, 0.5, 1.0, 0.0, 1.0)
+    storages = tuple(
+        dataclasses.replace(one, compiled_share=share) for one, share in zip(traced.storages, shares, strict=True)
     )
-    assert [one.num_bytes for one in compiled_storages(lost).storages] == [BF16, 0, 0, BF16, BF16]
+    compiled = compiled_storages(dataclasses.replace(traced, storages=storages))
+    assert [one.num_bytes for one in compiled.storages] == [BF16, FP32 // 2, 0, 0, BF16]
 
 
 def backward_of(*made: tuple[Operation, int, str, int | None]) -> Trace:

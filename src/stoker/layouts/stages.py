@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from stoker.layouts.base import DividedUpdate, LayoutAxis, Traffic
 from stoker.layouts.rules import JobTraits
 from stoker.layouts.trace_division import bytes_of, in_rows, with_operations
-from stoker.records import Layout, Profile, Storage, Trace
+from stoker.records import Layout, Profile, Trace
 from stoker.records.profile import ModelParts
 
 _WAITING = 0.2
@@ -210,9 +210,7 @@ def of_blocks(trace: Trace, parts: ModelParts, cuts: Sequence[int], place: int, 
         died, born = storage.died, new_index[storage.born] if storage.born >= 0 else storage.born
         if died is not None:
             died = max(0, born, new_index[min(died, len(new_index) - 1)])
-        storages.append(
-            Storage(num_bytes=storage.num_bytes, category=storage.category, born=born, died=died, block=storage.block)
-        )
+        storages.append(dataclasses.replace(storage, born=born, died=died))
     events = [
         (1 if event > 0 else -1) * (renumbered[abs(event) - 1] + 1)
         for event in trace.events

@@ -70,11 +70,7 @@ def with_operations(trace: Trace, change: Callable[[Occurrence, Operation], Oper
 
 def resized(storage: Storage, num_bytes: int) -> Storage:
     """The storage with another size [bytes]."""
-    if num_bytes == storage.num_bytes:
-        return storage
-    return Storage(
-        num_bytes=num_bytes, category=storage.category, born=storage.born, died=storage.died, block=storage.block
-    )
+    return storage if num_bytes == storage.num_bytes else dataclasses.replace(storage, num_bytes=num_bytes)
 
 
 def with_output_shares(trace: Trace, shares: Sequence[float]) -> tuple[Storage, ...]:

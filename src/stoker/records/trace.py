@@ -89,7 +89,8 @@ class Storage:
 
     `born` is the index of the occurrence that allocates it (-1: before the update), `died` of the one after which it is
     freed (None: it outlives the update). `num_bytes` is what PyTorch asks the allocator for. `block` is the repeated
-    block it belongs to (None: outside of them).
+    block it belongs to (None: outside of them). `compiled_share` is the share of its bytes that compiled code holds in
+    its place: 0 for what is computed again in the backward pass.
     """
 
     num_bytes: int
@@ -97,6 +98,7 @@ class Storage:
     born: int
     died: int | None
     block: int | None = None
+    compiled_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

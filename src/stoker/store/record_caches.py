@@ -190,7 +190,7 @@ class RecordLog(Generic[R]):
         return tuple(reversed(records))
 
 
-_LAYOUT = 1
+_LAYOUT = 2
 
 
 def packed_trace(trace: Trace) -> bytes:
@@ -204,7 +204,7 @@ def packed_trace(trace: Trace) -> bytes:
         "phases": [o.phase for o in trace.occurrences],
         "occurrences": _columns([(o.operation, o.part, o.module, o.source) for o in trace.occurrences], 4),
         "categories": [s.category for s in trace.storages],
-        "storages": _columns([(s.num_bytes, s.born, s.died, s.block) for s in trace.storages], 4),
+        "storages": _columns([(s.num_bytes, s.born, s.died, s.block, s.compiled_share) for s in trace.storages], 5),
         "events": trace.events,
         "modules": trace.modules,
         "sources": trace.sources,
@@ -245,8 +245,10 @@ def _trace(content: JSON) -> Trace:
             for phase, operation, part, module, source in occurrences
         ),
         storages=tuple(
-            Storage(num_bytes=num_bytes, category=category, born=born, died=died, block=block)
-            for category, num_bytes, born, died, block in storages
+            Storage(
+                num_bytes=num_bytes, category=category, born=born, died=died, block=block, compiled_share=compiled_share
+            )
+            for category, num_bytes, born, died, block, compiled_share in storages
         ),
         events=tuple(content["events"]),
         modules=tuple(content["modules"]),

@@ -17,6 +17,7 @@ Compilation", ASPLOS 2024, section 4.4 (fusion of pointwise and reduction nodes)
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
@@ -211,7 +212,8 @@ def _bytes_across(trace: Trace, chain: Sequence[int], births: dict[int, list[int
             continue
         entering.note(operation)
         if name not in _OF_LOGITS or _LOSS not in names:
-            kept = [trace.storages[storage] for storage in births.get(index, ()) if _outlives(trace, storage, end)]
+            made = [trace.storages[storage] for storage in births.get(index, ()) if _outlives(trace, storage, end)]
+            kept = [one for one in made if one.compiled_share]  # the others are computed again
             size = sum(one.num_bytes for one in kept)
             if _widens(operation) and all(one.category != "gradient" for one in kept):
                 # What is kept is the original, if it is not kept anyway.
@@ -297,34 +299,17 @@ class _Entering:
 def compiled_storages(trace: Trace) -> Trace:
     """The trace of a GPU with the storages that compiled code makes: what stays within a kernel takes no memory.
 
-    Results that live until the backward pass are computed there again from the inputs of their chain, where these live
-    until then anyway; else as many bytes of them are kept as the inputs would have taken.
-    Source: the min-cut partitioner of `torch._functorch.partitioners`, which recomputes what is fused, not reductions
-    and products; this rule by chains is ours.
+    What the backward pass reads takes its `compiled_share`, which the tracer knows.
     """
     made = _births(trace)
-    sizes = [storage.num_bytes for storage in trace.storages]
-    ends = [len(trace.occurrences) if one.died is None else one.died for one in trace.storages]
-    before = 0
+    sizes = [math.ceil(storage.num_bytes * storage.compiled_share) for storage in trace.storages]
     for chain in _chains(trace, _CHAINED | _OVER_ROWS):
-        first, last = chain[0], chain[-1]
-        # What other operations since the chain before made, and did not keep: the chain's inputs.
-        given = sum(
-            sizes[index]
-            for place in range(before, first)
-            for index in made.get(place, ())
-            if trace.storages[index].category == "temporary" and ends[index] >= first
-        )
-        room, before = given, last + 1
         for index in (index for place in chain for index in made.get(place, ())):
             storage = trace.storages[index]
             made_by = trace.operations[trace.occurrences[storage.born].operation]
-            is_within = ends[index] <= last and storage.category == "temporary"
+            is_within = not _outlives(trace, index, chain[-1]) and storage.category == "temporary"
             if is_within or made_by.attribute("is_again") is True:
                 sizes[index] = 0
-            elif storage.category == "activation":
-                sizes[index] = min(sizes[index], room)
-                room -= sizes[index]
     storages = tuple(
         one if one.num_bytes == size else dataclasses.replace(one, num_bytes=size)
         for one, size in zip(trace.storages, sizes, strict=True)

@@ -111,6 +111,7 @@ class Derivation:
                 born=one.born,
                 died=one.died,
                 block=one.block,
+                compiled_share=large.storages[index].compiled_share,
             )
         return dataclasses.replace(
             small,
@@ -351,6 +352,7 @@ class _Expansion:
             born=born,
             died=self._deaths.get(index),
             block=block,
+            compiled_share=storage.compiled_share,
         )
 
     def _free(self, item: TraceItem, run: BlockRun, sweep: int, copy: int, offset: int) -> None:

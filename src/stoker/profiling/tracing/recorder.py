@@ -31,6 +31,7 @@ from stoker.profiling.tracing.operations import (
     tensors_in,
     written_arguments,
 )
+from stoker.profiling.tracing.recomputation import LOSS, Call, region_of
 from stoker.profiling.tracing.routing import Routing
 from stoker.profiling.tracing.storages import Life, Recording, Storages, TensorUse
 from stoker.profiling.tracing.target_kernels import completed, stand_in
@@ -71,11 +72,15 @@ class Recorder(TorchDispatchMode):
         self._place_of_name: dict[str, int] = {"": 0}
         self._module_places: dict[int, int] = {}
         self._stack: list[int] = []
-        self._forward_nodes: dict[int, tuple[int, int]] = {}
+        self._forward_nodes: dict[int, tuple[int, int, str]] = {}
+        self.regions: tuple[str, ...] = ("",)
+        """Dotted names of the modules that a compiled plan compiles; '' is the model."""
+        self._region_of_module: dict[int, str] = {}
         self._known: dict[Any, int] = {}
         self._by_record: dict[str, int] = {}
         self._owners: list[tuple[nn.Parameter, str]] = []
         self._additions, self._neighbours, self._casts = Additions(), Neighbours(), Casts()
+        self._last_region = LOSS
         self._was_in_backward = False
         self._depth_of_backward = 0
         self.last_failure: tuple[str, str] | None = None
@@ -181,6 +186,8 @@ class Recorder(TorchDispatchMode):
             return
         operation = self._operation(recording, func, args, kwargs, out)
         self._neighbours.note(recording.operations[operation], args, kwargs, outputs)
+        inputs = [*tensors_in((args, kwargs.values()))]
+        read = self.storages.numbers(inputs)
         in_backward = is_in_backward()
         if in_backward and not self._was_in_backward:
             self._was_in_backward = True
@@ -188,7 +195,7 @@ class Recorder(TorchDispatchMode):
             recording.backward_starts.append(len(recording.occurrences))
         elif not in_backward and self._was_in_backward:
             self._leave_backward()
-        module, source, node = self._place(in_backward=in_backward)
+        module, source, node, region, is_gradient = self._place(in_backward=in_backward)
         takes_list = bool(args) and isinstance(args[0], list | tuple)
         if module:
             owners = [self.modules[module]] * len(outputs)
@@ -204,8 +211,10 @@ class Recorder(TorchDispatchMode):
                 self._mark_all(func, life)
                 if life is not None:
                     life.owner = owner
-        inputs = [*tensors_in((args, kwargs.values()))]
         written = outputs or written_arguments(func, args, kwargs)
+        if self.device.type == "cuda":
+            name, writes = func.overloadpacket.__name__, self.storages.numbers(written)
+            recording.calls.append(Call(name, read, writes, region, is_gradient))
         recording.uses.append(
             TensorUse(
                 inputs=tuple(map(self.storages.owner, inputs)),
@@ -248,17 +257,30 @@ class Recorder(TorchDispatchMode):
             return False
         return self._casts.is_again(args[0], out, self.storages.life_of(args[0]), in_backward=is_in_backward())
 
-    def _place(self, *, in_backward: bool) -> tuple[int, int, int]:
-        """Module, line and node of the running operation; in a backward pass those of its forward operation."""
+    def _place(self, *, in_backward: bool) -> tuple[int, int, int, str, bool]:
+        """Module, line, node and region of the running operation, and whether it belongs to a gradient.
+
+        In a backward pass they are those of its forward operation.
+        """
         depth = len(self._stack) - (self._depth_of_backward if in_backward else 0)
         if not in_backward or depth > 0:
             module, source = self._stack[-1] if self._stack else 0, self.lines.here()
             node = next_sequence_number() - 1
-            self._forward_nodes.setdefault(node, (module, source))
-            return module, source, node
+            region = self._region()
+            self._forward_nodes.setdefault(node, (module, source, region))
+            return module, source, node, region, False
         node = sequence_number_of_node()
-        module, source = self._forward_nodes.get(node) or (0, self.lines.here())
-        return module, source, node
+        # The gradient of a view, which is not recorded, is of the region that the engine is in.
+        module, source, self._last_region = self._forward_nodes.get(node) or (0, self.lines.here(), self._last_region)
+        return module, source, node, self._last_region, True
+
+    def _region(self) -> str:
+        if not self._stack:
+            return LOSS
+        place = self._stack[-1]
+        if place not in self._region_of_module:
+            self._region_of_module[place] = region_of(self.modules[place], self.regions)
+        return self._region_of_module[place]
 
     def _leave_backward(self) -> None:
         self._was_in_backward = False

@@ -15,7 +15,7 @@ import logging
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from stoker.loading.fields import map_tensors
 from stoker.profiling.tracing.fake_device import MixedDevices, pretending
 from stoker.profiling.tracing.fakes import NO_HINTS, FakeAnswers, Fakes, Hints
 from stoker.profiling.tracing.operations import SourceLines, is_users_code, tensors_in
+from stoker.profiling.tracing.recomputation import kept_shares
 from stoker.profiling.tracing.recorder import Recorder
 from stoker.profiling.tracing.routing import GROUPED
 from stoker.profiling.tracing.storages import Recording
@@ -170,14 +171,19 @@ def _trace(recording: Recording, settings: TraceSettings, session: TracingSessio
         dataclasses.replace(occurrence, phase=phase, part=min(bisect.bisect_right(starts, index), last_part))
         for index, (occurrence, phase) in enumerate(zip(recording.occurrences, phases, strict=True))
     )
+    categories = [
+        life.category or _category(life.born, life.died, phases, recording.backward_starts) for life in recording.lives
+    ]
+    shares = _compiled_shares(recording, phases, categories)
     storages = tuple(
         Storage(
             num_bytes=life.num_bytes,
-            category=life.category or _category(life.born, life.died, phases, recording.backward_starts),
+            category=category,
             born=life.born,
             died=life.died,
+            compiled_share=share,
         )
-        for life in recording.lives
+        for life, category, share in zip(recording.lives, categories, shares, strict=True)
     )
     return Trace(
         settings=settings,
@@ -192,6 +198,15 @@ def _trace(recording: Recording, settings: TraceSettings, session: TracingSessio
         or any(operation.name in GROUPED for operation in recording.operations),
         took_s=took_s,
     )
+
+
+def _compiled_shares(recording: Recording, phases: Sequence[Phase], categories: Sequence[Category]) -> list[float]:
+    """Of each storage the share that compiled code keeps; 1 on a CPU."""
+    if not recording.calls:
+        return [1.0] * len(recording.lives)
+    outliving = {index for index, category in enumerate(categories) if category != "temporary"}
+    calls = [call for call, phase in zip(recording.calls, phases, strict=True) if phase != "optimizer"]
+    return kept_shares(calls, [life.num_bytes if life.born >= 0 else 0 for life in recording.lives], outliving)
 
 
 def _micro_batch_starts(recording: Recording) -> list[int]:

@@ -14,6 +14,7 @@ import torch
 
 from stoker.profiling.tracing.fake_device import Patches, storage_key
 from stoker.profiling.tracing.operations import tensors_in
+from stoker.profiling.tracing.recomputation import Call
 from stoker.records import Category, Occurrence, Operation, TensorShape, Trace, Widened
 from stoker.records.trace import NotPeriodic, sweeps_of
 
@@ -56,6 +57,8 @@ class Recording:
     """Number of occurrences before samples were made ready for each pass."""
     uses: list[TensorUse] = field(default_factory=list)
     """Owners of the tensors of each occurrence."""
+    calls: list[Call] = field(default_factory=list)
+    """What each occurrence reads and writes, on a GPU."""
     nodes: list[int] = field(default_factory=list)
     """Number of the autograd node that each occurrence makes or, in a backward pass, belongs to; -1 for none."""
     loops: list[TracedLoop] = field(default_factory=list)
@@ -111,6 +114,11 @@ class Storages:
     def life_of(self, tensor: torch.Tensor) -> Life | None:
         """The life of the tensor's storage, if it is known."""
         return self._live.get(storage_key(tensor.untyped_storage()))
+
+    def numbers(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
+        """Places in `Recording.lives` of the storages of tensors, without those of other devices."""
+        known = (self._numbers.get(storage_key(tensor.untyped_storage()), 0) for tensor in tensors)
+        return tuple(number - 1 for number in known if number)
 
     def owner(self, tensor: torch.Tensor) -> str:
         """Dotted name of the module that owns a tensor, on any device; empty if none."""

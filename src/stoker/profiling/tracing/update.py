@@ -27,6 +27,7 @@ from stoker.stepping.bf16_weights import Bf16Weights
 from stoker.stepping.frozen_parameters import with_all_unfrozen
 from stoker.stepping.model import build_model
 from stoker.stepping.step import Step
+from stoker.stepping.torch_compile import compiled_regions
 
 if TYPE_CHECKING:
     from stoker.profiling.tracing.repetition import RepeatedBlocks
@@ -131,6 +132,8 @@ def _fake_step(job: Job, coupling: Coupling, traced: TracingSession, shortening:
     else:
         with fakes.building():
             model = build_model(job)
+    regions = set(compiled_regions(model))
+    traced.recorder.regions = tuple(name for name, module in model.named_modules() if module in regions)
     if shortening is not None:  # first: what is left out needs no fakes on the device
         model = shortening.shorten(model)
         plan = replace(plan, checkpointed_blocks=shortening.checkpointed_blocks)
