@@ -214,9 +214,8 @@ def step_ms_of(result: dict[str, Any]) -> float:
 
 def _in_words(result: dict[str, Any]) -> str:
     step_ms, busy_ms = step_ms_of(result), 1e3 * result["busy_s"]
-    return (
-        f"{step_ms:8.2f} ms, busy {busy_ms:8.2f}, host {1e3 * result['host_s']:7.2f}, {result['peak_bytes'] / GIB:6.2f} GiB"
-    )
+    host_ms, peak_gib = 1e3 * result["host_s"], result["peak_bytes"] / GIB
+    return f"{step_ms:8.2f} ms, busy {busy_ms:8.2f}, host {host_ms:7.2f}, {peak_gib:6.2f} GiB"
 
 
 def write_cases(path: Path, rows: Sequence[dict[str, str]], results: dict[str, dict[str, Any]]) -> None:

@@ -14,7 +14,7 @@ from bench.forecast import measure_cases
 from bench.forecast.measure_cases import NO_DEVICE, UPDATES, main, step_ms_of, wait_for_others, write_cases
 from bench.forecast.published import GIB
 
-ROW = {"id": "gpt2", "group": "language models", "job": "job.py", "set": "{}", "on": "h100", "plan": "{}", "what": "step"}
+ROW = {"id": "gpt2", "group": "language models", "job": "job.py", "set": "{}", "on": "h100", "plan": "{}"}
 
 
 def measured(**changes: Any) -> dict[str, Any]:

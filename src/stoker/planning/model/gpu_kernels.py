@@ -360,9 +360,9 @@ _ROW_WAVE_S = {"9.0": 2.6e-6}
 H200 for rows of 96 to 768 numbers: 2.9 µs, on an H100, which is slower to bring the numbers, 1.6 to 2.2. An A100, at
 0.86 of its bandwidth, shows nothing of it (see this module)."""
 _WEIGHT_ROW_S, _LONG_WEIGHT_ROW_S, _MANY_ROWS, _WARP_COLUMNS = 3.3e-9, 0.45e-9, 65_536, 32
-"""Time for each row of the gradients of a norm's weights, which few blocks sum row by row, and where there are more than
-so many rows, and a warp for each two multiprocessors at least is left idle by the columns, more blocks [s]. Measured on
-an H100 and an H200 for rows of 96 to 2048 numbers. Source: `LaunchGammaBetaBackwardCUDAKernel` in PyTorch's
+"""Time for each row of the gradients of a norm's weights, which few blocks sum row by row [s]: one for each warp's width
+of columns. Of more than so many rows, where that leaves half of the multiprocessors idle, more blocks sum parts.
+Measured on an H100 and an H200 for rows of 96 to 2048 numbers. Source: `LaunchGammaBetaBackwardCUDAKernel` in PyTorch's
 layer_norm_kernel.cu."""
 
 OWN_BATCH_NORM = {"native_batch_norm": RowKernel(8, 0, 512), "native_batch_norm_backward": RowKernel(6.7, 0, 512)}
@@ -454,6 +454,7 @@ def stream_bytes(operation: Operation, hardware: Hardware) -> float:
 
 _STREAM_SHARES = {
     "_to_copy": 0.82,
+    "stack": 0.37,
     "max_pool2d_with_indices": 0.52,
     "max_pool2d_with_indices_backward": 0.45,
     "adaptive_max_pool2d": 0.04,
@@ -465,7 +466,8 @@ _STREAM_SHARES = {
     "_foreach_norm": 0.87,
 }
 """Share of the bandwidth of streams that some kernels reach. Measured on an H100: kernels of updates of a ResNet-9 in
-bf16 and channels-last, and of transformers."""
+bf16 and channels-last, and of transformers, which stack the gradients of queries, keys and values: these lie in another
+order than their shapes, for which PyTorch has a kernel that is slower along each dimension."""
 _CAT_ROWS_SHARE, _CAT_SHARE = 0.62, 0.37
 """The same where tensors are joined along the first dimension of the result, and along others."""
 _SCAN_SHARE = 0.07
@@ -474,9 +476,9 @@ _SCAN_SHARE = 0.07
 
 def stream_share(operation: Operation) -> float:
     """Share of the bandwidth of streams that an operation reaches [fraction]."""
-    dim = operation.attribute("dim", 0)  # the default of joins
+    dim = operation.attribute("dim", 0)  # the default of `cat`
     num_dims = len(operation.outputs[0].shape) if operation.outputs else 1
-    if operation.name in ("cat", "stack"):
+    if operation.name == "cat":
         return _CAT_ROWS_SHARE if dim in (0, -num_dims) else _CAT_SHARE
     if operation.name == "cumsum" and dim not in (-1, num_dims - 1):
         return _SCAN_SHARE
@@ -531,8 +533,8 @@ _OF_MANY_INSTRUCTIONS = frozenset(
 
 
 _WITH_WIDE_LOADS, _WIDE_SHARE = ("9.0", "10.0"), 0.6
-"""Compute capabilities for which PyTorch loads 16 bytes of 16-bit elements at once (8 of them, since 2.7), and the share
-of `_MANY_INSTRUCTIONS` that is left. Measured: GELU and SiLU on an H100 and an H200, at 3.0 TB/s on both. Source:
+"""Compute capabilities for which PyTorch loads 16 bytes of 16-bit elements at once (8 of them, since 2.7), and the
+share of `_MANY_INSTRUCTIONS` that is left. Measured: GELU and SiLU on an H100 and an H200, at 3.0 TB/s on both. Source:
 `launch_vectorized_kernel` in PyTorch's CUDALoops.cuh."""
 _INDEX_INSTRUCTIONS = 65
 """Integer instructions for each element of a kernel that computes addresses from indices. Measured: 2.2 to 3.4e11

@@ -475,9 +475,9 @@ _WORSE_UNSEEN = 1.5
 """Factor on the prior's deviation for a device model that was never measured."""
 
 _OF_COMPILED = 0.07
-"""More of it for compiled plans on a GPU, whose buffers inductor orders and reuses in its own way: root mean square of the
-errors of what the allocator held in 15 compiled steps on an H100 and an H200, of which allocated memory was within 5 %
-(`bench/results/gpu_case_peaks_2026-11-27.json`)."""
+"""More of it for compiled plans on a GPU, whose buffers inductor orders and reuses in its own way: root mean square of
+the errors of what the allocator held in 15 compiled steps on an H100 and an H200, of which allocated memory was within
+5 % (`bench/results/gpu_case_peaks_2026-11-27.json`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
