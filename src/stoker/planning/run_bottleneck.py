@@ -113,7 +113,7 @@ class _UpdateForecasts:
         return update_bounds(
             works[0],
             self._forecasts.update(plan),
-            operation_times(hardware, is_alone=plan.layout.world_size == 1),
+            operation_times(hardware),
             hardware,
             ceilings,
             without_recomputation=works[1],

@@ -360,10 +360,10 @@ _ROW_WAVE_S = {"9.0": 2.6e-6}
 H200 for rows of 96 to 768 numbers: 2.9 µs, on an H100, which is slower to bring the numbers, 1.6 to 2.2. An A100, at
 0.86 of its bandwidth, shows nothing of it (see this module)."""
 _WEIGHT_ROW_S, _LONG_WEIGHT_ROW_S, _MANY_ROWS, _WARP_COLUMNS = 3.3e-9, 0.45e-9, 65_536, 32
-"""Time for each row of the gradients of a norm's weights, which few blocks sum row by row [s]: one for each warp's width
-of columns. Of more than so many rows, where that leaves half of the multiprocessors idle, more blocks sum parts.
-Measured on an H100 and an H200 for rows of 96 to 2048 numbers. Source: `LaunchGammaBetaBackwardCUDAKernel` in PyTorch's
-layer_norm_kernel.cu."""
+"""Time for each row of the gradients of a norm's weights, which few blocks sum row by row: one for each warp's width of
+columns [s]. Of more than so many rows, where that leaves half of the multiprocessors idle, more blocks sum parts.
+Measured on an H100 and an H200 for rows of 96 to 2048 numbers. Source: `LaunchGammaBetaBackwardCUDAKernel` in
+PyTorch's layer_norm_kernel.cu."""
 
 OWN_BATCH_NORM = {"native_batch_norm": RowKernel(8, 0, 512), "native_batch_norm_backward": RowKernel(6.7, 0, 512)}
 """Batch norm in bf16, which cuDNN is not asked for, of channels-last tensors: PyTorch's kernel for the moments reads at
