@@ -3,10 +3,10 @@
     python -m bench.forecast.measure_cases CASES.csv --out FOLDER [--only REGEX] [--at-once 5] [--limit-s 240]
 
 A line of `CASES.csv` has the columns of `bench.forecast.published` but for what is measured. Each case is a process,
---at-once of them beside each other: models are made, and compiled, at the same time, and one at a time computes. In
+of which --at-once run at a time: models are made, and compiled, concurrently, and one process at a time computes. In
 `FOLDER`: `cases.csv`, with the lower quartile of 12 updates after 3 [ms] and the memory allocated at most [GiB], and
 `operations.json`, with the time on the GPU of each operation of one update, by the shapes of what it read, and of each
-kernel. Exit code 3 without a GPU.
+kernel. After `--limit-s` no case begins, and those that run are ended. Exit code 3 without a GPU.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import fcntl
 import itertools
 import json
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -49,7 +50,7 @@ _RANGES = ("## Call", "Optimizer.", "ProfilerStep")
 """What the names of ranges begin with, which span kernels."""
 
 
-def measured(case: dict[str, str], folder: Path, lock: Path, others: int) -> dict[str, Any]:
+def measured(case: dict[str, str], folder: Path, out: Path, num_compiled: int) -> dict[str, Any]:
     """Times of updates [s], peak memory [bytes], and the operations and kernels of one update, on this GPU."""
     settings = {name: str(value) for name, value in json.loads(case["set"]).items()}
     job, entry = load_job(folder / case["job"], settings)
@@ -71,10 +72,10 @@ def measured(case: dict[str, str], folder: Path, lock: Path, others: int) -> dic
             torch.cuda.empty_cache()
         first_s = time.perf_counter() - started
         if plan.compile:
-            wait_for_others(lock.with_name("compiled"), case["id"], others)
+            wait_for_others(_compiled(out), case["id"], num_compiled)
         with profiled():  # its first use takes seconds
             torch.zeros(1, device=step.device)
-        with alone(lock):
+        with alone(out / "lock"):
             for _ in range(WARM_UP):
                 update()
             torch.cuda.synchronize()
@@ -98,7 +99,7 @@ def measured(case: dict[str, str], folder: Path, lock: Path, others: int) -> dic
 
 
 def wait_for_others(folder: Path, name: str, count: int, patience_s: float = 100.0) -> None:
-    """Until so many are compiled: what one measures is not disturbed by the first update of another."""
+    """Return once so many are compiled, so that no first update of another disturbs what is measured."""
     folder.mkdir(exist_ok=True)
     (folder / name.replace("/", "-")).touch()
     ends = time.perf_counter() + patience_s
@@ -108,7 +109,7 @@ def wait_for_others(folder: Path, name: str, count: int, patience_s: float = 100
 
 @contextlib.contextmanager
 def alone(lock: Path) -> Iterator[None]:
-    """Nobody else computes on the GPU meanwhile."""
+    """Hold the lock under which one process at a time computes on the GPU."""
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -161,8 +162,8 @@ def in_a_process(case: dict[str, str], given: argparse.Namespace, ends: float) -
         return {"id": case["id"], "problem": "no time was left"}
     if answer.returncode:
         return {"id": case["id"], "problem": answer.stderr[-1500:]}
-    found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+    return result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -171,8 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("cases", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="folder of what is written")
     parser.add_argument("--only", default="", help="cases whose id this expression matches")
-    parser.add_argument("--at-once", type=int, default=5, help="processes beside each other")
-    parser.add_argument("--limit-s", type=float, default=1e9, help="begin no case after so many seconds")
+    parser.add_argument("--at-once", type=int, default=5, help="processes at a time")
+    parser.add_argument("--limit-s", type=float, default=1e9, help="end after so many seconds")
     parser.add_argument("--compiled-together", type=int, default=0, help="compile so many cases, then measure them")
     parser.add_argument("--one", help="measure this case here, and print it")
     given = parser.parse_args(arguments)
@@ -183,48 +184,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = list(csv.DictReader(file))
     if given.one:
         case = next(row for row in rows if row["id"] == given.one)
-        print(json.dumps(measured(case, given.cases.parent, given.out / "lock", given.compiled_together)))
+        print(json.dumps(measured(case, given.cases.parent, given.out, given.compiled_together)))
         return 0
+    chosen, results = [row for row in rows if re.search(given.only, row["id"])], dict[str, dict[str, Any]]()
+    if not chosen:
+        parser.error(f"--only {given.only!r} matches none of {', '.join(row['id'] for row in rows) or 'no cases'}")
     given.out.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(_compiled(given.out), ignore_errors=True)  # of an earlier run
     ends = time.perf_counter() + given.limit_s
-    chosen, found = [row for row in rows if re.search(given.only, row["id"])], dict[str, dict[str, Any]]()
     with ThreadPoolExecutor(given.at_once) as pool:
-        for one in pool.map(lambda case: in_a_process(case, given, ends), chosen):
-            found[one["id"]] = one
-            print(f"{one['id']:<40} {one.get('problem') or _in_words(one)}", flush=True)
-            document = {"machine": surroundings(), "cases": list(found.values())}
+        for result in pool.map(lambda case: in_a_process(case, given, ends), chosen):
+            results[result["id"]] = result
+            print(f"{result['id']:<40} {result.get('problem') or _in_words(result)}", flush=True)
+            document = {"machine": surroundings(), "cases": list(results.values())}
             (given.out / "operations.json").write_text(json.dumps(document), encoding="utf-8")
-    _write_cases(given.out / "cases.csv", chosen, found)
-    return int(any("problem" in one for one in found.values()))
+    write_cases(given.out / "cases.csv", chosen, results)
+    return int(any("problem" in result for result in results.values()))
 
 
-def step_ms_of(one: dict[str, Any]) -> float:
+def _compiled(out: Path) -> Path:
+    """The folder in which each case that is compiled leaves a mark."""
+    return out / "compiled"
+
+
+def step_ms_of(result: dict[str, Any]) -> float:
     """The lower quartile of the updates [ms]: what else a machine does only slows them down."""
-    return 1e3 * statistics.quantiles(one["update_s"], n=4)[0]
+    return 1e3 * statistics.quantiles(result["update_s"], n=4)[0]
 
 
-def _in_words(one: dict[str, Any]) -> str:
-    step_ms, busy_ms = step_ms_of(one), 1e3 * one["busy_s"]
-    return (
-        f"{step_ms:8.2f} ms, busy {busy_ms:8.2f}, host {1e3 * one['host_s']:7.2f}, {one['peak_bytes'] / GIB:6.2f} GiB"
-    )
+def _in_words(result: dict[str, Any]) -> str:
+    step_ms, busy_ms = step_ms_of(result), 1e3 * result["busy_s"]
+    host_ms, peak_gib = 1e3 * result["host_s"], result["peak_bytes"] / GIB
+    return f"{step_ms:8.2f} ms, busy {busy_ms:8.2f}, host {host_ms:7.2f}, {peak_gib:6.2f} GiB"
 
 
-def _write_cases(path: Path, rows: Sequence[dict[str, str]], found: dict[str, dict[str, Any]]) -> None:
+def write_cases(path: Path, rows: Sequence[dict[str, str]], results: dict[str, dict[str, Any]]) -> None:
     """The cases that were measured, as `bench.forecast.published` reads them."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [*rows[0], "measured_step_ms", "measured_mem_gib"], lineterminator="\n")
         writer.writeheader()
         for row in rows:
-            one = found.get(row["id"], {})
-            if "update_s" in one:
-                is_host_bound = one["host_s"] > _HOST_BOUND * one["busy_s"]
-                found_here = {
+            result = results.get(row["id"], {})
+            if "update_s" in result:
+                is_host_bound = result["host_s"] > _HOST_BOUND * result["busy_s"]
+                measured_here = {
                     "group": "bound by the host" if is_host_bound else row["group"],
-                    "measured_step_ms": f"{step_ms_of(one):.3f}",
-                    "measured_mem_gib": f"{one['peak_bytes'] / GIB:.3f}",
+                    "measured_step_ms": f"{step_ms_of(result):.3f}",
+                    "measured_mem_gib": f"{result['peak_bytes'] / GIB:.3f}",
                 }
-                writer.writerow(row | found_here)
+                writer.writerow(row | measured_here)
 
 
 if __name__ == "__main__":

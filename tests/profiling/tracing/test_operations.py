@@ -215,15 +215,38 @@ def test_a_convolution_counts_what_it_has_to_bring_into_channels_last():
         (lambda a, _: a.transpose(1, 2) + 1.0, False),
         (lambda a, _: torch.cat([a, a]), False),
         (lambda a, _: a[:8] + 1.0, False),
+        (lambda a, _: a[:, :2].mul_(2.0), True),
+        (lambda a, _: a[:1] + a[1:2].expand(1, -1, -1), False),
+        (lambda a, _: a[:1].transpose(0, 1) + a[0].unsqueeze(1), False),
+        (lambda a, _: torch.stack([a[0], a[1]]), False),
     ],
-    ids=["number", "expanded", "alike", "another order", "the same order", "joined", "a part"],
+    ids=[
+        "number",
+        "expanded",
+        "alike",
+        "another order",
+        "the same order",
+        "joined",
+        "a part",
+        "a part in place",
+        "one sample",
+        "dimensions of one element",
+        "stacked",
+    ],
 )
 def test_elementwise_operations_tell_whether_addresses_are_computed_from_indices(step, is_indexed):
-    """Where a tensor is expanded, or lies in another order than the result, if that is large, and on a GPU alone."""
-    for size, target, expected in ((64, "cuda", is_indexed), (64, "cpu", False), (4, "cuda", False)):
+    """Where a tensor is expanded, or lies in another order than the result, or with gaps; on a GPU alone."""
+    for size, target, expected in ((64, "cuda", is_indexed), (64, "cpu", False), (4, "cuda", is_indexed)):
         tensors = torch.ones(16, size, size), torch.ones(size)
-        (found,) = _operations(step, *tensors, target=target)
-        assert (found.attribute("is_indexed") is True) == (expected and size**2 * 16 >= 2**16)
+        found = _operations(step, *tensors, target=target)[-1]
+        assert (found.attribute("is_indexed") is True) == expected
+
+
+def test_products_of_square_matrices_are_not_elementwise():
+    """Although their shapes are: else traces of other numbers of samples would differ from one of so many rows."""
+    for num_rows in (64, 128):
+        (found,) = _operations(lambda a, b: a @ b.T, torch.ones(num_rows, 64), torch.ones(64, 64))
+        assert found.attribute("is_indexed") is None
 
 
 def test_reductions_and_softmaxes_tell_their_dimension():

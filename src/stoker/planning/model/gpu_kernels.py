@@ -355,12 +355,15 @@ ROW_KERNELS = {
     "cudnn_batch_norm_backward": RowKernel(5, 0, 512),
 }
 """By ATen's name. Group norms: measured in a U-Net's update on an H100."""
-_ROW_WAVE_S = 2.6e-6
+_ROW_WAVE_S = {"9.0": 2.6e-6}
 """Time in which a multiprocessor's resident blocks of a layer norm, one for each row, begin and end [s]. Measured on an
-H200 for rows of 96 to 768 numbers: 2.9 µs, on an H100, which is slower to bring the numbers, 1.6 to 2.2."""
-_WEIGHT_ROW_S, _LONG_WEIGHT_ROW_S, _LONG_ROWS = 3.3e-9, 0.45e-9, 65_536
-"""Time for each row of the gradients of a norm's weights, which few blocks sum row by row, and where there are so many
-rows, more blocks [s]. Measured on an H100 and an H200 for rows of 96 to 2048 numbers."""
+H200 for rows of 96 to 768 numbers: 2.9 µs, on an H100, which is slower to bring the numbers, 1.6 to 2.2. An A100, at
+0.86 of its bandwidth, shows nothing of it (see this module)."""
+_WEIGHT_ROW_S, _LONG_WEIGHT_ROW_S, _MANY_ROWS, _WARP_COLUMNS = 3.3e-9, 0.45e-9, 65_536, 32
+"""Time for each row of the gradients of a norm's weights, which few blocks sum row by row: one for each warp's width of
+columns [s]. Of more than so many rows, where that leaves half of the multiprocessors idle, more blocks sum parts.
+Measured on an H100 and an H200 for rows of 96 to 2048 numbers. Source: `LaunchGammaBetaBackwardCUDAKernel` in
+PyTorch's layer_norm_kernel.cu."""
 
 OWN_BATCH_NORM = {"native_batch_norm": RowKernel(8, 0, 512), "native_batch_norm_backward": RowKernel(6.7, 0, 512)}
 """Batch norm in bf16, which cuDNN is not asked for, of channels-last tensors: PyTorch's kernel for the moments reads at
@@ -392,11 +395,16 @@ def row_latency_s(operation: Operation, hardware: Hardware) -> float:
     """Time of a kernel over rows that is spent on beginning rows and on waiting for sums [s]."""
     if operation.name not in ("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm_backward"):
         return 0.0
-    rows, _ = row_sizes(operation)
+    (rows, columns), multiprocessors = row_sizes(operation), hardware.multiprocessors or 1
     if operation.name.endswith("_backward"):
-        return rows * (_LONG_WEIGHT_ROW_S if rows > _LONG_ROWS else _WEIGHT_ROW_S)
-    threads = _RESIDENT_THREADS.get(hardware.compute_capability or "", _OTHER_RESIDENT_THREADS)
-    return rows / ((hardware.multiprocessors or 1) * threads / ROW_KERNELS[operation.name].threads) * _ROW_WAVE_S
+        mask = operation.attribute("output_mask")
+        if isinstance(mask, list) and not any(mask[1:]):
+            return 0.0  # no weights, or frozen ones
+        is_split = rows > _MANY_ROWS and columns // _WARP_COLUMNS < multiprocessors // 2
+        return rows * (_LONG_WEIGHT_ROW_S if is_split else _WEIGHT_ROW_S)
+    capability = hardware.compute_capability or ""
+    blocks = _RESIDENT_THREADS.get(capability, _OTHER_RESIDENT_THREADS) / ROW_KERNELS[operation.name].threads
+    return rows / (multiprocessors * blocks) * _ROW_WAVE_S.get(capability, 0.0)
 
 
 def row_sizes(operation: Operation) -> tuple[int, int]:
@@ -458,20 +466,21 @@ _STREAM_SHARES = {
     "_foreach_norm": 0.87,
 }
 """Share of the bandwidth of streams that some kernels reach. Measured on an H100: kernels of updates of a ResNet-9 in
-bf16 and channels-last, and of transformers."""
+bf16 and channels-last, and of transformers, which stack the gradients of queries, keys and values: these lie in another
+order than their shapes, for which PyTorch has a kernel that is slower along each dimension."""
 _CAT_ROWS_SHARE, _CAT_SHARE = 0.62, 0.37
-"""The same where tensors are joined along their first dimension, and along others."""
+"""The same where tensors are joined along the first dimension of the result, and along others."""
 _SCAN_SHARE = 0.07
 """The same of running sums along a dimension whose elements are not neighbours in memory."""
 
 
 def stream_share(operation: Operation) -> float:
     """Share of the bandwidth of streams that an operation reaches [fraction]."""
-    dim = operation.attribute("dim")
-    last = len(operation.outputs[0].shape) - 1 if operation.outputs else 0
+    dim = operation.attribute("dim", 0)  # the default of `cat`
+    num_dims = len(operation.outputs[0].shape) if operation.outputs else 1
     if operation.name == "cat":
-        return _CAT_ROWS_SHARE if dim == 0 else _CAT_SHARE
-    if operation.name == "cumsum" and dim not in (-1, last):
+        return _CAT_ROWS_SHARE if dim in (0, -num_dims) else _CAT_SHARE
+    if operation.name == "cumsum" and dim not in (-1, num_dims - 1):
         return _SCAN_SHARE
     return _STREAM_SHARES.get(operation.name, 1.0)
 
@@ -523,9 +532,10 @@ _OF_MANY_INSTRUCTIONS = frozenset(
 )
 
 
-_WIDE_LOADS_SINCE, _WIDE_SHARE = 9.0, 0.6
-"""Compute capability from which on PyTorch loads 16 bytes of 16-bit elements at once (8 of them, since 2.7), and the
-share of `_MANY_INSTRUCTIONS` that is left. Measured: GELU and SiLU on an H100 and an H200, at 3.0 TB/s on both."""
+_WITH_WIDE_LOADS, _WIDE_SHARE = ("9.0", "10.0"), 0.6
+"""Compute capabilities for which PyTorch loads 16 bytes of 16-bit elements at once (8 of them, since 2.7), and the
+share of `_MANY_INSTRUCTIONS` that is left. Measured: GELU and SiLU on an H100 and an H200, at 3.0 TB/s on both. Source:
+`launch_vectorized_kernel` in PyTorch's CUDALoops.cuh."""
 _INDEX_INSTRUCTIONS = 65
 """Integer instructions for each element of a kernel that computes addresses from indices. Measured: 2.2 to 3.4e11
 elements/s on an H100 and an H200, of 2 and of 4 bytes, copies and sums alike."""
@@ -559,8 +569,7 @@ def instruction_seconds(operation: Operation, fp32_flops: float, *, capability: 
         return 0.0
     if operation.name.strip("_") not in _OF_MANY_INSTRUCTIONS:
         return result.numel * _INSTRUCTIONS / issued
-    is_wide = capability != "" and float(capability) >= _WIDE_LOADS_SINCE
-    return result.numel * _MANY_INSTRUCTIONS * (_WIDE_SHARE if is_wide else 1.0) / issued
+    return result.numel * _MANY_INSTRUCTIONS * (_WIDE_SHARE if capability in _WITH_WIDE_LOADS else 1.0) / issued
 
 
 STEP_S = 5e-6

@@ -19,7 +19,7 @@ steps products run at 0.74 of the peak on an A100, at 0.57 on several H100s. Sin
 published at 0.83 (A100, 257 TFLOP/s) and 0.72 (H100, 716), of zeros at 0.95: H. He, "Strangely, Matrix Multiplications
 on GPUs Run Faster When Given Predictable Data" (2024); P. Shankhdhar, "Outperforming cuBLAS on H100" (2024). In steps
 of one H100 and one H200 measured by `bench.forecast.measure_cases` they run at 0.74 to 0.79, and for seconds on end,
-alone, at 0.66 (`bench.forecast.sustained`).
+alone, at 0.67 (`bench.forecast.sustained`).
 """
 
 from __future__ import annotations

@@ -54,10 +54,10 @@ _LAID_OUT = ("convolution", "batch_norm", "group_norm", "pool")
 """Operations whose speed depends on the memory format of images."""
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Channels-last by the number of dimensions."""
-_LEAST_INDEXED = 2**16
-"""Elements of a result from which on it matters how their addresses are computed."""
 _LOOKUPS = ("embedding", "gather", "index", "index_select", "take")
 """Operations that read as much of their first input as they write."""
+_OF_OWN_KERNELS = (*_LOOKUPS, "cat", "stack")
+"""Operations whose tensors may have shapes as those of an elementwise one, and which are none."""
 _OVERWRITING = ("bernoulli_", "copy_", "exponential_", "fill_", "normal_", "random_", "uniform_", "zero_")
 """Operations that do not read the tensor they overwrite."""
 _NEVER_FILLED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
@@ -111,15 +111,16 @@ def operation_of(
     if name.startswith("nll_loss"):  # forward one element for each target, backward none
         is_backward = name.endswith("_backward")
         read[id(given["self"])] = 0 if is_backward else given["target"].numel() * given["self"].element_size()
+    flops = _flops(func, args, kwargs, out)
     outside = ({"num_outside": num_outside} if num_outside else {}) | ({"is_again": True} if is_again else {})
     return Operation(
         name=name,
         inputs=tuple(map(_shape, inputs)),
         outputs=tuple(map(_shape, outputs)),
-        flops=_flops(func, args, kwargs, out),
+        flops=flops,
         bytes_read=0 if name.startswith(_NEVER_FILLED) or name.startswith(_FILLED) else sum(read.values()),
         bytes_written=bytes_written,
-        attributes=tuple(sorted((_attributes(name, given, inputs, outputs, args) | outside).items())),
+        attributes=tuple(sorted((_attributes(name, given, inputs, outputs, args, flops) | outside).items())),
     )
 
 
@@ -167,7 +168,12 @@ def _named_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _attributes(
-    name: str, given: dict[str, Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor], args: tuple[Any, ...]
+    name: str,
+    given: dict[str, Any],
+    inputs: list[torch.Tensor],
+    outputs: list[torch.Tensor],
+    args: tuple[Any, ...],
+    flops: int,
 ) -> dict[str, Any]:
     attributes = {key: given[key] for key in _ATTRIBUTES if key in given}
     attributes = {key: list(value) if isinstance(value, list | tuple) else value for key, value in attributes.items()}
@@ -178,7 +184,7 @@ def _attributes(
         attributes["channels_last"] = any(_is_channels_last(tensor) for tensor in inputs[:2])
     if "convolution" in name and (reordered := _reordered_bytes(*inputs[: 3 if "backward" in name else 2])):
         attributes["reordered_bytes"] = reordered
-    if len(outputs) == 1 and _is_indexed(outputs[0], inputs):
+    if len(outputs) == 1 and not flops and name not in _OF_OWN_KERNELS and _is_indexed(outputs[0], inputs):
         attributes["is_indexed"] = True
     return attributes
 
@@ -186,20 +192,26 @@ def _attributes(
 def _is_indexed(result: torch.Tensor, operands: list[torch.Tensor]) -> bool:
     """Whether a GPU's elementwise kernel computes addresses from indices, for each element and operand.
 
-    It need not where all tensors are dense and in one order, or single numbers.
+    It need not where all tensors are dense and in one order, or single numbers. The answer is the same for each number
+    of samples, so that traces of several numbers agree.
     """
-    if result.device.type != "cuda" or result.numel() < _LEAST_INDEXED:
-        return False
-    large = [one for one in operands if one.numel() > 1]
-    if not all(_broadcasts(one, result) for one in large):
+    large = [operand for operand in operands if operand.numel() > 1]
+    if result.device.type != "cuda" or not all(_broadcasts(operand, result) for operand in large):
         return False  # not elementwise
-    return any(one.shape != result.shape or one.stride() != result.stride() for one in large)
+    order = _order(result)
+    is_dense = math.prod(size for size, _ in order) == 1 + sum((size - 1) * stride for size, stride in order)
+    return not is_dense or any(_order(operand) != order for operand in large)
 
 
 def _broadcasts(operand: torch.Tensor, result: torch.Tensor) -> bool:
     """Whether the operand's shape can be expanded to the result's."""
     sizes = zip(reversed(operand.shape), reversed(result.shape), strict=False)
-    return operand.dim() <= result.dim() and all(size in (1, wanted) for size, wanted in sizes)
+    return operand.dim() <= result.dim() and all(size in (1, expected) for size, expected in sizes)
+
+
+def _order(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """Sizes and strides of the dimensions that have more than one element."""
+    return [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
 
 
 def _reordered_bytes(*tensors: torch.Tensor) -> int:
