@@ -155,7 +155,7 @@ def with_forecasts(job: Job, entry: Entry, submission: Submission, tell: Callabl
         )
     client = _client(terms)
     identity, leases = identity_of(entry), leases_before(client, entry)
-    runs = earlier_runs(leases, identity, in_gang=terms.agents > 1)
+    runs = earlier_runs(leases, identity, sites=terms.agents)
     standing = ranked_offers(client, submission.target, terms, with_taken=bool(terms.wait_s))
     words = sorted({forecast_word(one.listed, runs) for one in standing})
     if submission.time_limit_s is None and words:
