@@ -128,6 +128,8 @@ def test_the_interval_that_links_suit_is_said() -> None:
     assert "1,000 exchanges of 3.0 s are 45 % of it" in text
     assert "every=stoker.updates(8) is recommended, not 1" in text
     assert "recommended" not in gang_text(found, RARE)
+    ran = [replace(one, forecast=RunForecast(run_s=3600.0, has_exchanges=True)) for one in found.matches]
+    assert "recommended" not in gang_text(replace(found, matches=tuple(ran)), often), "updates are shorter"
 
 
 def test_large_messages_have_a_price_before_anything_is_opened() -> None:
