@@ -119,6 +119,7 @@ SEPARABLE = {
     "token mean without masks": lambda: text_job(gpt, loss=token_mean),
     "a gradient penalty": lambda: make_job(mlp, loss=models.gradient_penalty),
     "a gradient reversed on its way": lambda: make_job(lambda: models.OwnBackward(lambda gradient: -0.3 * gradient)),
+    "a buffer that the first pass makes": lambda: make_job(models.MadeLater),
     "complex weights": lambda: make_job(models.ComplexNet),
     "a chance of nothing, drawn for a batch": lambda: make_job(lambda: models.LayerDrop(0.0)),
     "a draw for each in a loop": lambda: make_job(lambda: models.DrawForEach(FEATURES, CLASSES)),
@@ -192,6 +193,14 @@ COUPLED = {
     "a gradient normalised on its way": (
         lambda: make_job(lambda: models.OwnBackward(lambda gradient: gradient / gradient.norm(dim=1, keepdim=True))),
         CHANGED_ON_ITS_WAY,
+    ),
+    "a gradient refused on its way if it is large": (
+        lambda: make_job(lambda: models.OwnBackward(models.refuse_above(100.0))),
+        "the backward pass: a hook or function refuses large gradients",
+    ),
+    "a gradient refused on its way": (
+        lambda: make_job(lambda: models.OwnBackward(models.refuse_above(0.0))),
+        "the backward pass",
     ),
     "a gradient clipped by its parameter's hook": (
         lambda: make_job(lambda: models.hooked_mlp("register_hook")),
@@ -347,17 +356,18 @@ def test_a_parts_gradient_is_dropped_before_the_next_one_is_computed(monkeypatch
     """Of a large model three of them in float64 would be the peak of a run's memory."""
     gradient_of, seen, alive = CouplingProbe.gradient_of, list[weakref.ref[torch.Tensor]](), list[int]()
 
-    def noting(*arguments: Any) -> Any:
+    def noting(*arguments: Any, **named: Any) -> Any:
         alive.append(sum(tensor() is not None for tensor in seen))
-        value, gradient = gradient_of(*arguments)
+        value, gradient = gradient_of(*arguments, **named)
         seen.extend(map(weakref.ref, gradient))
         return value, gradient
 
     monkeypatch.setattr(CouplingProbe, "gradient_of", noting)
     job = make_job(lambda: nn.Linear(FEATURES, 10))
     assert compare_parts(working_probe(job, samples_of(job))).problem is None
-    assert len(alive) > 3
-    assert not any(alive[2::3])  # of each whole batch and its two parts, when the second part begins
+    assert alive[:3] == [0, 2, 2]  # when a multiple of the loss is begun, and the first part: the whole's alone
+    assert len(alive) > 4
+    assert not any(alive[3::3])  # of each whole batch and its two parts, when the second part begins
 
 
 def test_a_mean_by_a_weight_among_the_samples_is_found() -> None:
@@ -737,8 +747,9 @@ def test_buffers_that_no_checkpoint_holds_are_named(check: Callable[[Job, Sample
     """A buffer that is not persistent and counts passes; not a table that the first pass fills, nor a kept buffer."""
     job = make_job(models.Unkept)
     assert check(job, samples_of(job)).unsaved == ("the buffer 'passes' of Unkept (persistent=False)",)
-    kept = make_job(models.Counter)
-    assert check(kept, samples_of(kept)).unsaved == ()
+    for model in (models.Counter, models.MadeLater):
+        kept = make_job(model)
+        assert check(kept, samples_of(kept)).unsaved == ()
 
 
 def test_tensors_in_attributes_are_named_before_the_first_update() -> None:

@@ -327,10 +327,10 @@ def _compare_rounds(probe: CouplingProbe) -> Agreement:
     medleys = itertools.islice(probe.pool.medleys(size, cut, num_rows), rounds * most // size)
     batches = [(model, probe.pool.batch(quad.first, quad.second)) for model, quad in quads]
     batches += [(probe.model, probe.pool.batch(rows)) for rows in medleys]
-    if (problem := _nonlinear_backward(probe, *batches[0])) is not None:
-        return problem
-    for model, batch in batches:
-        agreement = _compare_cut(probe, model, batch, cut)
+    if (hooked := _hooked_after_accumulation(probe.model)) is not None:
+        return hooked
+    for turn, (model, batch) in enumerate(batches):
+        agreement = _compare_cut(probe, model, batch, cut, with_factor=turn == 0)
         if agreement.problem is not None:
             return agreement
         differences.append(agreement.largest)
@@ -383,13 +383,20 @@ def compare_groups(probe: CouplingProbe) -> Agreement:
     return Agreement(max(largest, state))
 
 
-def _compare_cut(probe: CouplingProbe, model: nn.Module, batch: Batch, cut: int) -> Agreement:
-    """Compare `batch` with its parts before and after sample `cut`."""
-    whole = _pass(probe, probe.fresh(model), batch, 0, batch.size)
+def _compare_cut(
+    probe: CouplingProbe, model: nn.Module, batch: Batch, cut: int, *, with_factor: bool = False
+) -> Agreement:
+    """Compare `batch` with its parts before and after sample `cut`; optionally with a multiple of its loss before."""
+    try:
+        whole = _pass(probe, probe.fresh(model), batch, 0, batch.size)
+    except Exception as error:  # noqa: BLE001 - whatever a user's hook or function raises; losses alone were computed
+        return Agreement(math.nan, f"it raises {type(error).__name__}: {error}", "the backward pass")
     if not math.isfinite(whole.value.sum):
         return Agreement(math.nan)
+    norm = _norm(whole.gradient)
+    if with_factor and (nonlinear := _nonlinear_backward(probe, model, batch, whole.gradient, norm)) is not None:
+        return nonlinear
     try:
-        norm = _norm(whole.gradient)
         first = _pass(probe, probe.fresh(model), batch, 0, cut)
         _subtract(whole.gradient, first.gradient)
         second = _pass(probe, first.model, batch, cut, batch.size)
@@ -419,33 +426,43 @@ def _compare_cut(probe: CouplingProbe, model: nn.Module, batch: Batch, cut: int)
     return Agreement(max(finite, default=0.0))
 
 
-def _nonlinear_backward(probe: CouplingProbe, model: nn.Module, batch: Batch) -> Agreement | None:
-    """The problem of a backward pass that is not proportional to the loss; None for one that is, as all of calculus.
-
-    A batch in one piece passes the gradient of its mean backward, micro-batches pass those of their sums: a gradient
-    that is clipped or normalised on the way is another one. Only hooks and functions of the user's own do that.
-    """
+def _hooked_after_accumulation(model: nn.Module) -> Agreement | None:
+    """The problem of a hook that is called once the gradients of a micro-batch are added; None without one."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and getattr(parameter, "_post_accumulate_grad_hooks", None):
             problem = f"{name} has a hook after accumulation, which each micro-batch would call"
             return Agreement(math.nan, problem, f"the hook of {name}")
-    value, gradient = _gradient(probe, model, batch, 1.0)
-    if not math.isfinite(value.sum):
+    return None
+
+
+def _nonlinear_backward(
+    probe: CouplingProbe, model: nn.Module, batch: Batch, gradient: list[torch.Tensor], norm: float
+) -> Agreement | None:
+    """The problem of a backward pass that is not proportional to the loss; None for one that is, as all of calculus.
+
+    A batch in one piece passes the gradient of its mean backward, micro-batches pass those of their sums: a gradient
+    that is clipped, normalised or refused on the way is another one. Only hooks and functions of the user's own do so.
+
+    Args:
+        probe: computes the gradient of a multiple.
+        model: the weights.
+        batch: the samples.
+        gradient: that of the loss's sum, by trainable parameter.
+        norm: its norm.
+    """
+    try:
+        _, scaled = probe.gradient_of(probe.fresh(model), batch, 0, batch.size, factor=_FACTOR)
+    except Exception as error:  # noqa: BLE001 - as of the loss itself
+        problem = f"of {_FACTOR:g} times the loss it raises {type(error).__name__}: {error}"
+        return Agreement(math.nan, problem, "the backward pass: a hook or function refuses large gradients")
+    scaled.reverse()
+    difference = math.hypot(*(_norm([own - scaled.pop() / _FACTOR]) for own in gradient)) / max(norm, 1e-12)
+    if not math.isfinite(difference) or difference <= _GRADIENT_ROUNDING * probe.tolerance:
         return None
-    _, scaled = _gradient(probe, model, batch, _FACTOR)
-    differences = _norm([g - s / _FACTOR for g, s in zip(gradient, scaled, strict=True)]) / max(_norm(gradient), 1e-12)
-    if not math.isfinite(differences) or differences <= _GRADIENT_ROUNDING * probe.tolerance:
-        return None
-    problem = (
-        f"the gradient of {_FACTOR:g} times the loss differs from {_FACTOR:g} gradients by {differences:.1e} of it"
-    )
+    problem = f"the gradient of {_FACTOR:g} times the loss differs from {_FACTOR:g} gradients by {difference:.1e} of it"
     return Agreement(
-        differences, problem, "the backward pass: a hook or function clips or normalises gradients within it"
+        difference, problem, "the backward pass: a hook or function clips or normalises gradients within it"
     )
-
-
-def _gradient(probe: CouplingProbe, model: nn.Module, batch: Batch, factor: float) -> tuple[Value, list[torch.Tensor]]:
-    return probe.gradient_of(probe.fresh(model), batch, 0, batch.size, factor=factor)
 
 
 def _changed(what: str) -> str:
