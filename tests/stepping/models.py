@@ -96,6 +96,13 @@ class OwnBackward(nn.Module):
         return output
 
 
+def noisy_backward(width: int) -> nn.Module:
+    """A layer whose weight's gradient gets noise."""
+    layer = nn.Linear(width, CLASSES)
+    layer.weight.register_hook(lambda gradient: gradient + torch.randn_like(gradient))
+    return layer
+
+
 def refuse_above(limit: float) -> Callable[[torch.Tensor], torch.Tensor]:
     """A hook that passes gradients on, and raises where one is larger than `limit`."""
 

@@ -169,7 +169,7 @@ def test_batch_norm_is_found_and_counted(name: str) -> None:
     assert (coupling.kind, coupling.group, coupling.causes) == ("batch_norm", group, (cause,))
 
 
-CHANGED_ON_ITS_WAY = "the backward pass: a hook or function clips or normalises gradients within it"
+CHANGED_ON_ITS_WAY = "the backward pass: a hook or function clips or normalises gradients within it, or adds to them"
 COUPLED = {
     "batch attention": (lambda: make_job(models.BatchAttention), "the model (BatchAttention)"),
     "attention behind a gate that begins as zero": (
@@ -192,6 +192,14 @@ COUPLED = {
     ),
     "a gradient normalised on its way": (
         lambda: make_job(lambda: models.OwnBackward(lambda gradient: gradient / gradient.norm(dim=1, keepdim=True))),
+        CHANGED_ON_ITS_WAY,
+    ),
+    "noise in a gradient": (
+        lambda: make_job(lambda: models.OwnBackward(lambda gradient: gradient + torch.randn_like(gradient))),
+        CHANGED_ON_ITS_WAY,
+    ),
+    "the same behind dropout": (
+        lambda: make_job(lambda: nn.Sequential(mlp(dropout=0.5), models.noisy_backward(CLASSES))),
         CHANGED_ON_ITS_WAY,
     ),
     "a gradient refused on its way if it is large": (

@@ -87,7 +87,7 @@ def test_parts_are_found_however_a_function_names_them(how: str) -> None:
         def repeated(output: torch.Tensor, times: int) -> torch.Tensor:
             return repeated(model[1](output), times - 1) if times else output
 
-        model[0].register_forward_hook(lambda *args: repeated(args[-1], 2))
+        model.register_forward_hook(lambda *args: repeated(args[-1], 2))
     else:
         ordinary = model[0].forward
         model[0].forward = lambda x: 2 * ordinary(x)  # type: ignore[method-assign]
