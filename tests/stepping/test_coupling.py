@@ -737,9 +737,10 @@ def test_entries_that_nothing_is_given_are_noticed() -> None:
     """A mask between input and target, which by default goes nowhere; not where the job names its inputs."""
     inputs, labels = vectors()
     data = (inputs, torch.ones_like(inputs), labels)
-    job = make_job(mlp, data=data)
-    (notice,) = require_usable(job, samples_of(job))
-    assert "entry 1 of the samples' 3 is not used" in notice
+    for given in (data, list(zip(*data, strict=True))):
+        job = make_job(mlp, data=given)
+        (notice,) = require_usable(job, samples_of(job))
+        assert "entry 1 of the samples' 3 is not used" in notice
     for named in (make_job(mlp, data=data, fields=Fields(inputs=0)), make_job(mlp, data=data, loss=of_batch)):
         assert require_usable(named, samples_of(named)) == ()
 
