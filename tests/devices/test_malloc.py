@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import resource
 import subprocess
 import sys
 
@@ -133,6 +134,14 @@ print(num_fillers, len(malloc._fillers))
 """
 
 
+COUNTED = """
+import resource
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+renew_heap()
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+"""
+
+
 @pytest.mark.skipif(not ON_GLIBC, reason="needs the GNU C library")
 def test_a_renewed_heap_has_later_tensors_together_behind_what_is_kept() -> None:
     """Its 32 holes of 1 MiB are returned and not used again; once what lay between is freed, all of it is."""
@@ -142,6 +151,24 @@ def test_a_renewed_heap_has_later_tensors_together_behind_what_is_kept() -> None
     assert int(returned_later) >= 60
     assert is_reused == "True"
     assert left_under_another_setting == "0"
+
+
+@pytest.mark.skipif(
+    not ON_GLIBC or resource.getrlimit(resource.RLIMIT_STACK)[1] != resource.RLIM_INFINITY,
+    reason="needs the GNU C library, and the right to stacks without a limit",
+)
+def test_mappings_below_the_heap_fill_no_holes() -> None:
+    """As without a limit of the stack; there each of 60,000 mapped blocks was taken for a hole's, with a page each."""
+    program = HOLES.replace("renew_heap()\n", COUNTED, 1).partition("print(")[0] + "print(faults)"
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM + program],
+        check=True,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_STACK, unlimited),
+    )
+    assert int(done.stdout) < 10_000
 
 
 def test_default_at_first_is_nothing_to_do() -> None:

@@ -229,3 +229,26 @@ def test_the_epoch_of_a_dataset_is_set(wrapped: Any) -> None:
     assert dataset.told[-3:] == [0, 1, 2]
     assert data.valid.fetch(rows, 0)[1].tolist() == [0, 0]
     assert data.train.fetch(rows, 2)[1].tolist() == [2, 2]
+
+
+class Slots:
+    """Items of the epoch that was set; without weak references."""
+
+    __slots__ = ("epoch",)
+
+    def set_epoch(self, epoch: int) -> None:
+        """As PyTorch's samplers have it."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[float, float]:
+        return float(index), float(self.epoch)
+
+
+def test_the_epoch_of_a_dataset_without_weak_references_is_set() -> None:
+    """A class with `__slots__` has none."""
+    train = datasets_of(job(data=Slots())).train
+    for epoch in (0, 1, 0):
+        assert train.fetch(np.arange(2), epoch)[1].tolist() == [epoch, epoch]

@@ -96,6 +96,24 @@ class OwnBackward(nn.Module):
         return output
 
 
+def noisy_backward(width: int) -> nn.Module:
+    """A layer whose weight's gradient gets noise."""
+    layer = nn.Linear(width, CLASSES)
+    layer.weight.register_hook(lambda gradient: gradient + torch.randn_like(gradient))
+    return layer
+
+
+def refuse_above(limit: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A hook that passes gradients on, and raises where one is larger than `limit`."""
+
+    def checked(gradient: torch.Tensor) -> torch.Tensor:
+        if gradient.abs().max() > limit:
+            raise ValueError("the gradient explodes")
+        return gradient
+
+    return checked
+
+
 def hooked_mlp(register: str) -> nn.Module:
     """A network with a hook of its first weight that clips its gradient."""
 
@@ -270,6 +288,20 @@ class Unkept(nn.Module):
     def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
         self.passes, self.table = self.passes + 1, torch.ones(FEATURES)
         return self.last(x_BF) * (1 + self.passes.to(x_BF.dtype))
+
+
+class MadeLater(nn.Module):
+    """Registers a table in its first pass, after another buffer; neither is in the state dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(FEATURES, CLASSES)
+        self.register_buffer("factor", torch.ones(()), persistent=False)
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "table"):
+            self.register_buffer("table", torch.ones(FEATURES), persistent=False)
+        return self.last(x_BF * self.table * self.factor.to(x_BF.dtype))
 
 
 class SharedDraw(nn.Module):

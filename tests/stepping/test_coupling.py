@@ -119,6 +119,7 @@ SEPARABLE = {
     "token mean without masks": lambda: text_job(gpt, loss=token_mean),
     "a gradient penalty": lambda: make_job(mlp, loss=models.gradient_penalty),
     "a gradient reversed on its way": lambda: make_job(lambda: models.OwnBackward(lambda gradient: -0.3 * gradient)),
+    "a buffer that the first pass makes": lambda: make_job(models.MadeLater),
     "complex weights": lambda: make_job(models.ComplexNet),
     "a chance of nothing, drawn for a batch": lambda: make_job(lambda: models.LayerDrop(0.0)),
     "a draw for each in a loop": lambda: make_job(lambda: models.DrawForEach(FEATURES, CLASSES)),
@@ -168,7 +169,7 @@ def test_batch_norm_is_found_and_counted(name: str) -> None:
     assert (coupling.kind, coupling.group, coupling.causes) == ("batch_norm", group, (cause,))
 
 
-CHANGED_ON_ITS_WAY = "the backward pass: a hook or function clips or normalises gradients within it"
+CHANGED_ON_ITS_WAY = "the backward pass: a hook or function clips or normalises gradients within it, or adds to them"
 COUPLED = {
     "batch attention": (lambda: make_job(models.BatchAttention), "the model (BatchAttention)"),
     "attention behind a gate that begins as zero": (
@@ -192,6 +193,22 @@ COUPLED = {
     "a gradient normalised on its way": (
         lambda: make_job(lambda: models.OwnBackward(lambda gradient: gradient / gradient.norm(dim=1, keepdim=True))),
         CHANGED_ON_ITS_WAY,
+    ),
+    "noise in a gradient": (
+        lambda: make_job(lambda: models.OwnBackward(lambda gradient: gradient + torch.randn_like(gradient))),
+        CHANGED_ON_ITS_WAY,
+    ),
+    "the same behind dropout": (
+        lambda: make_job(lambda: nn.Sequential(mlp(dropout=0.5), models.noisy_backward(CLASSES))),
+        CHANGED_ON_ITS_WAY,
+    ),
+    "a gradient refused on its way if it is large": (
+        lambda: make_job(lambda: models.OwnBackward(models.refuse_above(100.0))),
+        "the backward pass: a hook or function refuses large gradients",
+    ),
+    "a gradient refused on its way": (
+        lambda: make_job(lambda: models.OwnBackward(models.refuse_above(0.0))),
+        "the backward pass",
     ),
     "a gradient clipped by its parameter's hook": (
         lambda: make_job(lambda: models.hooked_mlp("register_hook")),
@@ -356,8 +373,9 @@ def test_a_parts_gradient_is_dropped_before_the_next_one_is_computed(monkeypatch
     monkeypatch.setattr(CouplingProbe, "gradient_of", noting)
     job = make_job(lambda: nn.Linear(FEATURES, 10))
     assert compare_parts(working_probe(job, samples_of(job))).problem is None
-    assert len(alive) > 3
-    assert not any(alive[2::3])  # of each whole batch and its two parts, when the second part begins
+    assert alive[:3] == [0, 2, 2]  # when a multiple of the loss is begun, and the first part: the whole's alone
+    assert len(alive) > 4
+    assert not any(alive[3::3])  # of each whole batch and its two parts, when the second part begins
 
 
 def test_a_mean_by_a_weight_among_the_samples_is_found() -> None:
@@ -719,9 +737,10 @@ def test_entries_that_nothing_is_given_are_noticed() -> None:
     """A mask between input and target, which by default goes nowhere; not where the job names its inputs."""
     inputs, labels = vectors()
     data = (inputs, torch.ones_like(inputs), labels)
-    job = make_job(mlp, data=data)
-    (notice,) = require_usable(job, samples_of(job))
-    assert "entry 1 of the samples' 3 is not used" in notice
+    for given in (data, list(zip(*data, strict=True))):
+        job = make_job(mlp, data=given)
+        (notice,) = require_usable(job, samples_of(job))
+        assert "entry 1 of the samples' 3 is not used" in notice
     for named in (make_job(mlp, data=data, fields=Fields(inputs=0)), make_job(mlp, data=data, loss=of_batch)):
         assert require_usable(named, samples_of(named)) == ()
 
@@ -737,8 +756,9 @@ def test_buffers_that_no_checkpoint_holds_are_named(check: Callable[[Job, Sample
     """A buffer that is not persistent and counts passes; not a table that the first pass fills, nor a kept buffer."""
     job = make_job(models.Unkept)
     assert check(job, samples_of(job)).unsaved == ("the buffer 'passes' of Unkept (persistent=False)",)
-    kept = make_job(models.Counter)
-    assert check(kept, samples_of(kept)).unsaved == ()
+    for model in (models.Counter, models.MadeLater):
+        kept = make_job(model)
+        assert check(kept, samples_of(kept)).unsaved == ()
 
 
 def test_tensors_in_attributes_are_named_before_the_first_update() -> None:

@@ -67,7 +67,7 @@ def test_hook_that_names_its_model_notes_in_the_copy() -> None:
     assert not model.noted
 
 
-@pytest.mark.parametrize("how", ["default", "bound method", "function in a function", "replaced forward"])
+@pytest.mark.parametrize("how", ["default", "bound method", "function in a function", "recursion", "replaced forward"])
 def test_parts_are_found_however_a_function_names_them(how: str) -> None:
     """A copy's output follows its own weights, whatever way a hook or a replaced method refers to them."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
@@ -82,6 +82,12 @@ def test_parts_are_found_however_a_function_names_them(how: str) -> None:
             return output + model[1](output)
 
         model[0].register_forward_hook(lambda *args: added(args[-1]))
+    elif how == "recursion":
+
+        def repeated(output: torch.Tensor, times: int) -> torch.Tensor:
+            return repeated(model[1](output), times - 1) if times else output
+
+        model.register_forward_hook(lambda *args: repeated(args[-1], 2))
     else:
         ordinary = model[0].forward
         model[0].forward = lambda x: 2 * ordinary(x)  # type: ignore[method-assign]
@@ -115,6 +121,22 @@ def test_functions_that_share_a_variable_share_it_in_the_copy() -> None:
     own(torch.ones(1, 3))
     assert own.counts == ["first", "second", 3]
     assert not shared.counts
+
+
+def test_copied_functions_keep_their_names_and_attributes() -> None:
+    """As `functools.wraps` does, but for the function that was copied."""
+    model: Any = nn.Linear(3, 3)
+
+    def hook(_module: nn.Module, _inputs: Any, output: torch.Tensor, *, scale: float = 2.0) -> torch.Tensor:
+        """Scale the output."""
+        return output * scale * (model.bias is not None)
+
+    hook.priority = 1  # type: ignore[attr-defined]
+    model.hook = hook
+    own: Any = copied(model).hook
+    assert own is not hook
+    names = ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__", "__kwdefaults__", "__dict__")
+    assert all(getattr(own, name) == getattr(hook, name) for name in names)
 
 
 def test_what_is_not_of_the_model_stays_shared() -> None:

@@ -218,6 +218,22 @@ def test_a_metric_that_may_need_more_samples_is_a_doubt_and_no_error() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "result",
+    [
+        pytest.param(lambda seen: None if seen < 40 else 0.5, id="none"),
+        pytest.param(lambda seen: (None if seen < 40 else 0.5) * 2, id="arithmetic"),
+        pytest.param(lambda seen: (None if seen < 40 else torch.tensor(0.5)).mean(), id="attribute"),
+    ],
+)
+def test_a_metric_that_has_none_until_it_has_seen_enough_is_a_doubt(result: Callable[[int], Any]) -> None:
+    """Such as one of a rare class, that is None before the first sample of it."""
+    valid = {"valid": as_samples((INPUTS, TARGETS), what="valid")}
+    [doubt] = check_held_out(step_of(tiny_job(metrics={"score": Scored(result)})), valid, 32)
+    assert "NoneType" in doubt
+    assert "for 32 samples of valid" in doubt
+
+
 def test_a_model_for_one_size_of_batch_is_checked_at_that_size() -> None:
     """A few samples are no reason to refuse what evaluates as it is used."""
 

@@ -116,7 +116,7 @@ def renew_heap() -> None:
     def fill(size: int) -> list[int]:
         """Blocks of this size [bytes] in as many holes as have room."""
         taken: list[int] = []
-        while (block := library.malloc(size)) is not None and block < end:
+        while (block := library.malloc(size)) is not None and block < end and not _is_elsewhere(block):
             taken.append(block)
         library.free(block)  # it was mapped, or is behind what the heap was: no hole has room
         return taken
@@ -127,6 +127,15 @@ def renew_heap() -> None:
             _fillers.extend(fill(size))
         for block in large:
             library.free(block)
+
+
+def _is_elsewhere(block: int) -> bool:
+    """Whether a block was mapped, or is another thread's; mappings may lie below the heap, as without a stack limit.
+
+    Source: glibc's malloc/malloc.c, `IS_MMAPPED` and `NON_MAIN_ARENA`, bits of the size in front of each block.
+    """
+    word = ctypes.sizeof(ctypes.c_size_t)
+    return bool(ctypes.c_size_t.from_address(block - word).value & 0b110)
 
 
 def _empty_holes(library: ctypes.CDLL) -> None:

@@ -54,8 +54,11 @@ class Fields:
         return None
 
     def left_out(self, content: Any) -> list[int]:
-        """The places in a batch of entries of a tuple that by default neither the model nor the loss is given."""
-        if self.inputs is not None or not isinstance(content, tuple):
+        """The places in a batch of entries of a tuple that by default neither the model nor the loss is given.
+
+        PyTorch's collate function makes a list of them.
+        """
+        if self.inputs is not None or not isinstance(content, tuple | list):
             return []
         target = len(content) - 1 if self.target is None else _place(self.target, content)
         return [place for place in range(1, len(content)) if place != target]

@@ -276,7 +276,7 @@ def _with_epochs(dataset: Any) -> Iterator[Any]:
             yield from _with_epochs(part)
 
 
-_EPOCHS: dict[int, tuple[weakref.ref[Any], int]] = {}
+_EPOCHS: dict[int, tuple[Callable[[], Any], int]] = {}
 """The epoch last set of a dataset, by its id: `data` and `valid` may be parts of one dataset."""
 
 
@@ -285,7 +285,15 @@ def _enter(dataset: Any, epoch: int) -> None:
     known, last = _EPOCHS.get(id(dataset), (lambda: None, None))
     if known() is not dataset or last != epoch:
         dataset.set_epoch(epoch)
-        _EPOCHS[id(dataset)] = (weakref.ref(dataset), epoch)
+        _EPOCHS[id(dataset)] = (_reference(dataset), epoch)
+
+
+def _reference(dataset: Any) -> Callable[[], Any]:
+    """A function that returns a dataset as long as it is there; always, where its class has no weak references."""
+    try:
+        return weakref.ref(dataset)
+    except TypeError:  # __slots__
+        return lambda: dataset
 
 
 class RearrangedSamples(Samples):

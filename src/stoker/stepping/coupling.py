@@ -290,6 +290,8 @@ class Agreement:
     largest: float
     problem: str | None = None
     cause: str | None = None
+    is_of_backward: bool = False
+    """Whether the backward pass alone is to blame, whatever the forward pass draws."""
 
 
 @dataclass(frozen=True)
@@ -308,14 +310,23 @@ def compare_parts(probe: CouplingProbe) -> Agreement:
     Watching every operation to silence draws costs more than the operations of a recurrent layer: where no pass was
     seen to draw, it is done only if the parts do not agree without.
     """
-    if not probe.drawn and (agreement := _compare_rounds(probe)).problem is None:
-        return agreement
+    if (hooked := _hooked_after_accumulation(probe.model)) is not None:
+        return hooked
+    if not probe.drawn:
+        agreement = _compare_rounds(probe, with_factor=True)
+        if agreement.problem is None or agreement.is_of_backward:
+            return agreement
+    elif (nonlinear := _compare_multiple(probe)) is not None:
+        return nonlinear
     with RandomDraws(silenced=True):
         return _compare_rounds(probe)
 
 
-def _compare_rounds(probe: CouplingProbe) -> Agreement:
-    """The first problem in a few rounds, or the largest difference in them; NaN if the loss depends on the seed."""
+def _compare_rounds(probe: CouplingProbe, *, with_factor: bool = False) -> Agreement:
+    """The first problem in a few rounds, or the largest difference in them; NaN if the loss depends on the seed.
+
+    Optionally the first batch is compared with a multiple of its loss, too.
+    """
     differences: list[float] = []
     if not probe.is_same_with(seed=1, first=None if probe.drawn else probe.first):
         return Agreement(math.nan)
@@ -327,10 +338,8 @@ def _compare_rounds(probe: CouplingProbe) -> Agreement:
     medleys = itertools.islice(probe.pool.medleys(size, cut, num_rows), rounds * most // size)
     batches = [(model, probe.pool.batch(quad.first, quad.second)) for model, quad in quads]
     batches += [(probe.model, probe.pool.batch(rows)) for rows in medleys]
-    if (problem := _nonlinear_backward(probe, *batches[0])) is not None:
-        return problem
-    for model, batch in batches:
-        agreement = _compare_cut(probe, model, batch, cut)
+    for turn, (model, batch) in enumerate(batches):
+        agreement = _compare_cut(probe, model, batch, cut, with_factor=with_factor and turn == 0)
         if agreement.problem is not None:
             return agreement
         differences.append(agreement.largest)
@@ -383,13 +392,20 @@ def compare_groups(probe: CouplingProbe) -> Agreement:
     return Agreement(max(largest, state))
 
 
-def _compare_cut(probe: CouplingProbe, model: nn.Module, batch: Batch, cut: int) -> Agreement:
-    """Compare `batch` with its parts before and after sample `cut`."""
-    whole = _pass(probe, probe.fresh(model), batch, 0, batch.size)
+def _compare_cut(
+    probe: CouplingProbe, model: nn.Module, batch: Batch, cut: int, *, with_factor: bool = False
+) -> Agreement:
+    """Compare `batch` with its parts before and after sample `cut`; optionally with a multiple of its loss before."""
+    try:
+        whole = _pass(probe, probe.fresh(model), batch, 0, batch.size)
+    except Exception as error:  # noqa: BLE001 - whatever a user's hook or function raises; losses alone were computed
+        return _failed_backward(error)
     if not math.isfinite(whole.value.sum):
         return Agreement(math.nan)
+    norm = _norm(whole.gradient)
+    if with_factor and (nonlinear := _nonlinear_backward(probe, model, batch, whole.gradient, norm)) is not None:
+        return nonlinear
     try:
-        norm = _norm(whole.gradient)
         first = _pass(probe, probe.fresh(model), batch, 0, cut)
         _subtract(whole.gradient, first.gradient)
         second = _pass(probe, first.model, batch, cut, batch.size)
@@ -419,33 +435,61 @@ def _compare_cut(probe: CouplingProbe, model: nn.Module, batch: Batch, cut: int)
     return Agreement(max(finite, default=0.0))
 
 
-def _nonlinear_backward(probe: CouplingProbe, model: nn.Module, batch: Batch) -> Agreement | None:
-    """The problem of a backward pass that is not proportional to the loss; None for one that is, as all of calculus.
-
-    A batch in one piece passes the gradient of its mean backward, micro-batches pass those of their sums: a gradient
-    that is clipped or normalised on the way is another one. Only hooks and functions of the user's own do that.
-    """
+def _hooked_after_accumulation(model: nn.Module) -> Agreement | None:
+    """The problem of a hook that is called once the gradients of a micro-batch are added; None without one."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and getattr(parameter, "_post_accumulate_grad_hooks", None):
             problem = f"{name} has a hook after accumulation, which each micro-batch would call"
             return Agreement(math.nan, problem, f"the hook of {name}")
-    value, gradient = _gradient(probe, model, batch, 1.0)
-    if not math.isfinite(value.sum):
-        return None
-    _, scaled = _gradient(probe, model, batch, _FACTOR)
-    differences = _norm([g - s / _FACTOR for g, s in zip(gradient, scaled, strict=True)]) / max(_norm(gradient), 1e-12)
-    if not math.isfinite(differences) or differences <= _GRADIENT_ROUNDING * probe.tolerance:
-        return None
-    problem = (
-        f"the gradient of {_FACTOR:g} times the loss differs from {_FACTOR:g} gradients by {differences:.1e} of it"
-    )
-    return Agreement(
-        differences, problem, "the backward pass: a hook or function clips or normalises gradients within it"
-    )
+    return None
 
 
-def _gradient(probe: CouplingProbe, model: nn.Module, batch: Batch, factor: float) -> tuple[Value, list[torch.Tensor]]:
-    return probe.gradient_of(probe.fresh(model), batch, 0, batch.size, factor=factor)
+def _compare_multiple(probe: CouplingProbe) -> Agreement | None:
+    """`_nonlinear_backward` of a first round in which draws are not silenced: both passes have the same ones."""
+    model, quad = next(probe.quads())
+    batch = probe.pool.batch(quad.first, quad.second)
+    try:
+        whole = _pass(probe, probe.fresh(model), batch, 0, batch.size)
+    except Exception as error:  # noqa: BLE001 - as in `_compare_cut`
+        return _failed_backward(error)
+    if not math.isfinite(whole.value.sum):
+        return None
+    return _nonlinear_backward(probe, model, batch, whole.gradient, _norm(whole.gradient))
+
+
+def _failed_backward(error: Exception) -> Agreement:
+    return Agreement(math.nan, f"it raises {type(error).__name__}: {error}", "the backward pass", is_of_backward=True)
+
+
+def _nonlinear_backward(
+    probe: CouplingProbe, model: nn.Module, batch: Batch, gradient: list[torch.Tensor], norm: float
+) -> Agreement | None:
+    """The problem of a backward pass that is not proportional to the loss; None for one that is, as all of calculus.
+
+    A batch in one piece passes the gradient of its mean backward, micro-batches pass those of their sums: a gradient
+    that is clipped, normalised or refused on the way, or gets noise, is another one. Only hooks and functions of the
+    user's own do so.
+
+    Args:
+        probe: computes the gradient of a multiple.
+        model: the weights.
+        batch: the samples.
+        gradient: that of the loss's sum, by trainable parameter.
+        norm: its norm.
+    """
+    try:
+        _, scaled = probe.gradient_of(probe.fresh(model), batch, 0, batch.size, factor=_FACTOR)
+    except Exception as error:  # noqa: BLE001 - as of the loss itself
+        problem = f"of {_FACTOR:g} times the loss it raises {type(error).__name__}: {error}"
+        cause = "the backward pass: a hook or function refuses large gradients"
+        return Agreement(math.nan, problem, cause, is_of_backward=True)
+    scaled.reverse()
+    difference = math.hypot(*(_norm([own - scaled.pop() / _FACTOR]) for own in gradient)) / max(norm, 1e-12)
+    if not math.isfinite(difference) or difference <= _GRADIENT_ROUNDING * probe.tolerance:
+        return None
+    problem = f"the gradient of {_FACTOR:g} times the loss differs from {_FACTOR:g} gradients by {difference:.1e} of it"
+    cause = "the backward pass: a hook or function clips or normalises gradients within it, or adds to them"
+    return Agreement(difference, problem, cause, is_of_backward=True)
 
 
 def _changed(what: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import types
 from typing import Any
 
@@ -44,7 +45,7 @@ class _Rebinding:
     def __init__(self, memo: dict[int, Any]) -> None:
         self._memo = memo
         self._cells: dict[int, types.CellType] = {}
-        self._within: set[int] = set()
+        self._functions: dict[int, types.FunctionType] = {}
 
     def rebind(self, holder: dict[Any, Any]) -> None:
         """Replace functions among the values of a copied dict, and of dicts among them such as those of hooks."""
@@ -72,37 +73,42 @@ class _Rebinding:
 
     def _of_copy(self, value: Any) -> Any:
         """What stands for a value in the copy: a part's copy, a function that names these, else the value itself."""
+        if not self._names_part(value, set()):
+            return value
         if id(value) in self._memo:
             return self._memo[id(value)]
-        if isinstance(value, types.MethodType) and id(value.__self__) in self._memo:
+        if isinstance(value, types.MethodType):
             return types.MethodType(value.__func__, self._memo[id(value.__self__)])
-        if not isinstance(value, types.FunctionType) or id(value) in self._within:
-            return value
-        self._within.add(id(value))
-        cells = tuple(map(self._cell, value.__closure__ or ()))
-        defaults = tuple(map(self._of_copy, value.__defaults__ or ()))
-        named = {name: self._of_copy(default) for name, default in (value.__kwdefaults__ or {}).items()}
-        self._within.discard(id(value))
-        before = (*(value.__closure__ or ()), *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-        if all(now is old for now, old in zip((*cells, *defaults, *named.values()), before, strict=True)):
-            return value
-        function = types.FunctionType(
-            value.__code__, value.__globals__, value.__name__, defaults or None, cells or None
-        )
-        function.__kwdefaults__ = named or None
-        function.__dict__.update(vars(value))
-        function.__annotations__ = value.__annotations__
-        function.__module__, function.__qualname__, function.__doc__ = (
-            value.__module__,
-            value.__qualname__,
-            value.__doc__,
-        )
-        return function
+        if id(value) not in self._functions:
+            cells = tuple(map(self._cell, value.__closure__ or ()))
+            function = types.FunctionType(value.__code__, value.__globals__, closure=cells or None)
+            self._functions[id(value)] = function  # before its cells are filled: it may name itself
+            for cell, own in zip(value.__closure__ or (), cells, strict=True):
+                if own == types.CellType():
+                    own.cell_contents = self._of_copy(cell.cell_contents)
+            function.__defaults__ = tuple(map(self._of_copy, value.__defaults__ or ())) or None
+            named = {name: self._of_copy(default) for name, default in (value.__kwdefaults__ or {}).items()}
+            function.__kwdefaults__ = named or None
+            function.__dict__.update(vars(value))
+            for name in functools.WRAPPER_ASSIGNMENTS:
+                setattr(function, name, getattr(value, name))
+        return self._functions[id(value)]
 
     def _cell(self, cell: types.CellType) -> types.CellType:
-        """The cell that stands for one in the copy; functions that shared it share its copy."""
-        if id(cell) not in self._cells:
-            is_empty = cell == types.CellType()
-            own = cell if is_empty else self._of_copy(cell.cell_contents)
-            self._cells[id(cell)] = cell if is_empty or own is cell.cell_contents else types.CellType(own)
-        return self._cells[id(cell)]
+        """The cell that stands for one in the copy, empty at first; functions that shared it share its copy."""
+        if cell == types.CellType() or not self._names_part(cell.cell_contents, set()):
+            return cell
+        return self._cells.setdefault(id(cell), types.CellType())
+
+    def _names_part(self, value: Any, seen: set[int]) -> bool:
+        """Whether a value is a part of the model that has a copy, or a function that names one, through others too."""
+        if self._memo.get(id(value), value) is not value:
+            return True
+        if isinstance(value, types.MethodType):
+            return self._memo.get(id(value.__self__), value.__self__) is not value.__self__
+        if not isinstance(value, types.FunctionType) or id(value) in seen:
+            return False
+        seen.add(id(value))
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
+        named = (*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        return any(self._names_part(each, seen) for each in named)

@@ -370,16 +370,18 @@ class CouplingProbe:
         is_same = not gap(first, value, first) > self.tolerance
         after = python_state(copy_, loss)
         buffers = self._unsaved_buffers(model, copy_, batch, value)
+        now, initial = dict(copy_.named_buffers()), dict(model.named_buffers())
         if not (changed := after.changed_since(before)):
-            pairs = zip(copy_.buffers(), model.buffers(), strict=True)
-            is_traceless = copy_ is not model and all(torch.equal(now, initial) for now, initial in pairs)
+            is_same_set = copy_ is not model and now.keys() == initial.keys()
+            is_traceless = is_same_set and all(_is_equal(now[name], initial[name]) for name in initial)
             return is_same, replace(self, leaves_no_trace=is_traceless, carried=CarriedPythonState(unsaved=buffers))
         twin = fresh(model)
         self.value_of(twin, batch, 0, batch.size)
         at_twin = python_state(twin, loss)
         with torch.no_grad():
-            for buffer, initial in zip(copy_.buffers(), model.buffers(), strict=False):
-                buffer.copy_(initial)
+            for name in now.keys() & initial.keys():
+                if now[name].shape == initial[name].shape:  # not a table that the first pass has made longer
+                    now[name].copy_(initial[name])
         next_value = self.value_of(copy_, batch, 0, batch.size)
         again = python_state(copy_, loss)
         is_moving = gap(value, next_value, value) > self.tolerance

@@ -44,7 +44,7 @@ CHECKED = 16
 
 
 _SURE = (BadJob, TypeError, AttributeError, NameError, ImportError, NotImplementedError)
-"""Errors of a metric's `compute` that more samples, or a trained model, do not mend."""
+"""Errors of a metric's `compute` that more samples, or a trained model, do not mend; see `_is_sure`."""
 
 
 def check_held_out(step: Step, held_out: Mapping[str, Samples], size: int) -> list[str]:
@@ -81,7 +81,7 @@ def check_held_out(step: Step, held_out: Mapping[str, Samples], size: int) -> li
                     continue
                 if failed is None:
                     break
-            if failed is not None and isinstance(failed[1], _SURE):
+            if failed is not None and _is_sure(failed[1]):
                 raise failed[1]
         if failed is not None:
             name, problem = failed
@@ -90,6 +90,11 @@ def check_held_out(step: Step, held_out: Mapping[str, Samples], size: int) -> li
                 f"of {split}; if it does so for all of them, the first evaluation fails"
             )
     return doubts
+
+
+def _is_sure(problem: Exception) -> bool:
+    """Whether `compute` raises this for more samples too. Many metrics have None until they have seen enough."""
+    return isinstance(problem, _SURE) and "NoneType" not in str(problem)
 
 
 def _evaluate_batch(step: Step, samples: Samples, size: int) -> tuple[str, Exception] | None:
