@@ -14,6 +14,7 @@ from stoker.launching.known_places import fetch_run
 from stoker.launching.place_history import lessons_of
 from stoker.records import LaunchState, Run
 from stoker.records.progress import read_event
+from stoker.records.run import RunStatus
 from stoker.reporting.launch_text import launch_waits
 from stoker.store import RunDirectory, RunLock
 from stoker.store.run_files import LAUNCH, RUN
@@ -307,13 +308,25 @@ def test_the_place_changes_neither_the_record_nor_the_code_here(run: Elsewhere) 
     assert (run.here.path / "model.safetensors").exists()
 
 
-def make_run(directory: Path, samples: int) -> None:
+def test_a_run_that_finished_before_its_place_forgot_it_is_finished(run: Elsewhere) -> None:
+    """As a Job that Kubernetes deleted a week after its end: what came home says how it ended."""
+    make_run(run.there, 200, "finished")
+    run.log("finished", 1, samples=200)
+    run.launcher.answers = [STOPPED]
+    followed = run.follower().run()
+    assert (followed.state.phase, followed.exit_code) == ("finished", 0)
+    launch = run.here.read_launch()
+    assert launch is not None
+    assert launch.state.phase == "finished"
+
+
+def make_run(directory: Path, samples: int, status: RunStatus = "unfinished") -> None:
     """The record of a run that came to `samples`."""
     RunDirectory(directory).write(
         RUN,
         Run(
             name=directory.name,
-            status="unfinished",
+            status=status,
             created_at="2026-11-25T10:00:00+00:00",
             spec_digest="3" * 64,
             total_samples=200,

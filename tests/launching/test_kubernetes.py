@@ -613,6 +613,16 @@ def test_the_probe_says_what_is_missing(cluster: Any) -> None:
     assert "create secrets" in LAUNCHER.probe(LAUNCHER.parse("team/2x8xh100"), {}).missing[0]
 
 
+@pytest.mark.parametrize(("version", "needs_create"), [("34", False), ("35", True)])
+def test_a_command_in_a_pod_needs_what_the_version_asks_for(cluster: Any, version: str, needs_create: bool) -> None:
+    """Before 1.35 a WebSocket is opened by whoever may `get`: a role without `create` is no reason to refuse."""
+    cluster.version = version
+    cluster.forbidden.add(("create", "pods/exec"))
+    missing = LAUNCHER.probe(LAUNCHER.parse("team/8xh100"), {}).missing
+    assert bool(missing) == needs_create
+    assert all("create pods/exec" in sentence for sentence in missing)
+
+
 def test_a_missing_namespace_is_named(cluster: Any) -> None:
     """It is found before anything is made."""
     assert LAUNCHER.probe(LAUNCHER.parse("nowhere/8xh100"), {}).missing == ("there is no namespace nowhere",)
@@ -956,6 +966,21 @@ def test_a_volume_that_is_full_says_how_to_have_a_larger_one(tmp_path: Path, mon
     with pytest.raises(pod_start.CannotStart, match=r"No space left.*--place-option size=") as caught:
         pod_start.unpack(tmp_path / "volume/code/1", [mounted / "part"])
     assert caught.value.code == pod_start.CANNOT_WRITE
+
+
+def test_a_volume_on_which_the_run_s_own_folder_cannot_be_written_says_so(tmp_path: Path) -> None:
+    """As where an earlier pod was another user's: one sentence, and the exit code of a volume."""
+    mounted = sent(tmp_path, Bundle(kind="code", name="job.py", files=(TreeFile.of_bytes("job.py", b"x = 1"),)))
+    orders = json.loads((mounted / "start.json").read_text())
+    folder = Path(orders["root"]) / orders["run"]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.write_text("no folder")
+    ended = subprocess.run(
+        [sys.executable, pod_start.__file__, str(mounted)], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == pod_start.CANNOT_WRITE
+    assert ended.stderr.startswith(f"{folder}/launch cannot be written on the volume")
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_pod_that_is_ended_before_its_run_begins_goes_on_elsewhere(tmp_path: Path) -> None:

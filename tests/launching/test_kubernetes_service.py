@@ -65,6 +65,18 @@ def test_replicas_are_spread_and_leave_one_after_the_other() -> None:
     assert "PodDisruptionBudget" not in objects()
 
 
+def test_memory_is_limited_only_where_it_is_named() -> None:
+    """How much models need is not known: under a limit that was guessed, a large one would be killed as it loads."""
+
+    def memory(**options: str) -> tuple[str | None, str | None]:
+        container = objects(options=options)["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+        resources = container["resources"]
+        return resources["requests"]["memory"], resources.get("limits", {}).get("memory")
+
+    assert memory() == ("2Gi", None)
+    assert memory(memory="8Gi") == ("8Gi", "8Gi")
+
+
 def test_another_scale_restarts_no_pod() -> None:
     """The pods' template is the same whatever their number."""
     templates = [

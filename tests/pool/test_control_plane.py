@@ -541,7 +541,7 @@ def test_a_pool_whose_disk_hangs_hears_nobody(tmp_path: Path, monkeypatch: pytes
         plane = ControlPlane(tmp_path, own_key("control", tmp_path), on.Founded(name="test"))
         plane.hearing = HearingClock(lambda: passed[0])
         async with plane._turn:
-            looking = asyncio.create_task(plane._watch())
+            looking = asyncio.create_task(plane._listen())
             for _ in range(30):
                 passed[0] += 1.0
                 await asyncio.sleep(0.0)
@@ -551,6 +551,28 @@ def test_a_pool_whose_disk_hangs_hears_nobody(tmp_path: Path, monkeypatch: pytes
         return plane.hearing.deaf_s
 
     assert asyncio.run(hang()) == 30 - MOST_GAP_S
+
+
+def test_a_pool_that_has_much_to_do_still_hears_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deleting blobs may take longer than the time after which it counts as away."""
+    monkeypatch.setattr(control_plane, "_CLEAN_S", -1.0)
+    monkeypatch.setattr(control_plane, "_TICK_S", 0.01)
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def delete_unneeded(_: object) -> list[str]:
+        has_begun.set()
+        may_end.wait(20)
+        return []
+
+    with in_thread(tmp_path) as (plane, _):
+        looks = list[float]()
+        monkeypatch.setattr(plane.blobs, "delete_unneeded", delete_unneeded)
+        assert has_begun.wait(20)
+        monkeypatch.setattr(plane.hearing, "look", lambda: looks.append(time.monotonic()))
+        try:
+            until(lambda: len(looks) > 2, timeout_s=5)
+        finally:
+            may_end.set()
 
 
 def test_a_stopped_run_is_shown_to_its_renter(tmp_path: Path) -> None:

@@ -128,6 +128,8 @@ def test_the_interval_that_links_suit_is_said() -> None:
     assert "1,000 exchanges of 3.0 s are 45 % of it" in text
     assert "every=stoker.updates(8) is recommended, not 1" in text
     assert "recommended" not in gang_text(found, RARE)
+    ran = [replace(one, forecast=RunForecast(run_s=3600.0, has_exchanges=True)) for one in found.matches]
+    assert "recommended" not in gang_text(replace(found, matches=tuple(ran)), often), "updates are shorter"
 
 
 def test_large_messages_have_a_price_before_anything_is_opened() -> None:
@@ -177,7 +179,8 @@ def test_a_message_that_no_agent_makes_again_ends_the_run() -> None:
     client: Any = None
     run = RentedRun(client, {**HANDLE, "job": "run-s0", "gang": "run"}, client)
     reason = f"{SENT_OTHERWISE} after update 5 than this machine makes"
-    lease: dict[str, Any] = {"reason": reason, "commitments": [], "outcome": "", "running_s": 0}
+    lease: dict[str, Any] = {"reason": reason, "commitments": [], "outcome": "", "running_s": 0, "check_fraction": 0}
+    lease |= {"closed_by": "agent", "delegate": "pool"}
     state = run._next([lease, lease], 0, reason)
     assert (state.phase, state.why[:50]) == ("failed", "two agents in a row make another message than the ")
     alone = run._next([{**lease, "reason": "lost"}, lease], 0, "lost")
@@ -204,7 +207,7 @@ class Sites:
         """A lease of 20 s."""
         fields = {"reason": "", "result": "", "outcome": "", "closed_by": "", "renter": "r", "closed_s": 100.0}
         about = {"is_gang_begun": True, "accepted_s": 1.0, "commitments": [], "running_s": 20, "offer_id": "box"}
-        return {"lease_id": name, "state": state, "delegate": "pool", **fields, **about, **more}
+        return {"lease_id": name, "state": state, "delegate": "pool", "check_fraction": 0, **fields, **about, **more}
 
     def _pool(self, what: str) -> dict[str, float]:
         assert what == "pool"
@@ -283,6 +286,7 @@ def test_leases_of_earlier_starts_are_no_gangs_that_were_never_complete(monkeypa
     )
     monkeypatch.setattr(gang_run, "_now", lambda _: 0.0)
     ended = {"state": "final", "accepted_s": 0.0, "reason": RELEASED, "running_s": 0, "outcome": ""}
+    ended |= {"check_fraction": 0, "closed_by": "pool", "delegate": "pool"}
     client: Any = None
     gang = GangRun(client, {**HANDLE, "until_s": 0.0}, client)
     state = gang._complete([ended, ended], [[ended] * 20, [ended]])

@@ -232,10 +232,12 @@ def test_a_short_lease_says_how_fast_a_job_is_on_an_offer() -> None:
     }
     others = [{**lease, "forecast": {"job": "k"}}, {**lease, "commitments": blocks[:1]}]
     of_list = {key: value for key, value in lease.items() if key != "commitments"}
-    of_gang = earlier_runs([{**lease, "gang": "run"}, resumed], "j", in_gang=True)
+    site = {**lease, "gang": "run", "gang_leases": [["run-s0.0"], ["run-s1.0"]]}
+    of_gang = earlier_runs([site, resumed], "j", sites=2)
+    assert earlier_runs([site, resumed], "j", sites=3) == {}, "each has another part of the batch"
     assert [[run.has_exchanges for run in each] for each in of_gang.values()] == [[True]]
     assert after_runs(RunForecast(run_s=9.0), *of_gang.values(), 60).has_exchanges
-    runs = earlier_runs([lease, resumed, *others, of_list, {**lease, "gang": "run"}], "j")
+    runs = earlier_runs([lease, resumed, *others, of_list, site], "j")
     assert runs == {
         "slow": [
             EarlierRun(updates_per_s=2.0, over_s=30.0, setup_s=8.0),

@@ -168,7 +168,13 @@ def commit(
         previous = lease["commitments"][-1]["state"] if lease["commitments"] else order.resume_head
         state = chain_head(previous, update, manifest.state_digest())
         lease["commitments"].append(
-            {"block": len(lease["commitments"]), "update": update, "state": state, "blob": blob}
+            {
+                "block": len(lease["commitments"]),
+                "update": update,
+                "state": state,
+                "blob": blob,
+                "running_s": lease["running_s"],
+            }
         )
 
 
@@ -293,10 +299,12 @@ def test_no_more_than_the_most_is_deposited(pool, tmp_path) -> None:
     opened = pool.of(on.Opened)[0]
     assert opened.deposit == pytest.approx(150_000, abs=100)
     assert opened.forecast.hours == pytest.approx(0.75)
-    lease |= {"state": "closed", "reason": "lost", "running_s": 900, "paid_s": 900, "rate_per_hour": 100_000}
+    lease["running_s"] = 900
+    commit(pool, lease, tmp_path, 10)
+    lease |= {"state": "closed", "reason": "lost", "paid_s": 900, "rate_per_hour": 100_000}
     LAUNCHER.state(handle)
     second = pool.of(on.Opened)[1]
-    assert second.deposit == pytest.approx(125_000, abs=1000)
+    assert second.deposit == pytest.approx(100_000, abs=1000), "as much as it was paid may be replayed"
     options = {"forecasts": json.dumps({"cpu/1": {"run_s": 3600.0}}), "verify": "100%"}
     with pytest.raises(BadJob, match="no free offer finishes the run for that"):
         LAUNCHER.start(submission(run="other-1", max_cost=0.15, options=options), print)
@@ -317,8 +325,9 @@ def test_forecasts_for_each_kind_decide_and_are_kept_for_the_next_time(pool) -> 
 def test_a_lost_agent_is_replaced_from_the_last_block_and_asked_last(pool, tmp_path) -> None:
     """The next lease names the block to go on from, and pays no more than what is left; the agent may come back."""
     handle, lease = started(pool)
+    lease["running_s"] = 600
     commit(pool, lease, tmp_path, 10, 20)
-    lease |= {"state": "closed", "reason": "lost", "running_s": 600, "closed_s": time.time() - 100}
+    lease |= {"state": "closed", "reason": "lost", "running_s": 700, "closed_s": time.time() - 100}
     state = LAUNCHER.state(handle)
     assert (state.phase, state.restarts) == ("requeued", 1)
     opened = pool.of(on.Opened)[1]
@@ -487,16 +496,17 @@ def test_an_agent_that_was_cleared_is_not_wrong_any_more(pool, tmp_path) -> None
 
 
 def test_what_earlier_leases_paid_for_replays_counts(pool, tmp_path) -> None:
-    """Fees come out of --max-cost; what a cheat got back counts as neither money nor time."""
+    """Fees come out of --max-cost; neither what a cheat got back counts, nor time after the last block, nor its pay."""
     handle, lease = started(pool, max_cost=0.15)
+    lease["running_s"] = 900
     commit(pool, lease, tmp_path, 10)
-    lease |= {"state": "closed", "reason": "lost", "running_s": 900, "paid_s": 900, "rate_per_hour": 100_000}
+    lease |= {"state": "closed", "reason": "lost", "running_s": 1800, "paid_s": 1800, "rate_per_hour": 100_000}
     lease["challenges"] = [{"block": 0, "equal": True, "fee": 20_000}]
     LAUNCHER.state(handle)
     assert pool.of(on.Opened)[1].deposit == pytest.approx(100_000, abs=1000), "as much as it was paid may be replayed"
     for outcome, left in (("", 105_000), ("slashed", 130_000)):
         pool.leases.pop(f"{handle['job']}.1")
-        lease |= {"state": "final", "outcome": outcome}
+        lease |= {"state": "final", "outcome": outcome, "settlement": {"pay": 0 if outcome else 25_000}}
         LAUNCHER.state(handle)
         assert pool.of(on.Opened)[-1].deposit == pytest.approx(left, abs=1000)
 
@@ -648,7 +658,7 @@ def test_a_stopped_run_goes_on_from_its_last_block(pool, tmp_path) -> None:
     assert len(pool.of(on.Opened)[-1].inputs) == 1
 
 
-def test_the_time_and_the_deadline_bound_what_is_spent(pool) -> None:
+def test_the_time_and_the_deadline_bound_what_is_spent(pool, tmp_path) -> None:
     """Nothing is opened for more than the deadline, nor after the time of the run is used up."""
     with pytest.raises(PlaceFailed, match=r"1 h .* deadline is in 10 min"):
         LAUNCHER.start(submission(options={"deadline": "10min"}), print)
@@ -656,7 +666,9 @@ def test_the_time_and_the_deadline_bound_what_is_spent(pool) -> None:
         LAUNCHER.start(submission(time_limit_s=None), print)
     assert not pool.leases
     handle, lease = started(pool)
-    lease |= {"state": "closed", "reason": "lost", "running_s": 3600}
+    lease["running_s"] = 3600
+    commit(pool, lease, tmp_path, 10)
+    lease |= {"state": "closed", "reason": "lost"}
     assert LAUNCHER.state(handle).phase == "failed"
 
 
@@ -811,7 +823,10 @@ def test_a_better_offer_that_is_gone_by_then(pool, tmp_path) -> None:
 
 
 def test_a_fraction_of_a_second_pays_for_no_further_lease(pool) -> None:
-    """A forecast has fractions, leases are paid for whole seconds: what is left over opens nothing."""
+    """A forecast has fractions, leases are paid for whole seconds: what is left over opens nothing.
+
+    Nor does the time of a lease that came to no block within it, and was paid nothing.
+    """
     handle, lease = started(pool, time_limit_s=60.5)
     lease |= {"state": "closed", "reason": "the deposit is used up", "running_s": 60, "closed_by": lease["delegate"]}
     state = LAUNCHER.state(handle)

@@ -218,9 +218,9 @@ def test_a_dispute_does_not_save_a_verifiers_fee() -> None:
         book.post(book.renter, on.Final(lease_id="job"))
 
 
-@pytest.mark.parametrize(("blocks", "verify", "paid_s"), [(0, 0.05, 300), (1, 0.05, 1200), (0, 0.0, 1200)])
+@pytest.mark.parametrize(("blocks", "verify", "paid_s"), [(0, 0.05, 0), (1, 0.05, 1200), (0, 0.0, 1200)])
 def test_work_that_cannot_be_checked_is_not_paid(blocks: int, verify: float, paid_s: int) -> None:
-    """Of a lease that is checked, seconds count up to a block after the last commitment."""
+    """Of a lease that is checked, seconds count up to the last commitment."""
     book = Book()
     book.finish(beats=2, every_s=600, blocks=blocks, verify_fraction=verify)
     book.pass_time(601)
@@ -395,7 +395,6 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
                 most_forwarding=number * 500,
                 window_s=draw.randrange(3000),
                 verify_fraction=draw.choice([0.05, 1]),
-                is_paid_by_block=draw.random() < 0.5,
                 forecast=on.Forecast(hours=0.1, credits=draw.randrange(CREDIT // 2)),
             ),
         ]
@@ -559,9 +558,13 @@ def test_forwarding_is_paid_once_and_within_what_the_renter_said() -> None:
 
 
 def worked(*blocks_s: int, tail_s: int, **more: Any) -> Book:
-    """A lease that is paid by block, each of which took so long on the meter, and what came after the last one."""
-    book = Book()
-    book.run(beats=0, verify_fraction=0.05, is_paid_by_block=True, **more)
+    """A lease that is checked, of blocks each of which took so long on the meter, and what came after the last one."""
+    return worked_in(Book(), *blocks_s, tail_s=tail_s, **more)
+
+
+def worked_in(book: Book, *blocks_s: int, tail_s: int, **more: Any) -> Book:
+    """As `worked`, in a pool that is given."""
+    book.run(beats=0, verify_fraction=0.05, **more)
     passed_s, previous = 0, ""
     for index, each_s in enumerate((*blocks_s, tail_s)):
         book.pass_time(each_s)
@@ -625,6 +628,26 @@ def test_a_lease_without_a_block_is_ended_by_the_pool() -> None:
         book.post(book.operator, body)
     assert book.state.record_of(book.agent.public).left == 1
     assert settled_pay(book) == pay_for(60, CREDIT // 2)
+
+
+def test_the_pool_as_a_renter_ends_a_stalled_lease_as_the_pool() -> None:
+    """An operator may rent as well: what its agent did not do is not paid for that."""
+    book = Book()
+    book.post(book.operator, on.Deposited(account=book.operator.public, amount=10 * CREDIT))
+    book.renter = book.operator
+    book = worked_in(book, 60, tail_s=STALLED_S)
+    book.post(book.operator, on.Closed(lease_id="job", reason=STALLED))
+    assert book.state.record_of(book.agent.public).left == 1
+    assert settled_pay(book) == pay_for(60, CREDIT // 2)
+
+
+def test_a_block_has_an_update_at_least() -> None:
+    """Else an agent would commit to the state that a run begins with, which replays find equal, and be paid for it."""
+    book = Book()
+    book.run(beats=1, verify_fraction=0.05)
+    state = sha256(b"begin")
+    with pytest.raises(Refused, match="a block has an update at least"):
+        book.post(book.agent, on.Committed(lease_id="job", block=0, update=0, state=state, blob=state))
 
 
 def stalled_bodies(book: Book) -> list[on.Closed]:

@@ -92,11 +92,11 @@ def test_a_deposit_that_is_used_up_ends_the_lease() -> None:
 
 
 def test_what_replays_need_is_not_run_up_by_the_meter() -> None:
-    """Of a deposit for an hour and its replays the meter takes an hour, and verifiers the rest."""
-    book = Book()
-    book.run(beats=0, deposit=CREDIT, forecast=on.Forecast(hours=1.0, credits=CREDIT // 2), verify_fraction=0.05)
-    book.pass_time(3600)
-    book.post(book.agent, on.Beat(lease_id="job", index=0, running_s=3600))
+    """Of a deposit for 20 minutes and their replays the meter takes 20 minutes, and verifiers the rest."""
+    book, pay = Book(), pay_for(1200, CREDIT // 2)
+    book.run(beats=0, deposit=2 * pay, forecast=on.Forecast(hours=1 / 3, credits=pay), bond=pay, verify_fraction=0.05)
+    book.pass_time(1200)
+    book.post(book.agent, on.Beat(lease_id="job", index=0, running_s=1200))
     assert settle(book)[0] == "closed"
     assert book.state.leases["job"].reason == "the deposit is used up"
 

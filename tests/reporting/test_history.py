@@ -29,9 +29,11 @@ def progress(samples: int) -> Event:
 
 
 def test_a_resume_that_was_not_written_supersedes_as_well() -> None:
-    """Its first progress lies before the last one."""
+    """Its first progress lies before the last one; what was said at its own position is said again as well."""
     events = [progress(10), progress(20), evaluated(20), progress(12)]
     assert live_history(events) == (events[0], events[3])
+    events = [progress(10), progress(20), evaluated(20), progress(30), progress(20)]
+    assert live_history(events) == (events[0], events[4])
 
 
 def evaluated(samples: int, split: str = "valid", **fields: object) -> Event:

@@ -347,9 +347,9 @@ def test_a_parts_gradient_is_dropped_before_the_next_one_is_computed(monkeypatch
     """Of a large model three of them in float64 would be the peak of a run's memory."""
     gradient_of, seen, alive = CouplingProbe.gradient_of, list[weakref.ref[torch.Tensor]](), list[int]()
 
-    def noting(*arguments: Any) -> Any:
+    def noting(*arguments: Any, **named: Any) -> Any:
         alive.append(sum(tensor() is not None for tensor in seen))
-        value, gradient = gradient_of(*arguments)
+        value, gradient = gradient_of(*arguments, **named)
         seen.extend(map(weakref.ref, gradient))
         return value, gradient
 

@@ -89,9 +89,10 @@ def test_outside_of_its_part_of_the_run_batches_are_whole() -> None:
 
 
 def test_the_setting_is_part_of_the_identity() -> None:
-    """Described where it is given, and absent where it is not, so that earlier runs are found."""
-    assert describe_settings(job_of())["selective_backprop"]["keep"] == 0.3  # type: ignore[index,call-overload]
-    assert "selective_backprop" not in describe_settings(job_of(loss="cross_entropy"))
+    """Described with the loss that it belongs to."""
+    given, plain = (describe_settings(job)["loss"] for job in (job_of(), job_of(loss="cross_entropy")))
+    assert given["selective_backprop"]["keep"] == 0.3  # type: ignore[index,call-overload]
+    assert not plain["selective_backprop"]  # type: ignore[index,call-overload]
 
 
 @pytest.mark.parametrize("wrong", [{"keep": 0}, {"keep": 1.2}, {"start": 0.9, "end": 0.5}, {"interrupt": -1}])

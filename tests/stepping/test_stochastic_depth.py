@@ -145,6 +145,7 @@ def test_rates_out_of_range_are_refused(rate: object) -> None:
 
 
 def test_the_rate_is_part_of_the_identity() -> None:
-    """Described where it is given, and absent where it is not, so that earlier runs are found."""
-    assert describe_settings(job_of())["stochastic_depth"] == 0.5
-    assert "stochastic_depth" not in describe_settings(job_of(rate=0.0))
+    """Described with the loss that it belongs to."""
+    rates = [describe_settings(job)["loss"]["stochastic_depth"] for job in (job_of(), job_of(rate=0.0))]  # type: ignore[index,call-overload]
+    assert rates[0] == 0.5
+    assert not rates[1]

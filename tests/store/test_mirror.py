@@ -146,6 +146,50 @@ def test_a_killed_process_is_followed_in_silence_and_a_sender_that_cannot_be_rea
         assert mirrored(run, remote) == []
 
 
+def test_the_end_of_the_process_before_takes_nothing_over(tmp_path: Path, remote: RemoteRuns) -> None:
+    """It writes its note of the end, or the store shows an older note, after this one has begun: this one goes on."""
+    run = make_run(tmp_path / "a/mlp")
+    with Mirror(run, remote, print, print):
+        before = json.loads(remote.read("mlp", "sender.json"))
+    ended = json.dumps(before | {"ended_at": "2026-01-01T00:00:00Z"}).encode()
+    checkpointed(run, 1000)
+    mirrored_by: list[str] = []
+
+    def late(mirror: Mirror) -> None:
+        mirrored_by.append(mirror._sender["token"])
+        remote.put("mlp", "sender.json", ended)
+
+    assert mirrored(run, remote, late) == []
+    assert remote.checkpoints(remote.files("mlp")) == ["000000001000"]
+    assert json.loads(remote.read("mlp", "sender.json"))["token"] == mirrored_by[0]
+
+
+@pytest.mark.parametrize("file", ["checkpoints/000000001000/model.safetensors", "checkpoints/best.json"])
+def test_a_process_that_is_taken_over_during_an_upload_writes_no_manifest_and_no_end(
+    tmp_path: Path, remote: RemoteRuns, file: str
+) -> None:
+    """Its last upload may take minutes, in which the next process begins: that one's note stays."""
+    run, said = make_run(tmp_path / "a/mlp"), list[str]()
+    checkpointed(run, 1000)
+    CheckpointStore(run.checkpoints).mark_best("000000001000")
+    other = {"who": "other:/mlp", "began_at": "2026-01-01T00:00:00Z", "token": "t"}
+
+    @dataclasses.dataclass(frozen=True)
+    class Overtaken(RemoteRuns):
+        def put(self, name: str, path: str, source: Path | bytes) -> None:
+            super().put(name, path, source)
+            if path == file:
+                super().put(name, "sender.json", json.dumps(other).encode())
+
+    overtaken = Overtaken(**dataclasses.asdict(remote) | {"fs": remote.fs})
+    with Mirror(run, overtaken, said.append, said.append):
+        pass
+    assert [text for text in said if "is sent to" in text and "by other:/mlp" in text] == said
+    assert len(said) == 1
+    assert json.loads(remote.read("mlp", "sender.json")) == other
+    assert ("checkpoints/000000001000/manifest.json" in remote.files("mlp")) == (file == "checkpoints/best.json")
+
+
 class Cut(Exception):
     """The process is killed."""
 

@@ -42,7 +42,7 @@ TRACE = Trace(
     ),
     storages=(
         Storage(num_bytes=256, category="parameter", born=-1, died=None, block=2),
-        Storage(num_bytes=2**41, category="activation", born=0, died=1),
+        Storage(num_bytes=2**41, category="activation", born=0, died=1, compiled_share=0.5),
     ),
     events=(1, 2, -2),
     modules=("", "layers.0"),
@@ -74,13 +74,13 @@ def test_what_is_read_is_what_was_written(tmp_path, trace):
 def test_the_layout_is_columns(tmp_path):
     """What a file holds, spelled out: a change of it needs another number of the layout."""
     content = json.loads(gzip.decompress(packed_trace(TRACE)))
-    assert content["layout"] == 1
+    assert content["layout"] == 2
     assert content["shapes"] == [["bf16", [4, 8]], ["fp32", [8, 8]]]
     assert content["operations"][0] == ["mm", [0, 1], [0], 512, 320, 64, [["stride", [2, 2]], ["transpose_a", False]]]
     assert content["phases"] == ["forward", "optimizer"]
     assert content["occurrences"] == [[0, 1], [0, 0], [1, 0], [0, 1]]
     assert content["categories"] == ["parameter", "activation"]
-    assert content["storages"] == [[256, 2**41], [-1, 0], [None, 1], [2, None]]
+    assert content["storages"] == [[256, 2**41], [-1, 0], [None, 1], [2, None], [1.0, 0.5]]
     assert content["repetition"]["segments"] == [[0], [0], [1]]
     assert content["repetition"]["widened"] == [[1, ["_foreach_add_", [1, 1], [1], 0, 512, 256, []]]]
 

@@ -152,6 +152,23 @@ def test_what_a_tracker_refused_is_sent_again(directory: RunDirectory) -> None:
     assert (RunUpload(directory, "remembering", tracker.open).send(), sent(tracker)) == (1, [1, 2])
 
 
+def test_an_attempt_that_is_made_again_takes_nothing_back(directory: RunDirectory) -> None:
+    """The same events are read again: their first one lies before the last one of the attempt that failed."""
+    tracker, back = Remembering(), list[int]()
+    tracker.go_back = back.append  # type: ignore[method-assign]
+    upload = RunUpload(directory, "remembering", tracker.open)
+    happened(directory, 1)
+    upload.send()
+    happened(directory, 2)
+    happened(directory, 3)
+    tracker.is_down = True
+    with pytest.raises(ConnectionError):
+        upload.send()
+    tracker.is_down = False
+    upload.send()
+    assert (back, sent(tracker)) == ([], [1, 2, 3])
+
+
 def test_a_tracker_that_hangs_does_not_keep_a_run_from_ending(directory: RunDirectory) -> None:
     """The end waits for a stated time, and says that not everything was sent."""
     tracker, words = Remembering(), list[str]()

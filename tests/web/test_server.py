@@ -567,6 +567,17 @@ def test_a_run_elsewhere_is_a_row_before_it_is_fetched(tmp_path: Path) -> None:
     assert set(ui_of(tmp_path / "there").index.rows) == {"there"}
 
 
+def test_a_run_elsewhere_whose_record_is_of_another_schema_says_so(tmp_path: Path) -> None:
+    """And not that it has no run.json, which none has before it is fetched; a fetched one is shown without it."""
+    (tmp_path / "there").mkdir()
+    write_run(tmp_path, "fetched", as_log(story.young_run()), status="unfinished")
+    for name in ("there", "fetched"):
+        (tmp_path / name / "launch.json").write_text('{"record": "Launch", "schema": 99}')
+    rows = {row["id"]: row for row in ask(ui_of(tmp_path), "/api/runs").json()["rows"]}
+    assert "launch.json cannot be used: Launch: schema version 99" in rows["there"]["problem"]
+    assert (rows["fetched"]["status"], rows["fetched"]["launch"]) == ("unfinished", None)
+
+
 def test_a_run_elsewhere_costs_all_the_time_it_held_devices(tmp_path: Path) -> None:
     """Starts and lost work count, as for `--max-cost`; the queue does not; what was recorded at the end holds."""
 

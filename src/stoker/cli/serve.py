@@ -20,7 +20,6 @@ from stoker import api
 from stoker.cli.terminal import AsJson, column_table, print_document, printable, say, setting_pairs
 from stoker.errors import BadJob
 from stoker.launching import parse_target
-from stoker.launching.kubernetes.cluster_api import as_yaml
 from stoker.records import TensorSpec, to_json
 from stoker.records.codec import JSON
 from stoker.units import format_seconds
@@ -162,6 +161,8 @@ def announce_deployment(objects: Sequence[dict[str, Any]], *, on: str, dry_run: 
     if as_json:
         print_document({"objects": list(objects), "applied": not dry_run})
     elif dry_run:
+        from stoker.launching.kubernetes.cluster_api import as_yaml  # noqa: PLC0415 - --help loads no launcher
+
         print(as_yaml(objects), end="")
     else:
         name, (context, _, namespace) = objects[0]["metadata"]["name"], parse_target(on).address.rpartition("/")

@@ -415,10 +415,18 @@ class Follower:
                     break
                 self.sleep(min(LONGEST_PAUSE_S, POLL_S * 2**number))
             else:
+                self._learn_end()
                 remember_run(self.directory, self.launch)
                 write_report(self.directory)
                 return Followed(directory=self.directory, state=self._state, is_home=True)
         return Followed(directory=self.directory, state=self._state, problem=problem)
+
+    def _learn_end(self) -> None:
+        """Of a run that is home: a place that forgets what has ended, as Kubernetes does, calls it stopped."""
+        if self._state.phase != "stopped" or not self.directory.is_run:
+            return
+        if self.directory.read_run().status == "finished":
+            self._keep(seen_now("finished", "trained to its end", self._state.evidence, exit_code=0))
 
     def _detached(self) -> Followed:
         self._release(is_last=True)

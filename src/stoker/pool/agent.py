@@ -55,7 +55,7 @@ from stoker.pool.isolation import (
     remove_tree,
 )
 from stoker.pool.job_box import JobBox, PoolOrder, missing_packages, read_order
-from stoker.pool.lease import BEAT_S, MOST_EVIDENCE_BYTES, UNCOMMITTED_S, VERDICT_S, Lease
+from stoker.pool.lease import BEAT_S, MOST_BLOCK_S, MOST_EVIDENCE_BYTES, VERDICT_S, Lease
 from stoker.pool.leased_job import INDEX_BYTES, BlobCache, LeasedJob
 from stoker.pool.link_probe import MeasuredLink
 from stoker.pool.message_carrier import known_messages
@@ -493,10 +493,10 @@ class Agent:
             if order.num_devices != self.lending.num_devices:
                 raise BadJob(f"it is for {order.num_devices} devices, and {self.lending.num_devices} are lent")
             _require_site(lease, order)
-            if float(lease["check_fraction"]) and order.block_s > UNCOMMITTED_S:
+            if float(lease["check_fraction"]) and order.block_s > MOST_BLOCK_S:
                 raise BadJob(
                     f"it commits each {format_seconds(order.block_s)}, and what is not committed is not paid: "
-                    f"{UNCOMMITTED_S} s at most"
+                    f"{MOST_BLOCK_S} s at most"
                 )
             if self._custody is not None:
                 self._custody.put_up(lease)

@@ -319,7 +319,7 @@ class ControlPlane:
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         if self.rendezvous is not None:
             await self.rendezvous.open()
-        tasks = [asyncio.create_task(self._watch())]
+        tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
         if self.custody is not None:
             tasks.append(asyncio.create_task(self._keep_up(self.custody)))
         try:
@@ -340,14 +340,19 @@ class ControlPlane:
             async with self._turn:  # what is being written is written first
                 self.log.close()
 
+    async def _listen(self) -> None:
+        """Note, again and again, that others can be heard: also while blobs are deleted, or much else is due."""
+        while True:
+            async with self._turn:  # what came while the log could not be written is not taken yet
+                self.hearing.look()
+            self._note_absence()
+            await asyncio.sleep(_TICK_S)
+
     async def _watch(self) -> None:
         """Sign what is due, again and again."""
         cleaned_s = time.monotonic()
         while True:
             try:
-                async with self._turn:  # what came while the log could not be written is not taken yet
-                    self.hearing.look()
-                self._note_absence()
                 bodies = due(
                     self.state,
                     self._now(),

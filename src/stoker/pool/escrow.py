@@ -201,8 +201,7 @@ def end(lease: Lease, held: int) -> list[Transfer]:
         lease: as it ends.
         held: what its escrow has [micro-credits].
     """
-    most_s = lease.most_payable_s if lease.is_paid_by_block else lease.running_s  # as earlier versions did
-    most = required_deposit(pay_for(most_s, lease.rate_per_hour), lease.check_fraction)
+    most = required_deposit(pay_for(lease.most_payable_s, lease.rate_per_hour), lease.check_fraction)
     return _some(Transfer(escrow_of(lease.lease_id), lease.renter_account, max(0, held - most)))
 
 

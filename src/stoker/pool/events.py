@@ -351,7 +351,6 @@ class Opened(Body):
         most_forwarding: spent at most on large blobs that go through the pool, besides the deposit [micro-credits].
         gang: name of the gang whose site this is; "": the run has one lease at a time.
         site, sites: which site, from 0, of how many.
-        is_paid_by_block: of a lease that is checked, only what was committed is paid; see `Lease.payable_s`.
     """
 
     lease_id: str
@@ -371,7 +370,6 @@ class Opened(Body):
     gang: str = ""
     site: int = 0
     sites: int = 0
-    is_paid_by_block: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

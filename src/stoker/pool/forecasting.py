@@ -55,7 +55,7 @@ def job_forecasts(
     prepared = replace(resolve_job(job, entry), sites=sites)
     planner = Planner(prepared, is_all_elsewhere=False, device_mtbf_h=require_mtbf(None))
     identity = identity_of(entry)
-    runs = earlier_runs(leases, identity, in_gang=sites > 1)
+    runs = earlier_runs(leases, identity, sites=sites)
 
     def forecast_of(word: str) -> RunForecast | str:
         device, _, offer_id = word.partition("@")

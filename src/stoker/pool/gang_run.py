@@ -163,8 +163,12 @@ def forwarding_of(exchanges: Exchanges, job: str, rules: on.Founded, most: int) 
 
 
 def recommended(found: GangMatch, exchanges: Exchanges) -> Recommendation | None:
-    """The interval between exchanges that would suit these links; None where the time of an update is not known."""
-    forecasts = [one.forecast for one in found.matches if one.forecast is not None]
+    """The interval between exchanges that would suit these links; None where the time of an update is not known.
+
+    A pace that has exchanges in it does not say it.
+    """
+    known = [one.forecast for one in found.matches if one.forecast is not None]
+    forecasts = [one for one in known if not one.has_exchanges]
     if not (forecasts and exchanges.num_updates and exchanges.parameters):
         return None
     turns = len(found.matches) - 1

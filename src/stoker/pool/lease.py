@@ -38,15 +38,17 @@ MOST_COMMITMENTS = 10_000
 """Blocks of one lease at most."""
 MOST_MESSAGES = 10_000
 """Messages that a site sends in one lease at most."""
-UNCOMMITTED_S = 300
-"""Longest block of a lease that is checked, as its order has it; what is paid without a commitment is no more [s]."""
+MOST_BLOCK_S = 300
+"""Longest block of a lease that is checked, as its order has it [s]."""
 MOST_UNPAID = 3
-"""A job that is checked has saved after so many blocks' time, of `UNCOMMITTED_S` at least, or its agent leaves it."""
-STALLED_S = 2 * MOST_UNPAID * UNCOMMITTED_S
-"""Time on the meter without a block after which the pool ends a lease that is paid by block [s]: no honest agent would
-go on for so long."""
+"""A job that is checked has saved after so many blocks' time, of `MOST_BLOCK_S` at least, or its agent leaves it."""
+STALLED_S = 2 * MOST_UNPAID * MOST_BLOCK_S
+"""Time on the meter without a block after which the pool ends a lease that is checked [s]: no honest agent would go on
+for so long."""
 STALLED = "no block was committed for so long that the agent does nothing, or the job"
 """Reason of such a lease."""
+USED_UP = "the deposit is used up"
+"""Reason of a lease that the pool ends for that."""
 VERDICT_S = 600.0
 """Least time that a verifier has for a block, before another one is asked [s]."""
 RELEASED = "released: not all sites were accepted in time"
@@ -277,8 +279,7 @@ class Lease:
         forwarded: large blobs that went through the pool, of `forwarded_bytes`, for `forwarded_credits`.
         gang, site: the gang whose site it is; "": none. See `gang`.
         messages: that it has sent to the other sites.
-        is_paid_by_block: what it is paid for; see `payable_s`.
-        unproven_s: of a lease that has ended so, seconds after its last commitment that are paid all the same.
+        unproven_s: of one that is checked and has ended, seconds after its last commitment that are paid all the same.
     """
 
     lease_id: str
@@ -331,7 +332,6 @@ class Lease:
     gang: str = ""
     site: int = 0
     messages: tuple[SentMessage, ...] = ()
-    is_paid_by_block: bool = False
     unproven_s: int = 0
 
     @property
@@ -432,10 +432,11 @@ class Lease:
                 f"commitment {commitment.block} of lease {self.lease_id} does not follow the one before: it names "
                 f"{previous[:12] or 'none'}…, the log has {'none' if last is None else last.state[:12]}…"
             )
-        if last is not None and commitment.update <= last.update:
+        before = 0 if last is None else last.update  # of a lease that goes on from a block replays know it
+        if commitment.update <= before:
             raise Refused(
-                f"commitment {commitment.block} of lease {self.lease_id} is at update {commitment.update}, the one "
-                f"before at {last.update}"
+                f"commitment {commitment.block} of lease {self.lease_id} is at update {commitment.update}, and what "
+                f"came before it at {before}: a block has an update at least"
             )
         return replace(self, commitments=(*self.commitments, commitment))
 
@@ -460,19 +461,13 @@ class Lease:
 
     @property
     def most_payable_s(self) -> int:
-        """Seconds that are paid if all are co-signed: of a lease that is checked, those that could be checked.
+        """Seconds that are paid if all are co-signed.
 
-        That is up to the last commitment, and `unproven_s` after it. In leases of earlier versions (not
-        `is_paid_by_block`) it is up to one block after it: as long as those before were on average, and `UNCOMMITTED_S`
-        at least.
+        Of a lease that is checked it is those up to the last commitment, which replays can check, and `unproven_s`.
         """
         if not self.check_fraction:
             return self.running_s
-        committed_s = self.committed_s
-        if self.is_paid_by_block:
-            return min(self.running_s, committed_s + self.unproven_s)
-        block_s = committed_s // max(1, len(self.commitments))
-        return min(self.running_s, committed_s + max(UNCOMMITTED_S, block_s))
+        return min(self.running_s, self.committed_s + self.unproven_s)
 
     @property
     def tail_s(self) -> int:
@@ -485,10 +480,10 @@ class Lease:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether a lease that is paid by block has gone on for too long without one."""
+        """Whether a lease that is checked has gone on for too long without a block."""
         block_s = self.committed_s // max(1, len(self.commitments))
         longest_s = max(STALLED_S, 2 * MOST_UNPAID * block_s)
-        return bool(self.check_fraction) and self.is_paid_by_block and self.running_s - self.committed_s >= longest_s
+        return bool(self.check_fraction) and self.running_s - self.committed_s >= longest_s
 
     @property
     def settles_s(self) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 from stoker.pool.escrow import pay_for
 from stoker.pool.job_box import PoolOrder
-from stoker.pool.lease import LIVE, STALLED
+from stoker.pool.lease import LIVE, STALLED, USED_UP
 from stoker.units import format_bytes
 
 _REST_S, _MOST_REST_S = 60.0, 6 * 3600.0
@@ -49,21 +49,28 @@ def most_spent(lease: Mapping[str, Any]) -> int:
         return spent
     rate = int(lease["rate_per_hour"])
     if lease["state"] == "final":
-        settled = lease.get("settlement")
-        return spent + (pay_for(int(lease["paid_s"]), rate) if settled is None else int(settled["pay"]))
-    pay = pay_for(max(int(lease["paid_s"]), int(lease["running_s"])), rate)
+        return spent + int(lease["settlement"]["pay"])
+    pay = pay_for(payable_s(lease), rate)
     drawn = math.ceil(float(lease["check_fraction"]) * pay) if lease["commitments"] else 0
     return spent + pay + max(0, drawn - fees)
 
 
-def counted_s(lease: Mapping[str, Any]) -> int:
-    """Seconds of the run's time that a lease has used [s]: none that it was closed without being paid for."""
+def payable_s(lease: Mapping[str, Any]) -> int:
+    """Seconds of a lease that are paid at most [s]; see `Lease.most_payable_s`. Of one that goes on, all of them."""
     running_s = int(lease["running_s"])
-    is_paid_whole = not lease.get("is_paid_by_block") or not float(lease["check_fraction"])
-    if is_paid_whole or lease["state"] in LIVE:
+    if not float(lease["check_fraction"]) or lease["state"] in LIVE:
         return running_s
     committed_s = int(lease["commitments"][-1]["running_s"]) if lease["commitments"] else 0
-    return min(running_s, committed_s + int(lease.get("unproven_s", 0)))
+    return min(running_s, committed_s + int(lease["unproven_s"]))
+
+
+def counted_s(lease: Mapping[str, Any]) -> int:
+    """Seconds of the run's time that a lease has used [s]: those that are paid; all, where its deposit was used up.
+
+    Else a run whose time is too short for a block would open one lease after the other, and pay for none.
+    """
+    is_used_up = lease["reason"] == USED_UP and lease["closed_by"] == lease["delegate"]
+    return int(lease["running_s"]) if is_used_up else payable_s(lease)
 
 
 def verdicts(lease: Mapping[str, Any], block: int) -> tuple[int, int]:

@@ -30,7 +30,7 @@ from stoker.pool.client import DiskFailed, PoolClient, is_passing
 from stoker.pool.commitment import Block, keep_block
 from stoker.pool.isolation import HOST_FULL, LEAST_FREE_BYTES, Host, IsolatedProcess, is_owners, remove_tree
 from stoker.pool.job_box import JobBox, PoolOrder, read_order
-from stoker.pool.lease import BEAT_S, MOST_UNPAID, SAVES_NOTHING, UNCOMMITTED_S
+from stoker.pool.lease import BEAT_S, MOST_BLOCK_S, MOST_UNPAID, SAVES_NOTHING
 from stoker.pool.message_carrier import MessageCarrier
 from stoker.records.codec import loads, printable
 from stoker.store import CheckpointStore
@@ -468,7 +468,7 @@ class LeasedJob:
         if not self._is_checked or self._upload is not None or self._kept is not None or self._sends_from:
             return ""
         block_s = self._committed_ran_s / max(1, self._num_blocks)
-        if self.running_s - self._committed_ran_s <= MOST_UNPAID * max(UNCOMMITTED_S, block_s):
+        if self.running_s - self._committed_ran_s <= MOST_UNPAID * max(MOST_BLOCK_S, block_s):
             return ""
         unpaid = format_seconds(self.running_s - self._committed_ran_s)
         if self._carrier is not None and self._carrier.is_waiting:

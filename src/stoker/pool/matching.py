@@ -557,19 +557,18 @@ class EarlierRun:
     has_exchanges: bool = False
 
 
-def earlier_runs(
-    leases: Sequence[Mapping[str, Any]], job: str, *, in_gang: bool = False
-) -> dict[str, list[EarlierRun]]:
+def earlier_runs(leases: Sequence[Mapping[str, Any]], job: str, *, sites: int = 1) -> dict[str, list[EarlierRun]]:
     """What earlier leases of a job showed, by the offer's name; those without their blocks, as in lists, show nothing.
 
-    `in_gang`: as sites of a gang, whose pace has their exchanges in it; else alone.
+    `sites`: that trained it together. Another number of them has other parts of the batch, and other exchanges, which
+    are in the pace.
 
     A block's time is when it was committed: two blocks say how fast updates are made without what came before them.
     """
     found: dict[str, list[EarlierRun]] = {}
     for lease in leases:
         blocks = lease.get("commitments", ())
-        if bool(lease.get("gang")) is not in_gang:
+        if len(lease.get("gang_leases", ("",))) != sites:
             continue
         if lease["forecast"].get("job", "") != job or len(blocks) < 2 or blocks[-1]["at_s"] <= blocks[0]["at_s"]:
             continue
@@ -582,7 +581,7 @@ def earlier_runs(
             updates_per_s=pace,
             over_s=over_s,
             setup_s=max(0.0, setup_s) if is_whole else None,
-            has_exchanges=in_gang,
+            has_exchanges=sites > 1,
         )
         found.setdefault(str(lease["offer_id"]), []).append(run)
     return found

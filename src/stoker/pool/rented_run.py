@@ -463,7 +463,6 @@ class RentedRun:
             gang=str(self.handle.get("gang", "")),
             site=order.site,
             sites=order.sites,
-            is_paid_by_block=bool(terms.verify),
         )
 
     def _affordable(

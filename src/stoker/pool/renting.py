@@ -29,7 +29,7 @@ from stoker.pool.events import NotNow, Refused
 from stoker.pool.gang_run import GangMatch, GangRun, best_gang, forwarding_of, gang_text, site_names
 from stoker.pool.job_box import PoolOrder, order_of, value_of
 from stoker.pool.keys import own_key
-from stoker.pool.lease import LIVE, MOST_COMMITMENTS, UNCOMMITTED_S
+from stoker.pool.lease import LIVE, MOST_BLOCK_S, MOST_COMMITMENTS
 from stoker.pool.lease_documents import is_stopped, wrong_agents
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import earlier_runs, forecast_word, listed_offers, offer_word
@@ -155,7 +155,7 @@ def with_forecasts(job: Job, entry: Entry, submission: Submission, tell: Callabl
         )
     client = _client(terms)
     identity, leases = identity_of(entry), leases_before(client, entry)
-    runs = earlier_runs(leases, identity, in_gang=terms.agents > 1)
+    runs = earlier_runs(leases, identity, sites=terms.agents)
     standing = ranked_offers(client, submission.target, terms, with_taken=bool(terms.wait_s))
     words = sorted({forecast_word(one.listed, runs) for one in standing})
     if submission.time_limit_s is None and words:
@@ -306,9 +306,7 @@ def start(submission: Submission, tell: Callable[[str], None]) -> Handle:
 def _is_stopped(client: PoolClient, run: str) -> bool:
     """Whether no lease of a run is opened any more, be it with one agent or several."""
     assert client.key is not None
-    with suppress(Refused):  # a pool of an earlier version, which stops none
-        return run in client.state("stopped", renter=client.key.public)
-    return False
+    return run in client.state("stopped", renter=client.key.public)
 
 
 def _gang_opened(run: GangRun, order: PoolOrder, limit_s: float, tell: Callable[[str], None]) -> float:
@@ -386,10 +384,10 @@ def _block_s(submission: Submission, terms: Terms) -> float:
             "checkpoint ends a block",
             remedy="Leave one of them out.",
         )
-    if terms.verify and block_s > UNCOMMITTED_S:
+    if terms.verify and block_s > MOST_BLOCK_S:
         raise BadJob(
             f"a commitment each {format_seconds(block_s)}: an agent is not paid before it, and takes no blocks of more "
-            f"than {UNCOMMITTED_S} s",
+            f"than {MOST_BLOCK_S} s",
             remedy="Save more often, or --verify none.",
         )
     return block_s

@@ -17,7 +17,7 @@ from stoker.pool.events import Body
 from stoker.pool.fair_use import to_preempt
 from stoker.pool.gang import is_released
 from stoker.pool.keys import Key
-from stoker.pool.lease import ACCEPT_S, BEAT_S, LOST_S, RELEASED, STALLED, SUSPECT_S, Challenge, Lease
+from stoker.pool.lease import ACCEPT_S, BEAT_S, LOST_S, RELEASED, STALLED, SUSPECT_S, USED_UP, Challenge, Lease
 from stoker.pool.merkle_root import merkle_root
 from stoker.pool.presence import PRESENT_S
 from stoker.pool.rules.disputes import draw_message, drawn_blocks, why_dismissed
@@ -103,7 +103,7 @@ def _running(state: State, lease: Lease, now_s: float, key: Key, heard_s: float,
     elif lease.is_stalled:
         yield on.Closed(lease_id=name, reason=STALLED)
     elif escrow.is_used_up(lease, state.held(name)[0]):
-        yield on.Closed(lease_id=name, reason="the deposit is used up")
+        yield on.Closed(lease_id=name, reason=USED_UP)
     elif now_s - lease.accepted_s >= lease.most_s:
         yield on.Closed(lease_id=name, reason=f"the offer lends for {lease.most_s:.0f} s at most")
     elif lease.state == "reclaiming" and now_s >= lease.reclaim_by_s + BEAT_S:

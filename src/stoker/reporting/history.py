@@ -22,7 +22,8 @@ _OF_POSITIONS = ("progress", "checkpointed", "resumed")
 class Rewinds:
     """Finds the events of a log at which its run went back: what it said beyond their position is superseded.
 
-    A run goes back with a `resumed` event; one that could not write it shows by a progress that lies before the last.
+    A run goes back with a `resumed` event; one that could not write it shows by a progress that lies before the last,
+    with which all at its own position is made again.
     """
 
     def __init__(self) -> None:
@@ -34,7 +35,9 @@ class Rewinds:
             return None
         goes_back = kind == "resumed" or samples < self._latest
         self._latest = samples
-        return samples if goes_back else None
+        if not goes_back:
+            return None
+        return samples if kind == "resumed" else samples - 1
 
 
 def live_history(events: Sequence[Event]) -> tuple[Event, ...]:

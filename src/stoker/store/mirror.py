@@ -89,6 +89,8 @@ class Mirror:
         self._sent: dict[str, tuple[int, int]] = {}
         self._is_log_known = False
         self._taken_over = ""
+        self._followed = ""
+        """The token of the process that this one takes over from: what it still writes does not count."""
         where = f"{platform.node()}:{self.directory.path.resolve()}"
         self._sender = {"who": where, "began_at": _utc_now(), "token": uuid.uuid4().hex}
         self._thread = threading.Thread(target=self._work, name="stoker-mirror", daemon=True)
@@ -118,6 +120,7 @@ class Mirror:
                 f"{self.remote.url} has a run {self._name} of another job, which is not replaced.",
                 remedy="Choose another --run-dir, or another --keep.",
             )
+        self._followed = before.get("token", "")
         try:
             self._sender_changes(self._sender)
         except Exception as problem:
@@ -148,9 +151,13 @@ class Mirror:
         self.remote.put(self._name, _SENDER, json.dumps(sender).encode())
 
     def _require_sender(self) -> None:
-        """Raise `_TakenOver` if another process has begun to send the run."""
+        """Raise `_TakenOver` if another process has begun to send the run since this one did.
+
+        What is not noted was deleted, as with a bucket that was made again. The note of the process before this one is
+        an older one, of a store that answers late, or that of its end, which it wrote while this one began.
+        """
         sender = self._sender_there()
-        if not sender:  # deleted, as with a bucket that was made again
+        if not sender or sender["token"] == self._followed:
             self._sender_changes(self._sender)
         elif sender["token"] != self._sender["token"]:
             self._taken_over = f"{sender['who']}, which began at {sender['began_at']}"
@@ -186,6 +193,7 @@ class Mirror:
             try:
                 self._send()
                 if is_last:
+                    self._require_sender()  # an upload may have taken minutes
                     self._sender_changes(self._sender | {"ended_at": _utc_now()})
             except _TakenOver:
                 self._say(
@@ -293,9 +301,11 @@ class Mirror:
             path, manifest = store.named(name)
             text = (path / MANIFEST).read_bytes()
             if not self._is_there(folder, manifest, text):
+                self._require_sender()  # another process may send one of the same name
                 self._remove([file for file in self._there if file == f"{folder}/{MANIFEST}"])
                 for entry in manifest.files:
                     self._put(f"{folder}/{entry.name}", path / entry.name, entry.num_bytes)
+                self._require_sender()
                 self._put(f"{folder}/{MANIFEST}", text, len(text))
                 self.longest_s = max(self.longest_s, time.monotonic() - started)
         except (BadRun, FileNotFoundError):

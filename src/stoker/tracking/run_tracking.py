@@ -7,6 +7,7 @@ tracker's own name of the run is kept there too, so that a continued run stays o
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import queue
@@ -237,8 +238,9 @@ class RunUpload:
             self._keep(tracker, self._sent_bytes())
         self._is_ended = False
         points: list[MetricPoint] = []
+        rewinds = copy.copy(self._rewinds)  # an attempt that fails is made again, with the same events
         for event in events:
-            position = self._rewinds.position_of(event.kind, finite(event, "samples"))
+            position = rewinds.position_of(event.kind, finite(event, "samples"))
             if position is not None:
                 points = [point for point in points if point.samples <= position]
                 tracker.go_back(int(position))
@@ -248,6 +250,7 @@ class RunUpload:
         if any(event.kind in ("finished", "stopped") for event in events):
             self._end(tracker)
         self._keep(tracker, offset)
+        self._rewinds = rewinds
         return len(events)
 
     def close(self) -> None:

@@ -573,12 +573,16 @@ def _records(row: Row, stamp: tuple[int, ...]) -> _Records:
         "note": short(notes.get("note") or "", 2000),
         "is_archived": notes.get("is_archived") is True,
     }
-    files, launch = ForeignRun(root, name, MOST_RECORD_BYTES), None
-    with suppress(StokerError):
+    files, launch, unread = ForeignRun(root, name, MOST_RECORD_BYTES), None, BadRun("there is no run.json")
+    try:
         launch = None if LAUNCH.name in missing else files.read_launch()
+    except BadRun as problem:  # a run that was fetched is shown without it
+        unread = problem
     document["launch"] = None if launch is None else _launch_document(launch)
     try:
-        run = files.read_run() if launch is None else files.read(RUN) or _not_fetched(name, launch)
+        run = files.read(RUN) or (None if launch is None else _not_fetched(name, launch))
+        if run is None:
+            raise unread
         spec = files.read(SPEC)
     except StokerError as problem:
         document |= {"status": "unreadable", "problem": short(problem, 400), "values": {}}

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from stoker.loading.datasets import datasets_of
+from stoker.planning.model.compiled_graphs import compiled_storages
 from stoker.profiling.tracing.recomputation import LOSS, UNCOMPILED, Call, kept_shares, region_of
 from stoker.profiling.tracing.update import trace_update
 from stoker.zoo import GPT, Llama
@@ -124,12 +125,35 @@ def test_what_follows_a_product_is_not_computed_again_from_before_it() -> None:
     graph = Written()
     graph.run("relu", "x", "first")
     graph.run("mul", "first", "scaled")
-    graph.run("mm", "scaled weight", "branch")
+    graph.run("mm", "scaled weight", "branch", branch=SIZE // 2)
     graph.run("add", "first branch", "total")
     graph.run("tanh", "total", "out")
     graph.gradient("mul", "grad total")
     graph.gradient("mm", "grad scaled")
     assert graph.shares("total", outliving="x") == [1]
+
+
+def test_what_is_in_memory_anyway_costs_half_of_what_is_not() -> None:
+    """A result that stays in registers would have to be written, unless another region reads it."""
+    for reader, expected in (("block", 0.0), ("another block", 1.0)):
+        graph = Written()
+        graph.run("mm", "x weight", "y")
+        graph.run("tanh", "y", "bent")
+        graph.run("mul", "bent", "out", reader)
+        graph.gradient("mul", "grad bent")
+        assert graph.shares("bent", outliving="x y") == [expected]
+
+
+def test_what_is_far_from_the_backward_pass_costs_more() -> None:
+    """Of a product's result and what comes of it, a tenth larger, three operations later, the latter is kept."""
+    graph = Written()
+    graph.run("mm", "x weight", "y", y=9 * SIZE // 10)
+    graph.run("tanh", "y", "first")
+    graph.run("tanh", "first", "second")
+    graph.run("tanh", "second", "third")
+    graph.run("mm", "third weight2", "z")
+    graph.gradient("mul", "grad third")
+    assert graph.shares("third", outliving="x y z") == [1]
 
 
 def test_contents_written_in_place_are_contents_of_their_own() -> None:
@@ -160,11 +184,13 @@ def test_uncompiled_code_keeps_what_it_reads_and_a_region_what_it_is_given() -> 
     """A head between the blocks and the loss is not compiled; the loss keeps logits, not their logarithms."""
     graph = Written()
     graph.run("mul", "x", "scaled", UNCOMPILED)
-    graph.run("mm", "scaled weight", "logits", UNCOMPILED)
+    graph.run("tanh", "scaled", "bent", UNCOMPILED)
+    graph.run("mm", "bent weight", "logits", UNCOMPILED)
     graph.run("_log_softmax", "logits", "logarithms", LOSS, logarithms=2 * SIZE)
     graph.gradient("_log_softmax_backward_data", "grad logarithms", LOSS)
+    graph.gradient("tanh_backward", "grad bent", UNCOMPILED)
     graph.gradient("mul", "grad scaled", UNCOMPILED)
-    assert graph.shares("scaled", "logarithms", outliving="x logits") == [1, 0]
+    assert graph.shares("scaled", "bent", "logarithms", outliving="x logits") == [1, 1, 0]
     assert graph.shares("logarithms", outliving="x") == [0.5]  # logits that nobody holds
 
 
@@ -237,13 +263,16 @@ CONTEXT, WIDTH = 128, 128
 def test_as_much_is_kept_as_by_pytorchs_own_partitioner(kind: str) -> None:
     """Of the second of three blocks, in bf16; within 1 %, for sums of products of attention differ by device."""
     sizes = {"layers": 3, "width": WIDTH, "heads": 4, "context": CONTEXT, "vocab": 64}
-    model = GPT(**sizes) if kind == "gpt" else Llama(**sizes, kv_heads=2, hidden=3 * WIDTH)
-    tokens = torch.zeros(4, CONTEXT, dtype=torch.int64)
-    job = make_job(lambda: model, (tokens, tokens), loss="token_cross_entropy")
+
+    def made() -> nn.Module:
+        return GPT(**sizes) if kind == "gpt" else Llama(**sizes, kv_heads=2, hidden=3 * WIDTH)
+
+    model, tokens = made(), torch.zeros(4, CONTEXT, dtype=torch.int64)
+    job = make_job(made, (tokens, tokens), loss="token_cross_entropy")
     trace = trace_update(job, datasets_of(job), SEPARABLE, settings("cuda", precision="bf16", micro_batch=4))
     kept = sum(
-        round(one.num_bytes * one.compiled_share)
-        for one in trace.storages
+        one.num_bytes
+        for one in compiled_storages(trace).storages
         if one.category == "activation"
         and trace.modules[trace.occurrences[one.born].module].startswith("blocks.1")
         and trace.occurrences[one.born].phase == "forward"

@@ -140,7 +140,7 @@ class KubernetesLauncher(Launcher):
         cluster = _cluster(api)
         major, minor = cluster.version
         facts = {"cluster": api.host, "namespace": api.namespace, "Kubernetes": f"{major}.{minor}"}
-        missing = _not_allowed(api, _needed(settings, target))
+        missing = _not_allowed(api, _needed(settings, target, cluster))
         if api.may("get", "namespaces") and api.find("Namespace", api.namespace) is None:
             return Probe(facts=facts, missing=(f"there is no namespace {api.namespace}",))
         nodes = survey(api)
@@ -320,7 +320,7 @@ class KubernetesLauncher(Launcher):
             volume.leave()
 
 
-def _needed(settings: ClusterOptions, target: LaunchTarget) -> list[tuple[str, str, str]]:
+def _needed(settings: ClusterOptions, target: LaunchTarget, cluster: Cluster) -> list[tuple[str, str, str]]:
     """Permissions that a run needs, as (verb, resource, group)."""
     group = {"job": JOB, "jobset": JOBSET, "trainjob": TRAINJOB}[settings.kind].partition("/")[0]
     needed = [(verb, f"{settings.kind}s", group) for verb in ("create", "get", "patch", "delete")]
@@ -328,7 +328,7 @@ def _needed(settings: ClusterOptions, target: LaunchTarget) -> list[tuple[str, s
     needed += [("create", "secrets", "")] if target.num_nodes > 1 else []  # of one node only for --secret
     needed += [(verb, "pods", "") for verb in ("get", "list", "delete")]
     # A command over a WebSocket is a GET, for which servers ask for `get`, and from 1.35 on for `create` too.
-    needed += [(verb, "pods/exec", "") for verb in ("create", "get")]
+    needed += [(verb, "pods/exec", "") for verb in (("create", "get") if cluster.version >= (1, 35) else ("get",))]
     needed += [] if settings.claim else [("create", "persistentvolumeclaims", "")]
     return needed + ([("create", "services", "")] if target.num_nodes > 1 and settings.kind == "job" else [])
 

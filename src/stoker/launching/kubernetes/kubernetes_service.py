@@ -232,7 +232,9 @@ def _deployment(deployment: Deployment, about: Object) -> Object:
     }
     command = ["python3", "-m", "stoker", "serve", *models, *(str(word) for pair in own.items() for word in pair)]
     command += [word for override in deployment.overrides for word in ("--set", override)]
-    memory = options.get("memory", "2Gi")
+    resources: Object = {"requests": {"cpu": options.get("cpus", "2"), "memory": options.get("memory", "2Gi")}}
+    if memory := options.get("memory"):  # what models need is not known here: the default is no limit
+        resources["limits"] = {"memory": memory}
     container = {
         "name": "serve",
         "image": deployment.image,
@@ -247,7 +249,7 @@ def _deployment(deployment: Deployment, about: Object) -> Object:
         "readinessProbe": _probe("ready", period_s=2, failures=2),
         "livenessProbe": _probe("live", period_s=10, failures=6),
         "lifecycle": {"preStop": {"exec": {"command": ["python3", "-c", f"import time; time.sleep({ENDPOINTS_S})"]}}},
-        "resources": {"requests": {"cpu": options.get("cpus", "2"), "memory": memory}, "limits": {"memory": memory}},
+        "resources": resources,
         "securityContext": SECURITY,
         "volumeMounts": mounts,
     }

@@ -64,8 +64,11 @@ def run(sent: Path, environ: dict[str, str]) -> int:
         raise CannotStart(NOT_SENT, f"the image and the volume have no {missing[0]}, which the job reads")
     host = environ.get("JOB_COMPLETION_INDEX") or "0"
     launch = root / orders["run"] / "launch"
-    hold(launch / f"pod-{host}.lock", orders["patience_s"])
-    place_order(launch, orders["order"], host)
+    try:
+        hold(launch / f"pod-{host}.lock", orders["patience_s"])
+        place_order(launch, orders["order"], host)
+    except OSError as error:
+        raise cannot_write(launch, error) from error
     environ["PYTHONPATH"] = str(root / orders["stoker"])
     python = orders["python"]
     if orders["lock"]:
@@ -96,6 +99,12 @@ def run(sent: Path, environ: dict[str, str]) -> int:
         teller.terminate()
     say_why(launch / f"host-{host}.json", Path(orders["message"]))
     return code if code >= 0 else 128 - code
+
+
+def cannot_write(path: Path, error: OSError) -> CannotStart:
+    """That `path` on the volume cannot be written, and what to do."""
+    remedy = _REMEDIES.get(error.errno or 0, "")
+    return CannotStart(CANNOT_WRITE, f"{path} cannot be written on the volume: {error}{remedy}")
 
 
 def require_packages(python: str, check: str) -> None:
@@ -134,8 +143,7 @@ def unpack(folder: Path, parts: list[Path]) -> None:
         aside.rename(folder)
     except OSError as error:
         if not folder.is_dir():  # else a pod of another host was faster
-            remedy = _REMEDIES.get(error.errno or 0, "")
-            raise CannotStart(CANNOT_WRITE, f"{folder} cannot be written on the volume: {error}{remedy}") from error
+            raise cannot_write(folder, error) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

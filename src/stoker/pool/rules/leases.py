@@ -98,7 +98,6 @@ def _opened(state: State, event: Event, body: on.Opened) -> Change:
         most_forwarding=body.most_forwarding,
         gang=body.gang,
         site=body.site,
-        is_paid_by_block=body.is_paid_by_block,
     ).after("opened")
     require_turn(state, event.actor, listed, event.received_s)
     gang = require_site(state, body, event.actor, offer.determinism_class) if body.gang else None
@@ -317,10 +316,10 @@ def _closed(state: State, event: Event, body: on.Closed) -> Change:
     if event.actor == lease.agent and lease.state in METERED and lease.reason != PREEMPTED:
         how = "reclaimed" if lease.state == "reclaiming" else "left"  # with notice, and it may leave before it is over
     is_used_up = escrow.is_used_up(lease, state.held(lease.lease_id)[0])
-    if event.actor == lease.renter or (event.actor == state.operator and is_used_up and not lease.is_stalled):
-        after = replace(after, unproven_s=lease.tail_s)  # else the agent could have committed before
-    elif event.actor == state.operator and lease.is_stalled:
+    if event.actor == state.operator and lease.is_stalled:  # also where it is the renter
         how = "left"
+    elif event.actor == lease.renter or (event.actor == state.operator and is_used_up):
+        after = replace(after, unproven_s=lease.tail_s)  # else the agent could have committed before
     return _ended(state, event, after, how)
 
 

@@ -91,7 +91,7 @@ class Recorder(TorchDispatchMode):
         for memory in (self._known, self._by_record, self._forward_nodes):
             memory.clear()
         self._stack.clear()
-        self._neighbours, self._casts = Neighbours(), Casts()
+        self._neighbours, self._casts, self._last_region = Neighbours(), Casts(), LOSS
         self.storages.begin(recording)
         return recording
 

@@ -117,8 +117,8 @@ class Storages:
 
     def numbers(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
         """Places in `Recording.lives` of the storages of tensors, without those of other devices."""
-        known = (self._numbers.get(storage_key(tensor.untyped_storage()), 0) for tensor in tensors)
-        return tuple(number - 1 for number in known if number)
+        keys = (storage_key(tensor.untyped_storage()) for tensor in tensors)
+        return tuple(self._numbers[key] - 1 for key in keys if key in self._live and key in self._numbers)
 
     def owner(self, tensor: torch.Tensor) -> str:
         """Dotted name of the module that owns a tensor, on any device; empty if none."""
