@@ -26,7 +26,7 @@ from stoker.profiling.tracing.update import FETCHED
 from stoker.records import Coupling, Trace, TraceSettings, digest
 from stoker.store import cache_root, trace_cache
 
-TRACE_LAYOUT = 12
+TRACE_LAYOUT = 13
 """Version of traces in the cache; raised when the trace of the same job changes."""
 
 _SIZES = (2, 4)

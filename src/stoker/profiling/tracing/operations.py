@@ -56,8 +56,8 @@ _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Channels-last by the number of dimensions."""
 _LOOKUPS = ("embedding", "gather", "index", "index_select", "take")
 """Operations that read as much of their first input as they write."""
-_OF_OWN_KERNELS = (*_LOOKUPS, "cat", "stack")
-"""Operations whose tensors may have shapes as those of an elementwise one, and which are none."""
+_UNTAGGED = ("_to_copy", "clone", "copy_", "masked_fill_", "rsub", "where")
+"""Elementwise operations of several tensors, not all forms of which PyTorch tags as such."""
 _OVERWRITING = ("bernoulli_", "copy_", "exponential_", "fill_", "normal_", "random_", "uniform_", "zero_")
 """Operations that do not read the tensor they overwrite."""
 _NEVER_FILLED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
@@ -111,16 +111,15 @@ def operation_of(
     if name.startswith("nll_loss"):  # forward one element for each target, backward none
         is_backward = name.endswith("_backward")
         read[id(given["self"])] = 0 if is_backward else given["target"].numel() * given["self"].element_size()
-    flops = _flops(func, args, kwargs, out)
     outside = ({"num_outside": num_outside} if num_outside else {}) | ({"is_again": True} if is_again else {})
     return Operation(
         name=name,
         inputs=tuple(map(_shape, inputs)),
         outputs=tuple(map(_shape, outputs)),
-        flops=flops,
+        flops=_flops(func, args, kwargs, out),
         bytes_read=0 if name.startswith(_NEVER_FILLED) or name.startswith(_FILLED) else sum(read.values()),
         bytes_written=bytes_written,
-        attributes=tuple(sorted((_attributes(name, given, inputs, outputs, args, flops) | outside).items())),
+        attributes=tuple(sorted((_attributes(func, given, inputs, outputs, args) | outside).items())),
     )
 
 
@@ -168,13 +167,9 @@ def _named_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _attributes(
-    name: str,
-    given: dict[str, Any],
-    inputs: list[torch.Tensor],
-    outputs: list[torch.Tensor],
-    args: tuple[Any, ...],
-    flops: int,
+    func: Any, given: dict[str, Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor], args: tuple[Any, ...]
 ) -> dict[str, Any]:
+    name = func.overloadpacket.__name__
     attributes = {key: given[key] for key in _ATTRIBUTES if key in given}
     attributes = {key: list(value) if isinstance(value, list | tuple) else value for key, value in attributes.items()}
     if name in _PRODUCTS:
@@ -184,9 +179,15 @@ def _attributes(
         attributes["channels_last"] = any(_is_channels_last(tensor) for tensor in inputs[:2])
     if "convolution" in name and (reordered := _reordered_bytes(*inputs[: 3 if "backward" in name else 2])):
         attributes["reordered_bytes"] = reordered
-    if len(outputs) == 1 and not flops and name not in _OF_OWN_KERNELS and _is_indexed(outputs[0], inputs):
+    if len(outputs) == 1 and _is_elementwise(func) and _is_indexed(outputs[0], inputs):
         attributes["is_indexed"] = True
     return attributes
+
+
+@functools.cache
+def _is_elementwise(func: Any) -> bool:
+    """Whether an operation is one, by its own name and not by shapes, which may be as those of one by chance."""
+    return torch.Tag.pointwise in func.tags or func.overloadpacket.__name__ in _UNTAGGED
 
 
 def _is_indexed(result: torch.Tensor, operands: list[torch.Tensor]) -> bool:
@@ -195,18 +196,11 @@ def _is_indexed(result: torch.Tensor, operands: list[torch.Tensor]) -> bool:
     It need not where all tensors are dense and in one order, or single numbers. The answer is the same for each number
     of samples, so that traces of several numbers agree.
     """
-    large = [operand for operand in operands if operand.numel() > 1]
-    if result.device.type != "cuda" or not all(_broadcasts(operand, result) for operand in large):
-        return False  # not elementwise
+    if result.device.type != "cuda":
+        return False
     order = _order(result)
     is_dense = math.prod(size for size, _ in order) == 1 + sum((size - 1) * stride for size, stride in order)
-    return not is_dense or any(_order(operand) != order for operand in large)
-
-
-def _broadcasts(operand: torch.Tensor, result: torch.Tensor) -> bool:
-    """Whether the operand's shape can be expanded to the result's."""
-    sizes = zip(reversed(operand.shape), reversed(result.shape), strict=False)
-    return operand.dim() <= result.dim() and all(size in (1, expected) for size, expected in sizes)
+    return not is_dense or any(_order(operand) != order for operand in operands if operand.numel() > 1)
 
 
 def _order(tensor: torch.Tensor) -> list[tuple[int, int]]:
