@@ -66,7 +66,7 @@ def test_one_h100_sustains_in_steps_what_several_do_not() -> None:
     assert 0.6 * 795 < among_several < 0.8 * 795
 
 
-def test_memory_is_no_faster_than_multiprocessors_ask_for_it() -> None:
+def test_memory_is_no_faster_than_kernels_ask_for_it() -> None:
     """Of two Hopper chips alike but for the memory, the faster one gains less than its datasheet says."""
     slow, fast = (
         sustained(compute_capability="9.0", multiprocessors=132, bandwidth_bytes_per_s=each).bandwidth

@@ -386,9 +386,8 @@ Precision" (2018), 83 TFLOP/s, of the 112 of a V100 PCIe; 7.5, of the same gener
 _SHARED_SHARES = {"8.6": 0.70}
 """Share of the peak of fp32 products on large tiles, of chips with shared slots that differ from `Shares.shared`: RTX
 3060, 3080 Ti and 3090 at 0.64, 0.71 and 0.69 (as `_TENSOR_PICOJOULE`)."""
-_BYTES_PER_MULTIPROCESSOR = {"9.0": 27.5e9}
-"""Most that a multiprocessor brings from memory in an elementwise kernel [bytes/s]: an H200, whose memory could give
-32e9, reaches 3.4 to 3.8 of 4.8 TB/s."""
+_MOST_BYTES_PER_S = {"9.0": 3.63e12}
+"""Most that elementwise kernels bring from memory [bytes/s]: on an H200 they reach 3.4 to 3.8 of 4.8 TB/s."""
 _SEPARATE_INTEGERS = ("7.0", "7.2", "7.5", "8.0")
 """Capabilities with an integer unit for each fp32 unit. In the others addresses are computed in the slots of the
 arithmetic, or twice as many fp32 units share the registers' ports. Source: NVIDIA's Volta and GA102 white papers."""
@@ -440,8 +439,7 @@ class Sustained:
         peak = self.hardware.bandwidth_bytes_per_s
         assert peak is not None, "GpuTimes.of refuses devices without a bandwidth"
         share: float = getattr(self.shares, self.groups()[1])
-        each = _BYTES_PER_MULTIPROCESSOR.get(self.hardware.compute_capability or "", math.inf)
-        return min(peak * share, (self.hardware.multiprocessors or math.inf) * each)
+        return min(peak * share, _MOST_BYTES_PER_S.get(self.hardware.compute_capability or "", math.inf))
 
     def peak_flops(self, dtype: str) -> tuple[float, bool]:
         """Peak of a dtype's products [FLOP/s], and whether they run on tensor cores; fp32's if it has none."""
