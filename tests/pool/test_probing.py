@@ -191,20 +191,20 @@ def test_a_lease_ends_a_probe_and_an_agent_may_decline(lenders) -> None:
     lenders.lend("declining", declining, probes=False)
     lenders.lend("one", one)
     lenders.lend("other", other)
-    until(lambda: all(lenders.offers().get(name, {}).get("probed_s") for name in ("one", "other")), 30)
+    until(lambda: all(lenders.offers().get(name, {}).get("probed_s") for name in ("one", "other")), 90)
     assert declining.num_asked == 0
     agent = lenders.agents["one"]
-    until(lambda: agent._probed, 30)
+    until(lambda: agent._probed, 90)
     renter = PoolClient(lenders.operator.address, Key.made())
     assert renter.key is not None
     lenders.operator.post(on.Deposited(account=renter.key.public, amount=10 * CREDIT))
     order = PoolOrder(run="x", tree="0" * 64, code="code/1", stoker="stoker/1", job_file="job.py")
     digest = renter.put_blob(dumps(order).encode())
     renter.post(opened("job-1", offer_id="one", order=digest, delegate=lenders.operator.address.key))
-    until(lambda: agent._job, 30)
+    until(lambda: agent._job, 90)
     asked = one.num_asked
     assert agent._probed == []
-    until(lenders.plane.prober._task.done, 30)
+    until(lenders.plane.prober._task.done, 90)
     num_probes = len(lenders.probes())
     time.sleep(1.0)
     assert (one.num_asked, len(lenders.probes())) == (asked, num_probes), "a device with a job was asked"
