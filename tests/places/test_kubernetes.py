@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from stoker.errors import PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import Bundle, TreeFile, stoker_bundle
 from stoker.launching.kubernetes.cluster_api import ClusterApi, dropped
-from stoker.launching.kubernetes.kubernetes_launcher import LAUNCHER, _needed
+from stoker.launching.kubernetes.kubernetes_launcher import LAUNCHER, _api, _cluster, _needed
 from stoker.launching.kubernetes.kubernetes_service import deploy
 from stoker.launching.kubernetes.manifests import ClusterOptions
 from stoker.launching.launch import LaunchedRun, launch
@@ -448,9 +448,10 @@ def test_somebody_who_may_nothing_is_told_what_is_missing(cluster: Cluster, job:
 
 def test_the_permissions_that_are_asked_for_are_enough(cluster: Cluster, job: Path) -> None:
     """A login that may do these things alone starts a run, follows it, and brings it home."""
+    target = LAUNCHER.parse("team/cpu")
     rules = [
         {"apiGroups": [group], "resources": [resource], "verbs": [verb]}
-        for verb, resource, group in _needed(ClusterOptions(), LAUNCHER.parse("team/cpu"))
+        for verb, resource, group in _needed(ClusterOptions(), target, _cluster(_api(target)))
     ]
     access, name = "/apis/rbac.authorization.k8s.io/v1/namespaces/team", {"metadata": {"name": "runs"}}
     group = "rbac.authorization.k8s.io"
