@@ -1,6 +1,7 @@
 """Training steps on the GPU here, in the form of published ones: what `bench.forecast.published` then forecasts.
 
     python -m bench.forecast.measure_cases CASES.csv --out FOLDER [--only REGEX] [--at-once 5] [--limit-s 240]
+    python -m bench.forecast.measure_cases --show bench/results/gpu_cases_….json
 
 A line of `CASES.csv` has the columns of `bench.forecast.published` but for what is measured. Each case is a process,
 of which --at-once run at a time: models are made, and compiled, concurrently, and one process at a time computes. In
@@ -169,14 +170,21 @@ def in_a_process(case: dict[str, str], given: argparse.Namespace, ends: float) -
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what is asked for and write it; 3 without a GPU, 1 if a case failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", type=Path)
-    parser.add_argument("--out", type=Path, required=True, help="folder of what is written")
+    parser.add_argument("cases", type=Path, nargs="?")
+    parser.add_argument("--out", type=Path, help="folder of what is written")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="print results of before, and measure nothing")
     parser.add_argument("--only", default="", help="cases whose id this expression matches")
     parser.add_argument("--at-once", type=int, default=5, help="processes at a time")
     parser.add_argument("--limit-s", type=float, default=1e9, help="end after so many seconds")
     parser.add_argument("--compiled-together", type=int, default=0, help="compile so many cases, then measure them")
     parser.add_argument("--one", help="measure this case here, and print it")
     given = parser.parse_args(arguments)
+    if given.show:
+        for result in json.loads(given.show.read_text(encoding="utf-8"))["cases"]:
+            print(f"{result['id']:<40} {result.get('problem') or _in_words(result)}")
+        return 0
+    if not (given.cases and given.out):
+        parser.error("CASES and --out FOLDER are needed, or --show FILE")
     if not torch.cuda.is_available():
         print(f"PyTorch {torch.__version__} finds no CUDA device here. Run this where one is.", file=sys.stderr)
         return NO_DEVICE
@@ -215,7 +223,19 @@ def step_ms_of(result: dict[str, Any]) -> float:
 def _in_words(result: dict[str, Any]) -> str:
     step_ms, busy_ms = step_ms_of(result), 1e3 * result["busy_s"]
     host_ms, peak_gib = 1e3 * result["host_s"], result["peak_bytes"] / GIB
-    return f"{step_ms:8.2f} ms, busy {busy_ms:8.2f}, host {host_ms:7.2f}, {peak_gib:6.2f} GiB"
+    rate = products_tflops(result["operations"])
+    times = f"{step_ms:8.2f} ms, busy {busy_ms:8.2f}, host {host_ms:7.2f}"
+    return f"{times}, {peak_gib:6.2f} GiB, products {rate:4.0f} TFLOP/s"
+
+
+def products_tflops(operations: Sequence[dict[str, Any]]) -> float:
+    """Mean rate of an update's matrix products, of whatever dtypes [TFLOP/s]; 0 without any."""
+    flops = seconds = 0.0
+    for row in operations:
+        if (first := {"aten::mm": 0, "aten::addmm": 1}.get(row["name"])) is not None:
+            (rows, depth), (_, columns) = row["shapes"][first : first + 2]
+            flops, seconds = flops + 2.0 * rows * depth * columns * row["count"], seconds + row["seconds"]
+    return flops / seconds / 1e12 if seconds else 0.0
 
 
 def write_cases(path: Path, rows: Sequence[dict[str, str]], results: dict[str, dict[str, Any]]) -> None:

@@ -11,7 +11,15 @@ import pytest
 import torch
 
 from bench.forecast import measure_cases
-from bench.forecast.measure_cases import NO_DEVICE, UPDATES, main, step_ms_of, wait_for_others, write_cases
+from bench.forecast.measure_cases import (
+    NO_DEVICE,
+    UPDATES,
+    main,
+    products_tflops,
+    step_ms_of,
+    wait_for_others,
+    write_cases,
+)
 from bench.forecast.published import GIB
 
 ROW = {"id": "gpt2", "group": "language models", "job": "job.py", "set": "{}", "on": "h100", "plan": "{}"}
@@ -20,6 +28,7 @@ ROW = {"id": "gpt2", "group": "language models", "job": "job.py", "set": "{}", "
 def measured(**changes: Any) -> dict[str, Any]:
     """A case of which a quarter of the updates was disturbed: 100 ms of kernels, for which the host takes as long."""
     undisturbed = {"id": "gpt2", "update_s": [0.1] * 9 + [0.3] * 3, "busy_s": 0.1, "host_s": 0.1, "peak_bytes": 2 * GIB}
+    undisturbed["operations"] = []
     return undisturbed | changes
 
 
@@ -44,6 +53,20 @@ def test_what_waits_for_the_host_is_a_group_of_its_own(tmp_path: Path, host_s: f
     """Where the host takes 1.15 times as long as all kernels: no forecast of a GPU is judged by it."""
     (case,) = cases_of(tmp_path, [ROW], [measured(host_s=host_s)])
     assert case["group"] == group
+
+
+def test_the_rate_of_products_is_that_of_all_of_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """By the shapes of both factors, a bias before them, a result after them; others do not count."""
+    operations = [
+        {"name": "aten::mm", "shapes": [[1000, 2000], [2000, 500], [1000, 500]], "count": 2, "seconds": 1e-3},
+        {"name": "aten::addmm", "shapes": [[500], [1000, 2000], [2000, 500], [], []], "count": 1, "seconds": 1e-3},
+        {"name": "aten::add", "shapes": [[1000, 2000]], "count": 1, "seconds": 5.0},
+    ]
+    assert products_tflops(operations) == pytest.approx(3 * 2e9 / 2e-3 / 1e12)
+    assert products_tflops([]) == 0
+    (tmp_path / "results.json").write_text(json.dumps({"cases": [measured(operations=operations)]}), "utf-8")
+    assert main(["--show", str(tmp_path / "results.json")]) == 0
+    assert "products    3 TFLOP/s" in capsys.readouterr().out
 
 
 def test_cases_that_failed_are_left_out(tmp_path: Path) -> None:

@@ -543,20 +543,24 @@ _INDEXED_COPIES = {"roll": 3}
 """Operations that PyTorch does with so many such kernels."""
 
 
-def indexed_seconds(elements: float, fp32_flops: float, *, has_integer_units: bool) -> float:
+_FULL_INTEGER_RATE = ("6.0", "6.1", "7.0", "7.2", "7.5", "8.0")
+"""Compute capabilities that issue as many integer as fp32 instructions; others half as many. Source: CUDA C++
+Programming Guide, "Throughput of Native Arithmetic Instructions"."""
+
+
+def indexed_seconds(elements: float, fp32_flops: float, capability: str) -> float:
     """Time of so many elements whose addresses are computed from indices [s]; see `instruction_seconds`."""
     issued = fp32_flops / 2
-    return elements * _INDEX_INSTRUCTIONS / (issued if has_integer_units else issued / 2)
+    return elements * _INDEX_INSTRUCTIONS / (issued if capability in _FULL_INTEGER_RATE else issued / 2)
 
 
-def instruction_seconds(operation: Operation, fp32_flops: float, *, capability: str, has_integer_units: bool) -> float:
+def instruction_seconds(operation: Operation, fp32_flops: float, capability: str) -> float:
     """Time of an elementwise kernel's instructions [s]; 0 where they are few for each byte.
 
     Args:
         operation: elementwise.
         fp32_flops: the GPU's peak in fp32 [FLOP/s].
         capability: its compute capability.
-        has_integer_units: one for each fp32 unit; others have one for two.
     """
     result = max(operation.outputs, key=lambda tensor: tensor.numel, default=None)
     if result is None:
@@ -564,7 +568,7 @@ def instruction_seconds(operation: Operation, fp32_flops: float, *, capability: 
     issued = fp32_flops / 2
     copies = _INDEXED_COPIES.get(operation.name, 1)
     if operation.attribute("is_indexed") is True or copies > 1:
-        return indexed_seconds(copies * result.numel, fp32_flops, has_integer_units=has_integer_units)
+        return indexed_seconds(copies * result.numel, fp32_flops, capability)
     if result.dtype not in ("bf16", "fp16"):
         return 0.0
     if operation.name.strip("_") not in _OF_MANY_INSTRUCTIONS:

@@ -18,7 +18,7 @@ Tensor cores: `_TENSOR_PICOJOULE`, or one share of these energies (V100, T4, B20
 steps products run at 0.74 of the peak on an A100, at 0.57 on several H100s. Single products of random numbers are
 published at 0.83 (A100, 257 TFLOP/s) and 0.72 (H100, 716), of zeros at 0.95: H. He, "Strangely, Matrix Multiplications
 on GPUs Run Faster When Given Predictable Data" (2024); P. Shankhdhar, "Outperforming cuBLAS on H100" (2024). In steps
-of one H100 and one H200 measured by `bench.forecast.measure_cases` they run at 0.74 to 0.79, and for seconds on end,
+of one H100 and one H200 measured by `bench.forecast.measure_cases` they run at 0.72 to 0.84, and for seconds on end,
 alone, at 0.67 (`bench.forecast.sustained`).
 """
 
@@ -190,12 +190,8 @@ def roof_seconds(operation: Operation, kind: Kind, dtype: str, sustained: Sustai
         if gpu_kernels.is_depthwise(operation):
             seconds, arithmetic = seconds / _DEPTHWISE_SHARE, arithmetic * _DEPTHWISE_FLOPS_SHARE
         issued = sustained.peak_flops("fp32")[0] * scales.bandwidth  # a measured factor is of the kernel as it is
-        instructions_s = gpu_kernels.instruction_seconds(
-            operation,
-            issued,
-            capability=sustained.hardware.compute_capability or "",
-            has_integer_units=sustained.groups()[0] == "separate",
-        )
+        capability = sustained.hardware.compute_capability or ""
+        instructions_s = gpu_kernels.instruction_seconds(operation, issued, capability)
         seconds = max(seconds / gpu_kernels.stream_share(operation), instructions_s)
         seconds = max(seconds + gpu_kernels.column_sum_s(operation), operation.flops / arithmetic)
         return seconds + (gpu_kernels.bias_bytes(operation) / bandwidth if "convolution" in operation.name else 0.0)
@@ -213,9 +209,8 @@ def roof_seconds(operation: Operation, kind: Kind, dtype: str, sustained: Sustai
     if kind == "convolution":
         copied = operation.attribute("reordered_bytes", 0)
         assert isinstance(copied, int), "the tracer counts them"
-        has_integer_units = sustained.groups()[0] == "separate"
         indexed_s = gpu_kernels.indexed_seconds(
-            copied / size, sustained.peak_flops("fp32")[0], has_integer_units=has_integer_units
+            copied / size, sustained.peak_flops("fp32")[0], sustained.hardware.compute_capability or ""
         )
         seconds = _convolution_seconds(operation, dtype, sustained, rates)
         seconds += gpu_kernels.bias_bytes(operation) / rates.bytes_per_s
@@ -246,7 +241,11 @@ def _misalignment(operation: Operation, size: float) -> float:
 
 def _convolution_seconds(operation: Operation, dtype: str, sustained: Sustained, rates: Rates) -> float:
     """Time of the fastest algorithm for each part [s]. Winograd's is for fp32: tensor cores are faster without it."""
-    neglected = _NEGLECTED_SHARE.get(sustained.hardware.compute_capability or "") if dtype == "fp32" else None
+    capability = sustained.hardware.compute_capability or ""
+    neglected = _NEGLECTED_SHARE.get(capability) if dtype == "fp32" else None
+    is_backward = operation.name.endswith("_backward")
+    tensors = gpu_kernels.convolved(operation)
+    image, weight = tensors[1:] if is_backward else tensors[:2]
     size, seconds, each = _BYTES[dtype], 0.0, None
     if sustained.peak_flops(dtype)[1]:
         channels = gpu_kernels.channels_of_groups(operation)
@@ -255,25 +254,21 @@ def _convolution_seconds(operation: Operation, dtype: str, sustained: Sustained,
             arithmetic = sustained.flops("fp32") * rates.flops / sustained.flops(dtype) * _GENERIC_GROUPED_SHARE
             return operation.flops / arithmetic
         moved = float(operation.bytes_read + operation.bytes_written)
-        share = _IMAGE_SHARE.get(sustained.hardware.compute_capability or "")
-        image_channels = gpu_kernels.convolved(operation)[0 if not operation.name.endswith("_backward") else 1].shape[1]
-        if share is not None and image_channels <= _FEW_IMAGE_CHANNELS:
-            padded = operation.flops * _PADDED_CHANNELS / image_channels
+        share = _IMAGE_SHARE.get(capability)
+        if share is not None and image.shape[1] <= _FEW_IMAGE_CHANNELS:
+            padded = operation.flops * _PADDED_CHANNELS / image.shape[1]
             return padded / (rates.flops * share) + _IMAGE_READS * moved / rates.bytes_per_s
         if channels and channels <= _FEW_CHANNELS:
             return max(
                 moved / (rates.bytes_per_s * _GROUPED_SHARE),
                 operation.flops * 2 * _FEW_CHANNELS / channels / rates.flops,
             )
-        rates = rates.scaled(
-            flops=_CONVOLUTION_SHARES.get(sustained.hardware.compute_capability or "", 1.0), bandwidth=1
-        )
+        rates = rates.scaled(flops=_CONVOLUTION_SHARES.get(capability, 1.0), bandwidth=1)
         # Pixels that neighbouring results share are found in the caches.
-        each = size * float(sum(tensor.numel for tensor in gpu_kernels.convolved(operation)))
-        is_backward = operation.name.endswith("_backward")
+        each = size * float(sum(tensor.numel for tensor in tensors))
         if operation.attribute("channels_last") is not True and (is_backward or dtype == "tf32"):
             # Most kernels take channels-last: for each result, two images are copied there or back.
-            first, second, third = gpu_kernels.convolved(operation)
+            first, second, third = tensors
             copied = 2.0 * size * (first.numel + (second if is_backward else third).numel)
             seconds += len(gpu_kernels.convolution_products(operation) or []) * copied / rates.bytes_per_s
     shapes = {is_batched: sustained.tiles(dtype, is_batched=is_batched) for is_batched in (False, True)}
@@ -289,9 +284,7 @@ def _convolution_seconds(operation: Operation, dtype: str, sustained: Sustained,
             + (_WINOGRAD_S + extra * size / rates.bytes_per_s if extra else 0)
             for sizes, extra in usable
         )
-    is_backward = operation.name.endswith("_backward")
-    is_pointwise = set(gpu_kernels.convolved(operation)[2 if is_backward else 1].shape[2:]) == {1}
-    if neglected is not None and is_backward and is_pointwise:
+    if neglected is not None and is_backward and set(weight.shape[2:]) == {1}:
         seconds *= _POINTWISE_BACKWARD
     return seconds / (neglected or 1.0) + _CONVOLUTION_S[is_backward]
 
@@ -311,9 +304,9 @@ def _attention_seconds(operation: Operation, dtype: str, sustained: Sustained, s
     share = _BACKWARD_SHARE if operation.name.endswith("_backward") else 1.0
     reached = _attention_flops(operation, dtype, sustained, share) * scales.flops  # slower arithmetic draws less power
     # Half of the scores are masked; less in short sequences, because tiles on the diagonal are computed whole.
-    queries = (gpu_kernels.attention_sizes(operation) or (1, 1, 1, 1))[1]
-    done = 0.5 + 0.5 * min(1.0, 128 / max(1, queries)) if operation.attribute("is_causal") is True else 1.0
     _, queries, keys, _ = gpu_kernels.attention_sizes(operation) or (1, 1, 1, 1)
+    causal = 0.5 + 0.5 * min(1.0, _ATTENTION_TILE / max(1, queries))
+    done = causal if operation.attribute("is_causal") is True else 1.0
     tiles = math.prod(
         math.ceil(tokens / _ATTENTION_TILE) * _ATTENTION_TILE / max(1, tokens) for tokens in (queries, keys)
     )
