@@ -86,6 +86,20 @@ def test_two_replicas_compute_half_and_sum_the_rest() -> None:
     assert forecast.samples_per_s.value == pytest.approx(64 / forecast.step_s.value)
 
 
+def test_devices_of_one_run_have_rates_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What sustains more alone is asked for as alone in one process, and as one of several in a layout."""
+    asked: list[bool] = []
+
+    def noted(_hardware: Hardware, *, is_alone: bool) -> ByFlops:
+        asked.append(is_alone)
+        return ByFlops()
+
+    monkeypatch.setattr(run_forecast, "operation_times", noted)
+    alone().update(PLAN)
+    forecasts(Layout(replicas=2)).spread(PLAN)
+    assert asked == [True, False]
+
+
 def test_smaller_micro_batches_are_more_passes_of_the_same_arithmetic() -> None:
     """And as many sums of gradients: one."""
     small = dataclasses.replace(PLAN, micro_batch=8)
