@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -53,7 +54,7 @@ def on_ranks(layout: Layout, function: Callable[..., Any], *arguments: Any, kind
     function, its arguments and results are pickled, so the function is one of a module.
 
     Raises:
-        RankFailed: a process raised; the others are ended.
+        RankFailed: a process raised, or died; the others are ended.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*_PRELOADED, *(name for name in _OF_TESTS if name in sys.modules)])
@@ -63,7 +64,7 @@ def on_ranks(layout: Layout, function: Callable[..., Any], *arguments: Any, kind
             receiver, sender = context.Pipe(duplex=False)
             process = context.Process(
                 target=_run,
-                args=(layout, rank, str(Path(folder) / "store"), sender, kind, function, arguments),
+                args=(layout, rank, Path(folder), sender, kind, function, arguments),
                 daemon=True,
             )
             process.start()
@@ -71,7 +72,7 @@ def on_ranks(layout: Layout, function: Callable[..., Any], *arguments: Any, kind
             processes.append(process)
             ends.append(receiver)
         try:
-            results = _collected(ends)
+            results = _collected(ends, processes, Path(folder))
             for process in processes:  # each ends by itself, and writes what it measured, as coverage does
                 process.join(PATIENCE_S)
             return results
@@ -81,7 +82,7 @@ def on_ranks(layout: Layout, function: Callable[..., Any], *arguments: Any, kind
                 process.join()
 
 
-def _collected(ends: list[Any]) -> list[Any]:
+def _collected(ends: list[Any], processes: list[Any], folder: Path) -> list[Any]:
     """The result from each pipe; raises at the first failure."""
     results: dict[int, Any] = {}
     while len(results) < len(ends):
@@ -91,17 +92,24 @@ def _collected(ends: list[Any]) -> list[Any]:
             try:
                 is_good, value = pickle.loads(end.recv_bytes())  # noqa: S301 - our own
             except EOFError:
-                raise RankFailed(f"rank {rank} died without a word") from None
+                processes[rank].join(PATIENCE_S)
+                stacks = _stacks_file(folder, rank).read_text(encoding="utf-8", errors="replace")
+                raise RankFailed(f"rank {rank} died, exit code {processes[rank].exitcode}\n{stacks}") from None
             if not is_good:
                 raise RankFailed(f"rank {rank}:\n{value}")
             results[rank] = value
     return [results[rank] for rank in sorted(results)]
 
 
+def _stacks_file(folder: Path, rank: int) -> Path:
+    """Where a process that a signal ends leaves the stacks of its threads."""
+    return folder / f"stacks-{rank}.txt"
+
+
 def _run(
     layout: Layout,
     rank: int,
-    store: str,
+    folder: Path,
     end: Connection,
     kind: str,
     function: Callable[..., Any],
@@ -109,6 +117,8 @@ def _run(
 ) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
+    stacks = _stacks_file(folder, rank).open("w", encoding="utf-8")
+    faulthandler.enable(stacks)
     try:
         if kind == "cuda" and torch.version.cuda is None:
             simulate_gpus(layout.world_size)
@@ -117,7 +127,7 @@ def _run(
             torch.cuda.set_device(device)
         world = World()
         if layout.world_size > 1:
-            file_store = FileStore(store, layout.world_size)
+            file_store = FileStore(str(folder / "store"), layout.world_size)
             file_store.set_timeout(timedelta(seconds=PATIENCE_S))
             world = join(layout, rank, file_store, device=device, patience_s=PATIENCE_S)
         value = function(world, *arguments)
