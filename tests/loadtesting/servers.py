@@ -52,7 +52,7 @@ def served(handler: Handler) -> Iterator[Address]:
     try:
         yield Address(*server.sockets[0].getsockname()[:2])
     finally:
-        asyncio.run_coroutine_threadsafe(end(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(end(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

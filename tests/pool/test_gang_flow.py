@@ -125,7 +125,7 @@ def test_a_site_is_lost_and_goes_on_elsewhere_while_the_other_waits(market, tmp_
         for shifted_s in range(10, 80, 10):  # the other agent is heard in between
             shift(market.folder, shifted_s)
             time.sleep(0.5)
-        until(lambda: any(one["reason"] == "lost" for one in market.leases()), 30.0)
+        until(lambda: any(one["reason"] == "lost" for one in market.leases()), 60.0)
         assert market.follow(handle)[-1] == "finished"
         leases = market.leases()
         assert [(one["offer_id"], one.get("site", 0)) for one in leases] == [("ox", 0), ("mayfly", 1), ("eye", 1)]
@@ -149,7 +149,7 @@ def test_no_site_is_paid_for_waiting_while_another_finds_no_offer(market, tmp_pa
             shift(market.folder, shifted_s)
             time.sleep(0.5)
             LAUNCHER.state(handle)
-        until(lambda: LAUNCHER.state(handle) and market.leases()[0]["state"] == "closed", 30.0)
+        until(lambda: LAUNCHER.state(handle) and market.leases()[0]["state"] == "closed", 60.0)
         assert market.leases()[0]["reason"].startswith("paused: site 1 has found no offer for")
         assert LAUNCHER.state(handle).phase == "queued"
         market.lend("eye", 0.9)

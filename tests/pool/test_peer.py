@@ -461,7 +461,7 @@ async def asked(plane: ControlPlane, key: Key, stack: AsyncExitStack, flood_byte
         stream = await connection.open_uni()
         with suppress(peer_link.iroh.IrohError):
             await stream.write_all(bytes(flood_bytes))
-        await asyncio.wait_for(connection.closed(), 20)
+        await asyncio.wait_for(connection.closed(), 60)
     return (await endpoint.request(connection, {"op": "hello"}))[0]
 
 

@@ -28,7 +28,7 @@ def python(code: str) -> Pool:
 
 def run(work: Any) -> Any:
     """The result, with a limit."""
-    return asyncio.run(asyncio.wait_for(work, 30))
+    return asyncio.run(asyncio.wait_for(work, 60))
 
 
 def is_alive(pid: int) -> bool:
