@@ -157,13 +157,11 @@ def test_the_first_run_at_a_place_starts_as_a_program_does_here(monkeypatch: pyt
     assert PlaceLessons().run_time(few).value == HOUR_S
 
 
-def test_a_program_of_stoker_is_started_to_see_how_long_it_takes(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_of_stoker_is_started_to_see_how_long_it_takes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time until it has imported PyTorch as training does; a Python that cannot start one is no answer."""
     imported = place / "imported.py"
     note = "import atexit, sys; atexit.register(lambda: open('modules', 'w').write(' '.join(sys.modules)))"
-    imported.write_text(f"#!/bin/sh\nexec {sys.executable} -c \"{note}; $2\"\n")
+    imported.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{note}; $2"\n')
     imported.chmod(0o755)
     monkeypatch.setattr(start_up, "_MOST_START_S", 600.0)
     monkeypatch.setattr(sys, "executable", str(imported))

@@ -25,8 +25,9 @@ from stoker.pool import events as on
 from stoker.pool import peer as pool_peer
 from stoker.pool import peer_link
 from stoker.pool import rendezvous as pool_rendezvous
-from stoker.pool.client import PoolClient, joined_peer
+from stoker.pool.client import PoolClient
 from stoker.pool.control_plane import ControlPlane
+from stoker.pool.direct_exchange import joined_peer
 from stoker.pool.events import CREDIT, Refused, canonical, sha256
 from stoker.pool.keys import Key, own_key
 from stoker.pool.log import audit

@@ -56,15 +56,9 @@ from stoker.stepping.layouts.base import (
     sum_over,
     whole_loss,
 )
+from stoker.stepping.layouts.pipeline_cut import PipelineCut, cut_into_stages
 from stoker.stepping.layouts.stage_flow import Key
-from stoker.stepping.layouts.stages import (
-    PipelineCut,
-    StageEnd,
-    StageModel,
-    Values,
-    cut_into_stages,
-    is_differentiable,
-)
+from stoker.stepping.layouts.stage_model import StageEnd, StageModel, Values, is_differentiable
 from stoker.stepping.random_draws import torch_generators
 from stoker.stepping.torch_optimizers import parameter_groups
 from stoker.stepping.world import World, broadcast_json
