@@ -192,9 +192,9 @@ class PipelineParallel(Strategy):
         for loss in losses if self._gives_loss else ():
             own[0] += loss.sum
             own[1] += loss.count
-        total = torch.cat([own, self._world.signals.words(own)])
+        total = torch.cat([own, self._world.signals.outgoing(own)])
         dist.all_reduce(total)
-        self._world.signals.hear(total[len(own) :])
+        self._world.signals.receive(total[len(own) :])
         self._world.mark("agreed")
         num_spoilt, self._new_shapes = total[2], total[3]
         if rehearsed:  # otherwise a GPU is not waited for
