@@ -61,7 +61,7 @@ def test_the_first_to_finish_comes_first_whatever_its_sticker() -> None:
     cheap = priced(10, text="fake:cheap", price_per_h=0.5, starts_in_s=2 * HOUR_S)
     fast = priced(1, text="fake:fast", price_per_h=4.0, starts_in_s=60.0)
     first, second = ranked([cheap, fast], PlanLimits(), None)
-    assert (first.text, first.sticker, second.sticker) == ("fake:fast", 2, 1)
+    assert (first.text, first.price_rank, second.price_rank) == ("fake:fast", 2, 1)
     assert first.finish_s == pytest.approx(HOUR_S + 60)
     assert first.cost is not None
     assert first.cost.value == pytest.approx(4.0)
@@ -396,7 +396,7 @@ def test_clouds_are_ranked_by_what_the_run_costs_there(place: Path, sky: Path, m
     monkeypatch.setattr(place_offers, "on_one", on_one)
     monkeypatch.setattr(place_offers, "program_start_s", lambda: None)
     found = offers("sky:any")
-    assert [(one["text"], one["sticker"]) for one in found] == [
+    assert [(one["text"], one["price_rank"]) for one in found] == [
         ("sky:lambda/1xh100", 4),
         ("sky:lambda/1xa10", 1),
         ("sky:lambda/1xl4", 2),
