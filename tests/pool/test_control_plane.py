@@ -28,7 +28,7 @@ from stoker.pool.job_box import PoolOrder
 from stoker.pool.keys import Key, own_key, read_key
 from stoker.pool.lease import Challenge, Lease
 from stoker.pool.log import audit
-from stoker.pool.presence import HERE_S, MOST_GAP_S, HearingClock, Presence
+from stoker.pool.presence import HERE_S, MOST_GAP_S, Presence, UptimeClock
 from stoker.pool.request_limits import RequestRates
 from stoker.pool.rules.disputes import draw_message
 from stoker.pool.state import Record
@@ -516,8 +516,8 @@ def test_a_pool_that_was_frozen_calls_no_agent_away(tmp_path: Path) -> None:
     """It has heard nobody for half a minute, and renters close leases of agents that are away before they accept."""
     with in_thread(tmp_path) as (plane, operator):
         passed = [0.0]
-        plane.hearing = HearingClock(lambda: passed[0])
-        plane.presence = Presence(plane.hearing)
+        plane.uptime = UptimeClock(lambda: passed[0])
+        plane.presence = Presence(plane.uptime)
         agent, renter = joined(operator), joined(operator)
         agent.post(on.Offered(offer=offer(now_s=time.time())))
         agent.work()
@@ -526,10 +526,10 @@ def test_a_pool_that_was_frozen_calls_no_agent_away(tmp_path: Path) -> None:
         assert not renter.lease("job")["is_agent_away"]
         assert renter.state("offers")[0]["is_present"]
         for _ in range(round(HERE_S)):
-            plane.hearing.look()
+            plane.uptime.tick()
             passed[0] += 1.0
         assert renter.lease("job")["is_agent_away"], "by now it was heard of for so long by a pool that listens"
-        assert plane.hearing.deaf_s == 2 * HERE_S - MOST_GAP_S
+        assert plane.uptime.paused_s == 2 * HERE_S - MOST_GAP_S
 
 
 def test_a_pool_whose_disk_hangs_hears_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -539,7 +539,7 @@ def test_a_pool_whose_disk_hangs_hears_nobody(tmp_path: Path, monkeypatch: pytes
 
     async def hang() -> float:
         plane = ControlPlane(tmp_path, own_key("control", tmp_path), on.Founded(name="test"))
-        plane.hearing = HearingClock(lambda: passed[0])
+        plane.uptime = UptimeClock(lambda: passed[0])
         async with plane._turn:
             looking = asyncio.create_task(plane._listen())
             for _ in range(30):
@@ -548,7 +548,7 @@ def test_a_pool_whose_disk_hangs_hears_nobody(tmp_path: Path, monkeypatch: pytes
         looking.cancel()
         await asyncio.wait([looking])
         plane.log.close()
-        return plane.hearing.deaf_s
+        return plane.uptime.paused_s
 
     assert asyncio.run(hang()) == 30 - MOST_GAP_S
 
@@ -568,7 +568,7 @@ def test_a_pool_that_has_much_to_do_still_hears_agents(tmp_path: Path, monkeypat
         looks = list[float]()
         monkeypatch.setattr(plane.blobs, "delete_unneeded", delete_unneeded)
         assert has_begun.wait(60)
-        monkeypatch.setattr(plane.hearing, "look", lambda: looks.append(time.monotonic()))
+        monkeypatch.setattr(plane.uptime, "tick", lambda: looks.append(time.monotonic()))
         try:
             until(lambda: len(looks) > 2)
         finally:

@@ -375,21 +375,21 @@ def test_a_screen_goes_on_with_those_that_come_and_answer(monkeypatch) -> None:
 @pytest.mark.parametrize("away_s", [0.0, 30.0])
 def test_a_probe_in_which_the_pool_was_away_says_nothing(monkeypatch, away_s) -> None:
     """Answers came in time, and were not read: no agent was late, or is left out for that."""
-    asked, deaf_s, taken = Asked(monkeypatch), [0.0], list[on.Probed]()
+    asked, paused_s, taken = Asked(monkeypatch), [0.0], list[on.Probed]()
     names = [(one.offer.offer_id, one.agent) for one in asked.offers]
     late = on.Probed(
         offers=tuple(on.ProbeTimes(offer_id=name, agent=key, alone_s=(0.0,), together_s=(0.0,)) for name, key in names)
     )
 
     def made(*_: Any) -> on.Probed:
-        deaf_s[0] += away_s
+        paused_s[0] += away_s
         return late
 
     async def submit(body: on.Probed) -> None:
         taken.append(body)
 
     monkeypatch.setattr(Prober, "_made", made)
-    prober = Prober(asked.book.state, submit, every_s=1.0, deaf_s=lambda: deaf_s[0])
+    prober = Prober(asked.book.state, submit, every_s=1.0, paused_s=lambda: paused_s[0])
     asyncio.run(prober._run(asked.offers, 1))
     assert (len(taken), len(prober._left_until_s)) == ((0, 0) if away_s else (1, 3))
 
