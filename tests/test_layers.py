@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,6 +54,13 @@ def test_imports_for_types_go_down_as_well(tmp_path: Path) -> None:
     config.write_text(text.replace(left_out, counted), encoding="utf-8")
     status, words = linted(config, "--contract", "layers")
     assert status == 0, words
+
+
+def test_no_modules_import_each_other() -> None:
+    """Not even inside a function: what two modules need is in a third."""
+    graph = grimp.build_graph("stoker", exclude_type_checking_imports=True, cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    graphlib.TopologicalSorter(imports).prepare()  # raises CycleError with the modules
 
 
 @pytest.mark.parametrize(

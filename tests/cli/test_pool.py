@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from stoker.cli.main import app
 from stoker.errors import NoDevice
 from stoker.pool import events as on
+from stoker.pool import presence
 from stoker.pool.agent import Lending
 from stoker.pool.client import PoolClient
 from stoker.pool.events import CREDIT, Measured, OfferedDevice, canonical
@@ -124,6 +126,14 @@ def agent_of(operator: PoolClient, name: str, price: float, device: OfferedDevic
     agent.work()
 
 
+@pytest.fixture
+def agents_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents that asked for work once are there until the test ends, however long a forecast takes."""
+    for limit in ("HERE_S", "PRESENT_S"):
+        monkeypatch.setattr(presence, limit, math.inf)
+
+
+@pytest.mark.usefixtures("agents_stay")
 def test_offers_for_a_job(home: Path) -> None:
     """In the order of money and hours until it is done, with why not; alone, in the order of prices."""
     with in_thread(home / "pool") as (_, operator):
@@ -293,11 +303,14 @@ def test_a_device_is_measured_offered_found_and_taken_back(home: Path) -> None:
         command = [sys.executable, "-m", "stoker", "pool", *words]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             try:
-                [listed] = until(lambda: operator.state("offers") or process.poll() is not None, 120)
+                until(lambda: operator.state("offers") or process.poll() is not None, 300)
+                offers = operator.state("offers")
                 process.send_signal(signal.SIGINT)
                 told = process.communicate(timeout=60)[1]
             finally:
                 process.kill()
+        assert len(offers) == 1, told
+        listed = offers[0]
         measured = listed["offer"]["measured"]
         assert listed["agent"] == key
         assert f"{measured['fp32_flop_per_s'] / 1e9:,.1f} GFLOP/s in fp32" in told
@@ -336,6 +349,7 @@ def test_a_device_that_does_not_pass_is_not_offered(home: Path, monkeypatch: pyt
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("agents_stay")
 def test_close_forecasts_name_what_to_try(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a minute's lease could change the order, the commands are there; after it they are not."""
     kinds = {"here": 1.0, "there": 1.02}

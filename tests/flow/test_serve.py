@@ -132,7 +132,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 def _accepts(address: str) -> bool:
     host, port = address.removeprefix("http://").split(":")
     try:
-        socket.create_connection((host, int(port)), timeout=5).close()
+        socket.create_connection((host, int(port)), timeout=60).close()
     except OSError:
         return False
     return True
@@ -227,7 +227,7 @@ def test_the_start_page_shows_doors_models_and_a_line_to_ask_with(
         line = example(up.started.models[0], up.started)
         assert line in page.replace("\n", "")
         answer = subprocess.run(
-            ["bash", "-c", f"{line} -s --noproxy '*'"], capture_output=True, text=True, check=True, timeout=20
+            ["bash", "-c", f"{line} -s --noproxy '*'"], capture_output=True, text=True, check=True, timeout=60
         )
         assert json.loads(answer.stdout)["model_name"] == "digits"
 
@@ -320,7 +320,7 @@ def test_a_log_that_nobody_reads_holds_up_neither_requests_nor_signals(tmp_path:
             fcntl.fcntl(process.stderr.fileno(), fcntl.F_SETPIPE_SZ, 4096)
             http, admin = process.stdout.readline().split()
             host, port = http.removeprefix("http://").split(":")
-            with socket.create_connection((host, int(port)), timeout=20) as connection:
+            with socket.create_connection((host, int(port)), timeout=60) as connection:
                 for _ in range(10):  # fewer at once than may wait on one connection
                     connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 20)
                     answers = b""
@@ -338,7 +338,7 @@ def test_a_log_that_nobody_reads_holds_up_neither_requests_nor_signals(tmp_path:
             ]
             assert float(dropped[-1].split()[1]) > 0
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
 

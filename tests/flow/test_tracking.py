@@ -84,7 +84,7 @@ def test_a_run_that_fails_at_once_says_why_though_it_is_tracked(
         return found
 
     def breaks(*_: object) -> None:
-        assert sent.wait(timeout=30)
+        assert sent.wait(timeout=60)
         raise stoker.RunFailed("the first update broke")
 
     monkeypatch.setattr(RunUpload, "send", sends)

@@ -304,7 +304,7 @@ def test_a_killed_trial_goes_on_from_its_checkpoint() -> None:
     kept = trial(request, TrialSlot(on="cpu"), lambda reading: bool(heard.append(reading)))
     assert kept == ending
     assert [reading.samples for reading in heard[4:]] == [80, 160, 240]  # all is told to a study that knows of none
-    knowing = dataclasses.replace(request, heard=240)
+    knowing = dataclasses.replace(request, reported_samples=240)
     assert trial(knowing, TrialSlot(on="cpu"), lambda reading: bool(heard.append(reading))) == ending
     assert [reading.samples for reading in heard[7:]] == [240]
 

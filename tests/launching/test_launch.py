@@ -369,7 +369,7 @@ def test_the_place_is_asked_while_the_job_is_read(
         raise PlaceUnreachable("box does not answer")
 
     def load(*given: Any) -> Any:
-        assert was_asked.wait(10)
+        assert was_asked.wait(60)
         return stoker.api.load_job(*given)
 
     monkeypatch.setattr(fake_place, "probe", probe)

@@ -45,17 +45,17 @@ def test_only_time_in_which_devices_are_held_costs() -> None:
     for order in (seen, seen[::-1], seen[::2] + seen[1::2]):
         meter = Meter(price_per_h=3600.0)
         for one in order:
-            (meter.saw if isinstance(one, LaunchState) else meter.heard)(one)  # type: ignore[arg-type]
+            (meter.on_state if isinstance(one, LaunchState) else meter.on_event)(one)  # type: ignore[arg-type]
         assert meter.spent == pytest.approx(110 + 60)
 
 
 def test_time_passes_between_signs_of_life() -> None:
     """A silent run goes on costing, by the clock here; an event puts the count right."""
     meter = Meter(price_per_h=3600.0)
-    meter.heard(event("started", 0))
-    meter.waited(50)
+    meter.on_event(event("started", 0))
+    meter.on_wait(50)
     assert meter.spent == pytest.approx(50)
-    meter.heard(event("progress", 45))
+    meter.on_event(event("progress", 45))
     assert meter.spent == pytest.approx(45)
 
 
@@ -84,7 +84,7 @@ def test_a_run_that_went_on_the_next_day_did_not_hold_devices_over_night() -> No
     """A process that was killed has said nothing of its end."""
     meter = Meter(price_per_h=3600.0)
     for one in (event("started", 0), event("progress", 100), event("started", 80_000), event("finished", 80_050)):
-        meter.heard(one)
+        meter.on_event(one)
     assert meter.spent == pytest.approx(150)
 
 
@@ -92,8 +92,8 @@ def test_without_a_price_nothing_is_counted_or_stopped() -> None:
     """And free places stop no run, whatever the limit."""
     for price in (None, 0.0):
         meter = Meter(price_per_h=price, max_cost=0.01)
-        meter.heard(event("started", 0))
-        meter.waited(1e6)
+        meter.on_event(event("started", 0))
+        meter.on_wait(1e6)
         assert meter.over_limit() is None
         assert most_seconds(1.0, price) is None
 
@@ -119,7 +119,7 @@ def test_a_long_log_is_counted_by_a_mark_a_minute() -> None:
     """A week of progress costs no more to add up each second than an hour's."""
     meter = Meter(price_per_h=1.0)
     for number in range(20_000):
-        meter.heard(Event(kind="progress", at=1000.0 + 0.5 * number, fields={}))
-    meter.heard(Event(kind="stopped", at=11_000.0, fields={}))
+        meter.on_event(Event(kind="progress", at=1000.0 + 0.5 * number, fields={}))
+    meter.on_event(Event(kind="stopped", at=11_000.0, fields={}))
     assert meter.held_s == 10_000.0
     assert len(meter._held) < 400

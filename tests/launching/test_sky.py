@@ -243,7 +243,7 @@ def test_looking_for_a_machine_costs_nothing(sky: Path, monkeypatch: pytest.Monk
             "stoker.launching.launcher.utc_now", lambda *_, hour=hour: f"2026-11-25T{hour:02}:00:00+00:00"
         )
         job_is(sky, status)
-        meter.saw(LAUNCHER.state({"job": "conforming-1a2b3c", "keep": "x"}))
+        meter.on_state(LAUNCHER.state({"job": "conforming-1a2b3c", "keep": "x"}))
         assert (meter.spent, meter.over_limit()) == (spent, None)
 
 

@@ -211,7 +211,7 @@ def run_batch(
     environment = {**os.environ, "SLURM_JOB_ID": "3", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JWT": "of the login node"}
     fake.needs_no_token("scontrol")
     done = subprocess.run(
-        ["bash", "-c", text], env=environment, capture_output=True, text=True, timeout=30, check=False
+        ["bash", "-c", text], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     return done, secret
 

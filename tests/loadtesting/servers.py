@@ -20,11 +20,11 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 def served(handler: Handler) -> Iterator[Address]:
     """A server in a thread of its own; None from the handler closes the connection."""
     loop = asyncio.new_event_loop()
-    talks: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+    talks: set[asyncio.Task[None]] = set()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        talks[task] = writer
+        talks.add(task)
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -38,13 +38,13 @@ def served(handler: Handler) -> Iterator[Address]:
             return
         finally:
             writer.close()
-            del talks[task]
+            talks.discard(task)
 
     async def end() -> None:
         server.close()
-        for writer in talks.values():
-            writer.close()
-        await asyncio.gather(*talks)
+        for task in talks:
+            task.cancel()
+        await asyncio.gather(*talks, return_exceptions=True)
 
     server = loop.run_until_complete(asyncio.start_server(talk, "127.0.0.1", 0))
     thread = threading.Thread(target=loop.run_forever)
@@ -52,7 +52,7 @@ def served(handler: Handler) -> Iterator[Address]:
     try:
         yield Address(*server.sockets[0].getsockname()[:2])
     finally:
-        asyncio.run_coroutine_threadsafe(end(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(end(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

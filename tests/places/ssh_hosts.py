@@ -79,7 +79,7 @@ class Hosts:
             host.inside(SSHD, "-D", "-f", str(etc / "sshd_config"), "-E", str(etc / "log")), start_new_session=True
         )
         host.servers.append(server)
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while True:
             with suppress(OSError), socket.create_connection((host.address, host.port), timeout=1):
                 return
@@ -167,4 +167,4 @@ def _running(folder: Path) -> Iterator[Hosts]:
             for server in host.servers:
                 if server.poll() is None:
                     server.terminate()
-                server.wait(10)
+                server.wait(60)

@@ -401,7 +401,7 @@ def test_an_agent_that_is_started_again_takes_its_lease_up(folder, host):
     lease, job = run_lease(pool, folder, host)
     until(job, lambda: len(lease["commitments"]) >= 1)
     job.kill()
-    job._process.wait(20)  # type: ignore[union-attr]
+    job._process.wait(60)  # type: ignore[union-attr]
     order, digest = ordered(pool, folder)
     again = LeasedJob(lease["lease_id"], digest, folder / "leases" / lease["lease_id"], pool, host=host, beat_s=0.2)  # type: ignore[arg-type]
     again.begin(order, beats=lease["beat_index"] + 1, ran_s=lease["running_s"], blocks=blocks_of(lease, order))

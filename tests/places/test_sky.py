@@ -98,8 +98,8 @@ def test_its_optimiser_chooses_the_same_machine(
     best = ranked(priced, PlanLimits(), objective)[0]
     cloud, device = json.loads(answer.splitlines()[-1])
     assert best.text == f"sky:{cloud}/1x{device}"
-    assert best.sticker is not None
-    assert best.sticker > 1
+    assert best.price_rank is not None
+    assert best.price_rank > 1
 
 
 def test_our_task_is_one_of_its_tasks(sky: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

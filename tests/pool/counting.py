@@ -190,7 +190,7 @@ def met():
     others = []
     if (size := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         with socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))) as server:
-            server.settimeout(20)
+            server.settimeout(60)
             others = [server.accept()[0] for _ in range(size - 1)]
     return others
 
@@ -199,7 +199,7 @@ def follow():
     """A rank that waits for the end of the first one."""
     stopped = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         try:
             with socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))) as first:

@@ -66,7 +66,7 @@ class FakePool:
             "challenges": [],
             "beat_index": -1,
             "running_s": 0,
-            "unproven_s": 0,
+            "uncommitted_s": 0,
             "samples": 0,
             "agent": self.key.public,
             "result": "",

@@ -50,7 +50,7 @@ def shift(folder: Path, seconds: float) -> None:
     aside.replace(folder / "shift")
 
 
-def until(is_there: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+def until(is_there: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     """What `is_there` returns once that is true."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:

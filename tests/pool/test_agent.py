@@ -294,7 +294,7 @@ def test_a_paused_owner_makes_no_replays(lender, pool, monkeypatch) -> None:
     assert not lender._is_checking
     paused.unlink()
     lender.step()
-    assert began.wait(20)
+    assert began.wait(60)
     assert lender._others_cpu_s() == 7.0
     paused.touch()
     lender.step()
@@ -535,7 +535,7 @@ def test_an_agent_pauses_between_steps_while_its_device_gets_ready_for_a_probe(l
 
     class Loading:
         def __call__(self, question: dict[str, Any]) -> dict[str, Any]:
-            is_loaded.wait(20)
+            is_loaded.wait(60)
             return {}
 
         def end(self) -> None:

@@ -28,7 +28,7 @@ from stoker.pool.job_box import PoolOrder
 from stoker.pool.keys import Key, own_key, read_key
 from stoker.pool.lease import Challenge, Lease
 from stoker.pool.log import audit
-from stoker.pool.presence import HERE_S, MOST_GAP_S, HearingClock, Presence
+from stoker.pool.presence import HERE_S, MOST_GAP_S, Presence, UptimeClock
 from stoker.pool.request_limits import RequestRates
 from stoker.pool.rules.disputes import draw_message
 from stoker.pool.state import Record
@@ -54,7 +54,7 @@ def balance(operator: PoolClient, client: PoolClient) -> int:
 
 def raw(client: PoolClient, content: bytes) -> tuple[int, dict[str, Any]]:
     """Post bytes as they are."""
-    connection = http.client.HTTPConnection(client.address.url.removeprefix("http://"), timeout=10)
+    connection = http.client.HTTPConnection(client.address.url.removeprefix("http://"), timeout=60)
     connection.request("POST", "/v1/events", content)
     answer = connection.getresponse()
     document = json.loads(answer.read())
@@ -243,7 +243,7 @@ def test_an_event_that_does_not_come_holds_no_place(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(control_plane, "HEAD_S", 0.05)
     with in_thread(tmp_path) as (_, operator):
         parts = urlsplit(operator.address.url)
-        with socket.create_connection((str(parts.hostname), int(parts.port or 0)), timeout=20) as connection:
+        with socket.create_connection((str(parts.hostname), int(parts.port or 0)), timeout=60) as connection:
             connection.sendall(b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
             assert b"409" in connection.recv(64)
 
@@ -485,8 +485,8 @@ def test_news_comes_when_it_happens(tmp_path: Path) -> None:
         seq = plane.state.seq
         threading.Timer(0.2, operator.post, [on.Deposited(account="0" * 64, amount=1)]).start()
         started = time.monotonic()
-        assert [event.kind for event in operator.events(seq, wait_s=20)] == ["deposited"]
-        assert time.monotonic() - started < 15
+        assert [event.kind for event in operator.events(seq, wait_s=60)] == ["deposited"]
+        assert time.monotonic() - started < 45  # the wait was ended
         assert operator.events(seq + 1) == []
 
 
@@ -516,8 +516,8 @@ def test_a_pool_that_was_frozen_calls_no_agent_away(tmp_path: Path) -> None:
     """It has heard nobody for half a minute, and renters close leases of agents that are away before they accept."""
     with in_thread(tmp_path) as (plane, operator):
         passed = [0.0]
-        plane.hearing = HearingClock(lambda: passed[0])
-        plane.presence = Presence(plane.hearing)
+        plane.uptime = UptimeClock(lambda: passed[0])
+        plane.presence = Presence(plane.uptime)
         agent, renter = joined(operator), joined(operator)
         agent.post(on.Offered(offer=offer(now_s=time.time())))
         agent.work()
@@ -526,10 +526,10 @@ def test_a_pool_that_was_frozen_calls_no_agent_away(tmp_path: Path) -> None:
         assert not renter.lease("job")["is_agent_away"]
         assert renter.state("offers")[0]["is_present"]
         for _ in range(round(HERE_S)):
-            plane.hearing.look()
+            plane.uptime.tick()
             passed[0] += 1.0
         assert renter.lease("job")["is_agent_away"], "by now it was heard of for so long by a pool that listens"
-        assert plane.hearing.deaf_s == 2 * HERE_S - MOST_GAP_S
+        assert plane.uptime.paused_s == 2 * HERE_S - MOST_GAP_S
 
 
 def test_a_pool_whose_disk_hangs_hears_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -539,7 +539,7 @@ def test_a_pool_whose_disk_hangs_hears_nobody(tmp_path: Path, monkeypatch: pytes
 
     async def hang() -> float:
         plane = ControlPlane(tmp_path, own_key("control", tmp_path), on.Founded(name="test"))
-        plane.hearing = HearingClock(lambda: passed[0])
+        plane.uptime = UptimeClock(lambda: passed[0])
         async with plane._turn:
             looking = asyncio.create_task(plane._listen())
             for _ in range(30):
@@ -548,7 +548,7 @@ def test_a_pool_whose_disk_hangs_hears_nobody(tmp_path: Path, monkeypatch: pytes
         looking.cancel()
         await asyncio.wait([looking])
         plane.log.close()
-        return plane.hearing.deaf_s
+        return plane.uptime.paused_s
 
     assert asyncio.run(hang()) == 30 - MOST_GAP_S
 
@@ -561,16 +561,16 @@ def test_a_pool_that_has_much_to_do_still_hears_agents(tmp_path: Path, monkeypat
 
     def delete_unneeded(_: object) -> list[str]:
         has_begun.set()
-        may_end.wait(20)
+        may_end.wait()
         return []
 
     with in_thread(tmp_path) as (plane, _):
         looks = list[float]()
         monkeypatch.setattr(plane.blobs, "delete_unneeded", delete_unneeded)
-        assert has_begun.wait(20)
-        monkeypatch.setattr(plane.hearing, "look", lambda: looks.append(time.monotonic()))
+        assert has_begun.wait(60)
+        monkeypatch.setattr(plane.uptime, "tick", lambda: looks.append(time.monotonic()))
         try:
-            until(lambda: len(looks) > 2, timeout_s=5)
+            until(lambda: len(looks) > 2)
         finally:
             may_end.set()
 
@@ -747,7 +747,7 @@ def test_no_lease_is_disputed_before_its_seconds_are_agreed_to(tmp_path: Path, m
         own, is_there = plane._own, threading.Event()
 
         def slow(body: on.Body) -> Any:
-            assert not isinstance(body, on.Cosigned) or is_there.wait(30)
+            assert not isinstance(body, on.Cosigned) or is_there.wait(60)
             return own(body)
 
         monkeypatch.setattr(plane, "_own", slow)
@@ -765,7 +765,7 @@ def test_a_signer_that_hangs_delays_nothing_but_its_own_lease(tmp_path: Path) ->
     hangs = threading.Event()
 
     def cosigned(lease: Lease, body: on.Cosigned) -> on.Cosigned:
-        assert lease.lease_id != "a-first-one" or hangs.wait(30)
+        assert lease.lease_id != "a-first-one" or hangs.wait(60)
         return body
 
     signer = SimpleNamespace(
@@ -905,7 +905,7 @@ def test_one_address_does_not_hold_all_connections(tmp_path: Path, monkeypatch: 
         with pytest.raises(Refused, match="has 2 requests open"):
             operator.state("pool")
         for thread in waiting:
-            thread.join(30)
+            thread.join(60)
         until(lambda: not plane._at_once)
         assert operator.state("pool")
 
@@ -929,7 +929,7 @@ def test_a_blob_that_stalls_gives_its_room_back(tmp_path: Path, monkeypatch: pyt
         await asyncio.Event().wait()
 
     with pytest.raises(Refused, match="nothing came of the blob"):
-        asyncio.run(asyncio.wait_for(store.write(sha256(b"xy"), stalled(), 100, "a", lambda _: False), 20))
+        asyncio.run(asyncio.wait_for(store.write(sha256(b"xy"), stalled(), 100, "a", lambda _: False), 60))
     assert store._on_their_way.total() == 0
     assert not store.path(sha256(b"xy")).exists()
 

@@ -564,7 +564,7 @@ def test_a_node_that_does_not_answer_stops_nothing_else(tmp_path: Path, monkeypa
         try:
             await asyncio.sleep(0)
             plain = draft_of(on.Deposited(account="a" * 64, amount=0), plane.key, plane.key.public)
-            await asyncio.wait_for(plane.submit(plain), 10)
+            await asyncio.wait_for(plane.submit(plain), 60)
         finally:
             answers.set()
             found = await asyncio.gather(*waiting, return_exceptions=True)

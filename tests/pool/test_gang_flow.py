@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,6 +13,7 @@ from stoker.errors import BadJob, PlaceFailed
 from stoker.pool import control_plane, gang_run, presence, watch
 from stoker.pool.isolation import Host, Program
 from stoker.pool.job_box import JobBox
+from stoker.pool.lease import LIVE
 from stoker.pool.leased_job import LeasedJob
 from stoker.pool.pool_launcher import LAUNCHER
 from tests.pool.counting import EVERY, link
@@ -50,6 +50,12 @@ def counted(updates: int, sites: int = 2) -> bytes:
         if not (update + 1) % EVERY:
             states = [hashlib.sha256(b"".join(states)).digest()] * sites
     return states[0]
+
+
+def until_heard(market: Market) -> None:
+    """Until the agent of the first site has sent a beat since, or its lease has ended."""
+    before = market.leases()[0]["beat_index"]
+    until(lambda: (lease := market.leases()[0])["beat_index"] > before or lease["state"] not in LIVE)
 
 
 def test_a_job_of_two_agents_runs_is_checked_and_comes_home(market, tmp_path):
@@ -122,10 +128,10 @@ def test_a_site_is_lost_and_goes_on_elsewhere_while_the_other_waits(market, tmp_
         handle = LAUNCHER.start(market.submission("updates=1500", "pace=0.004", agents="2"), lambda _: None)
         until(lambda: len(market.leases()) == 2 and min(len(one["commitments"]) for one in market.leases()) >= 2, 60.0)
         market.lenders["mayfly"].kill()
-        for shifted_s in range(10, 80, 10):  # the other agent is heard in between
+        for shifted_s in range(10, 80, 10):
             shift(market.folder, shifted_s)
-            time.sleep(0.5)
-        until(lambda: any(one["reason"] == "lost" for one in market.leases()), 30.0)
+            until_heard(market)
+        until(lambda: any(one["reason"] == "lost" for one in market.leases()), 60.0)
         assert market.follow(handle)[-1] == "finished"
         leases = market.leases()
         assert [(one["offer_id"], one.get("site", 0)) for one in leases] == [("ox", 0), ("mayfly", 1), ("eye", 1)]
@@ -145,11 +151,11 @@ def test_no_site_is_paid_for_waiting_while_another_finds_no_offer(market, tmp_pa
         handle = LAUNCHER.start(market.submission("updates=1500", "pace=0.004", agents="2"), lambda _: None)
         until(lambda: len(market.leases()) == 2 and min(len(one["commitments"]) for one in market.leases()) >= 2, 60.0)
         market.lenders["mayfly"].kill()
-        for shifted_s in range(10, 110, 10):  # the other agent is heard in between
+        for shifted_s in range(10, 110, 10):
             shift(market.folder, shifted_s)
-            time.sleep(0.5)
+            until_heard(market)
             LAUNCHER.state(handle)
-        until(lambda: LAUNCHER.state(handle) and market.leases()[0]["state"] == "closed", 30.0)
+        until(lambda: LAUNCHER.state(handle) and market.leases()[0]["state"] == "closed", 60.0)
         assert market.leases()[0]["reason"].startswith("paused: site 1 has found no offer for")
         assert LAUNCHER.state(handle).phase == "queued"
         market.lend("eye", 0.9)

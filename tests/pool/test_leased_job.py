@@ -87,7 +87,7 @@ class SlowPool(FakePool):
         self.may_arrive.set()
 
     def put_blob(self, source: bytes | Path) -> str:
-        assert self.may_arrive.wait(20)
+        assert self.may_arrive.wait(60)
         return super().put_blob(source)
 
     def post(self, body: on.Body, **more: Any) -> None:
@@ -154,7 +154,7 @@ def test_a_checkpoint_that_was_sent_is_committed_without_waiting_for_the_next_tu
     job.news = news.set
     save(job, 10)
     job.tick()
-    assert news.wait(20)
+    assert news.wait(60)
     job.tick()
     assert [body.update for body in pool.of(on.Committed)] == [10]
 
@@ -440,7 +440,7 @@ def test_a_lease_that_is_taken_back_before_it_began_is_closed(pool: SlowPool, tm
     class Slow(Given):
         @classmethod
         def make(cls, folder: Path, order: PoolOrder, *_: Any) -> Given:
-            assert may_go_on.wait(20)
+            assert may_go_on.wait(60)
             return super().make(folder, order)
 
     class SlowJob(LeasedJob):

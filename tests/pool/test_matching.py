@@ -62,10 +62,10 @@ MARKET = [listed("slow", "rtx", 0.69), listed("fast", "h100", 2.69), listed("mid
 
 
 def test_the_cheapest_hour_is_not_the_cheapest_finish() -> None:
-    """The case of the anchors: 1 h, 2.5 h and 5.56 h at three prices; the sticker order is the other way round."""
+    """The case of the anchors: 1 h, 2.5 h and 5.56 h at three prices; the order of prices is the other way round."""
     ranking = rank_offers(Columns.of(MARKET, SURE, 0.0), BARE, forecasts(h100=1.0, a100=2.5, rtx=5.56))
     assert [match.listed.agent for match in ranking.matches] == ["fast", "middle", "slow"]
-    assert [match.sticker for match in ranking.matches] == [3, 2, 1]
+    assert [match.price_rank for match in ranking.matches] == [3, 2, 1]
     assert [round(match.credits / CREDIT, 2) for match in ranking.matches] == [2.69, 3.48, 3.84]
     assert "though 0.69 credits an hour against 2.69 credits: 5.6 times as many hours" in ranking.matches[2].why
     assert "2 cheaper an hour" in ranking.matches[0].why

@@ -25,8 +25,9 @@ from stoker.pool import events as on
 from stoker.pool import peer as pool_peer
 from stoker.pool import peer_link
 from stoker.pool import rendezvous as pool_rendezvous
-from stoker.pool.client import PoolClient, joined_peer
+from stoker.pool.client import PoolClient
 from stoker.pool.control_plane import ControlPlane
+from stoker.pool.direct_exchange import joined_peer
 from stoker.pool.events import CREDIT, Refused, canonical, sha256
 from stoker.pool.keys import Key, own_key
 from stoker.pool.log import audit
@@ -461,7 +462,7 @@ async def asked(plane: ControlPlane, key: Key, stack: AsyncExitStack, flood_byte
         stream = await connection.open_uni()
         with suppress(peer_link.iroh.IrohError):
             await stream.write_all(bytes(flood_bytes))
-        await asyncio.wait_for(connection.closed(), 20)
+        await asyncio.wait_for(connection.closed(), 60)
     return (await endpoint.request(connection, {"op": "hello"}))[0]
 
 

@@ -181,7 +181,7 @@ def test_one_device_that_is_offered_twice_is_found_and_an_honest_one_is_not(lend
         renter.post(opened("job-1", offer_id="box"))
     shown = {one["offer_id"]: one["status"] for one in Overview(lenders.operator, "").look()["offers"]}
     assert shown == {"box": "clashes", "twin": "clashes", "honest": "free"}
-    until(lambda: lenders.offers()["honest"].get("probed_s"), 30)
+    until(lambda: lenders.offers()["honest"].get("probed_s"), 60)
     assert not audit(lenders.folder / "pool" / "log.db").problem
 
 
@@ -217,10 +217,10 @@ def test_who_does_not_answer_is_not_waited_for_again(lenders, monkeypatch) -> No
     lenders.lend("silent", silent)
     until(lambda: lenders.offers().get("silent"))
     is_over = threading.Event()
-    monkeypatch.setattr(silent, "share", lambda: is_over.wait(60) and 1.0)
+    monkeypatch.setattr(silent, "share", lambda: is_over.wait() and 1.0)
     for name in ("one", "other"):
         lenders.lend(name, Machine())
-    until(lambda: all(lenders.offers().get(name, {}).get("probed_s") for name in ("one", "other")), 40)
+    until(lambda: all(lenders.offers().get(name, {}).get("probed_s") for name in ("one", "other")), 60)
     is_over.set()
     assert not lenders.offers()["silent"].get("probed_s")
     assert lenders.plane.prober._left_until_s.keys() == {lenders.offers()["silent"]["agent"]}
@@ -261,7 +261,7 @@ class Sender:
         lenders.operator.post(on.Deposited(account=self._client.key.public, amount=0))
         for offer_id in (name, f"{name}-2"):
             self._client.post(on.Offered(offer=offer(offer_id, time.time())))
-        asked = until(lambda: self._client.work(probes=True)["probes"], 30)
+        asked = until(lambda: self._client.work(probes=True)["probes"], 60)
         self.probe_id, self.name = asked[0]["probe_id"], name
         for one in asked:
             self._client.probe(self.probe_id, one["offer_id"], one["device"], 0, {})
@@ -273,7 +273,7 @@ class Sender:
         assert key is not None
         address = self._client.address
         signature = key.sign(request_message(address.key, key.public, "PUT", target, time_s))
-        connection = http.client.HTTPConnection(address.url.removeprefix("http://"), timeout=10)
+        connection = http.client.HTTPConnection(address.url.removeprefix("http://"), timeout=60)
         connection.putrequest("PUT", target)
         for header, value in (
             ("Content-Length", len(content)),
@@ -375,21 +375,21 @@ def test_a_screen_goes_on_with_those_that_come_and_answer(monkeypatch) -> None:
 @pytest.mark.parametrize("away_s", [0.0, 30.0])
 def test_a_probe_in_which_the_pool_was_away_says_nothing(monkeypatch, away_s) -> None:
     """Answers came in time, and were not read: no agent was late, or is left out for that."""
-    asked, deaf_s, taken = Asked(monkeypatch), [0.0], list[on.Probed]()
+    asked, paused_s, taken = Asked(monkeypatch), [0.0], list[on.Probed]()
     names = [(one.offer.offer_id, one.agent) for one in asked.offers]
     late = on.Probed(
         offers=tuple(on.ProbeTimes(offer_id=name, agent=key, alone_s=(0.0,), together_s=(0.0,)) for name, key in names)
     )
 
     def made(*_: Any) -> on.Probed:
-        deaf_s[0] += away_s
+        paused_s[0] += away_s
         return late
 
     async def submit(body: on.Probed) -> None:
         taken.append(body)
 
     monkeypatch.setattr(Prober, "_made", made)
-    prober = Prober(asked.book.state, submit, every_s=1.0, deaf_s=lambda: deaf_s[0])
+    prober = Prober(asked.book.state, submit, every_s=1.0, paused_s=lambda: paused_s[0])
     asyncio.run(prober._run(asked.offers, 1))
     assert (len(taken), len(prober._left_until_s)) == ((0, 0) if away_s else (1, 3))
 

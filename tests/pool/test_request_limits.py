@@ -81,11 +81,11 @@ async def connected(port: int, begin: bytes = b"", **more: Any) -> AsyncIterator
             await writer.wait_closed()
 
 
-async def is_closed(reader: asyncio.StreamReader) -> bool:
-    """Whether the server closes a connection within a fifth of a second; what it sends is left out."""
+async def is_closed(reader: asyncio.StreamReader, within_s: float = 60.0) -> bool:
+    """Whether the server closes a connection within so many seconds; what it sends is left out."""
     with suppress(ConnectionError):
         try:
-            await asyncio.wait_for(reader.read(), 0.2)
+            await asyncio.wait_for(reader.read(), within_s)
         except TimeoutError:
             return False
     return True
@@ -112,12 +112,12 @@ def test_one_address_has_so_many_connections(monkeypatch) -> None:
                 assert (await second.readline()).startswith(b"HTTP/1.1 204")
                 async with connected(port) as third:
                     assert await is_closed(third)
-            assert not await is_closed(first)  # by then the others count no more
+            assert not await is_closed(first, 0.2)  # by then the others count no more
             assert connections.num_open == 1
             async with connected(port) as again:
-                assert not await is_closed(again)
+                assert not await is_closed(again, 0.2)
 
-    asyncio.run(asyncio.wait_for(connect(), 20))
+    asyncio.run(asyncio.wait_for(connect(), 120))
 
 
 @pytest.mark.parametrize(
@@ -130,9 +130,9 @@ def test_a_connection_without_a_request_is_closed(monkeypatch, begin, closes) ->
     async def connect() -> None:
         server, port = await served(OpenConnections())
         async with server, connected(port, begin) as reader:
-            assert await is_closed(reader) is closes
+            assert await is_closed(reader, 60.0 if closes else 0.2) is closes
 
-    asyncio.run(asyncio.wait_for(connect(), 20))
+    asyncio.run(asyncio.wait_for(connect(), 120))
 
 
 @pytest.mark.parametrize("begin", [b"GET /", ASKED[:-2] + b"X: "])
@@ -149,7 +149,7 @@ def test_a_head_without_an_end_is_not_kept(begin) -> None:
         async with server, connected(port, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4194304\r\n\r\n") as reader:
             assert (await reader.readline()).startswith(b"HTTP/1.1 204")
 
-    asyncio.run(asyncio.wait_for(connect(), 20))
+    asyncio.run(asyncio.wait_for(connect(), 120))
 
 
 def test_connections_that_ask_for_nothing_keep_no_other_out() -> None:
@@ -200,7 +200,7 @@ def test_answers_that_nobody_reads_are_not_kept(monkeypatch, limit, value) -> No
         assert await is_left(connections)
         assert not connections._unread
 
-    asyncio.run(asyncio.wait_for(connect(), 20))
+    asyncio.run(asyncio.wait_for(connect(), 120))
 
 
 def test_an_answer_that_is_read_is_sent_whole() -> None:
@@ -214,7 +214,7 @@ def test_an_answer_that_is_read_is_sent_whole() -> None:
             assert len(await reader.readexactly(32 << 20)) == 32 << 20
             assert not connections._unread
 
-    asyncio.run(asyncio.wait_for(connect(), 20))
+    asyncio.run(asyncio.wait_for(connect(), 120))
 
 
 def test_the_oldest_that_wait_are_ended(monkeypatch) -> None:
@@ -250,11 +250,12 @@ def test_handshakes_that_are_held_open_keep_nobody_out(monkeypatch, contexts) ->
             for _ in range(2):
                 async with connected(port, ASKED, ssl=client_context) as reader:
                     assert (await reader.readline()).startswith(b"HTTP/1.1 204")
-            assert [await is_closed(one) for one in silent] == [True, False, False]
+            assert await is_closed(silent[0])
+            assert not any([await is_closed(one, 0.2) for one in silent[1:]])
             assert connections.num_waiting == 2
         assert await is_left(connections)
 
-    asyncio.run(asyncio.wait_for(connect(), 20))
+    asyncio.run(asyncio.wait_for(connect(), 120))
 
 
 @pytest.mark.parametrize("begin", [b"", b"\x16\x03\x01\x02", b"GET / HTTP/1.1\r\n\r\n"])
@@ -269,7 +270,7 @@ def test_a_handshake_that_does_not_end_is_closed(monkeypatch, contexts, begin) -
             assert await is_closed(reader)
             assert await is_left(connections)
 
-    asyncio.run(asyncio.wait_for(connect(), 20))
+    asyncio.run(asyncio.wait_for(connect(), 120))
 
 
 def test_a_connection_that_loses_its_place_at_the_end_of_its_handshake_is_ended(monkeypatch) -> None:
@@ -319,4 +320,4 @@ def test_handshakes_count_against_the_rate_of_an_address(contexts) -> None:
                     raise AssertionError("a handshake was made")
             assert await is_left(connections)
 
-    asyncio.run(asyncio.wait_for(connect(), 20))
+    asyncio.run(asyncio.wait_for(connect(), 120))

@@ -54,7 +54,7 @@ def test_a_client_gets_in_while_another_holds_handshakes_open(tmp_path: Path) ->
         assert parts.port is not None
         silent = []
         for number in range(MOST_WAITING + 50):
-            one = stack.enter_context(socket.create_connection((parts.hostname, parts.port), timeout=20))
+            one = stack.enter_context(socket.create_connection((parts.hostname, parts.port), timeout=60))
             one.sendall(b"\x16\x03\x01"[: number % 4])
             silent.append(one)
         operator = PoolClient(address, own_key("control", tmp_path))

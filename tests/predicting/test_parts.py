@@ -89,7 +89,7 @@ def test_a_caller_that_stops_stops_the_threads() -> None:
 
     with closing(PartPipeline(_rows, compute, (1,)).results(range(3), counter)) as results:
         assert next(results) == 0
-        assert started.wait(10)
+        assert started.wait(60)
     assert ended == [Stopped]
 
 
@@ -99,7 +99,7 @@ def test_a_caller_hears_while_a_part_takes_long(monkeypatch: pytest.MonkeyPatch)
     may_end = threading.Event()
 
     def compute(part: int, rows: SourceRows, engine: int) -> int:
-        assert may_end.wait(10)
+        assert may_end.wait(60)
         return part
 
     with closing(PartPipeline(_rows, compute, (1,)).results([7], Counter())) as results:

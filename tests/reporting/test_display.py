@@ -96,7 +96,7 @@ def test_a_process_whose_output_is_cut_off_ends_well() -> None:
         child.stdin.write(b"go\n")
         child.stdin.close()
         complaints = child.stderr.read()
-        assert child.wait(timeout=30) == 0
+        assert child.wait(timeout=60) == 0
     assert complaints == b""
 
 
@@ -174,7 +174,7 @@ def test_the_panel_is_redrawn_between_events() -> None:
     before = set(threading.enumerate())
     with LiveDisplay(console, clock=Watched()) as display:
         display(story.whole_run()[1])
-        assert drawn.wait(timeout=10)
+        assert drawn.wait(timeout=60)
     assert set(threading.enumerate()) <= before
 
 
@@ -195,7 +195,7 @@ def test_a_process_forked_while_drawing_can_draw() -> None:
         for _ in range(10):
             child = os.fork()
             if child == 0:
-                os._exit(0 if display_module._DRAWING.acquire(timeout=2) else 1)
+                os._exit(0 if display_module._DRAWING.acquire(timeout=60) else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     finally:
         is_over.set()

@@ -28,7 +28,7 @@ def fetch(url: str, body: Any = None, **headers: str) -> tuple[int, bytes]:
     """Status and body of an answer. `Some_Header` is sent as `Some-Header`."""
     parts = urlsplit(url)
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-    with contextlib.closing(http.client.HTTPConnection(parts.netloc, timeout=20)) as connection:
+    with contextlib.closing(http.client.HTTPConnection(parts.netloc, timeout=60)) as connection:
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request("GET" if data is None else "POST", parts.path, data, sent)
         answer = connection.getresponse()

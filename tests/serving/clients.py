@@ -284,7 +284,7 @@ def triton_grpc_stream(subject: Subject) -> None:
         for number, one in enumerate(sorted(wanted)):
             model = subject.model if number != 3 else "no-such-model"
             client.async_stream_infer(model, _given(over_grpc, subject.inputs), request_id=one)
-        results = [answered.get(timeout=20) for _ in wanted]
+        results = [answered.get(timeout=60) for _ in wanted]
         client.stop_stream()
     errors = [error for _, error in results if error is not None]
     assert len(errors) == 1

@@ -40,7 +40,7 @@ def _assert_answers(question: Question, response: Any) -> None:
 async def over_rest(question: Question) -> list[str]:
     """`InferenceRESTClient`: health, readiness, inference in JSON and in binary, a refusal."""
     url, model = f"http://{question['http']}", question["model"]
-    client = InferenceRESTClient(RESTConfig(protocol="v2", retries=1, timeout=20))
+    client = InferenceRESTClient(RESTConfig(protocol="v2", retries=1, timeout=60))
     try:
         assert await client.is_server_live(url)
         assert await client.is_server_ready(url)
@@ -63,7 +63,7 @@ async def over_rest(question: Question) -> list[str]:
 async def over_grpc(question: Question) -> list[str]:
     """`InferenceGRPCClient`: health, readiness, inference in typed and in raw contents."""
     model = question["model"]
-    async with InferenceGRPCClient(question["grpc"], timeout=20) as client:
+    async with InferenceGRPCClient(question["grpc"], timeout=60) as client:
         assert await client.is_server_live()
         assert await client.is_server_ready()
         assert await client.is_model_ready(model)

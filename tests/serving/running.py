@@ -62,13 +62,13 @@ def running(edge: ServerContext, **settings: Any) -> Iterator[Running]:
     thread = threading.Thread(target=run, name="edges")
     thread.start()
     try:
-        assert is_up.wait(20), "the servers did not start"
+        assert is_up.wait(60), "the servers did not start"
         while not http.started:  # uvicorn sets it one step of its loop after the socket listens
             is_up.wait(0.001)
             threading.Event().wait(0.005)
         yield started[0]
     finally:
         http.should_exit = True
-        thread.join(20)
+        thread.join(60)
         listening.close()
         assert not thread.is_alive(), "the servers did not stop"

@@ -169,7 +169,7 @@ def call(up: BackgroundServer, message: Any) -> Any:
             request_serializer=inference_pb2.ModelInferRequest.SerializeToString,
             response_deserializer=inference_pb2.ModelInferResponse.FromString,
         )
-        return method(message, timeout=20)
+        return method(message, timeout=60)
 
 
 def test_strings_that_are_not_utf8_are_the_clients_fault(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_what_is_not_http_is_told_which_part(plain: BackgroundServer, sent: byte
     """The parser's own reason, in a JSON error."""
     assert plain.started.http is not None
     host, port = plain.started.http.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(sent)
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     head, _, body = answer.rpartition(b"\r\n\r\n")

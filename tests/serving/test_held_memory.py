@@ -47,7 +47,7 @@ class Attacked:
 
     def connect(self) -> socket.socket:
         """A connection to its HTTP door."""
-        return socket.create_connection(self.http, timeout=20)
+        return socket.create_connection(self.http, timeout=60)
 
     def is_alive(self) -> bool:
         """Whether it answers a question after health."""
@@ -67,7 +67,7 @@ def server() -> Iterator[Attacked]:
         host, port = http.split(":")
         yield Attacked(process, (host, int(port)), grpc_address)
         process.stdin.close()
-        process.wait(20)
+        process.wait(60)
 
 
 def pushed(client: socket.socket, piece: bytes, most_bytes: int) -> int:
@@ -151,7 +151,7 @@ def test_answers_that_nobody_reads_are_counted(server: Attacked) -> None:
             client = socket.socket()
             clients.enter_context(client)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            client.settimeout(20)
+            client.settimeout(60)
             client.connect(server.http)
             client.sendall(head.encode() + text + bytes(3_000_000))
             statuses.append(client.recv(12)[9:12])
@@ -164,9 +164,12 @@ def test_connections_have_a_cap(server: Attacked) -> None:
     """Of one address as well; those over it are refused with the reason, and those within it are answered."""
     with contextlib.ExitStack() as clients:
         mine = [clients.enter_context(server.connect()) for _ in range(160)]
+        until = time.monotonic() + 60
+        while len(refused := select.select(mine, [], [], 0)[0]) < 10:
+            assert time.monotonic() < until, len(refused)
+            time.sleep(0.01)
         time.sleep(0.2)
-        refused = [client for client in mine if select.select([client], [], [], 0)[0]]
-        assert len(refused) == 10
+        assert len(refused := select.select(mine, [], [], 0)[0]) == 10
         assert refused[0].recv(1000).startswith(b"HTTP/1.1 503")
         mine[0].sendall(LIVE)
         assert mine[0].recv(1000).startswith(b"HTTP/1.1 200")
@@ -192,7 +195,7 @@ class HalfMessages:
 
     def __init__(self, address: str, method: bytes, announced: int, begin: bytes = b"") -> None:
         host, port = address.split(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=20)
+        self._socket = socket.create_connection((host, int(port)), timeout=60)
         self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b""))
         self._headers = (
             b"\x83\x86"
@@ -292,7 +295,7 @@ def test_half_messages_of_grpc_are_bounded(server: Attacked, method: bytes) -> N
     assert grown < ALLOWED_BYTES, f"{grown / MIB:.0f} MiB"
     with grpc.insecure_channel(server.grpc) as channel:
         live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
-        assert live(b"", timeout=20) == inference_pb2.ServerLiveResponse(live=True).SerializeToString()
+        assert live(b"", timeout=60) == inference_pb2.ServerLiveResponse(live=True).SerializeToString()
     client.close()
     assert server.is_alive()
 
@@ -311,7 +314,7 @@ def test_who_does_not_read_an_answer_of_grpc_is_hung_up_on(method: bytes) -> Non
     edge = ServerContext(service=FakeService(), limits=limits, in_flight=InFlight(BUDGET_BYTES))
     with running(edge) as where, grpc.insecure_channel(where.grpc) as channel:
         infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        assert len(infer(raw, timeout=20)) > 4 * num
+        assert len(infer(raw, timeout=60)) > 4 * num
         client = HalfMessages(where.grpc, method, len(raw), begin=raw[: -4 * num])
         client.open(1)
         assert client.push(4 * num) == 4 * num
@@ -320,4 +323,4 @@ def test_who_does_not_read_an_answer_of_grpc_is_hung_up_on(method: bytes) -> Non
         client.close()
         while edge.in_flight.num_bytes:  # gRPC ends the call a moment later
             time.sleep(0.01)
-        assert len(infer(raw, timeout=20)) > 4 * num
+        assert len(infer(raw, timeout=60)) > 4 * num

@@ -73,7 +73,7 @@ def test_tls_on_both_ports(tmp_path: Path, certificate: tuple[Path, Path]) -> No
         assert str(up.started.http).startswith("https://")
         trusting = ssl.create_default_context(cafile=str(cert))
         host, port = str(up.started.http).removeprefix("https://").split(":")
-        secure = http.client.HTTPSConnection(host, int(port), context=trusting, timeout=20)
+        secure = http.client.HTTPSConnection(host, int(port), context=trusting, timeout=60)
         with contextlib.closing(secure):
             secure.request("GET", "/v2/health/ready")
             assert secure.getresponse().status == 200

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-LONGEST_S = 20.0
+LONGEST_S = 60.0
 
 
 async def until(holds: Callable[[], bool]) -> None:

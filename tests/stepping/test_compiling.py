@@ -11,7 +11,7 @@ from torch import nn
 
 from stoker.errors import DoesNotFit
 from stoker.jobs import Loss
-from stoker.stepping import losses, torch_compile
+from stoker.stepping import named_losses, torch_compile
 from stoker.stepping.losses import TrainingObjective
 from stoker.stepping.step import Step
 from stoker.stepping.torch_compile import Compilation, compile_in_place, compiled_regions
@@ -285,7 +285,7 @@ def test_a_loss_that_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.Monkey
         total = nn.functional.cross_entropy(output, target, reduction="sum")
         return total if total > 0 else -total
 
-    monkeypatch.setitem(losses._SUMS, "cross_entropy", branching)
+    monkeypatch.setitem(named_losses.SUMS, "cross_entropy", branching)
     job, (plain, compiled) = make_job(mlp, coupling_group=16), steps_of(mlp)
     assert train(job, compiled, 2) == pytest.approx(train(job, plain, 2), rel=1e-5)
     assert compiled.compilation is not None

@@ -4,7 +4,8 @@ from torch import nn
 
 import stoker
 from stoker.jobs import EMA
-from stoker.stepping.losses import LOSSES, METRICS, TrainingObjective
+from stoker.stepping.losses import TrainingObjective
+from stoker.stepping.named_losses import LOSSES, METRICS
 from stoker.stepping.weight_averaging import ExponentialAverage
 
 

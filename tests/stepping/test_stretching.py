@@ -13,7 +13,8 @@ from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
 from stoker.jobs.objective import Objective
 from stoker.stepping.coupling import find_coupling, require_usable
-from stoker.stepping.losses import TrainingObjective, require_by_sample
+from stoker.stepping.loss_checks import require_by_sample
+from stoker.stepping.losses import TrainingObjective
 from tests.stepping.models import FEATURES, make_job, samples_of, vectors
 
 INPUTS = vectors()[0]

@@ -110,7 +110,7 @@ def test_a_tracker_that_is_down_costs_the_run_nothing_and_gets_everything_later(
     tracker.is_down = True
     following = BackgroundUploads([RunUpload(directory, "remembering", tracker.open)], words.append, pause_s=0.0)
     following(happened(directory, 1))
-    assert tracker.tried.wait(timeout=30)
+    assert tracker.tried.wait(timeout=60)
     following(happened(directory, 2))
     following.close()
     assert sum("cannot be reached, the run goes on (ConnectionError: refused)" in one for one in words) == 1
@@ -185,7 +185,7 @@ def test_a_run_that_kept_nothing_and_is_gone_is_noted_as_failed(directory: RunDi
     tracker = Remembering()
     following = BackgroundUploads([RunUpload(directory, "remembering", tracker.open)], pytest.fail, pause_s=0.0)
     following(happened(directory, 1))
-    assert tracker.tried.wait(timeout=30)
+    assert tracker.tried.wait(timeout=60)
     directory.discard()
     following.close()
     assert (tracker.ends, tracker.is_closed) == (["failed"], True)

@@ -26,7 +26,7 @@ def _aligned(hosts: list[str], ahead: list[float]) -> list[ClockAlignment]:
             pool.submit(align_clocks, store, rank, size, host=hosts[rank], clock=_ahead(ahead[rank]))
             for rank in range(size)
         ]
-        return [one.result(timeout=20) for one in found]
+        return [one.result(timeout=60) for one in found]
 
 
 def test_a_clock_of_another_host_is_brought_to_the_first_ones() -> None:

@@ -190,7 +190,7 @@ def test_a_trial_that_stops_before_its_interval_ends_is_not_handed_on(tmp_path: 
     found.ended(0, TrialResult(kind="stopped", samples=STEP))
     again = found.next_request()
     assert again is not None
-    assert (again.number, again.heard) == (0, STEP)
+    assert (again.number, again.reported_samples) == (0, STEP)
 
 
 def test_a_trial_that_stops_just_before_its_evaluation_is_not_handed_on(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_trial_that_stops_just_before_its_evaluation_is_not_handed_on(tmp_path
     found.ended(0, TrialResult(kind="stopped", samples=3 * STEP - STEP // 4))
     again = found.next_request()
     assert again is not None
-    assert (again.number, again.heard) == (0, 2 * STEP)
+    assert (again.number, again.reported_samples) == (0, 2 * STEP)
 
 
 def test_a_trial_that_lost_what_it_was_judged_by_is_not_handed_on(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ async def streamed(
     stream = ui._stream(ui.index.rows[run], "", offset, -1)
     looks = asyncio.create_task(ui._keep_looking())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             async for piece in stream:
                 for block in piece.decode().split("\n\n"):
                     fields = dict(line.split(": ", 1) for line in block.split("\n") if ": " in line)

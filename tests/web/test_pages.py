@@ -407,7 +407,7 @@ class Held:
 
     def wait(self) -> None:
         """Until the server has answered."""
-        ends = time.monotonic() + 30
+        ends = time.monotonic() + 60
         while not self.answers:
             assert time.monotonic() < ends, self._pattern
             self._page.wait_for_timeout(25)

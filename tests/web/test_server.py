@@ -214,7 +214,7 @@ def test_what_a_page_fetched_ahead_of_the_looks_is_not_sent_again(tmp_path: Path
         await stream.aclose()
         return pieces
 
-    _, appended, cut = asyncio.run(asyncio.wait_for(follow(), 20))
+    _, appended, cut = asyncio.run(asyncio.wait_for(follow(), 60))
     assert b"later" in appended
     assert b"first" not in appended
     assert b"refetch" not in appended
@@ -523,7 +523,7 @@ def test_lines_that_a_scan_reads_reach_pages_at_once(tmp_path: Path) -> None:
         version = ui.index.version
         await ui._rescan()
         assert ui.index.version == version
-        piece = await asyncio.wait_for(waits, 20)
+        piece = await asyncio.wait_for(waits, 60)
         await stream.aclose()
         return piece
 
@@ -632,7 +632,7 @@ def test_stop_signals_the_process_that_trains(tmp_path: Path) -> None:
     process.stdout.readline()
     sign(path, process.pid)
     assert ask(ui, "/api/do/stop?run=run", **post).status == 200
-    assert process.wait(timeout=20) == 7
+    assert process.wait(timeout=60) == 7
     process.stdout.close()
     other = subprocess.Popen(["sleep", "60"])
     try:
@@ -697,7 +697,7 @@ def test_a_look_that_fails_ends_neither_the_looks_nor_a_stream_in_silence(
         pieces = [piece async for piece in ui._stream(None, "", 0, -1)]
         assert pieces == [b"retry: 1000\n\n"]
 
-    asyncio.run(asyncio.wait_for(work(), 20))
+    asyncio.run(asyncio.wait_for(work(), 60))
     assert not ui._pages
 
 
@@ -740,7 +740,7 @@ def test_runs_that_train_do_not_wait_for_a_look_at_all_folders(tmp_path: Path, m
         await ui._scan
         assert (await asked(application, "/api/study?study=digits-search")).status == 200
 
-    asyncio.run(asyncio.wait_for(work(), 20))
+    asyncio.run(asyncio.wait_for(work(), 60))
 
 
 def test_a_run_of_a_newer_version_says_so(tmp_path: Path) -> None:
@@ -862,7 +862,7 @@ def test_a_page_that_is_opened_comes_before_the_folders_that_were_not_looked_at(
             assert (await asked(application, "/api/runs?part=1")).status == 200
             assert len((await asked(application, "/api/runs")).json()["rows"]) == 50
 
-    asyncio.run(asyncio.wait_for(work(), 20))
+    asyncio.run(asyncio.wait_for(work(), 60))
 
 
 def test_a_page_that_is_hidden_holds_the_folders_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -938,7 +938,7 @@ def test_rows_are_sent_while_the_folders_are_looked_at_for_the_first_time(
                 pieces = await anext(stream)
             await stream.aclose()
 
-    asyncio.run(asyncio.wait_for(work(), 20))
+    asyncio.run(asyncio.wait_for(work(), 60))
 
 
 def test_a_row_counts_each_line_of_its_log_once(tmp_path: Path) -> None:
@@ -991,7 +991,7 @@ def test_looks_do_not_wait_for_the_threads_of_requests(tmp_path: Path) -> None:
         stuck = [asyncio.create_task(asyncio.to_thread(is_released.wait)) for _ in range(64)]
         await asyncio.sleep(0)
         try:
-            await asyncio.wait_for(ui._rescan(), 10)
+            await asyncio.wait_for(ui._rescan(), 60)
         finally:
             is_released.set()
         await asyncio.gather(*stuck)
@@ -1014,7 +1014,7 @@ def test_documents_are_of_the_log_up_to_their_offset(tmp_path: Path, monkeypatch
     def take(self: RunLog, content: bytes) -> None:
         original(self, content)
         is_midway.set()
-        assert may_go_on.wait(10)
+        assert may_go_on.wait(60)
 
     monkeypatch.setattr(RunLog, "_take", take)
 
@@ -1024,12 +1024,12 @@ def test_documents_are_of_the_log_up_to_their_offset(tmp_path: Path, monkeypatch
 
     with ThreadPoolExecutor(2) as threads:
         reading = threads.submit(read)
-        assert is_midway.wait(10)
+        assert is_midway.wait(60)
         asked_for = {"over": "samples", "px": 100, "scalars": (), "preview": None}
         made = threads.submit(run_view.series_document, row, log, **asked_for)
         threading.Timer(0.1, may_go_on.set).start()
-        reading.result(10)
-        document = made.result(10)
+        reading.result(60)
+        document = made.result(60)
     sizes = dict(zip(np.cumsum([len(as_log([one])) for one in events]).tolist(), range(1, 21), strict=True))
     assert len(document["progress"]["x"]) == sizes[document["offset"]]
 
@@ -1050,7 +1050,7 @@ def test_ctrl_c_ends_the_page_in_silence(tmp_path: Path) -> None:
             process.send_signal(signal.SIGINT)
             while page.recv(4096):
                 pass
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=60)
     assert "Traceback" not in said
     assert "ERROR" not in said
 
@@ -1073,7 +1073,7 @@ def test_a_page_that_opens_is_not_kept_waiting(tmp_path: Path, monkeypatch: pyte
         assert looks.empty()
         task.cancel()
 
-    asyncio.run(asyncio.wait_for(work(), 20))
+    asyncio.run(asyncio.wait_for(work(), 60))
 
 
 def test_a_slow_page_gets_a_runs_last_change(tmp_path: Path) -> None:
@@ -1099,7 +1099,7 @@ def test_a_slow_page_gets_a_runs_last_change(tmp_path: Path) -> None:
         assert [b'"last"' in piece for piece in pieces] == [False, False, False, True]
         await stream.aclose()
 
-    asyncio.run(asyncio.wait_for(work(), 20))
+    asyncio.run(asyncio.wait_for(work(), 60))
 
 
 def test_whoever_sees_a_new_version_finds_what_changed(tmp_path: Path) -> None:
@@ -1165,7 +1165,7 @@ def test_resume_starts_what_the_user_started(tmp_path: Path, monkeypatch: pytest
     assert "lr=0.05" in command
     assert command[-2:] == ["--resume", str(path.resolve())]
     assert options["cwd"] == str(tmp_path)
-    assert is_waited_for.wait(20), "once ended it would stay as a zombie, which counts as alive"
+    assert is_waited_for.wait(60), "once ended it would stay as a zombie, which counts as alive"
 
 
 def test_time_to_go_comes_with_an_interval() -> None:

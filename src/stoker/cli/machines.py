@@ -18,7 +18,7 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what this machine is, and what it really reaches (about a minute the first time, then cached)."""
+    """Show what this machine is, and what it really reaches (about a minute the first time, then cached)."""
     with waiting("measuring what the devices reach", quiet=as_json):
         result = api.doctor(fresh=fresh)
         links = () if on is None else api.links_between(on, fresh=fresh)

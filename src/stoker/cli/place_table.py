@@ -21,7 +21,7 @@ _SEEN_RISK = 0.005
 
 
 def render_comparison(comparison: PlaceComparison, console: Console) -> None:
-    """Print the places, the best first, with the parts of the time to finish, money, risk, and the sticker order."""
+    """Print the places, the best first, with the parts of the time to finish, money, risk, and the order of prices."""
     is_wide = console.width >= WIDE or not console.is_terminal
     figures = (">start", ">send", ">run", ">finished in", ">cost", ">risk", ">by $/h")
     table = column_table("", "place", *figures, *["why"] * is_wide, folds={"why"})
@@ -70,5 +70,5 @@ def _figures(offer: PlaceOffer) -> tuple[str, ...]:
         "unknown" if offer.finish_s is None else format_seconds(offer.finish_s),
         cost,
         f"{100 * offer.interrupted:.0f} %" if offer.interrupted >= _SEEN_RISK else "–",
-        "–" if offer.sticker is None else f"{offer.sticker}.",
+        "–" if offer.price_rank is None else f"{offer.price_rank}.",
     )

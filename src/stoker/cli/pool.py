@@ -413,7 +413,7 @@ def _render_ranking(ranking: pool.Ranking, console: Console) -> None:
             offer.offer_id,
             Text(printable(f"{offer.device.count} × {offer.device.kind}")),
             pool.credits_text(offer.price_per_hour),
-            f"{match.sticker}.",
+            f"{match.price_rank}.",
             format_seconds(match.hours * 3600),
             pool.credits_text(match.credits),
             interval,

@@ -31,7 +31,8 @@ from stoker.loading.lengths import IGNORED_TARGET
 from stoker.planning.resolved_job import resolve_job
 from stoker.records.compression import Pruning
 from stoker.stepping.foreign_models import in_full_precision, scores
-from stoker.stepping.losses import LOSSES, takes_model
+from stoker.stepping.losses import takes_model
+from stoker.stepping.named_losses import LOSSES
 from stoker.store import RunDirectory, runs_root
 from stoker.store.run_files import PRUNING
 from stoker.training.pruned_network import rebuild_pruned

@@ -154,7 +154,7 @@ class Pulse:
         """Silence from which on the run counts as stalled [s]."""
         return max(LEAST_SILENCE_S, STALLED_UPDATES * self.update_s)
 
-    def heard(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Take in an event."""
         self.silent_s, self.is_reported = 0.0, False
         self.is_training = event.kind not in ("planned", "stopped", "finished")
@@ -166,7 +166,7 @@ class Pulse:
             if event.kind in ("evaluated", "checkpointed") and isinstance(value := fields.get(name), int | float):
                 self.update_s = max(self.update_s, float(value))
 
-    def waited(self, duration_s: float) -> str | None:
+    def on_wait(self, duration_s: float) -> str | None:
         """Let time pass; a sentence once the run has been silent for too long."""
         self.silent_s += duration_s
         if not self.is_training or self.is_reported or self.silent_s < self.patience_s:
@@ -299,9 +299,9 @@ class Follower:
             self.sleep(self._pause_s)
             waited_s = self.clock() - began
             is_at_work = is_answered and self._state.phase in HOLDS_DEVICES
-            if is_at_work and (sentence := self.pulse.waited(waited_s)) is not None:
+            if is_at_work and (sentence := self.pulse.on_wait(waited_s)) is not None:
                 self._tell("warned", sentence)
-            self.meter.waited(waited_s)
+            self.meter.on_wait(waited_s)
 
     def _pull(self) -> bool:
         """Bring and show what is new; False if the place does not answer.
@@ -335,8 +335,8 @@ class Follower:
 
     def _show_new(self) -> None:
         for event in self._stream.new_events():
-            self.pulse.heard(event)
-            self.meter.heard(event)
+            self.pulse.on_event(event)
+            self.meter.on_event(event)
             self._num_past -= 1
             if self._num_past >= 0:
                 continue
@@ -375,7 +375,7 @@ class Follower:
         before, self._state = self.launch.state, state
         if (state.phase, state.restarts) != (before.phase, before.restarts) or not self.launch.states:
             self._record(replace(self.launch, states=(*self.launch.states, state)))
-        self.meter.saw(state)
+        self.meter.on_state(state)
         words = describe_state(state, self.launch.place)
         if words != self._shown_phase:
             self._shown_phase = words

@@ -290,9 +290,9 @@ def _held_limit(
     if options.max_cost is not None and (longest_s := most_seconds(options.max_cost, price_per_h)) is not None:
         meter = Meter(price_per_h=price_per_h)
         for state in earlier:
-            meter.saw(state)
+            meter.on_state(state)
         for event in directory.read_events() if earlier and directory.events_path.exists() else ():
-            meter.heard(event)
+            meter.on_event(event)
         if earlier and meter.held_s + LEAST_RESERVE_S >= longest_s:
             raise PlaceFailed(
                 f"{directory.name} has cost {format_money(meter.spent or 0)} of {format_money(options.max_cost)}, so "

@@ -99,15 +99,15 @@ class Meter:
         """The meter of a launch, with the states that are kept of it."""
         meter = cls(price_per_h=launch.price_per_h, max_cost=launch.max_cost)
         for state in launch.states:
-            meter.saw(state)
+            meter.on_state(state)
         return meter
 
-    def saw(self, state: LaunchState) -> None:
+    def on_state(self, state: LaunchState) -> None:
         """Take in a state."""
         if state.at_s is not None and state.phase in HOLDS_DEVICES | _GIVEN_BACK:
             self._mark(state.at_s, is_held=state.phase in HOLDS_DEVICES)
 
-    def heard(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Take in an event of the run, which holds its devices then, until it has stopped or is finished."""
         if event.kind == "started" and event.at - self._newest_event_s > _ANOTHER_DAY_S:
             self._mark(self._newest_event_s, is_held=False)
@@ -115,7 +115,7 @@ class Meter:
         self._mark(event.at, is_held=event.kind not in ("stopped", "finished"))
         self.save_s = max(self.save_s, save_time_s(event.kind, event.fields))
 
-    def waited(self, duration_s: float) -> None:
+    def on_wait(self, duration_s: float) -> None:
         """Let time pass here since the last sign of life."""
         self._since_newest_s += duration_s
 
@@ -176,7 +176,7 @@ def spent_of(launch: Launch, events: Iterable[Event] = ()) -> float | None:
         return launch.spent
     meter = Meter.of(launch)
     for event in events:
-        meter.heard(event)
+        meter.on_event(event)
     return max((cost for cost in (launch.spent, meter.spent) if cost is not None), default=None)
 
 
@@ -190,5 +190,5 @@ def held_in_log(events: Path, since: str, until_s: float) -> float:
                 with suppress(ValueError):  # torn
                     event = read_event(line)
                     if since_s <= event.at < until_s:
-                        meter.heard(event)
+                        meter.on_event(event)
     return meter.held_s

@@ -1,8 +1,8 @@
 """`stoker plan --on slurm:,k8s:,sky:any,here`: places compared by when the run would be finished there, and by money.
 
 What: the offers of each place, each with the forecast of the run on its devices. A run is finished after the wait for
-its start, the transfer of what is sent, and the run itself with what preemptions cost. The sticker order, by price
-an hour, is shown for comparison: it says nothing of how long a run takes.
+its start, the transfer of what is sent, and the run itself with what preemptions cost. The order of prices
+an hour is shown for comparison: it says nothing of how long a run takes.
 Learned: earlier runs of a place give the pace of their jobs, correct other forecasts, say what starting takes, and the
 wait where the place itself cannot (`place_history`). For the first run, starting takes as long as a program takes here
 that does the same (`start_up`).
@@ -64,7 +64,7 @@ class PlaceOffer:
         cost: of the run, its start and restarts [`currency`]; None: unknown.
         price_per_h: of all devices; 0: nothing is charged; None: unknown.
         interrupted: probability of at least one preemption [0 to 1].
-        sticker: place in the order of price an hour, from 1; None: no price is known.
+        price_rank: place in the order of prices an hour, from 1; None: no price is known.
         why: the reason for or against it.
         problem: why it cannot be taken; "" if it can.
     """
@@ -81,7 +81,7 @@ class PlaceOffer:
     price_per_h: float | None = None
     price_source: str = ""
     interrupted: float = 0.0
-    sticker: int | None = None
+    price_rank: int | None = None
     why: str = ""
     problem: str = ""
 
@@ -217,7 +217,7 @@ def split_words(on: str) -> list[str]:
 
 
 def ranked(offers: Sequence[PlaceOffer], limits: PlanLimits, objective: Objective | None) -> tuple[PlaceOffer, ...]:
-    """The offers in the order of the objective, with their sticker order, limits and the difference to the best."""
+    """The offers in the order of the objective, with their rank by price, limits and the difference to the best."""
     prices = sorted({offer.price_per_h for offer in offers if offer.price_per_h is not None and not offer.problem})
     marked = []
     for offer in offers:
@@ -230,8 +230,8 @@ def ranked(offers: Sequence[PlaceOffer], limits: PlanLimits, objective: Objectiv
         if limits.deadline_s is not None and not problem and (finish_s is None or finish_s > limits.deadline_s):
             when = "at an unknown time" if finish_s is None else f"in {format_seconds(finish_s)}"
             problem = f"finished {when}, after the deadline of {format_seconds(limits.deadline_s)}"
-        sticker = prices.index(offer.price_per_h) + 1 if offer.price_per_h in prices and not offer.problem else None
-        marked.append(replace(offer, problem=problem, sticker=sticker))
+        price_rank = prices.index(offer.price_per_h) + 1 if offer.price_per_h in prices and not offer.problem else None
+        marked.append(replace(offer, problem=problem, price_rank=price_rank))
     by_money = objective == "money" or (objective is None and limits.deadline_s is not None)
 
     def key(offer: PlaceOffer) -> tuple[bool, bool, float, float]:
@@ -431,6 +431,6 @@ def _why(offer: PlaceOffer, best: PlaceOffer | None, *, by_money: bool) -> str:
         later_s = offer.finish_s - (best.finish_s or 0.0)
         how_much = f"{format_seconds(abs(later_s))} {'later' if later_s > 0 else 'sooner'}"
         first = how_much if abs(later_s) >= _SEEN_S else "as soon"
-        if offer.sticker is not None and best.sticker is not None and offer.sticker < best.sticker:
+        if offer.price_rank is not None and best.price_rank is not None and offer.price_rank < best.price_rank:
             first += ", though cheaper an hour"
     return "; ".join([first, *([offer.why] if offer.why else [])])

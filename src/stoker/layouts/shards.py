@@ -149,7 +149,7 @@ class Shards(LayoutAxis):
         largest = max(blocks, default=0)
         gathered = root + (2 * largest if layout.reshard else sum(blocks))
         largest_sum = max(sharding_groups(parts, layout, of_gradients=True))
-        # Along another dimension than the first, a parameter is put together again, and its gradient taken apart.
+        # Along another dimension than the first, a parameter is put together again, and its gradient split.
         num = num_shards(layout)
         cut = [
             parameter.num_bytes

@@ -308,14 +308,13 @@ def compare(
     )
 
 
-def on_one(planner: Planner, place: Place, only: Plan | None = None) -> Decision:
-    """The best plan for one place, or `only`: confirmed by trials if it is here, else by forecast.
+def on_one(planner: Planner, place: Place) -> Decision:
+    """The best plan for one place: confirmed by trials if it is here, else by forecast.
 
     Raises:
-        BadJob: `only` is not legal for the job.
         DoesNotFit: no legal plan fits.
     """
-    return _choice(planner, place, only).explained()
+    return _choice(planner, place, None).explained()
 
 
 @dataclass(frozen=True)
@@ -327,7 +326,11 @@ class _Choice:
 
 
 def _choice(planner: Planner, place: Place, only: Plan | None) -> _Choice:
-    """As `on_one`."""
+    """As `on_one`; of `only`, if it is given.
+
+    Raises:
+        BadJob: `only` is not legal for the job.
+    """
     if only is not None:
         profile = planner.profile_at(place)
         problem = problem_with(only, profile, place.device, local_profile(profile, only.layout))

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from stoker.pool.answers import read_offer as read_offer
     from stoker.pool.client import PoolAddress as PoolAddress
     from stoker.pool.client import PoolClient as PoolClient
-    from stoker.pool.client import joined_peer as joined_peer
     from stoker.pool.contract.custody import ChainSettings as ChainSettings
     from stoker.pool.contract.custody import Custody as Custody
     from stoker.pool.contract.custody import differing_roots as differing_roots
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from stoker.pool.contract.escrow_contract import EscrowContract as EscrowContract
     from stoker.pool.contract.escrow_contract import connected as connected
     from stoker.pool.contract.signers import signer_of as signer_of
+    from stoker.pool.direct_exchange import joined_peer as joined_peer
     from stoker.pool.escrow import credits_text as credits_text
     from stoker.pool.escrow import short as short
     from stoker.pool.events import CREDIT as CREDIT

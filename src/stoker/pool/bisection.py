@@ -6,9 +6,9 @@ after the same updates (`points`, `MOST_POINTS` at most), which narrows the stre
 agree and the first on which they do not, until one update is left. Both then supply the states around it, and a third
 agent, the arbiter, makes that one update again.
 
-Whoever is wrong cannot hide it: its states begin with the committed one, end with what it claimed before, and so hold a
-step that does not follow. A side that knows the other's digests may choose which of its steps that is, not whether
-there is one.
+The side that is wrong cannot hide it: its states begin with the committed one, end with what it claimed before, and so
+hold a step that does not follow. A side that knows the other's digests may choose which of its steps that is, not
+whether there is one.
 
 Costs: a replay of the block by each side for each round, one round up to 64 updates, two up to 4,096, three up to
 262,144; one more for the states; and one update for the arbiter. 64 digests are 4.3 KB of the log.

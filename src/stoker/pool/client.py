@@ -7,12 +7,11 @@ An event whose answer was lost is posted again with the same nonce, and counts o
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,6 @@ from stoker.pool.keys import Key, is_signed
 from stoker.pool.transport import HttpsTransport, PoolAnswer, Transport
 from stoker.records.codec import JSON, from_json, parsed, to_json
 from stoker.serving.security import is_own_host
-from stoker.store import cache_root
 from stoker.store.disk_errors import disk_errors
 from stoker.store.files import aside_path
 from stoker.units import format_bytes
@@ -43,7 +41,6 @@ _FORWARDED_S = 600.0
 """How long is waited for a blob that its holder sends to the pool [s]."""
 _AWAY_S = 180.0
 """How long is waited for a line that went away in the middle of a blob [s]."""
-_JOINED_S = 5.0
 
 
 class DiskFailed(PlaceFailed):
@@ -428,49 +425,6 @@ class PoolClient:
             answer.close()
             raise with_text
         return answer
-
-
-def joined_peer(
-    client: PoolClient, folder: Path | None = None, *, keeps: bool = False, tell: Callable[[str], None] = lambda _: None
-) -> Peer | None:
-    """Let a client exchange large blobs directly (`peer.Peer`), until this process ends; None: it cannot.
-
-    `folder`: of what is kept; None: `pool/kept/KEY` in the cache.
-
-    Raises:
-        PlaceUnreachable: the pool does not answer.
-        BadJob: another version of iroh is installed than the one that was tried.
-    """
-    pool = client.state("pool")
-    if not pool.get("rendezvous"):
-        return None
-    try:
-        from stoker.pool.peer import Peer  # noqa: PLC0415 - iroh, which few need
-    except (ImportError, OSError) as problem:  # without it, or with a binary that this system cannot load
-        why = f"iroh cannot be loaded here ({problem})"
-        if isinstance(problem, ModuleNotFoundError):
-            why = f"{problem.name} is not installed here"
-        tell(
-            f"large files go through the pool ({pool.get('forwarding')}), since {why}: pip install 'stoker[p2p]' lets "
-            "them go directly"
-        )
-        return None
-    assert client.key is not None
-    folder = cache_root() / "pool" / "kept" / client.key.public if folder is None else folder
-    peer = Peer(client, folder, keeps=keeps, tell=tell)
-    atexit.register(peer.leave)
-    if peer.wait_ready(_JOINED_S):
-        nat = ": its NAT has a port for each destination, so that few reach it" if peer.network == "symmetric" else ""
-        tell(
-            f"large files go directly where a path exists (this network: {peer.network}{nat}), else through the pool "
-            f"({pool['forwarding']})"
-        )
-    else:
-        tell(
-            f"UDP port {pool['rendezvous']['port']} of the pool does not answer yet: large files go through the pool "
-            f"({pool['forwarding']})"
-        )
-    return peer
 
 
 def _content(answer: PoolAnswer, most_bytes: int) -> bytes:

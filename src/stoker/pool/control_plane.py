@@ -42,7 +42,7 @@ from stoker.pool.keys import Key, is_signed
 from stoker.pool.lease import LIVE, Lease, run_of
 from stoker.pool.lease_index import LeaseIndex
 from stoker.pool.log import EventLog
-from stoker.pool.presence import HearingClock, Presence
+from stoker.pool.presence import Presence, UptimeClock
 from stoker.pool.probing import ANSWER_S, ProbeChannel, Prober, read_answer
 from stoker.pool.request_limits import HEAD_S, MOST_AT_ONCE, RequestRates, TokenBuckets, TooMany, network_of_host
 from stoker.pool.rules import decide
@@ -166,12 +166,12 @@ class ControlPlane:
         self.leases = LeaseIndex(self.state, self.blobs)
         self.admission = Admission(self.state, self.blobs, self.leases, now)
         self._at_once = Counter[str]()
-        self.hearing = HearingClock()
-        self.presence = Presence(self.hearing)
+        self.uptime = UptimeClock()
+        self.presence = Presence(self.uptime)
         self.prober = (
             None
             if probe_every_s is None
-            else Prober(self.state, self._submit_own, every_s=probe_every_s, deaf_s=lambda: self.hearing.deaf_s)
+            else Prober(self.state, self._submit_own, every_s=probe_every_s, paused_s=lambda: self.uptime.paused_s)
         )
         self.rendezvous: PeerRendezvous | None = None
         self._turn = asyncio.Lock()
@@ -220,7 +220,7 @@ class ControlPlane:
 
     @property
     def up_since_s(self) -> float:
-        """Since when others can be heard [s since 1970]: now, where that was not looked at for a while."""
+        """Since when this process has been up [s since 1970]: now, where it has not noted that for a while."""
         now_s = self._now()
         return now_s if now_s - self._looked_s > _AWAY_S else self._up_since_s
 
@@ -341,10 +341,10 @@ class ControlPlane:
                 self.log.close()
 
     async def _listen(self) -> None:
-        """Note, again and again, that others can be heard: also while blobs are deleted, or much else is due."""
+        """Note each second that this process is up: also while blobs are deleted, or much else is due."""
         while True:
             async with self._turn:  # what came while the log could not be written is not taken yet
-                self.hearing.look()
+                self.uptime.tick()
             self._note_absence()
             await asyncio.sleep(_TICK_S)
 

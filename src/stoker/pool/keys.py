@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,9 +65,9 @@ def is_signed(public: str, message: bytes, signature: str) -> bool:
     return True
 
 
-def keys_folder(environ: Mapping[str, str] = os.environ) -> Path:
+def keys_folder() -> Path:
     """Where keys are: `stoker/pool` in `$XDG_CONFIG_HOME`, or in `~/.config`. It may not exist yet."""
-    given = Path(environ.get("XDG_CONFIG_HOME", ""))
+    given = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     return (given if given.is_absolute() else Path.home() / ".config") / "stoker" / "pool"
 
 

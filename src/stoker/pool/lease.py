@@ -279,7 +279,7 @@ class Lease:
         forwarded: large blobs that went through the pool, of `forwarded_bytes`, for `forwarded_credits`.
         gang, site: the gang whose site it is; "": none. See `gang`.
         messages: that it has sent to the other sites.
-        unproven_s: of one that is checked and has ended, seconds after its last commitment that are paid all the same.
+        uncommitted_s: of one that is checked and has ended, seconds after its last commitment that are paid as well.
     """
 
     lease_id: str
@@ -332,7 +332,7 @@ class Lease:
     gang: str = ""
     site: int = 0
     messages: tuple[SentMessage, ...] = ()
-    unproven_s: int = 0
+    uncommitted_s: int = 0
 
     @property
     def renter_account(self) -> str:
@@ -463,11 +463,11 @@ class Lease:
     def most_payable_s(self) -> int:
         """Seconds that are paid if all are co-signed.
 
-        Of a lease that is checked it is those up to the last commitment, which replays can check, and `unproven_s`.
+        Of a lease that is checked it is those up to the last commitment, which replays can check, and `uncommitted_s`.
         """
         if not self.check_fraction:
             return self.running_s
-        return min(self.running_s, self.committed_s + self.unproven_s)
+        return min(self.running_s, self.committed_s + self.uncommitted_s)
 
     @property
     def tail_s(self) -> int:

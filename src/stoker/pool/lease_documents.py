@@ -61,7 +61,7 @@ def payable_s(lease: Mapping[str, Any]) -> int:
     if not float(lease["check_fraction"]) or lease["state"] in LIVE:
         return running_s
     committed_s = int(lease["commitments"][-1]["running_s"]) if lease["commitments"] else 0
-    return min(running_s, committed_s + int(lease["unproven_s"]))
+    return min(running_s, committed_s + int(lease["uncommitted_s"]))
 
 
 def counted_s(lease: Mapping[str, Any]) -> int:

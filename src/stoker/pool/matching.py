@@ -2,7 +2,7 @@
 
 What: for each offer the expected hours (start, transfer over its measured link, the run on that device, checkpoints,
 and what losing the machine costs at the provider's own rate) and the expected money for them, replays included;
-ranked by money + hours × what an hour of waiting is worth. The sticker order, by price an hour, is also shown.
+ranked by money + hours × what an hour of waiting is worth. The order of prices an hour is also shown.
 Use when: a job has a forecast for each kind of device that is offered.
 Costs: one pass over columns of numbers; 10,000 offers in tens of milliseconds (bench/pool/market.py).
 Does not see: queues behind an offer (an offer is free or it is not), and what other renters want.
@@ -123,7 +123,7 @@ class Match:
         low_credits, high_credits: interval of the money that holds 8 of 10 [micro-credits].
         risk: probability that the machine is lost at least once [0 to 1].
         checkpoint_every_s: best time between checkpoints there [s].
-        sticker: place in the order of price an hour among offers that can be taken, from 1.
+        price_rank: place in the order of price an hour among offers that can be taken, from 1.
         why: how it differs from the best.
         problem: why it cannot be taken; "": it can.
     """
@@ -138,7 +138,7 @@ class Match:
     high_credits: int = 0
     risk: float = 0.0
     checkpoint_every_s: float = 0.0
-    sticker: int = 0
+    price_rank: int = 0
     why: str = ""
     problem: str = ""
 
@@ -344,8 +344,8 @@ def rank_offers(
         usable &= ~is_bad
     places = np.flatnonzero(usable)
     order = places[np.lexsort((columns.price[places], score[places]))]
-    stickers = np.empty(num, dtype=np.int64)
-    stickers[places[np.argsort(columns.price[places], kind="stable")]] = np.arange(1, len(places) + 1)
+    price_ranks = np.empty(num, dtype=np.int64)
+    price_ranks[places[np.argsort(columns.price[places], kind="stable")]] = np.arange(1, len(places) + 1)
     shown = list(order[:most])
     if len(places) and (cheapest := places[np.argmin(columns.price[places])]) not in shown:
         shown.append(cheapest)  # the one that a list of prices would put first
@@ -361,7 +361,7 @@ def rank_offers(
             high_credits=round(costs.credits[i] * math.exp(1.2816 * costs.spread[i])),
             risk=float(costs.risk[i]),
             checkpoint_every_s=float(costs.interval_s[i]),
-            sticker=int(stickers[i]),
+            price_rank=int(price_ranks[i]),
         )
         for i in shown
     ]
@@ -456,7 +456,7 @@ def _why(match: Match, best: Match) -> str:
     price = credits_text(match.listed.offer.price_per_hour)
     whole = f"{credits_text(match.credits)} in {format_seconds(match.hours * 3600)}"
     if match is best:
-        ahead = match.sticker - 1
+        ahead = match.price_rank - 1
         return f"{whole}; {ahead} cheaper an hour" if ahead else f"{whole}; also the cheapest an hour"
     later_s = (match.hours - best.hours) * 3600
     costs = match.credits - best.credits

@@ -168,7 +168,7 @@ class Peer:
         return False
 
     def note_unfetched(self, *digests: str) -> None:
-        """Blobs that the next agent will fetch, whoever has fetched them before, as far as they are kept here."""
+        """Blobs that the next agent will fetch, even if others have fetched them, as far as they are kept here."""
         self._unfetched |= {digest for digest in digests if digest and (self._folder / digest).is_file()}
 
     def route_to(self, digest: str) -> Transport | None:

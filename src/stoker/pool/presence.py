@@ -4,8 +4,8 @@ What: every request for work says that its agent is there. An idle one asks agai
 each beat. Nothing of it stands in the log: a pool that was started again hears of its agents within a beat.
 Two limits: an offer is not matched any more after `HERE_S`, since a lease there would wait for nothing; a verifier that
 has begun a replay is given up after `PRESENT_S`, since another one would be paid as well.
-Silence counts only while the control plane could hear (`HearingClock`): a process that was stopped, or whose machine
-was, has heard no agent, and that says nothing about any of them.
+Silence counts only while the control plane was up (`UptimeClock`): a process that was stopped, or whose machine was,
+has received nothing, and that says nothing about any agent.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from stoker.pool.lease import BEAT_S
 HERE_S = 2.5 * BEAT_S
 """An agent that did not ask for work for so long is away: its offers are not matched [s]."""
 MOST_GAP_S = 3.0
-"""Most that counts of the time between two looks of a control plane, which looks each second [s]."""
+"""Most that counts of the time between two ticks of a control plane, which ticks each second [s]."""
 PRESENT_S = 9 * BEAT_S
 """A verifier that did not ask for work for so long is waited for no longer [s]."""
 
 
-class HearingClock:
-    """Seconds in which this process could hear others, since it was made [s].
+class UptimeClock:
+    """Seconds in which this process was up and could receive, since it was made [s].
 
-    The listener looks at least once a second. Of a longer time between two looks `MOST_GAP_S` count: in the rest the
+    The listener ticks at least once a second. Of a longer time between two ticks `MOST_GAP_S` count: in the rest the
     process was stopped, or could take nothing, such as while its disk hung.
 
     Args:
@@ -35,23 +35,23 @@ class HearingClock:
 
     def __init__(self, elapsed: Callable[[], float] = time.monotonic) -> None:
         self._elapsed = elapsed
-        self._began_s = self._looked_s = elapsed()
-        self._heard_s = 0.0
+        self._began_s = self._ticked_s = elapsed()
+        self._up_s = 0.0
 
     def __call__(self) -> float:
-        """Seconds so far; right before the next look as well."""
-        return self._heard_s + min(self._elapsed() - self._looked_s, MOST_GAP_S)
+        """Seconds so far; right before the next tick as well."""
+        return self._up_s + min(self._elapsed() - self._ticked_s, MOST_GAP_S)
 
     @property
-    def deaf_s(self) -> float:
-        """Seconds so far in which no agent could be heard."""
+    def paused_s(self) -> float:
+        """Seconds so far in which it was not."""
         return self._elapsed() - self._began_s - self()
 
-    def look(self) -> None:
-        """Note that others can be heard now."""
+    def tick(self) -> None:
+        """Note that this process is up now."""
         now_s = self._elapsed()
-        self._heard_s += min(now_s - self._looked_s, MOST_GAP_S)
-        self._looked_s = now_s
+        self._up_s += min(now_s - self._ticked_s, MOST_GAP_S)
+        self._ticked_s = now_s
 
 
 class Presence:

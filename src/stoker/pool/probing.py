@@ -42,7 +42,7 @@ _MOST_ROWS_BYTES, _MOST_SAID_BYTES = 24 << 20, 16 << 10
 _MOST_VALUES = 100
 """Values of a large answer: it has three, each a text in base64."""
 _WAIT_S = 20.0
-_MOST_DEAF_S = 0.5
+_MOST_PAUSED_S = 0.5
 """Time of a probe in which the control plane was away, at most [s]."""
 _LEFT_S = 3600.0
 """So long an agent is not asked that did not come, did not answer, or never in time: others would wait again [s]."""
@@ -151,7 +151,7 @@ class Prober:
         state: of the pool.
         submit: puts what was found into the log.
         every_s: time between two screens [s].
-        deaf_s: for how long the control plane could hear no agent, so far [s]: a probe in such a time says nothing.
+        paused_s: for how long the control plane was paused, so far [s]: a probe in such a time says nothing.
         prove: asks one device and times it.
     """
 
@@ -160,11 +160,11 @@ class Prober:
         state: State,
         submit: Callable[[Probed], Coroutine[Any, Any, object]],
         every_s: float,
-        deaf_s: Callable[[], float] = lambda: 0.0,
+        paused_s: Callable[[], float] = lambda: 0.0,
         prove: Callable[..., HardwareProof] = prove_hardware,
     ) -> None:
         self._state, self._submit, self._every_s, self._prove = state, submit, every_s, prove
-        self._deaf_s = deaf_s
+        self._paused_s = paused_s
         self.networks: dict[str, str] = {}
         """Addresses of the agents that take part, by key."""
         self._channels: dict[tuple[str, int], ProbeChannel] = {}
@@ -257,10 +257,10 @@ class Prober:
             wake(one.agent)
 
     async def _run(self, offers: Sequence[ListedOffer], rounds: int) -> None:
-        body, deaf_s, is_void = None, self._deaf_s(), False
+        body, paused_s, is_void = None, self._paused_s(), False
         try:
             body = await asyncio.to_thread(self._made, offers, rounds)
-            is_void = self._deaf_s() - deaf_s > _MOST_DEAF_S
+            is_void = self._paused_s() - paused_s > _MOST_PAUSED_S
             if is_void:  # answers came in time, and were not read
                 body = None
                 _log.info("a probe came to nothing: this pool was away")

@@ -38,9 +38,9 @@ _MOST_PEERS, _MOST_SENDERS = 8, 16
 _MOST_LOCAL = 4
 _TELL_S, _MIRROR_S = 5.0, 1.0
 MOST_CONNECTED, MOST_STRANGERS, MOST_OF_NETWORK = 20_000, 512, 32
-"""Keys that are connected, those of them that nobody knows, and of these from one network."""
+"""Keys that are connected, unknown ones among them, and of these from one network."""
 MOST_STRANGE_BYTES = 4 << 20
-"""What one that nobody knows sends over its connections at most, looked at each `_LOOK_S` [bytes]."""
+"""Most that an unknown key sends over its connections, looked at each `_LOOK_S` [bytes]."""
 _LOOK_S = 1.0
 CONNECTION_COST = 10.0
 """What beginning a connection counts as, in requests of an address."""
@@ -153,7 +153,7 @@ class PeerRendezvous:
         return ""
 
     def _no_place(self, key: str, network: str) -> str:
-        """Why there is no place for one more that nobody knows; "": there is."""
+        """Why there is no place for one more unknown key; "": there is."""
         if len(self._strangers.keys() | {key}) > MOST_STRANGERS:
             return f"{MOST_STRANGERS} keys without credits or a lease are connected: try again, or get credits first"
         if sum(host == network for other, host in self._strangers.items() if other != key) >= MOST_OF_NETWORK:

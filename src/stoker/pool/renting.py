@@ -23,7 +23,8 @@ from stoker.launching.launcher import Handle, LaunchTarget, Offer, Probe, Reques
 from stoker.planning.slow_links import BYTES_EACH
 from stoker.pool import events as on
 from stoker.pool.agent import determinism_class
-from stoker.pool.client import DiskFailed, PoolAddress, PoolClient, joined_peer
+from stoker.pool.client import DiskFailed, PoolAddress, PoolClient
+from stoker.pool.direct_exchange import joined_peer
 from stoker.pool.escrow import credits_text, deterrence_text
 from stoker.pool.events import NotNow, Refused
 from stoker.pool.gang_run import GangMatch, GangRun, best_gang, forwarding_of, gang_text, site_names

@@ -8,7 +8,7 @@ import os
 import resource
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -39,9 +39,9 @@ _OWN_FILES = 256
 """Open files that are left for the log, and what else is no connection; and a blob for each connection."""
 
 
-def pool_folder(environ: Mapping[str, str] = os.environ) -> Path:
+def pool_folder() -> Path:
     """Where a control plane keeps its log: `stoker/pool` in `$XDG_DATA_HOME`, or in `~/.local/share`."""
-    given = Path(environ.get("XDG_DATA_HOME", ""))
+    given = Path(os.environ.get("XDG_DATA_HOME", ""))
     return (given if given.is_absolute() else Path.home() / ".local" / "share") / "stoker" / "pool"
 
 

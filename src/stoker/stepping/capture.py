@@ -35,7 +35,7 @@ from stoker.stepping.buffers import Buffers
 from stoker.stepping.gradient_distance import gradient_distance
 from stoker.stepping.graph_interpreter import Repeat, called_from_python, interpreted
 from stoker.stepping.loss_pass import AutogradPass, BatchPass
-from stoker.stepping.losses import without_values
+from stoker.stepping.named_losses import without_values
 from stoker.stepping.python_state import python_generators, python_state, unchanged
 from stoker.stepping.step_failures import ran_out_of_memory
 from stoker.stepping.torch_compile import users_line

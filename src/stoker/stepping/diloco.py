@@ -139,7 +139,7 @@ class OuterOptimizer:
         loss_sum = done.loss_sum + loss.detach().double() * samples if samples else done.loss_sum
         self._done = SiteProgress(done.samples + samples, done.seconds + now - self._left_at, loss_sum)
         self.shared.update, self.last_loss = update, loss.detach()
-        self._world.signals.hear(torch.zeros(len(SIGNALS)))
+        self._world.signals.receive(torch.zeros(len(SIGNALS)))
         self._advance()
         self._left_at = self._clock()
 
@@ -294,7 +294,7 @@ class OuterOptimizer:
         values = self.shared.start[fragment] - self._fragments[fragment].read()
         statistics = self._statistics.read()[: self._forms[fragment].num_statistics]
         done = self._done.since(self._done_before[fragment])
-        note = torch.cat([done, self._world.signals.words(done)])
+        note = torch.cat([done, self._world.signals.outgoing(done)])
         return self._forms[fragment].pack(note, statistics, values)
 
     def _put_on_its_way(self, fragment: int, message: torch.Tensor) -> None:
@@ -373,7 +373,7 @@ class OuterOptimizer:
         shared.due[fragment] = NEVER
         shared.applied += 1
         signals = [sum(of_sites) for of_sites in zip(*(note.signals for note in notes), strict=True)]
-        self._world.signals.hear(torch.tensor(signals))
+        self._world.signals.receive(torch.tensor(signals))
         self.latest = Exchanged(
             update=shared.update,
             fragment=fragment,

@@ -1,11 +1,4 @@
-"""Losses and metrics of a job as sums and counts, from any form the user gave them in; losses of mixed samples.
-
-A loss of the user's own that compares every sample with every target, because PyTorch broadcast an output [B, 1]
-against a target [B] to [B, B], is refused: one that returns values by their shape, one that returns their sum or mean
-because it is the same for targets in another order. Named losses check shapes themselves. Not seen: a loss of the form
-(model, batch). A loss that is meant to compare all pairs says so: `Objective(loss, scope="batch")`.
-Source: PyTorch, "Broadcasting semantics", https://docs.pytorch.org/docs/stable/notes/broadcasting.html
-"""
+"""Losses and metrics of a job as sums and counts, from any form the user gave them in; losses of mixed samples."""
 
 from __future__ import annotations
 
@@ -13,9 +6,7 @@ import contextlib
 import copy
 import functools
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -31,14 +22,19 @@ from stoker.loading.lengths import IGNORED_TARGET, ignored_target
 from stoker.loading.mixing import MixedTarget
 from stoker.stepping.chunked_loss import ChunkedLoss
 from stoker.stepping.foreign_models import OwnLoss, in_full_precision, scores
+from stoker.stepping.loss_checks import (
+    misfit,
+    no_tensor,
+    require_by_sample,
+    require_nothing_to_train,
+    require_own_targets,
+    require_probabilities,
+    require_scalar,
+    takes_probabilities,
+)
+from stoker.stepping.named_losses import COUNTS, LEAVING_OUT, LOSSES, METRICS, SUMS, num_valid, weight_of
 from stoker.stepping.step_failures import ran_out_of_memory
 from stoker.stepping.torch_compile import Compilation, compiled_function
-
-_WITHOUT_VALUES = ContextVar("_WITHOUT_VALUES", default=False)
-
-_SHAPING = ("View", "UnsafeView", "Reshape", "Transpose", "Permute", "T", "Squeeze", "Unsqueeze", "Clone", "Alias")
-"""Operations, by the beginnings of their names in a graph, that leave values as they are."""
-_WANTS_CLASSES = re.compile("expected (target dtype to be|scalar type) Long")
 
 _MEAN_SETTINGS = {"weight", "ignore_index", "label_smoothing"}
 """Arguments of PyTorch's functions with which they give a mean over targets, by weight."""
@@ -105,13 +101,13 @@ class TrainingObjective:
         self.fields = job.fields
         self.label_smoothing = job.objective.label_smoothing
         self._is_of_batch = job.objective.scope == "batch"
-        self._takes_probabilities = _takes_probabilities(job.objective.loss)
+        self._takes_probabilities = takes_probabilities(job.objective.loss)
         self._device, self._dtype = device, dtype
         self._own = OwnLoss(self.fields) if job.objective.loss == "own" else None
         ignored = ignored_target(job.objective.loss)
         self.ignored = ignored if isinstance(ignored, int) else IGNORED_TARGET
         """The label that the loss leaves out, and accuracies with it."""
-        _require_nothing_to_train(job.objective.loss)
+        require_nothing_to_train(job.objective.loss)
         losses = () if job.objective.loss is None else (self._measure("loss", job.objective.loss, LOSSES),)
         summed = (metric for metric in job.metrics if not is_stateful(metric))  # the others are evaluation's
         self._all = (*losses, *(self._measure(metric_name(m), m, METRICS) for m in summed))
@@ -216,7 +212,7 @@ class TrainingObjective:
         if loss is None or loss.takes_model or not isinstance(target, torch.Tensor):
             return
         if self._takes_probabilities:
-            _require_probabilities(target)
+            require_probabilities(target)
         if not (loss.is_named or loss.function is _own_loss or self._is_of_batch):
             require_own_targets("loss", loss.function, in_full_precision(self._output(model, content)), target)
 
@@ -268,7 +264,7 @@ class TrainingObjective:
             is_plain = not is_replaced and type(placed).forward in (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
             if is_plain and isinstance(placed, nn.CrossEntropyLoss | nn.NLLLoss) and placed.reduction == "mean":
                 placed.reduction = "sum"
-                count_of = functools.partial(_weight_of, weight=placed.weight, ignored=placed.ignore_index)
+                count_of = functools.partial(weight_of, weight=placed.weight, ignored=placed.ignore_index)
             return _Measure(
                 name,
                 placed,
@@ -281,16 +277,16 @@ class TrainingObjective:
             settings = given.keywords if isinstance(given, functools.partial) and not given.args else {}
             function = given.func if isinstance(given, functools.partial) and not given.args else given
             if function in (F.cross_entropy, F.nll_loss) and settings.keys() <= _MEAN_SETTINGS:
-                count_of = functools.partial(_weight_of, weight=settings.get("weight"), ignored=ignored_target(given))
+                count_of = functools.partial(weight_of, weight=settings.get("weight"), ignored=ignored_target(given))
                 summed = functools.partial(given, reduction="sum")
                 return _Measure(name, summed, takes_model=False, count_of=count_of, is_arithmetic=True)
             return _Measure(name, given, takes_model(given))
         if given == "own":
             return _Measure(name, _own_loss, takes_model=False)
-        function, counted = _SUMS.get(given, named[given]), _COUNTS.get(given)
+        function, counted = SUMS.get(given, named[given]), COUNTS.get(given)
         if given.endswith("cross_entropy") and self.label_smoothing:
             function = functools.partial(function, label_smoothing=self.label_smoothing)
-        if function in _LEAVING_OUT:
+        if function in LEAVING_OUT:
             function = functools.partial(function, ignored=self.ignored)
         return _Measure(
             name,
@@ -325,7 +321,7 @@ class TrainingObjective:
     def _chunked(self, in_chunks: ChunkedLoss, model: Callable[..., Any], content: Content) -> Loss:
         """The token cross-entropy of a batch, without all of its logits at once."""
         target = self._target_of(content, "loss")
-        return Loss(in_chunks(lambda: scores(self.fields.call(model, content)), target), _num_valid(target))
+        return Loss(in_chunks(lambda: scores(self.fields.call(model, content)), target), num_valid(target))
 
     def _target_of(self, content: Content, name: str) -> Any:
         target = self.fields.target_of(content)
@@ -371,12 +367,12 @@ class TrainingObjective:
         except (IndexError, RuntimeError, ValueError) as error:
             if ran_out_of_memory(error):
                 raise
-            message, remedy = _misfit(measure.name, output, target, error)
+            message, remedy = misfit(measure.name, output, target, error)
             raise BadJob(message, remedy=remedy) from error
         except (AttributeError, TypeError) as error:
             if not measure.takes_scores or (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
                 raise
-            raise _no_tensor(measure.name, output, target) from error
+            raise no_tensor(measure.name, output, target) from error
         if isinstance(value, torch.Tensor) and value.dim() and not self._is_of_batch:
             require_by_sample(measure.name, value, output, target)
         return value
@@ -418,108 +414,6 @@ def _needs_graph(error: BaseException | None) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def without_values() -> Iterator[None]:
-    """Within the block, losses do the same operations whatever the values of their targets."""
-    token = _WITHOUT_VALUES.set(True)
-    try:
-        yield
-    finally:
-        _WITHOUT_VALUES.reset(token)
-
-
-def is_by_label(loss: object) -> bool:
-    """Whether a loss takes each score for the logit of a label by itself, not of one class among others."""
-    is_named = loss == "binary_cross_entropy" or loss is F.binary_cross_entropy_with_logits
-    return is_named or isinstance(loss, nn.BCEWithLogitsLoss)
-
-
-def _takes_probabilities(loss: object) -> bool:
-    """Whether a loss `is_by_label` and PyTorch's own: a subclass may leave out what is no probability."""
-    is_changed = isinstance(loss, nn.Module) and (
-        type(loss).forward is not nn.BCEWithLogitsLoss.forward or "forward" in vars(loss)
-    )
-    return is_by_label(loss) and not is_changed
-
-
-def _require_probabilities(target: torch.Tensor) -> None:
-    """Raise BadJob for targets of a binary cross-entropy beyond 0 and 1: the loss would have no lower bound."""
-    low, high = map(float, target.float().aminmax()) if target.numel() else (0.0, 0.0)
-    if low < 0 or high > 1:
-        raise BadJob(
-            f"loss: targets go from {low:g} to {high:g}, and a binary cross-entropy compares with probabilities",
-            remedy='Give 0 or 1: of labels -1 and 1 as by (labels + 1) / 2. For several classes loss="cross_entropy".',
-        )
-
-
-def normalised_twice(loss: object, output: Any) -> str | None:
-    """A notice for a loss that normalises scores itself and is given probabilities; None if it is not.
-
-    Decided by the operation that made `output`, which has its graph. Logarithms of probabilities do no harm: their
-    log-softmax is the same again.
-    """
-    of_classes = loss in ("cross_entropy", "token_cross_entropy") or loss is F.cross_entropy
-    of_classes = of_classes or isinstance(loss, nn.CrossEntropyLoss)
-    if not (of_classes or is_by_label(loss)):
-        return None
-    node = getattr(scores(output), "grad_fn", None)
-    while node is not None and node.name().startswith(_SHAPING) and node.next_functions:
-        node = node.next_functions[0][0]
-    function = {"SoftmaxBackward0": "softmax", "SigmoidBackward0": "sigmoid"}.get("" if node is None else node.name())
-    if function is None:
-        return None
-    return (
-        f"the model ends in {function}, and the loss normalises scores itself: gradients are small, and it cannot get "
-        f"near 0. Return what goes into {function}, and apply it where probabilities are wanted"
-    )
-
-
-def counted_as_wrong(job: Job, output: Any, target: Any) -> str | None:
-    """A notice for labels that are no class of the model's, as of pixels that a function of the user's own leaves out.
-
-    Accuracies know what is left out by the loss's `ignore_index` alone, and would count them as errors.
-    """
-    given = [metric.metric if isinstance(metric, Named) else metric for metric in job.metrics]
-    output, names = scores(output), [name for name in given if isinstance(name, str) and name in _ACCURACIES]
-    if not names or ignored_target(job.objective.loss) is not None or not isinstance(target, torch.Tensor):
-        return None
-    if not isinstance(output, torch.Tensor) or output.dim() < 2 or target.is_floating_point():
-        return None
-    classes = output.shape[-1] if names[0] == "token_accuracy" else output.shape[1]
-    odd = target[((target < 0) | (target >= classes)) & (target != IGNORED_TARGET)]
-    if not odd.numel():
-        return None
-    share, label = f"{100 * odd.numel() / target.numel():.2g} % of the labels looked at", int(odd[0])
-    return (
-        f"{share} are none of the model's {classes} classes, such as {label}, and {names[0]} counts them as wrong. If "
-        f"the loss leaves them out, let it say which: loss=nn.CrossEntropyLoss(ignore_index={label}), or an attribute "
-        "ignore_index of the function"
-    )
-
-
-def require_scalar(loss: Loss, name: str) -> Loss:
-    """The loss, whose sum must be a scalar tensor."""
-    if getattr(loss.sum, "shape", None) != ():
-        raise BadJob(
-            f"{name} returned stoker.Loss(sum, count) with a sum of {_shape(loss.sum)}, wanted a scalar tensor"
-        )
-    return loss
-
-
-def _require_nothing_to_train(loss: object) -> None:
-    """Refuse a loss that is, or is a method of, a module with weights to train: they would never be updated."""
-    owner = loss.__self__ if inspect.ismethod(loss) else loss
-    trained = [name for name, p in owner.named_parameters() if p.requires_grad] if isinstance(owner, nn.Module) else []
-    if trained:
-        more = f" and {len(trained) - 1} more" if len(trained) > 1 else ""
-        raise BadJob(
-            f"Job(loss=…): {type(owner).__name__} has parameters to train ({trained[0]}{more}), and what is trained "
-            "are those of a copy of the model",
-            remedy="Give a loss of the form loss(model, batch), which is handed that copy, with all such weights in "
-            "the model; or, if they are to stay as they are, call requires_grad_(False).",
-        )
-
-
 def takes_model(function: Callable[..., Any]) -> bool:
     """Whether a loss or metric has the form (model, batch), decided by its first parameter's name."""
     try:
@@ -532,192 +426,6 @@ def takes_model(function: Callable[..., Any]) -> bool:
 def _own_loss(_output: Any, _target: Any) -> Any:
     """Stands for the loss in the model's output, which `OwnLoss` finds."""
     raise AssertionError("never called")
-
-
-def _cross_entropy(output: torch.Tensor, target: torch.Tensor, label_smoothing: float = 0.0) -> Loss:
-    """Classes in dimension 1, as in PyTorch; a target of -100 is not counted."""
-    return Loss(_sum_of_cross_entropy(output, target, label_smoothing), _num_targets(target))
-
-
-def _sum_of_cross_entropy(output: torch.Tensor, target: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
-    return F.cross_entropy(output, target, reduction="sum", label_smoothing=label_smoothing)
-
-
-def _sum_of_token_cross_entropy(
-    output: torch.Tensor, target: torch.Tensor, label_smoothing: float = 0.0
-) -> torch.Tensor:
-    return _sum_of_cross_entropy(output.flatten(0, -2), target.flatten(), label_smoothing)
-
-
-def _num_targets(target: torch.Tensor) -> torch.Tensor | int:
-    """Number of labels that are not ignored, or of distributions over classes, which are in dimension 1."""
-    return target.numel() // target.shape[1] if target.is_floating_point() else _num_valid(target)
-
-
-def _weight_of(target: torch.Tensor, *, weight: torch.Tensor | None, ignored: int) -> torch.Tensor | float:
-    """The divisor of the mean of PyTorch's cross-entropies: the class weights of the targets that are not ignored.
-
-    Targets that are probabilities count as one each, whatever the weights.
-    Source: PyTorch 2.13, aten/src/ATen/native/LossNLL.cpp; label smoothing divides by the same.
-    """
-    if target.is_floating_point():
-        return _num_targets(target)
-    if weight is None:
-        return _num_valid(target) if ignored == IGNORED_TARGET else (target != ignored).sum()
-    is_valid = target != ignored
-    return (weight[target.masked_fill(~is_valid, 0).long()] * is_valid).sum()
-
-
-def _num_valid(target: torch.Tensor) -> torch.Tensor | int:
-    """Number of targets that are not ignored; an int where that is known without waiting for a device."""
-    if target.device.type == "cpu" and target.numel() and not _WITHOUT_VALUES.get() and int(target.min()) >= 0:
-        return target.numel()
-    return (target != IGNORED_TARGET).sum()
-
-
-def _token_cross_entropy(output: torch.Tensor, target: torch.Tensor, label_smoothing: float = 0.0) -> Loss:
-    """Classes in the last dimension; counts valid tokens."""
-    return _cross_entropy(output.flatten(0, -2), target.flatten(), label_smoothing)
-
-
-def _accuracy(output: torch.Tensor, target: torch.Tensor, ignored: int = IGNORED_TARGET) -> Loss:
-    """Labels of `ignored`, which the job's loss leaves out, are not counted."""
-    _require_classes(output, target)
-    valid = target != ignored
-    largest, choice = output.max(1)  # a row with a NaN chooses nothing: the NaN counts as the largest
-    return Loss(((choice == target) & valid & ~largest.isnan()).sum().float(), valid.sum())
-
-
-def _top5_accuracy(output: torch.Tensor, target: torch.Tensor, ignored: int = IGNORED_TARGET) -> Loss:
-    _require_classes(output, target)
-    valid = target != ignored
-    hits = (output.topk(5, dim=1).indices == target.unsqueeze(1)).any(1) & ~output.amax(1).isnan()
-    return Loss((hits & valid).sum().float(), valid.sum())
-
-
-def _token_accuracy(output: torch.Tensor, target: torch.Tensor, ignored: int = IGNORED_TARGET) -> Loss:
-    return _accuracy(output.flatten(0, -2), target.flatten(), ignored)
-
-
-def _binary_cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return F.binary_cross_entropy_with_logits(output, target.to(output.dtype).view_as(output), reduction="none")
-
-
-def _binary_accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Logits above 0 against targets above one half; a NaN is on no side."""
-    return (((output > 0) == (target.view_as(output) > 0.5)) & ~output.isnan()).float()
-
-
-def _mse(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    _require_same_shape(output, target)
-    return F.mse_loss(output, target.to(output.dtype), reduction="none")
-
-
-def _l1(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    _require_same_shape(output, target)
-    return F.l1_loss(output, target.to(output.dtype), reduction="none")
-
-
-LOSSES: dict[str, Callable[..., Any]] = {
-    "cross_entropy": _cross_entropy,
-    "token_cross_entropy": _token_cross_entropy,
-    "binary_cross_entropy": _binary_cross_entropy,
-    "mse": _mse,
-    "l1": _l1,
-}
-_SUMS: dict[str, Callable[..., torch.Tensor]] = {
-    "cross_entropy": _sum_of_cross_entropy,
-    "token_cross_entropy": _sum_of_token_cross_entropy,
-}
-_COUNTS: dict[str, Callable[[torch.Tensor], torch.Tensor | float]] = {
-    "cross_entropy": _num_targets,
-    "token_cross_entropy": lambda target: _num_valid(target.flatten()),
-}
-"""Those of `LOSSES` that are a sum and a count, in these two parts: counting looks at values."""
-METRICS: dict[str, Callable[..., Any]] = {
-    "accuracy": _accuracy,
-    "top5_accuracy": _top5_accuracy,
-    "token_accuracy": _token_accuracy,
-    "binary_accuracy": _binary_accuracy,
-    "mse": _mse,
-    "l1": _l1,
-}
-_ACCURACIES = ("accuracy", "top5_accuracy", "token_accuracy")
-_LEAVING_OUT = tuple(METRICS[name] for name in _ACCURACIES)
-"""Metrics that do not count the labels that the job's loss ignores."""
-
-
-def _require_same_shape(output: torch.Tensor, target: torch.Tensor) -> None:
-    """PyTorch would broadcast one to the other, and compare every sample with every target."""
-    if output.shape != target.shape:
-        raise ValueError("output and target differ in shape")
-
-
-def _require_classes(output: torch.Tensor, target: torch.Tensor) -> None:
-    """Classes in dimension 1, at least two, and a label for everything else."""
-    if output.dim() < 2 or output.shape[1] < 2 or output.shape[:1] + output.shape[2:] != target.shape:
-        raise ValueError("wanted scores [B, classes, ...] with labels [B, ...]; for one logit there is binary_accuracy")
-
-
-def _no_tensor(name: str, output: Any, target: Any) -> BadJob:
-    """The error for a loss or metric that compares two tensors and is given something else."""
-    if not isinstance(output, torch.Tensor):
-        has = f" with the entries {', '.join(map(repr, output))}" if isinstance(output, Mapping) else ""
-        return BadJob(
-            f"{name} compares a tensor of scores with targets, and the model returned a {type(output).__name__}{has}",
-            remedy="Return the scores alone, or in a dict under 'logits'; or give loss=… a function of "
-            "(output, target) that picks them out.",
-        )
-    shown = target[0] if isinstance(target, list | tuple) and target else target
-    return BadJob(
-        f"{name} needs targets as numbers, and they are a {type(target).__name__} of {type(shown).__name__}s, "
-        f"such as {shown!r}",
-        remedy="Number the classes in the dataset, as by classes.index(label); loss=… may be a function of your own.",
-    )
-
-
-def _misfit(name: str, output: Any, target: Any, error: Exception) -> tuple[str, str | None]:
-    """How output and target do not match, with their shapes or the label that is out of range; and a remedy."""
-    shapes = f"output {_shape(output)}, target {_shape(target)}"
-    raised = f"{name} raised {type(error).__name__}: {str(error).splitlines()[0]} ({shapes})"
-    if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
-        return raised, None
-    if output.shape != target.shape and output.numel() == target.numel():
-        remedy = "Give both one shape, as by output.squeeze(1) in the model, and targets as floats."
-        if not target.is_floating_point():
-            remedy += (
-                ' For one logit a sample, labels 0 and 1, there is loss="binary_cross_entropy", for numbers "mse".'
-            )
-        return raised, remedy
-    if not target.is_floating_point() and target.numel() and output.dim() > 1:
-        classes = output.shape[-1] if "token" in name else output.shape[1]
-        labels = target[target != IGNORED_TARGET]
-        low, high = (int(labels.min()), int(labels.max())) if labels.numel() else (0, 0)
-        if high >= classes or low < 0:
-            odd = low if low < 0 else high
-            remedy = (
-                f"Number the classes from 0, or let the model return more scores than {classes}. If {odd} stands for "
-                f"no label, loss=nn.CrossEntropyLoss(ignore_index={odd}) leaves it out."
-            )
-            return (
-                f"{name}: labels go from {low} to {high}, but the model's output has {classes} classes ({shapes})",
-                remedy,
-            )
-        if target.dim() == 2 and target.shape[1] == 1 < classes:
-            return raised, "Give labels without that dimension, as by labels.squeeze(1)."
-    if "multi-target not supported" in str(error):
-        return raised, "Give labels without that dimension, as whole numbers: labels.squeeze(1).long()."
-    if _WANTS_CLASSES.search(str(error)):
-        kind = str(target.dtype).removeprefix("torch.")
-        return (
-            f"{name}: a cross-entropy compares with class numbers, and targets are {kind} ({shapes})",
-            "Give class numbers as int64 (labels.long(), .astype('int64')); to learn numbers themselves, loss=\"mse\".",
-        )
-    return raised, None
-
-
-def _shape(value: Any) -> str:
-    return str(list(value.shape)) if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def mixed_loss(entries: Entries, output: Any, target: MixedTarget) -> Loss:
@@ -777,63 +485,3 @@ def _token_cross_entropy_entries(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     values, counted = _cross_entropy_entries(output.flatten(0, -2), target.flatten(), label_smoothing)
     return values.view(target.shape), counted.view(target.shape)
-
-
-_SAME_RELATIVE = 1e-5
-"""Means of the same pairs, added up in another order, differ by no more than this [relative]."""
-
-
-def require_by_sample(name: str, value: torch.Tensor, output: Any, target: Any) -> None:
-    """Refuse more values than there are samples or targets.
-
-    Raises:
-        BadJob: `value` has the shape that output and target are broadcast to.
-    """
-    shape = value.shape
-    if shape in (getattr(target, "shape", None), getattr(output, "shape", None)):
-        return
-    if _broadcast_shape(output, target) == shape:
-        raise _crossed(f"{name} gave {list(shape)} values for {len(output)} samples", output, target)
-
-
-def require_own_targets(name: str, function: Callable[..., Any], output: Any, target: Any) -> None:
-    """Raise BadJob for a mean that does not depend on which sample each target belongs to, but does in one shape.
-
-    Looked at are the model's outputs, and the targets themselves as outputs: the mean of |output - target| over all
-    pairs is that of any pairing where all targets are larger than all outputs.
-    """
-    if _broadcast_shape(output, target) is None or output.numel() != target.numel():
-        return
-    for seen in (output, target.reshape(output.shape).to(output.dtype)):
-        flat, others = seen.reshape(target.shape), target.roll(1, 0)
-        try:
-            pairs = ((seen, target), (seen, others), (flat, target), (flat, others))
-            losses = [function(*pair) for pair in pairs]
-            values = [torch.as_tensor(loss.sum if isinstance(loss, Loss) else loss).detach() for loss in losses]
-        except Exception:  # noqa: BLE001 - it takes no other shapes, and so brings them into one itself
-            return
-        if any(value.dim() for value in values):
-            return
-        is_same, is_same_flat = (torch.isclose(a, b, rtol=_SAME_RELATIVE) for a, b in (values[:2], values[2:]))
-        if is_same and not is_same_flat:
-            what = f"{name} gave {float(values[0]):.6g}, whichever sample each target belongs to"
-            raise _crossed(what, output, target)
-
-
-def _broadcast_shape(output: Any, target: Any) -> torch.Size | None:
-    """The shape that both are broadcast to, where that pairs samples with other samples; else None."""
-    if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)) or output.dim() == target.dim():
-        return None
-    try:
-        both = torch.broadcast_shapes(output.shape, target.shape)
-    except RuntimeError:
-        return None
-    return None if both in (output.shape, target.shape) else both
-
-
-def _crossed(what: str, output: torch.Tensor, target: torch.Tensor) -> BadJob:
-    return BadJob(
-        f"{what}: an output {list(output.shape)} against a target {list(target.shape)} compares every sample with "
-        "every target",
-        remedy='Give both one shape, as by output.squeeze(1); one of pairs says so: Objective(loss, scope="batch").',
-    )

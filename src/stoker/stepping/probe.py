@@ -28,7 +28,8 @@ from stoker.loading.order import Indices, KeyedPermutation, RandomStream, key_of
 from stoker.loading.samples import BadSample, Samples
 from stoker.loading.sampling import targets_at_hand
 from stoker.stepping.distributed_tensors import as_real
-from stoker.stepping.losses import LossForm, TrainingObjective, counted_as_wrong, normalised_twice, require_scalar
+from stoker.stepping.loss_checks import counted_as_wrong, normalised_twice, require_scalar
+from stoker.stepping.losses import LossForm, TrainingObjective
 from stoker.stepping.model import build_model, default_dtype, in_dtype, is_double, num_parameters
 from stoker.stepping.model_copies import copied
 from stoker.stepping.python_state import is_shared, python_generators, python_state

@@ -41,24 +41,24 @@ class Signals:
     """Flags that processes exchange along with the loss of an update, so that all act on them after the same one."""
 
     def __init__(self) -> None:
-        self._mine = dict.fromkeys(SIGNALS, False)
-        self._heard: torch.Tensor | None = None
+        self._own = dict.fromkeys(SIGNALS, False)
+        self._received: torch.Tensor | None = None
 
-    def tell(self, name: str, *, value: bool) -> None:
+    def send(self, name: str, *, value: bool) -> None:
         """Send a signal to the others with the next update."""
-        self._mine[name] = value
+        self._own[name] = value
 
-    def heard(self, name: str) -> bool:
+    def is_set(self, name: str) -> bool:
         """Whether any process sent that signal with the last update."""
-        return self._heard is not None and bool(self._heard[SIGNALS.index(name)] > 0)
+        return self._received is not None and bool(self._received[SIGNALS.index(name)] > 0)
 
-    def words(self, like: torch.Tensor) -> torch.Tensor:
+    def outgoing(self, like: torch.Tensor) -> torch.Tensor:
         """This process's signals [len(SIGNALS)], to be summed over all processes."""
-        return torch.tensor([float(self._mine[name]) for name in SIGNALS], dtype=like.dtype, device=like.device)
+        return torch.tensor([float(self._own[name]) for name in SIGNALS], dtype=like.dtype, device=like.device)
 
-    def hear(self, total: torch.Tensor) -> None:
+    def receive(self, total: torch.Tensor) -> None:
         """Receive the sums of all processes' signals."""
-        self._heard = total
+        self._received = total
 
 
 def unmarked(_: Moment) -> None:
@@ -118,10 +118,10 @@ class World:
 
     def share_signals(self, like: torch.Tensor) -> None:
         """Exchange signals with all processes."""
-        total = self.signals.words(like)
+        total = self.signals.outgoing(like)
         if self.mesh is not None:
             dist.all_reduce(total)
-        self.signals.hear(total)
+        self.signals.receive(total)
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of `values` over the processes that take parts of a batch; in place."""

@@ -33,7 +33,8 @@ from stoker.loading.order import Indices
 from stoker.loading.samples import Samples
 from stoker.loading.sampling import targets_at_hand
 from stoker.records.codec import JSON
-from stoker.stepping.losses import Compared, is_by_label
+from stoker.stepping.loss_checks import is_by_label
+from stoker.stepping.losses import Compared
 from stoker.stepping.step import Step
 from stoker.stepping.step_failures import evaluating, ran_out_of_memory
 from stoker.stepping.world import World, gather_bytes, gather_json

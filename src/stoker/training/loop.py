@@ -332,8 +332,8 @@ class Loop:
         world = self.step.world
         if world.layout.world_size == 1:
             return mine
-        is_set = world.signals.heard(signal)
-        world.signals.tell(signal, value=mine and not is_set)  # what is done now is not asked for again
+        is_set = world.signals.is_set(signal)
+        world.signals.send(signal, value=mine and not is_set)  # what is done now is not asked for again
         return is_set
 
     def tell_overflow(self, update: int, scale: float) -> None:

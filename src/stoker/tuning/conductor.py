@@ -262,7 +262,7 @@ class Conductor:
             directory=self._work.directory / _run_of(number),
             on=on,
             parent=None if parent is None else self._work.directory / _run_of(parent),
-            heard=trial.last_step or 0,
+            reported_samples=trial.last_step or 0,
         )
 
     def _is_given_up(self, number: int) -> bool:
@@ -276,8 +276,8 @@ class Conductor:
         """
         if self._population is None or ending.kind != "stopped":
             return False
-        heard = self._storage.get_trial(self._id(number)).last_step or 0
-        return self._population.ends_at(number, min(heard, ending.samples))
+        reported = self._storage.get_trial(self._id(number)).last_step or 0
+        return self._population.ends_at(number, min(reported, ending.samples))
 
     def _trials(self) -> list[StudyTrial]:
         return [trial_of(trial) for trial in self._study.get_trials(deepcopy=False) if trial.state in STATES]

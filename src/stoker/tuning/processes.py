@@ -33,8 +33,8 @@ TrialResultKind = Literal["finished", "stopped", "out of memory", "diverged", "f
 class TrialRequest:
     """A trial to be run: its number, its settings, its directory; `on` is where it began, if it goes on.
 
-    `parent` is the directory of the run whose state it begins with; `heard` is after how many samples its last
-    evaluation was that the study knows of.
+    `parent` is the directory of the run whose state it begins with; `reported_samples` are those of the last evaluation
+    that the study knows of.
     """
 
     number: int
@@ -42,7 +42,7 @@ class TrialRequest:
     directory: Path
     on: str | None = None
     parent: Path | None = None
-    heard: int = 0
+    reported_samples: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,7 +101,7 @@ class TrainTrial:
         """The trial's end. The test set is not used: a study that looked at it would have chosen by it."""
         directory = RunDirectory(request.directory)
         _wait_until_free(directory)
-        missed, saved = _missed(directory, request.heard)
+        missed, saved = _missed(directory, request.reported_samples)
         verdicts = [judge(reading) for reading in missed]
         if directory.is_run and directory.read_run().status == "finished":
             return _kept_ending(directory)  # it was, and the study's process was killed before it noted that
@@ -165,7 +165,7 @@ def _stop_run() -> None:
     signal.raise_signal(signal.SIGTERM)  # asks the run of this process to save and stop
 
 
-def _missed(directory: RunDirectory, heard: int) -> tuple[list[TrialReading], int]:
+def _missed(directory: RunDirectory, reported_samples: int) -> tuple[list[TrialReading], int]:
     """The readings that a study may have missed of a run that was cut off, and where the run is saved [samples].
 
     Its last evaluation is reported again too: whether the answer was acted on is unknown. What comes after the newest
@@ -180,7 +180,7 @@ def _missed(directory: RunDirectory, heard: int) -> tuple[list[TrialReading], in
     saved, total = newest[1].position.samples, run.total_samples
     last: dict[int, dict[str, dict[str, float]]] = {}
     for event in directory.read_events():
-        if event.kind == "evaluated" and is_validation(event) and heard <= event.fields["samples"] <= saved:
+        if event.kind == "evaluated" and is_validation(event) and reported_samples <= event.fields["samples"] <= saved:
             last.setdefault(event.fields["samples"], {})[event.fields["split"]] = _metrics_of(event)
     return [
         TrialReading(samples=samples, total_samples=total, metrics=by_measure(evaluated))

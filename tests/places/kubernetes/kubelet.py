@@ -87,7 +87,7 @@ class Server:
             self.url + path,
             headers={**self._headers, "Content-Type": kind},
             body=None if body is None else json.dumps(body),
-            timeout=20.0,
+            timeout=60.0,
         )
         if answer.status in {404, 409}:
             raise LookupError(answer.data.decode())

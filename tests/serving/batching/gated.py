@@ -15,7 +15,7 @@ from stoker.serving.batching.batcher import Batcher
 from stoker.serving.batching.workers import DEFAULT_HANG_LIMITS, HangLimits
 from tests.serving.batching.models import FIXED, FixedEngine
 
-LONGEST_S = 30.0
+LONGEST_S = 60.0
 
 
 class Gated(FixedEngine):

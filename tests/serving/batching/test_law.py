@@ -96,10 +96,10 @@ async def _play(
         for _ in range(asking.after):
             await asyncio.sleep(0)
         tasks.append(asyncio.create_task(_ask(batcher, asking)))
-    outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
+    outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
     await batcher.drain()
     batcher.close()
-    batcher.join(30.0)
+    batcher.join(60.0)
     queue = batcher._scheduler.queue
     assert (queue.rows, queue.num_bytes, queue.num_parts, len(queue.lanes)) == (0, 0, 0, 0)
     assert not queue.rows_of
@@ -155,7 +155,7 @@ def test_a_real_engine_under_chaos_answers_each_its_own(tmp_path: Path, engine: 
         answered = sum(await asyncio.gather(*(client(batcher, draw.randint(0, 10**6)) for _ in range(24))))
         await batcher.drain()
         batcher.close()
-        batcher.join(30.0)
+        batcher.join(60.0)
         assert batcher.queue_rows == batcher.queue_bytes == 0
         return answered
 

@@ -160,7 +160,7 @@ def test_a_deadline_and_a_cancel_reach_the_service() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await client.call("ModelInfer", question(), timeout=0.3)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await asyncio.wait_for(service.cancelled.wait(), 20)
+        await asyncio.wait_for(service.cancelled.wait(), 60)
 
     asked(act, service, log=lines.append)
     (request,) = service.requests
@@ -259,9 +259,9 @@ def test_a_stream_that_is_left_leaves_nothing_behind() -> None:
 
     async def act(client: Client) -> None:
         stream = client.call("ModelStreamInfer", iter([question()]))
-        await asyncio.wait_for(service.held.wait(), 20)
+        await asyncio.wait_for(service.held.wait(), 60)
         stream.cancel()
-        await asyncio.wait_for(service.cancelled.wait(), 20)
+        await asyncio.wait_for(service.cancelled.wait(), 60)
 
     asked(act, service)
 

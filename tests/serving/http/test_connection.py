@@ -42,7 +42,7 @@ class Client:
     """A socket that reads answers one by one."""
 
     def __init__(self, where: Running) -> None:
-        self.socket = socket.create_connection(where.address, timeout=20)
+        self.socket = socket.create_connection(where.address, timeout=60)
         self._received = b""
 
     def __enter__(self) -> Self:
@@ -241,9 +241,9 @@ def test_a_client_that_goes_away_takes_its_request_along() -> None:
     with running(ServerContext(service=service, log=log)) as where:
         with Client(where) as client:
             client.send(infer())
-            asyncio.run_coroutine_threadsafe(service.held.wait(), where.loop).result(20)
-        asyncio.run_coroutine_threadsafe(service.cancelled.wait(), where.loop).result(20)
-        assert was_logged.wait(20)
+            asyncio.run_coroutine_threadsafe(service.held.wait(), where.loop).result(60)
+        asyncio.run_coroutine_threadsafe(service.cancelled.wait(), where.loop).result(60)
+        assert was_logged.wait(60)
         assert [(line.status, line.reason) for line in lines] == [(499, "cancelled")]
         with Client(where) as another:
             assert another.send(LIVE).answer()[0] == 200

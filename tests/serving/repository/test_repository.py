@@ -241,7 +241,7 @@ class Hanging:
     def run(self, inputs):
         if self._state["hangs"]:
             self._state["begun"].set()
-            self._state["let_go"].wait(30.0)
+            self._state["let_go"].wait(60.0)
         return self._engine.run(inputs)
 
     def close(self) -> None:
@@ -504,9 +504,9 @@ def test_models_load_at_the_same_time_and_one_that_hangs_holds_up_none(
 
     def loading(artifact: Artifact, **how: Any) -> Any:
         if artifact.version == 1:
-            together.wait(20.0)
+            together.wait(60.0)
         elif artifact.manifest.name == "slow":
-            let_go.wait(20.0)
+            let_go.wait(60.0)
         return load(artifact, **how)
 
     monkeypatch.setattr(engines, "load", loading)
@@ -536,7 +536,7 @@ def test_closing_does_not_wait_for_a_load_that_hangs(
     def loading(artifact: Artifact, **how: Any) -> Any:
         if artifact.version == 2:
             threads.append(threading.current_thread())
-            let_go.wait(20.0)
+            let_go.wait(60.0)
         return load(artifact, **how)
 
     monkeypatch.setattr(engines, "load", loading)

@@ -11,8 +11,9 @@ from torch import nn
 from stoker.errors import BadJob
 from stoker.profiling.job_profile import model_parts
 from stoker.records import Layout
+from stoker.stepping.layouts.pipeline_cut import cut_into_stages
 from stoker.stepping.layouts.stage_flow import StageFlow, StageFollower, outline_of
-from stoker.stepping.layouts.stages import EXECUTION, cut_into_stages
+from stoker.stepping.layouts.stages import EXECUTION
 from stoker.zoo import GPT, Llama
 from tests.stepping.layouts.passing import WIDTH, Passing, passing_job
 from tests.stepping.models import VOCAB

@@ -14,7 +14,8 @@ from stoker.errors import BadJob
 from stoker.layouts.stages import AXIS
 from stoker.profiling.job_profile import model_parts
 from stoker.records import Layout
-from stoker.stepping.layouts.stages import EXECUTION, balanced_spans, block_costs, cut_into_stages, stage_problem
+from stoker.stepping.layouts.pipeline_cut import balanced_spans, block_costs, cut_into_stages, stage_problem
+from stoker.stepping.layouts.stages import EXECUTION
 from stoker.zoo import GPT
 
 

@@ -201,9 +201,9 @@ def signalled(world: World) -> list[bool]:
     heard = []
     for update, batch in enumerate(batches(step, 0, 12)):
         if world.rank == 1:
-            world.signals.tell("stop", value=update >= 1 and not any(heard))
+            world.signals.send("stop", value=update >= 1 and not any(heard))
         step.update(batch, update, 0.0)
-        heard.append(world.signals.heard("stop"))
+        heard.append(world.signals.is_set("stop"))
     return heard
 
 
@@ -219,9 +219,9 @@ def signalled_twice(world: World) -> list[int]:
     step = make_step(world, gpt_job(DiLoCo(every=updates(8), fragments=2, overlap=5)))
     heard = []
     for update, batch in enumerate(batches(step, 0, 16)):
-        world.signals.tell("stop", value=world.rank == 1 and update >= 1 and not heard)
+        world.signals.send("stop", value=world.rank == 1 and update >= 1 and not heard)
         step.update(batch, update, 0.0)
-        if world.signals.heard("stop"):
+        if world.signals.is_set("stop"):
             heard.append(update)
             step.outer.load(copy.deepcopy(step.outer.state()))
     return heard

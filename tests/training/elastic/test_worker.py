@@ -35,7 +35,7 @@ def ends() -> Iterator[Ends]:
     yield both
     both.channel._end.shutdown(socket.SHUT_RDWR)
     both.channel.close()
-    assert both.is_orphan.wait(10.0)
+    assert both.is_orphan.wait(60.0)
     both.theirs.close()
 
 

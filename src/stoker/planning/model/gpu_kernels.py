@@ -538,7 +538,7 @@ share of `_MANY_INSTRUCTIONS` that is left. Measured: GELU and SiLU on an H100 a
 `launch_vectorized_kernel` in PyTorch's CUDALoops.cuh."""
 _INDEX_INSTRUCTIONS = 65
 """Integer instructions for each element of a kernel that computes addresses from indices. Measured: 2.2 to 3.4e11
-elements/s on an H100 and an H200, of 2 and of 4 bytes, copies and sums alike."""
+elements/s on an H100 and an H200, of 2 and of 4 bytes, of copies and of sums."""
 _INDEXED_COPIES = {"roll": 3}
 """Operations that PyTorch does with so many such kernels."""
 

@@ -82,17 +82,14 @@ class Replay:
     failed_at: int | None = None
 
 
-def forecast_memory(
-    trace: Trace, settings: AllocatorSettings | None = None, *, micro_batches: int | None = None
-) -> MemoryForecast:
+def forecast_memory(trace: Trace, settings: AllocatorSettings | None = None) -> MemoryForecast:
     """Memory of the tensors of a trace; on CUDA by exact replay of the allocator over two updates.
 
     Args:
         trace: one update, with all repeated blocks.
         settings: the allocator's, on CUDA.
-        micro_batches: of an update; None: as many as were traced.
     """
-    return memory_along(trace, timeline_of(trace, micro_batches=micro_batches), settings)
+    return memory_along(trace, timeline_of(trace), settings)
 
 
 @collector_paused()

@@ -301,7 +301,7 @@ def _finished(state: State, event: Event, body: on.Finished) -> Change:
     lease = state.lease(body.lease_id)
     require_actor(event, "the agent of the lease", lease.agent)
     require_begun(state, lease, "result")
-    after = replace(lease.after("finished"), result=body.result, reason="finished", unproven_s=lease.tail_s)
+    after = replace(lease.after("finished"), result=body.result, reason="finished", uncommitted_s=lease.tail_s)
     return _ended(state, event, after, "finished")
 
 
@@ -319,7 +319,7 @@ def _closed(state: State, event: Event, body: on.Closed) -> Change:
     if event.actor == state.operator and lease.is_stalled:  # also where it is the renter
         how = "left"
     elif event.actor == lease.renter or (event.actor == state.operator and is_used_up):
-        after = replace(after, unproven_s=lease.tail_s)  # else the agent could have committed before
+        after = replace(after, uncommitted_s=lease.tail_s)  # else the agent could have committed before
     return _ended(state, event, after, how)
 
 

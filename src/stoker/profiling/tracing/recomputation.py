@@ -7,7 +7,7 @@ is kept, if that is smaller. So an uncompiled pass keeps more: masks and steps o
 precision of what is kept in half.
 Use when: a trace is made of a GPU. Costs: one minimum cut for each region, milliseconds for a block.
 Left out: the ban of chains of more than 100 fusible operations, and memory budgets (1 by default). A norm, a softmax
-or a loss, which the compiler takes apart, is one operation here, whose sums are not counted.
+or a loss, which the compiler decomposes, is one operation here, whose sums are not counted.
 Source: torch/_functorch/partitioners.py (`solve_min_cut`, `get_default_op_list`) of PyTorch 2.11 and 2.13; E. Dinitz,
 "Algorithm for Solution of a Problem of Maximum Flow in Networks with Power Estimation", 1970.
 """

@@ -216,12 +216,12 @@ def summed(losses: Sequence[Loss], world: World, extra: torch.Tensor | None = No
         for loss in losses
     ]
     own = torch.stack([torch.stack(pair) for pair in pairs]).sum(0)
-    signals = world.signals.words(own)
+    signals = world.signals.outgoing(own)
     total = world.total(torch.cat([own, signals] if extra is None else [own, signals, extra]))
     if extra is not None:
         extra.copy_(total[len(own) + len(signals) :])
     if world.is_all_data:
-        world.signals.hear(total[len(own) : len(own) + len(signals)])
+        world.signals.receive(total[len(own) : len(own) + len(signals)])
     else:
         world.share_signals(own)
     world.mark("agreed")

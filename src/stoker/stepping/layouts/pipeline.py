@@ -56,15 +56,9 @@ from stoker.stepping.layouts.base import (
     sum_over,
     whole_loss,
 )
+from stoker.stepping.layouts.pipeline_cut import PipelineCut, cut_into_stages
 from stoker.stepping.layouts.stage_flow import Key
-from stoker.stepping.layouts.stages import (
-    PipelineCut,
-    StageEnd,
-    StageModel,
-    Values,
-    cut_into_stages,
-    is_differentiable,
-)
+from stoker.stepping.layouts.stage_model import StageEnd, StageModel, Values, is_differentiable
 from stoker.stepping.random_draws import torch_generators
 from stoker.stepping.torch_optimizers import parameter_groups
 from stoker.stepping.world import World, broadcast_json
@@ -198,9 +192,9 @@ class PipelineParallel(Strategy):
         for loss in losses if self._gives_loss else ():
             own[0] += loss.sum
             own[1] += loss.count
-        total = torch.cat([own, self._world.signals.words(own)])
+        total = torch.cat([own, self._world.signals.outgoing(own)])
         dist.all_reduce(total)
-        self._world.signals.hear(total[len(own) :])
+        self._world.signals.receive(total[len(own) :])
         self._world.mark("agreed")
         num_spoilt, self._new_shapes = total[2], total[3]
         if rehearsed:  # otherwise a GPU is not waited for
