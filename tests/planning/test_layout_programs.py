@@ -59,10 +59,16 @@ def test_a_model_in_one_dtype_is_sharded_in_bf16() -> None:
 
 @pytest.mark.parametrize(
     ("layout", "may"),
-    [(Layout(replicas=2), True), (Layout(shards=2), True), (Layout(tensor=2), False), (Layout(stages=2), False)],
+    [
+        (Layout(replicas=2), True),
+        (Layout(shards=2), True),
+        (Layout(experts=2), True),
+        (Layout(tensor=2), False),
+        (Layout(stages=2), False),
+    ],
 )
 def test_compiling_is_considered_where_a_layout_allows_it(layout: Layout, *, may: bool) -> None:
-    """Replicas and shards on GPUs."""
+    """Replicas, shards and experts on GPUs."""
     assert candidates()._may_compile(layout) is may
 
 

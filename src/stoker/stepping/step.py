@@ -366,7 +366,8 @@ class Step:
         self.on_composed()
 
     def _compile(self) -> None:
-        self.compilation = compile_in_place(self.model, self.device, self._strategy.hooked_blocks)
+        strategy = self._strategy
+        self.compilation = compile_in_place(self.model, self.device, strategy.hooked_blocks, strategy.exchanging)
         self.objective.compile(self.compilation)
 
     def update(self, batch: Batch, update: int, progress: float) -> torch.Tensor:
