@@ -395,8 +395,8 @@ def test_two_processes_learn_what_one_does(layout: Layout, names: list[str]) -> 
 def mixtral_compiled(world: World, precision: Precision) -> tuple[Learned, list[str | None], int]:
     """What a process learns of Mixtral in ten updates, compiled over several processes (without kernels).
 
-    In bf16 its experts are grouped products, as on a GPU, elsewhere batched ones, which take float64. With why parts are
-    not compiled, and the number of graphs that were captured.
+    In bf16 its experts are grouped products, as on a GPU, elsewhere batched ones, which take float64. With why parts
+    are not compiled, and the number of graphs that were captured.
     """
     from torch._dynamo.utils import counters
 

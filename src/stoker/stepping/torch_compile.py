@@ -30,7 +30,6 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import FrameSummary
@@ -47,9 +46,9 @@ from stoker.stepping.activation_checkpointing import (
     separately_compiled_blocks,
     without_cached_casts,
 )
+from stoker.stepping.uncompiled import is_uncompiled
 
 _RUNS_AS_IT_IS = "cannot be compiled and runs as it is"
-_UNCOMPILED = ContextVar("_UNCOMPILED", default=False)
 _CPP_COMPILERS = ("g++", "clang++", "c++")
 _C_COMPILERS = ("gcc", "clang", "cc")
 
@@ -188,17 +187,6 @@ def compiled_regions(model: nn.Module) -> list[nn.Module]:
     return blocks if 2 * inside > _num_layers(model) else [model]
 
 
-@contextlib.contextmanager
-def uncompiled() -> Iterator[None]:
-    """Within the context, compiled models run uncompiled; a region's first call is then still to come."""
-    token = _UNCOMPILED.set(True)
-    try:
-        with torch.compiler.set_stance("force_eager"):  # for what the user has compiled
-            yield
-    finally:
-        _UNCOMPILED.reset(token)
-
-
 def is_double_backward(problem: RuntimeError) -> bool:
     """Whether PyTorch refuses to differentiate a compiled pass twice."""
     return "create_graph=" in str(problem) or "double backward" in str(problem)
@@ -238,13 +226,14 @@ class _Region:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         has_problem = self._compilation.problem is not None and not self._compilation.is_in_parts
-        if self._is_given_up or has_problem or _UNCOMPILED.get():
+        if self._is_given_up or has_problem or is_uncompiled():
             return self.uncompiled(*args, **kwargs)
         if self._has_any_rows:
             if len(args[0]) < _LEAST_ROWS:
                 return self.uncompiled(*args, **kwargs)
+            compiler: Any = importlib.import_module("torch._dynamo")
             for tensor in args:
-                torch._dynamo.mark_dynamic(tensor, 0)  # noqa: SLF001 - documented under this name
+                compiler.mark_dynamic(tensor, 0)
         from torch._dynamo.exc import (  # noqa: PLC0415 - takes seconds, needed for compilation alone
             FailOnRecompileLimitHit,
             TorchDynamoException,
