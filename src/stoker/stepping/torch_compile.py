@@ -234,16 +234,13 @@ class _Region:
             compiler: Any = importlib.import_module("torch._dynamo")
             for tensor in args:
                 compiler.mark_dynamic(tensor, 0)
-        from torch._dynamo.exc import (  # noqa: PLC0415 - takes seconds, needed for compilation alone
-            FailOnRecompileLimitHit,
-            TorchDynamoException,
-        )
+        from torch._dynamo.exc import FailOnRecompileLimitHit  # noqa: PLC0415 - takes seconds, as `_capture_errors` does
 
         try:
             # Compiled code keeps no casts, and is recompiled where that setting differs, as in checkpointed blocks.
             with without_cached_casts(), contextlib.nullcontext() if self._is_compiled else _first_call():
                 output = self._compiled(*args, **kwargs)
-        except TorchDynamoException as problem:
+        except _capture_errors() as problem:
             lines = [line.strip() for line in str(problem).splitlines() if line.strip()] or [type(problem).__name__]
             reason = " ".join(lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")
             line = users_line(getattr(problem, "real_stack", None) or ())
@@ -262,6 +259,14 @@ class _Region:
         what = "a part of the model" if self._compilation.is_in_parts else "the model"
         self._is_given_up = True
         self._compilation.problem = f"{what} {_RUNS_AS_IT_IS}: {reason}"
+
+
+@functools.cache
+def _capture_errors() -> tuple[type[Exception], ...]:
+    """What the compiler raises about code that it cannot capture; nothing has been computed then."""
+    sizes = "torch.fx.experimental.symbolic_shapes"  # sizes that depend on values, as numbers of experts' rows
+    names = {"torch._dynamo.exc": "TorchDynamoException", sizes: "GuardOnDataDependentSymNode"}
+    return tuple(getattr(importlib.import_module(module), name) for module, name in names.items())
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="compiled pl
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a process learned, the parts compiled with why some were not, and the graphs compiled after each update."""
+    """What a process learned, the number of parts, why some were not compiled, and the number of graphs captured."""
 
     learned: Learned
     num_parts: int
@@ -65,15 +65,13 @@ def num_graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def compiled(
-    world: World, kind: str, settings: dict[str, Any], updates: int = UPDATES, backend: str = "aot_eager"
-) -> Compiled:
+def compiled(world: World, kind: str, settings: dict[str, Any], backend: str = "aot_eager") -> Compiled:
     """What a compiled plan learns in this process, in float64."""
     if backend != "inductor":
         by(backend)
     plan = Plan(device="cpu", layout=world.layout, compile=True, **settings)
     step = Step(experts_job(kind), plan, SEPARABLE, dtype=torch.float64, world=world)
-    learned = trained_with(step, updates)
+    learned = trained_with(step, UPDATES)
     assert step.compilation is not None
     return Compiled(learned, len(step.compilation.regions), step.compilation.problem, num_graphs())
 
@@ -101,7 +99,12 @@ def require_equal(found: Compiled, kind: str) -> None:
     assert largest_difference(found.learned.averages, alone(kind).averages) < 1e-9
 
 
-@pytest.mark.parametrize("case", CASES)
+_SLOW = ("in shards", "in shards kept", "no token for a process")  # the code of the others, but for messages
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case in _SLOW else ()) for case in CASES]
+)
 def test_compiled_processes_with_different_experts_learn_what_one_does(case: str) -> None:
     """The experts of both blocks are compiled; where they cannot be, that is said, and a block is recomputed as it was.
 
@@ -111,27 +114,18 @@ def test_compiled_processes_with_different_experts_learn_what_one_does(case: str
     for found in on_ranks(layout, compiled, kind, settings):
         require_equal(found, kind)
         assert found.num_parts == 2
-        if is_captured:
+        if is_captured:  # once for all numbers of tokens: the experts, the sum of their results, the loss
             assert found.problem is None
+            assert found.num_graphs <= 3
         else:
             assert (found.problem or "").startswith("a part of the model cannot be compiled and runs as it is")
-
-
-def test_code_is_compiled_once_for_all_numbers_of_tokens() -> None:
-    """In one update as in eight, in each of which other numbers of tokens are received by both blocks."""
-    few, many = (
-        [each.num_graphs for each in on_ranks(TWO, compiled, "batched", {"micro_batch": 4}, updates)]
-        for updates in (1, 8)
-    )
-    assert few == many
-    assert max(many) <= 4  # the experts, the sum of their results, the loss
 
 
 @pytest.mark.slow
 def test_kernels_of_experts_learn_what_one_process_does() -> None:
     """By inductor, with shards, recomputed."""
     layout = Layout(experts=2, shards=2)
-    for found in on_ranks(layout, compiled, "batched", SAVING, UPDATES, "inductor"):
+    for found in on_ranks(layout, compiled, "batched", SAVING, "inductor"):
         require_equal(found, "batched")
         assert found.problem is None
 
@@ -174,6 +168,7 @@ def changed(world: World) -> tuple[list[str], dict[str, torch.Tensor]]:
     return kinds, step.whole_weights()
 
 
+@pytest.mark.slow
 def test_a_run_may_stop_compiling_and_begin_again() -> None:
     """The experts' own pass is put back in its place, and what is learned stays one process's."""
     job, plan = experts_job("batched"), Plan(device="cpu", micro_batch=16)
@@ -247,7 +242,7 @@ def test_a_part_that_fails_leaves_the_others_compiled() -> None:
     before = torch.compile
     torch.compile = functools.partial(torch.compile, backend="eager")
     try:
-        fails = compiled_part(lambda tensor: tensor * tensor.sum().item(), compilation)
+        fails = compiled_part(lambda tensor: tensor * 6 if tensor.sum() > 0 else tensor, compilation)
         works: Any = compiled_part(lambda tensor: tensor * 3, compilation)
     finally:
         torch.compile = before
