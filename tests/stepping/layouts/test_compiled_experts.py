@@ -111,14 +111,16 @@ def test_compiled_processes_with_different_experts_learn_what_one_does(case: str
     A block's norm and router are single layers of PyTorch, so that the experts are all that is compiled.
     """
     kind, layout, settings, is_captured = CASES[case]
-    for found in on_ranks(layout, compiled, kind, settings):
+    ranks = on_ranks(layout, compiled, kind, settings)
+    for found in ranks:
         require_equal(found, kind)
         assert found.num_parts == 2
-        if is_captured:  # once for all numbers of tokens: the experts, the sum of their results, the loss
-            assert found.problem is None
-            assert found.num_graphs <= 3
-        else:
-            assert (found.problem or "").startswith("a part of the model cannot be compiled and runs as it is")
+    if is_captured:  # once for all numbers of tokens: the experts, the sum of their results, the loss
+        assert [found.problem for found in ranks] == [None] * layout.world_size
+        assert max(found.num_graphs for found in ranks) == 3
+    else:  # a process whose experts get no tokens captures none
+        why = "a part of the model cannot be compiled and runs as it is: Could not"
+        assert any((found.problem or "").startswith(why) for found in ranks)
 
 
 @pytest.mark.slow
