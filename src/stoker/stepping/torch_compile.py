@@ -160,20 +160,18 @@ def compiled_part(
 
 
 def parts_around(exchanging: Sequence[nn.Module], block: nn.Module) -> Iterator[nn.Module]:
-    """The modules of `exchanging` within a block, and the outermost ones that hold none of them.
+    """The modules of `exchanging` within a block, or itself, and the outermost ones that hold none of them.
 
     Left out are single layers of PyTorch, which are a kernel each anyway.
     """
-    if any(module is block for module in exchanging):
+    modules, is_list = list(block.modules()), isinstance(block, nn.ModuleList | nn.ModuleDict)
+    if any(block is one for one in exchanging):
         yield block
-        return
-    inside = set(map(id, exchanging))
-    for child in block.children():
-        is_divided = any(id(module) in inside for module in child.modules())
-        if is_divided or isinstance(child, nn.ModuleList | nn.ModuleDict):  # without a forward pass of their own
+    elif is_list or any(module is one for module in modules for one in exchanging):  # a list has no pass of its own
+        for child in block.children():
             yield from parts_around(exchanging, child)
-        elif not type(child).__module__.startswith("torch.nn") or next(child.children(), None) is not None:
-            yield child
+    elif len(modules) > 1 or not type(block).__module__.startswith("torch.nn"):
+        yield block
 
 
 def compiled_regions(model: nn.Module) -> list[nn.Module]:

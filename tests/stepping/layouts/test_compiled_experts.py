@@ -198,7 +198,9 @@ def test_parts_are_the_outermost_modules_without_experts() -> None:
     experts = StackedExperts(4, 8, 16)
     block: Any = nn.Sequential(nn.ModuleList([Attention()]), Layer(experts, 4, 8, is_even=False), nn.LayerNorm(8))
     assert list(parts_around([experts], block)) == [block[0][0], experts]
+    dense: Any = Attention()  # a block without experts, as the first ones of some models
     assert list(parts_around([experts], experts)) == [experts]
+    assert list(parts_around([experts], dense)) == [dense]
 
 
 def rows(*sizes: int) -> list[torch.Tensor]:
