@@ -71,6 +71,12 @@ def test_with_shards_each_parameter_is_gathered_once() -> None:
     assert sum(gathered.sizes) == dense
 
 
+def test_compiled_code_ends_at_the_experts() -> None:
+    """Their names go with the trace of a process; that of the whole model has none."""
+    assert AXIS.trace_of(traced(), parts(), TWO, 0).exchanging == ("1.experts", "2.experts")
+    assert traced().exchanging == ()
+
+
 def test_layouts_of_experts_have_shards_or_none() -> None:
     """Within a machine; other axes are refused with the reason."""
     found = {layout for layout in layouts_of(8) if layout.experts > 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from pathlib import Path
@@ -18,16 +19,17 @@ from stoker.errors import BadJob
 from stoker.loading.batches import in_order
 from stoker.loading.datasets import datasets_of
 from stoker.profiling.tracing.update import trace_update
-from stoker.records import Layout
+from stoker.records import Layout, Precision
 from stoker.stepping.coupling import find_coupling
 from stoker.stepping.model import build_model, num_parameters
+from stoker.stepping.step import Step
 from stoker.stepping.world import ALONE, World
 from stoker.testing.ranks import on_ranks
 from tests.models.loops import UPDATES, largest_gap, ours, theirs
 from tests.optional import optional
 from tests.profiling.tracing.jobs import settings
 from tests.stepping.driving import SEPARABLE, largest_difference, plan_of, trained
-from tests.stepping.layouts.conformance import Learned, largest_loss_difference, taught
+from tests.stepping.layouts.conformance import Learned, largest_loss_difference, taught, trained_with
 from tests.stepping.models import samples_of
 
 transformers = optional("transformers")
@@ -388,6 +390,57 @@ def test_two_processes_learn_what_one_does(layout: Layout, names: list[str]) -> 
     """To 1e-9, losses and weights, with all of the model in float64."""
     found = differences(layout, names)
     assert max(found.values()) < 1e-9, found
+
+
+def mixtral_compiled(world: World, way: str) -> tuple[Learned, str | None, int]:
+    """What a process learns of Mixtral in ten updates, compiled over several processes (without kernels).
+
+    Grouped products of experts, as on a GPU, are in bf16, others in float64. With why a part is not compiled, and the
+    number of graphs that were captured.
+    """
+    from torch._dynamo.utils import counters
+
+    is_alone = world is ALONE
+    if not is_alone:  # a process of its own
+        torch.compile = functools.partial(torch.compile, backend="aot_eager")
+    precision: Precision = "bf16" if way == "grouped_mm" else "fp32"
+    shape = {**MIXTRAL, "num_hidden_layers": 3, "experts_implementation": way}
+    job = language(
+        model=lambda: transformers.MixtralForCausalLM(transformers.MixtralConfig(**shape)),
+        data=with_next(language()),
+        loss="token_cross_entropy",
+        clip_norm=1.0,
+    )
+    plan = plan_of(
+        12 if is_alone else 4,
+        layout=world.layout,
+        compile=not is_alone,
+        precision=precision,
+        checkpointed_blocks=0 if is_alone else 3,
+    )
+    dtype = None if precision == "bf16" else torch.float64
+    with contextlib.nullcontext() if dtype is None else InDouble():
+        step = Step(job, plan, SEPARABLE, dtype=dtype, world=world)
+        learned = trained_with(step, 10)
+    problem = None if step.compilation is None else step.compilation.problem
+    return learned, problem, counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.slow  # each process imports transformers
+@pytest.mark.parametrize(
+    ("way", "says", "limit"),
+    [("batched_mm", "None", 1e-9), ("grouped_mm", "None", 1e-2), ("eager", "a part of the model cannot", 1e-9)],
+)
+def test_mixtral_is_compiled_over_processes_with_different_experts(way: str, says: str, limit: float) -> None:
+    """Attention, norms, routers and experts of all three recomputed layers by the same code, as one process learns.
+
+    Experts in a loop over those that were chosen cannot be captured; the rest of their blocks is.
+    """
+    expected, *_ = mixtral_compiled(ALONE, way)
+    for learned, problem, num_graphs in on_ranks(Layout(experts=2), mixtral_compiled, way):
+        assert says in str(problem)
+        assert 4 <= num_graphs < 20
+        assert largest_loss_difference(learned, expected) < limit
 
 
 @pytest.mark.slow  # each process imports transformers

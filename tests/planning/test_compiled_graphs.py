@@ -119,6 +119,39 @@ def _kept(trace: Trace, number: int, died: int = 5) -> Trace:
     return dataclasses.replace(trace, storages=tuple(storages))
 
 
+def in_modules(trace: Trace, *names: str) -> Trace:
+    """The trace with its occurrences in these modules, `layer.experts` of which exchanges messages."""
+    occurrences = tuple(
+        dataclasses.replace(one, module=number) for number, one in enumerate(trace.occurrences[: len(names)])
+    )
+    modules = (*names, "")
+    rest = tuple(dataclasses.replace(one, module=len(names)) for one in trace.occurrences[len(names) :])
+    return dataclasses.replace(
+        trace, occurrences=(*occurrences, *rest), modules=modules, exchanging=("layer.experts", "other.experts")
+    )
+
+
+def test_no_chain_goes_through_an_exchange() -> None:
+    """Within a part around it or the experts chains are as ever; the block's own code runs as it is."""
+    within = in_modules(NORMED, "layer.norm", "layer.norm.cast", "layer.norm.rows", "layer.norm", "layer.gate")
+    assert kernel_shares(within, EACH_S, by_bytes) == kernel_shares(NORMED, EACH_S, by_bytes)
+    across = in_modules(NORMED, "layer.attention", "layer.attention", "layer.norm", "layer.experts", "layer.gate")
+    assert sum(kernels for _, kernels in kernel_shares(across, EACH_S, by_bytes)) == pytest.approx(6)
+    between = in_modules(NORMED, "layer", "layer", "layer", "layer", "layer")
+    assert kernel_shares(between, EACH_S, by_bytes) == [(1.0, 1.0)] * 6
+    loss = in_modules(NORMED, "layer.gate")  # the casts and the norm have no module
+    assert kernel_shares(loss, EACH_S, by_bytes) == kernel_shares(NORMED, EACH_S, by_bytes)
+
+
+def test_what_code_around_an_exchange_makes_is_kept() -> None:
+    """It is not compiled, and computes nothing again; a norm before the experts is."""
+    storages = tuple(
+        dataclasses.replace(one, compiled_share=0.0, category="activation", died=5) for one in NORMED.storages
+    )
+    trace = in_modules(dataclasses.replace(NORMED, storages=storages), "layer", "layer", "layer.norm")
+    assert [one.num_bytes for one in compiled_storages(trace).storages] == [BF16, FP32, 0, 0, 0]
+
+
 def test_what_compiled_code_computes_again_takes_no_memory() -> None:
     """Nor does what stays within a kernel; what is kept in the stead of another storage takes its share of that one."""
     traced = trace_of(

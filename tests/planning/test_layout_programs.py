@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 from stoker.devices import planned_devices
+from stoker.errors import BadJob
 from stoker.planning.multi_device import LayoutCandidates
 from stoker.planning.planner import Planner
 from stoker.planning.resolved_job import resolve_job
 from stoker.records import Layout, Plan
 from tests.flow.builders import blobs_job
+from tests.stepping.layouts.conformance import experts_job
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -59,10 +61,16 @@ def test_a_model_in_one_dtype_is_sharded_in_bf16() -> None:
 
 @pytest.mark.parametrize(
     ("layout", "may"),
-    [(Layout(replicas=2), True), (Layout(shards=2), True), (Layout(tensor=2), False), (Layout(stages=2), False)],
+    [
+        (Layout(replicas=2), True),
+        (Layout(shards=2), True),
+        (Layout(experts=2), True),
+        (Layout(tensor=2), False),
+        (Layout(stages=2), False),
+    ],
 )
 def test_compiling_is_considered_where_a_layout_allows_it(layout: Layout, *, may: bool) -> None:
-    """Replicas and shards on GPUs."""
+    """Replicas, shards and experts on GPUs."""
     assert candidates()._may_compile(layout) is may
 
 
@@ -79,3 +87,28 @@ def test_a_compiled_plan_is_chosen_where_the_whole_run_is_shorter(monkeypatch: p
 
         monkeypatch.setattr(forecasts, "forecast", of)
         assert found.best(layout).plan.compile is is_compiled
+
+
+def with_experts() -> LayoutCandidates:
+    """Layouts of a mixture of experts on two GPUs."""
+    (place,) = planned_devices("2xh100", ())
+    return LayoutCandidates(Planner(resolve_job(experts_job()), is_all_elsewhere=True), place)
+
+
+def test_a_pinned_plan_that_cannot_be_compiled_is_refused_before_the_run() -> None:
+    """With what goes with the layout."""
+    plan = Plan(device="cuda", micro_batch=8, layout=Layout(experts=2), compile=True, checkpointed_blocks=2)
+    with pytest.raises(BadJob, match="blocks are compiled in parts"):
+        with_experts().given(dataclasses.replace(plan, checkpointing="selective"))
+
+
+@pytest.mark.slow
+def test_compiled_experts_take_less_time_and_save_no_more_memory_than_shards() -> None:
+    """Of one trace: kernels are fused within the parts of a block, and what is made between the parts is kept."""
+    found = with_experts()
+    plain = Plan(device="cuda", micro_batch=8, precision="bf16", optimizer_implementation="fused")
+    compiled = dataclasses.replace(plain, compile=True)
+    experts, shards = (found.forecasts(layout) for layout in (Layout(experts=2), Layout(shards=2)))
+    assert experts.spread(compiled).compute_s < experts.spread(plain).compute_s
+    saved, usual = (each.needed_bytes(plain) - each.needed_bytes(compiled) for each in (experts, shards))
+    assert 0 <= saved <= usual

@@ -304,6 +304,26 @@ def test_a_compiled_plan_that_does_not_fit_saves_more() -> None:
     ]
 
 
+def test_a_plan_that_may_not_be_compiled_as_it_is_saves_otherwise() -> None:
+    """As under experts, whose blocks are compiled in parts: full checkpointing takes the place of selective."""
+    facts = profile(num_blocks=12)
+    known = Fused(GPU, facts, fixed=1e9, per_sample=3e8)
+    fastest, *_ = rank(facts, GPU, known, name="it", is_here=False)
+    selective = dataclasses.replace(fastest.plan, checkpointed_blocks=12, checkpointing="selective")
+    plans = [
+        one.plan
+        for one in compiled(
+            dataclasses.replace(fastest, plan=selective),
+            facts,
+            known,
+            lambda plan: plan.checkpointed_blocks == 0 or plan.checkpointing == "full",
+        )
+    ]
+    assert plans
+    assert {plan.checkpointing for plan in plans} == {"full"}
+    assert all(plan.compile for plan in plans)
+
+
 @pytest.mark.parametrize(
     ("numerics", "dtypes", "can_compile", "best"),
     [

@@ -84,6 +84,8 @@ class LayoutAxis(abc.ABC):
     """Whether processes along the axis do different work; the traces of such processes leave out the state."""
     compiles: bool = False
     """Whether the modules of a process may be compiled, each without the messages around it."""
+    exchanges_in_blocks: bool = False
+    """Whether blocks send messages in between, so that they are compiled in parts."""
     report_note: str = ""
     """A note on the times for the reader of a run's report."""
 

@@ -29,6 +29,8 @@ class Experts(LayoutAxis):
     name = "experts"
     explanation = "processes hold different experts of a mixture, shards of all else, and take parts of every batch"
     complexity = 3
+    compiles = True
+    exchanges_in_blocks = True
 
     def problem_with(self, layout: Layout, job: JobTraits) -> str | None:
         """As `LayoutAxis.problem_with`."""
@@ -108,7 +110,10 @@ class Experts(LayoutAxis):
         return *shape[:dim], -(-shape[dim] // size), *shape[dim + 1 :]
 
     def trace_of(self, trace: Trace, parts: ModelParts, layout: Layout, rank: int) -> Trace:
-        """As `LayoutAxis.trace_of`: as many rows go through fewer experts; the optimiser works on a part."""
+        """As `LayoutAxis.trace_of`: as many rows go through fewer experts, and the optimiser works on a part.
+
+        Compiled code ends at the experts.
+        """
         size, num = layout.experts, _stacked(parts)
         are_divided = layout.reshard or trace.settings.parts == 1
 
@@ -130,9 +135,8 @@ class Experts(LayoutAxis):
                 bytes_written=sum(map(bytes_of, outputs)),
             )
 
-        return with_operations(
-            with_local_state(trace, parts, layout, ("gradient", *STATE) if are_divided else STATE), local
-        )
+        divided = with_local_state(trace, parts, layout, ("gradient", *STATE) if are_divided else STATE)
+        return dataclasses.replace(with_operations(divided, local), exchanging=tuple(sorted(_modules(parts))))
 
     def message_bytes(self, parts: ModelParts, layout: Layout, *, is_on_cpu: bool, gathered_share: float = 1.0) -> int:
         """As `LayoutAxis.message_bytes`: what is gathered that is not of experts, and experts cast to a dtype."""
@@ -170,7 +174,7 @@ def routed_rows(trace: Trace, parts: ModelParts) -> list[tuple[int, int]]:
 
     Rows are as many as the last `topk` before it chose, as wide as the module's result.
     """
-    names = {parameter.name.rpartition(".")[0] for parameter in parts.parameters if parameter.division == 0}
+    names = _modules(parts)
     forward: dict[str, list[int]] = {}
     chosen: dict[str, int] = {}
     num_chosen = 0
@@ -195,6 +199,11 @@ def routed_rows(trace: Trace, parts: ModelParts) -> list[tuple[int, int]]:
         result = next(shape for shape in reversed(results) if len(shape.shape) == 2)
         rows.append((chosen[module] * bytes_of(result) // result.shape[0], 1 + (module in again)))
     return rows
+
+
+def _modules(parts: ModelParts) -> set[str]:
+    """Names of the modules of experts."""
+    return {parameter.name.rpartition(".")[0] for parameter in parts.parameters if parameter.division == 0}
 
 
 def _stacked(parts: ModelParts) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stoker.devices.cluster import NODE_DEVICES
 from stoker.layouts import axes_of
-from stoker.records import Coupling, Layout
+from stoker.records import Coupling, Layout, Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +44,24 @@ class JobTraits:
 
 
 def compiles(layout: Layout) -> bool:
-    """Whether plans of a layout may be compiled."""
+    """Whether some plans of a layout may be compiled."""
     return all(axis.compiles for axis in axes_of(layout))
+
+
+def compile_problem(plan: Plan, layout: Layout) -> str | None:
+    """What of a plan under a layout does not go with compiling it; None if it may be compiled."""
+    if not compiles(layout):
+        return (
+            "compiled plans are for one process, replicas, shards and experts so far, and this one is for "
+            f"{layout.in_words()}"
+        )
+    is_selective = plan.checkpointed_blocks > 0 and plan.checkpointing == "selective"
+    if is_selective and any(axis.exchanges_in_blocks for axis in axes_of(layout)):
+        return (
+            f"under {layout.in_words()} blocks are compiled in parts, around what they exchange, and selective "
+            "checkpointing of a compiled block has to be within its code; checkpointing in full goes with it"
+        )
+    return None
 
 
 def layout_problem(layout: Layout, job: JobTraits) -> str | None:

@@ -32,7 +32,7 @@ from stoker.jobs import Job
 from stoker.layouts import axes_of
 from stoker.layouts.context import is_worthwhile
 from stoker.layouts.local_state import OptimizerFootprint
-from stoker.layouts.rules import JobTraits, compiles, layout_problem
+from stoker.layouts.rules import JobTraits, compile_problem, compiles, layout_problem
 from stoker.loading.fields import Content
 from stoker.planning.explanation import describe_messages, describe_stand_in, explain, why_slower
 from stoker.planning.model.layout_forecast import LayoutForecasts, local_profile
@@ -405,8 +405,10 @@ class LayoutCandidates:
         if layout.sample_parts < self.place.count:
             return False
         forecasts = self.forecasts(layout)
-        if not compiles(layout):
-            favourite = dataclasses.replace(_without_fp8(favourite), compile=False)
+        if not layout.has_fp8:
+            favourite = _without_fp8(favourite)
+        if compile_problem(favourite, layout) is not None:
+            favourite = dataclasses.replace(favourite, compile=False)
         if not forecasts.fits(favourite, SURE_ENOUGH):
             return False
         found.candidates.append(
@@ -660,8 +662,9 @@ class LayoutCandidates:
             ranked = rank(local, device, forecasts, name=place.name, is_here=place.is_here, is_limited=place.is_limited)
         best = min((c for c in ranked if not c.plan.captured), key=_seconds_per_sample)
         if self._may_compile(layout):
-            faster = [best, *compiled(best, local, forecasts)]
-            faster += in_fp8(faster, local, place.device, forecasts)
+            faster = [best, *compiled(best, local, forecasts, lambda plan: compile_problem(plan, layout) is None)]
+            if layout.has_fp8:
+                faster += in_fp8(faster, local, place.device, forecasts)
             best = min(faster, key=lambda one: one.forecast.total_s.value)
         self._favourite = self._favourite or _without_fp8(best.plan)
         plan = dataclasses.replace(best.plan, layout=layout)
@@ -721,6 +724,8 @@ class LayoutCandidates:
         problem = self.rules.problem_with(layout)
         if problem is None and plan.optimizer_states == "8bit":
             problem = block_problem(self.parts(layout), layout)
+        if problem is None and plan.compile:
+            problem = compile_problem(plan, layout)
         if problem is not None:
             raise BadJob(f"{layout.in_words()}: {problem}")
         forecast = self.forecasts(layout).forecast(without_layout(plan))

@@ -171,7 +171,12 @@ def _offloaded(
     raise does_not_fit(profile, device, forecasts, is_limited=is_limited)
 
 
-def compiled(fastest: Candidate, profile: Profile, forecasts: Forecasts) -> Iterator[Candidate]:
+def compiled(
+    fastest: Candidate,
+    profile: Profile,
+    forecasts: Forecasts,
+    may_compile: Callable[[Plan], bool] = lambda _plan: True,
+) -> Iterator[Candidate]:
     """The fastest plan that is not compiled, compiled; then such with less saving and a larger micro-batch; all fit.
 
     Kernels keep no intermediates: memory that had to be saved may be there. What they keep is less certain: where the
@@ -180,8 +185,8 @@ def compiled(fastest: Candidate, profile: Profile, forecasts: Forecasts) -> Iter
     kept, a half is of products, which stay.
     """
     plan = dataclasses.replace(fastest.plan, compile=True)
-    plans, saving = [plan] if forecasts.fits(plan, SURE_ENOUGH) else [], saving_of(plan)
-    if not plans and plan.optimizer_states != "full":
+    plans, saving = [plan] if may_compile(plan) and forecasts.fits(plan, SURE_ENOUGH) else [], saving_of(plan)
+    if not plans and plan.optimizer_states != "full" and may_compile(plan):
         allowed = allowed_states(profile.numerics)
         fewer = allowed[allowed.index(plan.optimizer_states) + 1 :]
         smaller = (dataclasses.replace(plan, optimizer_states=states) for states in fewer)
@@ -192,7 +197,7 @@ def compiled(fastest: Candidate, profile: Profile, forecasts: Forecasts) -> Iter
         for way in saving_memory(least, profile):
             if way in plans:
                 break
-            if way != plan and forecasts.fits(way, SURE_ENOUGH):
+            if way != plan and may_compile(way) and forecasts.fits(way, SURE_ENOUGH):
                 saving = saving_of(way)
                 plans.append(way)
                 break

@@ -138,6 +138,11 @@ class Layout:
         return "bf16" if precision in ("bf16", "fp8") and self.shards * self.experts * self.context > 1 else None
 
     @property
+    def has_fp8(self) -> bool:
+        """Whether plans in fp8 go with it: replicas and shards alone do."""
+        return self.world_size == self.replicas * self.shards
+
+    @property
     def divides_tensors(self) -> bool:
         """Whether processes hold parts of single tensors, which are DTensors then."""
         return any(axis.divides_tensors for axis in self.divided)

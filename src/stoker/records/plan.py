@@ -226,7 +226,7 @@ class Plan:
 
     def _require_layout_of_precision(self) -> None:
         layout = self.layout
-        if self.precision == "fp8" and layout.world_size > layout.replicas * layout.shards:
+        if self.precision == "fp8" and not layout.has_fp8:
             raise ValueError(
                 "precision fp8 is for one process, replicas and shards so far, and the layout is "
                 f"{layout.in_words()}; bf16 goes with all layouts"

@@ -181,7 +181,8 @@ class Trace:
     storage `i`, `-(i + 1)` for its death, those that live before the update first. `modules` are dotted names
     (`''` for none), `sources` the user's lines, as `train_me.py:42`. `is_fallback` says that the target could not be
     pretended, and a CPU was traced in its place; `is_balanced` that sizes, or the time of grouped products, rest on the
-    assumption that a router spreads tokens evenly over its experts.
+    assumption that a router spreads tokens evenly over its experts. `exchanging` are names of modules that a layout
+    makes send messages within their pass: compiled code ends at them. A trace of the whole model has none.
     """
 
     schema: ClassVar[int] = 1
@@ -195,6 +196,7 @@ class Trace:
     repetition: Repetition | None = None
     is_fallback: bool = False
     is_balanced: bool = False
+    exchanging: tuple[str, ...] = ()
     took_s: float = 0.0
 
     def where(self, occurrence: Occurrence) -> str:

@@ -36,6 +36,7 @@ from stoker.records.plan import Checkpointing
 from stoker.stepping.activation_offload import ActivationOffload
 from stoker.stepping.batch_norm import batch_norms
 from stoker.stepping.kept_inputs import NOT_CHECKPOINTED, KeptInputs, changes_in_place
+from stoker.stepping.uncompiled import is_uncompiled, uncompiled
 from stoker.stepping.without_compiler import without_compiler
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
@@ -354,6 +355,7 @@ class _Passes:
         self._given: tuple[tuple[Any, ...], dict[str, Any]] | None = (args, kwargs)
         self._device = next((p.device.type for p in block.block.parameters()), "cpu")
         self._is_autocast = True
+        self._is_uncompiled = is_uncompiled()  # another number of tensors is kept where it is compiled
         self._before: dict[str, torch.Tensor] = {}
 
     def __call__(self, kept: KeptInputs) -> Any:
@@ -363,7 +365,8 @@ class _Passes:
             return self._first_pass(args, kwargs)
         args, kwargs = kept.again()
         autocast = contextlib.nullcontext() if self._is_autocast else torch.autocast(self._device, enabled=False)
-        with self._block.conditions(), autocast, _buffers_untouched(self._block, self._before):
+        compiled = uncompiled() if self._is_uncompiled else contextlib.nullcontext()
+        with self._block.conditions(), autocast, compiled, _buffers_untouched(self._block, self._before):
             return self._block.forward(*args, **kwargs)
 
     def _first_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

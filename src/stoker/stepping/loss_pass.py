@@ -44,7 +44,8 @@ from stoker.stepping.losses import TrainingObjective
 from stoker.stepping.precision import NO_CONDITIONS, products_in
 from stoker.stepping.selective_backprop import selected
 from stoker.stepping.step_failures import NotFinite, not_finite
-from stoker.stepping.torch_compile import is_double_backward, uncompiled
+from stoker.stepping.torch_compile import is_double_backward
+from stoker.stepping.uncompiled import uncompiled
 from stoker.stepping.world import ALONE, World
 from stoker.units import format_bytes
 

@@ -26,7 +26,7 @@ from stoker.jobs.objective import SelectiveBackprop
 from stoker.loading.batches import Batch
 from stoker.loading.fields import take
 from stoker.stepping.model import in_evaluation
-from stoker.stepping.torch_compile import uncompiled
+from stoker.stepping.uncompiled import uncompiled
 
 
 def selected(

@@ -54,7 +54,7 @@ from stoker.stepping.own_step import OwnStep
 from stoker.stepping.precision import autocasting, products_in, require_precision
 from stoker.stepping.python_state import own_values, plain_changes, put_plain, python_state, undo_changes
 from stoker.stepping.stochastic_depth import skip_blocks
-from stoker.stepping.torch_compile import Compilation, compile_in_place, uncompiled
+from stoker.stepping.torch_compile import Compilation, compile_in_place
 from stoker.stepping.torch_optimizers import (
     FLUSH_EVERY,
     build_optimizer,
@@ -64,6 +64,7 @@ from stoker.stepping.torch_optimizers import (
     suit_layout,
     use_implementation,
 )
+from stoker.stepping.uncompiled import uncompiled
 from stoker.stepping.update_rule import UpdateRule
 from stoker.stepping.weight_averaging import AveragedWeights, KeptAverage, ModelWeights, SavedWeights, average_of
 from stoker.stepping.world import ALONE, World
@@ -366,7 +367,8 @@ class Step:
         self.on_composed()
 
     def _compile(self) -> None:
-        self.compilation = compile_in_place(self.model, self.device, self._strategy.hooked_blocks)
+        strategy = self._strategy
+        self.compilation = compile_in_place(self.model, self.device, strategy.hooked_blocks, strategy.exchanging)
         self.objective.compile(self.compilation)
 
     def update(self, batch: Batch, update: int, progress: float) -> torch.Tensor:

@@ -30,7 +30,7 @@ from stoker.stepping.batch_norm import batch_norms
 from stoker.stepping.model import in_evaluation
 from stoker.stepping.precision import autocasting, products_in
 from stoker.stepping.step import Step
-from stoker.stepping.torch_compile import uncompiled
+from stoker.stepping.uncompiled import uncompiled
 from stoker.stepping.weight_averaging import ExponentialAverage
 
 _BATCHES = 50

@@ -22,7 +22,7 @@ from stoker.records import Position
 from stoker.records.codec import JSON
 from stoker.stepping.step import Step
 from stoker.stepping.step_failures import NotFinite
-from stoker.stepping.torch_compile import uncompiled
+from stoker.stepping.uncompiled import uncompiled
 from stoker.store import write_atomic
 
 

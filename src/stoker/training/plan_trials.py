@@ -55,8 +55,9 @@ from stoker.stepping.model import bytes_of
 from stoker.stepping.python_state import python_state, undo_changes
 from stoker.stepping.step import Step
 from stoker.stepping.step_failures import NotFinite, ran_out_of_memory
-from stoker.stepping.torch_compile import compiler_missing, uncompiled
+from stoker.stepping.torch_compile import compiler_missing
 from stoker.stepping.torch_optimizers import needs_closure
+from stoker.stepping.uncompiled import uncompiled
 from stoker.training.plan_in_force import PlanInForce, Replanned, saving_every
 from stoker.training.recovery import nothing_changed
 from stoker.training.telemetry import Telemetry

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -66,14 +68,24 @@ def test_closures_are_one_process_own() -> None:
     require_no_closure(closure, Layout())
 
 
-def test_compiled_plans_are_for_replicas_and_shards() -> None:
+def test_compiled_plans_are_for_replicas_shards_and_experts() -> None:
     """Of tensor groups and stages it is not shown yet that a compiled model learns the same."""
     job = make_job(mlp)
-    for legal in (TWO, Layout(shards=2), Layout(replicas=2, shards=2)):
+    for legal in (TWO, Layout(shards=2), Layout(replicas=2, shards=2), Layout(experts=2), Layout(shards=2, experts=2)):
         require_legal(job, Plan(device="cpu", micro_batch=16, layout=legal, compile=True), SEPARABLE)
     for layout in (Layout(tensor=2), Layout(stages=2), Layout(shards=2, tensor=2)):
-        with pytest.raises(BadJob, match="compiled plans are for one process, replicas and shards so far"):
+        with pytest.raises(BadJob, match="compiled plans are for one process, replicas, shards and experts so far"):
             require_legal(job, Plan(device="cpu", micro_batch=16, layout=layout, compile=True), SEPARABLE)
+
+
+def test_a_selective_checkpoint_of_blocks_compiled_in_parts_is_refused() -> None:
+    """It would have to be within the code of a whole block; checkpoints in full are around the parts."""
+    plan = Plan(device="cpu", micro_batch=8, checkpointed_blocks=2, checkpointing="selective", compile=True)
+    with pytest.raises(BadJob, match="under 2-way experts blocks are compiled in parts"):
+        require_legal(make_job(mlp), dataclasses.replace(plan, layout=Layout(experts=2)), SEPARABLE)
+    require_legal(make_job(mlp), dataclasses.replace(plan, layout=Layout(shards=2)), SEPARABLE)
+    full = dataclasses.replace(plan, layout=Layout(experts=2), checkpointing="full")
+    require_legal(make_job(mlp), full, SEPARABLE)
 
 
 class Tied(nn.Module):

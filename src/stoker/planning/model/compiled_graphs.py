@@ -7,6 +7,9 @@ what is made and used within it never crosses memory. Matrix products, convoluti
 A trace has no graph, so that what a chain reads is inferred from shapes and dtypes, and for several inputs of one shape
 from what the tracer noted (`_Entering`). A result that outlives the chain is written.
 
+Where modules exchange messages within their pass (`Trace.exchanging`), what is around them is compiled in parts: no
+chain goes on from one into another, and the code between them runs as it is.
+
 On a CPU only elementwise operations are joined, and a chain takes as long as the longest of its operations: loops over
 rows are not kept in registers there.
 
@@ -22,7 +25,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from stoker.imports import collector_paused
-from stoker.records.trace import Operation, TensorShape, Trace
+from stoker.records.trace import Operation, Storage, TensorShape, Trace
 
 _CHAINED = frozenset(
     {
@@ -183,19 +186,39 @@ def kernel_shares(
 
 
 def _chains(trace: Trace, joined: frozenset[str]) -> Iterator[list[int]]:
-    """Runs of such operations that follow each other within a phase of a micro-batch."""
+    """Runs of such operations that follow each other within a phase of a micro-batch, and a compiled part."""
     chain: list[int] = []
-    where = None
+    where, parts = None, _compiled_parts(trace)
     for index, one in enumerate(trace.occurrences):
         is_chained = one.phase != "optimizer" and trace.operations[one.operation].name.strip("_") in joined
-        if chain and (not is_chained or (one.phase, one.part) != where):
+        place = one.phase, one.part, parts[one.module]
+        if chain and (not is_chained or place != where):
             yield chain
             chain = []
-        if is_chained:
+        if is_chained and place[-1] is not None:
             chain.append(index)
-            where = one.phase, one.part
+            where = place
     if chain:
         yield chain
+
+
+def _compiled_parts(trace: Trace) -> list[str | None]:
+    """For each module of a trace the compiled part it is in; None where it runs as it is.
+
+    What has no module is the loss, a part of its own.
+    """
+    around = {levels[:depth] for levels in map(_levels, trace.exchanging) for depth in range(len(levels))}
+
+    def part_of(module: str) -> str | None:
+        levels = _levels(module)
+        outermost = (levels[:depth] for depth in range(len(levels) + 1) if levels[:depth] not in around)
+        return ".".join(next(outermost, ())) or (None if module and around else "")
+
+    return list(map(part_of, trace.modules))
+
+
+def _levels(module: str) -> tuple[str, ...]:
+    return tuple(module.split(".")) if module else ()
 
 
 def _bytes_across(trace: Trace, chain: Sequence[int], births: dict[int, list[int]]) -> float:
@@ -299,10 +322,18 @@ class _Entering:
 def compiled_storages(trace: Trace) -> Trace:
     """The trace of a GPU with the storages that compiled code makes: what stays within a kernel takes no memory.
 
-    What the backward pass reads takes its `compiled_share`, which the tracer knows.
+    What the backward pass reads takes its `compiled_share`, which the tracer knows for blocks compiled as one; what is
+    made between the parts of a block, by code that runs as it is, is kept.
     """
-    made = _births(trace)
-    sizes = [math.ceil(storage.num_bytes * storage.compiled_share) for storage in trace.storages]
+    made, parts = _births(trace), _compiled_parts(trace)
+
+    def is_compiled(storage: Storage) -> bool:
+        return storage.born < 0 or parts[trace.occurrences[storage.born].module] is not None
+
+    sizes = [
+        math.ceil(storage.num_bytes * (storage.compiled_share if is_compiled(storage) else 1.0))
+        for storage in trace.storages
+    ]
     for chain in _chains(trace, _CHAINED | _OVER_ROWS):
         for index in (index for place in chain for index in made.get(place, ())):
             storage = trace.storages[index]

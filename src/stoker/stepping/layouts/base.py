@@ -56,6 +56,8 @@ class Strategy(abc.ABC):
     model: Callable[..., Any]
     hooked_blocks: Sequence[nn.Module] = ()
     """Modules within the model that the layout has given hooks, which compiled code cannot contain."""
+    exchanging: Sequence[nn.Module] = ()
+    """Modules within the model whose forward passes are `Exchanging`: blocks with such are compiled in parts."""
     is_checked = True
     """Whether updates may be made; otherwise `check` comes first."""
     tied: Mapping[str, str] = MappingProxyType({})

@@ -15,7 +15,7 @@ from stoker.jobs import Job, Muon, Optimizer
 from stoker.jobs.averages import SWA
 from stoker.jobs.metrics import is_stateful, metric_name
 from stoker.jobs.optimizers import ScheduleFree
-from stoker.layouts.rules import JobTraits, compiles, layout_problem
+from stoker.layouts.rules import JobTraits, compile_problem, layout_problem
 from stoker.records import ONE_PROCESS, Coupling, Layout, Plan
 from stoker.records.plan import precision_problem, states_problem
 from stoker.stepping.batch_norm import batch_norms
@@ -84,11 +84,8 @@ def require_legal(job: Job, plan: Plan, coupling: Coupling) -> None:
     """
     _require_allowed(plan.layout, traits_of(job, tensor_devices=None))
     layout = plan.layout if job.sync is None else ONE_PROCESS  # independent sites are each like one process
-    if plan.compile and not compiles(layout):
-        raise BadJob(
-            f"compiled plans are for one process, replicas and shards so far, and this one is for {layout.in_words()}",
-            remedy="Use the plan without compile.",
-        )
+    if plan.compile and (problem := compile_problem(plan, layout)):
+        raise BadJob(problem, remedy="Use the plan without compile.")
     if problem := precision_problem(plan.precision, job.numerics):
         raise BadJob(problem, remedy="Allow it, or use a plan of precision bf16 or fp32.")
     if problem := states_problem(plan, job.numerics):

@@ -7,7 +7,9 @@ same ones; all other parameters are sharded over all processes (`stepping/layout
 Use when: experts are most of the parameters, so that gathering all of them for each pass takes longer than sending
 tokens. Costs: four all-to-alls of tokens x choices a layer in an update, six where it is recomputed, which nothing
 hides, so the group should be joined by the fastest links; the fullest expert decides how long all wait.
-Does not combine with: replicas, tensor parallel, stages, Muon, compiled plans; experts that are not stacked.
+A compiled block is compiled in parts, around the exchanges and between them, for any number of tokens received.
+Does not combine with: replicas, tensor parallel, stages, Muon, selective checkpointing of compiled blocks; experts that
+are not stacked.
 Source: D. Lepikhin et al., "GShard", arXiv:2006.16668, section 3; S. Rajbhandari et al., arXiv:2201.05596, section 4.
 """
 
@@ -17,7 +19,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ from stoker.jobs import Job
 from stoker.records import Layout, Plan
 from stoker.records.profile import ModelParts
 from stoker.stepping.layouts.base import LayoutExecution, PassOf, Strategy
+from stoker.stepping.torch_compile import Compilation, Exchanging, compiled_part
 from stoker.stepping.world import World
 
 _ARGUMENTS = ("hidden_states", "top_k_index", "top_k_weights")
@@ -111,40 +114,54 @@ def _divide(module: Any, mesh: Any) -> None:
         spread = DTensor.from_local(part, mesh, [Shard(0)], run_check=False)
         setattr(module, name, nn.Parameter(spread, requires_grad=parameter.requires_grad))
     module.num_experts //= mesh.size()
-    module.forward = functools.wraps(module.forward)(
-        functools.partial(_exchanging, module, module.forward, mesh.get_group())
-    )
+    module.forward = functools.wraps(module.forward)(_ExpertExchange(module, mesh.get_group()))
 
 
-def _exchanging(
-    module: Any,
-    forward: Callable[..., torch.Tensor],
-    group: dist.ProcessGroup,
-    hidden_states: torch.Tensor,
-    top_k_index: torch.Tensor,
-    top_k_weights: torch.Tensor,
-) -> torch.Tensor:
-    """What all experts together give these tokens [N, D]; S are this process's pairs of token and expert, R those here.
+class _ExpertExchange(Exchanging):
+    """What all experts together give tokens [N, D]: `_forward` is that of the experts here.
 
-    Each process makes the same messages, whether tokens of its own or of others go to its experts or not.
+    S are this process's pairs of token and expert, R those here. Each process makes the same messages, whether tokens
+    of its own or of others go to its experts or not.
     """
-    (num, choices), here, size = top_k_index.shape, module.num_experts, group.size()
-    expert_S, order_S = top_k_index.flatten().sort(stable=True)
-    sent_PE = expert_S.bincount(minlength=size * here).view(size, here)
-    received_PE = torch.empty_like(sent_PE)
-    dist.all_to_all_single(received_PE, sent_PE, group=group)
-    sends, receives = torch.stack([sent_PE.sum(1), received_PE.sum(1)]).tolist()
-    x_RD = exchanged(hidden_states[order_S // choices], sends, receives, group)
-    expert_R = torch.arange(here, device=x_RD.device).repeat(size).repeat_interleave(received_PE.flatten())
-    weight_R1 = torch.ones(len(x_RD), 1, dtype=top_k_weights.dtype, device=x_RD.device)
-    with _local_parameters(module, x_RD.dtype):
-        y_RD = forward(x_RD, expert_R.unsqueeze(1), weight_R1)
-        # Plus zero: even if no expert here was chosen, gradients are sent back, and experts have some to sum.
-        y_RD = y_RD + sum((one[:0].sum() for one in module.parameters(recurse=False)), x_RD[:0].sum())
-    y_SD = exchanged(y_RD, receives, sends, group)
-    y_NKD = torch.empty_like(y_SD).index_copy(0, order_S, y_SD).view(num, choices, -1)
-    out_ND: torch.Tensor = (y_NKD * top_k_weights.unsqueeze(-1)).sum(1).to(hidden_states.dtype)
-    return out_ND
+
+    def __init__(self, module: Any, group: dist.ProcessGroup) -> None:
+        self._module, self._group = module, group
+        self._forward, self._combined = module.forward, _combined
+
+    def compile(self, compilation: Compilation) -> None:
+        """As `Exchanging.compile`."""
+        self._forward = compiled_part(self._forward, compilation, has_any_rows=True)
+        self._combined = compiled_part(_combined, compilation)
+
+    def uncompile(self) -> None:
+        """As `Exchanging.uncompile`."""
+        self._forward, self._combined = self._forward.uncompiled, _combined
+
+    def __call__(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        choices, here, size = top_k_index.shape[1], self._module.num_experts, self._group.size()
+        expert_S, order_S = top_k_index.flatten().sort(stable=True)
+        sent_PE = expert_S.bincount(minlength=size * here).view(size, here)
+        received_PE = torch.empty_like(sent_PE)
+        dist.all_to_all_single(received_PE, sent_PE, group=self._group)
+        sends, receives = torch.stack([sent_PE.sum(1), received_PE.sum(1)]).tolist()
+        x_RD = exchanged(hidden_states[order_S // choices], sends, receives, self._group)
+        expert_R = torch.arange(here, device=x_RD.device).repeat(size).repeat_interleave(received_PE.flatten())
+        weight_R1 = torch.ones(len(x_RD), 1, dtype=top_k_weights.dtype, device=x_RD.device)
+        with _local_parameters(self._module, x_RD.dtype):
+            y_RD = self._forward(x_RD, expert_R.unsqueeze(1), weight_R1)
+            # Plus zero: even if no expert here was chosen, gradients are sent back, and experts have some to sum.
+            own = (one[:0].sum() for one in self._module.parameters(recurse=False))
+            y_RD = y_RD + sum(own, x_RD[:0].sum())
+        y_SD = exchanged(y_RD, receives, sends, self._group)
+        return self._combined(y_SD, order_S, top_k_weights).to(hidden_states.dtype)
+
+
+def _combined(y_SD: torch.Tensor, order_S: torch.Tensor, weights_NK: torch.Tensor) -> torch.Tensor:
+    """The weighted sums of the results of each token's experts [N, D], which come in the order of the experts."""
+    y_NKD = torch.empty_like(y_SD).index_copy(0, order_S, y_SD).view(*weights_NK.shape, -1)
+    return (y_NKD * weights_NK.unsqueeze(-1)).sum(1)
 
 
 @contextlib.contextmanager

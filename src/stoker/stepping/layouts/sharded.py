@@ -85,6 +85,7 @@ class Sharded(Strategy):
         self._scalars = [p for p in model.parameters() if p.dim() == 0]  # FSDP2 divides by rows, and takes no scalars
         self._root = WholePass(model)
         self.hooked_blocks = blocks = separate_blocks(model)
+        self.exchanging = experts
         self._parts = _fully_sharded(self._root, blocks, world, set(self._scalars), along, experts)
         self._gather_for(precision)
         self._order = _BlockOrder(model, blocks, world)
