@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from stoker.errors import BadJob, PlaceFailed
-from stoker.pool import control_plane, gang_run, presence, watch
+from stoker.pool import control_plane, gang_run, pair_links, presence, watch
 from stoker.pool.isolation import Host, Program
 from stoker.pool.job_box import JobBox
 from stoker.pool.leased_job import LeasedJob
@@ -78,6 +78,41 @@ def test_a_job_of_two_agents_runs_is_checked_and_comes_home(market, tmp_path):
         assert (tmp_path / "home" / "events.jsonl").read_bytes() == LAUNCHER.events(handle, 0)
         assert not (tmp_path / "home" / "launch").exists()
         market.require_right()
+
+
+@pytest.mark.slow
+def test_agents_that_reach_each_other_exchange_directly(monkeypatch, tmp_path):
+    """Their links are measured while they are idle; messages and checkpoints go between them, and are replayed."""
+    peer = pytest.importorskip("stoker.pool.peer", reason="stoker[p2p] is not installed")
+    for module, name in ((presence, "PRESENT_S"), (presence, "HERE_S"), (watch, "PRESENT_S")):
+        monkeypatch.setattr(module, name, 5.0)
+    with open_folder() as folder, ExitStack() as stack:
+        plane, operator = stack.enter_context(in_thread(folder, verdicts_to_slash=2, bulk_bytes=1))
+        market = launched(Market(folder, operator, stack), monkeypatch)
+        with nothing_said(market.lenders):
+            ends = []
+            for name, price in (("ox", 0.4), ("cow", 0.5), ("eye", 0.9)):
+                lender = market.lend(name, price)
+                ends.append(peer.Peer(lender.client, folder / f"held-{name}", tell=lender.said.append))
+            ends.append(peer.Peer(market.renter, folder / "held-renter", keeps=True))
+            for one in ends:
+                stack.callback(one.close)
+                assert one.wait_ready(20)
+            until(lambda: len(market.renter.state("links")) == 6, 60)
+            handle = LAUNCHER.start(market.submission("updates=400", agents="2"), lambda _: None)
+            assert market.follow(handle)[-1] == "finished"
+            directly = sum(one.sent_bytes for one in ends)
+            for lease in market.leases():
+                assert lease["messages"]
+                assert all(plane.blobs.path(one["blob"]).is_file() for one in lease["messages"]), "for replays"
+                assert all(one["seal"] for one in lease["commitments"])
+                assert {one["block"] for one in lease["challenges"] if one["equal"]} == set(
+                    range(len(lease["commitments"]))
+                )
+            assert directly > 6 * sum(pair_links.SIZES)
+            LAUNCHER.fetch(handle, tmp_path / "home")
+            assert (tmp_path / "home" / "model.safetensors").read_bytes() == counted(400)
+            market.require_right()
 
 
 def test_too_few_agents_and_what_no_gang_can_be(market):

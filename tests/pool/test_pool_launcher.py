@@ -22,6 +22,7 @@ from stoker.pool.isolation import Host, Limits
 from stoker.pool.job_box import JobBox, PoolOrder, read_order
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.pool_launcher import LAUNCHER
+from stoker.pool.sealing import seal
 from stoker.pool.state import ListedOffer, Record
 from stoker.pool.terms import Terms
 from stoker.records.codec import dumps, to_json
@@ -155,7 +156,7 @@ def started(pool: Pool, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]
 def commit(
     pool: Pool, lease: dict[str, Any], tmp_path, *updates: int, total: int | None = None, verdict: str | None = None
 ) -> None:
-    """Blocks of a lease, each with a checkpoint and a log, of a job of `total` updates, or as many as there are."""
+    """Blocks of a lease, each with a sealed checkpoint and a log, of a job of `total` updates, or as there are."""
     for update in updates:
         run = tmp_path / f"run-{lease['lease_id']}-{update}"
         run.mkdir()
@@ -163,6 +164,7 @@ def commit(
         (run / "plan.json").write_text(plan(total or max(updates)))
         manifest = save(CheckpointStore(run / "checkpoints"), update.to_bytes(32, "little"), update, verdict)
         pack_folder(run, plain_names(run), tmp_path / "tree", TreeLimits(num_bytes=1 << 20))
+        key = seal(tmp_path / "tree")
         blob = pool.put_blob(tmp_path / "tree")
         order = read_order((pool.folder / lease["order"]).read_bytes())
         previous = lease["commitments"][-1]["state"] if lease["commitments"] else order.resume_head
@@ -173,6 +175,7 @@ def commit(
                 "update": update,
                 "state": state,
                 "blob": blob,
+                "seal": key,
                 "running_s": lease["running_s"],
             }
         )
