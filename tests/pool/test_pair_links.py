@@ -161,6 +161,7 @@ def test_links_are_between_agents() -> None:
     assert there.bytes_per_s == 5e5
     for days, num_kept in ((2, 2), (7, 0)):
         book.pass_time(days * 24 * 3600)
+        book.post(book.operator, on.Deposited(account=book.third.public, amount=0))
         book.post(book.operator, next(one for one in due(book) if isinstance(one, on.Anchored)))
         assert len(book.state.links) == num_kept
 

@@ -346,8 +346,8 @@ class Agent:
     @property
     def _pause_s(self) -> float:
         """Time until the next step [s]: none where the pool lets the agent wait for its answer."""
-        is_probed = any(not one.is_over for one in self._probed)  # the pool answers at once until its device has come
-        return min(_POLL_S, self.lending.beat_s / 4) if self._job or self._is_checking or is_probed else 0.0
+        is_asked = self._is_measuring or any(not one.is_over for one in self._probed)  # the pool answers at once then
+        return min(_POLL_S, self.lending.beat_s / 4) if self._job or self._is_checking or is_asked else 0.0
 
     def step(self) -> None:
         """Do what is due, once.
@@ -458,8 +458,8 @@ class Agent:
 
     def _measure_link(self, other: str, name: str) -> None:
         """Measure the direct path to another agent in a thread, unless there is work to do."""
-        peer, is_busy = self.client.peer, self._measuring is not None and self._measuring.is_alive()
-        if peer is None or is_busy or self._job is not None or self._is_checking:
+        peer = self.client.peer
+        if peer is None or self._is_measuring or self._job is not None or self._is_checking:
             return
 
         def measure() -> None:
@@ -501,6 +501,10 @@ class Agent:
         for one in self._probed:
             one.stop()
         self._probed.clear()
+
+    @property
+    def _is_measuring(self) -> bool:
+        return self._measuring is not None and self._measuring.is_alive()
 
     @property
     def _is_checking(self) -> bool:

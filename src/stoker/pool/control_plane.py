@@ -375,7 +375,7 @@ class ControlPlane:
                 if self.prober is not None:
                     self.prober.look(self._idle_offers, self._wake)
                 if self.rendezvous is not None:
-                    for agent in self.rendezvous.look_at_links(self._idle_classes(), self._now()):
+                    for agent in self.rendezvous.look_at_links(self._idle_classes, self._now()):
                         self._wake(agent)
                 if time.monotonic() - cleaned_s > _CLEAN_S:
                     cleaned_s = time.monotonic()
@@ -404,10 +404,18 @@ class ControlPlane:
         return [one for one in self.state.offers.values() if one.agent in agents and one.is_free(now_s)]
 
     def _idle_classes(self) -> dict[str, str]:
-        """Determinism classes of agents that are there, with a free offer, and have neither a job nor a replay."""
+        """Determinism classes of known agents that are there, with a free offer, and have neither job nor replay."""
         now_s, here = self._now(), self.presence.here()
         free = [one for one in self.state.offers.values() if one.agent in here and one.is_free(now_s)]
-        return {one.agent: one.offer.determinism_class for one in free if not self.leases.is_at_work(one.agent)}
+        return {
+            one.agent: one.offer.determinism_class
+            for one in free
+            if self._is_known(one.agent) and not self.leases.is_at_work(one.agent)
+        }
+
+    def _is_known(self, agent: str) -> bool:
+        """Whether an agent was admitted, or in an open pool has passed a check: keys cost nothing there."""
+        return not self._rules.is_open or agent in self.state.members or self.state.record_of(agent).passed > 0
 
     def _begin_cosigning(self, body: on.Cosigned) -> None:
         """Let a beat be co-signed while all else goes on: a signer elsewhere may take minutes, or not answer at all."""
@@ -445,15 +453,11 @@ class ControlPlane:
     def verifiers(self) -> dict[str, str]:
         """The present agents that replay blocks, with their determinism class.
 
-        They have an offer; in an open pool they were also admitted, or passed a check themselves: keys cost nothing.
+        They have an offer; in an open pool they are also known.
         """
-        now_s, state, replaying = self._now(), self.state, self.presence.replaying()
-        standing = [one for one in state.offers.values() if now_s < one.offer.expires_s and one.agent in replaying]
-        return {
-            one.agent: one.offer.determinism_class
-            for one in standing
-            if not self._rules.is_open or one.agent in state.members or state.record_of(one.agent).passed > 0
-        }
+        now_s, replaying = self._now(), self.presence.replaying()
+        standing = [one for one in self.state.offers.values() if now_s < one.offer.expires_s and one.agent in replaying]
+        return {one.agent: one.offer.determinism_class for one in standing if self._is_known(one.agent)}
 
     # ------------------------------------------------------------------------------------------------------------ HTTP
 

@@ -17,7 +17,7 @@ import ipaddress
 import logging
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,6 +45,8 @@ MOST_CONNECTED, MOST_STRANGERS, MOST_OF_NETWORK = 20_000, 512, 32
 MOST_STRANGE_BYTES = 4 << 20
 """What one that nobody knows sends over its connections at most, looked at each `_LOOK_S` [bytes]."""
 _LOOK_S = 1.0
+_LOOK_LINKS_S = 1e-3
+"""Time between two looks for links that are not known, for each agent: a look goes through all of them [s]."""
 CONNECTION_COST = 10.0
 """What beginning a connection counts as, in requests of an address."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -79,6 +81,8 @@ class PeerRendezvous:
         self._strangers: dict[str, str] = {}
         self._held: dict[str, dict[str, _Held]] = {}
         self._local: dict[str, list[str]] = {}
+        self._hosts: dict[str, str] = {}
+        self._looks_from_s = 0.0
         self._network: dict[str, str] = {}
 
     async def open(self) -> None:
@@ -112,13 +116,15 @@ class PeerRendezvous:
         held = self._held.get(key, {}).get(digest)
         return frozenset() if held is None else held.senders | {key}
 
-    def look_at_links(self, classes: Mapping[str, str], now_s: float) -> list[str]:
-        """Ask agents for links that are not known; who was asked now.
+    def look_at_links(self, idle: Callable[[], Mapping[str, str]], now_s: float) -> list[str]:
+        """Ask agents for links that are not known; who was asked now. With many agents not at each call.
 
-        `classes`: determinism classes of those that are free for it.
+        `idle`: determinism classes of those that are free for it, by key.
         """
-        known = {key: (name, self._endpoint.address_of(key)) for key, name in classes.items() if key in self._network}
-        agents = {key: (name, _host_of(address)) for key, (name, address) in known.items() if address}
+        if now_s < self._looks_from_s:
+            return []
+        agents = {key: (name, self._hosts[key]) for key, name in idle().items() if key in self._hosts}
+        self._looks_from_s = now_s + len(agents) * _LOOK_LINKS_S
         return self._links.look(agents, self._plane.state.links, now_s, lambda: secrets.token_hex(32))
 
     def asked_links(self, key: str) -> list[dict[str, Any]]:
@@ -213,6 +219,7 @@ class PeerRendezvous:
         """A peer is gone; what it holds is still its."""
         self._network.pop(key, None)
         self._local.pop(key, None)
+        self._hosts.pop(key, None)
         self._strangers.pop(key, None)
         self._mirror.drop(key)
         if not self._plane.leases.rents(key):
@@ -246,8 +253,10 @@ class PeerRendezvous:
             text for text in (given if isinstance(given, list) else [])[:_MOST_LOCAL] if _is_private(text)
         ]
         self._network.setdefault(key, "unknown")
+        seen = self._endpoint.address_of(key)
+        self._hosts[key] = _host_of(seen)
         return {
-            "seen": self._endpoint.address_of(key),
+            "seen": seen,
             "mirror": {"key": self._mirror_key.public, "port": self._mirror_port},
         }
 
