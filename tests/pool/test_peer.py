@@ -200,7 +200,7 @@ def test_agents_measure_the_link_between_them(tmp_path: Path) -> None:
         assert not asked_link(asking)
         with pytest.raises(Refused, match="has not asked"):
             asking.post(on.Linked(other=other, upload_bytes_per_s=1e9))
-        used = peer.measured_link(other, link["name"])  # the pool announces nothing any more, and the rest is used up
+        used = peer.measured_link(other, link["name"])  # the pool announces it once
         assert (used.upload_bytes_per_s, used.download_bytes_per_s) == (0.0, 0.0)
 
 

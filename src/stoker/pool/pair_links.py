@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stoker.errors import StokerError
+from stoker.pool.events import Refused
 from stoker.pool.link_probe import SIZES, measured_rate
 
 GROUP = 8
@@ -128,6 +129,7 @@ class LinkSchedule:
 
     def __init__(self) -> None:
         self.asked: dict[str, tuple[str, str, float]] = {}
+        self._begun: set[str] = set()
         self._resting: dict[str, float] = {}
 
     def look(
@@ -148,16 +150,30 @@ class LinkSchedule:
                 del self.asked[agent]
                 self._resting[agent] = now_s + NO_PATH_S  # not the other one, whose absence is a statement
         self._resting = {agent: until_s for agent, until_s in self._resting.items() if now_s < until_s}
+        self._begun &= {name for _, name, _ in self.asked.values()}
         busy = {*self._resting, *self.asked, *(other for other, *_ in self.asked.values())}
         pairs = next_measurements(groups_of(agents), stated, busy, now_s)
         self.asked |= {agent: (other, name(), now_s) for agent, other in pairs}
         return [agent for agent, _ in pairs]
 
+    def begin(self, agent: str, name: str) -> str:
+        """The agent to which one measures its path by this name; once, since the other end serves bytes for it.
+
+        Raises:
+            Refused: it was not asked for that, or has begun it.
+        """
+        other, asked, _ = self.asked.get(agent, ("", "", 0.0))
+        if asked != name or name in self._begun:
+            raise Refused("the pool has not asked for that link, or it is being measured")
+        self._begun.add(name)
+        return other
+
     def asks(self, agent: str, other: str, stated: Statements) -> bool:
         """Whether an agent is asked for its path to another one, and has not stated it since."""
-        asked, _, since_s = self.asked.get(agent, ("", "", 0.0))
+        if agent not in self.asked or self.asked[agent][0] != other:
+            return False
         known = stated.get((agent, other))
-        return asked == other and (known is None or known.at_s < since_s)
+        return known is None or known.at_s < self.asked[agent][2]
 
 
 class DirectPath(Protocol):

@@ -134,10 +134,8 @@ class PeerRendezvous:
 
     def _asked_of(self, key: str, head: Head) -> tuple[list[str], Head]:
         """To whom a key is to measure its link, and what of that one may be announced."""
-        other, name, _ = self._links.asked.get(key, ("", "", 0.0))
-        if _digest(head) != name:
-            raise Refused("the pool has not asked for that link")
-        return [other], {"digest": name, "num_bytes": MOST_BYTES}
+        name = _digest(head)
+        return [self._links.begin(key, name)], {"digest": name, "num_bytes": MOST_BYTES}
 
     def held_bytes(self, lease: Lease, but: AbstractSet[str]) -> int:
         """Size of the blobs of a lease that its renter keeps [bytes], but for some of them."""
