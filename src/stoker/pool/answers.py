@@ -212,9 +212,9 @@ def _links(document: JSON) -> JSON:
         found = _object(one, "link")
         for name in ("source", "target"):
             _require_key(found.get(name), name)
-        for name in ("bytes_per_s", "delay_s"):
-            if not isinstance(value := found.get(name), int | float) or not 0 <= value <= _LARGEST:
-                raise TypeError(f"{name}: {str(value)[:40]} is no rate or time")
+        for name, least in (("bytes_per_s", 1e-9), ("delay_s", 0.0)):
+            if not isinstance(value := found.get(name), int | float) or not least <= value <= _LARGEST:
+                raise TypeError(f"{name}: {str(value)[:40]} is no rate or time of a link")
     return document
 
 

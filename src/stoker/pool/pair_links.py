@@ -33,6 +33,8 @@ ASKED_S = 90.0
 """Time for an agent to state what it was asked for [s]."""
 MOST_BYTES = 2 * sum(SIZES)
 """What an agent serves of files without content for one statement of another, both ways together [bytes]."""
+_LEAST_RATE = 1.0
+"""A slower path is none [bytes/s]."""
 _SLOW_S = 3.0
 """Where the small file takes so long, the larger one is left out [s]."""
 _TURNS = 3
@@ -77,7 +79,7 @@ def direct_link(stated: Statements, source: str, target: str, now_s: float) -> D
     if own is None or others is None or not (own.is_fresh(now_s) and others.is_fresh(now_s)):
         return None
     rate = min(own.upload_bytes_per_s, others.download_bytes_per_s)
-    return DirectLink(bytes_per_s=rate, delay_s=max(own.delay_s, others.delay_s)) if rate > 0 else None
+    return DirectLink(bytes_per_s=rate, delay_s=max(own.delay_s, others.delay_s)) if rate >= _LEAST_RATE else None
 
 
 def direct_links(stated: Statements, now_s: float, agents: AbstractSet[str]) -> dict[tuple[str, str], DirectLink]:
