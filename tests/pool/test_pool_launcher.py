@@ -337,6 +337,8 @@ def test_a_lost_agent_is_replaced_from_the_last_block_and_asked_last(pool, tmp_p
     assert opened.offer_id == "dear"
     assert opened.forecast.hours == pytest.approx(3000 / 3600)
     assert lease["commitments"][1]["blob"] in opened.inputs
+    order = read_order((pool.folder / opened.order).read_bytes())
+    assert (order.resume, order.resume_seal) == tuple(lease["commitments"][1][name] for name in ("blob", "seal"))
     assert "update 20" in state.why
     pool.leases[opened.lease_id] |= {"state": "closed", "reason": "lost", "closed_s": time.time()}
     assert LAUNCHER.state(handle).phase == "requeued"
