@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from stoker.errors import BadJob, PlaceFailed
-from stoker.pool import control_plane, gang_run, pair_links, presence, watch
+from stoker.pool import control_plane, gang_run, presence, watch
 from stoker.pool.isolation import Host, Program
 from stoker.pool.job_box import JobBox
 from stoker.pool.leased_job import LeasedJob
@@ -90,7 +90,11 @@ def test_agents_that_reach_each_other_exchange_directly(monkeypatch, tmp_path):
         plane, operator = stack.enter_context(in_thread(folder, verdicts_to_slash=2, bulk_bytes=1))
         market = launched(Market(folder, operator, stack), monkeypatch)
         with nothing_said(market.lenders):
-            ends = []
+            ends, given = [], list[str]()
+            real = peer.Peer._given
+            monkeypatch.setattr(
+                peer.Peer, "_given", lambda self, path, wanted: given.append(path.name) or real(self, path, wanted)
+            )
             for name, price in (("ox", 0.4), ("cow", 0.5), ("eye", 0.9)):
                 lender = market.lend(name, price)
                 ends.append(peer.Peer(lender.client, folder / f"held-{name}", tell=lender.said.append))
@@ -101,15 +105,15 @@ def test_agents_that_reach_each_other_exchange_directly(monkeypatch, tmp_path):
             until(lambda: len(market.renter.state("links")) == 6, 60)
             handle = LAUNCHER.start(market.submission("updates=400", agents="2"), lambda _: None)
             assert market.follow(handle)[-1] == "finished"
-            directly = sum(one.sent_bytes for one in ends)
             for lease in market.leases():
                 assert lease["messages"]
                 assert all(plane.blobs.path(one["blob"]).is_file() for one in lease["messages"]), "for replays"
                 assert all(one["seal"] for one in lease["commitments"])
+                num_direct = len(set(given) & {one["blob"] for one in lease["messages"]})
+                assert num_direct > len(lease["messages"]) / 2
                 assert {one["block"] for one in lease["challenges"] if one["equal"]} == set(
                     range(len(lease["commitments"]))
                 )
-            assert directly > 6 * sum(pair_links.SIZES)
             LAUNCHER.fetch(handle, tmp_path / "home")
             assert (tmp_path / "home" / "model.safetensors").read_bytes() == counted(400)
             market.require_right()

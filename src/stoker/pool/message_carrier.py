@@ -17,6 +17,7 @@ three times at most, and is never read into memory.
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -140,6 +141,7 @@ class MessageCarrier(threading.Thread):
         self._sent: set[str] = set()
         self._needs, self._pause_s = 0, _LOOK_S
         self._own: dict[str, tuple[Path, float]] = {}
+        self._copied: list[tuple[str, float]] = []
         self._brought: list[tuple[KnownMessage, Path, float]] = []
         self._missed: set[str] = set()
         self.problem: StokerError | None = None
@@ -151,6 +153,12 @@ class MessageCarrier(threading.Thread):
 
     def run(self) -> None:
         """Carry messages until `close`, or until one cannot be."""
+        try:
+            self._carry_on()
+        finally:
+            self._release(math.inf)
+
+    def _carry_on(self) -> None:
         while not self._is_over.wait(self._pause_s):
             try:
                 self.carry()
@@ -232,13 +240,20 @@ class MessageCarrier(threading.Thread):
             if is_over or now >= from_s:
                 self._client.put_blob(path, through_pool=True)
                 del self._own[digest]
-                if self._client.peer is not None:
-                    self._client.peer.release(digest)
+                self._copied.append((digest, now + _OTHERS_S))  # others may still be fetching it here
+        self._release(now)
         while self._brought and now >= self._brought[0][2]:
             message, path, _ = self._brought[0]
             self._client.put_blob(path, through_pool=True, message_of=message.lease_id)
             self._brought.pop(0)
             path.unlink(missing_ok=True)
+
+    def _release(self, now_s: float) -> None:
+        """Keep no longer what the pool has, and others have had time to fetch."""
+        while self._copied and now_s >= self._copied[0][1]:
+            digest, _ = self._copied.pop(0)
+            if self._client.peer is not None:
+                self._client.peer.release(digest)
 
     def _clear(self, places: dict[str, tuple[int, int, int]]) -> None:
         """Remove messages that the job will not read again, by its own note; the pool has them."""
