@@ -118,7 +118,7 @@ class MessageCarrier(threading.Thread):
 
     Attributes:
         problem: why it has ended before `close`; None: it has not.
-        has_sent: whether all that the job has written by the last look was sent.
+        has_sent: whether all that the job has written by the last look was sent, and is at the pool.
         is_waiting: whether another site had not sent its message of an exchange by then.
     """
 
