@@ -31,7 +31,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,7 +49,7 @@ from stoker.pool.commitment import Block, chain_head
 from stoker.pool.isolation import Bubblewrap, Host, Limits, Program
 from stoker.pool.job_box import JobBox, read_order
 from stoker.pool.pool_launcher import LAUNCHER
-from stoker.pool.replay_check import Making, check_block
+from stoker.pool.replay_check import FetchBlob, Making, check_block
 from stoker.store.checkpoint_store import MANIFEST, manifest_from
 
 KINDS = ("mlp", "cnn", "cnn_average", "lstm", "attention", "mlp_sgd")
@@ -157,13 +157,13 @@ class Checked:
     name: str
     blocks: list[Block]
     box: JobBox
-    fetch: Callable[[str], Path]
+    fetch: FetchBlob
 
     @classmethod
     def of(cls, lease: dict[str, Any], blobs: Path, folder: Path) -> Checked:
         """The run of a lease, whose blobs lie in a folder."""
 
-        def fetch(digest: str) -> Path:
+        def fetch(digest: str, **_: str) -> Path:  # of agents that exchange nothing directly
             return blobs / digest
 
         order = read_order(fetch(str(lease["order"])).read_bytes())

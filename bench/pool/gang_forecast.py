@@ -59,7 +59,7 @@ def rent(pool: LocalPool, run: str, settings: dict[str, Any]) -> dict[str, Any]:
     predicted_s = max(3600 * lease["forecast"]["hours"] for lease in leases)
     measured_s = max(lease["running_s"] for lease in leases)
     terms = Terms.of(submission.options)
-    shown = earlier_runs(leases, terms.identity, in_gang=True).values()
+    shown = earlier_runs(leases, terms.identity, sites=2).values()
     setup_s = max((run.setup_s for each in shown for run in each if run.setup_s is not None), default=0.0)
     forecasts = [one for one in terms.forecasts.values() if not isinstance(one, str)]
     known = [one.setup_s for one in forecasts if one.has_exchanges and one.setup_s is not None]

@@ -37,9 +37,8 @@ class FakePool:
             return
         match body:
             case on.Committed():
-                lease["commitments"].append(
-                    {"block": body.block, "update": body.update, "state": body.state, "blob": body.blob}
-                )
+                fields = ("block", "update", "state", "blob", "seal")
+                lease["commitments"].append({name: getattr(body, name) for name in fields})
             case on.Beat():
                 lease |= {"beat_index": body.index, "running_s": body.running_s, "samples": body.samples}
             case on.Accepted():

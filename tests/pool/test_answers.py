@@ -73,7 +73,9 @@ WORK = {
     "searches": [{"lease_id": "job", "block": 1, "verifier": "a" * 64}],
     "live": ["job"],
     "leaving": {"job": 5.5},
+    "links": [{"other": "a" * 64, "name": "b" * 64}],
 }
+LINK = {"source": "a" * 64, "target": "b" * 64, "bytes_per_s": 1e6, "delay_s": 0.1}
 
 
 def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
@@ -100,7 +102,7 @@ def test_a_control_planes_own_answers_are_taken(tmp_path: Path) -> None:
     assert read_work(WORK) is WORK
     with in_thread(tmp_path) as (_, operator):
         agent = joined(operator)
-        for what in ("pool", "offers", "leases", "balances", "records"):
+        for what in ("pool", "offers", "links", "leases", "balances", "records"):
             assert agent.state(what) is not None
         assert agent.work()["leases"] == []
         assert agent.rules().name == "test"
@@ -125,6 +127,7 @@ def test_a_first_block_at_update_0_is_taken() -> None:
         (("inputs",), ["0" * 63]),
         (("inputs",), "0" * 64),
         (("commitments", 1, "blob"), ".."),
+        (("commitments", 1, "seal"), "0" * 63),
         (("commitments", 1, "state"), "x"),
         (("commitments", 1, "block"), 7),
         (("commitments", 1, "update"), 10),
@@ -173,6 +176,9 @@ def test_a_lease_that_is_none_is_refused(path: tuple[Any, ...], value: Any) -> N
         (("leaving", "job"), "soon"),
         (("leaving", "job"), math.nan),
         (("leaving",), []),
+        (("links", 0, "other"), ".."),
+        (("links", 0, "name"), 5),
+        (("links",), {}),
     ],
 )
 def test_work_that_is_none_is_refused(path: tuple[Any, ...], value: Any) -> None:
@@ -208,7 +214,15 @@ def test_an_offer_of_anything_is_taken_or_refused(path: tuple[Any, ...], value: 
     assert len(found[0]) <= 1
 
 
-@given(what=st.sampled_from(("pool", "offers", "leases", "balances", "records")), value=_ANY)
+@pytest.mark.parametrize("wrong", [{"source": "x"}, {"bytes_per_s": 0.0}, {"bytes_per_s": math.nan}, {"delay_s": -1.0}])
+def test_links_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
+    """A time is divided by what the pool says of them."""
+    assert read_state("links", [LINK]) == [LINK]
+    with pytest.raises((ValueError, TypeError)):
+        read_state("links", [{**LINK, **wrong}])
+
+
+@given(what=st.sampled_from(("pool", "offers", "links", "leases", "balances", "records")), value=_ANY)
 def test_a_list_of_anything_is_taken_or_refused(what: str, value: Any) -> None:
     """The same of what is listed."""
     try:

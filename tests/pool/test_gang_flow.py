@@ -86,6 +86,45 @@ def test_a_job_of_two_agents_runs_is_checked_and_comes_home(market, tmp_path):
         market.require_right()
 
 
+@pytest.mark.slow
+def test_agents_that_reach_each_other_exchange_directly(monkeypatch, tmp_path):
+    """Their links are measured while they are idle; messages and checkpoints go between them, and are replayed."""
+    peer = pytest.importorskip("stoker.pool.peer", reason="stoker[p2p] is not installed")
+    for module, name in ((presence, "PRESENT_S"), (presence, "HERE_S"), (watch, "PRESENT_S")):
+        monkeypatch.setattr(module, name, 5.0)
+    with open_folder() as folder, ExitStack() as stack:
+        plane, operator = stack.enter_context(in_thread(folder, verdicts_to_slash=2, bulk_bytes=1))
+        market = launched(Market(folder, operator, stack), monkeypatch)
+        with nothing_said(market.lenders):
+            ends, given = [], list[str]()
+            real = peer.Peer._given
+            monkeypatch.setattr(
+                peer.Peer, "_given", lambda self, path, wanted: given.append(path.name) or real(self, path, wanted)
+            )
+            for name, price in (("ox", 0.4), ("cow", 0.5), ("eye", 0.9)):
+                lender = market.lend(name, price)
+                ends.append(peer.Peer(lender.client, folder / f"held-{name}", tell=lender.said.append))
+            ends.append(peer.Peer(market.renter, folder / "held-renter", keeps=True))
+            for one in ends:
+                stack.callback(one.close)
+                assert one.wait_ready(20)
+            until(lambda: len(market.renter.state("links")) == 6, 60)
+            handle = LAUNCHER.start(market.submission("updates=400", agents="2"), lambda _: None)
+            assert market.follow(handle)[-1] == "finished"
+            for lease in market.leases():
+                assert lease["messages"]
+                assert all(plane.blobs.path(one["blob"]).is_file() for one in lease["messages"]), "for replays"
+                assert all(one["seal"] for one in lease["commitments"])
+                num_direct = len(set(given) & {one["blob"] for one in lease["messages"]})
+                assert num_direct > len(lease["messages"]) / 2
+                assert {one["block"] for one in lease["challenges"] if one["equal"]} == set(
+                    range(len(lease["commitments"]))
+                )
+            LAUNCHER.fetch(handle, tmp_path / "home")
+            assert (tmp_path / "home" / "model.safetensors").read_bytes() == counted(400)
+            market.require_right()
+
+
 def test_too_few_agents_and_what_no_gang_can_be(market):
     """A sentence, and no lease is opened."""
     market.lend("ox", 0.4)

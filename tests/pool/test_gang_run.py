@@ -16,10 +16,11 @@ from stoker.pool import gang_run, rented_run
 from stoker.pool.client import _Busy
 from stoker.pool.escrow import pay_for
 from stoker.pool.events import CREDIT, Refused
-from stoker.pool.gang_run import GangRun, best_gang, exchange_s, forwarding_of, gang_text, waiting_s
+from stoker.pool.gang_run import GangRun, best_gang, exchange_s, forwarding_of, gang_text, links_for, waiting_s
 from stoker.pool.job_box import PoolOrder
 from stoker.pool.lease import RELEASED, SENT_OTHERWISE
 from stoker.pool.matching import Match, RunForecast
+from stoker.pool.pair_links import DirectLink
 from stoker.pool.rented_run import RentedRun
 from stoker.pool.state import ListedOffer
 from stoker.pool.terms import Exchanges
@@ -30,11 +31,14 @@ RARE = Exchanges(num_bytes=1e6, count=10, parameters=250_000, interval=50, num_u
 
 
 def match(name: str, price: float, hours: float, link: float = 1e6, **more: Any) -> Match:
-    """An offer of so many credits an hour, on which a site alone takes so many hours; its link in bytes/s."""
+    """An offer of so many credits an hour, on which a site alone takes so many hours; its link to the pool in bytes/s.
+
+    Its agent has its name.
+    """
     fields = {"upload_bytes_per_s": link, "download_bytes_per_s": link, "determinism_class": CLASS, **more}
     rate = round(price * CREDIT)
     return Match(
-        listed=ListedOffer(offer=offer(name, price_per_hour=rate, **fields), agent="a" * 64, offered_s=0.0),
+        listed=ListedOffer(offer=offer(name, price_per_hour=rate, **fields), agent=name, offered_s=0.0),
         forecast=RunForecast(run_s=3600 * hours),
         hours=hours,
         metered_hours=hours,
@@ -54,6 +58,72 @@ def test_an_exchange_takes_the_slowest_upload_and_all_downloads() -> None:
     of_three = [match(str(up), 1.0, 1.0, upload_bytes_per_s=up, download_bytes_per_s=down) for up, down in links]
     assert exchange_s(of_three, 1e6) == pytest.approx(1 / 1 + 2 * 1 / 2 + 1)
     assert exchange_s([match("a", 1.0, 1.0, 0.0)] * 2, 12.5e6) == pytest.approx(3.0)
+
+
+def paths(*pairs: str, rate: float = 1e8, delay_s: float = 0.0) -> dict[tuple[str, str], DirectLink]:
+    """Direct links of pairs such as `ab`, both ways."""
+    link = DirectLink(bytes_per_s=rate, delay_s=delay_s)
+    return {ends: link for one, two in pairs for ends in ((one, two), (two, one))}
+
+
+def test_a_direct_exchange_takes_what_the_slowest_pair_needs() -> None:
+    """Each site sends to all others; one without a path to some sends through the pool, from which all fetch it."""
+    three = [match(name, 1.0, 1.0, 1e6) for name in "abc"]
+    links = paths("ab", "ac", "bc", rate=1e7, delay_s=0.25)
+    assert exchange_s(three, 1e7, links) == pytest.approx(2 * 1.0 + 0.25 + 1)
+    links["c", "b"] = DirectLink(bytes_per_s=1e6, delay_s=0.25)
+    assert exchange_s(three, 1e7, links) == pytest.approx(1.0 + 10.0 + 0.25 + 1)
+    del links["c", "b"]
+    assert exchange_s(three, 1e7, links) == pytest.approx(2.0 + 0.25 + (10.0 + 10.0) + 1)
+    assert exchange_s(three, 1e7, {}) == pytest.approx(10.0 + 2 * 10.0 + 1)
+
+
+def test_the_copy_to_the_pool_is_waited_for_where_the_line_is_too_slow_for_it() -> None:
+    """It goes between exchanges: 50 updates of 1 s cover 32 s of it, and no 100 s."""
+    sites = [match(name, 1.0, 500 / 3600, 1e6) for name in "ab"]
+    large = replace(RARE, num_bytes=3.2e7)
+    assert waiting_s(sites, large, paths("ab")) == pytest.approx(3.2e7 / 1e8 + 1)
+    assert waiting_s(sites, replace(large, num_bytes=1e8), paths("ab")) == pytest.approx(100 - 50)
+
+
+def test_the_gang_with_fast_pairs_is_taken_where_exchanges_are_large() -> None:
+    """A dearer pair in one network, for messages that take minutes through the pool; a cheap one for small ones."""
+    large = replace(RARE, num_bytes=3.2e7, interval=500, num_updates=5000)
+    offers = [match("a", 1.0, 1.0), match("b", 1.0, 1.0), match("x", 1.1, 1.0), match("y", 1.1, 1.0)]
+    slow, fast = paths("ab", rate=1e5), paths("xy")
+    found = best_gang(offers, 2, large, 20 * CREDIT, links={**slow, **fast})
+    assert found is not None
+    assert sorted(one.listed.agent for one in found.matches) == ["x", "y"]
+    assert found.exchange_s == pytest.approx(1.32)
+    assert "the messages of 2 sites go directly, with a copy to the pool" in gang_text(found, large)
+    assert names(offers, exchanges=large, value=20.0) == ["a", "b"]
+    client: Any = SimpleNamespace(
+        state=lambda what: (
+            [{"source": "x", "target": "y", "bytes_per_s": 1e8, "delay_s": 0.0}] if what == "links" else 0
+        )
+    )
+    assert links_for(client, large) == {("x", "y"): DirectLink(bytes_per_s=1e8, delay_s=0.0)}
+    assert links_for(client, RARE) == {}, "small messages go through the pool"
+
+
+def test_no_set_of_linked_offers_is_better() -> None:
+    """Against all pairs and threes of eight random offers, of which some know their links."""
+    draw = random.Random(5)
+    large = replace(RARE, num_bytes=3.2e7, interval=5)
+    for number in range(30):
+        offers = [match(one, draw.uniform(0.1, 2), draw.uniform(1, 2), draw.choice([1e6, 1e7])) for one in "abcdefgh"]
+        links = dict[tuple[str, str], DirectLink]()
+        for pair in itertools.combinations("abcdefgh", 2):
+            if draw.random() < 0.6:
+                links |= paths("".join(pair), rate=draw.choice([1e6, 1e7, 1e8]))
+        found = best_gang(offers, 2, large, CREDIT, links=links)
+        assert found is not None
+        scores = []
+        for two in itertools.combinations(offers, 2):
+            one = best_gang(two, 2, large, CREDIT, links=links)
+            assert one is not None
+            scores.append(one.score)
+        assert found.score == pytest.approx(min(scores)), number
 
 
 def test_sites_wait_for_what_updates_do_not_cover() -> None:

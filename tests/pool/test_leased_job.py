@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from stoker.errors import PlaceFailed, PlaceUnreachable
+from stoker.errors import BadRun, PlaceFailed, PlaceUnreachable
 from stoker.launching.at_place import HostState
 from stoker.pool import events as on
 from stoker.pool import leased_job
+from stoker.pool.blob_tree import TreeLimits, pack_folder, plain_names, read_index
 from stoker.pool.client import PoolClient, _Busy
 from stoker.pool.isolation import HOST_FULL, Host, Limits
 from stoker.pool.job_box import JobBox, PoolOrder
 from stoker.pool.keys import Key
 from stoker.pool.lease import SAVES_NOTHING
 from stoker.pool.leased_job import BlobCache, LeasedJob
+from stoker.pool.sealing import seal
 from stoker.records.codec import dumps
 from stoker.store import CheckpointStore
 from tests.pool import counting
@@ -157,6 +159,39 @@ def test_a_checkpoint_that_was_sent_is_committed_without_waiting_for_the_next_tu
     assert news.wait(60)
     job.tick()
     assert [body.update for body in pool.of(on.Committed)] == [10]
+
+
+@pytest.mark.parametrize("peer", [None, SimpleNamespace()], ids=["through the pool", "directly"])
+def test_a_checkpoint_that_its_renter_may_get_before_the_commitment_is_sealed(
+    job: Job, pool: SlowPool, tmp_path: Path, peer: Any
+) -> None:
+    """Whoever has the blob alone has nothing; with the key in the commitment it is the checkpoint."""
+    pool.peer = peer
+    save(job, 10)
+    until(lambda: job.tick() or pool.of(on.Committed))
+    (committed,) = pool.of(on.Committed)
+    cache, limits = BlobCache(pool, tmp_path / "renter"), TreeLimits(num_bytes=1 << 20)  # type: ignore[arg-type]
+    assert read_index(cache.fetch(committed.blob, seal=committed.seal), limits).entries
+    assert bool(committed.seal) == (peer is not None)
+    if peer is not None:
+        with pytest.raises(BadRun, match="index"):
+            read_index(pool.folder / committed.blob, limits)
+        assert b"manifest" not in (pool.folder / committed.blob).read_bytes()
+
+
+def test_a_job_goes_on_from_a_sealed_block(pool: SlowPool, tmp_path: Path) -> None:
+    """The next agent has the key from the order."""
+    counting.save(CheckpointStore(tmp_path / "earlier" / "checkpoints"), bytes(32), 10)
+    pack_folder(
+        tmp_path / "earlier", plain_names(tmp_path / "earlier"), tmp_path / "tree", TreeLimits(num_bytes=1 << 20)
+    )
+    key = seal(tmp_path / "tree")
+    order = replace(ORDER, resume=pool.put_blob(tmp_path / "tree"), resume_seal=key, resume_update=10)
+    host = Host(isolation=Nowhere(), limits=LIMITS)  # type: ignore[arg-type]
+    job = Job("job.0", "0" * 64, tmp_path / "lease", pool, host=host, beat_s=0.0)  # type: ignore[arg-type]
+    job.begin(order)
+    until(lambda: job.tick() or job._process is not None)
+    assert CheckpointStore(run_of(job) / "checkpoints").newest() is not None
 
 
 def test_a_beat_that_was_not_taken_is_sent_again_soon(job: Job, pool: SlowPool) -> None:

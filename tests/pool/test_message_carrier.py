@@ -15,6 +15,7 @@ import pytest
 
 from stoker.errors import BadRun, PlaceFailed, StokerError
 from stoker.pool import events as on
+from stoker.pool.client import WrongBlob
 from stoker.pool.job_box import MESSAGES, JobBox, PoolOrder
 from stoker.pool.message_carrier import KnownMessage, MessageCarrier, differing_messages, needed_from
 from stoker.pool.replay_check import Making, NotOfTheJob
@@ -40,16 +41,20 @@ class FakePool:
         self.folder, self.posted = folder, list[on.Sent]()
         self.messages: dict[str, list[dict[str, Any]]] = {"run-s0.0": [], "run-s1.0": [], "run-s1.1": []}
         self.num_looks = 0
+        self.peer: Any = None
+        self.direct, self.copied = list[str](), list[tuple[str, str]]()
 
     def lease(self, lease_id: str) -> dict[str, Any]:
         """A lease as the control plane shows it."""
         self.num_looks += 1
         names = [["run-s0.0"], ["run-s1.0", "run-s1.1"]]
-        return {"lease_id": lease_id, "agent": lease_id, "gang_leases": names, "messages": self.messages[lease_id]}
+        known = {"gang_leases": names, "messages": self.messages[lease_id], "direct": self.direct}
+        return {"lease_id": lease_id, "agent": lease_id, **known}
 
-    def put_blob(self, path: Path, *, through_pool: bool = False) -> str:
+    def put_blob(self, path: Path, *, through_pool: bool = False, message_of: str = "") -> str:
         """Keep a blob."""
         assert through_pool
+        self.copied.append((hashlib.sha256(path.read_bytes()).hexdigest(), message_of))
         return self.kept(path.read_bytes())
 
     def kept(self, content: bytes) -> str:
@@ -124,6 +129,95 @@ def test_messages_are_carried_both_ways(tmp_path: Path) -> None:
     carried.carrier.carry()
     assert (carried.carrier.has_sent, carried.pool.num_looks, len(carried.pool.posted)) == (True, looked, 2)
     assert not [*carried.cache.iterdir(), *carried.box.aside.iterdir()]  # messages stay in the box alone
+
+
+class Holding:
+    """A peer that keeps files for others."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.released = folder, list[str]()
+
+    def hold(self, digest: str, source: Path) -> Path:
+        return Path(shutil.copy(source, self.folder / digest))
+
+    def release(self, digest: str) -> None:
+        self.released.append(digest)
+        (self.folder / digest).unlink()
+
+
+@pytest.fixture
+def direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Carried:
+    """A site with a direct path to the other one."""
+    carried = Carried(tmp_path)
+    (tmp_path / "held").mkdir()
+    carried.pool.peer, carried.pool.direct = Holding(tmp_path / "held"), ["run-s1.0"]
+    monkeypatch.setattr("stoker.pool.message_carrier._OTHERS_S", 0.0)
+    return carried
+
+
+def test_a_message_goes_directly_and_its_copy_to_the_pool_after_the_exchange(
+    direct: Carried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is signed for before the pool has it; what the other site does not send the pool comes from here."""
+    monkeypatch.setattr("stoker.pool.message_carrier._OTHERS_S", 60.0)
+    own, other = (hashlib.sha256(content_of(site, 4)).hexdigest() for site in (0, 1))
+    direct.write(4)
+    direct.carrier.carry()
+    assert [one.blob for one in direct.pool.posted] == [own]
+    assert (direct.pool.peer.folder / own).is_file()
+    assert not direct.pool.copied
+    assert not direct.carrier.has_sent, "the pool has no copy"
+    direct.sent_by_other(4)
+    for _ in range(2):
+        direct.carrier.carry()
+    assert direct.pool.copied == [(own, "")]
+    assert not direct.pool.peer.released, "the other may still be fetching it"
+    assert message_name(4, 0, 1) in direct.names
+    message, path, _ = direct.carrier._brought[0]
+    direct.carrier._brought = [(message, path, 0.0)]
+    direct.carrier.carry()
+    assert direct.pool.copied[1:] == [(other, "run-s1.0")]
+    direct.carrier.carry()
+    assert direct.carrier.has_sent
+    direct.carrier.close()
+    direct.carrier.run()
+    assert direct.pool.peer.released == [own]
+    assert not [*direct.cache.iterdir(), *direct.box.aside.iterdir(), *direct.pool.peer.folder.iterdir()]
+
+
+def test_the_copy_is_sent_as_well_while_another_site_is_waited_for(direct: Carried) -> None:
+    """Else no block of this one were taken before that one has come."""
+    direct.write(4)
+    direct.carrier.carry()
+    assert [blob for blob, _ in direct.pool.copied] == [hashlib.sha256(content_of(0, 4)).hexdigest()]
+
+
+def test_a_site_without_a_path_to_all_others_sends_through_the_pool(direct: Carried) -> None:
+    """Before it signs for the message, as without links."""
+    direct.pool.direct = []
+    direct.write(4)
+    direct.carrier.carry()
+    assert len(direct.pool.copied) == len(direct.pool.posted) == 1
+    assert not [*direct.pool.peer.folder.iterdir()]
+
+
+@pytest.mark.parametrize("problem", [on.Refused("there is no blob here"), WrongBlob("other bytes")])
+def test_a_message_that_is_signed_for_and_not_given_is_waited_for(
+    direct: Carried, monkeypatch: pytest.MonkeyPatch, problem: StokerError
+) -> None:
+    """A site that gives others nothing, or other bytes, does not end their leases."""
+    direct.write(4)
+    direct.sent_by_other(4)
+
+    def fails(_: str) -> Path:
+        raise problem
+
+    monkeypatch.setattr(direct.carrier, "_fetch", fails)
+    direct.carrier.carry()
+    assert direct.names == [message_name(4, 0, 0)]
+    monkeypatch.undo()
+    direct.carrier.carry()
+    assert len(direct.names) == 2
 
 
 def test_nothing_is_brought_of_an_exchange_before_the_own_message_is_sent(tmp_path: Path) -> None:

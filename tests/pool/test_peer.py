@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,13 +20,15 @@ from hypothesis import strategies as st
 
 pytest.importorskip("iroh", reason="stoker[p2p] is not installed")
 
-from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable
+from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable
 from stoker.pool import client as pool_client
 from stoker.pool import events as on
 from stoker.pool import peer as pool_peer
 from stoker.pool import peer_link
 from stoker.pool import rendezvous as pool_rendezvous
-from stoker.pool.client import PoolClient
+from stoker.pool.blob_tree import TreeLimits, read_index
+from stoker.pool.client import PoolClient, is_passing
+from stoker.pool.commitment import keep_block
 from stoker.pool.control_plane import ControlPlane
 from stoker.pool.direct_exchange import joined_peer
 from stoker.pool.events import CREDIT, Refused, canonical, sha256
@@ -35,9 +38,12 @@ from stoker.pool.peer import Peer
 from stoker.pool.peer_link import Incoming, NotAdmitted, PeerEndpoint
 from stoker.pool.rendezvous import PeerRendezvous
 from stoker.pool.request_limits import TokenBuckets
+from stoker.pool.sealing import unseal
 from stoker.pool.transport import PoolAnswer
+from stoker.store import CheckpointStore
 from stoker.units import GIB
 from tests.pool.book import offer, opened
+from tests.pool.counting import save
 from tests.pool.server import FAST, in_thread, until
 
 TREE, CHECKPOINT = b"code and data" * 1000, b"a checkpoint" * 1000
@@ -124,6 +130,147 @@ def test_large_blobs_go_between_renter_and_agent(tmp_path: Path) -> None:
         pool.renter.post(opened("next", offer_id="second", order=pool.renter.put_blob(b"2"), inputs=(checkpoint,)))
         other.get_blob(checkpoint, tmp_path / "resumed")
         assert (tmp_path / "resumed").read_bytes() == CHECKPOINT
+
+
+def test_a_renter_that_closes_before_the_commitment_cannot_read_the_block(tmp_path: Path) -> None:
+    """Its disk has the checkpoint by then; the key went to the pool alone, which refused the commitment."""
+    with pool_of(tmp_path) as pool:
+        pool.open()
+        store, limits = CheckpointStore(tmp_path / "run" / "checkpoints"), TreeLimits(num_bytes=1 << 20)
+        save(store, bytes(32), 10)
+        block = keep_block(
+            tmp_path / "run",
+            store.names()[-1],
+            0,
+            "",
+            put=pool.agent.put_blob,
+            limits=limits,
+            aside=tmp_path,
+            is_sealed=True,
+        )
+        kept = tmp_path / "renter" / block.blob
+        assert kept.is_file()
+        pool.renter.post(on.Closed(lease_id="job", reason="not paid"))
+        with pytest.raises(Refused, match="closed"):
+            pool.agent.post(on.Committed(lease_id="job", **vars(block)))
+        with pytest.raises(BadRun, match="index"):
+            read_index(kept, limits)
+        assert block.seal not in canonical([one.document() for one in pool.operator.events()]).decode()
+        unseal(kept, block.seal)
+        assert read_index(kept, limits).entries
+
+
+def of_class(name: str) -> on.Offered:
+    """An offer of a determinism class that others have as well."""
+    return on.Offered(offer=offer(name, time.time(), determinism_class="c" * 64))
+
+
+def asked_link(client: PoolClient) -> dict[str, Any] | None:
+    """The link that an idle agent is to measure now."""
+    links = client.work()["links"]
+    return links[0] if links else None
+
+
+def test_agents_measure_the_link_between_them(tmp_path: Path) -> None:
+    """Each in turn, when the pool asks; what it did not ask for is refused, and so is more than it announced."""
+    with pool_of(tmp_path) as pool:
+        ends = [pool.agent, pool.joined("other")]
+        keys = [one.key.public for one in ends if one.key is not None]
+        for name, one in zip("ab", ends, strict=True):
+            one.post(of_class(name))
+        until(lambda: any(asked_link(one) for one in ends))
+        first = next(number for number, one in enumerate(ends) if asked_link(one))
+        for number in (first, 1 - first):
+            asking, other = ends[number], keys[1 - number]
+            until(lambda client=asking: asked_link(client))
+            link, peer = asked_link(asking), asking.peer
+            assert link is not None
+            assert peer is not None
+            assert link["other"] == other
+            assert pool.renter.state("links") == []
+            measured = peer.measured_link(other, link["name"])
+            assert measured.upload_bytes_per_s > 0
+            assert measured.download_bytes_per_s > 0
+            assert 0 < measured.delay_s < 10
+            with pytest.raises(Refused, match="has not asked"):
+                ends[1 - number].post(on.Linked(other=keys[number], upload_bytes_per_s=1.0))
+            asking.post(on.Linked(other=other, upload_bytes_per_s=3e6, download_bytes_per_s=1e6 + number, delay_s=0.1))
+        found = pool.renter.state("links")
+        assert {(one["source"], one["target"]) for one in found} == {tuple(keys), tuple(keys[::-1])}
+        assert {one["bytes_per_s"] for one in found} == {1e6, 1e6 + 1}
+        assert not asked_link(asking)
+        with pytest.raises(Refused, match="has not asked"):
+            asking.post(on.Linked(other=other, upload_bytes_per_s=1e9))
+        used = peer.measured_link(other, link["name"])  # the pool announces it once
+        assert (used.upload_bytes_per_s, used.download_bytes_per_s) == (0.0, 0.0)
+
+
+def gang_of(pool: Pool) -> PoolClient:
+    """A gang of the pool's agent and another one, whose client it is."""
+    other = pool.joined("other")
+    for name, one in zip("ab", (pool.agent, other), strict=True):
+        one.post(of_class(name))
+    order = pool.renter.put_blob(b"what to run")
+    leases = [
+        opened(f"run-s{site}.0", offer_id="ab"[site], gang="run", site=site, sites=2, order=order) for site in (0, 1)
+    ]
+    pool.renter.post(on.GangOpened(leases=tuple(leases)))
+    for site, one in enumerate((pool.agent, other)):
+        one.post(on.Accepted(lease_id=f"run-s{site}.0"))
+    return other
+
+
+def held(client: PoolClient, path: Path) -> str:
+    """A message that an agent keeps for the others; its digest."""
+    assert client.peer is not None
+    digest = sha256(path.read_bytes())
+    assert client.peer.hold(digest, path) is not None
+    return digest
+
+
+def test_messages_of_a_gang_go_directly_and_no_block_is_taken_before_the_pool_has_them(tmp_path: Path) -> None:
+    """The other site fetches one from who sent it, and may send the pool what that one does not."""
+    with pool_of(tmp_path) as pool:
+        other = gang_of(pool)
+        contents = [b"of site %d" % site * 1000 for site in (0, 1)]
+        digests = [held(one, pool.file(f"of {site}", contents[site])) for site, one in enumerate((pool.agent, other))]
+        for site, one in enumerate((pool.agent, other)):
+            one.post(on.Sent(lease_id=f"run-s{site}.0", update=4, fragment=0, blob=digests[site]))
+        other.get_blob(digests[0], tmp_path / "got")
+        assert (tmp_path / "got").read_bytes() == contents[0]
+        assert not any(map(pool.is_in_pool, digests))
+        stranger = pool.joined("stranger")
+        with pytest.raises(Refused, match="there is no blob"):
+            stranger.get_blob(digests[0], tmp_path / "stolen")
+        block = replace(committed(other.put_blob(b"a block")), lease_id="run-s1.0")
+        with pytest.raises(Refused, match="2 messages") as refused:
+            other.post(block)
+        assert is_passing(refused.value)
+        other.put_blob(tmp_path / "of 1", through_pool=True)
+        with pytest.raises(Refused, match="1 messages"):
+            other.post(block)
+        other.put_blob(tmp_path / "got", through_pool=True, message_of="run-s0.0")
+        other.post(block)
+        assert pool.agent.peer is not None
+        pool.agent.peer.release(digests[0])
+        pool.renter.get_blob(digests[0], tmp_path / "read")
+        assert (tmp_path / "read").read_bytes() == contents[0]
+        with pytest.raises(Refused, match="part in a lease"):
+            stranger.get_blob(digests[0], tmp_path / "stolen")
+
+
+def test_a_site_opens_no_blob_of_another_by_sending_its_name(tmp_path: Path) -> None:
+    """One that says it holds what it has not gets it neither from the pool nor from the peer that has it."""
+    with pool_of(tmp_path) as pool:
+        other = gang_of(pool)
+        secret = pool.file("secret", b"of another job" * 1000)
+        digest = other.put_blob(secret, through_pool=True)
+        assert pool.agent.peer is not None
+        announced = pool.agent.peer._ask({"op": "held", "blobs": {digest: [len(secret.read_bytes())]}})
+        pool.agent.peer._in_loop(announced, 10.0)
+        pool.agent.post(on.Sent(lease_id="run-s0.0", update=4, fragment=0, blob=digest))
+        with pytest.raises(Refused):
+            pool.agent.get_blob(digest, tmp_path / "stolen")
 
 
 def test_nobody_opens_a_blob_by_naming_it(tmp_path: Path) -> None:

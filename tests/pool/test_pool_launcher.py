@@ -22,6 +22,7 @@ from stoker.pool.isolation import Host, Limits
 from stoker.pool.job_box import JobBox, PoolOrder, read_order
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.pool_launcher import LAUNCHER
+from stoker.pool.sealing import seal
 from stoker.pool.state import ListedOffer, Record
 from stoker.pool.terms import Terms
 from stoker.records.codec import dumps, to_json
@@ -155,7 +156,10 @@ def started(pool: Pool, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]
 def commit(
     pool: Pool, lease: dict[str, Any], tmp_path, *updates: int, total: int | None = None, verdict: str | None = None
 ) -> None:
-    """Blocks of a lease, each with a checkpoint and a log, of a job of `total` updates, or as many as there are."""
+    """Blocks of a lease, each with a sealed checkpoint and a log, of a job of `total` updates, or as there are.
+
+    `plain`: the same file as it would be as results.
+    """
     for update in updates:
         run = tmp_path / f"run-{lease['lease_id']}-{update}"
         run.mkdir()
@@ -163,6 +167,7 @@ def commit(
         (run / "plan.json").write_text(plan(total or max(updates)))
         manifest = save(CheckpointStore(run / "checkpoints"), update.to_bytes(32, "little"), update, verdict)
         pack_folder(run, plain_names(run), tmp_path / "tree", TreeLimits(num_bytes=1 << 20))
+        plain, key = pool.put_blob(tmp_path / "tree"), seal(tmp_path / "tree")
         blob = pool.put_blob(tmp_path / "tree")
         order = read_order((pool.folder / lease["order"]).read_bytes())
         previous = lease["commitments"][-1]["state"] if lease["commitments"] else order.resume_head
@@ -173,6 +178,8 @@ def commit(
                 "update": update,
                 "state": state,
                 "blob": blob,
+                "seal": key,
+                "plain": plain,
                 "running_s": lease["running_s"],
             }
         )
@@ -334,6 +341,8 @@ def test_a_lost_agent_is_replaced_from_the_last_block_and_asked_last(pool, tmp_p
     assert opened.offer_id == "dear"
     assert opened.forecast.hours == pytest.approx(3000 / 3600)
     assert lease["commitments"][1]["blob"] in opened.inputs
+    order = read_order((pool.folder / opened.order).read_bytes())
+    assert (order.resume, order.resume_seal) == tuple(lease["commitments"][1][name] for name in ("blob", "seal"))
     assert "update 20" in state.why
     pool.leases[opened.lease_id] |= {"state": "closed", "reason": "lost", "closed_s": time.time()}
     assert LAUNCHER.state(handle).phase == "requeued"
@@ -486,7 +495,7 @@ def test_an_agent_that_was_cleared_is_not_wrong_any_more(pool, tmp_path) -> None
     """One unequal replay that others contradicted costs neither its blocks nor the next lease."""
     handle, lease = started(pool)
     commit(pool, lease, tmp_path, 10, 20)
-    lease |= {"state": "closed", "reason": "finished", "result": lease["commitments"][1]["blob"]}
+    lease |= {"state": "closed", "reason": "finished", "result": lease["commitments"][1]["plain"]}
     judged(lease, True, False)
     assert LAUNCHER.state(handle).phase == "saving"
     lease["state"] = "final"
@@ -525,7 +534,7 @@ def test_results_count_once_their_blocks_were_replayed(pool, tmp_path) -> None:
     """A run is not finished for its renter while a drawn block waits for a verdict."""
     handle, lease = started(pool)
     commit(pool, lease, tmp_path, 10, 20)
-    lease |= {"state": "closed", "reason": "finished", "result": lease["commitments"][1]["blob"]}
+    lease |= {"state": "closed", "reason": "finished", "result": lease["commitments"][1]["plain"]}
     assert LAUNCHER.state(handle).phase == "saving"
     judged(lease, True)
     assert LAUNCHER.state(handle).phase == "saving"
@@ -542,7 +551,7 @@ def test_a_full_disk_of_the_renter_opens_no_further_lease(pool, tmp_path) -> Non
     handle, lease = started(pool)
     commit(pool, lease, tmp_path, 10, 20)
     judged(lease, True, True)
-    lease |= {"state": "closed", "reason": "finished", "result": lease["commitments"][1]["blob"]}
+    lease |= {"state": "closed", "reason": "finished", "result": lease["commitments"][1]["plain"]}
     real, full = pool.get_blob, DiskFailed("Cannot write a blob: the disk is full.")
     pool.get_blob = lambda *_, **__: (_ for _ in ()).throw(full)
     state = LAUNCHER.state(handle)
@@ -559,7 +568,7 @@ def test_of_an_agent_that_was_wrong_only_replayed_blocks_count(pool, tmp_path) -
     handle, lease = started(pool)
     commit(pool, lease, tmp_path, 10, 20, 30)
     lease |= {"state": "final", "outcome": "slashed", "reason": "finished"}
-    lease["result"] = lease["commitments"][2]["blob"]
+    lease["result"] = lease["commitments"][2]["plain"]
     lease["challenges"] = [
         {"block": block, "equal": equal, "fee": 0} for block, equal in ((0, True), (2, False), (2, False))
     ]
@@ -576,7 +585,7 @@ def test_results_that_were_not_committed_to_are_not_taken(pool, tmp_path, what) 
     """An agent that commits to nothing cannot be checked; nor can one whose results hold another state."""
     handle, lease = started(pool)
     commit(pool, lease, tmp_path, 10, 20)
-    result = lease["commitments"][0]["blob"]
+    result = lease["commitments"][0]["plain"]
     if what == "nothing committed":
         lease["commitments"] = []
     if what == "no checkpoint":
@@ -596,7 +605,7 @@ def test_a_run_that_was_cut_short_is_not_finished(pool, tmp_path, is_heir) -> No
     handle, lease = started(pool)
     commit(pool, lease, tmp_path, 10, 20, total=1000)
     judged(lease, True, True)
-    result = lease["commitments"][-1]["blob"]
+    result, block = (lease["commitments"][-1][name] for name in ("plain", "blob"))
     if is_heir:
         lease |= {"state": "closed", "reason": "lost"}
         LAUNCHER.state(handle)
@@ -606,7 +615,7 @@ def test_a_run_that_was_cut_short_is_not_finished(pool, tmp_path, is_heir) -> No
     assert state.phase == "requeued"
     assert "ended at update 20 of 1,000" in state.why
     assert pool.of(on.Opened)[-1].offer_id != lease["offer_id"]
-    assert result in pool.of(on.Opened)[-1].inputs
+    assert block in pool.of(on.Opened)[-1].inputs
     pool.leases[pool.of(on.Opened)[-1].lease_id] |= {"state": "closed", "reason": "reclaimed: it is needed"}
     LAUNCHER.state(handle)
     assert lease["offer_id"] not in {one.offer_id for one in pool.of(on.Opened)[-2:]}, "it was asked again"
@@ -617,7 +626,7 @@ def test_a_run_that_ended_early_by_its_own_rule_is_finished(pool, tmp_path) -> N
     handle, lease = started(pool)
     commit(pool, lease, tmp_path, 10, 20, total=1000, verdict="no better since update 10")
     judged(lease, True, True)
-    lease |= {"state": "closed", "reason": "finished", "result": lease["commitments"][-1]["blob"]}
+    lease |= {"state": "closed", "reason": "finished", "result": lease["commitments"][-1]["plain"]}
     assert LAUNCHER.state(handle).phase == "finished"
 
 
@@ -852,7 +861,7 @@ def test_a_plan_that_an_agent_made_up_is_a_sentence(pool, tmp_path, content) -> 
     pack_folder(run, plain_names(run), tmp_path / "tree", TreeLimits(num_bytes=1 << 30))
     lease["commitments"][-1]["blob"] = pool.put_blob(tmp_path / "tree")
     judged(lease, True, True)
-    lease |= {"state": "closed", "reason": "finished", "result": lease["commitments"][-1]["blob"]}
+    lease |= {"state": "closed", "reason": "finished", "result": lease["commitments"][-1]["plain"]}
     state = LAUNCHER.state(handle)
     assert state.phase == "requeued"
     assert "cannot be read" in state.why

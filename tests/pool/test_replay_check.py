@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +15,15 @@ from stoker.pool.bisection import Bisection, Side
 from stoker.pool.blob_tree import TreeLimits, pack_folder
 from stoker.pool.commitment import Block, keep_block
 from stoker.pool.events import Refused, sha256
+from stoker.pool.leased_job import BlobCache
 from stoker.pool.replay_check import TOLERANCES, Making, ReplayVerdict, check_block, check_update
 from stoker.records.codec import to_json
 from stoker.store import CheckpointStore
 from tests.pool.counting import save
+from tests.pool.fake_pool import FakePool
 
 
-def committed(folder: Path) -> Block:
+def committed(folder: Path, *, is_sealed: bool = False) -> Block:
     """A block of ten updates, whose blob is in `folder/blobs`."""
     run, blobs = folder / "run", folder / "blobs"
     blobs.mkdir()
@@ -32,7 +35,16 @@ def committed(folder: Path) -> Block:
         shutil.copyfile(path, blobs / digest)
         return digest
 
-    return keep_block(run, store.names()[-1], 0, "", put=put, limits=TreeLimits(num_bytes=1 << 20), aside=folder)
+    return keep_block(
+        run,
+        store.names()[-1],
+        0,
+        "",
+        put=put,
+        limits=TreeLimits(num_bytes=1 << 20),
+        aside=folder,
+        is_sealed=is_sealed,
+    )
 
 
 ALONE = SimpleNamespace(site=0)
@@ -45,7 +57,7 @@ def checked(folder: Path, answer: dict[str, Any], *, disk_bytes: int = 1 << 20) 
     box: Any = SimpleNamespace(aside=folder / "aside", order=ALONE, replay=lambda *_, **__: None)
     out = json.dumps(answer).encode()
     host: Any = SimpleNamespace(limits=SimpleNamespace(disk_bytes=disk_bytes), run=lambda _: (2, out, b""))
-    making = Making(box=box, before=None, block=block, fetch=lambda digest: folder / "blobs" / digest, host=host)
+    making = Making(box=box, before=None, block=block, fetch=lambda digest, **_: folder / "blobs" / digest, host=host)
     return check_block(making, is_same_class=True)
 
 
@@ -62,6 +74,20 @@ def test_what_a_verifier_cannot_do_says_nothing_about_the_block(tmp_path, kind, 
     """An honest agent is not slashed for a verifier's disk, devices or packages."""
     with pytest.raises(PlaceFailed, match="the replay ended"):
         checked(tmp_path, {"kind": kind, "problem": problem})
+
+
+@pytest.mark.parametrize("lies", [False, True])
+def test_a_sealed_block_is_opened_with_the_key_of_its_commitment(tmp_path: Path, lies: bool) -> None:
+    """An agent that states another key has committed to what is no checkpoint."""
+    block = committed(tmp_path, is_sealed=True)
+    made = save(CheckpointStore(tmp_path / "made"), bytes(32), 10)
+    answer = json.dumps({"manifest": to_json(made), "states": []}).encode()
+    host: Any = SimpleNamespace(limits=SimpleNamespace(disk_bytes=1 << 20), run=lambda _: (0, answer, b""))
+    box: Any = SimpleNamespace(aside=tmp_path / "aside", order=ALONE, replay=lambda *_, **__: None)
+    client: Any = FakePool(tmp_path / "blobs")
+    block = replace(block, seal="7" * 64 if lies else block.seal)
+    making = Making(box=box, before=None, block=block, fetch=BlobCache(client, tmp_path / "got").fetch, host=host)
+    assert check_block(making, is_same_class=True).equal is not lies
 
 
 def test_a_block_that_is_too_large_for_a_verifier(tmp_path) -> None:
@@ -102,7 +128,7 @@ def test_a_state_that_one_side_supplied_suffices(tmp_path, bad: str, cheat: str)
     (tmp_path / "blobs" / "too large").write_bytes(bytes(3 << 20))
     (tmp_path / "blobs" / "no checkpoint").write_bytes(b"no tree")
 
-    def fetch(digest: str) -> Path:
+    def fetch(digest: str, **_: str) -> Path:
         if digest == "refused":
             raise Refused("there is no such blob")
         return tmp_path / "blobs" / digest

@@ -27,6 +27,12 @@ MOST_OFFER_S = 30 * 24 * 3600.0
 """Time for which an offer stands unless it is made again: those of agents that are gone are forgotten [s]."""
 
 
+class AwaitsMessages(Refused):
+    """It can be taken once messages are here that went from site to site."""
+
+    http_status = 503
+
+
 class Admission:
     """What a control plane looks at before it asks the rules.
 
@@ -38,13 +44,15 @@ class Admission:
 
     Attributes:
         bulk_bytes: from this size on a blob is large [bytes].
-        held_elsewhere: keys of which a renter holds a blob, by the renter's key and the blob; of peers.
+        held_elsewhere: keys of which a peer holds a blob, its own included, by the peer's key and the blob.
+        asks_link: whether an agent was asked to measure its path to another one.
     """
 
     def __init__(self, state: State, blobs: BlobStore, leases: LeaseIndex, now: Callable[[], float]) -> None:
         self._state, self._blobs, self._leases, self._now = state, blobs, leases, now
         self.bulk_bytes = BULK_BYTES
-        self.held_elsewhere: Callable[[str, str], Collection[str]] = lambda _renter, _digest: ()
+        self.held_elsewhere: Callable[[str, str], Collection[str]] = lambda _key, _digest: ()
+        self.asks_link: Callable[[str, str], bool] = lambda _agent, _other: False
 
     @property
     def _rules(self) -> on.Founded:
@@ -62,6 +70,7 @@ class Admission:
         Raises:
             Refused: with the reason.
         """
+        self._require_asked(draft)
         self._require_stored(draft)
         self._require_deposit(draft)
         self._require_agreed(draft)
@@ -116,16 +125,14 @@ class Admission:
             self._require_begin(body)
         for opened in openings(body):
             self._require_inputs_forwardable(opened)
-        if isinstance(body, on.Supplied):
-            for digest in filter(None, (body.before, body.after)):
-                if not self._blobs.path(digest).is_file() or draft.actor not in self._leases.readers(digest):
-                    raise Refused(
-                        f"the state {digest[:12]}… that was supplied is not here", remedy="Send the blob first."
-                    )
         if not isinstance(body, on.Committed | on.Sent | on.Finished):
             return
         digest = body.result if isinstance(body, on.Finished) else body.blob
         path = self._blobs.path(digest)
+        if isinstance(body, on.Sent) and draft.actor in self.held_elsewhere(draft.actor, digest):
+            return  # the others fetch it from there; no block is taken before it is here
+        if not isinstance(body, on.Sent):
+            self._require_messages(self._state.lease(body.lease_id))
         renter = self._state.lease(body.lease_id).renter
         if draft.actor in self.held_elsewhere(renter, digest):
             return  # it is held in two places, and by the one who wants it checked
@@ -145,6 +152,32 @@ class Admission:
         for _, num_bytes in self.unpaid(lease, [digest]):
             self._require_paid(lease, num_bytes)
         path.touch()  # it is not deleted before the lease names it
+
+    def _require_asked(self, draft: Draft) -> None:
+        """Refuse links that this pool has not asked for, and supplied states that are not here."""
+        body = draft.read_body()
+        if isinstance(body, on.Linked) and not self.asks_link(draft.actor, body.other):
+            raise Refused("this pool has not asked for that link: others would have to measure it as well")
+        if isinstance(body, on.Supplied):
+            for digest in filter(None, (body.before, body.after)):
+                if not self._blobs.path(digest).is_file() or draft.actor not in self._leases.readers(digest):
+                    raise Refused(
+                        f"the state {digest[:12]}… that was supplied is not here", remedy="Send the blob first."
+                    )
+
+    def _require_messages(self, lease: Lease) -> None:
+        """Refuse a site's block or results while messages of its exchanges are not here: none could replay it.
+
+        Whoever has got them may send them.
+        """
+        exchanges = {message.place for message in lease.messages}
+        names = self._state.gangs[lease.gang].names if exchanges else ()
+        needed = {one.blob for name in names for one in self._state.leases[name].messages if one.place in exchanges}
+        if missing := sorted(digest for digest in needed if not self._blobs.path(digest).is_file()):
+            raise AwaitsMessages(
+                f"{len(missing)} messages that lease {lease.lease_id} rests on are not here yet: "
+                f"{', '.join(missing[:4])}"
+            )
 
     def _require_begin(self, body: on.VerdictGiven) -> None:
         """Refuse an unequal verdict on a first block that does not begin where the lease's order goes on from.

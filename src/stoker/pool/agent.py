@@ -266,6 +266,7 @@ class Agent:
     _check: threading.Thread | None = field(default=None, init=False)
     _checked: Counter[tuple[str, int, str]] = field(default_factory=Counter, init=False)
     _replaying: IsolatedProcess | None = field(default=None, init=False)
+    _measuring: threading.Thread | None = field(default=None, init=False)
     _probed: list[ProbedDevice] = field(default_factory=list, init=False)
     _refused: set[str] = field(default_factory=set, init=False)
     _has_offered: bool = field(default=False, init=False)
@@ -345,8 +346,8 @@ class Agent:
     @property
     def _pause_s(self) -> float:
         """Time until the next step [s]: none where the pool lets the agent wait for its answer."""
-        is_probed = any(not one.is_over for one in self._probed)  # the pool answers at once until its device has come
-        return min(_POLL_S, self.lending.beat_s / 4) if self._job or self._is_checking or is_probed else 0.0
+        is_asked = self._is_measuring or any(not one.is_over for one in self._probed)  # the pool answers at once then
+        return min(_POLL_S, self.lending.beat_s / 4) if self._job or self._is_checking or is_asked else 0.0
 
     def step(self) -> None:
         """Do what is due, once.
@@ -440,6 +441,8 @@ class Agent:
         for challenge in work["challenges"] if self.lending.replays else ():
             against = str(challenge.get("against", ""))
             self._begin_check(self._replay, str(challenge["lease_id"]), int(challenge["block"]), against)
+        for link in work.get("links", ()):
+            self._measure_link(str(link["other"]), str(link["name"]))
         for probe in work.get("probes", ()):
             is_mine = probe["offer_id"] == self.lending.name and probe["device"] < self.lending.num_devices
             if is_mine and self._job is None and not self._is_checking:
@@ -452,6 +455,27 @@ class Agent:
             self._stop_probes()
             self._check = threading.Thread(target=check, args=(lease_id, block, key), name="stoker-check", daemon=True)
             self._check.start()
+
+    def _measure_link(self, other: str, name: str) -> None:
+        """Measure the direct path to another agent in a thread, unless there is work to do."""
+        peer = self.client.peer
+        if peer is None or self._is_measuring or self._job is not None or self._is_checking:
+            return
+
+        def measure() -> None:
+            link = peer.measured_link(other, name)
+            with suppress(StokerError):  # the pool asks again
+                self.client.post(
+                    on.Linked(
+                        other=other,
+                        upload_bytes_per_s=link.upload_bytes_per_s,
+                        download_bytes_per_s=link.download_bytes_per_s,
+                        delay_s=link.delay_s,
+                    )
+                )
+
+        self._measuring = threading.Thread(target=measure, name="stoker-link", daemon=True)
+        self._measuring.start()
 
     def _answer_probe(self, probe_id: str, number: int) -> None:
         """Let a device answer a probe, within what a job may have of it."""
@@ -477,6 +501,10 @@ class Agent:
         for one in self._probed:
             one.stop()
         self._probed.clear()
+
+    @property
+    def _is_measuring(self) -> bool:
+        return self._measuring is not None and self._measuring.is_alive()
 
     @property
     def _is_checking(self) -> bool:
@@ -749,6 +777,7 @@ def blocks_of(lease: dict[str, Any], order: PoolOrder) -> list[Block]:
                 state=str(commitment["state"]),
                 blob=str(commitment["blob"]),
                 previous=head,
+                seal=str(commitment.get("seal", "")),
             )
         )
         head = blocks[-1].state
@@ -807,7 +836,12 @@ def made_again(
         before = blocks[number - 1] if number else None
         if number == 0 and order.resume:
             before = Block(
-                block=-1, update=order.resume_update, state=order.resume_head, blob=order.resume, previous=""
+                block=-1,
+                update=order.resume_update,
+                state=order.resume_head,
+                blob=order.resume,
+                previous="",
+                seal=order.resume_seal,
             )
         # A verdict counts for so long, as in `Lease.verdict_s`: what takes longer is of no use, and may be malice.
         most_s = max(VERDICT_S, 10 * float(lease["running_s"]) / len(blocks))

@@ -59,6 +59,7 @@ def read_lease(document: JSON, lease_id: str | None = None) -> dict[str, Any]:
     for number, block in enumerate(lease.commitments):
         _require_hash(block.state, f"commitments[{number}].state")
         _require_hash(block.blob, f"commitments[{number}].blob")
+        _require_hash(block.seal, f"commitments[{number}].seal", may_be_empty=True)
         if block.block != number or block.update <= (-1 if before is None else before.update):
             raise ValueError(f"block {number} is number {block.block}, at update {block.update}")
         before = block
@@ -71,7 +72,7 @@ def read_lease(document: JSON, lease_id: str | None = None) -> dict[str, Any]:
 
 
 def _require_gang(lease: Lease, found: dict[str, Any]) -> None:
-    """Raises ValueError, TypeError where the messages of a site, or the leases of its gang, are none."""
+    """Raises ValueError, TypeError where the messages of a site, or the leases or links of its gang, are none."""
     for message in lease.messages:
         _require_hash(message.blob, "messages.blob")
         if not 0 <= message.update <= _LARGEST or not 0 <= message.fragment <= _LARGEST:
@@ -79,6 +80,8 @@ def _require_gang(lease: Lease, found: dict[str, Any]) -> None:
     for of_site in _list(found.get("gang_leases", []), "gang_leases", MOST_SITES):
         for name in _list(of_site, "gang_leases", MOST_WORK):
             require_lease_id(name)
+    for key in _list(found.get("direct", []), "direct", MOST_SITES):
+        _require_key(key, "direct")
 
 
 def _require_search(search: Bisection) -> None:
@@ -137,6 +140,9 @@ def read_work(document: JSON) -> dict[str, Any]:
         if not all(isinstance(asked.get(name), str) for name in ("probe_id", "offer_id")):
             raise TypeError("a probe has no name, or none of an offer")
         _whole(asked.get("device"), "device")
+    for link in _list(found.get("links", []), "links", MOST_WORK):
+        for name in ("other", "name"):
+            _require_key(_object(link, "link").get(name), name)
     return found
 
 
@@ -201,6 +207,17 @@ def _offers(document: JSON) -> JSON:
     return document
 
 
+def _links(document: JSON) -> JSON:
+    for one in _list(document, "links"):
+        found = _object(one, "link")
+        for name in ("source", "target"):
+            _require_key(found.get(name), name)
+        for name, least in (("bytes_per_s", 1e-9), ("delay_s", 0.0)):
+            if not isinstance(value := found.get(name), int | float) or not least <= value <= _LARGEST:
+                raise TypeError(f"{name}: {str(value)[:40]} is no rate or time of a link")
+    return document
+
+
 def _leases(document: JSON) -> JSON:
     for one in _list(document, "leases"):
         read_lease(one)
@@ -217,6 +234,7 @@ def _balances(document: JSON) -> JSON:
 _READERS: Mapping[str, Callable[[JSON], JSON]] = {
     "pool": _pool,
     "offers": _offers,
+    "links": _links,
     "leases": _leases,
     "balances": _balances,
 }

@@ -262,11 +262,12 @@ class PoolClient:
             self._request("GET", f"/v1/blobs/{digest}").close()  # for the reason: an answer to HEAD has no text
         return True
 
-    def put_blob(self, source: bytes | Path, *, through_pool: bool = False) -> str:
+    def put_blob(self, source: bytes | Path, *, through_pool: bool = False, message_of: str = "") -> str:
         """Send bytes or a file, unless the pool has them; their SHA-256.
 
         With a `peer` a large file goes to the other side of the lease, or is kept for it; to the pool where there is
-        no direct path, or with `through_pool`.
+        no direct path, or with `through_pool`. `message_of`: the lease of a site whose message it is, which this key
+        has got from there directly.
 
         Raises:
             Refused: it is too large, or this key may not send blobs.
@@ -281,11 +282,12 @@ class PoolClient:
         if self.has_blob(digest):
             return digest
         self._sent_bytes += size
+        target = f"/v1/blobs/{digest}" + (f"?{urlencode({'message_of': message_of})}" if message_of else "")
         if isinstance(source, bytes):
-            self._request("PUT", f"/v1/blobs/{digest}", source, size=size).close()
+            self._request("PUT", target, source, size=size).close()
         else:
             with source.open("rb") as file:
-                self._request("PUT", f"/v1/blobs/{digest}", file, size=size).close()
+                self._request("PUT", target, file, size=size).close()
         return digest
 
     @property
@@ -342,7 +344,7 @@ class PoolClient:
                 os.fsync(file.fileno())
             with disk_errors(target, "a blob", error=DiskFailed), aside.open("rb") as file:
                 if (found := hashlib.file_digest(file, "sha256").hexdigest()) != digest:
-                    raise PlaceFailed(f"the blob {digest[:12]}… came with the hash {found[:12]}…")
+                    raise WrongBlob(f"the blob {digest[:12]}… came with the hash {found[:12]}…")
                 aside.replace(target)
         finally:
             with suppress(OSError):  # such as where it could not be made
@@ -433,6 +435,10 @@ def _content(answer: PoolAnswer, most_bytes: int) -> bytes:
     while len(content) < most_bytes and (part := answer.read(min(_PART_BYTES, most_bytes - len(content)))):
         content += part
     return bytes(content)
+
+
+class WrongBlob(PlaceFailed):
+    """Another peer has sent other bytes than those that were asked for."""
 
 
 class _Missing(Refused):

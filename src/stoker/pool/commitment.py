@@ -18,6 +18,7 @@ from pathlib import Path
 
 from stoker.errors import BadRun
 from stoker.pool.blob_tree import TreeLimits, pack_folder, same_files
+from stoker.pool.sealing import seal
 from stoker.records import CheckpointManifest
 from stoker.store.checkpoint_store import MANIFEST, manifest_from
 from stoker.store.foreign_files import read_below
@@ -39,6 +40,7 @@ class Block:
         state: head of the chain after it (hex).
         blob: SHA-256 of the tree of its checkpoint, with the records of the run at its end (hex).
         previous: head of the chain before it (hex); "" at the beginning of a run.
+        seal: key of the blob's file (`sealing`, hex); "": it is not encrypted.
     """
 
     block: int
@@ -46,6 +48,7 @@ class Block:
     state: str
     blob: str
     previous: str
+    seal: str = ""
 
 
 def chain_head(previous: str, update: int, state: str) -> str:
@@ -62,6 +65,7 @@ def keep_block(
     put: Callable[[Path], str],
     limits: TreeLimits,
     aside: Path,
+    is_sealed: bool = False,
 ) -> Block:
     """Store a checkpoint of a run that another process writes, with the run's records, and return the block.
 
@@ -73,6 +77,7 @@ def keep_block(
         put: stores a file as a blob; its SHA-256.
         limits: the most that is stored.
         aside: folder for copies.
+        is_sealed: whether the blob can be read only with the block's `seal`.
 
     Raises:
         BadRun: the checkpoint is not whole, or larger than the limits.
@@ -87,7 +92,8 @@ def keep_block(
             raise BadRun(f"checkpoint {checkpoint} is not whole: {name} is not what its manifest says")
         update = manifest.position.updates
         head = chain_head(previous, update, manifest.state_digest())
-        return Block(block=number, update=update, state=head, blob=put(copy), previous=previous)
+        key = seal(copy) if is_sealed else ""
+        return Block(block=number, update=update, state=head, blob=put(copy), previous=previous, seal=key)
     finally:
         copy.unlink(missing_ok=True)
 

@@ -42,6 +42,7 @@ from stoker.pool.keys import Key, is_signed
 from stoker.pool.lease import LIVE, Lease, run_of
 from stoker.pool.lease_index import LeaseIndex
 from stoker.pool.log import EventLog
+from stoker.pool.pair_links import direct_link, direct_links
 from stoker.pool.presence import Presence, UptimeClock
 from stoker.pool.probing import ANSWER_S, ProbeChannel, Prober, read_answer
 from stoker.pool.request_limits import HEAD_S, MOST_AT_ONCE, RequestRates, TokenBuckets, TooMany, network_of_host
@@ -373,6 +374,9 @@ class ControlPlane:
                         _log.warning("%s", first_line(problem))
                 if self.prober is not None:
                     self.prober.look(self._idle_offers, self._wake)
+                if self.rendezvous is not None:
+                    for agent in self.rendezvous.look_at_links(self._idle_classes, self._now()):
+                        self._wake(agent)
                 if time.monotonic() - cleaned_s > _CLEAN_S:
                     cleaned_s = time.monotonic()
                     self._documents.clear()
@@ -398,6 +402,20 @@ class ControlPlane:
         now_s = self._now()
         agents = {agent for agent in self.presence.probed & self.presence.here() if not self.leases.is_at_work(agent)}
         return [one for one in self.state.offers.values() if one.agent in agents and one.is_free(now_s)]
+
+    def _idle_classes(self) -> dict[str, str]:
+        """Determinism classes of known agents that are there, with a free offer, and have neither job nor replay."""
+        now_s, here = self._now(), self.presence.here()
+        free = [one for one in self.state.offers.values() if one.agent in here and one.is_free(now_s)]
+        return {
+            one.agent: one.offer.determinism_class
+            for one in free
+            if self._is_known(one.agent) and not self.leases.is_at_work(one.agent)
+        }
+
+    def _is_known(self, agent: str) -> bool:
+        """Whether an agent was admitted, or in an open pool has passed a check: keys cost nothing there."""
+        return not self._rules.is_open or agent in self.state.members or self.state.record_of(agent).passed > 0
 
     def _begin_cosigning(self, body: on.Cosigned) -> None:
         """Let a beat be co-signed while all else goes on: a signer elsewhere may take minutes, or not answer at all."""
@@ -435,15 +453,11 @@ class ControlPlane:
     def verifiers(self) -> dict[str, str]:
         """The present agents that replay blocks, with their determinism class.
 
-        They have an offer; in an open pool they were also admitted, or passed a check themselves: keys cost nothing.
+        They have an offer; in an open pool they are also known.
         """
-        now_s, state, replaying = self._now(), self.state, self.presence.replaying()
-        standing = [one for one in state.offers.values() if now_s < one.offer.expires_s and one.agent in replaying]
-        return {
-            one.agent: one.offer.determinism_class
-            for one in standing
-            if not self._rules.is_open or one.agent in state.members or state.record_of(one.agent).passed > 0
-        }
+        now_s, replaying = self._now(), self.presence.replaying()
+        standing = [one for one in self.state.offers.values() if now_s < one.offer.expires_s and one.agent in replaying]
+        return {one.agent: one.offer.determinism_class for one in standing if self._is_known(one.agent)}
 
     # ------------------------------------------------------------------------------------------------------------ HTTP
 
@@ -539,6 +553,14 @@ class ControlPlane:
                 ]
                 found = heapq.nlargest(_MOST_LISTED, found, key=lambda lease: lease.opened_s)
                 return _json([self._listed_document(lease) for lease in found])
+            case "links":
+                agents = {one.agent for one in state.offers.values() if state.is_free(one, now_s)}
+                return _json(
+                    [
+                        {"source": source, "target": target, **to_json(link)}
+                        for (source, target), link in direct_links(state.links, now_s, agents).items()
+                    ]
+                )
             case "balances":
                 return _json({"deposited": state.accounts.deposited, "balances": state.accounts.balances})
             case "stopped":
@@ -548,7 +570,7 @@ class ControlPlane:
                 return _json({agent: to_json(record) for agent, record in state.records.items()})
             case what:
                 raise _NotFound(
-                    f"{what[:80]!r} is not shown", remedy="pool, offers, leases, stopped, balances or records."
+                    f"{what[:80]!r} is not shown", remedy="pool, offers, links, leases, stopped, balances or records."
                 )
 
     async def _lease(self, request: Request) -> Response:
@@ -577,7 +599,13 @@ class ControlPlane:
         """Of a site's lease, those of all sites, the oldest first, and whether all have been accepted."""
         if (gang := self.state.gangs.get(lease.gang)) is None:
             return {}
-        return {"gang_leases": [list(of_site) for of_site in gang.leases], "is_gang_begun": gang.is_begun}
+        others = {self.state.leases[of_site[-1]].agent for of_site in gang.leases if of_site} - {lease.agent}
+        links, begun_s = self.state.links, gang.begun_s  # links are not measured while a lease goes on
+        return {
+            "gang_leases": [list(of_site) for of_site in gang.leases],
+            "is_gang_begun": gang.is_begun,
+            "direct": sorted(one for one in others if direct_link(links, lease.agent, one, begun_s) is not None),
+        }
 
     def _listed_document(self, lease: Lease) -> dict[str, Any]:
         """A lease without its blocks and replays, of which there may be thousands: `/v1/leases/ID` has them."""
@@ -613,7 +641,9 @@ class ControlPlane:
         self.presence.ask(key, wait_s=wait_s, replays=request.query_params.get("replays", "1") == "1", probes=probes)
         if probes and self.prober is not None and request.client is not None:
             self.prober.networks[key] = network_of_host(request.client.host)
-        await self._until(key, lambda: any(self._work_of(key)) or bool(self._probes_of(key)), wait_s)
+        await self._until(
+            key, lambda: any(self._work_of(key)) or bool(self._probes_of(key) or self._links_of(key)), wait_s
+        )
         self.presence.answered(key)
         waiting, challenges, searches = self._work_of(key)
         mine = [one for one in self.leases.of_key(key) if one.agent == key and one.state in LIVE]
@@ -626,8 +656,13 @@ class ControlPlane:
                 "live": [one.lease_id for one in mine],
                 "leaving": leaving,
                 "probes": self._probes_of(key),
+                "links": self._links_of(key),
             }
         )
+
+    def _links_of(self, key: str) -> list[dict[str, Any]]:
+        """The link that an agent is asked to measure now."""
+        return [] if self.rendezvous is None else self.rendezvous.asked_links(key)
 
     def _probes_of(self, key: str) -> list[dict[str, Any]]:
         """Devices of an agent that are to answer a probe now."""
@@ -763,6 +798,10 @@ class ControlPlane:
         if self.rendezvous is not None:
             for sender in self.rendezvous.senders(key, digest):
                 self.blobs.note_sender(digest, sender)
+        # What one site sends of another that it got it from directly, and says so.
+        site = self.state.leases.get(request.query_params.get("message_of", ""))
+        if site is not None and site.has_sent(digest) and key in self.leases.parties(site, digest):
+            self.blobs.note_sender(digest, site.agent)
         await asyncio.shield(asyncio.create_task(self._charge_all(digest, key)))  # as with `submit`
         return _json({"sha256": digest})
 

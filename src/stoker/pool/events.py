@@ -38,6 +38,7 @@ they are paid by the second.
 | waiting | renter | found no free offer: keeps its place |
 | preempting | control plane | a lease makes room for a higher priority, after its notice |
 | probed | control plane | how fast offers answered alone and at one moment; see `joint_probe` |
+| linked | agent | what it measured of its direct path to another agent; see `pair_links` |
 
 Source: RFC 8785 (canonical JSON) for the idea; numbers are written as Python does.
 """
@@ -134,13 +135,15 @@ class Body:
             "result",
             "evidence",
             "made",
+            "seal",
+            "other",
             "root",
             "operator",
         }
     )
     _addresses: ClassVar[frozenset[str]] = frozenset({"payer", "payee", "cosigner"})
     _may_be_empty: ClassVar[frozenset[str]] = frozenset(
-        {"evidence", "made", "result", "delegate", "previous", "against", "before", "after"}
+        {"evidence", "made", "result", "delegate", "previous", "against", "before", "after", "seal"}
     )
     _money: ClassVar[frozenset[str]] = frozenset(
         {
@@ -472,6 +475,7 @@ class Committed(Body):
         state: hash of weights, optimiser, generators and position.
         blob: SHA-256 of the checkpoint.
         previous: `state` of the block before; "" for the first.
+        seal: key of the file with the checkpoint (`sealing`); "": it is not encrypted.
     """
 
     lease_id: str
@@ -480,6 +484,7 @@ class Committed(Body):
     state: str
     blob: str
     previous: str = ""
+    seal: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -746,6 +751,16 @@ class Probed(Body):
             raise BadSetting("offers: wanted 2 to 16, each once")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Linked(Body):
+    """What an agent measured of its direct path to the agent `other`: rates of 0 say that there is none."""
+
+    other: str
+    upload_bytes_per_s: float = 0.0
+    download_bytes_per_s: float = 0.0
+    delay_s: float = 0.0
+
+
 KINDS: dict[str, type[Body]] = {
     "founded": Founded,
     "deposited": Deposited,
@@ -779,6 +794,7 @@ KINDS: dict[str, type[Body]] = {
     "waiting": Waiting,
     "preempting": Preempting,
     "probed": Probed,
+    "linked": Linked,
 }
 """Every kind of event and its body."""
 _KIND_OF = {body: kind for kind, body in KINDS.items()}

@@ -1,7 +1,8 @@
 """A run of several agents: one site of `Job(sync=…)` at each, their leases opened together, and what state it is in.
 
 What: sites are chosen by what the gang costs until it is done: all meters run until the slowest has ended, and an
-exchange takes what the slowest link to the pool needs, since messages go through it. After all agents have accepted,
+exchange takes what the slowest pair of agents needs where large messages go directly (`pair_links`), and else what the
+slowest link to the pool needs, through which they go then. After all agents have accepted,
 each site is a run of leases of its own (`rented_run.py`): where an agent is lost the next one goes on from the site's
 last block, with the messages that were sent in between, and the others wait for it. Where it finds no offer for a
 minute, the leases of all sites are closed, so that none is paid for waiting, and opened together again, all or none.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from stoker.pool.lease import LIVE, RELEASED
 from stoker.pool.lease_documents import AWAY, described, is_left_alone, is_run_stopped, most_spent, resting_offers
 from stoker.pool.leased_job import BlobCache
 from stoker.pool.matching import DEFAULT_LINK_BYTES_PER_S, Match
+from stoker.pool.pair_links import NO_LINKS, DirectLink, DirectLinks
 from stoker.pool.rented_run import (
     STOPPED,
     RentedRun,
@@ -62,6 +64,7 @@ class GangMatch:
         matches: by site.
         hours: until the slowest is done, exchanges included [h].
         exchange_s: for which all wait in one exchange [s].
+        links: direct paths between its agents, as far as their messages go over them.
         credits: of all sites [micro-credits].
         score: `credits` and the worth of `hours` [micro-credits].
     """
@@ -71,26 +74,64 @@ class GangMatch:
     exchange_s: float
     credits: int
     score: float
+    links: DirectLinks
 
 
 def _link(rate: float) -> float:
     return rate or DEFAULT_LINK_BYTES_PER_S
 
 
-def exchange_s(matches: Sequence[Match], num_bytes: float) -> float:
-    """Time of one exchange between offers [s]: the slowest upload to the pool, then the slowest downloads."""
-    up = min(_link(one.listed.offer.upload_bytes_per_s) for one in matches)
-    down = min(_link(one.listed.offer.download_bytes_per_s) for one in matches)
-    return num_bytes / up + (len(matches) - 1) * num_bytes / down + POLL_S
+def _upload(match: Match) -> float:
+    return _link(match.listed.offer.upload_bytes_per_s)
+
+
+def _direct_sites(matches: Sequence[Match], links: DirectLinks) -> list[int]:
+    """Sites whose messages go directly: those with a path to each other one; of the rest they go through the pool."""
+    agents = [one.listed.agent for one in matches]
+    return [
+        site
+        for site, agent in enumerate(agents)
+        if all((agent, other) in links for number, other in enumerate(agents) if number != site)
+    ]
+
+
+def exchange_s(matches: Sequence[Match], num_bytes: float, links: DirectLinks = NO_LINKS) -> float:
+    """Time of one exchange between offers [s].
+
+    Of messages that go directly the slowest site sends to all others, or fetches from them, one after the other; of
+    those through the pool it is the slowest upload, then the slowest downloads.
+    """
+    agents, direct = [one.listed.agent for one in matches], _direct_sites(matches, links)
+    took_s = {
+        (site, other): num_bytes / links[agents[site], agents[other]].bytes_per_s
+        for site in direct
+        for other in range(len(matches))
+        if other != site
+    }
+    ends = itertools.product(range(len(matches)), (0, 1))
+    line_s = max(sum(each_s for pair, each_s in took_s.items() if pair[end] == site) for site, end in ends)
+    delay_s = max((links[agents[one], agents[other]].delay_s for one, other in took_s), default=0.0)
+    rest = [one for site, one in enumerate(matches) if site not in direct]
+    through_s = 0.0
+    if rest:
+        down = min(_link(one.listed.offer.download_bytes_per_s) for one in matches)
+        num_fetched = len(rest) - (len(rest) == len(matches))
+        through_s = num_bytes / min(map(_upload, rest)) + num_fetched * num_bytes / down
+    return line_s + delay_s + through_s + POLL_S
 
 
 def best_gang(
-    offers: Sequence[Match], sites: int, exchanges: Exchanges, value_per_hour: int, most_credits: float = math.inf
+    offers: Sequence[Match],
+    sites: int,
+    exchanges: Exchanges,
+    value_per_hour: int,
+    most_credits: float = math.inf,
+    links: DirectLinks = NO_LINKS,
 ) -> GangMatch | None:
     """The offers, all of one determinism class, on which all sites are done for the least; None: there are not enough.
 
     For each speed that the slowest site, and each link that the slowest link may have, the cheapest offers that keep up
-    are the best ones: all meters run until the slowest is done.
+    are the best ones: all meters run until the slowest is done. With direct paths likewise, for the slowest pair.
 
     Args:
         offers: for one site each, with their hours, the best first.
@@ -98,6 +139,7 @@ def best_gang(
         exchanges: between them.
         value_per_hour: what an hour of waiting is worth [micro-credits].
         most_credits: that may be spent [micro-credits].
+        links: direct paths between agents; see `links_for`.
     """
     by_class: dict[str, list[Match]] = {}
     for one in offers:
@@ -106,32 +148,78 @@ def best_gang(
     best: GangMatch | None = None
     for same in by_class.values():
         cheap = sorted(same[:_MOST_CONSIDERED], key=lambda one: (one.listed.offer.price_per_hour, one.hours))
-        for slowest in {one.hours for one in cheap}:
-            for link_s in {exchange_s((one,) * sites, exchanges.num_bytes) for one in cheap}:
-                able = [
-                    one
-                    for one in cheap
-                    if one.hours <= slowest and exchange_s((one,) * sites, exchanges.num_bytes) <= link_s
-                ][:sites]
-                if len(able) == sites:
-                    found = _gang_of(able, exchanges, value_per_hour)
-                    if found.credits <= most_credits and (best is None or found.score < best.score):
-                        best = found
+        for able in itertools.chain(_through_pool(cheap, sites, exchanges), _paired(cheap, sites, links)):
+            found = _gang_of(able, exchanges, value_per_hour, links)
+            if found.credits <= most_credits and (best is None or found.score < best.score):
+                best = found
     return best
 
 
-def waiting_s(matches: Sequence[Match], exchanges: Exchanges) -> float:
+def _through_pool(cheap: Sequence[Match], sites: int, exchanges: Exchanges) -> Iterator[list[Match]]:
+    """For each slowest speed and slowest link to the pool the cheapest offers that keep up."""
+    for slowest in {one.hours for one in cheap}:
+        for link_s in {exchange_s((one,) * sites, exchanges.num_bytes) for one in cheap}:
+            able = [
+                one
+                for one in cheap
+                if one.hours <= slowest and exchange_s((one,) * sites, exchanges.num_bytes) <= link_s
+            ][:sites]
+            if len(able) == sites:
+                yield able
+
+
+def _paired(cheap: Sequence[Match], sites: int, links: DirectLinks) -> Iterator[list[Match]]:
+    """For each offer, slowest speed and slowest pair the cheapest others that keep up, each with a path to all others.
+
+    An agent knows its links to few others, so that these are few sets.
+    """
+
+    def rate(one: Match, other: Match) -> float:
+        there = links.get((one.listed.agent, other.listed.agent))
+        back = links.get((other.listed.agent, one.listed.agent))
+        return 0.0 if there is None or back is None else min(there.bytes_per_s, back.bytes_per_s)
+
+    for first in cheap if links else ():
+        near = [one for one in cheap if rate(first, one) > 0]
+        for slowest, least in itertools.product(
+            {max(one.hours, first.hours) for one in near}, {rate(first, one) for one in near}
+        ):
+            able = [first]
+            for one in near:
+                if one.hours <= slowest and len(able) < sites and all(rate(one, other) >= least for other in able):
+                    able.append(one)
+            if len(able) == sites:
+                yield able
+
+
+def waiting_s(matches: Sequence[Match], exchanges: Exchanges, links: DirectLinks = NO_LINKS) -> float:
     """Time for which all sites wait in one exchange of all weights [s]: what the updates made during it do not cover.
 
-    Each fragment is an exchange of its own.
+    Each fragment is an exchange of its own. Of a message that went directly the pool gets its copy between exchanges: a
+    line on which that takes longer is waited for as well.
     """
-    fragment_s = exchange_s(matches, exchanges.num_bytes / exchanges.fragments)
+    fragment_s = exchange_s(matches, exchanges.num_bytes / exchanges.fragments, links)
     update_s = max(one.metered_hours for one in matches) * 3600 / max(1, exchanges.num_updates)
-    return exchanges.fragments * max(0.0, fragment_s - exchanges.overlap * update_s)
+    waits_s = exchanges.fragments * max(0.0, fragment_s - exchanges.overlap * update_s)
+    copies_s = [exchanges.num_bytes / _upload(matches[site]) for site in _direct_sites(matches, links)]
+    return max(waits_s, max(copies_s, default=0.0) - exchanges.interval * update_s)
 
 
-def _gang_of(matches: Sequence[Match], exchanges: Exchanges, value_per_hour: int) -> GangMatch:
-    each_s = waiting_s(matches, exchanges)
+def links_for(client: PoolClient, exchanges: Exchanges) -> DirectLinks:
+    """Direct paths between agents for a job whose messages go over them: those are large ones."""
+    if exchanges.num_bytes / exchanges.fragments < BULK_BYTES:
+        return NO_LINKS
+    documents: Any = client.state("links")
+    return {
+        (one["source"], one["target"]): DirectLink(bytes_per_s=one["bytes_per_s"], delay_s=one["delay_s"])
+        for one in documents
+    }
+
+
+def _gang_of(
+    matches: Sequence[Match], exchanges: Exchanges, value_per_hour: int, links: DirectLinks = NO_LINKS
+) -> GangMatch:
+    each_s = waiting_s(matches, exchanges, links)
     waited_h = exchanges.count * each_s / 3600
     # Where sites ran before, their pace has the waiting in it.
     waits = [0.0 if one.forecast is not None and one.forecast.has_exchanges else waited_h for one in matches]
@@ -145,6 +233,7 @@ def _gang_of(matches: Sequence[Match], exchanges: Exchanges, value_per_hour: int
         exchange_s=each_s,
         credits=round(credits_),
         score=credits_ + value_per_hour * hours,
+        links=links,
     )
 
 
@@ -172,7 +261,7 @@ def recommended(found: GangMatch, exchanges: Exchanges) -> Recommendation | None
     if not (forecasts and exchanges.num_updates and exchanges.parameters):
         return None
     turns = len(found.matches) - 1
-    each_s = exchange_s(found.matches, 1.0) - POLL_S  # of a byte: up once, and down for each of the others
+    each_s = exchange_s(found.matches, 1.0, found.links) - POLL_S  # of a byte: to each of the others
     links = stated_link(bytes_per_s=turns / each_s, latency_s=POLL_S / turns, sites=len(found.matches))
     step_s = max(one.run_s for one in forecasts) / exchanges.num_updates
     return recommend(links, gradient_bytes=4.0 * exchanges.parameters, step_s=step_s)
@@ -232,10 +321,11 @@ class GangRun:
         terms, sites = Terms.of_handle(self.handle), len(self.sites)
         forwarding_of(terms.exchanges, self.handle["job"], self.client.rules(), terms.most_forwarding)
         offers, most = self._offers(limit_s, avoided), self.handle["max_credits"]
+        links = links_for(self.client, terms.exchanges)
         done = [one for of_site in self.leases() for one in of_site if one.get("messages") or one["commitments"]]
         if done:  # what was sent stands
             offers = [one for one in offers if one.listed.offer.determinism_class == done[0]["determinism_class"]]
-        found = best_gang(offers, sites, terms.exchanges, terms.value_per_hour)
+        found = best_gang(offers, sites, terms.exchanges, terms.value_per_hour, links=links)
         if found is None:
             raise PlaceFailed(
                 f"the pool has {len(offers)} free offers for the job, and no {sites} of one determinism class, as the "
@@ -243,7 +333,7 @@ class GangRun:
                 remedy="`stoker pool offers` lists what there is; --place-option agents=… takes fewer.",
             )
         if most is not None and found.credits > most:
-            cheaper = best_gang(offers, sites, terms.exchanges, terms.value_per_hour, most)
+            cheaper = best_gang(offers, sites, terms.exchanges, terms.value_per_hour, most, links)
             if cheaper is None:
                 raise BadJob(
                     f"{sites} sites are expected to cost {found.credits / 1e6:g} credits together, and --max-cost is "
@@ -448,6 +538,8 @@ def gang_text(found: GangMatch, exchanges: Exchanges, forwarding: int = 0) -> st
         f"{len(found.matches)} sites at {names}: {found.credits / 1e6:.2f} credits together, {found.hours:.2f} h until "
         f"the slowest is done. {exchanges.count:,} exchanges of {found.exchange_s:.1f} s are {100 * share:.0f} % of it"
     )
+    if num_direct := len(_direct_sites(found.matches, found.links)):
+        text += f"; the messages of {num_direct} sites go directly, with a copy to the pool"
     if forwarding:
         text += f"; its messages go through the pool for {credits_text(len(found.matches) * forwarding)} more"
     advice = recommended(found, exchanges)

@@ -71,11 +71,11 @@ class PoolOrder:
         num_devices: devices that the run is spread over, a process each.
         site, sites: which site of a gang it is, from 0, of how many; 0 sites: it is none.
         block_s: time between checkpoints, each of which ends a block [s].
-        resume: SHA-256 of the tree of the block to go on from; "" for the beginning.
+        resume: SHA-256 of the tree of the block to go on from; "" for the beginning. resume_seal: key of its file.
         resume_head: head of the chain there; resume_block, resume_update: where it is.
     """
 
-    schema: ClassVar[int] = 1
+    schema: ClassVar[int] = 2
 
     run: str
     tree: str
@@ -91,6 +91,7 @@ class PoolOrder:
     sites: int = 0
     block_s: float = 60.0
     resume: str = ""
+    resume_seal: str = ""
     resume_head: str = ""
     resume_block: int = 0
     resume_update: int = 0

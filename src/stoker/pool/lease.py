@@ -150,6 +150,7 @@ class Commitment:
     update: int
     state: str
     blob: str
+    seal: str = ""
     running_s: int = 0
     at_s: float = 0.0
 
@@ -619,6 +620,10 @@ class Lease:
         """SHA-256 of the states that were supplied for arbiters."""
         searches = [one.bisection for one in self.challenges if one.bisection is not None]
         return frozenset[str]().union(*(side.blobs for one in searches for side in (one.agent, one.verifier)))
+
+    def has_sent(self, digest: str) -> bool:
+        """Whether a blob is one of its messages."""
+        return any(message.blob == digest for message in self.messages)
 
     @property
     def blobs(self) -> frozenset[str]:

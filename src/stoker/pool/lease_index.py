@@ -72,12 +72,13 @@ class LeaseIndex:
         return sorted(leases, key=lambda lease: lease.opened_s)
 
     def own_naming(self, digest: str, key: str) -> list[Lease]:
-        """Leases that name a blob and in which a key has part."""
-        return [
-            lease
-            for lease in self.naming(digest)
-            if key in {lease.renter, lease.agent, *(one.verifier for one in lease.challenges)}
-        ]
+        """Leases that name a blob and in which a key has part; of a site's message, also other sites of its gang."""
+        return [lease for lease in self.naming(digest) if key in self.parties(lease, digest) - {lease.delegate}]
+
+    def parties(self, lease: Lease, digest: str) -> set[str]:
+        """Keys that have part in a blob of a lease: those of the lease, and of a message those of all its gang."""
+        names = self._state.gangs[lease.gang].names if lease.gang and lease.has_sent(digest) else ()
+        return parties_of(lease).union(*(parties_of(self._state.leases[name]) for name in names))
 
     def is_named_by(self, digest: str, key: str) -> bool:
         """Whether a lease in which a key has part names a blob: others' leases are no room for what it sends.
@@ -99,10 +100,7 @@ class LeaseIndex:
         for lease in self.naming(digest):
             namer = lease.renter if digest in (lease.order, *lease.inputs) else lease.agent
             if namer in readers:
-                readers |= parties_of(lease)
-                if lease.gang and any(message.blob == digest for message in lease.messages):
-                    names = self._state.gangs[lease.gang].names
-                    readers = readers.union(*(parties_of(self._state.leases[name]) for name in names))
+                readers |= self.parties(lease, digest)
         for lease in self._judged_by(digest):
             if lease.evidence.get(digest, set()) & self._blobs.senders(digest):
                 readers |= parties_of(lease)

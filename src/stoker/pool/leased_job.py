@@ -32,6 +32,7 @@ from stoker.pool.isolation import HOST_FULL, LEAST_FREE_BYTES, Host, IsolatedPro
 from stoker.pool.job_box import JobBox, PoolOrder, read_order
 from stoker.pool.lease import BEAT_S, MOST_BLOCK_S, MOST_UNPAID, SAVES_NOTHING
 from stoker.pool.message_carrier import MessageCarrier
+from stoker.pool.sealing import unseal
 from stoker.records.codec import loads, printable
 from stoker.store import CheckpointStore
 from stoker.store.checkpoint_store import order_of_name
@@ -81,8 +82,8 @@ class BlobCache:
         self._make_folder()
         return self._folder / f"sending-{os.getpid()}"
 
-    def fetch(self, sha256: str, most_bytes: int | None = None) -> Path:
-        """The file with a blob.
+    def fetch(self, sha256: str, most_bytes: int | None = None, *, seal: str = "") -> Path:
+        """The file with a blob; decrypted with `seal`, the key that the commitment to it states.
 
         Raises:
             PlaceFailed: it is larger than is taken, or what is asked for is no SHA-256.
@@ -92,7 +93,12 @@ class BlobCache:
         path = self._folder / sha256
         if not path.exists():
             room, most = self._make_folder(), most_bytes or self._most_bytes
-            self._client.get_blob(sha256, path, most_bytes=room if most is None else min(most, room))
+            sealed = path.with_suffix(".sealed")
+            self._client.get_blob(sha256, sealed, most_bytes=room if most is None else min(most, room))
+            with disk_errors(sealed, "what comes from the pool", error=DiskFailed, option=_OTHER_DISK):
+                if seal:
+                    unseal(sealed, seal)
+                sealed.replace(path)
         return path
 
     def _make_folder(self) -> int:
@@ -269,18 +275,18 @@ class LeasedJob:
         self._preparing = threading.Thread(target=prepare, name="stoker-prepare", daemon=True)
         self._preparing.start()
 
-    def _fetch(self, sha256: str) -> Path:
+    def _fetch(self, sha256: str, *, seal: str = "") -> Path:
         """Fetch a blob, again and again where the pool is away for a while."""
         for _ in range(_FETCH_TRIES):
             try:
-                return self._blobs.fetch(sha256)
+                return self._blobs.fetch(sha256, seal=seal)
             except StokerError as problem:
                 if not is_passing(problem):
                     raise
                 self._tell(f"{self.lease_id}: fetched again in a while: {problem.message}")
             if self._is_ending.wait(_RETRY_S):
                 break
-        return self._blobs.fetch(sha256)
+        return self._blobs.fetch(sha256, seal=seal)
 
     def _take_over(self, blocks: Sequence[Block], order: PoolOrder) -> None:
         self._num_blocks = len(blocks)
@@ -292,7 +298,7 @@ class LeasedJob:
         assert self._box is not None
         run, aside = self._box.run, self._folder / "resume"
         shutil.rmtree(aside, ignore_errors=True)
-        unpack(self._fetch(order.resume), aside, self._taken)
+        unpack(self._fetch(order.resume, seal=order.resume_seal), aside, self._taken)
         remove_tree(run)
         aside.rename(run)
 
@@ -531,6 +537,7 @@ class LeasedJob:
                         state=block.state,
                         blob=block.blob,
                         previous=self._previous,
+                        seal=block.seal,
                     )
                 )
             except on.Refused as refused:
@@ -547,10 +554,17 @@ class LeasedJob:
             self._kept, self._refused = None, place
 
     def _keep(self, name: str, number: int, head: str) -> Block:
-        """Store a checkpoint as the block `number`, after `head`."""
+        """Store a checkpoint as the block `number`, after `head`; sealed, where its renter may get it first."""
         assert self._box is not None
         return keep_block(
-            self._box.run, name, number, head, put=self._blobs.put, limits=self._taken, aside=self._box.aside
+            self._box.run,
+            name,
+            number,
+            head,
+            put=self._blobs.put,
+            limits=self._taken,
+            aside=self._box.aside,
+            is_sealed=self._client.peer is not None,
         )
 
     def _conclude(self) -> None:

@@ -63,13 +63,13 @@ def measured_link(client: Blobs, folder: Path, clock: Callable[[], float] = time
         finally:
             target.unlink(missing_ok=True)
         fetched_s.append(clock() - began)
-    return MeasuredLink(upload_bytes_per_s=_rate(*sent_s), download_bytes_per_s=_rate(*fetched_s))
+    return MeasuredLink(upload_bytes_per_s=measured_rate(*sent_s), download_bytes_per_s=measured_rate(*fetched_s))
 
 
-def _rate(small_s: float, large_s: float) -> float:
+def measured_rate(small_s: float, large_s: float) -> float:
     """Bytes a second; where the larger one took no longer, by its own time: a lower bound [bytes/s].
 
-    >>> _rate(0.5, 1.5) == 3.75 * MIB, _rate(0.5, 0.4) == 10 * MIB
+    >>> measured_rate(0.5, 1.5) == 3.75 * MIB, measured_rate(0.5, 0.4) == 10 * MIB
     (True, True)
     """
     if large_s > small_s:

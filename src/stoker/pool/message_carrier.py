@@ -4,17 +4,22 @@ What: the job writes its messages into a folder of its box and waits there for t
 (`stepping.message_folder`). The agent sends each of them as a blob, and names it in an event that it signs; what the
 others' agents have named it fetches, and writes into the folder. Blobs are held against their digests, and a message
 against the site, update and fragment that its agent signed for. What is in it the agent does not look at.
+Large messages go directly where the site has a measured path to each other one (`pair_links`): the agent keeps the file
+for them, signs for it, and sends the pool its copy once the exchange is over. The pool takes no block before it has all
+messages that the block rests on; an agent that has got one from another which does not send it sends it itself.
 Rule: of an exchange nothing is brought before the site's own message is sent. So none is left unsent at a job's end, no
 block rests on an exchange whose own message was not compared, and messages of exchanges that the job does not make cost
 no transfer.
 Costs: while a job waits for a message, up to two requests a second for each site. A message is copied on the disk,
-twice at most, and is never read into memory.
+three times at most, and is never read into memory.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +28,7 @@ from typing import Any
 
 from stoker.errors import BadRun, PlaceFailed, StokerError
 from stoker.pool import events as on
-from stoker.pool.client import PoolClient, is_passing
+from stoker.pool.client import PoolClient, WrongBlob, is_passing
 from stoker.pool.isolation import is_owners
 from stoker.pool.job_box import MESSAGES, MOST_MESSAGE_BYTES, JobBox
 from stoker.pool.lease import SENT_OTHERWISE
@@ -32,17 +37,20 @@ from stoker.store.site_message import check_message, message_name, parse_name
 
 _LOOK_S, _MOST_LOOK_S = 0.5, 5.0
 """Time between two looks, and while nothing comes for long [s]."""
+_OTHERS_S = 20.0
+"""Time that others have to send the pool their messages, before who has got them does [s]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnownMessage:
-    """A message that `agent` (a key) has signed for: which one, and the blob with its file."""
+    """A message that `agent` (a key) has signed for in a lease: which one, and the blob with its file."""
 
     site: int
     update: int
     fragment: int
     blob: str
     agent: str = ""
+    lease_id: str = ""
 
     @property
     def name(self) -> str:
@@ -61,9 +69,17 @@ def known_messages(client: PoolClient, lease: dict[str, Any]) -> list[KnownMessa
     for site, names in enumerate(lease["gang_leases"]):
         for name in names:
             one = lease if name == lease["lease_id"] else client.lease(str(name))
-            for message in one.get("messages", ()):
-                place = {"update": int(message["update"]), "fragment": int(message["fragment"])}
-                found.append(KnownMessage(site=site, blob=str(message["blob"]), agent=str(one["agent"]), **place))
+            found += [
+                KnownMessage(
+                    site=site,
+                    update=int(message["update"]),
+                    fragment=int(message["fragment"]),
+                    blob=str(message["blob"]),
+                    agent=str(one["agent"]),
+                    lease_id=str(name),
+                )
+                for message in one.get("messages", ())
+            ]
     return found
 
 
@@ -102,7 +118,7 @@ class MessageCarrier(threading.Thread):
 
     Attributes:
         problem: why it has ended before `close`; None: it has not.
-        has_sent: whether all that the job has written by the last look was sent.
+        has_sent: whether all that the job has written by the last look was sent, and is at the pool.
         is_waiting: whether another site had not sent its message of an exchange by then.
     """
 
@@ -124,6 +140,10 @@ class MessageCarrier(threading.Thread):
         self._is_over = threading.Event()
         self._sent: set[str] = set()
         self._needs, self._pause_s = 0, _LOOK_S
+        self._own: dict[str, tuple[Path, float]] = {}
+        self._copied: list[tuple[str, float]] = []
+        self._brought: list[tuple[KnownMessage, Path, float]] = []
+        self._missed: set[str] = set()
         self.problem: StokerError | None = None
         self.has_sent = self.is_waiting = False
 
@@ -133,6 +153,12 @@ class MessageCarrier(threading.Thread):
 
     def run(self) -> None:
         """Carry messages until `close`, or until one cannot be."""
+        try:
+            self._carry_on()
+        finally:
+            self._release(math.inf)
+
+    def _carry_on(self) -> None:
         while not self._is_over.wait(self._pause_s):
             try:
                 self.carry()
@@ -159,31 +185,75 @@ class MessageCarrier(threading.Thread):
         places = {name: place for name in self._box.message_names() if (place := parse_name(name)) is not None}
         mine = {name: place for name, place in sorted(places.items()) if place[2] == self._site}
         self.is_waiting = any(self._lacks(place, places) for place in mine.values())
-        self.has_sent = self._sent >= mine.keys()
+        has_signed = self._sent >= mine.keys()
+        self.has_sent = has_signed and not self._own
         self._pause_s = min(1.2 * self._pause_s, _MOST_LOOK_S) if self.is_waiting else _LOOK_S
-        if self.has_sent and not self.is_waiting:
+        if has_signed and not self.is_waiting:
+            self._copy_to_pool(is_over=True)
             self._clear(places)
             return
-        known = known_messages(self._client, self._client.lease(self._lease_id))
+        lease = self._client.lease(self._lease_id)
+        known = known_messages(self._client, lease)
+        direct = lease.get("direct", ())
+        is_direct = len(direct) == self._box.order.sites - 1
         own = {one.name: one for one in known if one.site == self._site}
         for name, place in mine.items():
             if name not in self._sent:
-                self._send(name, place, own.get(name))
+                self._send(name, place, own.get(name), is_direct=is_direct)
                 self._sent.add(name)
-        self.has_sent = True
+        self.has_sent = not self._own
         exchanges = {place[:2] for place in mine.values()}
         for message in known:
             if message.exchange in exchanges and message.site != self._site and message.name not in places:
-                self._bring(message)
+                self._bring(message, is_direct=bool(direct))
                 self._pause_s = _LOOK_S
+        self._copy_to_pool(is_over=False)
 
-    def _bring(self, message: KnownMessage) -> None:
-        path = self._fetch(message.blob)
+    def _bring(self, message: KnownMessage, *, is_direct: bool) -> None:
+        try:
+            path = self._fetch(message.blob)
+        except (on.Refused, WrongBlob) as problem:  # who signed for it does not give it: as one that has sent nothing
+            if is_passing(problem):
+                raise
+            if message.name not in self._missed:
+                self._missed.add(message.name)
+                self._tell(f"{self._lease_id}: {message.name} is not to be had yet: {problem.message}")
+            return
+        is_kept = False
         try:
             require_signed(path, message)
             self._box.write_message(message.name, path)
+            is_kept = is_direct
         finally:
-            path.unlink(missing_ok=True)  # the box has it, until the job needs it no more
+            if not is_kept:
+                path.unlink(missing_ok=True)  # the box has it, until the job needs it no more
+        if is_kept:
+            self._brought.append((message, path, time.monotonic() + _OTHERS_S))
+
+    def _copy_to_pool(self, *, is_over: bool) -> None:
+        """Send the pool what went directly: the site's own messages, and those of others that do not do it.
+
+        `is_over`: the job waits for no message; else the line is left to the others for a while.
+        """
+        now = time.monotonic()
+        for digest, (path, from_s) in list(self._own.items()):
+            if is_over or now >= from_s:
+                self._client.put_blob(path, through_pool=True)
+                del self._own[digest]
+                self._copied.append((digest, now + _OTHERS_S))  # others may still be fetching it here
+        self._release(now)
+        while self._brought and now >= self._brought[0][2]:
+            message, path, _ = self._brought[0]
+            self._client.put_blob(path, through_pool=True, message_of=message.lease_id)
+            self._brought.pop(0)
+            path.unlink(missing_ok=True)
+
+    def _release(self, now_s: float) -> None:
+        """Keep no longer what the pool has, and others have had time to fetch."""
+        while self._copied and now_s >= self._copied[0][1]:
+            digest, _ = self._copied.pop(0)
+            if self._client.peer is not None:
+                self._client.peer.release(digest)
 
     def _clear(self, places: dict[str, tuple[int, int, int]]) -> None:
         """Remove messages that the job will not read again, by its own note; the pool has them."""
@@ -200,8 +270,10 @@ class MessageCarrier(threading.Thread):
         sites = self._box.order.sites
         return any(message_name(own[0], own[1], site) not in places for site in range(sites))
 
-    def _send(self, name: str, place: tuple[int, int, int], known: KnownMessage | None) -> None:
-        """Send a message, unless the site has sent it before it went on here.
+    def _send(
+        self, name: str, place: tuple[int, int, int], known: KnownMessage | None, *, is_direct: bool = False
+    ) -> None:
+        """Send a message, unless the site has sent it before it went on here; `is_direct`: the others fetch it here.
 
         Raises:
             PlaceFailed: it has sent another one: this machine does not compute the same bits.
@@ -219,10 +291,13 @@ class MessageCarrier(threading.Thread):
                     f"{SENT_OTHERWISE.partition(': ')[2]} after update {place[0] + 1:,} than this machine makes: "
                     f"{known.blob[:12]}…, here {digest[:12]}…"
                 )
-            # Also one that was sent before: the pool may have deleted it while the run stood still.
-            blob = self._client.put_blob(copy, through_pool=True)
+            peer = self._client.peer if is_direct else None
+            if peer is not None and (kept := peer.hold(digest, copy)) is not None:
+                self._own[digest] = kept, time.monotonic() + _OTHERS_S
+            else:  # also one that was sent before: the pool may have deleted it while the run stood still
+                self._client.put_blob(copy, through_pool=True)
             if known is None:
-                self._client.post(on.Sent(lease_id=self._lease_id, update=place[0], fragment=place[1], blob=blob))
+                self._client.post(on.Sent(lease_id=self._lease_id, update=place[0], fragment=place[1], blob=digest))
         finally:
             copy.unlink(missing_ok=True)
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 import random
 import re
 import shutil
@@ -34,6 +35,7 @@ from stoker.errors import BadRun, PlaceFailed, PlaceUnreachable, StokerError, fi
 from stoker.pool.client import PoolClient
 from stoker.pool.escrow import short
 from stoker.pool.events import Refused, canonical
+from stoker.pool.pair_links import ASKED_S, MOST_BYTES, StatedLink, measured_path
 from stoker.pool.peer_link import DIAL_S, PART_BYTES, STALLED_S, Body, Head, Incoming, NotAdmitted, PeerEndpoint
 from stoker.pool.transport import PoolAnswer, Transport
 from stoker.store.disk_errors import disk_errors
@@ -64,6 +66,7 @@ _TAKEN_S = 600.0
 _TARGET = re.compile(r"/v1/blobs/([0-9a-f]{64})")
 _NAME = re.compile(r"[0-9a-f]{64}")
 _RANGE = re.compile(r"bytes=(\d{1,15})-")
+_SO_MANY = re.compile(r"bytes=0-(\d{1,15})")
 
 
 class Peer:
@@ -166,6 +169,34 @@ class Peer:
         except StokerError as problem:
             self._tell(f"the blob {digest[:12]}… goes through the pool: {first_line(problem)}")
         return False
+
+    def hold(self, digest: str, source: Path) -> Path | None:
+        """Keep a large file of an agent for the other sites of its gang; None: it has to go through the pool."""
+        size = source.stat().st_size
+        if not self._is_ready.is_set() or size < self.bulk_bytes:
+            return None
+        try:
+            self._keep_copy(digest, source, size)
+        except StokerError as problem:
+            self._tell(f"the message {digest[:12]}… goes through the pool: {first_line(problem)}")
+            return None
+        return self._folder / digest
+
+    def release(self, digest: str) -> None:
+        """A file of an agent is in the pool, and fetched from there."""
+        self._unfetched.discard(digest)
+        with suppress(StokerError):
+            self._in_loop(self._ask({"op": "held", "blobs": {}, "gone": [digest]}), _ASK_S)
+        for path in (self._folder / digest, self._folder / "senders" / digest):
+            path.unlink(missing_ok=True)
+
+    def measured_link(self, other: str, name: str) -> StatedLink:
+        """Measure the direct path to another agent, as the pool has asked for by this name."""
+        with suppress(StokerError):
+            for transport in self._paths({"op": "link", "digest": name}):
+                return measured_path(_LinkPath(transport, name), time.monotonic)
+        self._tell(f"no direct path to {short(other)}")
+        return StatedLink(upload_bytes_per_s=0.0, download_bytes_per_s=0.0, delay_s=0.0, at_s=0.0)
 
     def note_unfetched(self, *digests: str) -> None:
         """Blobs that the next agent will fetch, even if others have fetched them, as far as they are kept here."""
@@ -296,6 +327,8 @@ class Peer:
             if may == "put" and method == "PUT":
                 await self._take(match[1], incoming, num_bytes, key)
                 return {"status": 200}, b""
+            if may == "link" and method in ("PUT", "GET"):
+                return await self._measured(key, match[1], num_bytes, head, incoming)
             if may == "get" and method == "GET":
                 return self._given(self._folder / match[1], str(head.get("headers", {}).get("Range", "")))
             raise PlaceFailed(f"{str(method)[:10]} is not what the pool announced")
@@ -305,7 +338,7 @@ class Peer:
 
     async def _serve_pool(self, head: Head) -> Head:
         match head.get("op"):
-            case "expect" if head["may"] == "get" or (self._keeps and int(head["num_bytes"]) >= self.bulk_bytes):
+            case "expect" if self._may_expect(head):
                 now, key = time.monotonic(), str(head["key"])
                 self._expected = {who: grant for who, grant in self._expected.items() if grant[2] > now}
                 self._expected[key, str(head["digest"])] = str(head["may"]), int(head["num_bytes"]), now + _EXPECTED_S
@@ -319,6 +352,12 @@ class Peer:
                 return {"ok": False}
         return {"ok": True}
 
+    def _may_expect(self, head: Head) -> bool:
+        """Whether what the pool announces is taken here."""
+        if head["may"] == "link":
+            return int(head["num_bytes"]) <= MOST_BYTES
+        return head["may"] == "get" or (self._keeps and int(head["num_bytes"]) >= self.bulk_bytes)
+
     def _forward(self, path: Path) -> None:
         """Send a blob to the pool, for a peer that does not reach this one."""
         try:
@@ -327,6 +366,24 @@ class Peer:
             self._tell(f"the blob {path.name[:12]}… is not forwarded: {problem}")
         finally:
             self._forwarding.discard(path.name)
+
+    async def _measured(self, key: str, name: str, left: int, head: Head, incoming: Incoming) -> tuple[Head, Body]:
+        """Take or give bytes without a meaning, of which `left` are left to a measurement."""
+        headers = head.get("headers", {})
+        asked = int(str(headers.get("Content-Length", "0"))) if head.get("method") == "PUT" else _so_many(headers)
+        if not 0 <= asked <= left:
+            raise PlaceFailed(f"a measurement has {left:,} bytes left")
+        _, _, until = self._expected[key, name]
+        self._expected[key, name] = "link", left - asked, until
+        if head.get("method") == "GET":
+            self.sent_bytes += asked
+            return {"status": 200, "num_bytes": asked}, os.urandom(asked)
+        came = 0
+        while part := await incoming.read():
+            came += len(part)
+            if came > asked:
+                raise PlaceFailed(f"more than the {asked:,} bytes that were announced")
+        return {"status": 200}, b""
 
     def _given(self, path: Path, wanted: str) -> tuple[Head, Body]:
         size = path.stat().st_size
@@ -421,6 +478,12 @@ class Peer:
             raise PlaceUnreachable(f"no answer within {timeout_s:g} s") from problem
 
 
+def _so_many(headers: Mapping[str, Any]) -> int:
+    """Bytes that a measurement asks for."""
+    match = _SO_MANY.fullmatch(str(headers.get("Range", "")))
+    return int(match[1]) + 1 if match else 0
+
+
 class _PeerTransport:
     """Requests to another key over a direct path."""
 
@@ -469,6 +532,41 @@ class _PeerTransport:
 
         sent: Body = b"" if body is None else body if isinstance(body, bytes) else parts()
         return await endpoint.request(connection, head, sent, timeout_s)
+
+
+class _LinkPath:
+    """A path to another agent while it is measured, for no longer than the pool waits; see `DirectPath`."""
+
+    def __init__(self, transport: _PeerTransport, name: str) -> None:
+        self._transport, self._target = transport, f"/v1/blobs/{name}"
+        self._until_s = time.monotonic() + ASKED_S / 2
+
+    def send(self, num_bytes: int) -> None:
+        """Send so many bytes, and wait for the answer."""
+        self._exchanged("PUT", {"Content-Length": str(num_bytes)}, os.urandom(num_bytes)).close()
+
+    def fetch(self, num_bytes: int) -> None:
+        """Fetch so many bytes."""
+        answer = self._exchanged("GET", {"Range": f"bytes=0-{num_bytes - 1}"}, None)
+        left = num_bytes
+        while left > 0 and (part := answer.read(PART_BYTES)):
+            left -= len(part)
+            self._require_time()
+        answer.close()
+        if left:
+            raise PlaceFailed(f"{num_bytes - left:,} of {num_bytes:,} bytes came")
+
+    def _exchanged(self, method: str, headers: dict[str, str], body: bytes | None) -> PoolAnswer:
+        self._require_time()
+        answer = self._transport.exchange(method, self._target, headers, body, _ASK_S)
+        if answer.status >= 300:
+            answer.close()
+            raise PlaceFailed(f"{self._transport.name} answers with status {answer.status}")
+        return answer
+
+    def _require_time(self) -> None:
+        if time.monotonic() > self._until_s:
+            raise PlaceUnreachable(f"{self._transport.name} takes too long")
 
 
 class _Disk:

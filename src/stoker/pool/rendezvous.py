@@ -16,6 +16,8 @@ import asyncio
 import ipaddress
 import logging
 import re
+import secrets
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from stoker.pool.escrow import short
 from stoker.pool.events import Refused
 from stoker.pool.keys import Key
 from stoker.pool.lease import LIVE, Lease
+from stoker.pool.pair_links import MOST_BYTES, LinkSchedule
 from stoker.pool.peer_link import Body, Head, Incoming, PeerEndpoint
 from stoker.pool.request_limits import network_of_host
 
@@ -42,6 +45,8 @@ MOST_CONNECTED, MOST_STRANGERS, MOST_OF_NETWORK = 20_000, 512, 32
 MOST_STRANGE_BYTES = 4 << 20
 """Most that an unknown key sends over its connections, looked at each `_LOOK_S` [bytes]."""
 _LOOK_S = 1.0
+_LOOK_LINKS_S = 1e-3
+"""Time between two looks for links that are not known, for each agent: a look goes through all of them [s]."""
 CONNECTION_COST = 10.0
 """What beginning a connection counts as, in requests of an address."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -66,6 +71,8 @@ class PeerRendezvous:
         self.port = port
         self._plane, self._host = plane, f"[{host}]" if ":" in host else host
         plane.admission.held_elsewhere = self.senders
+        self._links = LinkSchedule()
+        plane.admission.asks_link = lambda agent, other: self._links.asks(agent, other, plane.state.links)
         self._endpoint = PeerEndpoint(plane.key, self._serve, self._admits, self._left, self._greets)
         self._mirror_key = Key.made()
         self._mirror = PeerEndpoint(self._mirror_key, self._serve, self._admits_to_mirror, greets=self._greets)
@@ -74,6 +81,8 @@ class PeerRendezvous:
         self._strangers: dict[str, str] = {}
         self._held: dict[str, dict[str, _Held]] = {}
         self._local: dict[str, list[str]] = {}
+        self._hosts: dict[str, str] = {}
+        self._looks_from_s = 0.0
         self._network: dict[str, str] = {}
 
     async def open(self) -> None:
@@ -106,6 +115,27 @@ class PeerRendezvous:
         """Who has sent a blob to a key that keeps it, by that key's word; empty: it does not keep it."""
         held = self._held.get(key, {}).get(digest)
         return frozenset() if held is None else held.senders | {key}
+
+    def look_at_links(self, idle: Callable[[], Mapping[str, str]], now_s: float) -> list[str]:
+        """Ask agents for links that are not known; who was asked now. With many agents not at each call.
+
+        `idle`: determinism classes of those that are free for it, by key.
+        """
+        if now_s < self._looks_from_s:
+            return []
+        agents = {key: (name, self._hosts[key]) for key, name in idle().items() if key in self._hosts}
+        self._looks_from_s = now_s + len(agents) * _LOOK_LINKS_S
+        return self._links.look(agents, self._plane.state.links, now_s, lambda: secrets.token_hex(32))
+
+    def asked_links(self, key: str) -> list[dict[str, Any]]:
+        """What an agent is to measure now."""
+        other, name, _ = self._links.asked.get(key, ("", "", 0.0))
+        return [{"other": other, "name": name}] if self._links.asks(key, other, self._plane.state.links) else []
+
+    def _asked_of(self, key: str, head: Head) -> tuple[list[str], Head]:
+        """To whom a key is to measure its link, and what of that one may be announced."""
+        name = _digest(head)
+        return [self._links.begin(key, name)], {"digest": name, "num_bytes": MOST_BYTES}
 
     def held_bytes(self, lease: Lease, but: AbstractSet[str]) -> int:
         """Size of the blobs of a lease that its renter keeps [bytes], but for some of them."""
@@ -187,6 +217,7 @@ class PeerRendezvous:
         """A peer is gone; what it holds is still its."""
         self._network.pop(key, None)
         self._local.pop(key, None)
+        self._hosts.pop(key, None)
         self._strangers.pop(key, None)
         self._mirror.drop(key)
         if not self._plane.leases.rents(key):
@@ -205,6 +236,8 @@ class PeerRendezvous:
                     return self._note_held(key, head), b""
                 case "find":
                     return {"peers": await self._introduce(key, self._holders(key, _digest(head)), head, "get")}, b""
+                case "link":
+                    return {"peers": await self._introduce(key, *self._asked_of(key, head), "link")}, b""
                 case "reach":
                     return {"peers": await self._introduce(key, self._renters(key), head, "put")}, b""
                 case _:
@@ -218,8 +251,10 @@ class PeerRendezvous:
             text for text in (given if isinstance(given, list) else [])[:_MOST_LOCAL] if _is_private(text)
         ]
         self._network.setdefault(key, "unknown")
+        seen = self._endpoint.address_of(key)
+        self._hosts[key] = _host_of(seen)
         return {
-            "seen": self._endpoint.address_of(key),
+            "seen": seen,
             "mirror": {"key": self._mirror_key.public, "port": self._mirror_port},
         }
 
@@ -233,9 +268,14 @@ class PeerRendezvous:
         return {"network": self._network[key]}
 
     def _note_held(self, key: str, head: Head) -> Head:
-        if not (self._plane.state.is_payer(key) or self._plane.leases.rents(key)):
+        is_site = any(
+            lease.agent == key and lease.gang and lease.state in LIVE for lease in self._plane.leases.of_key(key)
+        )
+        if not (is_site or self._plane.state.is_payer(key) or self._plane.leases.rents(key)):
             raise Refused("blobs are held by keys that have credits, or a lease")
-        blobs, held = head.get("blobs"), self._held.setdefault(key, {})
+        blobs, held, gone = head.get("blobs"), self._held.setdefault(key, {}), head.get("gone", [])
+        for digest in gone if isinstance(gone, list) else []:
+            held.pop(str(digest), None)
         if not isinstance(blobs, dict) or len(held.keys() | blobs.keys()) > _MOST_HELD:
             raise Refused(f"at most {_MOST_HELD} blobs are held by one key")
         for digest, values in blobs.items():
@@ -253,14 +293,17 @@ class PeerRendezvous:
     def _holders(self, key: str, digest: str) -> list[str]:
         """Renters that hold a blob, of leases in which `key` has part and in which one who has it named it.
 
-        An agent that commits to a hash out of the log opens nothing, as with blobs of the pool.
+        An agent that commits to a hash out of the log opens nothing, as with blobs of the pool. Messages of a gang are
+        held by the agents that sent them.
         """
         found = dict[str, None]()
         for lease in self._plane.leases.naming(digest):
-            parties = {lease.renter, lease.agent, lease.delegate, *(one.verifier for one in lease.challenges)}
+            parties = self._plane.leases.parties(lease, digest)
             namer = lease.renter if digest in (lease.order, *lease.inputs) else lease.agent
             if key in parties and key != lease.renter and namer in self.senders(lease.renter, digest):
                 found[lease.renter] = None
+            if key != lease.agent and lease.has_sent(digest) and digest in self._held.get(lease.agent, {}):
+                found |= dict.fromkeys([lease.agent] if key in self._plane.leases.parties(lease, digest) else [])
         return list(found)[:_MOST_PEERS]
 
     def _renters(self, key: str) -> list[str]:

@@ -242,7 +242,7 @@ class RentedRun:
         others = [one for one in listed if one is not here and not {one.agent, one.offer.offer_id} & avoided]
         if here is None or not others:
             return None
-        blob = self.blobs.fetch(str(last["commitments"][-1]["blob"]))
+        blob = self._file_of(last["commitments"][-1])
         limits = TreeLimits(num_bytes=_MOST_HOME_BYTES)
         names = [one.path for one in read_index(blob, limits).entries if one.path.endswith(f"/{MANIFEST}")]
         if any(_ended_early(manifest_from(read_member(blob, name, limits) or b"")) for name in names):
@@ -335,7 +335,7 @@ class RentedRun:
     def continued(self, order: PoolOrder, leases: list[dict[str, Any]]) -> PoolOrder:
         """The order, to go on from the last block of the same code that nothing speaks against."""
         poisoned = wrong_blocks(leases, self.order)
-        fresh = replace(order, resume="", resume_head="", resume_block=0, resume_update=0)
+        fresh = replace(order, resume="", resume_seal="", resume_head="", resume_block=0, resume_update=0)
         for lease in reversed(leases):
             earlier = self.order(lease)
             if (earlier.tree, earlier.arguments) != (order.tree, order.arguments):
@@ -346,6 +346,7 @@ class RentedRun:
                 return replace(
                     order,
                     resume=str(last["blob"]),
+                    resume_seal=str(last.get("seal", "")),
                     resume_head=str(last["state"]),
                     resume_block=int(last["block"]),
                     resume_update=int(last["update"]),
@@ -503,7 +504,7 @@ class RentedRun:
         try:
             path = self.blobs.fetch(str(lease["result"]))
             index = read_index(path, limits)
-            kept = read_index(self.blobs.fetch(order.resume), limits).digests() if not commitments else {}
+            kept = read_index(self._resumed_file(order), limits).digests() if not commitments else {}
             for name in (one.path for one in index.entries if one.path.endswith(f"/{MANIFEST}")):
                 manifest = manifest_from(read_member(path, name, limits) or b"")
                 files = {file.name: file.sha256 for file in manifest.files}
@@ -526,33 +527,41 @@ class RentedRun:
         was replayed is taken, if there is one. An early end is part of the state that was committed.
         """
         equal = [int(one["block"]) for one in whole_replays(lease) if one["equal"] is True]
-        blobs = [str(one["blob"]) for one in lease["commitments"]] or [self.order(lease).resume]
-        blob = self.blobs.fetch(blobs[max((block for block in equal if block < len(blobs)), default=-1)])
+        if blocks := lease["commitments"]:
+            blob = self._file_of(blocks[max((block for block in equal if block < len(blocks)), default=-1)])
+        else:
+            blob = self._resumed_file(self.order(lease))
         total, updates = _total_updates(blob), manifest.position.updates
         if updates >= total or _ended_early(manifest):
             return ""
         return f"{lease['lease_id']} ended at update {updates:,} of {total:,}"
 
-    def _newest(self) -> str:
-        """The index with the newest state of the run: results, else the last block that nothing speaks against."""
+    def _file_of(self, block: Mapping[str, Any]) -> Path:
+        """The file with the checkpoint of a block, as a lease has it."""
+        return self.blobs.fetch(str(block["blob"]), seal=str(block.get("seal", "")))
+
+    def _resumed_file(self, order: PoolOrder) -> Path:
+        """The file with the checkpoint that an order goes on from."""
+        return self.blobs.fetch(order.resume, seal=order.resume_seal)
+
+    def _newest(self) -> Path | None:
+        """The file with the newest state of the run: results, else the last block that nothing speaks against."""
         leases = leases_of(self.client, self.handle["job"])
         poisoned = wrong_blocks(leases, self.order)
         for lease in reversed(leases):
-            blobs = [str(one["blob"]) for one in lease["commitments"] if one["blob"] not in poisoned]
-            is_whole = len(blobs) == len(lease["commitments"])
+            blocks = [one for one in lease["commitments"] if one["blob"] not in poisoned]
+            is_whole = len(blocks) == len(lease["commitments"])
             if lease["result"] and is_whole and not is_wrong(lease) and self._resumes_from(lease) not in poisoned:
-                return str(lease["result"])
-            if blobs:
-                return blobs[-1]
-        return ""
+                return self.blobs.fetch(str(lease["result"]))
+            if blocks:
+                return self._file_of(blocks[-1])
+        return None
 
     def log(self) -> bytes:
         """The run's log, as far as it was committed."""
-        digest = self._newest()
-        limits = TreeLimits(num_bytes=_MOST_HOME_BYTES)
-        if not digest:
+        path, limits = self._newest(), TreeLimits(num_bytes=_MOST_HOME_BYTES)
+        if path is None:
             return b""
-        path = self.blobs.fetch(digest)
         with suppress(FileNotFoundError):  # another process that follows the run removes them as well
             for other in path.parent.iterdir():  # checkpoints of earlier calls; orders are small, and read each time
                 if other != path and other.stat().st_size > _MOST_KEPT_BYTES:
@@ -561,14 +570,14 @@ class RentedRun:
 
     def fetch(self, into: Path) -> None:
         """Write the newest state into `into`; each file is checked, and replaced at once."""
-        digest = self._newest()
-        if not digest:
+        newest = self._newest()
+        if newest is None:
             return
         with disk_errors(into, "the results", error=DiskFailed):
             into.mkdir(parents=True, exist_ok=True)
             aside = Path(tempfile.mkdtemp(prefix=".writing-", dir=into))
             try:
-                index = unpack(self.blobs.fetch(digest), aside / "run", TreeLimits(num_bytes=_MOST_HOME_BYTES))
+                index = unpack(newest, aside / "run", TreeLimits(num_bytes=_MOST_HOME_BYTES))
                 for entry in index.entries:
                     target = into / entry.path
                     target.parent.mkdir(parents=True, exist_ok=True)

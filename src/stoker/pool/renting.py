@@ -27,7 +27,7 @@ from stoker.pool.client import DiskFailed, PoolAddress, PoolClient
 from stoker.pool.direct_exchange import joined_peer
 from stoker.pool.escrow import credits_text, deterrence_text
 from stoker.pool.events import NotNow, Refused
-from stoker.pool.gang_run import GangMatch, GangRun, best_gang, forwarding_of, gang_text, site_names
+from stoker.pool.gang_run import GangMatch, GangRun, best_gang, forwarding_of, gang_text, links_for, site_names
 from stoker.pool.job_box import PoolOrder, order_of, value_of
 from stoker.pool.keys import own_key
 from stoker.pool.lease import LIVE, MOST_BLOCK_S, MOST_COMMITMENTS
@@ -97,9 +97,11 @@ def _named(client: PoolClient, target: LaunchTarget) -> on.Offer | None:
 def offers(request: Request) -> tuple[Offer, ...]:
     """The offers that are free."""
     terms = Terms.of(request.options)
-    found = ranked_offers(_client(terms), request.target, terms)
+    client = _client(terms)
+    found = ranked_offers(client, request.target, terms)
     if terms.agents > 1:
-        gang = best_gang(found, terms.agents, terms.exchanges, terms.value_per_hour)
+        links = links_for(client, terms.exchanges)
+        gang = best_gang(found, terms.agents, terms.exchanges, terms.value_per_hour, links=links)
         return () if gang is None else (_offer_of(request.target, gang),)
     return tuple(
         Offer(

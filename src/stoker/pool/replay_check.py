@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -80,6 +80,14 @@ class ReplayVerdict:
     begins: int = 0
 
 
+class FetchBlob(Protocol):
+    """Fetches blobs, as `BlobCache.fetch` does."""
+
+    def __call__(self, sha256: str, /, *, seal: str = "") -> Path:
+        """The file with a blob; decrypted with `seal`, where there is one."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Making:
     """A block that is made again, and where.
@@ -99,7 +107,7 @@ class Making:
     box: JobBox
     before: Block | None
     block: Block
-    fetch: Callable[[str], Path]
+    fetch: FetchBlob
     host: Host
     messages: tuple[KnownMessage, ...] = ()
     agent: str = ""
@@ -269,7 +277,7 @@ def check_update(making: Making, search: Bisection, *, is_same_class: bool) -> R
 
 def _begun(making: Making, folder: Path) -> Path:
     """The run's directory at the start of a block, of which only records are taken that its end has."""
-    _unpacked(making, making.block.blob, folder / "claimed")
+    _unpacked(making, making.block.blob, folder / "claimed", making.block.seal)
     start = None
     if making.before is not None:
         start = _claimed(making, making.before, folder / "start", is_same_class=True)[0]
@@ -289,7 +297,7 @@ def _packed(making: Making, run: Path, manifest: CheckpointManifest, target: Pat
 
 def _agreed_state(making: Making, search: Bisection, folder: Path) -> _Checkpoint | None:
     """The state before the update that was found, from whichever side supplied it right; None: the run's beginning."""
-    _unpacked(making, making.block.blob, folder / "claimed")
+    _unpacked(making, making.block.blob, folder / "claimed", making.block.seal)
     if search.low == making.begin:
         return None if making.before is None else _claimed(making, making.before, folder / "start", is_same_class=True)
     for number, side in enumerate((search.agent, search.verifier)):
@@ -360,14 +368,14 @@ class _Made:
         return self.copy
 
 
-def _unpacked(making: Making, blob: str, into: Path) -> None:
+def _unpacked(making: Making, blob: str, into: Path, seal: str = "") -> None:
     """Unpack a blob.
 
     Raises:
         BadRun: it is no tree of files.
         PlaceFailed: it is too large for this machine.
     """
-    path = making.fetch(blob)
+    path = making.fetch(blob, seal=seal)
     if (size := path.stat().st_size) > making.taken.num_bytes:
         raise PlaceFailed(
             f"the blob {blob[:12]}… of block {making.block.block} has {size:,} bytes, and at most "
@@ -383,7 +391,7 @@ def _claimed(making: Making, block: Block, into: Path, *, is_same_class: bool) -
         BadRun: it is none, by its own digests.
         PlaceFailed: it is too large for this machine, or of a version that this one may not read.
     """
-    _unpacked(making, block.blob, into)
+    _unpacked(making, block.blob, into, block.seal)
     try:
         found = CheckpointStore(into / "checkpoints").newest()
     except BadRun as problem:

@@ -24,6 +24,7 @@ from stoker.pool.joint_probe import (
     blocked_by,
 )
 from stoker.pool.lease import Lease
+from stoker.pool.pair_links import KEPT_S, StatedLink
 
 LAPSED_S = 3600.0
 """Offers that lapsed so long ago are forgotten with the next root [s]."""
@@ -98,6 +99,7 @@ class Change:
     served: str = ""
     probed: tuple[ListedOffer, ...] = ()
     clashes: tuple[tuple[Pair, Clash | None], ...] = ()
+    linked: tuple[tuple[tuple[str, str], StatedLink], ...] = ()
     gang: Gang | None = None
     stopped: frozenset[tuple[str, str]] = frozenset()
     started: frozenset[tuple[str, str]] = frozenset()
@@ -140,6 +142,8 @@ class State:
     num_offers: Counter[str] = field(default_factory=Counter)
     clashes: dict[Pair, Clash] = field(default_factory=dict)
     """Agents that were late together with another one."""
+    links: dict[tuple[str, str], StatedLink] = field(default_factory=dict)
+    """What agents measured of their direct paths, by (who says it, to whom)."""
     roots: list[on.Anchored] = field(default_factory=list)
     unanchored: list[str] = field(default_factory=list)
     first_unanchored: int = 1
@@ -211,6 +215,7 @@ class State:
             self.offers[listed.offer.offer_id] = listed
         after = {**self.clashes, **dict(change.clashes)}
         self.clashes = {pair: clash for pair, clash in after.items() if clash is not None}
+        self.links.update(change.linked)
         if change.gone_offer:
             self._drop_offer(change.gone_offer)
         self.records.update(change.records)
@@ -227,6 +232,7 @@ class State:
                 if not listed.lease_id and listed.offer.expires_s < event.received_s - LAPSED_S
             ]:
                 self._drop_offer(name)
+            self.links = {pair: link for pair, link in self.links.items() if event.received_s - link.at_s < KEPT_S}
 
     def _take_turns(self, event: Event, change: Change) -> None:
         """Teams, and who waits: until its time is over, or it has a lease on such a device."""

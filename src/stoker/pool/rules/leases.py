@@ -243,6 +243,7 @@ def _committed(state: State, event: Event, body: on.Committed) -> Change:
         update=body.update,
         state=body.state,
         blob=body.blob,
+        seal=body.seal,
         running_s=lease.running_s,
         at_s=event.received_s,
     )

@@ -12,6 +12,7 @@ from stoker.pool.fair_use import WaitingRequest
 from stoker.pool.forwarding import require_forwardable
 from stoker.pool.joint_probe import Clash, Pair, clashes, counted, is_late, is_slower_than_claimed
 from stoker.pool.merkle_root import merkle_root
+from stoker.pool.pair_links import StatedLink
 from stoker.pool.rules.deciders import decides, require_actor
 from stoker.pool.state import Change, ListedOffer, State
 
@@ -95,6 +96,22 @@ def _probed(state: State, event: Event, body: on.Probed) -> Change:
         is_standing = known is not None and known.is_of_standing(state.offers, event.received_s)
         found.append((pair, counted(known, names, is_late=is_one, is_standing=is_standing)))
     return Change(probed=tuple(met), clashes=tuple(found))
+
+
+@decides(on.Linked)
+def _linked(state: State, event: Event, body: on.Linked) -> Change:
+    for agent in (event.actor, body.other):
+        if not state.num_offers[agent]:
+            raise Refused(f"{escrow.short(agent)} has no offer: links are measured between agents")
+    if body.other == event.actor:
+        raise Refused("a link is one to another agent")
+    link = StatedLink(
+        upload_bytes_per_s=body.upload_bytes_per_s,
+        download_bytes_per_s=body.download_bytes_per_s,
+        delay_s=body.delay_s,
+        at_s=event.received_s,
+    )
+    return Change(linked=(((event.actor, body.other), link),))
 
 
 @decides(on.Anchored)
