@@ -58,6 +58,9 @@ def test_a_wallet_from_its_key_to_credits(home: Path) -> None:
         folder = str(home / "pool")
         granted = said("wallet", "--pool", address, "--grant", f"{key}=2.50usd", "--folder", folder, "--json")
         assert json.loads(granted.output) == {"key": key, "balance": 2_500_000, "in_escrow": 0, "bonds": 0}
+        other = said("wallet", "--pool", address, "--grant", f"{'0' * 64}=1usd", "--folder", folder).output
+        assert f"granted  1.00 credits to {'0' * 64}" in other
+        assert "balance  2.50 credits" in other
         for word, text in (("abc", "wanted KEY=AMOUNT"), ("abc=1usd", "wanted 64 hexadecimal digits")):
             wrong = said("wallet", "--pool", address, "--grant", word, "--folder", folder)
             assert wrong.exit_code == 2

@@ -37,6 +37,7 @@ elif words == ["storage", "ls"]:
     print((folder / "storage").read_text())
 elif words[:2] == ["jobs", "launch"]:
     if (folder / "refuses").exists():
+        print("Choosing resources for managed jobs controller...")
         sys.stderr.write((folder / "refuses").read_text())
         sys.exit(1)
     task = json.loads(pathlib.Path(words[-1]).read_text())
@@ -48,7 +49,10 @@ elif words[:2] == ["jobs", "launch"]:
     (folder / "secrets").write_text(json.dumps({{n: os.environ[n] for n in names}}))
     print("Managed job submitted, ID: 7")
 elif words[:2] == ["jobs", "queue"]:
-    print("Fetching managed job statuses...\\n" + (folder / "queue").read_text())
+    print("\\x1b[33mRestarting managed jobs controller...\\x1b[0m")
+    if not (folder / "queue").exists():
+        sys.exit("sky.exceptions.ClusterDoesNotExist: Cluster 'sky-jobs-controller-fcd1e5cf' does not exist.")
+    print((folder / "queue").read_text())
 elif words[:2] == ["jobs", "logs"]:
     print((folder / "log").read_text(), end="")
 elif words[:2] == ["jobs", "cancel"]:
@@ -60,7 +64,10 @@ else:
 
 @pytest.fixture
 def sky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folder of the answers: `queue` and `check` (JSON), `storage`, `log`, `refuses`; launches are noted there."""
+    """Folder of the answers: `queue` and `check` (JSON), `storage`, `log`, `refuses`; launches are noted there.
+
+    Without `queue` SkyPilot has no controller of jobs yet.
+    """
     folder, program = tmp_path / "sky", tmp_path / "bin" / "sky"
     folder.mkdir()
     program.parent.mkdir()

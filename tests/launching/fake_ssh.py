@@ -23,6 +23,10 @@ if host == "gone":
 if host == "closed":
     sys.stderr.write("me@closed: Permission denied (publickey).\\n")
     sys.exit(255)
+if host == "nologin":
+    sys.stderr.write("Could not chdir to home directory /nonexistent: No such file or directory\\n")
+    sys.stdout.write("This account is currently not available.\\n")
+    sys.exit(1)
 if host == "loud":
     sys.stdout.write("Welcome to loud!\\n")
     sys.stdout.flush()
@@ -33,7 +37,10 @@ if words:
 
 @pytest.fixture
 def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Log of the commands that were sent; `gone` does not answer, `closed` refuses the login, and `loud` greets."""
+    """Log of the commands that were sent; `gone` does not answer, `closed` refuses the login.
+
+    `nologin` lets it in and runs nothing, and `loud` greets.
+    """
     folder = tmp_path / "bin"
     folder.mkdir()
     program, log = folder / "ssh", tmp_path / "ssh.log"

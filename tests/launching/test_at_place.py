@@ -23,6 +23,7 @@ from stoker.launching.at_place import (
     ask_to_stop,
     combined,
     judge,
+    noting_full_disk,
     rank_command,
     rank_environments,
     read_host_state,
@@ -454,6 +455,18 @@ def test_an_order_that_no_host_began_is_lost(run: Path) -> None:
     assert (lost.phase, lost.why) == ("lost", "it was sent, and no host ever started it")
     _write(run, _state())
     assert state_of(run).phase == "running"
+
+
+def test_a_full_disk_is_evidence_of_a_run_that_could_not_write_why(run: Path) -> None:
+    """Of a failed or a lost one; one that goes on, or has room, says what it says."""
+    lost = _state(phase="lost", why="was running and is gone")
+    shown = combined([lost])
+    assert noting_full_disk(shown, run, 16 << 10).evidence == f"the disk of {run} has 16.0 KiB free"
+    told = combined([replace(lost, evidence="process 7 is gone")])
+    assert noting_full_disk(told, run, 0).evidence == f"process 7 is gone; the disk of {run} has 0 B free"
+    assert noting_full_disk(shown, run, 1 << 30) == shown
+    running = combined([_state()])
+    assert noting_full_disk(running, run, 0) == running
 
 
 def test_several_hosts_are_one_state() -> None:

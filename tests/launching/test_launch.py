@@ -17,7 +17,15 @@ from stoker.devices import attached_cpu
 from stoker.errors import BadJob, BadRun, BadSetting, DoesNotFit, NoDevice, PlaceFailed, PlaceUnreachable
 from stoker.launching import is_elsewhere, kinds, parse_target
 from stoker.launching.kept_forecasts import keep_forecast, kept_forecast
-from stoker.launching.launch import data_paths, describe_launch, device_word, imported_modules, launch, time_limit
+from stoker.launching.launch import (
+    data_paths,
+    describe_launch,
+    device_word,
+    imported_modules,
+    launch,
+    time_limit,
+    why_unknown,
+)
 from stoker.launching.launch_options import LaunchOptions
 from stoker.launching.launcher import LaunchTarget, Probe, Submission
 from stoker.launching.place_history import PlaceRun, lessons_of, place_history
@@ -325,6 +333,20 @@ def test_a_forecast_is_made_only_for_devices_that_are_known() -> None:
     here = attached_cpu()
     assert word("cpu", here.model, cores=here.cores, each=2) == "2xcpu"
     assert word("", here.model, cores=here.cores) == "cpu"
+
+
+def test_why_there_is_no_forecast_has_the_numbers() -> None:
+    """A CPU of this very model is known here, but not with other cores or on several nodes."""
+    here = attached_cpu()
+
+    def why(device: str, found: str, cores: int, nodes: int = 1) -> str:
+        target = LaunchTarget(text="x:y", kind="x", address="y", num_nodes=nodes, devices_each=1, device=device)
+        return why_unknown(target, Probe(facts={}, device=found, cores=cores))
+
+    assert why("", "Some CPU 9000", 3) == "Some CPU 9000 is not known here"
+    ours = f"on CPUs it is for those of this machine, {here.cores} × {here.model}, and there are "
+    assert why("cpu", here.model, here.cores + 1) == f"{ours}{here.cores + 1} × {here.model}"
+    assert why("cpu", here.model, here.cores, nodes=2) == f"{ours}2 nodes of {here.cores} × {here.model}"
 
 
 def test_the_time_limit_is_the_upper_bound_and_a_save(job: Path) -> None:

@@ -221,6 +221,11 @@ def test_a_refusal_and_silence_are_told_apart(fake_ssh: Path) -> None:
         SshLine("gone").send_tree(TREE, "/nowhere")
     with pytest.raises(PlaceFailed, match="failed on box"):
         SshLine("box").run(["false"])
+    with pytest.raises(PlaceFailed, match=r"^a script failed on box: sh: .*no-such-program: .*not found$"):
+        SshLine("box").shell("no-such-program\nexit 3")
+    for check in (True, False):
+        with pytest.raises(PlaceFailed, match=r"^nologin runs no commands for this login: This account is currently"):
+            SshLine("nologin").run(["true"], check=check)
 
 
 def test_no_answer_in_time_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +237,14 @@ def test_no_answer_in_time_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", late)
     with pytest.raises(PlaceUnreachable, match="no answer"):
         LocalLine().run(["true"], timeout_s=1)
+
+
+def test_a_file_that_cannot_be_written_is_named_with_the_room(tmp_path: Path) -> None:
+    """What the system says of it is the reason."""
+    (tmp_path / "file").touch()
+    with pytest.raises(PlaceFailed, match=r"/file/order.json cannot be written on .* \(.* free\): mkdir: ") as refused:
+        LocalLine().write(f"{tmp_path}/file/order.json", b"{}")
+    assert "root=FOLDER" in str(refused.value.remedy)
 
 
 def test_several_files_are_replaced_by_one_command(fake_ssh: Path, tmp_path: Path) -> None:

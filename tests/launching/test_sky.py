@@ -61,8 +61,9 @@ def test_the_catalogue_is_read_as_skypilot_keeps_it(sky: Path, tmp_path: Path) -
         ("lambda", "l4", 1, False),
     }
     assert source.startswith("SkyPilot's catalogue of 20")
-    with pytest.raises(PlaceFailed, match="no catalogue of gcp"):
+    with pytest.raises(PlaceFailed, match="no catalogue of gcp") as refused:
         read_catalogue(tmp_path / "runtime/.sky/catalogs/v8", clouds=("gcp",))
+    assert "Known: aws, lambda. `sky gpus list` fetches it" in str(refused.value.remedy)
 
 
 def test_offers_are_the_word_at_its_highest_price_and_the_cheapest_machine_of_each_cloud(sky: Path) -> None:
@@ -80,7 +81,21 @@ def test_offers_are_the_word_at_its_highest_price_and_the_cheapest_machine_of_ea
         ("sky:aws/1xl4:spot", 0.3, PREEMPTED_PER_H),
     ]
     assert LAUNCHER.probe(LAUNCHER.parse("any/l4"), {}).facts["SkyPilot"] == "0.14.1"
-    assert LAUNCHER.probe(LAUNCHER.parse("any/3xl4"), {}).missing
+
+
+@pytest.mark.usefixtures("sky")
+@pytest.mark.parametrize(
+    ("word", "lacking"),
+    [
+        ("any/3xh100", "no machine for sky:any/3xh100: it has 1, 8 × h100"),
+        ("any/h1000", "no machine for sky:any/h1000: Did you mean 'h100'? Known: a10, a100-40, h100, l4"),
+        ("any/mi300x:spot", "no spot machine for sky:any/mi300x:spot: Known: a100-40, h100, l4"),
+        ("lambda/l4:spot", "no spot machine for sky:lambda/l4:spot: it has no spot machine of lambda at all"),
+    ],
+)
+def test_a_machine_that_no_cloud_has_is_named_with_what_there_is(word: str, lacking: str) -> None:
+    """The numbers in which the device is to be had, or the nearest devices."""
+    assert LAUNCHER.probe(LAUNCHER.parse(word), {}).missing == (f"SkyPilot's catalogue has {lacking}",)
 
 
 def test_a_job_is_launched_with_machines_in_order_and_recovered(sky: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +119,14 @@ def test_a_job_is_launched_with_machines_in_order_and_recovered(sky: Path, monke
     job_is(sky, "RUNNING", job_name=handle["job"])
     assert LAUNCHER.start(submission, lambda text: None)["job"] == handle["job"]
     assert sum('"launch"' in call for call in (sky / "calls").read_text().splitlines()) == 1
+
+
+def test_the_first_job_of_a_user_is_launched(sky: Path) -> None:
+    """SkyPilot has no controller yet, and says that as an error of its queue; without one no job is known."""
+    (sky / "queue").unlink()
+    handle = LAUNCHER.start(TestConformance().submission("any/l4", arguments=KEEP, secrets=()), print)
+    assert json.loads((sky / "task.json").read_text())["name"] == handle["job"]
+    assert LAUNCHER.state(handle).phase == "lost"
 
 
 def test_an_equal_run_of_somebody_else_is_another_job(sky: Path) -> None:
@@ -268,18 +291,22 @@ def test_an_unknown_job_is_lost_and_a_silent_server_is_unknown(sky: Path) -> Non
 
 
 def test_what_skypilot_refuses_is_one_sentence(sky: Path) -> None:
-    """Its last line, without colours."""
-    (sky / "refuses").write_text("Traceback …\n\x1b[31mQuota exceeded for L4 in us-east-1\x1b[0m\n")
-    with pytest.raises(PlaceFailed, match="SkyPilot: Quota exceeded for L4 in us-east-1"):
+    """The last line of its errors, without colours; not the last of what it was doing."""
+    said = "\x1b[31msky.exceptions.ResourcesUnavailableError: Quota exceeded for L4 in us-east-1\x1b[0m\n"
+    (sky / "refuses").write_text(f"Traceback …\n{said}")
+    with pytest.raises(PlaceFailed, match=r"^SkyPilot: Quota exceeded for L4 in us-east-1"):
         LAUNCHER.start(TestConformance().submission("any/l4", arguments=KEEP, secrets=()), lambda text: None)
 
 
 def test_skypilot_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With how it is installed."""
+    """With how it is installed; also where what is lacking first is its catalogue."""
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SKY_RUNTIME_DIR", str(tmp_path))
     with pytest.raises(PlaceFailed, match="not installed") as missing:
         LAUNCHER.stop({"job": "x", "keep": "x"})
     assert "skypilot" in str(missing.value.remedy)
+    with pytest.raises(PlaceFailed, match="not installed"):
+        LAUNCHER.offers(Request(target=LAUNCHER.parse("any/l4")))
 
 
 def test_the_run_comes_home_from_its_mirror(sky: Path, tmp_path: Path) -> None:

@@ -413,6 +413,18 @@ def test_the_end_of_a_run_takes_its_secrets_along(tmp_path: Path, fake: FakeSlur
     assert not secret.exists()
 
 
+def test_a_job_that_fails_on_a_full_disk_says_so(tmp_path: Path, fake: FakeSlurm) -> None:
+    """Its hosts can write no state and no log there: the scheduler has an exit code alone."""
+    handle = handle_in(tmp_path)
+    shown = JOB.format(state="FAILED", reason="NonZeroExitCode", restarts=0, exit="120:0", preempted="None")
+    fake.says("scontrol", shown)
+    assert "free" not in LAUNCHER.state(handle).evidence
+    fake.says("df", "Filesystem 1024-blocks Used Available Capacity Mounted on\ntmpfs 14336 14320 16 100% /x")
+    state = LAUNCHER.state(handle)
+    assert (state.phase, state.exit_code) == ("failed", 120)
+    assert state.evidence.endswith(f"; the disk of {handle['directory']} has 16.0 KiB free")
+
+
 def test_stopping_cancels_what_waits_and_asks_what_runs(tmp_path: Path, fake: FakeSlurm) -> None:
     """The mark comes first, so that nothing is requeued; a job that is gone already is no error."""
     handle = handle_in(tmp_path)

@@ -250,6 +250,8 @@ def test_a_full_disk_is_said_and_leaves_nothing(job: Path, box: Host, tmp_path: 
         state = _ended(first.launch.handle)
         said = state.evidence + LAUNCHER.events(first.launch.handle, 0).decode()
         assert "No space left" in said or "full" in said, state
+        with pytest.raises(PlaceFailed, match=r"cannot be written on box \(.* free\): .*No space left"):
+            launch(job, on="ssh:box", settings={"epochs": 8, "pause_s": 0.01}, options=options)
         (small / "filler").unlink(missing_ok=True)
         second = launch(job, on="ssh:box", settings={"epochs": 8, "pause_s": 0.01}, options=options)
         if state.phase == "failed":

@@ -635,7 +635,9 @@ def test_what_would_fail_again_is_not_tried_elsewhere(pool, reason, phase) -> No
     """A job that fails by itself, and one that was stopped, end there."""
     handle, lease = started(pool)
     lease |= {"state": "closed", "reason": reason, "closed_by": lease["renter"]}
-    assert LAUNCHER.state(handle).phase == phase
+    state = LAUNCHER.state(handle)
+    assert state.phase == phase
+    assert not state.why.startswith(f"{phase}: "), "the phase is shown before it"
     assert len(pool.leases) == 1
 
 

@@ -174,6 +174,10 @@ def pool_wallet(
                 except ValueError as problem:
                     raise BadJob(f"--grant {word}: {problem}") from problem
                 operator.post(body)
+                if not as_json:
+                    Console(highlight=False).print(
+                        f"granted  {pool.credits_text(body.amount)} to {body.account}", soft_wrap=True
+                    )
         client = client_of(address, key)
         assert client.key is not None
         account = client.key.public
@@ -183,17 +187,17 @@ def pool_wallet(
         if as_json:
             print_document({"key": account, "balance": balances.get(account, 0), "in_escrow": escrow, "bonds": bonds})
             return
-        console = Console(highlight=False)
+        console, rules = Console(highlight=False), client.rules()
         console.print(f"key      {account}")
         console.print(
             f"balance  {pool.credits_text(balances.get(account, 0))}"
             if account in balances
-            else "balance  0 credits; the key is not admitted: its operator runs stoker pool wallet --grant "
-            f"{account}=AMOUNT",
+            else f"balance  0 credits{'' if rules.is_open else '; the key is not admitted'}: the pool's operator runs "
+            f"stoker pool wallet --grant {account}=AMOUNT",
             soft_wrap=True,
         )
         console.print(f"held     {pool.credits_text(escrow)} in escrow, {pool.credits_text(bonds)} in bonds")
-        if contract := client.rules().contract:
+        if contract := rules.contract:
             console.print(f"money    in the contract {contract}: stoker pool contract show", soft_wrap=True)
 
 

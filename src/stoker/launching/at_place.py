@@ -46,7 +46,7 @@ from stoker.launching.meter import held_in_log, save_time_s
 from stoker.launching.reachable_ports import port_of, silent_hosts
 from stoker.records.codec import dumps, loads, to_json
 from stoker.records.launch import ENDED, LaunchPhase, LaunchState
-from stoker.units import format_seconds
+from stoker.units import format_bytes, format_seconds
 
 FINISHED, SLICE_OVER, STOPPED, RUN_FAILED = 0, 75, 130, 4
 """Exit codes of `stoker train`."""
@@ -73,6 +73,7 @@ _LAUNCH, _ORDER, _STOP = "launch", "order.json", "stop"
 _POSITIONS = ("progress", "checkpointed", "evaluated")
 _BEGUN_WITHIN_S = 10.0
 _OTHERS_NOTICE_S = 3.0
+_FULL_BYTES = 1 << 20
 """Before ranks of several hosts start again: those that are left of the last start have to end first [s]."""
 
 _FULL_BYTES = 1 << 20
@@ -713,6 +714,14 @@ def _with_evidence(state: HostState, silent_s: float) -> HostState:
     )
 
 
+def noting_full_disk(state: LaunchState, directory: Path | str, free_bytes: int) -> LaunchState:
+    """The state; where a run failed or is lost, with its full disk, on which nothing that says why could be written."""
+    if state.phase not in {"failed", "lost"} or free_bytes >= _FULL_BYTES:
+        return state
+    full = f"the disk of {directory} has {format_bytes(free_bytes)} free"
+    return replace(state, evidence=f"{state.evidence}; {full}" if state.evidence else full)
+
+
 def ask_to_stop(directory: Path) -> None:
     """Ask the run to save and leave: nothing is restarted from now on, and this machine's watching processes know."""
     folder = directory / _LAUNCH
@@ -814,7 +823,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     directory: Path = options.directory.absolute()
     try:
         if options.command == "state":
-            print(json.dumps(to_json(state_of(directory))))  # noqa: T201 - the answer to the other end of the line
+            state = noting_full_disk(state_of(directory), directory, shutil.disk_usage(directory).free)
+            print(json.dumps(to_json(state)))  # noqa: T201 - the answer to the other end of the line
         elif options.command == "stop":
             ask_to_stop(directory)
         else:

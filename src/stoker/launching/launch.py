@@ -151,7 +151,7 @@ def launch(
         held = _held_limit(directory, earlier, options, price_per_h)
         device = device_word(target, probe)
         is_limited = launcher.limits_time and options.time_limit_s is None
-        forecast, limits = forecast_there(job, entry, device, probe, tell, is_needed=is_limited), [held]
+        forecast, limits = forecast_there(job, entry, target, probe, tell, is_needed=is_limited), [held]
         save_s = submission.save_s  # before a limit there has to be time for a save; the run there forecasts its own
         if is_limited and forecast is not None:
             save_s = forecast.checkpoint_s.high
@@ -391,7 +391,7 @@ def prepare(
 
 
 def forecast_there(
-    job: Job, entry: Entry, word: str | None, probe: Probe, tell: Callable[[str], None], *, is_needed: bool
+    job: Job, entry: Entry, target: LaunchTarget, probe: Probe, tell: Callable[[str], None], *, is_needed: bool
 ) -> Forecast | None:
     """The forecast of the run on the place's devices; None where they are not known here, or it is not needed.
 
@@ -400,14 +400,15 @@ def forecast_there(
     Args:
         job: the job.
         entry: its file.
-        word: the devices (`device_word`).
+        target: the place and its devices.
         probe: the answer of the place.
         tell: hears why there is none, if it is needed.
         is_needed: make it if none is kept.
     """
+    word = device_word(target, probe)
     if word is None:
         if is_needed:
-            tell(f"no forecast: {probe.device or 'the device'} is not known here; the run there makes its own")
+            tell(f"no forecast: {why_unknown(target, probe)}; the run there makes its own")
         return None
     kept = kept_forecast(job, entry, word)
     if kept is not None or not is_needed:
@@ -437,6 +438,15 @@ def device_word(target: LaunchTarget, probe: Probe) -> str | None:
     here = attached_cpu()
     is_here = probe.device == here.model and probe.cores == here.cores and target.num_nodes == 1
     return f"{shape}cpu" if is_here else None
+
+
+def why_unknown(target: LaunchTarget, probe: Probe) -> str:
+    """Why there is no word for a place's devices, and so no forecast here."""
+    here = attached_cpu()
+    if probe.device != here.model:
+        return f"{probe.device or 'the device'} is not known here"
+    there = f"{f'{target.num_nodes} nodes of ' if target.num_nodes > 1 else ''}{probe.cores} × {probe.device}"
+    return f"on CPUs it is for those of this machine, {here.cores} × {here.model}, and there are {there}"
 
 
 def time_limit(forecast: Forecast, lessons: PlaceLessons = NO_LESSONS) -> float:

@@ -135,11 +135,19 @@ class Line(abc.ABC):
             ) from None
         except FileNotFoundError as error:
             raise PlaceFailed(f"{error.filename} is not installed on this machine") from error
-        own = ended.stdout.partition(self.mark)[2] if self.mark and self.mark in ended.stdout else ended.stdout
+        has_begun = self.mark in ended.stdout
+        own = ended.stdout.partition(self.mark)[2] if self.mark and has_begun else ended.stdout
         answer = Answer(ended.returncode, own, ended.stderr.decode(errors="replace"))
         self.require_line(answer)
-        if check and answer.code != 0:
-            raise PlaceFailed(f"`{shlex.join(argv)[:120]}` failed on {self.name}: {answer.last_line()}")
+        if answer.code != 0 and not has_begun:
+            said = answer.text or answer.last_line()
+            raise PlaceFailed(
+                f"{self.name} runs no commands for this login: {said.splitlines()[-1]}",
+                remedy="Its login shell there has to: try `ssh HOST true`, or log in as somebody else.",
+            )
+        if answer.code != 0 and check:
+            command = "a script" if argv[0] == "sh" else f"`{shlex.join(argv)[:120]}`"
+            raise PlaceFailed(f"{command} failed on {self.name}: {answer.last_line()}")
         return answer
 
     def shell(self, script: str, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S, check: bool = True) -> Answer:
@@ -176,13 +184,15 @@ class Line(abc.ABC):
         """
         script = (
             'umask 077; [ -z "$1" ] || rm -f -- "$1" || exit 1; shift; while [ $# -gt 0 ]; do mkdir -p -- '
-            '"$(dirname -- "$1")" && dd bs=1 count="$3" 2> /dev/null > "$1.writing-$$" && chmod "$2" "$1.writing-$$" '
+            '"$(dirname -- "$1")" && dd bs=1 count="$3" status=none > "$1.writing-$$" && chmod "$2" "$1.writing-$$" '
             '&& { [ "$(wc -c < "$1.writing-$$")" -eq "$3" ] || { echo "the transfer was cut" >&2; false; }; } '
             '&& mv -f -- "$1.writing-$$" "$1" || { rm -f -- "$1.writing-$$"; exit 1; }; shift 3; done'
         )
         about = [word for path, (content, mode) in files.items() for word in (path, f"{mode:o}", str(len(content)))]
         content = b"".join(content for content, _ in files.values())
-        self.run(["sh", "-c", script, "sh", without, *about], stdin=content)
+        answer = self.run(["sh", "-c", script, "sh", without, *about], stdin=content, check=False)
+        if answer.code != 0:
+            raise self._unwritten(next(iter(files), without), answer)
 
     def exists(self, path: str) -> bool:
         """Whether a file or folder is there."""
@@ -219,12 +229,16 @@ class Line(abc.ABC):
             answer = Answer(process.returncode, b"", _text_of(complaints))
         self.require_line(answer)
         if answer.code != 0:
-            free = self.shell('df -Pk -- "$(dirname -- "$1")" | awk "END {print \\$4}"', into, check=False).text
-            room = f" ({format_bytes(int(free) * 1024)} free)" if free.isdigit() else ""
-            raise PlaceFailed(
-                f"{into} cannot be written on {self.name}{room}: {answer.last_line()}",
-                remedy="Nothing half was left there; free some space, or give another --place-option root=FOLDER.",
-            )
+            raise self._unwritten(into, answer)
+
+    def _unwritten(self, path: str, answer: Answer) -> PlaceFailed:
+        """The error of a file or folder that could not be written, with the room there."""
+        free = self.shell('df -Pk -- "$(dirname -- "$1")" | awk "END {print \\$4}"', path, check=False).text
+        room = f" ({format_bytes(int(free) * 1024)} free)" if free.isdigit() else ""
+        return PlaceFailed(
+            f"{path} cannot be written on {self.name}{room}: {answer.last_line()}",
+            remedy="Nothing half was left there; free some space, or give another --place-option root=FOLDER.",
+        )
 
     def fetch_tree(self, folder: str, into: Path) -> int:
         """Copy the files below a folder there into `into`, but for `LEFT_THERE`; the number of files copied [files].

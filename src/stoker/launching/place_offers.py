@@ -25,7 +25,7 @@ from stoker.jobs import Entry, Job
 from stoker.launching import is_elsewhere, launcher_of, parse_target
 from stoker.launching.bundle import code_bundle, data_of, stoker_bundle, work_folder
 from stoker.launching.kept_forecasts import keep_forecast
-from stoker.launching.launch import data_paths, device_word, is_below, time_limit
+from stoker.launching.launch import data_paths, device_word, is_below, time_limit, why_unknown
 from stoker.launching.launcher import Launcher, LaunchTarget, Offer, Probe, Request
 from stoker.launching.place_history import PlaceLessons, job_key, lessons_of, place_of, usual_start
 from stoker.launching.start_up import StartUp, expected_start, program_start_s
@@ -313,7 +313,7 @@ def _offers_of(
 def _forecast(target: LaunchTarget, probe: Probe, forecasts: _Forecasts) -> Candidate | str:
     word = device_word(target, probe)
     if word is None:
-        return f"no forecast: {target.device or probe.device or 'its device'} is not known here"
+        return f"no forecast: {why_unknown(target, probe)}"
     forecast = forecasts.of(word)
     if isinstance(forecast, str) and target.num_nodes > 1:  # forecasts stand on nodes of eight devices
         forecast = forecasts.of(f"{target.num_devices}x{target.device}")

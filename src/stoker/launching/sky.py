@@ -123,12 +123,14 @@ def read_catalogue(folder: Path, *, clouds: Sequence[str] = ()) -> tuple[tuple[C
     Raises:
         PlaceFailed: there is no catalogue, or a file is none.
     """
-    paths = sorted(path for path in folder.glob("*/vms.csv") if not clouds or path.parent.name in clouds)
+    there = sorted(folder.glob("*/vms.csv"))
+    paths = [path for path in there if not clouds or path.parent.name in clouds]
     if not paths:
         asked = f" of {', '.join(clouds)}" if clouds else ""
+        known = f"{nearest(clouds[0], [path.parent.name for path in there])} " if clouds and there else ""
         raise PlaceFailed(
             f"SkyPilot has no catalogue{asked} in {folder}",
-            remedy="`sky gpus list` fetches it; `sky check` says which clouds are enabled.",
+            remedy=f"{known}`sky gpus list` fetches it; `sky check` says which clouds are enabled.",
         )
     entries: list[CloudOffer] = []
     for path in paths:
@@ -207,8 +209,7 @@ class SkyLauncher(Launcher):
         offers = self._fitting(target)
         facts = {"SkyPilot": version.rpartition(" ")[2]}
         if not offers:
-            lacking = f"SkyPilot's catalogue has no machine for {target.text}: `sky gpus list` shows what there is"
-            return Probe(facts=facts, missing=(lacking,))
+            return Probe(facts=facts, missing=(_nothing_for(target),))
         best = offers[0]
         facts["cheapest"] = f"{best.cloud} {best.region}, {best.instance}: {format_money(best.price_per_h)} an hour"
         return Probe(facts=facts, device=best.device)
@@ -393,9 +394,7 @@ class SkyLauncher(Launcher):
         target, environment = submission.target, submission.environment
         offers = self._fitting(target)[:_MOST_ALTERNATIVES]
         if not offers:
-            raise PlaceFailed(
-                f"SkyPilot's catalogue has no machine for {target.text}", remedy="`sky gpus list` shows what there is."
-            )
+            raise PlaceFailed(_nothing_for(target), remedy="`sky gpus list` shows all.")
         recovery = {"strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": 0, "recover_on_exit_codes": [75, 130]}
         machines = [
             {
@@ -462,18 +461,40 @@ def _launch_words(submission: Submission, task: str) -> list[str]:
     return ["jobs", "launch", "-y", "-d", "-n", _job_name(submission), *secrets, task]
 
 
+def _nothing_for(target: LaunchTarget) -> str:
+    """Why no machine fits a word, with the numbers of such devices or the devices that there are."""
+    is_spot = "spot" in target.options
+    offers = [offer for offer in _catalogue(target)[0] if offer.is_spot == is_spot]
+    kind, where = "spot machine" if is_spot else "machine", "" if target.address == "any" else f" of {target.address}"
+    if counts := sorted({offer.count for offer in offers if offer.device == target.device}):
+        there = f"it has {', '.join(map(str, counts))} × {target.device}"
+    elif offers:
+        there = nearest(target.device, {offer.device for offer in offers}).rstrip(".")
+    else:
+        there = f"it has no {kind}{where} at all"
+    return f"SkyPilot's catalogue has no {kind} for {target.text}: {there}"
+
+
 def _catalogue(target: LaunchTarget) -> tuple[tuple[CloudOffer, ...], str]:
     home = Path(os.environ.get("SKY_RUNTIME_DIR") or Path.home()) / ".sky" / "catalogs"
     versions = sorted(home.glob("v*"), key=lambda path: int(re.sub(r"\D", "", path.name) or 0))
+    if not versions and shutil.which("sky") is None:
+        raise _not_installed()
     clouds = () if target.address == "any" else (target.address,)
     return read_catalogue(versions[-1] if versions else home / "v8", clouds=clouds)
 
 
 def _record(name: str) -> dict[str, Any] | None:
     """SkyPilot's newest managed job of that name; None if there is none."""
-    text = _sky("jobs", "queue", "--all", "--refresh", "--output", "json")
     try:
-        records = json.loads(text[text.index("[") :]) if "[" in text else []
+        text = _sky("jobs", "queue", "--all", "--refresh", "--output", "json")
+    except PlaceFailed as problem:
+        if re.search(r"sky-jobs-controller\S* does not exist", problem.message):  # before the first job, or taken down
+            return None
+        raise
+    try:
+        found = re.search(r"^\[", text, re.MULTILINE)  # after what it says of its controller
+        records = json.loads(text[found.start() :]) if found else []
         named = [record for record in records if record.get("job_name") == name]
     except (ValueError, AttributeError) as error:
         raise PlaceFailed(
@@ -536,20 +557,25 @@ def _sky(*words: str, variables: Mapping[str, str] | None = None, timeout_s: flo
             env={**os.environ, **(variables or {})},
         )
     except FileNotFoundError as error:
-        raise PlaceFailed(
-            "SkyPilot is not installed here: there is no command `sky`",
-            remedy="pip install 'skypilot[aws]' (or gcp, azure, lambda, …) in an environment of its own, "
-            "put its `sky` on the PATH, then `sky check`.",
-        ) from error
+        raise _not_installed() from error
     except subprocess.TimeoutExpired as error:
         raise PlaceUnreachable(f"`sky {words[0]} {words[1]}` did not end in {format_seconds(timeout_s)}") from error
+    output, errors = (re.sub(r"\x1b\[[0-9;]*m", "", text) for text in (done.stdout, done.stderr))
     if done.returncode == 0:
-        return done.stdout
-    lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-    last = re.sub(r"\x1b\[[0-9;]*m", "", lines[-1]) if lines else f"exit code {done.returncode}"
+        return output
+    lines = [line.strip() for line in (errors.strip() or output).splitlines() if line.strip()]
+    last = re.sub(r"^sky\.exceptions\.\w+: ", "", lines[-1]) if lines else f"exit code {done.returncode}"
     if re.search(r"connect|API server|timed? ?out", last, re.IGNORECASE):
         raise PlaceUnreachable(f"SkyPilot's server does not answer: {last}", remedy="`sky api info` says more.")
     raise PlaceFailed(f"SkyPilot: {last}", remedy="`sky check` says which clouds are enabled, and why others are not.")
+
+
+def _not_installed() -> PlaceFailed:
+    return PlaceFailed(
+        "SkyPilot is not installed here: there is no command `sky`",
+        remedy="pip install 'skypilot[aws]' (or gcp, azure, lambda, …) in an environment of its own, "
+        "put its `sky` on the PATH, then `sky check`.",
+    )
 
 
 LAUNCHER = SkyLauncher()

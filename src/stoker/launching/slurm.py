@@ -29,7 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from stoker.errors import BadSetting, NoDevice, PlaceFailed, PlaceUnreachable, StokerError
-from stoker.launching.at_place import LIMIT_OVER, HostState, combined, newest_events
+from stoker.launching.at_place import LIMIT_OVER, HostState, combined, newest_events, noting_full_disk
 from stoker.launching.bundle import secret_values
 from stoker.launching.launcher import (
     Handle,
@@ -320,7 +320,8 @@ class SlurmLauncher(Launcher):
         if state.phase in ENDED and "secrets" in flags:
             with suppress(PlaceFailed):
                 line.run(["rm", "-f", "--", _secrets_path(handle)])
-        return state
+        free = re.search(r"^free (\d+)$", parts[-1], re.MULTILINE)
+        return noting_full_disk(state, handle["directory"], int(free[1]) * 1024) if free else state
 
     def events(self, handle: Handle, offset: int) -> bytes:
         """The run's log from `offset` on."""
@@ -343,6 +344,7 @@ for f in "$2"/launch/host-*.json; do [ -e "$f" ] && echo "{_MARK}" && cat "$f" &
 echo "{_MARK}"
 [ -e "$2/launch/stop" ] && echo stop
 [ -e "$3" ] && echo secrets
+df -Pk -- "$2" 2>/dev/null | awk 'END {{print "free " $4}}'
 exit 0
 """
 _ACCOUNTED = 'sacct -n -X -P -D -j "$1" -o State,ExitCode,JobID'

@@ -143,7 +143,9 @@ class RentedRun:
                 restarts=restarts,
             )
         if reason.startswith("failed"):
-            return seen_now(phase="failed", why=reason, evidence=described(last), restarts=restarts)
+            return seen_now(
+                phase="failed", why=reason.removeprefix("failed: "), evidence=described(last), restarts=restarts
+            )
         return self._next(leases, restarts, reason or "the agent did not accept")
 
     def _live(
