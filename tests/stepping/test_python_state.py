@@ -141,6 +141,37 @@ def test_a_loss_is_left_as_it_was_given() -> None:
     assert number == COUNT
 
 
+class Annealing:
+    """An object with a loss and a step as methods, which count."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def loss(self, output: torch.Tensor, _target: torch.Tensor) -> torch.Tensor:
+        """Grows with each call."""
+        self.calls += 1
+        return self.calls * output.square().mean(1)
+
+    def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
+        """A whole update."""
+        loss = self.loss(model(batch[0]), batch[1]).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+
+@pytest.mark.parametrize("changes", [{"loss": "loss"}, {"step": "step", "loss": None, "metrics": []}])
+def test_what_the_object_of_a_method_counts_is_kept(changes: dict[str, Any]) -> None:
+    """Of a loss and of a job's own step: a resumed run counts on from there."""
+    annealing = Annealing()
+    given = {name: getattr(annealing, value) if value else value for name, value in changes.items()}
+    if "step" in changes:
+        given["optimizer"] = lambda model: torch.optim.SGD(model.parameters(), lr=0.1)
+    step = step_of(tiny_job(**given))
+    advance(step, 0, 2)
+    assert json.loads(json.dumps(step.python_changes())) == {"loss:": {"calls": 2}}
+
+
 class Counting(torch.optim.SGD):
     """SGD that counts its steps in an attribute, and may keep tensors in others."""
 

@@ -647,10 +647,11 @@ def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors have the same dtype, layout and values; sparse ones by their indices and values."""
     if one.dtype is not other.dtype or one.layout is not other.layout or one.shape != other.shape:
         return False
-    return all(map(torch.equal, _dense_parts(one), _dense_parts(other)))
+    return all(map(torch.equal, dense_parts(one), dense_parts(other)))
 
 
-def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensor, or the indices and values of a sparse one."""
     if tensor.layout is torch.strided:
         return (tensor,)
     if tensor.layout is torch.sparse_coo:

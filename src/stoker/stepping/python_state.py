@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import math
 import random
 import sys
@@ -193,17 +194,19 @@ def _holders(model: nn.Module, loss: object, optimizer: object = None) -> Iterat
     """Every place to look at, each once."""
     seen: set[int] = set()
     roots: list[tuple[str, Any]] = list(model.named_modules())
-    if isinstance(loss, nn.Module):
-        roots += [(f"loss:{name}", module) for name, module in loss.named_modules()]
-    elif _is_users(loss):
-        roots.append(("loss:", loss))
+    called = loss.func if isinstance(loss, functools.partial) else loss
+    owner = called.__self__ if inspect.ismethod(called) else called
+    if isinstance(owner, nn.Module):
+        roots += [(f"loss:{name}", module) for name, module in owner.named_modules()]
+    elif _is_users(owner):
+        roots.append(("loss:", owner))
     for name, value in roots:
         yield from _within(name, value, seen, _DEPTH)
     if _is_users(optimizer):
         yield from _within("optimizer:", optimizer, seen, _DEPTH)
     kinds = dict.fromkeys(type(value) for _, value in roots)
     functions = [getattr(kind, "forward", None) or getattr(kind, "__call__", None) for kind in kinds]  # noqa: B004 - the function itself is needed
-    functions.append(loss.func if isinstance(loss, functools.partial) else loss)
+    functions.append(called.__func__ if inspect.ismethod(called) else called)
     for function in functions:
         if isinstance(function, types.FunctionType) and _is_own_code(function.__module__):
             yield _outside(function)
