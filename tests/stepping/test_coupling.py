@@ -761,25 +761,6 @@ def test_buffers_that_no_checkpoint_holds_are_named(check: Callable[[Job, Sample
         assert check(kept, samples_of(kept)).unsaved == ()
 
 
-class Sparse(nn.Linear):
-    """A layer over inputs that a fixed sparse matrix mixes."""
-
-    def __init__(self, layout: torch.layout) -> None:
-        super().__init__(models.FEATURES, models.CLASSES)
-        mixing = torch.eye(models.FEATURES).roll(1, 0).to_sparse(layout=layout)
-        self.register_buffer("mixing", mixing, persistent=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward((self.mixing @ x.T).T)
-
-
-@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
-@pytest.mark.filterwarnings("ignore:Sparse")
-def test_a_buffer_may_be_sparse(layout: torch.layout) -> None:
-    """As the adjacency of a graph: buffers are compared, which PyTorch does of dense ones alone."""
-    assert probed(make_job(partial(Sparse, layout))).kind == "separable"
-
-
 def test_tensors_in_attributes_are_named_before_the_first_update() -> None:
     """A run that begins at once is told, too, that a pass hands a tensor to the next which no checkpoint holds."""
     job = make_job(models.Queue)

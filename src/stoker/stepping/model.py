@@ -78,21 +78,17 @@ def require_sizes(model: nn.Module) -> None:
 
 def _require_storable(model: nn.Module) -> None:
     """Refuse weights and buffers that safetensors, which checkpoints are written in, has no form for."""
-    for name, value in model.state_dict().items():
+    for name, value in {**dict(model.named_buffers()), **model.state_dict()}.items():
         if not isinstance(value, torch.Tensor):
             kind, remedy = f"a {type(value).__name__}", "Make it a tensor, or leave it out and keep a plain attribute."
         elif value.layout is not torch.strided:
             kind = f"a sparse tensor ({str(value.layout).removeprefix('torch.')})"
-            remedy = (
-                "If it does not change, register_buffer(…, persistent=False) leaves it out, and what makes the "
-                "model makes it again; otherwise keep its indices and values as buffers."
-            )
+            remedy = "Keep its indices and values as two buffers, and add by index: out.index_add(0, row, w * x[col])."
         elif value.dtype is torch.complex128:
             kind, remedy = "a tensor of complex128", "Use complex64, or real and imaginary parts as two tensors."
         else:
             continue
-        what = f"{name} in the state_dict of {type(model).__name__}"
-        raise BadJob(f"{what} is {kind}, which checkpoints do not hold", remedy=remedy)
+        raise BadJob(f"{name} of {type(model).__name__} is {kind}, which checkpoints do not hold", remedy=remedy)
 
 
 def place_model(model: nn.Module, plan: Plan, dtype: torch.dtype | None = None) -> nn.Module:

@@ -644,24 +644,7 @@ def _with_graph(probe: CouplingProbe) -> tuple[CouplingProbe, Value]:
 
 
 def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have the same dtype, layout and values; sparse ones by their indices and values."""
-    if one.dtype is not other.dtype or one.layout is not other.layout or one.shape != other.shape:
-        return False
-    return all(map(torch.equal, dense_parts(one), dense_parts(other)))
-
-
-def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensor, or the indices and values of a sparse one."""
-    if tensor.layout is torch.strided:
-        return (tensor,)
-    if tensor.layout is torch.sparse_coo:
-        tensor = tensor.coalesce()
-        return tensor.indices(), tensor.values()
-    is_by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
-    pointers = (
-        (tensor.crow_indices(), tensor.col_indices()) if is_by_row else (tensor.ccol_indices(), tensor.row_indices())
-    )
-    return *pointers, tensor.values()
+    return one.dtype is other.dtype and torch.equal(one, other)
 
 
 _MOST_STRANGE = 10_000
