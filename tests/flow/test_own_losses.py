@@ -258,5 +258,8 @@ def test_planning_leaves_what_a_step_of_its_own_counts() -> None:
         optimizer.step()
         return loss
 
-    stoker.train(blobs_job(step=step, loss=None, valid=None, test=None, metrics=[]), sink=Heard(), run_dir="run")
-    assert calls == 3 * 7
+    seen: list[int] = []
+    hook = stoker.on("updated", lambda _update: seen.append(calls))
+    job = blobs_job(step=step, loss=None, valid=None, test=None, metrics=[])
+    stoker.train(job, sink=Heard(), hooks=[hook], run_dir="run")
+    assert seen == list(range(1, 3 * 7 + 1))

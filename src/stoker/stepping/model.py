@@ -83,7 +83,10 @@ def _require_storable(model: nn.Module) -> None:
             kind, remedy = f"a {type(value).__name__}", "Make it a tensor, or leave it out and keep a plain attribute."
         elif value.layout is not torch.strided:
             kind = f"a sparse tensor ({str(value.layout).removeprefix('torch.')})"
-            remedy = "Keep its indices and values as two buffers, and add by index: out.index_add(0, row, w * x[col])."
+            remedy = (
+                "Keep its indices and values as two buffers, and make it of them in forward(): "
+                "torch.sparse_coo_tensor(indices, values, size)."
+            )
         elif value.dtype is torch.complex128:
             kind, remedy = "a tensor of complex128", "Use complex64, or real and imaginary parts as two tensors."
         else:
