@@ -244,3 +244,22 @@ def test_a_rate_that_trains_nothing_is_told_of_and_so_is_what_came_of_it() -> No
     assert any("the learning rate of Adam goes up to 1e+09, and is hardly ever above 1" in one for one in words)
     assert any("the run diverged" in one for one in words)
     assert heard.of("finished")[0]["loss"] > 1e3
+
+
+def test_planning_leaves_what_a_step_of_its_own_counts() -> None:
+    """Trials call it on copies; training began in the middle of what it counts, as of which network is in turn."""
+    calls = 0
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    seen: list[int] = []
+    hook = stoker.on("updated", lambda _update: seen.append(calls))
+    job = blobs_job(step=step, loss=None, valid=None, test=None, metrics=[])
+    stoker.train(job, sink=Heard(), hooks=[hook], run_dir="run")
+    assert seen == list(range(1, 3 * 7 + 1))

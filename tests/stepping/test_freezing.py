@@ -237,3 +237,26 @@ def test_epochs_have_to_be_counted_first() -> None:
 
 def _batches(job: stoker.Job, step: Step, updates: int) -> Any:
     return source_of(job, step).batches(datasets_of(job).extent(job).position(0), updates)
+
+
+class Thawing(nn.Sequential):
+    """Thaws its first layer in its third pass."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(FEATURES, 8).requires_grad_(False), nn.Linear(8, CLASSES))
+        self.register_buffer("passes", torch.tensor(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        if self.passes > 2:
+            self[0].requires_grad_(True)
+        return super().forward(x)
+
+
+def test_a_model_that_thaws_itself_is_refused() -> None:
+    """What is frozen at the start is not the optimiser's: it stayed as it was, and nothing said so."""
+    job = make_job(Thawing)
+    step = trained(job, 16, updates=2)
+    with pytest.raises(BadJob, match=r"set requires_grad of 0\.weight and 1 more") as caught:
+        train(job, step, 1, begin=2)
+    assert "freeze" in (caught.value.remedy or "")

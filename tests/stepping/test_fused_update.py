@@ -74,6 +74,23 @@ def test_a_parameter_without_gradient_is_left_as_it_is() -> None:
     assert [float(optimizer.state[one]["step"]) for one in ours] == [3, 2, 3]
 
 
+@pytest.mark.parametrize(("kind", "settings"), OPTIMIZERS)
+def test_parameters_may_get_gradients_in_turn(kind, settings) -> None:
+    """As of heads that take turns: fused SGD of PyTorch fails where one parameter has a momentum and another none."""
+    (plain, _), (ours, optimizer) = _pair(kind, settings)
+    by_itself = kind([{"params": plain[:2]}, {"params": plain[2:], "lr": 0.05}], foreach=False, **settings)
+    update = fused_update(optimizer)
+    for number in range(6):
+        _give_gradients(plain, ours, seed=number)
+        for parameters in (plain, ours):
+            if number % 2 == 0:  # the first one has no momentum yet where the second one has
+                parameters[number // 2 % 2].grad = None
+        by_itself.step()
+        update()
+    for mine, theirs in zip(ours, plain, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
 def test_other_optimizers_make_their_own_step() -> None:
     """What is not fused, or has kernels we do not know, is called as it is."""
     for optimizer in (torch.optim.SGD(_parameters(), lr=0.1), torch.optim.RMSprop(_parameters())):

@@ -57,6 +57,41 @@ def test_what_cannot_be_trained_is_refused(made: object, problem: str) -> None:
         build_model(make_job(made))  # type: ignore[arg-type]
 
 
+class Holding(nn.Linear):
+    """A layer with one more buffer."""
+
+    def __init__(self, value: torch.Tensor, *, persistent: bool = True) -> None:
+        super().__init__(3, 2)
+        self.register_buffer("held", value, persistent=persistent)
+
+
+class Extra(nn.Linear):
+    """A layer whose state has more than tensors."""
+
+    def get_extra_state(self) -> dict[str, list[str]]:
+        """Words."""
+        return {"words": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("make", "problem", "remedy"),
+    [
+        (lambda: Holding(torch.eye(3).to_sparse()), r"held .* is a sparse tensor \(sparse_coo\)", "two buffers"),
+        (lambda: Holding(torch.eye(3).to_sparse_csr()), r"is a sparse tensor \(sparse_csr\)", "two buffers"),
+        (lambda: Holding(torch.eye(3).to_sparse(), persistent=False), r"held .* is a sparse tensor", "two buffers"),
+        (lambda: Holding(torch.ones(2, dtype=torch.complex128)), "held .* is a tensor of complex128", "complex64"),
+        (lambda: Extra(3, 2), "_extra_state .* is a dict", "Make it a tensor"),
+    ],
+    ids=["sparse", "sparse rows", "sparse, not in the state", "complex", "extra state"],
+)
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_state_that_no_checkpoint_holds_is_refused(make: object, problem: str, remedy: str) -> None:
+    """Before anything is spent: a run failed at its first checkpoint, or the model could not be described."""
+    with pytest.raises(BadJob, match=problem) as caught:
+        build_model(make_job(make))  # type: ignore[arg-type]
+    assert remedy in (caught.value.remedy or "")
+
+
 def test_digest_sees_every_bit() -> None:
     """Names, types, shapes and values of parameters and buffers are all part of the digest."""
     plain, changed = nn.BatchNorm1d(3), nn.BatchNorm1d(3)

@@ -110,6 +110,22 @@ def test_an_implementation_that_there_is_not_is_refused() -> None:
     assert implementations(free, mlp(), "cuda") == ("default",)
 
 
+def test_no_fused_kernel_is_proposed_for_sparse_gradients() -> None:
+    """PyTorch's take dense ones alone: the first update failed."""
+    job = make_job(mlp, optimizer=SGD(lr=0.1))
+    sparse = nn.Sequential(nn.EmbeddingBag(5, 3, sparse=True), nn.Linear(3, 2))
+    assert implementations(job, sparse, "cpu") == ("foreach", "default")
+    assert implementations(job, nn.Sequential(nn.EmbeddingBag(5, 3)), "cpu") == ("fused", "default")
+
+
+def test_an_optimizer_of_parameters_outside_the_model_is_refused() -> None:
+    """They were trained, but neither a checkpoint nor the trained model had them."""
+    head = nn.Linear(3, 2)
+    job = make_job(mlp, optimizer=lambda parameters: torch.optim.SGD([*parameters, *head.parameters()], lr=0.1))
+    with pytest.raises(BadJob, match=r"SGD steps 2 parameters that are not the model's \(of shape \[2, 3\], \[2\]\)"):
+        build_optimizer(job, mlp(), Plan(device="cpu", micro_batch=16))
+
+
 class Spectral(nn.Module):
     """Has complex and real weights."""
 

@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.stepping.python_state import plain_changes, put_plain, python_state, unchanged
+from stoker.stepping.python_state import plain_changes, put_plain, python_state, unchanged, unsaved_tensors
+from stoker.training.snapshots import restore_snapshot, snapshot_of
+from tests.training.builders import advance, step_of, tiny_job
 
 COUNT = 0
 
@@ -137,3 +139,77 @@ def test_a_loss_is_left_as_it_was_given() -> None:
     with unchanged(model, count_up):
         count_up()
     assert number == COUNT
+
+
+class Annealing:
+    """An object with a loss and a step as methods, which count."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def loss(self, output: torch.Tensor, _target: torch.Tensor) -> torch.Tensor:
+        """Grows with each call."""
+        self.calls += 1
+        return self.calls * output.square().mean(1)
+
+    def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
+        """A whole update."""
+        loss = self.loss(model(batch[0]), batch[1]).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+
+@pytest.mark.parametrize("changes", [{"loss": "loss"}, {"step": "step", "loss": None, "metrics": []}])
+def test_what_the_object_of_a_method_counts_is_kept(changes: dict[str, Any]) -> None:
+    """Of a loss and of a job's own step: a resumed run counts on from there."""
+    annealing = Annealing()
+    given = {name: getattr(annealing, value) if value else value for name, value in changes.items()}
+    if "step" in changes:
+        given["optimizer"] = lambda model: torch.optim.SGD(model.parameters(), lr=0.1)
+    step = step_of(tiny_job(**given))
+    advance(step, 0, 2)
+    assert json.loads(json.dumps(step.python_changes())) == {"loss:": {"calls": 2}}
+
+
+class Counting(torch.optim.SGD):
+    """SGD that counts its steps in an attribute, and may keep tensors in others."""
+
+    def __init__(self, parameters: Any, **attributes: object) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.steps = 0
+        vars(self).update(attributes)
+
+    def step(self, closure: Any = None) -> Any:
+        """As `torch.optim.SGD`, less often from the third step on."""
+        self.steps += 1
+        return super().step(closure) if self.steps < 3 or self.steps % 2 else None
+
+
+def test_what_an_optimizer_counts_is_kept() -> None:
+    """A checkpoint has its `state_dict()`, and an attribute began again with the process."""
+    job = tiny_job(optimizer=Counting)
+    straight, stopped, resumed = (step_of(job) for _ in range(3))
+    advance(straight, 0, 6)
+    advance(stopped, 0, 3)
+    restore_snapshot(resumed, snapshot_of(stopped))
+    assert resumed.optimizer.steps == 3
+    advance(resumed, 3, 6)
+    for name, tensor in straight.model.state_dict().items():
+        assert torch.equal(tensor, resumed.model.state_dict()[name]), name
+
+
+def test_tensors_that_an_optimizer_keeps_outside_its_state_are_named() -> None:
+    """Those in attributes are in no checkpoint; weights of the model, and what `state_dict()` has, are."""
+    weights = list(nn.Linear(2, 2).parameters())
+    assert unsaved_tensors(Counting(weights, slow=[torch.zeros(2)], weights=weights, most=3)) == ["slow"]
+    assert unsaved_tensors(torch.optim.SGD(weights)) == []
+
+    class Saving(Counting):
+        """Saves more."""
+
+        def state_dict(self) -> dict[str, Any]:
+            """With the slow weights."""
+            return {**super().state_dict(), "slow": vars(self)["slow"]}
+
+    assert unsaved_tensors(Saving(weights, slow=[torch.zeros(2)])) == []

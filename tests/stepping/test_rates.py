@@ -5,10 +5,37 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from stoker.errors import BadJob
 from stoker.stepping.torch_optimizers import factor_at
 from tests.training.builders import advance, step_of, tiny_job
+
+
+class Decaying(torch.optim.SGD):
+    """SGD whose rate falls after each step, for the next one."""
+
+    def step(self, closure=None):
+        """As `torch.optim.SGD`."""
+        loss = super().step(closure)
+        for group in self.param_groups:
+            group["lr"] *= 0.9
+        return loss
+
+
+def cycled(parameters: object) -> torch.optim.Optimizer:
+    """SGD with a scheduler of PyTorch that a hook steps."""
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=100, cycle_momentum=False)
+    optimizer.register_step_post_hook(lambda *_: scheduler.step())
+    return optimizer
+
+
+@pytest.mark.parametrize("optimizer", [cycled, lambda parameters: Decaying(parameters, lr=0.1)])
+def test_an_optimizer_that_changes_its_rate_for_the_next_update_is_refused(optimizer: object) -> None:
+    """The schedule set the rate again before each update, so that all were made at the first one."""
+    with pytest.raises(BadJob, match=r"changes a learning rate within its step, from .* undo that"):
+        advance(step_of(tiny_job(optimizer=optimizer)), 0, 2)
 
 
 @pytest.mark.parametrize("factor", [0, 0.0, 1e-9, 1.0, 30.0])

@@ -79,6 +79,25 @@ def test_evaluating_changes_nothing_that_training_goes_on_from() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in step.model.state_dict().items())
 
 
+CALLS = 0
+
+
+def counting(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A loss that counts its calls, as one that is annealed does."""
+    global CALLS  # noqa: PLW0603 - as users do
+    CALLS += 1
+    return F.cross_entropy(output, target, reduction="none")
+
+
+def test_evaluating_leaves_what_a_loss_counts() -> None:
+    """Otherwise training would depend on how many samples the plan evaluates at once."""
+    step = step_of(tiny_job(loss=counting))
+    advance(step, 0, 2)
+    before = CALLS
+    evaluate(step, as_samples((INPUTS, TARGETS), what="valid"), 7)
+    assert before == CALLS
+
+
 def test_the_average_is_what_is_evaluated() -> None:
     """With an average, the loss is that of the averaged weights."""
     step = step_of(tiny_job(average=0.95))

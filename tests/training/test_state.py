@@ -137,6 +137,7 @@ def test_packing_copies_so_that_training_may_go_on(tmp_path: Path) -> None:
         ([{"f": lambda: 0}], "a function at t.0.f"),
         ({"s": {1, 2}}, "a set at t.s"),
         ({(1, 2): 0}, "a tuple as a key at t"),
+        ({"m": torch.eye(2).to_sparse()}, "a sparse tensor at t.m"),
     ],
 )
 def test_what_only_pickle_could_keep_is_refused_by_name(tree: Any, named: str) -> None:

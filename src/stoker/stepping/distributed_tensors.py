@@ -45,9 +45,11 @@ def all_local(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 def norm_of(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
     """The 2-norm of all gradients together, a scalar; the gradients stay as they are.
 
-    Assumes whole gradients: parts of DTensors are not put together.
+    Assumes whole gradients: parts of DTensors are not put together. Sparse ones are coalesced for it.
     """
-    return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]).detach()
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    values = [each.coalesce().values() if each.is_sparse else each for each in gradients]
+    return nn.utils.get_total_norm(values).detach()
 
 
 _LEAST = 1e-6

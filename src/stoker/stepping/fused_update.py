@@ -5,8 +5,9 @@ elements of one tensor, which are counted up at once. Use when: always, for Stok
 implementation; in small models the gathering takes as long as the kernel (docs/log.md). Costs: nothing; the kernels and
 their arguments are PyTorch's own, so the results are the same bits, and the state stays the optimiser's.
 Falls back to `optimizer.step()` where PyTorch lacks the kernels, a parameter has no gradient, or tensors of a group
-differ in device or dtype. Of DTensors each process updates what it holds, since the kernels go element by element;
-`optimizer.step()` would dispatch every operation, and cannot mix plain tensors with DTensors.
+differ in device or dtype; but of SGD, whose own step cannot mix parameters with and without a momentum, each kind of
+parameters goes through the kernel. Of DTensors each process updates what it holds, since the kernels go element by
+element; `optimizer.step()` would dispatch every operation, and cannot mix plain tensors with DTensors.
 Source: `torch/optim/{sgd,adam}.py` of PyTorch 2.13, `_fused_sgd` and `_fused_adam`.
 """
 
@@ -49,7 +50,7 @@ def fused_update(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
     if kernel is None:
         return optimizer.step
     if any(is_spread(parameter) for group in optimizer.param_groups for parameter in group["params"]):
-        return _SpreadUpdate(optimizer, kernel)
+        return _UpdateByKind(optimizer, kernel)
     return FusedUpdate(optimizer, kernel)
 
 
@@ -69,24 +70,25 @@ class Tensors:
 
 
 class FusedUpdate:
-    """`optimizer.step()` for groups that have state; the optimiser's own makes the first step, and the state."""
+    """`optimizer.step()` for groups that have state; another form makes the first step, and the state."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, kernel: Callable[..., Any]) -> None:
         self._optimizer, self._kernel = optimizer, kernel
         self._is_sgd = type(optimizer) is torch.optim.SGD
         self.call = _sgd if self._is_sgd else _adam
         """Calls a kernel on a group's settings, tensors and gradients; steps have been counted."""
+        self._with_gaps = _UpdateByKind(optimizer, kernel) if self._is_sgd else optimizer.step
         self._groups: list[Tensors] | None = None
 
     def __call__(self) -> None:
         """Make the step."""
         groups = self.groups()
         if groups is None:  # the first step, which makes the state
-            self._optimizer.step()
+            self._with_gaps()
             return
         gradients = [[p.grad for p in tensors.parameters] for tensors in groups]
         if any(gradient is None for of_group in gradients for gradient in of_group):
-            self._optimizer.step()
+            self._with_gaps()
             return
         with below_autograd():
             for group, tensors, of_group in zip(self._optimizer.param_groups, groups, gradients, strict=True):
@@ -133,8 +135,8 @@ class FusedUpdate:
         return groups
 
 
-class _SpreadUpdate:
-    """`optimizer.step()` on this process's parts of parameters, gradients and state; makes state that is missing."""
+class _UpdateByKind:
+    """`optimizer.step()` by device, dtype and presence of state, on this process's parts; makes missing state."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, kernel: Callable[..., Any]) -> None:
         self._optimizer, self._kernel = optimizer, kernel

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
-from stoker.errors import RunFailed
+from stoker.errors import BadJob, RunFailed
 from stoker.jobs import Job, Loss
 from stoker.loading.batches import Batch, Pass
 from stoker.loading.fields import Content
@@ -233,6 +233,7 @@ class LossPass:
         moved = set(map(id, parameters))
         left_out = [p for p in model.parameters() if p.requires_grad and id(p) not in moved]
         self._with_gradients = [*parameters, *left_out]
+        self._frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad and id(p) not in moved}
         self._products = functools.partial(products_in, plan.precision, torch.device(plan.device))
         penalty = job.objective.penalty
         # Without a penalty it is `float()`, which is 0.
@@ -247,6 +248,7 @@ class LossPass:
         """Leave the gradient of the batch's mean loss (and penalty) in the parameters; returns the mean loss.
 
         Raises:
+            BadJob: the model has thawed parameters that were frozen when training began.
             DoesNotFit: a checkpointed block cannot be computed again.
             RunFailed: the loss takes derivatives of a compiled pass, a captured pass is not repeatable, or under fp16 a
                 buffer cannot be put back.
@@ -272,10 +274,21 @@ class LossPass:
                 remedy="Use a plan with compile false.",
             ) from problem
         self._thawing.forget_gradients()
+        self._require_frozen()
         if self.on_gradients is not None:
             look, self.on_gradients = self.on_gradients, None
             look()
         return mean
+
+    def _require_frozen(self) -> None:
+        """Refuse a model that thaws its own parameters: the optimiser does not have them."""
+        if thawed := [name for name, parameter in self._frozen.items() if parameter.requires_grad]:
+            raise BadJob(
+                f"the model has set requires_grad of {thawed[0]}{f' and {len(thawed) - 1} more' * (len(thawed) > 1)}, "
+                "frozen when training began, and the optimiser does not have them: they would not be trained",
+                remedy="Leave them trainable where the model is made, and say when they thaw: "
+                f'Job(freeze={{"{thawed[0]}": stoker.epochs(2)}}).',
+            )
 
     def _scaled(self, scale: LossScale, batch: Batch, update: int) -> torch.Tensor:
         """The pass at a scale of the loss at which no gradient overflows.

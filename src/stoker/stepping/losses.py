@@ -107,6 +107,7 @@ class TrainingObjective:
         ignored = ignored_target(job.objective.loss)
         self.ignored = ignored if isinstance(ignored, int) else IGNORED_TARGET
         """The label that the loss leaves out, and accuracies with it."""
+        self._own_step = job.step
         require_nothing_to_train(job.objective.loss)
         losses = () if job.objective.loss is None else (self._measure("loss", job.objective.loss, LOSSES),)
         summed = (metric for metric in job.metrics if not is_stateful(metric))  # the others are evaluation's
@@ -123,7 +124,9 @@ class TrainingObjective:
 
     @property
     def loss_object(self) -> object:
-        """The loss as it is called here: of a module a copy."""
+        """The loss as it is called here, of a module a copy; in its place the step of the job's own, if it has one."""
+        if self._own_step is not None:
+            return self._own_step
         loss = self._measured("loss")
         return None if loss is None else loss.function
 

@@ -26,8 +26,8 @@ def build_model(job: Job) -> nn.Module:
     """The job's model with its initial weights, newly made or a copy of the given module; its mode by `to_training`.
 
     Raises:
-        BadJob: the function does not return a module, the module has nothing to train or lacks sizes, or its initial
-            weights or frozen parameters do not exist.
+        BadJob: the function does not return a module, the module has nothing to train, lacks sizes or has tensors that
+            no checkpoint can hold, or its initial weights or frozen parameters do not exist.
     """
     if isinstance(job.model, nn.Module):
         try:
@@ -51,6 +51,7 @@ def build_model(job: Job) -> nn.Module:
         )
     model = adopt_model(model)
     require_sizes(model)
+    _require_storable(model)
     if isinstance(job.init, Weights):
         load_initial_weights(model, job.init)
     if isinstance(job.freeze, Freeze):
@@ -73,6 +74,24 @@ def require_sizes(model: nn.Module) -> None:
             f"{lazy[0]} of {type(model).__name__} has no size before the first batch",
             remedy="Give the layer its number of inputs, or pass a batch through the model before handing it over.",
         )
+
+
+def _require_storable(model: nn.Module) -> None:
+    """Refuse weights and buffers that safetensors, which checkpoints are written in, has no form for."""
+    for name, value in {**dict(model.named_buffers()), **model.state_dict()}.items():
+        if not isinstance(value, torch.Tensor):
+            kind, remedy = f"a {type(value).__name__}", "Make it a tensor, or leave it out and keep a plain attribute."
+        elif value.layout is not torch.strided:
+            kind = f"a sparse tensor ({str(value.layout).removeprefix('torch.')})"
+            remedy = (
+                "Keep its indices and values as two buffers, and make it of them in forward(): "
+                "torch.sparse_coo_tensor(indices, values, size)."
+            )
+        elif value.dtype is torch.complex128:
+            kind, remedy = "a tensor of complex128", "Use complex64, or real and imaginary parts as two tensors."
+        else:
+            continue
+        raise BadJob(f"{name} of {type(model).__name__} is {kind}, which checkpoints do not hold", remedy=remedy)
 
 
 def place_model(model: nn.Module, plan: Plan, dtype: torch.dtype | None = None) -> nn.Module:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, cast
 
@@ -119,16 +119,24 @@ def own_optimizers(job: Job, model: nn.Module) -> CombinedOptimizer:
     expected = "wanted a torch.optim.Optimizer, or a list or dict of them"
     if not parts:
         raise BadJob(f"Job(optimizer=…) made no optimiser, {expected}")
-    own = set(map(id, model.parameters()))
     for part in parts:
         if not isinstance(part, torch.optim.Optimizer):
             raise BadJob(f"Job(optimizer=…) made a {type(part).__name__}, {expected}")
-        if any(id(p) not in own for group in part.param_groups for p in group["params"]):
-            raise BadJob(
-                f"{type(part).__name__} steps parameters that are not the model's, which no checkpoint would hold",
-                remedy="With step=…, Job(optimizer=…) is called with the model: take the parameters from it.",
-            )
+        remedy = "With step=…, Job(optimizer=…) is called with the model: take the parameters from it."
+        require_the_models(part, model.parameters(), remedy)
     return CombinedOptimizer(given, parts)
+
+
+def require_the_models(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor], remedy: str) -> None:
+    """Raise BadJob for an optimiser of tensors other than `parameters`, those of the model to train."""
+    own = set(map(id, parameters))
+    if others := [parameter for parameter in parameters_of(optimizer) if id(parameter) not in own]:
+        shapes = ", ".join(str(list(parameter.shape)) for parameter in others[:3])
+        raise BadJob(
+            f"{type(optimizer).__name__} steps {len(others)} parameters that are not the model's (of shape {shapes}"
+            f"{', …' if len(others) > 3 else ''}), which no checkpoint would hold",
+            remedy=remedy,
+        )
 
 
 class OwnStep(UpdateRule):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import math
 import random
 import sys
@@ -33,6 +34,7 @@ from stoker.stepping.distributed_tensors import as_real
 
 _MOST_ITEMS, _MOST_ELEMENTS, _DEPTH = 10_000, 2**22, 3
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_OF_EVERY_OPTIMIZER = frozenset(vars(torch.optim.Optimizer([torch.zeros(1)], {})))
 _NOT_USERS = frozenset({*sys.stdlib_module_names, "torch", "numpy", "stoker"})
 _OPAQUE = "an object that is not looked into"
 _COLLECTIONS = {kind.__name__: kind for kind in (list, tuple, dict, set, frozenset, deque)}
@@ -93,15 +95,17 @@ def is_outside(place: tuple[str, str]) -> bool:
 
 
 def is_shared(holder: str) -> bool:
-    """Whether copies of a model share the values there: they are the loss's, or outside both."""
-    return holder.endswith("()") or holder.startswith("loss:")
+    """Whether copies of a model share the values there: they are the loss's, the optimiser's, or outside."""
+    return holder.endswith("()") or holder.startswith(("loss:", "optimizer:"))
 
 
-def python_state(model: nn.Module, loss: object = None, *, with_tensors: bool = True) -> PythonState:
-    """The values that `model` and `loss` keep in Python now, optionally without tensors and arrays."""
+def python_state(
+    model: nn.Module, loss: object = None, optimizer: object = None, *, with_tensors: bool = True
+) -> PythonState:
+    """The values that model, loss and optimiser keep in Python now, optionally without tensors and arrays."""
     values: dict[tuple[str, str], Any] = {}
     kinds: dict[str, str] = {}
-    for holder in _holders(model, loss):
+    for holder in _holders(model, loss, optimizer):
         kinds[holder.name] = holder.kind
         for key, value in holder.values.items():
             values[holder.name, key] = _form(value, with_tensors=with_tensors)
@@ -114,9 +118,25 @@ def python_generators() -> tuple[object, ...]:
     return random.getstate(), numbers["state"]["key"].tobytes(), numbers["state"]["pos"]
 
 
-def plain_changes(model: nn.Module, loss: object, before: PythonState) -> dict[str, JSON]:
+def unsaved_tensors(optimizer: torch.optim.Optimizer) -> list[str]:
+    """The attributes of a user's optimiser in which it keeps tensors besides its state, if no `state_dict` has them."""
+    if not _is_users(optimizer) or type(optimizer).state_dict is not torch.optim.Optimizer.state_dict:
+        return []
+    return [key for key, value in vars(optimizer).items() if key not in _OF_EVERY_OPTIMIZER and _has_tensors(value)]
+
+
+def _has_tensors(value: object) -> bool:
+    """Whether it is, or a collection has, a tensor or an array that is no weight of the model's."""
+    if isinstance(value, dict):
+        return any(map(_has_tensors, value.values()))
+    if isinstance(value, list | tuple | deque):
+        return any(map(_has_tensors, value))
+    return isinstance(value, np.ndarray) or (isinstance(value, torch.Tensor) and not value.requires_grad)
+
+
+def plain_changes(model: nn.Module, loss: object, before: PythonState, optimizer: object = None) -> dict[str, JSON]:
     """The plain values that differ from `before`, for a checkpoint: by holder, then by name."""
-    now = python_state(model, loss, with_tensors=False)
+    now = python_state(model, loss, optimizer, with_tensors=False)
     changes: dict[str, JSON] = {}
     for holder, key in sorted(now.changed_since(before)):
         if now.is_plain((holder, key)):
@@ -129,9 +149,9 @@ def own_values(kept: Mapping[str, JSON]) -> dict[str, JSON]:
     return {holder: values for holder, values in kept.items() if not is_shared(holder)}
 
 
-def put_plain(model: nn.Module, loss: object, kept: Mapping[str, JSON]) -> None:
+def put_plain(model: nn.Module, loss: object, kept: Mapping[str, JSON], optimizer: object = None) -> None:
     """Restore values of `plain_changes`; holders that no longer exist are skipped."""
-    for holder in list(_holders(model, loss)) if kept else ():
+    for holder in list(_holders(model, loss, optimizer)) if kept else ():
         for key, form in kept.get(holder.name, {}).items():
             value, current = _value(form), holder.values.get(key)
             if isinstance(current, list | dict | set | deque) and type(current) is type(value):
@@ -170,19 +190,23 @@ def undo_changes(model: nn.Module, loss: object, before: PythonState, *, with_sh
                 vars(holder.owner).pop(key)
 
 
-def _holders(model: nn.Module, loss: object) -> Iterator[_Holder]:
+def _holders(model: nn.Module, loss: object, optimizer: object = None) -> Iterator[_Holder]:
     """Every place to look at, each once."""
     seen: set[int] = set()
     roots: list[tuple[str, Any]] = list(model.named_modules())
-    if isinstance(loss, nn.Module):
-        roots += [(f"loss:{name}", module) for name, module in loss.named_modules()]
-    elif _is_users(loss):
-        roots.append(("loss:", loss))
+    called = loss.func if isinstance(loss, functools.partial) else loss
+    owner = called.__self__ if inspect.ismethod(called) else called
+    if isinstance(owner, nn.Module):
+        roots += [(f"loss:{name}", module) for name, module in owner.named_modules()]
+    elif _is_users(owner):
+        roots.append(("loss:", owner))
     for name, value in roots:
         yield from _within(name, value, seen, _DEPTH)
+    if _is_users(optimizer):
+        yield from _within("optimizer:", optimizer, seen, _DEPTH)
     kinds = dict.fromkeys(type(value) for _, value in roots)
     functions = [getattr(kind, "forward", None) or getattr(kind, "__call__", None) for kind in kinds]  # noqa: B004 - the function itself is needed
-    functions.append(loss.func if isinstance(loss, functools.partial) else loss)
+    functions.append(called.__func__ if inspect.ismethod(called) else called)
     for function in functions:
         if isinstance(function, types.FunctionType) and _is_own_code(function.__module__):
             yield _outside(function)
@@ -193,7 +217,8 @@ def _within(name: str, value: Any, seen: set[int], depth: int) -> Iterator[_Hold
     if id(value) in seen:
         return
     seen.add(id(value))
-    hidden = _OF_EVERY_MODULE if isinstance(value, nn.Module) else ()
+    hidden = _OF_EVERY_MODULE if isinstance(value, nn.Module) else frozenset[str]()
+    hidden = _OF_EVERY_OPTIMIZER if isinstance(value, torch.optim.Optimizer) else hidden
     values = {key: item for key, item in vars(value).items() if key not in hidden}
     yield _Holder(name, type(value).__name__, values, vars(value).__setitem__, value)
     for key, item in values.items() if depth else ():

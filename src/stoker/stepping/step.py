@@ -52,7 +52,7 @@ from stoker.stepping.optimizer_offload import (
 )
 from stoker.stepping.own_step import OwnStep
 from stoker.stepping.precision import autocasting, products_in, require_precision
-from stoker.stepping.python_state import own_values, plain_changes, put_plain, python_state, undo_changes
+from stoker.stepping.python_state import own_values, plain_changes, put_plain, python_state, unchanged, undo_changes
 from stoker.stepping.stochastic_depth import skip_blocks
 from stoker.stepping.torch_compile import Compilation, compile_in_place
 from stoker.stepping.torch_optimizers import (
@@ -61,6 +61,7 @@ from stoker.stepping.torch_optimizers import (
     factor_at,
     flush_denormals,
     needs_closure,
+    step_at_scheduled_rates,
     suit_layout,
     use_implementation,
 )
@@ -77,7 +78,7 @@ class OptimizerUpdate(UpdateRule):
         self, loss_pass: LossPass, clipping: GradientClipping, optimizer: torch.optim.Optimizer, *, is_ours: bool
     ) -> None:
         self._pass, self._clipping, self._optimizer = loss_pass, clipping, optimizer
-        self._step = fused_update(optimizer) if is_ours else optimizer.step
+        self._step = fused_update(optimizer) if is_ours else functools.partial(step_at_scheduled_rates, optimizer)
         self._flushes = is_ours  # the state of a user's own optimiser is not touched
         self._together: CapturedUpdates | None = None
 
@@ -129,7 +130,7 @@ class ClosureUpdate(UpdateRule):
             self._clipping(losses[-1], update)
             return losses[-1] + self._pass.penalty  # the value of that gradient: a line search compares both
 
-        self._optimizer.step(closure)  # type: ignore[arg-type]  # closures give tensors, as PyTorch's own do
+        step_at_scheduled_rates(self._optimizer, closure)
         return losses[0]
 
 
@@ -204,7 +205,7 @@ class Step:
         self.compilation: Compilation | None = None
         if plan.compile:
             self._compile()
-        self._python = python_state(self.model, self.objective.loss_object, with_tensors=False)
+        self._python = python_state(self.model, self.objective.loss_object, self.optimizer, with_tensors=False)
         self.loss_scale = LossScale(job.batch_size)
         """The scale of losses, while the plan's precision is fp16."""
         self._compose()
@@ -470,11 +471,13 @@ class Step:
     def evaluation(self) -> Iterator[Callable[[Content, int], dict[str, Loss]]]:
         """A function from (batch, size) to its measures, with the averaged weights if there are any.
 
-        Generators are forked: evaluation's draws do not change training's.
+        Generators are forked, and plain Python values put back: how often and in which batches a job is evaluated does
+        not change its training.
         """
         devices, states = [self.device.index or 0] if self.device.type == "cuda" else [], generator_states()
         with (
             torch.random.fork_rng(devices=devices),
+            unchanged(self.model, self.objective.loss_object),
             self.with_kept_weights(),
             torch.no_grad(),
             products_in(self.plan.precision, self.device),
@@ -493,15 +496,15 @@ class Step:
                 restore_generators(states)
 
     def python_changes(self) -> dict[str, JSON]:
-        """The plain values of the model and the loss that have changed since this step was made, or were restored."""
-        return plain_changes(self.model, self.objective.loss_object, self._python)
+        """The plain values of model, loss and optimiser that changed since this step was made, or were restored."""
+        return plain_changes(self.model, self.objective.loss_object, self._python, self.optimizer)
 
     def put_python(self, kept: Mapping[str, JSON]) -> None:
         """Restore the values of `python_changes`, which lists them from now on.
 
         A process that goes on with a loss of its own has them from the start, where a fresh one does not.
         """
-        put_plain(self.model, self.objective.loss_object, kept)
+        put_plain(self.model, self.objective.loss_object, kept, self.optimizer)
         for holder, values in kept.items():
             for key in values:
                 self._python.values.pop((holder, key), None)

@@ -32,7 +32,7 @@ from stoker.stepping import muon, schedule_free
 from stoker.stepping.distributed_tensors import is_spread, local
 from stoker.stepping.fused_update import kernel_of
 from stoker.stepping.low_bit_states import LowBitAdam, fitted
-from stoker.stepping.own_step import own_optimizers
+from stoker.stepping.own_step import own_optimizers, require_the_models
 from stoker.stepping.without_compiler import without_compiler
 
 _FUSED = (SGD, Adam, AdamW, Adagrad, Muon)
@@ -67,8 +67,8 @@ def build_optimizer(
     `named` are parameters in the place of the model's, by their names.
 
     Raises:
-        BadJob: a group matches no parameter, its predicate raises, a user's function returns no optimiser, or one of
-            Stoker's own would have complex weights.
+        BadJob: a group matches no parameter, its predicate raises, a user's function returns no optimiser or one of
+            parameters outside the model, or one of Stoker's own would have complex weights.
     """
     named = dict(model.named_parameters()) if named is None else named
     optimizer = _made(job, model, plan, {name: p for name, p in named.items() if p.requires_grad})
@@ -91,6 +91,24 @@ def suit_layout(optimizer: torch.optim.Optimizer, layout: Layout, *, is_ours: bo
             group.update({name: False for name in LISTS if name in group})
         elif group.get("fused") and isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad):
             group.update(dict.fromkeys(LISTS))
+
+
+def step_at_scheduled_rates(optimizer: torch.optim.Optimizer, *closure: Callable[[], torch.Tensor]) -> None:
+    """Let an optimiser of the user's step, with its closure if it takes one.
+
+    Raises:
+        BadJob: it has changed a learning rate, which the schedule sets before each update.
+    """
+    scheduled = [float(group["lr"]) for group in optimizer.param_groups]
+    optimizer.step(*closure)  # type: ignore[arg-type]  # closures give tensors, as PyTorch's own do
+    for rate, group in zip(scheduled, optimizer.param_groups, strict=True):
+        if (left := float(group["lr"])) != rate:
+            raise BadJob(
+                f"the optimiser changes a learning rate within its step, from {rate:g} to {left:g}, and the job's "
+                "schedule, which sets the rates before each update, would undo that",
+                remedy="Say how the rate changes in Job(schedule=…), a function of progress, and step no scheduler of "
+                "torch.optim.lr_scheduler.",
+            )
 
 
 def _made(job: Job, model: nn.Module, plan: Plan, trainable: dict[str, nn.Parameter]) -> torch.optim.Optimizer:
@@ -139,6 +157,11 @@ def _made(job: Job, model: nn.Module, plan: Plan, trainable: dict[str, nn.Parame
             remedy="Groups of one optimiser have rates of their own; several optimisers need an update of your own, "
             "Job(step=…).",
         )
+    remedy = (
+        "Make them part of Job(model=…), as an attribute or in an nn.ModuleDict, and write the loss as loss(model, "
+        "batch), which finds them there."
+    )
+    require_the_models(optimizer, trainable.values(), remedy)
     return _with_rates(optimizer)
 
 
@@ -229,13 +252,14 @@ def group_of(settings: Optimizer, name: str, parameter: nn.Parameter) -> Group |
 def implementations(job: Job, model: nn.Module, device_kind: str) -> tuple[str, ...]:
     """Implementations of the job's optimiser, for the weights of `model`, that a plan may choose among on this device.
 
-    PyTorch's fused kernels are for real weights; Adagrad's came to GPUs with PyTorch 2.12.
+    PyTorch's fused kernels are for real weights and dense gradients; Adagrad's came to GPUs with PyTorch 2.12.
     """
     if not isinstance(job.optimizer, Optimizer) or isinstance(job.optimizer, _OURS):
         return ("default",)
     is_real = all(p.is_floating_point() for p in model.parameters() if p.requires_grad)
+    is_dense = not any(getattr(module, "sparse", False) is True for module in model.modules())  # as of `nn.Embedding`
     is_missing = device_kind == "cuda" and isinstance(job.optimizer, Adagrad) and torch.__version__ < "2.12"
-    if isinstance(job.optimizer, _FUSED) and is_real and not is_missing:
+    if isinstance(job.optimizer, _FUSED) and is_real and is_dense and not is_missing:
         return ("fused", "default") if device_kind in ("cpu", "cuda") else ("default",)
     return ("foreach", "default")
 

@@ -83,6 +83,11 @@ def entries(skeleton: JSON) -> dict[str, JSON]:
 
 def _pack(value: Any, path: str, tensors: Tensors, seen: dict[tuple[Any, ...], str]) -> JSON:
     if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            raise RunFailed(
+                f"the state has a sparse tensor at {path}, which a checkpoint cannot keep",
+                remedy="Use an optimiser whose state is dense, as torch.optim.SparseAdam's is, or dense gradients.",
+            )
         return {"is": "tensor", "of": _name(value, path, tensors, seen), "strides": list(value.stride())}
     if isinstance(value, dict):
         for key in value:

@@ -30,6 +30,7 @@ from stoker.planning.resolved_job import ResolvedJob
 from stoker.records import CheckpointManifest, Decision, Device, JobSpec, Position
 from stoker.records.codec import JSON
 from stoker.records.run import DATA_GUARANTEES, ExampleSet
+from stoker.stepping.python_state import unsaved_tensors
 from stoker.stepping.step import Step
 from stoker.stepping.weight_averaging import EqualAverage
 from stoker.stepping.world import ALONE, World
@@ -423,6 +424,11 @@ def _doubts(session: TrainingSession) -> Iterator[str]:
             yield doubt
     if not isinstance(optimizer, Optimizer) and session.prepared.job.step is None:
         yield from _left_out(session.step)
+        if unsaved := unsaved_tensors(session.step.optimizer):
+            yield (
+                f"{type(session.step.optimizer).__name__} keeps tensors in {', '.join(map(repr, unsaved))}, which no "
+                "checkpoint holds: a resumed run differs. Keep them in the optimiser's self.state[parameter]"
+            )
     job = session.prepared.job
     is_chosen_by_loss = job.evaluation.select == "best" and _best_so_far(job, {}).name == "loss"
     if job.metrics and is_chosen_by_loss and session.loop.held_out:

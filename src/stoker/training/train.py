@@ -558,7 +558,7 @@ def _decide(  # noqa: PLR0913 - the options of `train` that planning takes
     if prepared.data.note:
         emit_event(sinks, "noted", message=prepared.data.note)
     # A loss that counts its calls begins where it was given.
-    with doing("planning"), unchanged(prepared.model, prepared.job.objective.loss):
+    with doing("planning"), unchanged(prepared.model, prepared.job.step or prepared.job.objective.loss):
         return decide(
             prepared,
             place or device,
