@@ -95,7 +95,7 @@ class TraceBook:
         Blocks left out are put in before sizes are derived: once for all micro-batches.
         """
         if small not in self._derivations:
-            wholes = expanded(self._traced(small)), expanded(self._traced(large))
+            wholes = self(small), self(large)
             self._derivations[small] = None
             with contextlib.suppress(NotDerivable):
                 self._derivations[small] = Derivation(*wholes)
