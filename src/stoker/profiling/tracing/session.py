@@ -64,16 +64,17 @@ class TracingSession:
             run: the step to trace.
             hold: marks the tensors that live from update to update; called before `run`.
             begin: makes the state that exists after the first update; `run` itself by default.
-            has_begun: that state is there, unless `run` makes something that outlives it, such as a cache by size.
+            has_begun: that state is there, up to what an update of this size makes once, such as a cache.
 
         Raises:
             BadJob: an operation cannot be traced, or sizes depend on the data.
         """
         self.answers.number = 1
         with self.recorder.following():
-            recording = self._recorded(run, hold) if has_begun else None
-            if recording is None or not recording.is_steady:
+            if not has_begun:
                 run_traced(self, begin or run)
+            recording = self._recorded(run, hold)
+            if has_begun and not recording.is_steady:
                 recording = self._recorded(run, hold)
             if self.answers.lines_of_numbers:
                 self._require_same(recording, run, hold)
