@@ -157,7 +157,8 @@ class Routing:
         if not storage.nbytes() or real.numel() > _MOST_ROUTED:
             return
         with unwatched():
-            values = torch.zeros(storage.nbytes() // fake.element_size(), dtype=fake.dtype)
+            count = storage.nbytes() // fake.element_size()
+            values = (torch.empty if count == real.numel() else torch.zeros)(count, dtype=fake.dtype)
             values.as_strided(fake.size(), fake.stride(), fake.storage_offset()).copy_(real)
         self._values[key] = values
         if is_routed:
