@@ -403,18 +403,17 @@ def _modes() -> tuple[type[FakeTensorMode], type[FakeTensorMode]]:
             metadata = entry.metadata
             if metadata is None or entry.inplace_idx is not None or metadata.is_conj or metadata.is_neg:
                 return super()._get_output_tensor_from_cache_entry(state, entry, key, func, args)
-            with torch._C._DisableTorchDispatch():
-                made = torch.empty_strided(
-                    metadata.shape,
-                    metadata.stride,
-                    dtype=metadata.dtype,
-                    layout=metadata.layout,
-                    device=_META,
-                    requires_grad=metadata.requires_grad,
-                )
-                if entry.view_idx is not None:
-                    storage = args[entry.view_idx].untyped_storage()
-                    made.set_(storage, metadata.storage_offset, metadata.shape, metadata.stride)
+            made = torch.empty_strided(
+                metadata.shape,
+                metadata.stride,
+                dtype=metadata.dtype,
+                layout=metadata.layout,
+                device=_META,
+                requires_grad=metadata.requires_grad,
+            )
+            if entry.view_idx is not None:
+                storage = args[entry.view_idx].untyped_storage()
+                made.set_(storage, metadata.storage_offset, metadata.shape, metadata.stride)
             return _fake_of(made, metadata.device, self, self._attributes)
 
     class QuickCuda(Quick):
