@@ -143,6 +143,8 @@ class Node:
 
 def test_the_collector_leaves_older_objects_alone_within_a_block() -> None:
     """Also after such a block within it; what is made within is found, and all else afterwards."""
+    was_frozen = gc.get_freeze_count() > 0  # by the tests' set-up
+    gc.unfreeze()
     gc.disable()  # no collection but those asked for here
     try:
         old = weakref.ref(Node())
@@ -157,6 +159,8 @@ def test_the_collector_leaves_older_objects_alone_within_a_block() -> None:
         assert old() is None
     finally:
         gc.enable()
+        if was_frozen:
+            gc.freeze()
 
 
 def test_imports_pause_the_collector_and_lose_no_garbage() -> None:
