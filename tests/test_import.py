@@ -11,7 +11,7 @@ import weakref
 import pytest
 
 import stoker
-from stoker.imports import collector_paused
+from stoker.imports import collector_paused, older_objects_kept
 
 # The public contract: names are added to it, and none of these goes away.
 PROMISED = {
@@ -134,13 +134,37 @@ def test_a_name_that_is_loaded_already_leaves_the_collector_alone(monkeypatch: p
     assert stoker.train is not None
 
 
+class Node:
+    """An object that only the collector frees."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+def test_the_collector_leaves_older_objects_alone_within_a_block() -> None:
+    """Also after such a block within it; what is made within is found, and all else afterwards."""
+    was_frozen = gc.get_freeze_count() > 0  # by the tests' set-up
+    gc.unfreeze()
+    gc.disable()  # no collection but those asked for here
+    try:
+        old = weakref.ref(Node())
+        with older_objects_kept():
+            new = weakref.ref(Node())
+            with older_objects_kept():
+                gc.collect()
+            gc.collect()
+            assert new() is None
+            assert old() is not None
+        gc.collect()
+        assert old() is None
+    finally:
+        gc.enable()
+        if was_frozen:
+            gc.freeze()
+
+
 def test_imports_pause_the_collector_and_lose_no_garbage() -> None:
     """Afterwards it is on again, what is there counts as old, and a full collection still finds what is unreachable."""
-
-    class Node:
-        def __init__(self) -> None:
-            self.own = self
-
     with collector_paused():
         assert gc.get_threshold()[0] == 0
         with collector_paused():

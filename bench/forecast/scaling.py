@@ -1,6 +1,6 @@
 """How a model in shards slows down over many machines, by forecast and as measured by others.
 
-    python -m bench.forecast.scaling
+    python -m bench.forecast.scaling [--out FILE]
 
 Llama-2-7B, 4,096 tokens, two samples a device in one pass, in shards over 128 to 2,048 H100 with eight network cards of
 400 Gbit/s a machine, and, for comparison, in shards within machines. J. Fernandez et al., "Hardware Scaling Trends and
@@ -11,8 +11,15 @@ which was chosen among NCCL's by this figure: it is calibration, not validation.
 
 from __future__ import annotations
 
+import argparse
+import json
+import platform
 import sys
 import warnings
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
 
 import stoker
 from bench.forecast.situations import tokens_of
@@ -53,13 +60,27 @@ def step_s(machines: int, shards: int) -> float:
 
 def main() -> int:
     """Print times and the decline of both layouts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write a JSON document here, too")
+    options = parser.parse_args()
     warnings.simplefilter("ignore")
+    layouts = {}
     for name, is_within in (("shards over all machines", False), ("shards within machines", True)):
         times_s = {8 * machines: step_s(machines, 8 if is_within else 8 * machines) for machines in (16, 64, 128, 256)}
         decline = 1 - times_s[128] / times_s[2048]
+        layouts[name] = {"step_s": times_s, "decline": decline, "measured": None if is_within else MEASURED}
         measured = "" if is_within else f" (measured {MEASURED:.1%})"
         each = ", ".join(f"{count} {seconds:.3f} s" for count, seconds in times_s.items())
         print(f"{name}: {each}; {decline:.1%} fewer tokens a second and device over 2,048 than over 128{measured}")
+    if options.out:
+        document = {
+            "command": "python -m bench.forecast.scaling",
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "layouts": layouts,
+        }
+        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -69,3 +69,16 @@ def collector_paused() -> Iterator[None]:
                 gc.freeze()  # into a generation of their own, without visiting them,
                 gc.unfreeze()  # and into the oldest
             gc.set_threshold(*before)
+
+
+@contextlib.contextmanager
+def older_objects_kept() -> Iterator[None]:
+    """Within the block cyclic garbage is looked for among objects that are made within it alone."""
+    is_outermost = gc.get_freeze_count() == 0
+    if is_outermost:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if is_outermost:
+            gc.unfreeze()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,33 @@ def test_a_micro_batch_is_derived_from_two_that_are_traced_at_once(monkeypatch: 
     unkept(on_gpu(2))
     unkept(on_gpu(10))
     assert made == [[2, 4], [2, 4]]
+
+
+def test_a_micro_batch_that_cannot_be_derived_is_traced_alone_under_other_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The small ones that others are derived from are traced once they are asked for."""
+    made: list[list[int]] = []
+
+    def traces(*arguments: Any) -> Sequence[Trace]:
+        made.append([settings.micro_batch for settings in arguments[-1]])
+        return repetition.traces_with_repetition(*arguments)
+
+    monkeypatch.setattr(job_traces, "traces_with_repetition", traces)
+    job = blobs_job(
+        model=lambda: stoker.zoo.GPT(layers=2, width=32, heads=2, context=16, vocab=11),  # two samples: 32 rows of 32
+        data=(torch.zeros(32, 16, dtype=torch.int64),) * 2,
+        loss="token_cross_entropy",
+        **dict.fromkeys(("valid", "test")),
+        metrics=[],
+    )
+    traces_of_job = TraceBook(resolve_job(job), SEPARABLE)
+    in_bf16 = dataclasses.replace(on_gpu(1), precision="bf16")
+    traces_of_job(on_gpu(1))
+    traces_of_job(in_bf16)
+    assert made == [[2, 4], [1], [1]]
+    traces_of_job(dataclasses.replace(in_bf16, micro_batch=8))
+    assert made == [[2, 4], [1], [1], [2, 4]]
 
 
 class AtMostTwo(nn.Linear):

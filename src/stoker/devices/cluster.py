@@ -45,8 +45,9 @@ _HOP_S, _PCIE_HOP_S, _NETWORK_HOP_S = 3.4e-6, 5.7e-6, 14e-6
 """Time of a step to the next device by NVLink and by PCI Express, and to the next machine [s]. Source: NCCL 2.30,
 src/graph/tuning.cc, `baseLatencies` and `hwLatencies` of rings under Simple, the protocol of large messages. Chosen
 among NCCL's protocols by one measurement: Llama-2-7B in shards over 2,048 H100 reaches 37 % fewer tokens a second and
-device than over 128 (J. Fernandez et al., arXiv:2411.13055); forecasts are 35 % with these, 11 % with those of LL128,
-which NCCL's own model of costs would take for such messages, and 8 % with the guesses of before."""
+device than over 128 (J. Fernandez et al., arXiv:2411.13055); forecasts are 32 % with these
+(`bench.forecast.scaling`). When they were chosen that was 35 %; 11 % with those of LL128, which NCCL's own model of
+costs would take for such messages, and 8 % with the guesses of before."""
 _USUAL_PCIE = 15.75
 """Default rate of PCI Express, one way [GB/s]: 3.0 x16."""
 _USUAL_GBIT = 100.0

@@ -55,6 +55,7 @@ class TraceBook:
         self._short: dict[TraceSettings, Trace] = {}
         self._whole: dict[TraceSettings, Trace] = {}
         self._derivations: dict[TraceSettings, Derivation | None] = {}
+        self._not_derived: set[int] = set()
         self._shapes_of: dict[int, list[str]] = {}
 
     def __call__(self, settings: TraceSettings) -> Trace:
@@ -76,7 +77,7 @@ class TraceBook:
         # In batches stated in tokens, small micro-batches have the longest samples.
         is_uniform = self._coupling.kind == "separable" and not isinstance(job.batch, TokenBatch)
         both = [dataclasses.replace(settings, micro_batch=size) for size in sizes]
-        is_derivable = is_uniform and len(both) == len(_SIZES)
+        is_derivable = is_uniform and len(both) == len(_SIZES) and settings.micro_batch not in self._not_derived
         # On a CPU, batches are storages in the midst of the state: each trace has its own order.
         if is_derivable and settings.target == "cuda" and can_pretend_cuda():
             with contextlib.suppress(BadJob):  # where one is asked for, the other soon will be: if it can be traced
@@ -85,8 +86,10 @@ class TraceBook:
             return expanded(self._traced(settings))
         derivation = self._derivation(*both)
         if derivation is not None:
-            with contextlib.suppress(NotDerivable):
+            try:
                 return derivation.at(settings.micro_batch)
+            except NotDerivable:  # nor under other settings: small ones need not be traced for it then
+                self._not_derived.add(settings.micro_batch)
         return expanded(self._traced(settings))
 
     def _derivation(self, small: TraceSettings, large: TraceSettings) -> Derivation | None:
@@ -95,7 +98,7 @@ class TraceBook:
         Blocks left out are put in before sizes are derived: once for all micro-batches.
         """
         if small not in self._derivations:
-            wholes = expanded(self._traced(small)), expanded(self._traced(large))
+            wholes = self(small), self(large)
             self._derivations[small] = None
             with contextlib.suppress(NotDerivable):
                 self._derivations[small] = Derivation(*wholes)

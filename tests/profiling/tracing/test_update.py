@@ -18,6 +18,7 @@ from stoker.records import Trace, dumps, loads
 from stoker.zoo import GPT, ResNet9
 from tests.profiling.tracing.jobs import (
     BATCH,
+    CLASSES,
     JOBS,
     SEPARABLE,
     make_job,
@@ -358,3 +359,26 @@ def test_updates_of_several_sizes_are_traced_at_once_as_each_alone(name: str, ch
     assert [dataclasses.replace(trace, took_s=0.0) for trace in at_once] == [
         dataclasses.replace(trace, took_s=0.0) for trace in alone
     ]
+
+
+class LastMask(nn.Linear):
+    """Keeps a mask for the number of samples that it was last given."""
+
+    mask: torch.Tensor | None = None
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.mask is None or len(self.mask) != len(inputs):
+            self.mask = torch.ones(len(inputs), 1, device=inputs.device)
+        return super().forward(inputs) * self.mask
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_what_an_update_of_a_size_makes_once_is_there_in_its_trace(parts: int) -> None:
+    """Also in the trace of a further size, for which the state of the first is kept."""
+    job = make_job(lambda: LastMask(48, CLASSES), JOBS["mlp"]().data)
+    every = [settings("cuda", micro_batch=size, parts=parts) for size in (2, 4)]
+    for trace, each in zip(trace_updates(job, datasets_of(job), SEPARABLE, every), every, strict=True):
+        alone = trace_update(job, datasets_of(job), SEPARABLE, each)
+        assert (trace.operations, trace.occurrences) == (alone.operations, alone.occurrences)
+        assert Counter(trace.storages) == Counter(alone.storages)
+        assert "ones" not in {operation.name for operation in trace.operations}

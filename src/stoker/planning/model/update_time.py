@@ -210,10 +210,11 @@ def _error_s(parts: Sequence[_Part], times: OperationTimes) -> float:
     of a family, such as all products on tensor cores, share one, since their rate is one constant.
     """
     own: defaultdict[object, float] = defaultdict(float)
+    shared_error = times.shared_error if isinstance(times, SharesErrors) else None
     for part in parts:
         own[id(part.operation)] += part.total_s * part.error
-        if isinstance(times, SharesErrors):
-            family, error = times.shared_error(part.operation)
+        if shared_error is not None:
+            family, error = shared_error(part.operation)
             own[family] += part.total_s * error
     return math.sqrt(sum(error**2 for error in own.values()))
 

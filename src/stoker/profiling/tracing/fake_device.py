@@ -307,7 +307,7 @@ def references_of_engine() -> tuple[int, int]:
 def calling_instruction() -> tuple[int, int] | None:
     """The Python frame and instruction that called into PyTorch; None if autograd's engine did."""
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and _serves_dispatch(frame.f_code):
+    while frame is not None and (frame.f_code.co_name == "__torch_dispatch__" or _is_inner(frame.f_code.co_filename)):
         frame = frame.f_back
     if frame is None or frame.f_code.co_name == "_engine_run_backward":
         return None
@@ -329,9 +329,24 @@ def answer_for_device(func: Any, args: tuple[Any, ...]) -> torch.device | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _serves_dispatch(code: types.CodeType) -> bool:
-    is_inner = code.co_name == "__torch_dispatch__" or code.co_filename.endswith(_INNER_FILES)
-    return is_inner or code.co_filename.startswith(_TRACING)
+def _is_inner(file_name: str) -> bool:
+    return file_name.endswith(_INNER_FILES) or file_name.startswith(_TRACING)
+
+
+def _fake_of(
+    made: torch.Tensor, device: torch.device, mode: FakeTensorMode, attributes: dict[torch.device, dict[str, Any]]
+) -> FakeTensor:
+    """As the constructor: fakes of a mode on one device have the same `attributes`, which those of the first become."""
+    known = attributes.get(device)
+    if known is None:
+        fake = FakeTensor(mode, made, device)
+        attributes[device] = dict(vars(fake))
+        return fake
+    fake = torch.Tensor._make_subclass(
+        FakeTensor, made, made.requires_grad, dispatch_device=True, device_for_backend_keys=device
+    )
+    vars(fake).update(known)
+    return fake
 
 
 _PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -342,12 +357,15 @@ def _modes() -> tuple[type[FakeTensorMode], type[FakeTensorMode]]:
     """Classes of fake modes for a CPU and for CUDA. They look results up that PyTorch has in its cache, but quicker.
 
     Most of an operation on fakes is to say what it is on, as a key of the cache. Here a strided tensor is said with the
-    facts that its others follow from, a third of them.
+    facts that its others follow from, a third of them. The rest is mostly to make results, which `_fake_of` does.
     Source: `_prep_args_for_hash` and `_get_output_tensor_from_cache_entry` of torch/_subclasses/fake_tensor.py.
     """
-    in_kernel = getattr(fake_tensor, "in_kernel_invocation_manager", None)
 
     class Quick(FakeTensorMode):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._attributes: dict[torch.device, dict[str, Any]] = {}
+
         def _prep_args_for_hash(self, result: list[object], args: Any, *about: Any) -> None:
             result += (Quick, type(args), len(args))
             if isinstance(args, dict):
@@ -383,27 +401,20 @@ def _modes() -> tuple[type[FakeTensorMode], type[FakeTensorMode]]:
 
         def _get_output_tensor_from_cache_entry(self, state: Any, entry: Any, key: Any, func: Any, args: Any) -> Any:
             metadata = entry.metadata
-            if (
-                metadata is None
-                or entry.inplace_idx is not None
-                or metadata.is_conj
-                or metadata.is_neg
-                or in_kernel is None
-            ):
+            if metadata is None or entry.inplace_idx is not None or metadata.is_conj or metadata.is_neg:
                 return super()._get_output_tensor_from_cache_entry(state, entry, key, func, args)
-            with in_kernel(self):
-                made = torch.empty_strided(
-                    metadata.shape,
-                    metadata.stride,
-                    dtype=metadata.dtype,
-                    layout=metadata.layout,
-                    device=_META,
-                    requires_grad=metadata.requires_grad,
-                )
-                if entry.view_idx is not None:
-                    storage = args[entry.view_idx].untyped_storage()
-                    made.set_(storage, metadata.storage_offset, metadata.shape, metadata.stride)
-            return FakeTensor(self, made, metadata.device)
+            made = torch.empty_strided(
+                metadata.shape,
+                metadata.stride,
+                dtype=metadata.dtype,
+                layout=metadata.layout,
+                device=_META,
+                requires_grad=metadata.requires_grad,
+            )
+            if entry.view_idx is not None:
+                storage = args[entry.view_idx].untyped_storage()
+                made.set_(storage, metadata.storage_offset, metadata.shape, metadata.stride)
+            return _fake_of(made, metadata.device, self, self._attributes)
 
     class QuickCuda(Quick):
         """Fake tensors that never start the driver, nor ask for a stream."""

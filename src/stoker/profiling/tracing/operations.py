@@ -316,7 +316,8 @@ _TORCH = f"{Path(torch.__file__).parent}/"
 _STOKER = f"{Path(__file__).parents[2]}/"
 _TRACING = f"{Path(__file__).parent}/"
 
-_Owner = Literal["user", "library", "hidden"]
+_Owner = Literal["user", "library", "machinery", "hidden"]
+"""Whose code is: the job's, a library's or one of Stoker's models', Stoker's other code, PyTorch's."""
 
 
 class SourceLines:
@@ -328,23 +329,23 @@ class SourceLines:
 
     def __init__(self) -> None:
         self.names: list[str] = [""]
-        self._places: dict[tuple[CodeType, int], int] = {}
+        self._places: dict[tuple[str, int], int] = {}
 
     def here(self) -> int:
         """Index of the running line [index into `names`]."""
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the stack as it is, without making a copy
-        fallback: FrameType | None = None
+        nearest: dict[_Owner, FrameType] = {}
         while frame is not None:
-            owner = _owner(frame.f_code)
+            owner = _owner(frame.f_code.co_filename)
             if owner == "user":
                 return self._place(frame)
-            is_nearer = fallback is None or (_is_machinery(fallback.f_code) and not _is_machinery(frame.f_code))
-            if owner == "library" and is_nearer:
-                fallback = frame
-            if frame.f_code.co_name == TRACED_ENTRY and frame.f_code.co_filename.startswith(_TRACING):
+            if owner != "hidden":
+                nearest.setdefault(owner, frame)
+            elif frame.f_code.co_name == TRACED_ENTRY and frame.f_code.co_filename.startswith(_TRACING):
                 break
             frame = frame.f_back
-        return 0 if fallback is None else self._place(fallback)
+        found = nearest.get("library") or nearest.get("machinery")
+        return 0 if found is None else self._place(found)
 
     def name_here(self) -> str:
         """As `here`, the name itself."""
@@ -355,12 +356,12 @@ class SourceLines:
         lines = [
             f"{_file_name(frame.f_code.co_filename)}:{number}"
             for frame, number in traceback.walk_tb(error.__traceback__)
-            if _owner(frame.f_code) == "user"
+            if is_users_code(frame.f_code)
         ]
         return lines[-1] if lines else ""
 
     def _place(self, frame: FrameType) -> int:
-        key = frame.f_code, frame.f_lineno
+        key = frame.f_code.co_filename, frame.f_lineno
         place = self._places.get(key)
         if place is None:
             name = f"{_file_name(frame.f_code.co_filename)}:{frame.f_lineno}"
@@ -375,30 +376,24 @@ TRACED_ENTRY = "run_traced"
 
 
 @functools.lru_cache(maxsize=4096)
-def _owner(code: CodeType) -> _Owner:
-    return _owner_of_file(code.co_filename)
-
-
-def _is_machinery(code: CodeType) -> bool:
-    """Whether a function is Stoker's, and not of one of its models: it may stand between a model and PyTorch."""
-    return code.co_filename.startswith(_STOKER) and not code.co_filename.startswith(f"{_STOKER}zoo/")
-
-
-def _owner_of_file(name: str) -> _Owner:
+def _owner(name: str) -> _Owner:
+    """Whose the file of this name is. Not by code objects: their hash takes longer than the rest."""
     if name.startswith((_TORCH, _TRACING, "<")):
         return "hidden"
-    is_installed = "/site-packages/" in name or "/dist-packages/" in name or name.startswith(_STOKER)
+    if name.startswith(_STOKER):
+        return "library" if name.startswith(f"{_STOKER}zoo/") else "machinery"
+    is_installed = "/site-packages/" in name or "/dist-packages/" in name
     return "library" if is_installed or name.startswith(_STANDARD_LIBRARY) else "user"
 
 
 def is_users_file(path: str) -> bool:
     """Whether a file is neither PyTorch's, nor of an installed library, nor of Stoker."""
-    return _owner_of_file(path) == "user"
+    return _owner(path) == "user"
 
 
 def is_users_code(code: CodeType) -> bool:
     """Whether a function is neither PyTorch's, nor of an installed library, nor of Stoker."""
-    return _owner(code) == "user"
+    return _owner(code.co_filename) == "user"
 
 
 _STANDARD_LIBRARY = f"{Path(functools.__file__).parent}/"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -147,10 +147,11 @@ class Recorder(TorchDispatchMode):
         executed = self._additions.as_executed(func, args)
         is_in_place, func = executed is not func, executed
         out = self._run(func, args, kwargs)
+        inputs, outputs = [*tensors_in((args, kwargs.values()))], [*tensors_in([out])]
         self._additions.note(func, out)
-        self.routing.note(func, args, kwargs, out, is_in_module=bool(self._stack) or is_in_backward())
+        self.routing.note(func, args, kwargs, inputs, outputs, is_in_module=bool(self._stack) or is_in_backward())
         if func.namespace != "prim":
-            self._note(func, args, kwargs, out)
+            self._note(func, args, kwargs, out, inputs, outputs)
         return aten.alias(out) if is_in_place else out
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -174,8 +175,15 @@ class Recorder(TorchDispatchMode):
             self.last_failure = str(func), self.lines.name_here()
             raise
 
-    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        outputs = [*tensors_in([out])]
+    def _note(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+    ) -> None:
         fresh = [output for output in outputs if self.storages.is_new(output)]
         recording = self.storages.recording
         if recording is None:
@@ -184,9 +192,8 @@ class Recorder(TorchDispatchMode):
             return
         if not fresh and not is_mutation(func):
             return
-        operation = self._operation(recording, func, args, kwargs, out)
-        self._neighbours.note(recording.operations[operation], args, kwargs, outputs)
-        inputs = [*tensors_in((args, kwargs.values()))]
+        operation = self._operation(recording, func, args, kwargs, out, inputs)
+        self._neighbours.note(recording.operations[operation], (*inputs, *outputs))
         read = self.storages.numbers(inputs)
         in_backward = is_in_backward()
         if in_backward and not self._was_in_backward:
@@ -229,11 +236,17 @@ class Recorder(TorchDispatchMode):
             life.is_all = func.overloadpacket.__name__ == "all"
 
     def _operation(
-        self, recording: Recording, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+        self,
+        recording: Recording,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        inputs: list[torch.Tensor],
     ) -> int:
         num_outside, is_again = 0, False
         if self.device.type == "cuda":  # on a CPU, chains are joined without counting bytes
-            num_outside = self._neighbours.num_outside(func, args, kwargs)
+            num_outside = self._neighbours.num_outside(func, inputs)
             is_again = self._is_cast_again(func, args, kwargs, out)
         signature = signature_of(func, args, kwargs)
         key = None if signature is None else (num_outside, is_again, *signature)
@@ -302,25 +315,19 @@ class Neighbours:
     def __init__(self) -> None:
         self._seen: set[int] = set()
 
-    def num_outside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    def num_outside(self, func: Any, inputs: Sequence[torch.Tensor]) -> int:
         """Number of inputs that are not among them, of those with the shape and dtype of another input."""
-        if func.overloadpacket.__name__.startswith(("_fused_", "_foreach_")):  # of the optimiser
-            return 0
-        inputs = [*tensors_in((args, kwargs.values()))]
-        if len(inputs) < 2:
+        if len(inputs) < 2 or func.overloadpacket.__name__.startswith(("_fused_", "_foreach_")):  # of the optimiser
             return 0
         kinds = Counter((tensor.shape, tensor.dtype) for tensor in inputs)
         like = (tensor for tensor in inputs if kinds[tensor.shape, tensor.dtype] > 1)
         return len({storage_key(tensor.untyped_storage()) for tensor in like} - self._seen)
 
-    def note(
-        self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Sequence[torch.Tensor]
-    ) -> None:
+    def note(self, operation: Operation, tensors: Iterable[torch.Tensor]) -> None:
         """Remember what an operation reads and makes; a product ends a kernel."""
         if operation.flops:
             self._seen.clear()
             return
-        tensors = [*tensors_in((args, kwargs.values())), *outputs]
         self._seen.update(storage_key(tensor.untyped_storage()) for tensor in tensors)
 
 

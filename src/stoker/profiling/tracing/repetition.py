@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from stoker.activity import doing
+from stoker.imports import older_objects_kept
 from stoker.jobs import Job, Optimizer
 from stoker.loading.datasets import Datasets
 from stoker.profiling.tracing.fake_device import next_sequence_number
@@ -51,6 +52,7 @@ def trace_with_repetition(job: Job, data: Datasets, coupling: Coupling, settings
     return trace
 
 
+@older_objects_kept()
 def traces_with_repetition(
     job: Job, data: Datasets, coupling: Coupling, every: Sequence[TraceSettings]
 ) -> Sequence[Trace]:

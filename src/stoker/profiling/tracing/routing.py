@@ -44,12 +44,20 @@ class Routing:
         self._routed: set[int] = set()
         self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
-    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *, is_in_module: bool) -> None:
-        """Follow an operation, whose fake results are `out`; routers are in modules, unlike a loss function."""
+    def note(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        *,
+        is_in_module: bool,
+    ) -> None:
+        """Follow an operation on `inputs` with fake results `outputs`; routers are in modules, unlike a loss."""
         if is_mutation(func):
-            self._note_written(func, args, kwargs)
+            self._note_written(func, args, kwargs, inputs)
             return
-        outputs = [*tensors_in([out])]
         name = func.overloadpacket.__name__
         if not outputs or storage_key(outputs[0].untyped_storage()) in self._values:  # a view
             return
@@ -58,7 +66,6 @@ class Routing:
             if is_in_module and chosen.numel() <= _MOST_ROUTED:
                 self._learn(chosen, _balanced(name, func, args, kwargs, outputs), is_routed=True)
             return
-        inputs = [*tensors_in((args, kwargs.values()))]
         if name in _FACTORIES:
             if not outputs[0].is_floating_point() and outputs[0].numel() <= _MOST:
                 value = _FACTORIES[name]
@@ -118,12 +125,13 @@ class Routing:
         self._learn(fake, real, is_routed=is_routed)
         return fake
 
-    def _note_written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _note_written(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[torch.Tensor]
+    ) -> None:
         written = written_arguments(func, args, kwargs)
         keys = [storage_key(tensor.untyped_storage()) for tensor in written]
         if not any(key in self._values for key in keys):
             return
-        inputs = [*tensors_in((args, kwargs.values()))]
         if _is_computable(func) and self._knows_all(inputs):
             if self._is_routed(inputs):
                 self._routed.update(keys)
@@ -149,7 +157,8 @@ class Routing:
         if not storage.nbytes() or real.numel() > _MOST_ROUTED:
             return
         with unwatched():
-            values = torch.zeros(storage.nbytes() // fake.element_size(), dtype=fake.dtype)
+            count = storage.nbytes() // fake.element_size()
+            values = (torch.empty if count == real.numel() else torch.zeros)(count, dtype=fake.dtype)
             values.as_strided(fake.size(), fake.stride(), fake.storage_offset()).copy_(real)
         self._values[key] = values
         if is_routed:

@@ -54,6 +54,8 @@ class TracingSession:
         run: Callable[[], object],
         hold: Callable[[], None],
         begin: Callable[[], object] | None = None,
+        *,
+        has_begun: bool = False,
     ) -> tuple[Trace, Recording]:
         """The trace of a call of `run`, and its recording, which also has the owner of each storage.
 
@@ -62,14 +64,18 @@ class TracingSession:
             run: the step to trace.
             hold: marks the tensors that live from update to update; called before `run`.
             begin: makes the state that exists after the first update; `run` itself by default.
+            has_begun: that state is there, up to what an update of this size makes once, such as a cache.
 
         Raises:
             BadJob: an operation cannot be traced, or sizes depend on the data.
         """
         self.answers.number = 1
         with self.recorder.following():
-            run_traced(self, begin or run)
+            if not has_begun:
+                run_traced(self, begin or run)
             recording = self._recorded(run, hold)
+            if has_begun and not recording.is_steady:
+                recording = self._recorded(run, hold)
             if self.answers.lines_of_numbers:
                 self._require_same(recording, run, hold)
         took_s = time.perf_counter() - self.started

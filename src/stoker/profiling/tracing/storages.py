@@ -63,6 +63,11 @@ class Recording:
     """Number of the autograd node that each occurrence makes or, in a backward pass, belongs to; -1 for none."""
     loops: list[TracedLoop] = field(default_factory=list)
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether the same storages live after the update as before it."""
+        return all((life.born < 0) is (life.died is None) for life in self.lives)
+
 
 class Storages:
     """The live storages on `device`, and their births and deaths in `recording`, if any."""
