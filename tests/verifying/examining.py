@@ -92,12 +92,15 @@ class HiddenCount(nn.Module):
 
 
 class ForgetfulSGD(torch.optim.SGD):
-    """Slows down by a count that its state_dict does not hold."""
+    """Slows down by a count, a tensor that its state_dict does not hold."""
 
-    count = 0
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, lr=lr)
+        self.count = torch.zeros(())
 
     def step(self, closure: Any = None) -> Any:
         self.count += 1
         for group in self.param_groups:
-            group["lr"] /= self.count
+            for parameter in group["params"]:
+                parameter.grad /= self.count
         return super().step(closure)
