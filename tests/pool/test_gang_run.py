@@ -202,6 +202,15 @@ def test_the_interval_that_links_suit_is_said() -> None:
     assert "recommended" not in gang_text(replace(found, matches=tuple(ran)), often), "updates are shorter"
 
 
+def test_the_delay_of_direct_paths_counts_once_an_exchange_and_not_for_each_byte() -> None:
+    """Paths of the rate that the links to the pool have together suit about the same interval."""
+    often = Exchanges(num_bytes=1e6, count=1000, parameters=1_000_000, interval=1, num_updates=1000)
+    found = best_gang([match("a", 1.0, 1.0), match("b", 1.0, 1.0)], 2, often, CREDIT)
+    assert found is not None
+    direct = replace(found, links=paths("ab", rate=5e5, delay_s=0.05))
+    assert "every=stoker.updates(8) is recommended, not 1" in gang_text(direct, often)
+
+
 def test_large_messages_have_a_price_before_anything_is_opened() -> None:
     """An exchange that nobody pays for would end each lease of a site, one after the other."""
     rules = on.Founded(name="p", forward_price=50_000, forward_quota_bytes=100 << 30)

@@ -179,6 +179,64 @@ def test_a_checkpoint_that_its_renter_may_get_before_the_commitment_is_sealed(
         assert b"manifest" not in (pool.folder / committed.blob).read_bytes()
 
 
+def test_a_block_that_is_not_taken_yet_is_posted_again_with_the_next_beat(
+    job: Job, pool: SlowPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool that waits for messages of other sites gets neither a flood of commitments nor a beat for each of them."""
+    save(job, 10)
+    tried, post = list[on.Committed](), pool.post
+
+    def busy(body: on.Body, **more: Any) -> None:
+        if isinstance(body, on.Committed):
+            tried.append(body)
+            if len(tried) == 1:
+                raise _Busy("1 messages are not here yet")
+        post(body, **more)
+
+    monkeypatch.setattr(pool, "post", busy)
+    job._beat_s = 3600.0
+    until(lambda: job.tick() or tried)
+    for _ in range(3):
+        job.tick()
+    assert len(tried) == 1
+    job._sends_from = time.monotonic()
+    until(lambda: job.tick() or pool.of(on.Committed))
+    assert (len(tried), job._sends_from) == (2, 0.0)
+
+
+def test_a_blob_is_kept_for_each_key_that_was_committed_to(pool: SlowPool, tmp_path: Path) -> None:
+    """An agent that commits to the block of another with a key of its own makes that one not unreadable."""
+    (tmp_path / "block").write_bytes(b"a checkpoint")
+    key = seal(tmp_path / "block")
+    blob = pool.put_blob(tmp_path / "block")
+    cache = BlobCache(pool, tmp_path / "cache")  # type: ignore[arg-type]
+    for other in ("", "7" * 64):
+        assert cache.fetch(blob, seal=other).read_bytes() != b"a checkpoint"
+    assert cache.fetch(blob, seal=key).read_bytes() == b"a checkpoint"
+    assert len([*(tmp_path / "cache").iterdir()]) == 3
+    with pytest.raises(BadRun, match=r"wanted 64 hexadecimal digits"):  # an order states what its renter wants
+        cache.fetch(blob, seal="../7")
+
+
+def test_a_fetched_block_is_whole_on_the_disk_before_it_has_its_name(
+    pool: SlowPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes after a power cut under that name would be taken for the block."""
+    (tmp_path / "block").write_bytes(b"a checkpoint")
+    key = seal(tmp_path / "block")
+    blob, names = pool.put_blob(tmp_path / "block"), list[str]()
+
+    def synced(path: Path) -> None:
+        assert path.read_bytes() == b"a checkpoint"
+        names.append(path.name)
+
+    monkeypatch.setattr(leased_job, "sync_file", synced)
+    got = BlobCache(pool, tmp_path / "cache").fetch(blob, seal=key)  # type: ignore[arg-type]
+    assert len(names) == 1
+    assert names != [got.name]
+    assert [*(tmp_path / "cache").iterdir()] == [got]
+
+
 def test_a_job_goes_on_from_a_sealed_block(pool: SlowPool, tmp_path: Path) -> None:
     """The next agent has the key from the order."""
     counting.save(CheckpointStore(tmp_path / "earlier" / "checkpoints"), bytes(32), 10)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import BadRun, PlaceFailed, StokerError
+from stoker.errors import BadRun, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.pool import events as on
 from stoker.pool.client import WrongBlob
 from stoker.pool.job_box import MESSAGES, JobBox, PoolOrder
@@ -192,6 +192,34 @@ def test_the_copy_is_sent_as_well_while_another_site_is_waited_for(direct: Carri
     assert [blob for blob, _ in direct.pool.copied] == [hashlib.sha256(content_of(0, 4)).hexdigest()]
 
 
+def test_the_copy_is_sent_although_what_others_hold_back_cannot_be_fetched(
+    direct: Carried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A holder that says again and again that it sends a message delays no block of the others."""
+    direct.write(4)
+    direct.sent_by_other(4)
+
+    def on_its_way(_: str) -> Path:
+        raise PlaceUnreachable("it is being sent to the pool by who holds it")
+
+    monkeypatch.setattr(direct.carrier, "_fetch", on_its_way)
+    with pytest.raises(PlaceUnreachable):
+        direct.carrier.carry()
+    assert [blob for blob, _ in direct.pool.copied] == [hashlib.sha256(content_of(0, 4)).hexdigest()]
+
+
+def test_nothing_is_left_on_the_disk_at_the_end(direct: Carried, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what others might have fetched, nor what they sent."""
+    monkeypatch.setattr("stoker.pool.message_carrier._OTHERS_S", 60.0)
+    direct.write(4)
+    direct.sent_by_other(4)
+    direct.carrier.carry()
+    assert [*direct.cache.iterdir()]
+    direct.carrier.close()
+    direct.carrier.run()
+    assert not [*direct.cache.iterdir(), *direct.pool.peer.folder.iterdir()]
+
+
 def test_a_site_without_a_path_to_all_others_sends_through_the_pool(direct: Carried) -> None:
     """Before it signs for the message, as without links."""
     direct.pool.direct = []
@@ -272,7 +300,7 @@ def test_a_site_that_goes_on_elsewhere_sends_the_same_or_nothing(tmp_path: Path)
     carried.write(4)
     carried.carrier.carry()
     assert not carried.pool.posted
-    assert (carried.pool.folder / sent).exists()  # it may have been deleted there while the run stood still
+    assert carried.pool.copied == [(sent, "run-s0.0")]  # it may have been deleted there while the run stood still
     carried.write(9, b"other")
     with pytest.raises(PlaceFailed, match=r"^the site has sent another message after update 10"):
         carried.carrier.carry()

@@ -18,6 +18,7 @@ from stoker.pool.pair_links import (
     ASKED_S,
     FRESH_S,
     GROUP,
+    MOST_A_DAY,
     NO_PATH_S,
     LinkSchedule,
     StatedLink,
@@ -104,6 +105,22 @@ def test_an_agent_that_states_nothing_keeps_nobody_else_from_it() -> None:
     assert schedule.look(more, known, ASKED_S + 3, lambda: next(names)) == ["c"]
     known["c", "b"] = stated(1.0, 1.0, at_s=ASKED_S + 4)
     assert schedule.look(more, known, ASKED_S + NO_PATH_S, lambda: next(names)) == ["a"]
+
+
+def test_agents_that_come_and_go_cost_another_one_a_bounded_number_of_measurements() -> None:
+    """Each new one would measure its link; after a day it goes on."""
+    schedule, known = LinkSchedule(), dict[tuple[str, str], StatedLink]()
+    now_s = 0.0
+    for number in range(2 * MOST_A_DAY):
+        agents = dict.fromkeys(("a", f"new {number}"), ("class", "home"))
+        now_s += 1.0
+        for agent in schedule.look(agents, known, now_s, lambda: "name"):
+            other = schedule.asked[agent][0]
+            known[agent, other] = stated(0.0, 0.0, at_s=now_s + 0.5)
+    assert sum("a" in pair for pair in known) == MOST_A_DAY
+    agents = dict.fromkeys(("a", "b"), ("class", "home"))
+    assert not schedule.look(agents, known, now_s + 1, lambda: "name")
+    assert schedule.look(agents, known, now_s + FRESH_S, lambda: "name") == ["a"]
 
 
 class Line:

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import importlib.metadata
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
@@ -20,25 +21,27 @@ from hypothesis import strategies as st
 
 pytest.importorskip("iroh", reason="stoker[p2p] is not installed")
 
-from stoker.errors import BadJob, BadRun, PlaceFailed, PlaceUnreachable
+from stoker.errors import BadJob, BadRun, PlaceUnreachable
 from stoker.pool import client as pool_client
 from stoker.pool import events as on
 from stoker.pool import peer as pool_peer
 from stoker.pool import peer_link
 from stoker.pool import rendezvous as pool_rendezvous
 from stoker.pool.blob_tree import TreeLimits, read_index
-from stoker.pool.client import PoolClient, is_passing
+from stoker.pool.client import PoolClient, WrongBlob, is_passing
 from stoker.pool.commitment import keep_block
 from stoker.pool.control_plane import ControlPlane
 from stoker.pool.direct_exchange import joined_peer
 from stoker.pool.events import CREDIT, Refused, canonical, sha256
 from stoker.pool.keys import Key, own_key
 from stoker.pool.log import audit
+from stoker.pool.pair_links import MOST_BYTES
 from stoker.pool.peer import Peer
 from stoker.pool.peer_link import Incoming, NotAdmitted, PeerEndpoint
 from stoker.pool.rendezvous import PeerRendezvous
 from stoker.pool.request_limits import TokenBuckets
 from stoker.pool.sealing import unseal
+from stoker.pool.state import State
 from stoker.pool.transport import PoolAnswer
 from stoker.store import CheckpointStore
 from stoker.units import GIB
@@ -192,6 +195,7 @@ def test_agents_measure_the_link_between_them(tmp_path: Path) -> None:
             assert measured.upload_bytes_per_s > 0
             assert measured.download_bytes_per_s > 0
             assert 0 < measured.delay_s < 10
+            assert peer.sent_bytes >= MOST_BYTES // 2 * (1 + (number != first)), "for the limit of uploads"
             with pytest.raises(Refused, match="has not asked"):
                 ends[1 - number].post(on.Linked(other=keys[number], upload_bytes_per_s=1.0))
             asking.post(on.Linked(other=other, upload_bytes_per_s=3e6, download_bytes_per_s=1e6 + number, delay_s=0.1))
@@ -205,14 +209,15 @@ def test_agents_measure_the_link_between_them(tmp_path: Path) -> None:
         assert (used.upload_bytes_per_s, used.download_bytes_per_s) == (0.0, 0.0)
 
 
-def gang_of(pool: Pool) -> PoolClient:
+def gang_of(pool: Pool, **more: Any) -> PoolClient:
     """A gang of the pool's agent and another one, whose client it is."""
     other = pool.joined("other")
     for name, one in zip("ab", (pool.agent, other), strict=True):
         one.post(of_class(name))
     order = pool.renter.put_blob(b"what to run")
     leases = [
-        opened(f"run-s{site}.0", offer_id="ab"[site], gang="run", site=site, sites=2, order=order) for site in (0, 1)
+        opened(f"run-s{site}.0", offer_id="ab"[site], gang="run", site=site, sites=2, order=order, **more)
+        for site in (0, 1)
     ]
     pool.renter.post(on.GangOpened(leases=tuple(leases)))
     for site, one in enumerate((pool.agent, other)):
@@ -242,7 +247,9 @@ def test_messages_of_a_gang_go_directly_and_no_block_is_taken_before_the_pool_ha
         stranger = pool.joined("stranger")
         with pytest.raises(Refused, match="there is no blob"):
             stranger.get_blob(digests[0], tmp_path / "stolen")
-        block = replace(committed(other.put_blob(b"a block")), lease_id="run-s1.0")
+        block = replace(committed(other.put_blob(b"a block")), lease_id="run-s1.0", update=4)
+        other.post(block)  # it was made before the exchange
+        block = replace(block, block=1, update=5, state="2" * 64, previous=block.state)
         with pytest.raises(Refused, match="2 messages") as refused:
             other.post(block)
         assert is_passing(refused.value)
@@ -271,6 +278,62 @@ def test_a_site_opens_no_blob_of_another_by_sending_its_name(tmp_path: Path) -> 
         pool.agent.post(on.Sent(lease_id="run-s0.0", update=4, fragment=0, blob=digest))
         with pytest.raises(Refused):
             pool.agent.get_blob(digest, tmp_path / "stolen")
+
+
+def test_no_lease_is_charged_for_a_blob_that_its_agent_only_names(tmp_path: Path) -> None:
+    """As a message that it says it holds; a renter pays for what came from its agent."""
+    with pool_of(tmp_path, forward_price=CREDIT) as pool:
+        other = gang_of(pool, most_forwarding=CREDIT)
+        content = b"of another job" * 1000
+        digest = other.put_blob(pool.file("foreign", content), through_pool=True)
+        assert pool.agent.peer is not None
+        pool.agent.peer._in_loop(pool.agent.peer._ask({"op": "held", "blobs": {digest: [len(content)]}}), 10.0)
+        pool.agent.post(on.Sent(lease_id="run-s0.0", update=4, fragment=0, blob=digest))
+        assert pool.operator.lease("run-s0.0")["forwarded_credits"] == 0
+        pool.agent.put_blob(tmp_path / "foreign", through_pool=True)
+        assert until(lambda: pool.operator.lease("run-s0.0")["forwarded_credits"]) > 0
+
+
+def test_what_an_agent_kept_is_forgotten_after_its_lease_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the places of its key fill up, and other sites are sent to it for nothing."""
+    with pool_of(tmp_path) as pool:
+        gang_of(pool)
+        digest = held(pool.agent, pool.file("message", b"of site 0" * 1000))
+        rendezvous, peer = pool.plane.rendezvous, pool.agent.peer
+        assert rendezvous is not None
+        assert peer is not None
+        assert pool.agent.key is not None
+        assert rendezvous.senders(pool.agent.key.public, digest)
+        pool.agent.post(on.Closed(lease_id="run-s0.0", reason="left"))
+        monkeypatch.setattr(State, "is_payer", lambda *_: False)
+        peer.release(digest)
+        assert not rendezvous.senders(pool.agent.key.public, digest)
+
+
+def test_a_peer_that_ends_leaves_nothing_under_way(tmp_path: Path) -> None:
+    """A dial that the pool asked for ends with it; who waits for something hears that it has ended."""
+    with pool_of(tmp_path) as pool:
+        peer = pool.agent.peer
+        assert peer is not None
+        announced = {"op": "expect", "key": Key.made().public, "addresses": ["127.0.0.1:9"], "digest": "0" * 64}
+        assert peer._in_loop(peer._serve_pool({**announced, "may": "get", "num_bytes": 1}), 10.0) == {"ok": True}
+        said = list[str]()
+
+        def wait() -> None:
+            try:
+                peer._in_loop(asyncio.sleep(3600.0), 3600.0)
+            except PlaceUnreachable as problem:
+                said.append(problem.message)
+
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        until(lambda: len(asyncio.all_tasks(peer._loop)) > 3)
+        peer.close()
+        waiting.join(60)
+        assert said == ["this peer has ended"]
+        assert not asyncio.all_tasks(peer._loop)
 
 
 def test_nobody_opens_a_blob_by_naming_it(tmp_path: Path) -> None:
@@ -507,10 +570,41 @@ def test_what_broke_off_goes_on_from_anybody(tmp_path: Path) -> None:
         client.get_blob(digest, tmp_path / "got")
         assert (tmp_path / "got").read_bytes() == TREE
         assert breaking.starts == [0, 5000]
-        client.peer = Breaking(b"x" * len(TREE), 100)  # type: ignore[assignment]
-        with pytest.raises(PlaceFailed, match="came with the hash"):
+
+
+@pytest.mark.parametrize("num_bytes", [100, len(TREE)])
+def test_a_peer_that_gives_other_bytes_keeps_nobody_from_the_blob(tmp_path: Path, num_bytes: int) -> None:
+    """It comes from the pool then, from its beginning; a pool that gives other bytes as well is refused."""
+    with in_thread(tmp_path / "pool") as (plane, operator):
+        operator.post(on.Deposited(account=operator.address.key, amount=1))
+        (tmp_path / "source").write_bytes(TREE)
+        digest = operator.put_blob(tmp_path / "source")
+        client = PoolClient(operator.address, operator.key)
+        client.peer = lying = Breaking(b"x" * len(TREE), num_bytes, len(TREE))  # type: ignore[assignment]
+        client.get_blob(digest, tmp_path / "got")
+        assert (tmp_path / "got").read_bytes() == TREE
+        lying._given = [num_bytes]
+        plane.blobs.path(digest).write_bytes(b"y" * len(TREE))
+        with pytest.raises(WrongBlob, match="came with the hash"):
             client.get_blob(digest, tmp_path / "wrong")
         assert not (tmp_path / "wrong").exists()
+
+
+def test_a_peer_that_gives_a_blob_byte_by_byte_is_left_for_the_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which goes on where it was; else a site that is given a message so would wait for ever."""
+    monkeypatch.setattr(pool_client, "_SLOW_S", 0.0)
+    monkeypatch.setattr(pool_client, "_LEAST_BYTES_PER_S", 1e15)
+    with in_thread(tmp_path / "pool") as (_, operator):
+        operator.post(on.Deposited(account=operator.address.key, amount=1))
+        (tmp_path / "source").write_bytes(TREE)
+        digest = operator.put_blob(tmp_path / "source")
+        client = PoolClient(operator.address, operator.key)
+        client.peer = slow = Breaking(TREE, 1, 1, 1)  # type: ignore[assignment]
+        client.get_blob(digest, tmp_path / "got")
+        assert (tmp_path / "got").read_bytes() == TREE
+        assert slow.starts == [0]
 
 
 def test_without_iroh_all_goes_through_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,13 @@ reader of the log has the blobs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable
 
 from stoker.errors import StokerError
 from stoker.pool import events as on
 from stoker.pool.blobs import BlobStore
-from stoker.pool.escrow import Transfer, credits_text, least_deposit
+from stoker.pool.escrow import Transfer, credits_text, least_deposit, short
 from stoker.pool.events import Body, Draft, Refused
 from stoker.pool.forwarding import BULK_BYTES, require_forwardable
 from stoker.pool.job_box import MOST_ORDER_BYTES, read_order
@@ -132,7 +133,8 @@ class Admission:
         if isinstance(body, on.Sent) and draft.actor in self.held_elsewhere(draft.actor, digest):
             return  # the others fetch it from there; no block is taken before it is here
         if not isinstance(body, on.Sent):
-            self._require_messages(self._state.lease(body.lease_id))
+            until = math.inf if isinstance(body, on.Finished) else body.update
+            self._require_messages(self._state.lease(body.lease_id), until)
         renter = self._state.lease(body.lease_id).renter
         if draft.actor in self.held_elsewhere(renter, digest):
             return  # it is held in two places, and by the one who wants it checked
@@ -157,7 +159,10 @@ class Admission:
         """Refuse links that this pool has not asked for, and supplied states that are not here."""
         body = draft.read_body()
         if isinstance(body, on.Linked) and not self.asks_link(draft.actor, body.other):
-            raise Refused("this pool has not asked for that link: others would have to measure it as well")
+            raise Refused(
+                f"the pool has not asked for the link to {short(body.other)}, or no longer",
+                remedy="The answer to a request for work (`links`) says which one is to be measured now.",
+            )
         if isinstance(body, on.Supplied):
             for digest in filter(None, (body.before, body.after)):
                 if not self._blobs.path(digest).is_file() or draft.actor not in self._leases.readers(digest):
@@ -165,19 +170,40 @@ class Admission:
                         f"the state {digest[:12]}… that was supplied is not here", remedy="Send the blob first."
                     )
 
-    def _require_messages(self, lease: Lease) -> None:
-        """Refuse a site's block or results while messages of its exchanges are not here: none could replay it.
+    def _require_messages(self, lease: Lease, until: float) -> None:
+        """Refuse a block of a site, or its results, while messages on which it rests are not here to be replayed.
 
-        Whoever has got them may send them.
+        Those are the messages of all sites in exchanges of this site, whichever of its leases it made them in, since
+        its block before: exchanges after the block say nothing about it. Each site that has got one may send it.
+
+        Args:
+            lease: of the site.
+            until: updates of the block; infinite: results [updates].
         """
-        exchanges = {message.place for message in lease.messages}
-        names = self._state.gangs[lease.gang].names if exchanges else ()
-        needed = {one.blob for name in names for one in self._state.leases[name].messages if one.place in exchanges}
-        if missing := sorted(digest for digest in needed if not self._blobs.path(digest).is_file()):
+        if (gang := self._state.gangs.get(lease.gang)) is None:
+            return
+        sites = [[self._state.leases[name] for name in of_site] for of_site in gang.leases]
+        own = sites[lease.site]
+        done = [block.update for one in own for block in one.commitments if block.update < until]
+        begin = max(done, default=0)
+        exchanges = {sent.place for one in own for sent in one.messages if begin <= sent.update < until}
+        missing = {
+            sent.blob
+            for of_site in sites
+            for one in of_site
+            for sent in one.messages
+            if sent.place in exchanges and not self._is_shown(one, sent.blob)
+        }
+        if missing:
             raise AwaitsMessages(
                 f"{len(missing)} messages that lease {lease.lease_id} rests on are not here yet: "
-                f"{', '.join(missing[:4])}"
+                f"{', '.join(one[:12] + '…' for one in sorted(missing)[:4])}",
+                remedy="Their agents send them, or those of sites that have got them; then post it again.",
             )
+
+    def _is_shown(self, lease: Lease, digest: str) -> bool:
+        """Whether a message that a lease has sent is here, and its gang may read it."""
+        return self._blobs.path(digest).is_file() and lease.agent in self._blobs.senders(digest)
 
     def _require_begin(self, body: on.VerdictGiven) -> None:
         """Refuse an unequal verdict on a first block that does not begin where the lease's order goes on from.

@@ -41,6 +41,8 @@ _FORWARDED_S = 600.0
 """How long is waited for a blob that its holder sends to the pool [s]."""
 _AWAY_S = 180.0
 """How long is waited for a line that went away in the middle of a blob [s]."""
+_SLOW_S, _LEAST_BYTES_PER_S = 60.0, 8192.0
+"""A direct transfer that took so long [s], and is slower than that [bytes/s], goes on through the pool."""
 
 
 class DiskFailed(PlaceFailed):
@@ -312,21 +314,30 @@ class PoolClient:
         """
         aside = aside_path(target)
         until, breaks, is_direct = time.monotonic() + _FORWARDED_S, 0, True
+        came_directly, is_left = False, False
         came_s = time.monotonic()
         try:
-            with disk_errors(target, "a blob", error=DiskFailed), aside.open("xb") as file:
+            with disk_errors(target, "a blob", error=DiskFailed), aside.open("x+b") as file:
                 while True:
-                    direct = self.peer.route_to(digest) if self.peer is not None and is_direct else None
-                    had_bytes = file.tell()
+                    is_asked = self.peer is not None and is_direct and not is_left
+                    direct = self.peer.route_to(digest) if self.peer is not None and is_asked else None
+                    came_directly, had_bytes = came_directly or direct is not None, file.tell()
                     try:
                         self._receive(direct or self._pool, digest, file, most_bytes)
-                        break
+                        if (found := _sha256_of(file)) == digest:
+                            break
+                        if not came_directly:
+                            raise WrongBlob(f"the blob {digest[:12]}… came with the hash {found[:12]}…")
+                        came_directly, is_left = False, True  # from the pool alone, from its beginning
+                        file.seek(0)
+                        file.truncate()
                     except _OnItsWay:
                         if time.monotonic() > until:
                             raise
                         time.sleep(_RETRY_S)
                         is_direct = True  # its holder may be in reach by now
                     except (PlaceUnreachable, Refused) as problem:
+                        is_left = is_left or isinstance(problem, _TooSlow)
                         has_come = file.tell() > had_bytes
                         breaks, came_s = breaks + has_come, time.monotonic() if has_come else came_s
                         is_away = is_passing(problem) and self.peer is not None and time.monotonic() - came_s < _AWAY_S
@@ -342,9 +353,6 @@ class PoolClient:
                         is_direct = has_come or direct is None
                 file.flush()
                 os.fsync(file.fileno())
-            with disk_errors(target, "a blob", error=DiskFailed), aside.open("rb") as file:
-                if (found := hashlib.file_digest(file, "sha256").hexdigest()) != digest:
-                    raise WrongBlob(f"the blob {digest[:12]}… came with the hash {found[:12]}…")
                 aside.replace(target)
         finally:
             with suppress(OSError):  # such as where it could not be made
@@ -352,8 +360,11 @@ class PoolClient:
 
     def _receive(self, transport: Transport, digest: str, file: IO[bytes], most_bytes: int | None) -> None:
         """Write the rest of a blob to a file, which has its beginning."""
-        had_bytes = file.tell()
-        answer = self._request("GET", f"/v1/blobs/{digest}", transport=transport, start_bytes=had_bytes)
+        had_bytes, began_s = file.tell(), time.monotonic()
+        try:
+            answer = self._request("GET", f"/v1/blobs/{digest}", transport=transport, start_bytes=had_bytes)
+        except _PastEnd:  # it broke off after its end, or other bytes came, and more of them: its hash says which
+            return
         try:
             if had_bytes and answer.status != _PARTIAL:
                 file.seek(0)
@@ -362,6 +373,9 @@ class PoolClient:
                 if most_bytes is not None and max(file.tell() + len(part), answer.num_bytes or 0) > most_bytes:
                     raise PlaceFailed(f"the blob {digest[:12]}… is larger than {format_bytes(most_bytes)}")
                 file.write(part)
+                took_s = time.monotonic() - began_s
+                if transport is not self._pool and took_s > max(_SLOW_S, file.tell() / _LEAST_BYTES_PER_S):
+                    raise _TooSlow(f"{transport.name} gave {format_bytes(file.tell())} in {took_s:.0f} s")
         finally:
             answer.close()
 
@@ -437,8 +451,22 @@ def _content(answer: PoolAnswer, most_bytes: int) -> bytes:
     return bytes(content)
 
 
+def _sha256_of(file: IO[bytes]) -> str:
+    """SHA-256 of a file that is open for reading and writing, and stays at its end."""
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # it is a file on the disk
+
+
 class WrongBlob(PlaceFailed):
-    """Another peer has sent other bytes than those that were asked for."""
+    """Other bytes came than those that were asked for, from the pool as well."""
+
+
+class _TooSlow(PlaceUnreachable):
+    """A peer gives a blob so slowly that it may never come."""
+
+
+class _PastEnd(Refused):
+    """A blob has no more bytes than those that are there."""
 
 
 class _Missing(Refused):
@@ -475,6 +503,10 @@ def _failure_of(answer: PoolAnswer) -> Refused:
     return kind(text or f"the pool answers with status {answer.status}", remedy=remedy)
 
 
-_KINDS: dict[int, type[Refused]] = {404: _Missing, NotNow.http_status: NotNow, _TOO_EARLY: _OnItsWay} | dict.fromkeys(
-    (429, 500, 502, 503, 504), _Busy
-)
+_KINDS: dict[int, type[Refused]] = {
+    404: _Missing,
+    416: _PastEnd,
+    NotNow.http_status: NotNow,
+    _TOO_EARLY: _OnItsWay,
+    **dict.fromkeys((429, 500, 502, 503, 504), _Busy),
+}

@@ -264,7 +264,10 @@ class ControlPlane:
         async with self._turn:
             event, leases = await self._entered(draft)
             for lease in leases:
-                await self._charge(lease, named_by(draft.read_body(), lease.lease_id))
+                named = named_by(draft.read_body(), lease.lease_id)
+                if draft.kind == "sent":  # its agent may hold it elsewhere, or name a blob that others have sent
+                    named = [digest for digest in named if draft.actor in self.leases.readers(digest)]
+                await self._charge(lease, named)
         return event
 
     async def _entered(self, draft: Draft) -> tuple[Event, list[Lease]]:

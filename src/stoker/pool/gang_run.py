@@ -44,7 +44,7 @@ from stoker.pool.rented_run import (
 )
 from stoker.pool.terms import Exchanges, Terms, ranked_offers
 from stoker.records.launch import LaunchPhase, LaunchState
-from stoker.units import format_seconds
+from stoker.units import GIB, format_seconds
 
 POLL_S = 1.0
 """What an exchange through the pool takes besides its bytes: agents look for messages now and then [s]."""
@@ -261,8 +261,9 @@ def recommended(found: GangMatch, exchanges: Exchanges) -> Recommendation | None
     if not (forecasts and exchanges.num_updates and exchanges.parameters):
         return None
     turns = len(found.matches) - 1
-    each_s = exchange_s(found.matches, 1.0, found.links) - POLL_S  # of a byte: to each of the others
-    links = stated_link(bytes_per_s=turns / each_s, latency_s=POLL_S / turns, sites=len(found.matches))
+    empty_s = exchange_s(found.matches, 0.0, found.links)
+    each_s = (exchange_s(found.matches, GIB, found.links) - empty_s) / GIB  # of a byte: to each of the others
+    links = stated_link(bytes_per_s=turns / each_s, latency_s=empty_s / turns, sites=len(found.matches))
     step_s = max(one.run_s for one in forecasts) / exchanges.num_updates
     return recommend(links, gradient_bytes=4.0 * exchanges.parameters, step_s=step_s)
 

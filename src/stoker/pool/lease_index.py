@@ -72,21 +72,34 @@ class LeaseIndex:
         return sorted(leases, key=lambda lease: lease.opened_s)
 
     def own_naming(self, digest: str, key: str) -> list[Lease]:
-        """Leases that name a blob and in which a key has part; of a site's message, also other sites of its gang."""
-        return [lease for lease in self.naming(digest) if key in self.parties(lease, digest) - {lease.delegate}]
+        """Leases that name a blob and in which a key has part other than as a delegate, which sends nothing.
+
+        Of a site's message also those in which it has another site of the gang.
+        """
+        return [
+            lease
+            for lease in self.naming(digest)
+            if any(key in senders_of(one) for one in self._sharing(lease, digest))
+        ]
 
     def parties(self, lease: Lease, digest: str) -> set[str]:
         """Keys that have part in a blob of a lease: those of the lease, and of a message those of all its gang."""
-        names = self._state.gangs[lease.gang].names if lease.gang and lease.has_sent(digest) else ()
-        return parties_of(lease).union(*(parties_of(self._state.leases[name]) for name in names))
+        return set[str]().union(*(parties_of(one) for one in self._sharing(lease, digest)))
+
+    def _sharing(self, lease: Lease, digest: str) -> list[Lease]:
+        """Leases that share a blob which one of them names: a message is for all leases of its gang."""
+        if not (lease.gang and lease.has_sent(digest)):
+            return [lease]
+        return [self._state.leases[name] for name in self._state.gangs[lease.gang].names]
 
     def is_named_by(self, digest: str, key: str) -> bool:
         """Whether a lease in which a key has part names a blob: others' leases are no room for what it sends.
 
-        Or a verdict of its own names it as its record, which is small.
+        Of a message the other sites of its gang, which send it where its own does not. Or a verdict of its own names it
+        as its record, which is small.
         """
-        leases = (self._state.leases[name] for name in self._named.get(digest, ()))
-        if any(key in (lease.renter, lease.agent) for lease in leases):
+        named = [self._state.leases[name] for name in self._named.get(digest, ())]
+        if any(key in (one.renter, one.agent) for lease in named for one in self._sharing(lease, digest)):
             return True
         is_small = self._blobs.size_of([digest]) <= MOST_EVIDENCE_BYTES
         return is_small and any(key in lease.evidence.get(digest, ()) for lease in self._judged_by(digest))
@@ -122,6 +135,11 @@ class LeaseIndex:
         return (self._state.leases[name] for name in self._evidence_of.get(digest, ()))
 
 
+def senders_of(lease: Lease) -> set[str]:
+    """Keys that send blobs of a lease."""
+    return {lease.renter, lease.agent, *(one.verifier for one in lease.challenges)}
+
+
 def parties_of(lease: Lease) -> set[str]:
     """Keys that have part in a lease."""
-    return {lease.renter, lease.agent, lease.delegate, *(one.verifier for one in lease.challenges)}
+    return senders_of(lease) | {lease.delegate}

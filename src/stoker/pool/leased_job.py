@@ -37,6 +37,7 @@ from stoker.records.codec import loads, printable
 from stoker.store import CheckpointStore
 from stoker.store.checkpoint_store import order_of_name
 from stoker.store.disk_errors import disk_errors
+from stoker.store.files import aside_path, sync_file
 from stoker.store.foreign_files import read_below
 from stoker.units import format_bytes, format_seconds
 
@@ -87,18 +88,27 @@ class BlobCache:
 
         Raises:
             PlaceFailed: it is larger than is taken, or what is asked for is no SHA-256.
+            BadRun: `seal` is no key.
         """
         if _SHA256.fullmatch(sha256) is None:  # it becomes the name of a file
             raise PlaceFailed(f"{sha256[:80]!r} names no blob: wanted the SHA-256, 64 hexadecimal digits")
-        path = self._folder / sha256
-        if not path.exists():
-            room, most = self._make_folder(), most_bytes or self._most_bytes
-            sealed = path.with_suffix(".sealed")
-            self._client.get_blob(sha256, sealed, most_bytes=room if most is None else min(most, room))
-            with disk_errors(sealed, "what comes from the pool", error=DiskFailed, option=_OTHER_DISK):
+        if seal and _SHA256.fullmatch(seal) is None:
+            raise BadRun(f"the key {seal[:80]!r} of the blob {sha256[:12]}… is none: wanted 64 hexadecimal digits")
+        # Whoever has a blob can commit to it once more, with another key, which must not change what the first one is.
+        path = self._folder / (f"{sha256}-{seal}" if seal else sha256)
+        if path.exists():
+            return path
+        room, most = self._make_folder(), most_bytes or self._most_bytes
+        aside = aside_path(path)  # other processes may fetch it as well
+        try:
+            self._client.get_blob(sha256, aside, most_bytes=room if most is None else min(most, room))
+            with disk_errors(path, "what comes from the pool", error=DiskFailed, option=_OTHER_DISK):
                 if seal:
-                    unseal(sealed, seal)
-                sealed.replace(path)
+                    unseal(aside, seal)
+                    sync_file(aside)
+                aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
         return path
 
     def _make_folder(self) -> int:
@@ -501,6 +511,8 @@ class LeasedJob:
                 assert upload.place is not None
                 self._kept, self._sends_from = (upload.place, upload.made), 0.0
         if self._kept is not None:
+            if time.monotonic() < self._sends_from:
+                return False
             self._commit(*self._kept)
         if self._upload is None and (due := self._due(is_last=is_last)) is not None:
             if time.monotonic() < self._sends_from:
@@ -541,11 +553,13 @@ class LeasedJob:
                     )
                 )
             except on.Refused as refused:
+                if is_passing(refused):  # such as until others have sent their messages; each try has a beat before it
+                    self._sends_from = time.monotonic() + self._beat_s
                 self._note(refused, place)
                 raise
             self._num_blocks, self._previous, self._update = block.block + 1, block.state, block.update
             self._committed_at, self._committed_ran_s = time.monotonic(), self.running_s
-        self._seen, self._kept = place, None
+        self._seen, self._kept, self._sends_from = place, None, 0.0
 
     def _note(self, refused: on.Refused, place: tuple[int, int] | None) -> None:
         """After a refusal a checkpoint is tried once more, when what the log says has been taken over."""

@@ -140,7 +140,7 @@ class MessageCarrier(threading.Thread):
         self._is_over = threading.Event()
         self._sent: set[str] = set()
         self._needs, self._pause_s = 0, _LOOK_S
-        self._own: dict[str, tuple[Path, float]] = {}
+        self._own: dict[str, tuple[Path, float, str]] = {}
         self._copied: list[tuple[str, float]] = []
         self._brought: list[tuple[KnownMessage, Path, float]] = []
         self._missed: set[str] = set()
@@ -155,8 +155,11 @@ class MessageCarrier(threading.Thread):
         """Carry messages until `close`, or until one cannot be."""
         try:
             self._carry_on()
-        finally:
+        finally:  # a message that has no copy at the pool is made again by the site's next agent
+            self._copied += [(digest, 0.0) for digest in self._own]
             self._release(math.inf)
+            for _, path, _ in self._brought:
+                path.unlink(missing_ok=True)
 
     def _carry_on(self) -> None:
         while not self._is_over.wait(self._pause_s):
@@ -202,12 +205,12 @@ class MessageCarrier(threading.Thread):
                 self._send(name, place, own.get(name), is_direct=is_direct)
                 self._sent.add(name)
         self.has_sent = not self._own
+        self._copy_to_pool(is_over=False)  # first: to fetch what another site holds back can take minutes, and fail
         exchanges = {place[:2] for place in mine.values()}
         for message in known:
             if message.exchange in exchanges and message.site != self._site and message.name not in places:
                 self._bring(message, is_direct=bool(direct))
                 self._pause_s = _LOOK_S
-        self._copy_to_pool(is_over=False)
 
     def _bring(self, message: KnownMessage, *, is_direct: bool) -> None:
         try:
@@ -236,9 +239,9 @@ class MessageCarrier(threading.Thread):
         `is_over`: the job waits for no message; else the line is left to the others for a while.
         """
         now = time.monotonic()
-        for digest, (path, from_s) in list(self._own.items()):
+        for digest, (path, from_s, first) in list(self._own.items()):
             if is_over or now >= from_s:
-                self._client.put_blob(path, through_pool=True)
+                self._client.put_blob(path, through_pool=True, message_of=first)
                 del self._own[digest]
                 self._copied.append((digest, now + _OTHERS_S))  # others may still be fetching it here
         self._release(now)
@@ -292,10 +295,11 @@ class MessageCarrier(threading.Thread):
                     f"{known.blob[:12]}…, here {digest[:12]}…"
                 )
             peer = self._client.peer if is_direct else None
+            first = "" if known is None else known.lease_id  # in whose name the others read it
             if peer is not None and (kept := peer.hold(digest, copy)) is not None:
-                self._own[digest] = kept, time.monotonic() + _OTHERS_S
+                self._own[digest] = kept, time.monotonic() + _OTHERS_S, first
             else:  # also one that was sent before: the pool may have deleted it while the run stood still
-                self._client.put_blob(copy, through_pool=True)
+                self._client.put_blob(copy, through_pool=True, message_of=first)
             if known is None:
                 self._client.post(on.Sent(lease_id=self._lease_id, update=place[0], fragment=place[1], blob=digest))
         finally:

@@ -5,8 +5,9 @@ turn sends the other a small and a larger file over the direct path, fetches as 
 (`linked` events). Of a pair the lower rate and the longer delay of both statements count, and nothing where one says
 that there is no path: an agent that states more than is so gains nothing from it alone, and one that states less loses
 only its own links.
-Costs: 4.25 MiB each way for each statement, a day; an agent is in one group, so that it has `GROUP - 1` links. One that
-states again and again that there is no path can take `MOST_BYTES` of each other one every `NO_PATH_S`.
+Costs: 4.25 MiB each way for each statement, a day; an agent is in one group, so that it has `GROUP - 1` links, and
+states each, as the other end does. Where others come and go, or state again and again that there is no path, an agent
+has part in `MOST_A_DAY` measurements at most.
 Does not measure: pairs at the same time, which may share a line; agents of one owner can state what they like of a link
 between themselves.
 """
@@ -31,6 +32,8 @@ KEPT_S = 8 * 24 * 3600.0
 """How long a statement is kept: a gang goes on with the paths that it began with [s]."""
 ASKED_S = 90.0
 """Time for an agent to state what it was asked for [s]."""
+MOST_A_DAY = 8 * (GROUP - 1)
+"""Measurements in which an agent has part within `FRESH_S`; a group that stays needs a quarter of them."""
 MOST_BYTES = 2 * sum(SIZES)
 """What an agent serves of files without content for one statement of another, both ways together [bytes]."""
 _LEAST_RATE = 1.0
@@ -133,6 +136,7 @@ class LinkSchedule:
         self.asked: dict[str, tuple[str, str, float]] = {}
         self._begun: set[str] = set()
         self._resting: dict[str, float] = {}
+        self._part_s: dict[str, list[float]] = {}
 
     def look(
         self, agents: Mapping[str, tuple[str, str]], stated: Statements, now_s: float, name: Callable[[], str]
@@ -153,9 +157,16 @@ class LinkSchedule:
                 self._resting[agent] = now_s + NO_PATH_S  # not the other one, whose absence is a statement
         self._resting = {agent: until_s for agent, until_s in self._resting.items() if now_s < until_s}
         self._begun &= {name for _, name, _ in self.asked.values()}
-        busy = {*self._resting, *self.asked, *(other for other, *_ in self.asked.values())}
+        recent = {
+            agent: [since_s for since_s in times if now_s - since_s < FRESH_S] for agent, times in self._part_s.items()
+        }
+        self._part_s = {agent: times for agent, times in recent.items() if times}
+        used_up = {agent for agent, times in self._part_s.items() if len(times) >= MOST_A_DAY}
+        busy = {*self._resting, *used_up, *self.asked, *(other for other, *_ in self.asked.values())}
         pairs = next_measurements(groups_of(agents), stated, busy, now_s)
         self.asked |= {agent: (other, name(), now_s) for agent, other in pairs}
+        for end in itertools.chain(*pairs):
+            self._part_s.setdefault(end, []).append(now_s)
         return [agent for agent, _ in pairs]
 
     def begin(self, agent: str, name: str) -> str:

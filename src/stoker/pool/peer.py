@@ -16,6 +16,7 @@ FOLDER/SHA256            a blob that is kept
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import hashlib
 import logging
 import os
@@ -66,7 +67,7 @@ _TAKEN_S = 600.0
 _TARGET = re.compile(r"/v1/blobs/([0-9a-f]{64})")
 _NAME = re.compile(r"[0-9a-f]{64}")
 _RANGE = re.compile(r"bytes=(\d{1,15})-")
-_SO_MANY = re.compile(r"bytes=0-(\d{1,15})")
+_FIRST_BYTES = re.compile(r"bytes=0-(\d{1,15})")
 
 
 class Peer:
@@ -105,6 +106,7 @@ class Peer:
         self._is_ready = threading.Event()
         self._endpoint = PeerEndpoint(self._key, self._serve, self._admits)
         self._attending: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
         with disk_errors(folder, "blobs of the pool", error=BadRun):
             make_directories(folder / "senders")
             for path in [path for path in folder.iterdir() if path.is_file()]:  # other processes may write here
@@ -145,9 +147,24 @@ class Peer:
         self._attending = self._loop.create_task(self._attend())
         with suppress(asyncio.CancelledError):
             self._loop.run_until_complete(self._attending)
-        self._loop.run_until_complete(self._endpoint.close())
+        self._loop.run_until_complete(self._end())
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
+
+    async def _end(self) -> None:
+        """End connections, and all that is under way: who waits for it is told, as in `_in_loop`."""
+        await self._endpoint.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Let something go on whose failure is of no interest."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     # ------------------------------------------------------------------------------------------- what a client asks for
 
@@ -342,12 +359,11 @@ class Peer:
                 now, key = time.monotonic(), str(head["key"])
                 self._expected = {who: grant for who, grant in self._expected.items() if grant[2] > now}
                 self._expected[key, str(head["digest"])] = str(head["may"]), int(head["num_bytes"]), now + _EXPECTED_S
-                meeting = self._endpoint.meet(key, [str(one) for one in head["addresses"]])
-                asyncio.ensure_future(meeting).add_done_callback(lambda done: done.cancelled() or done.exception())
+                self._spawn(self._endpoint.meet(key, [str(one) for one in head["addresses"]]))
             case "forward" if _NAME.fullmatch(name := str(head["digest"])) and (path := self._folder / name).is_file():
                 if path.name not in self._forwarding:
                     self._forwarding.add(path.name)
-                    asyncio.ensure_future(asyncio.to_thread(self._forward, path))  # noqa: RUF006 - kept by its thread
+                    self._spawn(asyncio.to_thread(self._forward, path))
             case _:
                 return {"ok": False}
         return {"ok": True}
@@ -368,9 +384,13 @@ class Peer:
             self._forwarding.discard(path.name)
 
     async def _measured(self, key: str, name: str, left: int, head: Head, incoming: Incoming) -> tuple[Head, Body]:
-        """Take or give bytes without a meaning, of which `left` are left to a measurement."""
+        """Take or give bytes without content, of which a measurement has `left` left [bytes].
+
+        Raises:
+            PlaceFailed: it asks for more, or sends more than it said.
+        """
         headers = head.get("headers", {})
-        asked = int(str(headers.get("Content-Length", "0"))) if head.get("method") == "PUT" else _so_many(headers)
+        asked = int(str(headers.get("Content-Length", "0"))) if head.get("method") == "PUT" else _first_bytes(headers)
         if not 0 <= asked <= left:
             raise PlaceFailed(f"a measurement has {left:,} bytes left")
         _, _, until = self._expected[key, name]
@@ -473,14 +493,16 @@ class Peer:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout_s)
+        except concurrent.futures.CancelledError as problem:
+            raise PlaceUnreachable("this peer has ended") from problem
         except TimeoutError as problem:
             future.cancel()
             raise PlaceUnreachable(f"no answer within {timeout_s:g} s") from problem
 
 
-def _so_many(headers: Mapping[str, Any]) -> int:
-    """Bytes that a measurement asks for."""
-    match = _SO_MANY.fullmatch(str(headers.get("Range", "")))
+def _first_bytes(headers: Mapping[str, Any]) -> int:
+    """Size of the range, from the beginning, that a request asks for [bytes]."""
+    match = _FIRST_BYTES.fullmatch(str(headers.get("Range", "")))
     return int(match[1]) + 1 if match else 0
 
 
@@ -531,6 +553,7 @@ class _PeerTransport:
                 yield part
 
         sent: Body = b"" if body is None else body if isinstance(body, bytes) else parts()
+        self._peer.sent_bytes += len(sent) if isinstance(sent, bytes) else 0
         return await endpoint.request(connection, head, sent, timeout_s)
 
 

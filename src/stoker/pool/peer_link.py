@@ -161,10 +161,12 @@ class PeerEndpoint:
 
     async def close(self) -> None:
         """End all connections."""
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
         if self._endpoint is not None:
             await self._endpoint.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def address_of(self, key: str) -> str:
         """Where a connected key is seen, as `host:port`; "" if it is not connected."""
@@ -335,11 +337,12 @@ class PeerEndpoint:
             PlaceUnreachable: it broke off.
             NotAdmitted: the other side ended it, and says why.
         """
-        sending: asyncio.Task[None] | None = None
+        tasks = list[asyncio.Task[Any]]()
         try:
             stream = await asyncio.wait_for(connection.open_bi(), timeout_s)
             sending = asyncio.ensure_future(_send(stream.send(), head, body))
             answer = asyncio.ensure_future(_read_head(stream.recv()))  # may come before the body is sent: a refusal
+            tasks += [sending, answer]
             await asyncio.wait({sending, answer}, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
                 with contextlib.suppress(iroh.IrohError):  # the other side reads no further: its answer says why
@@ -350,8 +353,9 @@ class PeerEndpoint:
                 raise NotAdmitted(why) from problem
             raise PlaceUnreachable(f"a direct transfer broke off: {_words(problem)}") from problem
         finally:
-            if sending is not None and not sending.cancel() and not sending.cancelled():
-                sending.exception()  # looked at: the answer says what is wrong
+            for task in tasks:
+                if not task.cancel() and not task.cancelled():
+                    task.exception()  # looked at: the answer says what is wrong
 
     def _spawn(self, work: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.ensure_future(work)

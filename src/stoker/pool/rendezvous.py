@@ -268,14 +268,15 @@ class PeerRendezvous:
         return {"network": self._network[key]}
 
     def _note_held(self, key: str, head: Head) -> Head:
+        gone = head.get("gone", [])
+        for digest in gone if isinstance(gone, list) else []:  # also after the lease
+            self._held.get(key, {}).pop(str(digest), None)
         is_site = any(
             lease.agent == key and lease.gang and lease.state in LIVE for lease in self._plane.leases.of_key(key)
         )
         if not (is_site or self._plane.state.is_payer(key) or self._plane.leases.rents(key)):
             raise Refused("blobs are held by keys that have credits, or a lease")
-        blobs, held, gone = head.get("blobs"), self._held.setdefault(key, {}), head.get("gone", [])
-        for digest in gone if isinstance(gone, list) else []:
-            held.pop(str(digest), None)
+        blobs, held = head.get("blobs"), self._held.setdefault(key, {})
         if not isinstance(blobs, dict) or len(held.keys() | blobs.keys()) > _MOST_HELD:
             raise Refused(f"at most {_MOST_HELD} blobs are held by one key")
         for digest, values in blobs.items():
@@ -302,8 +303,9 @@ class PeerRendezvous:
             namer = lease.renter if digest in (lease.order, *lease.inputs) else lease.agent
             if key in parties and key != lease.renter and namer in self.senders(lease.renter, digest):
                 found[lease.renter] = None
-            if key != lease.agent and lease.has_sent(digest) and digest in self._held.get(lease.agent, {}):
-                found |= dict.fromkeys([lease.agent] if key in self._plane.leases.parties(lease, digest) else [])
+            is_held = lease.has_sent(digest) and digest in self._held.get(lease.agent, {})
+            if is_held and key in parties and key != lease.agent:
+                found[lease.agent] = None
         return list(found)[:_MOST_PEERS]
 
     def _renters(self, key: str) -> list[str]:
