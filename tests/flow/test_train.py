@@ -473,3 +473,28 @@ def test_the_rate_of_failures_may_be_stated() -> None:
     assert planned.plan.checkpoint_every_s == planned.forecast.checkpoint_every_s == 30.0
     with pytest.raises(BadJob, match="device_mtbf_h must be a positive number of hours, got 0"):
         stoker.train(blobs_job(), device_mtbf_h=0.0)
+
+
+def test_an_interruption_after_the_end_leaves_a_finished_run() -> None:
+    """As during the last upload: with the exit code of an interruption, the same command would begin another run."""
+    heard = Heard()
+
+    def interrupt(event: Event) -> None:
+        heard(event)
+        if event.kind == "finished":
+            raise KeyboardInterrupt
+
+    run = stoker.train(blobs_job(), plan=PLAN, sink=interrupt, run_dir="run")
+    assert (run.status, run.exit_code) == ("finished", 0)
+    assert any("after run was finished" in each["message"] for each in heard.of("warned"))
+
+
+def test_an_interruption_before_the_end_is_one() -> None:
+    """The run is not finished: the caller is interrupted."""
+
+    def interrupt(event: Event) -> None:
+        if event.kind == "evaluated":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stoker.train(blobs_job(), plan=PLAN, sink=interrupt, run_dir="run")

@@ -92,6 +92,12 @@ def test_a_state_that_no_checkpoint_holds_is_refused(make: object, problem: str,
     assert remedy in (caught.value.remedy or "")
 
 
+def test_a_complex_buffer_that_is_not_in_the_state_is_taken() -> None:
+    """As rotations of positions in double precision, which no checkpoint has to hold."""
+    model = build_model(make_job(lambda: Holding(torch.ones(2, dtype=torch.complex128), persistent=False)))
+    assert model.held.dtype is torch.complex128
+
+
 def test_digest_sees_every_bit() -> None:
     """Names, types, shapes and values of parameters and buffers are all part of the digest."""
     plain, changed = nn.BatchNorm1d(3), nn.BatchNorm1d(3)

@@ -14,6 +14,7 @@ from stoker import optimizers
 from stoker.errors import BadJob
 from stoker.jobs import SGD, AdamW, Job, Optimizer
 from stoker.records import Plan
+from stoker.stepping.model import build_model
 from stoker.stepping.step import Step
 from stoker.stepping.torch_optimizers import build_optimizer, implementations
 from tests.stepping.driving import SEPARABLE, are_equal, largest_difference, plan_of, train, trained, whole_stream
@@ -124,6 +125,15 @@ def test_an_optimizer_of_parameters_outside_the_model_is_refused() -> None:
     job = make_job(mlp, optimizer=lambda parameters: torch.optim.SGD([*parameters, *head.parameters()], lr=0.1))
     with pytest.raises(BadJob, match=r"SGD steps 2 parameters that are not the model's \(of shape \[2, 3\], \[2\]\)"):
         build_optimizer(job, mlp(), Plan(device="cpu", micro_batch=16))
+
+
+def test_the_remedy_for_parameters_of_the_model_that_was_given_is_the_list() -> None:
+    """The model of a job is a copy: a function that closes over the original would train that one."""
+    model = mlp()
+    job = make_job(model, optimizer=lambda _parameters: torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(BadJob, match="not the model's") as caught:
+        build_optimizer(job, build_model(job), Plan(device="cpu", micro_batch=16))
+    assert "that Job(optimizer=…) is called with" in (caught.value.remedy or "")
 
 
 class Spectral(nn.Module):

@@ -213,3 +213,41 @@ def test_tensors_that_an_optimizer_keeps_outside_its_state_are_named() -> None:
             return {**super().state_dict(), "slow": vars(self)["slow"]}
 
     assert unsaved_tensors(Saving(weights, slow=[torch.zeros(2)])) == []
+
+
+class Sharpened(torch.optim.Optimizer):
+    """An optimiser around another, as SAM is, whose state is not the other's."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.inner = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+
+
+def test_an_optimizer_within_another_is_named() -> None:
+    """The momentum of the inner one began again in a resumed run; one that shares its state loses nothing."""
+    weights = list(nn.Linear(2, 2).parameters())
+    assert unsaved_tensors(Sharpened(weights)) == ["inner"]
+    sharing = Sharpened(weights)
+    sharing.inner.state = sharing.state
+    assert unsaved_tensors(sharing) == []
+
+
+def test_what_optimizers_of_an_own_step_count_is_kept() -> None:
+    """Each of several, as of one."""
+
+    def optimizers(model: nn.Module) -> dict[str, torch.optim.Optimizer]:
+        first, *_, last = (module for module in model.modules() if isinstance(module, nn.Linear))
+        return {"first": Counting(first.parameters()), "last": Counting(last.parameters(), steps=10)}
+
+    def step(model: nn.Module, parts: Any, batch: Any) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        for part in parts.values():
+            part.step()
+        return loss
+
+    job = tiny_job(step=step, loss=None, metrics=[], optimizer=optimizers)
+    stopped, resumed = step_of(job), step_of(job)
+    advance(stopped, 0, 3)
+    restore_snapshot(resumed, snapshot_of(stopped))
+    assert [part.steps for part in resumed.optimizer.parts] == [3, 13]

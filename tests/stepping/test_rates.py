@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from stoker.errors import BadJob
 from stoker.stepping.torch_optimizers import factor_at
-from tests.training.builders import advance, step_of, tiny_job
+from tests.training.builders import advance, source_of, step_of, tiny_job
 
 
 class Decaying(torch.optim.SGD):
@@ -31,10 +32,69 @@ def cycled(parameters: object) -> torch.optim.Optimizer:
     return optimizer
 
 
+class Warming(torch.optim.SGD):
+    """SGD that sets its own rate at the beginning of each step, by a count of its own."""
+
+    def __init__(self, parameters) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.steps = 0
+
+    def step(self, closure=None):
+        """As `torch.optim.SGD`."""
+        self.steps += 1
+        for group in self.param_groups:
+            group["lr"] = 0.1 * min(1.0, self.steps / 4)
+        return super().step(closure)
+
+
+class Around(torch.optim.Optimizer):
+    """An optimiser around another, as of the Annotated Transformer, which sets the other's rates."""
+
+    def __init__(self, parameters) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.inner = Warming(self.param_groups)
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    def step(self, closure=None):
+        """As the other, at its rate."""
+        return self.inner.step(closure)
+
+
+def plainly(make: object, step: object, updates: int) -> list[torch.Tensor]:
+    """The weights after a loop over the batches that `step` would get."""
+    model = copy.deepcopy(step.model)
+    optimizer = make(list(model.parameters()))
+    source = source_of(step)
+    for batch in source.batches(source.extent.position(0), updates):
+        inputs, target = step.loss_pass.ordinary.whole(batch, 0)
+        torch.nn.functional.cross_entropy(model(inputs), target).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return list(model.parameters())
+
+
+@pytest.mark.parametrize("make", [Warming, Around])
+def test_an_optimizer_that_sets_its_rates_before_it_uses_them_learns_as_in_a_plain_loop(make: object) -> None:
+    """It never uses the schedule's rate, and the groups stay the dicts that they were."""
+    step = step_of(tiny_job(model=lambda: torch.nn.Linear(6, 2), optimizer=make))
+    groups, expected = list(step.optimizer.param_groups), plainly(make, step, 7)
+    advance(step, 0, 7)
+    assert all(map(torch.equal, step.model.parameters(), expected))
+    assert all(now is then and type(now) is dict for now, then in zip(step.optimizer.param_groups, groups, strict=True))
+    assert groups[0]["lr"] == 0.1
+
+
+def test_a_schedule_that_an_optimizer_overrides_is_refused() -> None:
+    """One of the two would have no effect."""
+    step = step_of(tiny_job(optimizer=Warming, schedule=lambda progress: 1 - progress))
+    with pytest.raises(BadJob, match="sets its learning rates in each step, and the job's schedule sets others"):
+        advance(step, 0, 4)
+
+
 @pytest.mark.parametrize("optimizer", [cycled, lambda parameters: Decaying(parameters, lr=0.1)])
 def test_an_optimizer_that_changes_its_rate_for_the_next_update_is_refused(optimizer: object) -> None:
     """The schedule set the rate again before each update, so that all were made at the first one."""
-    with pytest.raises(BadJob, match=r"changes a learning rate within its step, from .* undo that"):
+    with pytest.raises(BadJob, match=r"changes a learning rate within its step, from .* undone that"):
         advance(step_of(tiny_job(optimizer=optimizer)), 0, 2)
 
 

@@ -291,3 +291,37 @@ def test_a_model_for_one_size_of_batch_is_checked_at_that_size() -> None:
 def test_which_of_two_values_is_better(name: str, value: float, than: float | None, expected: bool) -> None:
     """Losses fall, metrics rise; any number is better than none or NaN, so that one NaN does not end the search."""
     assert is_better(name, value, than) is expected
+
+
+class Adapter(nn.Linear):
+    """A frozen layer with an adapter of rank 1, which is merged into its weight in evaluation, as by loralib."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 2)
+        self.requires_grad_(False)
+        self.down, self.up = nn.Parameter(torch.ones(1, 6)), nn.Parameter(torch.zeros(2, 1))
+        self.is_merged = False
+
+    def train(self, mode: bool = True) -> Adapter:
+        """As of any module; merges, or undoes it."""
+        if self.is_merged is mode:
+            with torch.no_grad():
+                self.weight += (self.up @ self.down) * (-1 if mode else 1)
+            self.is_merged = not mode
+        return super().train(mode)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        own = super().forward(x)
+        return own if self.is_merged else own + x @ self.down.T @ self.up.T
+
+
+def test_evaluating_leaves_weights_that_a_module_merges_for_it() -> None:
+    """The mode was put back without `train()`, so that the adapter stayed in the weight, and was added once more."""
+    step = step_of(tiny_job(model=lambda: nn.Sequential(Adapter())))
+    before = step.model[0].weight.clone()
+    for start in (0, 2):
+        advance(step, start, start + 2)
+        evaluate(step, as_samples((INPUTS, TARGETS), what="valid"), 7)
+    assert not step.model[0].is_merged
+    assert float(step.model[0].up.detach().abs().sum()) > 0
+    torch.testing.assert_close(step.model[0].weight, before)

@@ -77,8 +77,12 @@ def require_sizes(model: nn.Module) -> None:
 
 
 def _require_storable(model: nn.Module) -> None:
-    """Refuse weights and buffers that safetensors, which checkpoints are written in, has no form for."""
-    for name, value in {**dict(model.named_buffers()), **model.state_dict()}.items():
+    """Refuse weights and buffers that safetensors, which checkpoints are written in, has no form for.
+
+    Sparse buffers also where they are not in the state: they are compared, to find which ones passes change.
+    """
+    state = model.state_dict()
+    for name, value in {**dict(model.named_buffers()), **state}.items():
         if not isinstance(value, torch.Tensor):
             kind, remedy = f"a {type(value).__name__}", "Make it a tensor, or leave it out and keep a plain attribute."
         elif value.layout is not torch.strided:
@@ -87,7 +91,7 @@ def _require_storable(model: nn.Module) -> None:
                 "Keep its indices and values as two buffers, and make it of them in forward(): "
                 "torch.sparse_coo_tensor(indices, values, size)."
             )
-        elif value.dtype is torch.complex128:
+        elif value.dtype is torch.complex128 and name in state:
             kind, remedy = "a tensor of complex128", "Use complex64, or real and imaginary parts as two tensors."
         else:
             continue
@@ -210,11 +214,16 @@ def to_training(model: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Within the context `model` is in evaluation mode; afterwards each module is in its previous mode."""
+    """Within the context `model` is in evaluation mode; afterwards each module is in its previous mode.
+
+    By `train()`, as in a loop of the user's own: adapters merge their weights in evaluation, and there undo it.
+    """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
+        if modes[0][1]:
+            model.train()
         for module, was_training in modes:
             module.training = was_training

@@ -19,7 +19,7 @@ import random
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from torch import nn
 from stoker.jobs.code_digest import is_installed, name_of
 from stoker.records.codec import JSON
 from stoker.stepping.distributed_tensors import as_real
+from stoker.stepping.own_step import CombinedOptimizer
 
 _MOST_ITEMS, _MOST_ELEMENTS, _DEPTH = 10_000, 2**22, 3
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
@@ -119,10 +120,27 @@ def python_generators() -> tuple[object, ...]:
 
 
 def unsaved_tensors(optimizer: torch.optim.Optimizer) -> list[str]:
-    """The attributes of a user's optimiser in which it keeps tensors besides its state, if no `state_dict` has them."""
-    if not _is_users(optimizer) or type(optimizer).state_dict is not torch.optim.Optimizer.state_dict:
-        return []
-    return [key for key, value in vars(optimizer).items() if key not in _OF_EVERY_OPTIMIZER and _has_tensors(value)]
+    """The attributes of users' optimisers in which these keep tensors besides their state, if no `state_dict` has them.
+
+    An optimiser within another keeps such, unless both have one state.
+    """
+
+    def is_unsaved(part: torch.optim.Optimizer, value: object) -> bool:
+        is_optimizer = isinstance(value, torch.optim.Optimizer)
+        return value.state is not part.state if is_optimizer else _has_tensors(value)
+
+    return [
+        key
+        for part in _parts(optimizer)
+        if _is_users(part) and type(part).state_dict is torch.optim.Optimizer.state_dict
+        for key, value in vars(part).items()
+        if key not in _OF_EVERY_OPTIMIZER and is_unsaved(part, value)
+    ]
+
+
+def _parts(optimizer: object) -> Sequence[Any]:
+    """The optimisers of a job's own step, or the one that it is."""
+    return optimizer.parts if isinstance(optimizer, CombinedOptimizer) else (optimizer,)
 
 
 def _has_tensors(value: object) -> bool:
@@ -202,8 +220,9 @@ def _holders(model: nn.Module, loss: object, optimizer: object = None) -> Iterat
         roots.append(("loss:", owner))
     for name, value in roots:
         yield from _within(name, value, seen, _DEPTH)
-    if _is_users(optimizer):
-        yield from _within("optimizer:", optimizer, seen, _DEPTH)
+    for number, part in enumerate(_parts(optimizer)):
+        if _is_users(part):
+            yield from _within(f"optimizer:{number or ''}", part, seen, _DEPTH)
     kinds = dict.fromkeys(type(value) for _, value in roots)
     functions = [getattr(kind, "forward", None) or getattr(kind, "__call__", None) for kind in kinds]  # noqa: B004 - the function itself is needed
     functions.append(called.__func__ if inspect.ismethod(called) else called)

@@ -57,11 +57,11 @@ from stoker.stepping.stochastic_depth import skip_blocks
 from stoker.stepping.torch_compile import Compilation, compile_in_place
 from stoker.stepping.torch_optimizers import (
     FLUSH_EVERY,
+    ScheduledRates,
     build_optimizer,
     factor_at,
     flush_denormals,
     needs_closure,
-    step_at_scheduled_rates,
     suit_layout,
     use_implementation,
 )
@@ -78,7 +78,7 @@ class OptimizerUpdate(UpdateRule):
         self, loss_pass: LossPass, clipping: GradientClipping, optimizer: torch.optim.Optimizer, *, is_ours: bool
     ) -> None:
         self._pass, self._clipping, self._optimizer = loss_pass, clipping, optimizer
-        self._step = fused_update(optimizer) if is_ours else functools.partial(step_at_scheduled_rates, optimizer)
+        self._step = fused_update(optimizer) if is_ours else ScheduledRates(optimizer)
         self._flushes = is_ours  # the state of a user's own optimiser is not touched
         self._together: CapturedUpdates | None = None
 
@@ -117,7 +117,7 @@ class ClosureUpdate(UpdateRule):
     """
 
     def __init__(self, loss_pass: LossPass, clipping: GradientClipping, optimizer: torch.optim.Optimizer) -> None:
-        self._pass, self._clipping, self._optimizer = loss_pass, clipping, optimizer
+        self._pass, self._clipping, self._step = loss_pass, clipping, ScheduledRates(optimizer)
 
     def __call__(self, batch: Batch, update: int) -> torch.Tensor:
         """As `UpdateRule`."""
@@ -130,7 +130,7 @@ class ClosureUpdate(UpdateRule):
             self._clipping(losses[-1], update)
             return losses[-1] + self._pass.penalty  # the value of that gradient: a line search compares both
 
-        step_at_scheduled_rates(self._optimizer, closure)
+        self._step(closure)
         return losses[0]
 
 

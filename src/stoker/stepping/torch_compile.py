@@ -262,9 +262,10 @@ class _Region:
 @functools.cache
 def _capture_errors() -> tuple[type[Exception], ...]:
     """What the compiler raises about code that it cannot capture; nothing has been computed then."""
-    sizes = "torch.fx.experimental.symbolic_shapes"  # sizes that depend on values, as numbers of experts' rows
-    names = {"torch._dynamo.exc": "TorchDynamoException", sizes: "GuardOnDataDependentSymNode"}
-    return tuple(getattr(importlib.import_module(module), name) for module, name in names.items())
+    # Sizes that depend on values, as numbers of experts' rows; and code that takes a number of rows for a constant.
+    sizes = "torch.fx.experimental.symbolic_shapes", ("GuardOnDataDependentSymNode", "ConstraintViolationError")
+    names = [("torch._dynamo.exc", ("TorchDynamoException",)), sizes]
+    return tuple(getattr(importlib.import_module(module), name) for module, of_it in names for name in of_it)
 
 
 @contextlib.contextmanager

@@ -13,11 +13,12 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.set_flush_denormal.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import inspect
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from numbers import Real
 from typing import Any, Literal
 
@@ -93,22 +94,89 @@ def suit_layout(optimizer: torch.optim.Optimizer, layout: Layout, *, is_ours: bo
             group.update(dict.fromkeys(LISTS))
 
 
-def step_at_scheduled_rates(optimizer: torch.optim.Optimizer, *closure: Callable[[], torch.Tensor]) -> None:
-    """Let an optimiser of the user's step, with its closure if it takes one.
+class _WatchedGroup(dict[str, Any]):
+    """A parameter group for one step, which notes whether the step sets the learning rate before it reads it."""
 
-    Raises:
-        BadJob: it has changed a learning rate, which the schedule sets before each update.
+    def __init__(self, group: dict[str, Any]) -> None:
+        super().__init__(group)
+        self.group, self.is_set_first = group, False
+        self._is_touched = False
+
+    def __getitem__(self, key: str) -> Any:
+        self._is_touched |= key == "lr"
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of any dict."""
+        self._is_touched |= key == "lr"
+        return super().get(key, default)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key == "lr" and not self._is_touched:
+            self.is_set_first = self._is_touched = True
+        super().__setitem__(key, value)
+
+
+class ScheduledRates:
+    """Lets an optimiser of the user's step at the rates of the job's schedule, which are set before each update.
+
+    One that leaves another rate for its next step is refused, in that step, if it reads the rate there: the schedule
+    has set it again since. One that sets its rates at the beginning of each step, as for a warm-up of its own, never
+    uses the schedule's, and may do so where these stay the same.
     """
-    scheduled = [float(group["lr"]) for group in optimizer.param_groups]
-    optimizer.step(*closure)  # type: ignore[arg-type]  # closures give tensors, as PyTorch's own do
-    for rate, group in zip(scheduled, optimizer.param_groups, strict=True):
-        if (left := float(group["lr"])) != rate:
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._is_watched = False
+        self._overridden: list[float] | None = None
+        """The schedule's rates, where the optimiser sets its own."""
+
+    def __call__(self, *closure: Callable[[], torch.Tensor]) -> None:
+        """Step, with its closure if it takes one.
+
+        Raises:
+            BadJob: it changes a learning rate that the schedule sets.
+        """
+        scheduled = self._rates()
+        if self._overridden not in (None, scheduled):
             raise BadJob(
-                f"the optimiser changes a learning rate within its step, from {rate:g} to {left:g}, and the job's "
-                "schedule, which sets the rates before each update, would undo that",
-                remedy="Say how the rate changes in Job(schedule=…), a function of progress, and step no scheduler of "
-                "torch.optim.lr_scheduler.",
+                f"the optimiser sets its learning rates in each step, and the job's schedule sets others: "
+                f"{scheduled[0]:g} now",
+                remedy="Leave the rates to one of them: without Job(schedule=…), or without setting group['lr'].",
             )
+        with self._watching() as watched:
+            self._optimizer.step(*closure)  # type: ignore[arg-type]  # closures give tensors, as PyTorch's own do
+        if self._overridden is not None or (left := self._rates()) == scheduled:
+            return
+        if self._is_watched:
+            if not (watched and all(group.is_set_first for group in watched)):
+                before, after = next(pair for pair in zip(scheduled, left, strict=False) if pair[0] != pair[1])
+                raise BadJob(
+                    f"the optimiser changes a learning rate within its step, from {before:g} to {after:g}, and the "
+                    "job's schedule, which sets the rates before each update, has undone that",
+                    remedy="Say how the rate changes in Job(schedule=…), a function of progress, and step no scheduler "
+                    "of torch.optim.lr_scheduler.",
+                )
+            self._overridden = scheduled
+        self._is_watched = True
+
+    def _rates(self) -> list[float]:
+        return [float(group["lr"]) for group in self._optimizer.param_groups]
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[list[_WatchedGroup]]:
+        """Once a rate was changed: its groups for one step, which then are the optimiser's own again."""
+        groups, watched = self._optimizer.param_groups, list[_WatchedGroup]()
+        if self._is_watched and self._overridden is None:
+            watched = [_WatchedGroup(group) for group in groups]
+            groups[:] = watched
+        try:
+            yield watched
+        finally:
+            for index, group in enumerate(groups):  # of which the step may have added some
+                if isinstance(group, _WatchedGroup):
+                    group.group.update(group)
+                    groups[index] = group.group
 
 
 def _made(job: Job, model: nn.Module, plan: Plan, trainable: dict[str, nn.Parameter]) -> torch.optim.Optimizer:
@@ -158,8 +226,9 @@ def _made(job: Job, model: nn.Module, plan: Plan, trainable: dict[str, nn.Parame
             "Job(step=…).",
         )
     remedy = (
-        "Make them part of Job(model=…), as an attribute or in an nn.ModuleDict, and write the loss as loss(model, "
-        "batch), which finds them there."
+        "Make the optimiser of the parameters that Job(optimizer=…) is called with: the model that was given to the "
+        "job is copied. Parameters of other modules, make them part of Job(model=…), as an attribute or in an "
+        "nn.ModuleDict, and write the loss as loss(model, batch), which finds them there."
     )
     require_the_models(optimizer, trainable.values(), remedy)
     return _with_rates(optimizer)

@@ -422,12 +422,14 @@ def _doubts(session: TrainingSession) -> Iterator[str]:
         highest = max(abs(float(schedule(part / 64))) for part in range(64))
         if (doubt := optimizer.doubt(highest)) is not None:
             yield doubt
-    if not isinstance(optimizer, Optimizer) and session.prepared.job.step is None:
-        yield from _left_out(session.step)
+    if not isinstance(optimizer, Optimizer):
+        if session.prepared.job.step is None:
+            yield from _left_out(session.step)
         if unsaved := unsaved_tensors(session.step.optimizer):
             yield (
-                f"{type(session.step.optimizer).__name__} keeps tensors in {', '.join(map(repr, unsaved))}, which no "
-                "checkpoint holds: a resumed run differs. Keep them in the optimiser's self.state[parameter]"
+                f"the optimiser keeps tensors in {', '.join(map(repr, unsaved))}, which no checkpoint holds: a resumed "
+                "run differs. Keep them in its self.state[parameter], or return them in state_dict() and put them "
+                "back in load_state_dict()"
             )
     job = session.prepared.job
     is_chosen_by_loss = job.evaluation.select == "best" and _best_so_far(job, {}).name == "loss"

@@ -166,7 +166,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
     parent = find_run(runs_root(), fork) if fork is not None else None
     directory, because = choose_run_directory(prepared, run_dir, resume, parent, new=new)
     given, others_share = given_plan(plan), 0.0
-    with ExitStack() as stack:
+    with _interruption_after_the_end(directory, [listening if sink is None else sink]), ExitStack() as stack:
         shown: list[Sink] = [stack.enter_context(choose_display()) if sink is None else sink, listening]
         is_new = not directory.is_run
         stack.enter_context(nullcontext() if is_new else directory.locked())  # before it is said to be continued
@@ -244,6 +244,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
             if member is not None:
                 member.store.set(_RUN_ENDED_KEY, "")
             return run
+    return Run(directory, prepared.job)
 
 
 def run_to_end(process: RunProcess, meeting: Rendezvous | None = None) -> Run:
@@ -372,6 +373,21 @@ def _warnings(prepared: ResolvedJob, decision: Decision) -> tuple[str, ...]:
         return prepared.warnings
     warning = job.sync.for_run(job.batch_size, decision.chosen.forecast.total_updates)[1]
     return () if warning is None else (warning,)
+
+
+@contextmanager
+def _interruption_after_the_end(directory: RunDirectory, shown: Sequence[Sink]) -> Iterator[None]:
+    """End the block, with a warning, if it is interrupted once its run is finished, as during the last upload.
+
+    A finished run has to be returned as one: after an exit code of 130 the same command would begin another run.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not (directory.is_run and directory.read_run().status == "finished"):
+            raise
+        text = f"interrupted after {directory.name} was finished; trackers and the copy of --keep may lack its end"
+        emit_event(shown, "warned", message=text)
 
 
 @contextmanager

@@ -197,3 +197,25 @@ def test_pytorch_logs_nothing_of_what_cannot_be_traced(capfd):
         _trace(_Mismatched)
     assert not capfd.readouterr().err
     assert not log.disabled
+
+
+class _Sparse(_Model):
+    def change(self, x):
+        return x + x.to_sparse().to_dense()  # data-dependent
+
+
+class _SparseGradient(_Model):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Embedding(16, 16, sparse=True)
+
+    def change(self, x):
+        return x + self.rows(torch.zeros(len(x), dtype=torch.int64, device=x.device))
+
+
+@pytest.mark.parametrize("model", [_Sparse, _SparseGradient])
+def test_a_sparse_tensor_is_named_with_what_to_do(model):
+    """It has no storage; the message was of PyTorch's inside, and its remedy did not help."""
+    with pytest.raises(BadJob, match="makes a sparse tensor, as a sparse gradient is") as caught:
+        _trace(model)
+    assert "sparse=False" in caught.value.remedy

@@ -255,3 +255,16 @@ def test_a_part_that_fails_leaves_the_others_compiled() -> None:
     torch.testing.assert_close(works(three), three * 3)
     assert works._is_compiled
     assert "a part of the model cannot be compiled" in (compilation.problem or "")
+
+
+def test_a_part_that_takes_its_number_of_rows_for_a_constant_runs_as_it_is() -> None:
+    """As one that loops over its rows: the error of the compiler ended the run."""
+
+    def looping(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.stack([tensor[row] * 2 for row in range(len(tensor))])
+
+    compilation = Compilation((), is_in_parts=True)
+    part = compiled_part(looping, compilation, has_any_rows=True)
+    for tensor in rows(4, 5):
+        torch.testing.assert_close(part(tensor), tensor * 2)
+    assert "a part of the model cannot be compiled and runs as it is" in (compilation.problem or "")

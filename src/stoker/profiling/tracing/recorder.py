@@ -12,6 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stoker.errors import BadJob
 from stoker.profiling.tracing.fake_device import (
     answer_for_device,
     calling_instruction,
@@ -41,6 +42,7 @@ from stoker.stepping.without_compiler import without_compiler
 aten = torch.ops.aten
 
 
+_SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 _OF_ONE_DTYPE = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution"})
 
 
@@ -148,11 +150,23 @@ class Recorder(TorchDispatchMode):
         is_in_place, func = executed is not func, executed
         out = self._run(func, args, kwargs)
         inputs, outputs = [*tensors_in((args, kwargs.values()))], [*tensors_in([out])]
+        if any(output.layout in _SPARSE for output in outputs):
+            raise self._sparse_problem(func)
         self._additions.note(func, out)
         self.routing.note(func, args, kwargs, inputs, outputs, is_in_module=bool(self._stack) or is_in_backward())
         if func.namespace != "prim":
             self._note(func, args, kwargs, out, inputs, outputs)
         return aten.alias(out) if is_in_place else out
+
+    def _sparse_problem(self, func: Any) -> BadJob:
+        """The error of a sparse result, which has no storage whose life could be followed."""
+        line = self.lines.name_here()
+        return BadJob(
+            f"{func}{f' at {line}' if line else ''} makes a sparse tensor, as a sparse gradient is, which cannot be "
+            "traced, and plans for several processes, and for devices elsewhere, are made from traces",
+            remedy="Make it dense: sparse=False of nn.Embedding and nn.EmbeddingBag. Or plan and train in one process "
+            "here, where plans are tried instead.",
+        )
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         instead = stand_in(func)
@@ -171,7 +185,9 @@ class Recorder(TorchDispatchMode):
             if known is not None:
                 return known
             return self.answers.result(func, args, kwargs, self.lines.name_here())
-        except Exception:
+        except Exception as error:
+            if func.overloadpacket.__name__.startswith("_to_sparse"):
+                raise self._sparse_problem(func) from error
             self.last_failure = str(func), self.lines.name_here()
             raise
 
