@@ -3,17 +3,21 @@
     python -m bench.resume.slices [--slices 20] [--slice 8s] [--on here] [--epochs …]
 
 The job is the CNN of the proofs of resuming (loader workers, augmentation, dropout, an average), under one plan. It is
-made so long that it takes at least so many slices, by what a slice of another run reaches here and a half more, unless
-the number of epochs is given. Each must end with exit code 75 before its time is over, the last with 0. The result
-(length of each process, samples it reached, SHA-256 of the final weights) goes to bench/results/.
+made twice as long as so many slices of what a slice of another run reaches here, unless the number of epochs is given.
+What is left after so many slices is trained in one more process without a limit. Where the machine was busier before,
+so that the run is over in fewer slices, it begins again, as long as the largest of them says. Each slice must end with
+exit code 75 before its time is over, the last process with 0. The result (length of each process, samples it reached,
+SHA-256 of the final weights) goes to bench/results/.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -67,29 +71,42 @@ def main() -> int:
                 *more,
             ]
 
-        def one_slice(run: str, epochs: float) -> dict[str, Any]:
+        def one_process(run: str, epochs: float, *more: str) -> dict[str, Any]:
             began = time.monotonic()
-            words = command(run, epochs, "--slice", options.slice)
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            done = subprocess.run(command(run, epochs, *more), capture_output=True, text=True, check=False)
             took_s = round(time.monotonic() - began, 3)
             events = [json.loads(line) for line in done.stdout.splitlines()]
             reached = [event["samples"] for event in events if event["event"] in {"stopped", "finished"}]
             return {"exit": done.returncode, "took_s": took_s, "samples": reached[-1]}
 
-        epochs = options.epochs
-        if epochs is None:
-            samples = one_slice("probe", _ENDLESS)["samples"]
+        def lasting(samples_of_slice: int) -> float:
+            """Epochs of a run that takes twice as many slices, each of so many samples."""
             total_samples = json.loads((folder / "probe" / "run.json").read_text())["total_samples"]
-            epochs = round(1.5 * options.slices * _ENDLESS * samples / total_samples, 2)
-        while not slices or slices[-1]["exit"] == 75:
-            slices.append(one_slice("sliced", epochs))
-            print(slices[-1], flush=True)
+            return round(2 * options.slices * _ENDLESS * samples_of_slice / total_samples, 2)
+
+        limit = ("--slice", options.slice)
+        epochs = options.epochs or lasting(one_process("probe", _ENDLESS, *limit)["samples"])
+        while True:
+            slices.clear()
+            while len(slices) < options.slices and (not slices or slices[-1]["exit"] == 75):
+                slices.append(one_process("sliced", epochs, *limit))
+                print(slices[-1], flush=True)
+            if len(slices) >= options.slices or slices[-1]["exit"] or options.epochs:
+                break
+            reached = [0, *(one["samples"] for one in slices)]
+            epochs = lasting(max(after - before for before, after in itertools.pairwise(reached)))
+            print(f"over in {len(slices)} slices: again, {epochs:g} epochs", flush=True)
+            shutil.rmtree(folder / "sliced")
+        processes = [*slices]
+        if slices[-1]["exit"] == 75:
+            processes.append(one_process("sliced", epochs))
+            print(f"the rest without a limit: {processes[-1]}", flush=True)
         whole = subprocess.run(command("whole", epochs), capture_output=True, text=True, check=True)
         finished = json.loads(whole.stdout.splitlines()[-1])
         same = digest(folder / "sliced") == digest(folder / "whole")
         sha256 = digest(folder / "whole")
     longest = max(one["took_s"] for one in slices)
-    held = longest <= parse_duration(options.slice, "--slice") and slices[-1]["exit"] == 0
+    held = longest <= parse_duration(options.slice, "--slice") and processes[-1]["exit"] == 0
     print(f"{len(slices)} slices of {options.slice}, the longest {longest:.1f} s, bit-equal: {same}")
     date = datetime.now(UTC).date().isoformat()
     result = {
@@ -102,6 +119,7 @@ def main() -> int:
         "load": os.getloadavg(),
         "on": options.on,
         "slices": slices,
+        "rest": processes[len(slices) :],
         "longest_s": longest,
         "bit_equal": same,
         "weights_sha256": sha256,

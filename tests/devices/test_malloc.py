@@ -189,3 +189,38 @@ def test_where_it_cannot_be_set_the_reason_is_told(monkeypatch) -> None:
 def test_resident_memory_is_told() -> None:
     """A Python process takes some megabytes."""
     assert malloc.resident_bytes() > 5 << 20
+
+
+SMAPS = """\
+7f0000000000-7f0014000000 r-xp 00000000 00:1d 7                          /usr/lib/libtorch cpu.so
+Size:             327680 kB
+Rss:              327680 kB
+Shared_Clean:          0 kB
+Private_Clean:    327680 kB
+Private_Dirty:         0 kB
+Anonymous:             0 kB
+7f0015000000-7f0015a00000 rw-p 14000000 00:1d 7                          /usr/lib/libtorch cpu.so
+Rss:               10240 kB
+Shared_Clean:          0 kB
+Private_Clean:         0 kB
+Private_Dirty:     10240 kB
+7f0016000000-7f0026000000 rw-p 00000000 00:00 0
+Rss:              262144 kB
+Shared_Clean:          0 kB
+Private_Clean:    262144 kB
+Private_Dirty:         0 kB
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="read from /proc")
+def test_a_kernel_that_counts_all_of_mapped_files_is_corrected(monkeypatch, tmp_path) -> None:
+    """A quarter of the pages of files is taken to be touched where none are counted apart, as in gVisor."""
+    (tmp_path / "statm").write_text("160000 153600 0 0 0 0 0\n")
+    (tmp_path / "smaps").write_text(SMAPS)
+    monkeypatch.setattr(malloc, "_STATM", tmp_path / "statm")
+    monkeypatch.setattr(malloc, "_SMAPS", tmp_path / "smaps")
+    assert malloc.untouched_bytes() == 240 << 20
+    assert malloc.resident_bytes() == 153600 * resource.getpagesize() - (240 << 20)
+    (tmp_path / "statm").write_text("160000 153600 20000 0 0 0 0\n")
+    assert malloc.untouched_bytes() == 0
+    assert malloc.resident_bytes() == 153600 * resource.getpagesize()

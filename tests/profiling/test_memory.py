@@ -80,6 +80,18 @@ def test_where_the_mark_cannot_be_reset_the_size_is_sampled(monkeypatch: pytest.
     assert held[0] == 1
 
 
+@linux
+def test_what_is_counted_though_nothing_touched_it_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in gVisor, whose sizes have all of mapped files; once, also where a block is nested."""
+    monkeypatch.setattr(plan_trial, "_RESET", tmp_path / "there" / "is" / "none")
+    with PeakMemory("cpu") as usual:
+        pass
+    monkeypatch.setattr(plan_trial, "untouched_bytes", lambda: 8 * MIB)
+    with PeakMemory("cpu") as less, PeakMemory("cpu"):
+        pass
+    assert 7 * MIB < usual.num_bytes - less.num_bytes < 9 * MIB
+
+
 def test_elsewhere_it_is_the_peak_of_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without /proc, what the system says of the process since it began."""
     monkeypatch.setattr(plan_trial, "_STATUS", tmp_path / "none")

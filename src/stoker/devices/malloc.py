@@ -22,6 +22,7 @@ from typing import ClassVar
 
 from stoker.records import Malloc
 
+_STATM, _SMAPS = Path("/proc/self/statm"), Path("/proc/self/smaps")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 """Numbers of malloc's parameters, from malloc.h."""
 MAPPED_FROM = 64 << 10
@@ -173,10 +174,41 @@ _maps_more = False
 def resident_bytes() -> int:
     """Resident memory of this process now [bytes]; its peak where the system has no present value."""
     try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        return pages * resource.getpagesize()
+        return _resident_pages()[0] * resource.getpagesize() - untouched_bytes()
     except OSError:
         return peak_resident_bytes()
+
+
+_TOUCHED_SHARE = 0.25
+"""Share of mapped files that is touched once Stoker and PyTorch are imported: 84 of 406 MiB with PyTorch 2.13."""
+
+
+def untouched_bytes() -> int:
+    """Memory that the system counts as resident in this process though nothing has touched it [bytes].
+
+    0 on Linux. gVisor counts all of a mapped file, of PyTorch's libraries 400 MiB; its host holds only the pages that
+    were touched, once for all processes. gVisor does not say which: `_TOUCHED_SHARE` is assumed.
+    """
+    try:
+        if _resident_pages()[1]:
+            return 0
+        lines = _SMAPS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return 0
+    mapped_bytes, is_file = 0, False
+    for line in lines:
+        name, *words = line.split()
+        if not name.endswith(":"):
+            is_file = " ".join(words[4:]).startswith("/")
+        elif is_file and name in {"Shared_Clean:", "Private_Clean:"}:
+            mapped_bytes += int(words[0]) << 10
+    return round((1 - _TOUCHED_SHARE) * mapped_bytes)
+
+
+def _resident_pages() -> tuple[int, int]:
+    """Resident pages of this process, and how many of them are of files, which gVisor does not count apart: 0."""
+    _, resident, of_files, *_ = _STATM.read_text(encoding="ascii").split()
+    return int(resident), int(of_files)
 
 
 def peak_resident_bytes() -> int:

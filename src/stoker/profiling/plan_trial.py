@@ -22,7 +22,7 @@ from typing import ClassVar, Self
 
 import torch
 
-from stoker.devices.malloc import apply_malloc, heap_kept_small
+from stoker.devices.malloc import apply_malloc, heap_kept_small, untouched_bytes
 from stoker.errors import DoesNotFit
 from stoker.jobs import Job
 from stoker.loading.batches import Batch, BatchSource, in_order
@@ -250,7 +250,8 @@ class PeakMemory:
 
     def keep(self) -> None:
         """Keep the peak so far: the system's mark is about to be reset."""
-        self._seen = self._read()
+        if self._sampler is None:
+            self._seen = self._read()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -266,7 +267,7 @@ class PeakMemory:
         if self._device.type == "cuda":
             return max(self._seen, torch.cuda.max_memory_allocated(self._device))
         if self._sampler is not None:
-            return max(self._seen, _status_bytes("VmRSS"))
+            return max(self._seen, _status_bytes("VmRSS")) - untouched_bytes()
         if _STATUS.exists():
             return max(self._seen, _status_bytes("VmHWM"))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
