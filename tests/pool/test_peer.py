@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.metadata
+import os
 import sys
 import threading
 import time
@@ -306,6 +307,11 @@ def test_what_an_agent_kept_is_forgotten_after_its_lease_as_well(
         assert peer is not None
         assert pool.agent.key is not None
         assert rendezvous.senders(pool.agent.key.public, digest)
+        old = tmp_path / "agent" / ("0" * 64)
+        old.touch()
+        os.utime(old, (0, 0))
+        held(pool.agent, pool.file("next", b"of site 0 again" * 1000))
+        assert not old.exists()
         pool.agent.post(on.Closed(lease_id="run-s0.0", reason="left"))
         monkeypatch.setattr(State, "is_payer", lambda *_: False)
         peer.release(digest)
@@ -623,8 +629,6 @@ def test_without_iroh_all_goes_through_the_pool(tmp_path: Path, monkeypatch: pyt
 
 def test_old_blobs_go(tmp_path: Path) -> None:
     """A peer that starts removes what was not used for longer than a result can be disputed."""
-    import os
-
     with pool_of(tmp_path) as pool:
         pool.open()
         assert pool.renter.peer is not None

@@ -155,8 +155,7 @@ class MessageCarrier(threading.Thread):
         """Carry messages until `close`, or until one cannot be."""
         try:
             self._carry_on()
-        finally:  # a message that has no copy at the pool is made again by the site's next agent
-            self._copied += [(digest, 0.0) for digest in self._own]
+        finally:  # own messages that have no copy at the pool are left for the others
             self._release(math.inf)
             for _, path, _ in self._brought:
                 path.unlink(missing_ok=True)
@@ -205,12 +204,14 @@ class MessageCarrier(threading.Thread):
                 self._send(name, place, own.get(name), is_direct=is_direct)
                 self._sent.add(name)
         self.has_sent = not self._own
-        self._copy_to_pool(is_over=False)  # first: to fetch what another site holds back can take minutes, and fail
         exchanges = {place[:2] for place in mine.values()}
-        for message in known:
-            if message.exchange in exchanges and message.site != self._site and message.name not in places:
-                self._bring(message, is_direct=bool(direct))
-                self._pause_s = _LOOK_S
+        try:
+            for message in known:
+                if message.exchange in exchanges and message.site != self._site and message.name not in places:
+                    self._bring(message, is_direct=bool(direct))
+                    self._pause_s = _LOOK_S
+        finally:  # blocks of the others wait for it, also where a message that one holds back cannot be fetched
+            self._copy_to_pool(is_over=False)
 
     def _bring(self, message: KnownMessage, *, is_direct: bool) -> None:
         try:

@@ -109,11 +109,7 @@ class Peer:
         self._tasks: set[asyncio.Task[Any]] = set()
         with disk_errors(folder, "blobs of the pool", error=BadRun):
             make_directories(folder / "senders")
-            for path in [path for path in folder.iterdir() if path.is_file()]:  # other processes may write here
-                with suppress(FileNotFoundError):
-                    if time.time() - path.stat().st_mtime > (_LEFT_S if is_aside(path) else KEPT_S):
-                        path.unlink()
-                        (folder / "senders" / path.name).unlink(missing_ok=True)
+            self._remove_old()
         self._thread = threading.Thread(target=self._run, name="stoker-peer", daemon=True)
         self._thread.start()
         client.peer = self
@@ -193,6 +189,8 @@ class Peer:
         if not self._is_ready.is_set() or size < self.bulk_bytes:
             return None
         try:
+            with disk_errors(self._folder, "blobs of the pool", error=BadRun):
+                self._remove_old()  # such as messages of a lease that ended before the pool had them
             self._keep_copy(digest, source, size)
         except StokerError as problem:
             self._tell(f"the message {digest[:12]}… goes through the pool: {first_line(problem)}")
@@ -447,6 +445,14 @@ class Peer:
         await self._announce([digest])
 
     # --------------------------------------------------------------------------------------------------------- the disk
+
+    def _remove_old(self) -> None:
+        """Remove what was used last so long ago that no one needs it."""
+        for path in [path for path in self._folder.iterdir() if path.is_file()]:  # other processes may write here
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > (_LEFT_S if is_aside(path) else KEPT_S):
+                    path.unlink()
+                    (self._folder / "senders" / path.name).unlink(missing_ok=True)
 
     def _kept(self) -> list[Path]:
         return [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name)]

@@ -3,7 +3,7 @@
 What: over a direct path a renter's disk has a checkpoint before the pool has the commitment to it. The agent encrypts
 the file with a new key, and the blob, whose hash is committed to, is the encrypted file. The key stands in the
 commitment. So a renter that closes the lease first, or does not say that it has the blob, has nothing that it can read,
-as where the checkpoint goes through the pool, which shows it to nobody before that. An agent that states another key
+as where the checkpoint goes through the pool, which shows it to no one before that. An agent that states another key
 has committed to a file that is no checkpoint: replays find the block unequal.
 Costs: the file is read and written once more on each side.
 Does not: keep a checkpoint secret. Its key is in the log; who gets the blob decides the pool, as of any other.
