@@ -251,3 +251,46 @@ def test_what_optimizers_of_an_own_step_count_is_kept() -> None:
     advance(stopped, 0, 3)
     restore_snapshot(resumed, snapshot_of(stopped))
     assert [part.steps for part in resumed.optimizer.parts] == [3, 13]
+
+
+class Rotating(nn.Module):
+    """A model with a table for the last number of inputs, as rotary embeddings have it for a length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(6, 2), 0
+        self.length: int | None = None
+        self.table: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if len(x) != self.length or self.table.device != x.device:
+            self.length, self.table = len(x), torch.arange(1.0, 1 + len(x), device=x.device)
+        return self.layer(x) / self.table[:, None]
+
+
+def test_a_table_and_its_length_stay_together_where_changes_are_undone() -> None:
+    """After an evaluation of other lengths, training met the table of those under the length that it had."""
+    model = Rotating()
+    for before in (None, 5):
+        table = model.table
+        with unchanged(model, None):
+            model(torch.ones(3, 6))
+            assert model.length == 3
+        assert model.length == before
+        assert model.table is table
+        model(torch.ones(5, 6))
+
+
+def test_the_length_of_a_table_is_not_kept_without_it() -> None:
+    """In a resumed run the model took the length for the sign of a table that was not there."""
+    job = tiny_job(model=Rotating)
+    straight, stopped, resumed = (step_of(job) for _ in range(3))
+    advance(straight, 0, 4)
+    advance(stopped, 0, 2)
+    assert stopped.python_changes() == {"": {"calls": 2}}
+    restore_snapshot(resumed, snapshot_of(stopped))
+    advance(resumed, 2, 4)
+    assert resumed.model.calls == 4
+    for name, tensor in straight.model.state_dict().items():
+        assert torch.equal(tensor, resumed.model.state_dict()[name]), name

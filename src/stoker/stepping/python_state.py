@@ -37,6 +37,7 @@ _MOST_ITEMS, _MOST_ELEMENTS, _DEPTH = 10_000, 2**22, 3
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _OF_EVERY_OPTIMIZER = frozenset(vars(torch.optim.Optimizer([torch.zeros(1)], {})))
 _NOT_USERS = frozenset({*sys.stdlib_module_names, "torch", "numpy", "stoker"})
+_TENSORS = (torch.Tensor, np.ndarray)
 _OPAQUE = "an object that is not looked into"
 _COLLECTIONS = {kind.__name__: kind for kind in (list, tuple, dict, set, frozenset, deque)}
 
@@ -126,8 +127,9 @@ def unsaved_tensors(optimizer: torch.optim.Optimizer) -> list[str]:
     """
 
     def is_unsaved(part: torch.optim.Optimizer, value: object) -> bool:
-        is_optimizer = isinstance(value, torch.optim.Optimizer)
-        return value.state is not part.state if is_optimizer else _has_tensors(value)
+        if isinstance(value, torch.optim.Optimizer):
+            return value.state is not part.state
+        return _has_tensors(value)
 
     return [
         key
@@ -153,11 +155,22 @@ def _has_tensors(value: object) -> bool:
 
 
 def plain_changes(model: nn.Module, loss: object, before: PythonState, optimizer: object = None) -> dict[str, JSON]:
-    """The plain values that differ from `before`, for a checkpoint: by holder, then by name."""
+    """The plain values that differ from `before`, for a checkpoint: by holder, then by name.
+
+    Without those that were None where a tensor was None, too: they describe it, as the length of a cached table, and
+    a checkpoint does not have it.
+    """
     now = python_state(model, loss, optimizer, with_tensors=False)
     changes: dict[str, JSON] = {}
+    of_tensors = {
+        holder.name
+        for holder in _holders(model, loss, optimizer)
+        for key, value in holder.values.items()
+        if isinstance(value, _TENSORS) and before.values.get((holder.name, key), _OPAQUE) is None
+    }
     for holder, key in sorted(now.changed_since(before)):
-        if now.is_plain((holder, key)):
+        describes_tensor = holder in of_tensors and before.values.get((holder, key), _OPAQUE) is None
+        if now.is_plain((holder, key)) and not describes_tensor:
             changes.setdefault(holder, {})[key] = now.values[holder, key]
     return changes
 
@@ -181,12 +194,27 @@ def put_plain(model: nn.Module, loss: object, kept: Mapping[str, JSON], optimize
 
 @contextlib.contextmanager
 def unchanged(model: nn.Module, loss: object) -> Iterator[None]:
-    """Restores plain values outside copies of the model, as of a loss or a global, at the end."""
+    """Restores plain values of model and loss, as of a counter or a global, at the end.
+
+    Tensors that were replaced are put back with the values that describe them, as a cached table and its length; not
+    activations, and not what was changed in place.
+    """
     before = python_state(model, loss, with_tensors=False)
+    kept = {
+        (holder.name, key): value
+        for holder in _holders(model, loss)
+        for key, value in holder.values.items()
+        if value is None or (isinstance(value, _TENSORS) and not getattr(value, "requires_grad", False))
+    }
     try:
         yield
     finally:
         undo_changes(model, loss, before)
+        for holder in list(_holders(model, loss)):
+            for key, value in list(holder.values.items()):
+                old = kept.get((holder.name, key), value)
+                if old is not value and isinstance(value, _TENSORS):
+                    holder.put(key, old)
 
 
 def undo_changes(model: nn.Module, loss: object, before: PythonState, *, with_shared: bool = True) -> None:
