@@ -338,6 +338,8 @@ def rightful(book: Book, body: Body, draw: random.Random) -> Key:
             return by_public[book.state.offers[name].agent] if name in book.state.offers else book.agent
         case on.Waiting():
             return draw.choice([book.renter, book.other])
+        case on.Linked():
+            return draw.choice([book.agent, book.other])
         case on.Opened() | on.GangOpened() | on.Cosigned() | on.RunStopped():
             return book.renter
         case on.Accepted() | on.Beat() | on.Committed() | on.Sent() | on.Reclaiming() | on.Finished():
@@ -373,6 +375,7 @@ def random_body(book: Book, draw: random.Random, number: int) -> Body:
                 on.TeamMade(team=draw.choice(["a", "b"]), members=(anyone,), priority=draw.randrange(3), weight=2.0),
                 on.Waiting(request_id=f"r{draw.randrange(3)}", until_s=book.now_s + draw.randrange(1, 700)),
                 on.RunStopped(run=run_of(name, "") or "none", is_stopped=draw.random() < 0.5),
+                on.Linked(other=anyone, upload_bytes_per_s=1e6, download_bytes_per_s=2e6, delay_s=0.01),
             ]
         )
     for ready in to_preempt(book.state, book.now_s):

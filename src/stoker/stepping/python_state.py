@@ -35,11 +35,16 @@ from stoker.stepping.own_step import CombinedOptimizer
 
 _MOST_ITEMS, _MOST_ELEMENTS, _DEPTH = 10_000, 2**22, 3
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-_OF_EVERY_OPTIMIZER = frozenset(vars(torch.optim.Optimizer([torch.zeros(1)], {})))
 _NOT_USERS = frozenset({*sys.stdlib_module_names, "torch", "numpy", "stoker"})
 _TENSORS = (torch.Tensor, np.ndarray)
 _OPAQUE = "an object that is not looked into"
 _COLLECTIONS = {kind.__name__: kind for kind in (list, tuple, dict, set, frozenset, deque)}
+
+
+@functools.cache
+def _of_every_optimizer() -> frozenset[str]:
+    """Names of the attributes that each optimiser has. Making one as a module is imported would import the compiler."""
+    return frozenset(vars(torch.optim.Optimizer([torch.zeros(1)], {})))
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,7 @@ def unsaved_tensors(optimizer: torch.optim.Optimizer) -> list[str]:
         for part in _parts(optimizer)
         if _is_users(part) and type(part).state_dict is torch.optim.Optimizer.state_dict
         for key, value in vars(part).items()
-        if key not in _OF_EVERY_OPTIMIZER and is_unsaved(part, value)
+        if key not in _of_every_optimizer() and is_unsaved(part, value)
     ]
 
 
@@ -265,7 +270,7 @@ def _within(name: str, value: Any, seen: set[int], depth: int) -> Iterator[_Hold
         return
     seen.add(id(value))
     hidden = _OF_EVERY_MODULE if isinstance(value, nn.Module) else frozenset[str]()
-    hidden = _OF_EVERY_OPTIMIZER if isinstance(value, torch.optim.Optimizer) else hidden
+    hidden = _of_every_optimizer() if isinstance(value, torch.optim.Optimizer) else hidden
     values = {key: item for key, item in vars(value).items() if key not in hidden}
     yield _Holder(name, type(value).__name__, values, vars(value).__setitem__, value)
     for key, item in values.items() if depth else ():
