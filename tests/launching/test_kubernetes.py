@@ -860,6 +860,17 @@ def test_a_copy_that_broke_is_not_taken_for_whole(tmp_path: Path, monkeypatch: p
     with pytest.raises(PlaceUnreachable, match="The copy of run from pod job-x was cut"):
         volume.fetch("run", here)
     assert [path.name for path in here.iterdir()] == ["a"]
+
+    def after_the_volume_is_gone(*words: Any, **stdin: Any) -> Any:
+        (tmp_path / "run").rename(tmp_path / "gone")
+        try:
+            return whole(*words, **stdin)
+        finally:
+            (tmp_path / "gone").rename(tmp_path / "run")
+
+    monkeypatch.setattr(api, "stream", after_the_volume_is_gone)
+    with pytest.raises(PlaceUnreachable, match="The copy of run from pod job-x was cut"):
+        volume.fetch("run", here)
     denied = [(2, b"PermissionError: [Errno 13] Permission denied: '/stoker/run/b'\n"), (3, b"1")]
     monkeypatch.setattr(api, "stream", lambda *_, **__: iter(denied))
     with pytest.raises(PlaceFailed, match=r"run did not come whole .*: PermissionError: .*/run/b") as failed:

@@ -98,9 +98,8 @@ class RunVolume:
         names = json.dumps(sorted(paths)).encode()
         command = [*_PROGRAM, "pack", f"{MOUNT}/{folder}", str(len(names))]
         stream = _Stream(self._api.stream(pod, command, stdin=[names], container=CONTAINER))
-        is_cut = False
-        try:
-            extract_tar(cast("IO[bytes]", stream), into, paths)
+        try:  # none of what was just listed: the pod ended in between, and the volume with it
+            is_cut = not extract_tar(cast("IO[bytes]", stream), into, paths)
         except tarfile.ReadError:
             is_cut = True
         stream.end()
