@@ -1,4 +1,4 @@
-"""What a control plane refuses although the log would take it: blocks of a site whose exchanges nobody could replay."""
+"""What a control plane refuses although the log would take it, such as blocks that could not be replayed."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_block_waits_for_exchanges_that_an_earlier_lease_of_its_site_made(tmp_
 
 
 def test_a_message_is_here_once_its_gang_may_read_it(tmp_path: Path) -> None:
-    """A blob that others have sent, and that an agent has named as its message, is for nobody else to read."""
+    """A blob that others have sent, and that an agent has named as its message, is not for others to read."""
     book = SentBook(tmp_path)
     blobs = [book.send(name, 4) for name in ("run-s0.0", "run-s1.0")]
     for blob in blobs:
