@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -86,6 +87,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Leave what was imported out of every later search for garbage: before each trial of a plan there is one."""
     _leave_out_what_was_imported()
+
+
+def pytest_runtest_setup() -> None:
+    """Skip what begins after STOKER_TESTS_UNTIL, seconds since 1970: a slow machine runs as many slow tests as it can."""
+    until = os.environ.get("STOKER_TESTS_UNTIL")
+    if until and time.time() > float(until):
+        pytest.skip("the time for tests was over (STOKER_TESTS_UNTIL)")
 
 
 @pytest.hookimpl(trylast=True)
