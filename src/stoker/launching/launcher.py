@@ -115,6 +115,17 @@ class Offer:
     is_rented: bool = False
     why: str = ""
 
+    @classmethod
+    def of(cls, target: LaunchTarget, **more: Any) -> Offer:
+        """A way to run the job in just the shape of the target; `more` are further fields of it."""
+        return cls(
+            text=target.text,
+            num_nodes=target.num_nodes,
+            devices_each=target.devices_each,
+            device=target.device,
+            **more,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -394,9 +405,15 @@ class Launcher(abc.ABC):
         """At the place: which ranks this host starts, from the scheduler's variables; all of them where it is alone.
 
         Called by `at_place` alone, which our own script started: nothing is guessed from variables elsewhere. Imports
-        neither torch nor the launcher's client library.
+        neither torch nor the launcher's client library. Here from the variables of launchers that start the hosts
+        themselves.
         """
-        return HostRanks()
+        return HostRanks(
+            host=int(environ.get("STOKER_HOST", "0")),
+            num_hosts=int(environ.get("STOKER_HOSTS", "1")),
+            master=environ.get("STOKER_MASTER", ""),
+            port=int(environ.get("STOKER_PORT", "0")),
+        )
 
     @abc.abstractmethod
     def state(self, handle: Handle) -> LaunchState:

@@ -33,7 +33,6 @@ from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable, first_line
 from stoker.launching.environment_lock import EnvironmentLock
 from stoker.launching.launcher import (
     Handle,
-    HostRanks,
     Launcher,
     LaunchTarget,
     Offer,
@@ -125,18 +124,8 @@ class RayLauncher(Launcher):
         free = [used[name][1] - used[name][0] for used in usage.values() if name in used]
         is_free = sum(amount >= needed for amount in free) >= target.num_nodes
         why = "Ray's autoscaler reports free nodes" if is_free else "Ray says nothing about when devices are free"
-        return (
-            Offer(
-                text=target.text,
-                num_nodes=target.num_nodes,
-                devices_each=target.devices_each,
-                device=target.device,
-                starts_in_s=0.0 if is_free else None,
-                price_per_h=None,
-                price_source="a cluster that is there: no price is known",
-                why=why,
-            ),
-        )
+        starts_in_s, source = 0.0 if is_free else None, "a cluster that is there: no price is known"
+        return (Offer.of(target, starts_in_s=starts_in_s, price_source=source, why=why),)
 
     def script(self, submission: Submission) -> str:
         """The job as it is posted."""
@@ -195,15 +184,6 @@ class RayLauncher(Launcher):
         tell(f"posting the job {job['submission_id']}")
         _request(address, "/api/jobs/", method="POST", body=json.dumps(job).encode(), timeout_s=60.0)
         return _handle(submission, str(job["submission_id"]), sent)
-
-    def ranks(self, environ: Mapping[str, str]) -> HostRanks:
-        """From the variables that `ray_nodes` set; all of them where the run has one node."""
-        return HostRanks(
-            host=int(environ.get("STOKER_HOST", "0")),
-            num_hosts=int(environ.get("STOKER_HOSTS", "1")),
-            master=environ.get("STOKER_MASTER", ""),
-            port=int(environ.get("STOKER_PORT", "0")),
-        )
 
     def state(self, handle: Handle) -> LaunchState:
         """By Ray's status of the job, and in it by what the run prints of itself."""

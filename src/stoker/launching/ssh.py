@@ -31,7 +31,6 @@ from stoker.launching.environment_lock import EnvironmentLock
 from stoker.launching.launcher import (
     ROOT,
     Handle,
-    HostRanks,
     Launcher,
     LaunchTarget,
     Offer,
@@ -153,19 +152,8 @@ class SshLauncher(Launcher):
 
     def offers(self, request: Request) -> tuple[Offer, ...]:
         """The hosts as they are: there is no queue, and no price that Stoker knows."""
-        target = request.target
-        return (
-            Offer(
-                text=target.text,
-                num_nodes=target.num_nodes,
-                devices_each=target.devices_each,
-                device=target.device,
-                starts_in_s=0.0,
-                price_per_h=None,
-                price_source="a host of one's own: no price is known",
-                why="hosts by SSH have no queue",
-            ),
-        )
+        source, why = "a host of one's own: no price is known", "hosts by SSH have no queue"
+        return (Offer.of(request.target, starts_in_s=0.0, price_source=source, why=why),)
 
     def script(self, submission: Submission) -> str:
         """The commands of `start`, in order."""
@@ -233,15 +221,6 @@ class SshLauncher(Launcher):
             return None
         handle: Handle = record_there(line, f"{folder}/{_HANDLE}", lambda: json.loads(text))
         return None if self.state(handle).phase in ENDED else {**handle, "sent_bytes": 0}
-
-    def ranks(self, environ: Mapping[str, str]) -> HostRanks:
-        """From the variables that `start` set."""
-        return HostRanks(
-            host=int(environ["STOKER_HOST"]),
-            num_hosts=int(environ["STOKER_HOSTS"]),
-            master=environ.get("STOKER_MASTER", ""),
-            port=int(environ.get("STOKER_PORT", "0")),
-        )
 
     def state(self, handle: Handle) -> LaunchState:
         """The state by the hosts; one that does not answer counts only if another one misses it as well."""
