@@ -25,7 +25,8 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -492,32 +493,34 @@ def _record(name: str) -> dict[str, Any] | None:
         if re.search(r"sky-jobs-controller\S* does not exist", problem.message):  # before the first job, or taken down
             return None
         raise
-    try:
+    with _readable("sky jobs queue", text):
         found = re.search(r"^\[", text, re.MULTILINE)  # after what it says of its controller
         records = json.loads(text[found.start() :]) if found else []
         named = [record for record in records if record.get("job_name") == name]
-    except (ValueError, AttributeError) as error:
-        raise PlaceFailed(
-            f"`sky jobs queue` answers with something else than JSON: {text[:80]!r}",
-            remedy="Stoker knows SkyPilot 0.14.",
-        ) from error
     return max(named, key=lambda record: int(record.get("job_id") or 0), default=None)
 
 
 def _storage_clouds() -> set[str]:
     """Clouds in which SkyPilot may make buckets, in small letters."""
     text = _sky("check", "--output", "json")
-    try:
+    with _readable("sky check", text):
         spaces: dict[str, dict[str, list[str]]] = json.loads(text[text.index("{") :])
-        return {
-            name.lower()
-            for space in spaces.values()
-            for name, capabilities in space.items()
-            if "storage" in capabilities
-        }
+        clouds = [cloud for space in spaces.values() for cloud in space.items()]
+        return {name.lower() for name, capabilities in clouds if "storage" in capabilities}
+
+
+@contextmanager
+def _readable(command: str, text: str) -> Iterator[None]:
+    """Errors of reading what a command printed as one that names it.
+
+    Raises:
+        PlaceFailed: it is not what is read in the block.
+    """
+    try:
+        yield
     except (ValueError, AttributeError, TypeError) as error:
         raise PlaceFailed(
-            f"`sky check` answers with something else than JSON: {text[:80]!r}", remedy="Stoker knows SkyPilot 0.14."
+            f"`{command}` answers with something else than JSON: {text[:80]!r}", remedy="Stoker knows SkyPilot 0.14."
         ) from error
 
 
