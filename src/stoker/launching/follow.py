@@ -9,7 +9,6 @@ and nothing is ended, restarted or taken for lost. It ends a run only where the 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,7 +26,7 @@ from stoker.records.plan import Forecast
 from stoker.records.progress import read_event
 from stoker.reporting.event_text import describe_event
 from stoker.store import RunDirectory, RunLock, disk_errors, write_atomic
-from stoker.store.files import append_at, disk
+from stoker.store.files import append_at, disk, whole_bytes
 from stoker.store.run_files import LAUNCH
 from stoker.units import format_bytes, format_seconds
 
@@ -509,14 +508,7 @@ def _whole_bytes(path: Path) -> int:
     if not path.exists():
         return 0
     with path.open("rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - 65_536)
-            file.seek(start)
-            if (at := file.read(end - start).rfind(b"\n")) >= 0:
-                return start + at + 1
-            end = start
-    return 0
+        return whole_bytes(file.fileno())
 
 
 def _saved_there(launcher: Launcher, launch: Launch) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from stoker.errors import BadJob, BadRun, StokerError, first_line
 from stoker.records import CheckpointManifest, Run, loads
 from stoker.store.checkpoint_store import BEST, MANIFEST, CheckpointStore, manifest_from, order_of_name
 from stoker.store.disk_errors import disk_errors
-from stoker.store.files import aside_path, disk, make_directories, remove_tree, sha256_file, sync_file
+from stoker.store.files import aside_path, disk, make_directories, remove_tree, sha256_file, sync_file, written_aside
 from stoker.store.run_directory import RunDirectory
 from stoker.store.run_files import (
     BOTTLENECK,
@@ -357,15 +357,13 @@ def _fetch(
         for file in (path for pattern in RECORDS for path in sorted(files) if fnmatch.fnmatch(path, pattern)):
             if file != RUN.name and _SAFE.fullmatch(file) and file.count("/") <= 1:
                 _get(remote, name, file, target / file)
-        log = target / EVENTS
-        aside = aside_path(log)
-        with aside.open("wb") as out:
-            end = 0
-            for file, offset, size in event_pieces(files):
-                out.writelines(remote.blocks(name, file, end - offset, size))
-                end = offset + size
-        sync_file(aside)
-        disk().rename(aside, log)
+        with written_aside(target / EVENTS) as aside:
+            with aside.open("wb") as out:
+                end = 0
+                for file, offset, size in event_pieces(files):
+                    out.writelines(remote.blocks(name, file, end - offset, size))
+                    end = offset + size
+            sync_file(aside)
         samples = _fetch_checkpoints(remote, name, files, run, target, tell) if has_checkpoints else run.samples
         _get(remote, name, RUN.name, target / RUN.name)
         disk().sync_directory(target)
@@ -475,7 +473,6 @@ def _is_whole(folder: Path, checkpoint: str) -> bool:
 def _get(remote: RemoteRuns, name: str, file: str, target: Path) -> None:
     """Fetch a file, durably; it is there as a whole or not at all."""
     make_directories(target.parent)
-    aside = aside_path(target)
-    remote.fs.get_file(remote.path(name, file), str(aside))
-    sync_file(aside)
-    disk().rename(aside, target)
+    with written_aside(target) as aside:
+        remote.fs.get_file(remote.path(name, file), str(aside))
+        sync_file(aside)
