@@ -315,17 +315,20 @@ def _whole_or_not(descriptor: int, end: int) -> Iterator[None]:
         raise
 
 
-def read_lines(path: Path) -> list[bytes]:
-    """The whole lines of a log, without line breaks; a last line that was cut off is left out. No log, no lines.
+def read_lines(path: Path, offset: int = 0) -> list[bytes]:
+    """The whole lines of a log from byte `offset` on, without line breaks; a last line that was cut off is left out.
+
+    No log, no lines. Each takes its length and one byte more.
 
     Raises:
         OSError: it is there and cannot be read.
     """
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read().split(b"\n")[:-1]
     except FileNotFoundError:
         return []
-    return content.split(b"\n")[:-1]
 
 
 def read_record(path: Path, kind: type[R], *, remedy: str) -> R:
