@@ -313,8 +313,9 @@ def _bring_run(
         return
     is_further = is_over and not is_done
     if not is_further:
-        ahead, mark = _newest(remote, name, files, theirs.spec_digest, lambda _: None), _mark(here.checkpoints)
-        is_further = ahead is not None and ahead[1].position.samples > mark
+        ahead = _newest(remote, name, files, theirs.spec_digest, lambda _: None)
+        newest_here = CheckpointStore(here.checkpoints).newest_position()
+        is_further = ahead is not None and ahead[1].position.samples > newest_here.samples
     if is_further:
         with here.locked():
             if is_done:  # its records are final, but its last checkpoints may never have been here
@@ -336,10 +337,6 @@ def _move_in(fetched: Path, here: RunDirectory) -> None:
                 remove_tree(target)
             disk().rename(entry, target)
         disk().sync_directory(here.path)
-
-
-def _mark(checkpoints: Path) -> int:
-    return CheckpointStore(checkpoints).newest_position().samples
 
 
 def _fetch(
