@@ -29,7 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable, first_line
+from stoker.errors import PlaceFailed, PlaceUnreachable, first_line
 from stoker.launching.environment_lock import EnvironmentLock
 from stoker.launching.launcher import (
     Handle,
@@ -39,7 +39,6 @@ from stoker.launching.launcher import (
     Probe,
     Request,
     Submission,
-    read_shape,
     seen_now,
     train_command,
     utc_now,
@@ -57,7 +56,6 @@ from stoker.records.launch import ENDED, LaunchState
 from stoker.store.files import sha256_file
 from stoker.units import format_bytes
 
-_SYNTAX = "ray:[http[s]://]HEAD[:8265][/[NODES×][N×]cpu|here|DEVICE]"
 _MOST_PACKAGE_BYTES = 500 * 2**20
 _MOST_FETCHED_BYTES = 2**30
 _TIMEOUT_S, _UPLOAD_TIMEOUT_S = 20.0, 600.0
@@ -70,7 +68,7 @@ class RayLauncher(Launcher):
     """A Ray cluster, by the address of its dashboard."""
 
     kind = "ray"
-    syntax = _SYNTAX
+    syntax = "ray:[http[s]://]HEAD[:8265][/[NODES×][N×]cpu|here|DEVICE]"
     options = ("root", "cpus")
 
     def parse(self, text: str) -> LaunchTarget:
@@ -78,20 +76,12 @@ class RayLauncher(Launcher):
         form = r"(?:(https?)://)?([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(?::(\d+))?(?:/([\w.×-]+))?"
         match = re.fullmatch(form, text.strip())
         if match is None:
-            raise NoDevice(f"--on ray:{text} cannot be read.", remedy=f"The form is {_SYNTAX}, as in ray:head:8265/4.")
+            raise self.unreadable(text, "ray:head:8265/4")
         scheme, host, port, shape = match.groups()
         shape = f"{shape}xhere" if (shape or "").isdigit() else shape or "here"
-        nodes, each, device = read_shape(f"ray:{text}", shape, _SYNTAX)
         port = port or ("" if scheme == "https" else "8265")
         address = f"{scheme or 'http'}://{host}{f':{port}' if port else ''}"
-        return LaunchTarget(
-            text=f"ray:{text}",
-            kind=self.kind,
-            address=address,
-            num_nodes=nodes,
-            devices_each=each,
-            device=device,
-        )
+        return self.target(text, address, self.shape_in(text, shape))
 
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
         """Version and nodes of the cluster, and whether as many as are asked for have the devices."""

@@ -45,7 +45,6 @@ from stoker.launching.launcher import (
     Probe,
     Request,
     Submission,
-    read_shape,
     require_lasting_keep,
     seen_now,
     train_command,
@@ -62,7 +61,6 @@ from stoker.records.launch import ENDED, LaunchPhase, LaunchState
 from stoker.store.remote_runs import RemoteRuns, bring_home
 from stoker.units import format_money, format_seconds
 
-_SYNTAX = "sky:CLOUD|any/[N×]DEVICE[:spot]"
 STARTING_S = 300.0
 """Time from the request of a machine to the run's start [s]: a judgement; earlier runs of the place replace it."""
 PREEMPTED_PER_H = 0.05
@@ -183,7 +181,7 @@ class SkyLauncher(Launcher):
     """Clouds that SkyPilot has credentials of."""
 
     kind = "sky"
-    syntax = _SYNTAX
+    syntax = "sky:CLOUD|any/[N×]DEVICE[:spot]"
     options = ("root",)
 
     def parse(self, text: str) -> LaunchTarget:
@@ -191,18 +189,11 @@ class SkyLauncher(Launcher):
         match = re.fullmatch(r"([a-z]+)(?:/([\w.×-]+))?((?::[a-z]+)*)", text.strip())
         options = frozenset(match[3].split(":")[1:]) if match else frozenset()
         if match is None:
-            raise NoDevice(f"--on sky:{text} cannot be read.", remedy=f"The form is {_SYNTAX}, as in sky:any/l4:spot.")
+            raise self.unreadable(text, "sky:any/l4:spot")
         if unknown := sorted(options - {"spot"}):
             raise NoDevice(f"--on sky:{text}: {unknown[0]!r} is no option.", remedy=nearest(unknown[0], ["spot"]))
-        _, each, device = read_shape(f"sky:{text}", match[2] or "here", _SYNTAX, one_node=ONE_NODE)
-        return LaunchTarget(
-            text=f"sky:{text}",
-            kind=self.kind,
-            address=match[1],
-            devices_each=each,
-            device=device_name(device) if device else "",
-            options=options,
-        )
+        nodes, each, device = self.shape_in(text, match[2] or "here", one_node=ONE_NODE)
+        return self.target(text, match[1], (nodes, each, device_name(device) if device else ""), options)
 
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
         """SkyPilot's version, its enabled clouds, and the cheapest machine with the devices."""
