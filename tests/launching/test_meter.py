@@ -10,8 +10,9 @@ import pytest
 from stoker.errors import BadJob
 from stoker.launching.launcher import LaunchTarget, Offer, Request
 from stoker.launching.meter import Meter, most_seconds, price_there, spent_of
-from stoker.records import Event, Launch, LaunchState
+from stoker.records import Event, LaunchState
 from tests.launching.kinds.fake_place import FakePlace
+from tests.reporting import story
 
 TEN = 1_795_600_800.0
 
@@ -61,20 +62,7 @@ def test_time_passes_between_signs_of_life() -> None:
 
 def test_a_run_that_goes_on_costs_more_than_when_it_was_last_followed() -> None:
     """What was recorded then is the least; the recorded cost of one that ended is its cost."""
-    launch = Launch(
-        run="r",
-        place="ssh:box",
-        kind="ssh",
-        handle={},
-        identity="1d",
-        code_digest="c0de",
-        environment_digest="",
-        arguments=(),
-        submitted_at="",
-        price_per_h=3600.0,
-        spent=60.0,
-        states=(state("running", 0),),
-    )
+    launch = story.launched(price_per_h=3600.0, spent=60.0, states=(state("running", 0),))
     assert spent_of(launch) == 60
     assert spent_of(launch, [event("progress", 100)]) == pytest.approx(100)
     assert spent_of(replace(launch, states=(*launch.states, state("stopped", 110)))) == 60

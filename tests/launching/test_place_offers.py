@@ -56,6 +56,12 @@ def priced(hours: float, lessons: PlaceLessons | None = None, sent_bytes: int = 
     return place_offers._priced(offer(**changes), candidate(hours), lessons or PlaceLessons(), sent_bytes)
 
 
+def came_home(**fields: Any) -> None:
+    """A run of `fake:box`, unless they say another place, that came home with these fields."""
+    about = {"place": "fake:box", "word": "fake:box/l4", "run": "r", "at": "2026-11-25T10:00:00+00:00"}
+    place_history().append(PlaceRun(**about | fields))
+
+
 def test_the_first_to_finish_comes_first_whatever_its_sticker() -> None:
     """A queue and a slower device cost more time than a higher price an hour; the difference is said."""
     cheap = priced(10, text="fake:cheap", price_per_h=0.5, starts_in_s=2 * HOUR_S)
@@ -109,18 +115,13 @@ def test_preemptions_and_transfer_take_time() -> None:
 def test_earlier_runs_correct_the_next_estimate(place: Path) -> None:
     """Two runs there took half as long again as forecast, and waited; one alone changes nothing."""
     for number, ratio in enumerate((1.4, 1.6), start=1):
-        place_history().append(
-            PlaceRun(
-                place="fake:box",
-                word="fake:box/l4",
-                run=f"r{number}",
-                at="2026-11-25T10:00:00+00:00",
-                queue_s=100.0 * number,
-                startup_s=20.0,
-                submit_s=5.0,
-                forecast_s=100.0,
-                measured_s=100.0 * ratio,
-            )
+        came_home(
+            run=f"r{number}",
+            queue_s=100.0 * number,
+            startup_s=20.0,
+            submit_s=5.0,
+            forecast_s=100.0,
+            measured_s=100.0 * ratio,
         )
         if number == 1:
             assert lessons_of("fake:box").ratio == 1.0
@@ -185,16 +186,7 @@ def test_hosts_are_compared_by_the_fastest_of_many_loops(monkeypatch: pytest.Mon
 def test_a_place_that_has_shown_nothing_starts_as_others_of_its_kind(place: Path) -> None:
     """Counted as none it would be finished before a place that is known to start in a few seconds."""
     assert "start-up not known yet, counted as none" in priced(1).why
-    place_history().append(
-        PlaceRun(
-            place="fake:box",
-            word="fake:box/l4",
-            run="r",
-            at="2026-11-25T10:00:00+00:00",
-            startup_s=20.0,
-            submit_s=5.0,
-        )
-    )
+    came_home(startup_s=20.0, submit_s=5.0)
     other = priced(1, text="fake:other", starts_in_s=0.0)
     assert other.startup_s == 25.0
     assert other.finish_s == pytest.approx(25 + HOUR_S)
@@ -206,19 +198,13 @@ def test_a_job_is_expected_at_its_own_pace_there(place: Path) -> None:
     """One run of the same job on the same devices counts more than what runs of other jobs say of the place."""
     forecast = candidate(1).forecast
     for job, measured_s in (("same", 0.5 * HOUR_S), ("other", 2 * HOUR_S), ("other", 2 * HOUR_S)):
-        place_history().append(
-            PlaceRun(
-                place="fake:box",
-                word="fake:box/l4",
-                run="r",
-                at="2026-11-25T10:00:00+00:00",
-                job=job,
-                device="l4",
-                forecast_s=HOUR_S,
-                measured_s=measured_s + 60.0,
-                tried_s=60.0,
-                samples=forecast.total_samples,
-            )
+        came_home(
+            job=job,
+            device="l4",
+            forecast_s=HOUR_S,
+            measured_s=measured_s + 60.0,
+            tried_s=60.0,
+            samples=forecast.total_samples,
         )
     same = lessons_of("fake:box", job="same", device="l4")
     assert same.run_time(forecast).value == pytest.approx(0.5 * HOUR_S)
@@ -237,19 +223,7 @@ def test_a_pace_is_of_the_setting_in_which_it_was_measured(place: Path) -> None:
     """Another image may train at another pace: a launch takes that of its own, a plan that of the newest run."""
     forecast = candidate(1).forecast
     for setting, hours in (("image a", 0.5), ("image b", 2.0)):
-        place_history().append(
-            PlaceRun(
-                place="fake:box",
-                word="fake:box/l4",
-                run="r",
-                at="2026-11-25T10:00:00+00:00",
-                job="same",
-                device="l4",
-                setting=setting,
-                measured_s=hours * HOUR_S,
-                samples=forecast.total_samples,
-            )
-        )
+        came_home(job="same", device="l4", setting=setting, measured_s=hours * HOUR_S, samples=forecast.total_samples)
     expected = {"image a": 0.5, "image b": 2.0, None: 2.0, "image c": 1.0}
     for setting, hours in expected.items():
         lessons = lessons_of("fake:box", job="same", device="l4", setting=setting)
@@ -277,18 +251,7 @@ def test_the_interval_of_a_pace_is_as_wide_as_runs_differ(place: Path) -> None:
     forecast = candidate(1).forecast
     factors = []
     for hours in (1.0, 1.0, 3.0):
-        place_history().append(
-            PlaceRun(
-                place="fake:box",
-                word="fake:box/l4",
-                run="r",
-                at="2026-11-25T10:00:00+00:00",
-                job="same",
-                device="l4",
-                measured_s=hours * HOUR_S,
-                samples=forecast.total_samples,
-            )
-        )
+        came_home(job="same", device="l4", measured_s=hours * HOUR_S, samples=forecast.total_samples)
         lessons = lessons_of("fake:box", job="same", device="l4")
         run = lessons.run_time(forecast)
         assert (run.value, run.basis) == (pytest.approx(HOUR_S), "calibrated")
@@ -337,9 +300,7 @@ def test_a_run_is_compared_with_the_forecast_that_was_shown(
     monkeypatch.setattr(fake_place, "parse", lambda text: dataclasses.replace(box, text="fake:box/l4", device="l4"))
     fake_place.offered = (offer(text="fake:box/l4"),)
     for number in range(2):
-        place_history().append(
-            PlaceRun(place="fake:box", word="fake:box", run=f"r{number}", at="", forecast_s=100.0, measured_s=300.0)
-        )
+        came_home(word="fake:box", run=f"r{number}", at="", forecast_s=100.0, measured_s=300.0)
     shown = json.loads(stoker_here("plan", job_file(), "--on", "fake:box/l4", "--json").out)["offers"][0]
     assert shown["run"]["value"] == pytest.approx(3 * HOUR_S)
     options = LaunchOptions(env="theirs")
@@ -408,15 +369,7 @@ def test_clouds_are_ranked_by_what_the_run_costs_there(place: Path, sky: Path, m
     lost_s = 10 * PREEMPTED_PER_H * (STARTING_S + 300)
     assert spot["cost"]["value"] == pytest.approx(0.3 * (10 + (STARTING_S + lost_s) / HOUR_S))
     for number in range(2):
-        place_history().append(
-            PlaceRun(
-                place="sky:lambda",
-                word="sky:lambda",
-                run=f"r{number}",
-                at="2026-11-25T10:00:00+00:00",
-                queue_s=900.0,
-            )
-        )
+        came_home(place="sky:lambda", word="sky:lambda", run=f"r{number}", queue_s=900.0)
     learned = offers("sky:lambda/h100")[0]
     assert learned["starts_in_s"] == 900.0
     assert "median of 2 earlier runs" in learned["why"]

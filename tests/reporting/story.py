@@ -6,6 +6,7 @@ import dataclasses
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 from stoker.records import (
     Candidate,
@@ -17,6 +18,7 @@ from stoker.records import (
     Event,
     Forecast,
     JobSpec,
+    Launch,
     Plan,
     PlanSwitch,
     Rejection,
@@ -169,6 +171,13 @@ def spec(name: str = "fashion-resnet", **settings: JSON) -> JobSpec:
         num_train=NUM_TRAIN,
         weights_digest="ab12" * 16,
     )
+
+
+def launched(**fields: Any) -> Launch:
+    """The record of a run on `ssh:box`, with these fields."""
+    about = {"run": "run", "place": "ssh:box", "kind": "ssh", "handle": {}, "identity": "1d", "code_digest": "c0de"}
+    none = {"environment_digest": "", "arguments": (), "submitted_at": ""}
+    return Launch(**about | none | fields)
 
 
 def loss_at(samples: float, noise: random.Random) -> float:

@@ -6,21 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.records import Event, Launch
+from stoker.records import Event
 from stoker.reporting.launch_text import launch_words
-from tests.reporting.story import forecast
+from tests.reporting.story import forecast, launched
 
-LAUNCH = Launch(
-    run="a",
-    place="ssh:box",
-    kind="ssh",
-    handle={},
-    identity="",
-    code_digest="",
-    environment_digest="",
-    arguments=(),
-    submitted_at="2026-11-25T10:00:00+00:00",
-)
+LAUNCH = launched(submitted_at="2026-11-25T10:00:00+00:00")
 
 
 @pytest.mark.parametrize(("wait_s", "words"), [(0.2, "ssh:box"), (90.0, "ssh:box · waited 1 min 30 s")])

@@ -74,14 +74,25 @@ def test_what_is_read_is_what_was_written(tmp_path, trace):
 def test_the_layout_is_columns(tmp_path):
     """What a file holds, spelled out: a change of it needs another number of the layout."""
     content = json.loads(gzip.decompress(packed_trace(TRACE)))
-    assert content["layout"] == 2
+    assert content["layout"] == 3
     assert content["shapes"] == [["bf16", [4, 8]], ["fp32", [8, 8]]]
     assert content["operations"][0] == ["mm", [0, 1], [0], 512, 320, 64, [["stride", [2, 2]], ["transpose_a", False]]]
-    assert content["phases"] == ["forward", "optimizer"]
-    assert content["occurrences"] == [[0, 1], [0, 0], [1, 0], [0, 1]]
-    assert content["categories"] == ["parameter", "activation"]
-    assert content["storages"] == [[256, 2**41], [-1, 0], [None, 1], [2, None], [1.0, 0.5]]
-    assert content["repetition"]["segments"] == [[0], [0], [1]]
+    assert content["occurrences"] == {
+        "operation": [0, 1],
+        "phase": ["forward", "optimizer"],
+        "part": [0, 0],
+        "module": [1, 0],
+        "source": [0, 1],
+    }
+    assert content["storages"] == {
+        "num_bytes": [256, 2**41],
+        "category": ["parameter", "activation"],
+        "born": [-1, 0],
+        "died": [None, 1],
+        "block": [2, None],
+        "compiled_share": [1.0, 0.5],
+    }
+    assert content["repetition"]["segments"] == {"block": [0], "start": [0], "stop": [1]}
     assert content["repetition"]["widened"] == [[1, ["_foreach_add_", [1, 1], [1], 0, 512, 256, []]]]
 
 
@@ -111,7 +122,8 @@ def test_damaged_files_are_passed_over(tmp_path):
             {},
             content | {"layout": 0},
             content | {"schema": 99},
-            content | {"phases": []},
+            content | {"occurrences": content["occurrences"] | {"phase": []}},
+            content | {"occurrences": {"phase": []}},
             content | {"shapes": []},
             content | {"storages": 5},
             content | {"settings": {}},

@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 from bench.web.planted import as_log, hostile, long_log, show, sign, write_pictures, write_run
-from stoker.records import Event, Launch, LaunchState, dumps
+from stoker.records import Event, LaunchState, dumps
 from stoker.reporting.pages import compact_json
 from stoker.web import run_index, run_view, server
 from stoker.web.alerts import alerts_of
@@ -533,18 +533,7 @@ def test_lines_that_a_scan_reads_reach_pages_at_once(tmp_path: Path) -> None:
 def test_a_run_elsewhere_is_a_row_before_it_is_fetched(tmp_path: Path) -> None:
     """launch.json makes the row and says the state; without a lock here; and one that was fetched midway runs on."""
     state = LaunchState(phase="running", why="training", at="2026-01-01T01:30:00+00:00")
-    launch = Launch(
-        run="there",
-        place="ssh:box",
-        kind="ssh",
-        handle={},
-        identity="1d",
-        code_digest="c0de",
-        environment_digest="",
-        arguments=(),
-        submitted_at="2026-01-01T00:00:00+00:00",
-        states=(state,),
-    )
+    launch = story.launched(submitted_at="2026-01-01T00:00:00+00:00", states=(state,))
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "launch.json").write_text(dumps(launch))
     events = as_log(story.young_run())
@@ -584,15 +573,9 @@ def test_a_run_elsewhere_costs_all_the_time_it_held_devices(tmp_path: Path) -> N
     def state(phase: Any, minute: int) -> LaunchState:
         return LaunchState(phase=phase, why="", at=f"2026-01-01T{10 + minute // 60}:{minute % 60:02}:00+00:00")
 
-    launch = Launch(
-        run="run",
+    launch = story.launched(
         place="sky:spot",
         kind="sky",
-        handle={},
-        identity="1d",
-        code_digest="c0de",
-        environment_digest="",
-        arguments=(),
         submitted_at="2026-01-01T10:00:00+00:00",
         price_per_h=6.0,
         max_cost=12.0,

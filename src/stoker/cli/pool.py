@@ -69,6 +69,18 @@ def client_of(address: str | None, key: str | None = None) -> pool.PoolClient:
     return pool.PoolClient(pool.PoolAddress.parse(address), None if key is None else pool.own_key(key))
 
 
+def _operator(address: str | None, folder: Path | None) -> pool.PoolClient:
+    """A client of the pool with the key of its operator, which is in the control plane's folder."""
+    client = client_of(address)
+    client.key = pool.read_key((pool.pool_folder() if folder is None else folder) / "control.key")
+    return client
+
+
+def _amount(text: str, option: str) -> float:
+    """Money [USD], of which there may be none."""
+    return 0.0 if text.strip() in ("0", "0usd") else parse_money(text, option)
+
+
 def pool_serve(
     folder: PoolFolder = None,
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Beyond 127.0.0.1: with TLS.")] = "127.0.0.1",
@@ -124,9 +136,7 @@ def pool_serve(
             is_open=is_open,
             verdicts_to_slash=verdicts,
             least_window_s=0 if window is None else int(parse_duration(window, "--least-window")),
-            forward_price=0
-            if forward_price.strip() in ("0", "0usd")
-            else round(parse_money(forward_price, "--forward-price") * pool.CREDIT),
+            forward_price=round(_amount(forward_price, "--forward-price") * pool.CREDIT),
             forward_quota_bytes=0 if forward_quota is None else int(parse_memory(forward_quota, "--forward-quota")),
         )
         if (chain is None) != (contract is None) or (money_in_contract and chain is None):
@@ -162,15 +172,14 @@ def pool_wallet(
     """Show your key and what it has; with --grant, as the pool's operator, give credits to a key."""
     with pool_errors():
         if grant:
-            operator = client_of(address)
-            operator.key = pool.read_key((pool.pool_folder() if folder is None else folder) / "control.key")
+            operator = _operator(address, folder)
             for word in grant:
                 account, equals, amount = word.partition("=")
                 if not equals:
                     raise BadJob(f"--grant {word}: wanted KEY=AMOUNT, such as {pool.own_key(key).public}=5usd")
-                granted = 0.0 if amount.strip() in ("0", "0usd") else parse_money(amount, "--grant")
                 try:
-                    body = pool.Deposited(account=account.strip(), amount=round(granted * pool.CREDIT))
+                    granted = round(_amount(amount, "--grant") * pool.CREDIT)
+                    body = pool.Deposited(account=account.strip(), amount=granted)
                 except ValueError as problem:
                     raise BadJob(f"--grant {word}: {problem}") from problem
                 operator.post(body)
@@ -218,9 +227,7 @@ def pool_team(
             )
         except ValueError as problem:
             raise BadJob(f"stoker pool team: {problem}") from problem
-        operator = client_of(address)
-        operator.key = pool.read_key((pool.pool_folder() if folder is None else folder) / "control.key")
-        receipt = operator.post(body)
+        receipt = _operator(address, folder).post(body)
         print(f"team {team} of {len(body.members)}, event {receipt.seq}")
 
 
@@ -347,7 +354,7 @@ def pool_offers(
         offers = client.state("offers")
         if job_file is not None:
             needs = {
-                "value": 0.0 if value.strip() in ("0", "0usd") else parse_money(value, "--value"),
+                "value": _amount(value, "--value"),
                 "verify": verify / 100,
                 "max_cost": None if max_cost is None else parse_money(max_cost),
                 "isolation": isolation,

@@ -73,7 +73,6 @@ _LAUNCH, _ORDER, _STOP = "launch", "order.json", "stop"
 _POSITIONS = ("progress", "checkpointed", "evaluated")
 _BEGUN_WITHIN_S = 10.0
 _OTHERS_NOTICE_S = 3.0
-_FULL_BYTES = 1 << 20
 """Before ranks of several hosts start again: those that are left of the last start have to end first [s]."""
 
 _FULL_BYTES = 1 << 20
@@ -631,33 +630,27 @@ def state_of(directory: Path) -> LaunchState:
     A watching process of this machine that is gone without having said how it ended is `lost`; so is one of another
     machine that gave no sign of life for `STALE_S`, and a run of which no host said anything for so long.
     """
+    state = _state_of(directory)
+    with suppress(OSError):
+        return noting_full_disk(state, directory, shutil.disk_usage(directory).free)
+    return state
+
+
+def _state_of(directory: Path) -> LaunchState:
     order, folder = read_order(directory), directory / _LAUNCH
-    now_s, full = _disk_time(folder), _full_disk(folder)
+    now_s = _disk_time(folder)
     states = []
     for path in sorted(folder.glob("host-*.json")):
         state = read_host_state(path)
         if state is not None and state.submitted_at == order.submitted_at:
             with suppress(OSError):
-                seen = _with_evidence(state, now_s - path.stat().st_mtime)
-                states.append(
-                    replace(seen, evidence=seen.evidence + full) if seen.phase in {"lost", "failed"} else seen
-                )
+                states.append(_with_evidence(state, now_s - path.stat().st_mtime))
     if not states:
         silent_s = now_s - (folder / _ORDER).stat().st_mtime
         if silent_s > STALE_S:
-            return seen_now(
-                "lost", "it was sent, and no host ever started it", f"no word of it for {silent_s:.0f} s{full}"
-            )
+            return seen_now("lost", "it was sent, and no host ever started it", f"no word of it for {silent_s:.0f} s")
         return seen_now("starting", "no host has said anything yet")
     return combined(states)
-
-
-def _full_disk(folder: Path) -> str:
-    """Evidence of a full disk, which is all that could be written then; else ""."""
-    with suppress(OSError):
-        free = shutil.disk_usage(folder).free
-        return f"; the disk there is full ({free:,} bytes free)" if free < _FULL_BYTES else ""
-    return ""
 
 
 def _disk_time(folder: Path) -> float:
@@ -823,8 +816,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     directory: Path = options.directory.absolute()
     try:
         if options.command == "state":
-            state = noting_full_disk(state_of(directory), directory, shutil.disk_usage(directory).free)
-            print(json.dumps(to_json(state)))  # noqa: T201 - the answer to the other end of the line
+            print(json.dumps(to_json(state_of(directory))))  # noqa: T201 - the answer to the other end of the line
         elif options.command == "stop":
             ask_to_stop(directory)
         else:

@@ -9,7 +9,6 @@ and nothing is ended, restarted or taken for lost. It ends a run only where the 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,7 +26,7 @@ from stoker.records.plan import Forecast
 from stoker.records.progress import read_event
 from stoker.reporting.event_text import describe_event
 from stoker.store import RunDirectory, RunLock, disk_errors, write_atomic
-from stoker.store.files import append_at, disk
+from stoker.store.files import append_at, disk, read_lines, whole_bytes
 from stoker.store.run_files import LAUNCH
 from stoker.units import format_bytes, format_seconds
 
@@ -102,23 +101,14 @@ class EventStream:
 
     def new_events(self) -> list[Event]:
         """Events of the file here that were not returned before; a line that cannot be read is a `warned` event."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._shown)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
         events: list[Event] = []
-        start = self._shown
-        self._shown += len(whole)
-        for line in whole.splitlines():
+        for line in read_lines(self._path, self._shown):
             try:
                 events.append(read_event(line))
             except ValueError as problem:
-                message = f"a line of the log, {start} bytes from its beginning, cannot be read: {problem}"
+                message = f"a line of the log, {self._shown} bytes from its beginning, cannot be read: {problem}"
                 events.append(Event(kind="warned", at=events[-1].at if events else 0.0, fields={"message": message}))
-            start += len(line) + 1
+            self._shown += len(line) + 1
         return events
 
 
@@ -509,14 +499,7 @@ def _whole_bytes(path: Path) -> int:
     if not path.exists():
         return 0
     with path.open("rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - 65_536)
-            file.seek(start)
-            if (at := file.read(end - start).rfind(b"\n")) >= 0:
-                return start + at + 1
-            end = start
-    return 0
+        return whole_bytes(file.fileno())
 
 
 def _saved_there(launcher: Launcher, launch: Launch) -> tuple[int, int]:

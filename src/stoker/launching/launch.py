@@ -17,8 +17,8 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -135,7 +135,7 @@ def launch(
             _require_its_limits(before, state, options)
             because = f"{directory.name} is {state.phase} at {before.place}: {state.why}"
             return LaunchedRun(directory=directory, launch=before, is_new=False, because=because)
-    with _held(directory):
+    with RunLock(directory.path):
         submission = prepare(path, job, entry, directory, on, options)
         earlier: tuple[LaunchState, ...] = ()
         if before is not None and before.run == directory.name:
@@ -553,13 +553,6 @@ def _with_state(directory: RunDirectory, launch: Launch, state: LaunchState) -> 
     launch = replace(launch, states=(*launch.states, state))
     directory.write(LAUNCH, launch)
     return launch
-
-
-@contextmanager
-def _held(directory: RunDirectory) -> Iterator[None]:
-    """Hold the run's directory here; where the launch fails and it is new, nothing of it stays."""
-    with RunLock(directory.path):
-        yield
 
 
 _PATH_FIELDS = ("paths", "root", "_labels_file", "_given", "_clean")

@@ -115,6 +115,17 @@ class Offer:
     is_rented: bool = False
     why: str = ""
 
+    @classmethod
+    def of(cls, target: LaunchTarget, **more: Any) -> Offer:
+        """A way to run the job in just the shape of the target; `more` are further fields of it."""
+        return cls(
+            text=target.text,
+            num_nodes=target.num_nodes,
+            devices_each=target.devices_each,
+            device=target.device,
+            **more,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -216,30 +227,6 @@ def notice_s(save_s: float, limit_s: float | None = None) -> float:
 
 SHAPE = re.compile(r"(?:(\d+)[x×])?(?:(\d+)[x×])?([A-Za-z][A-Za-z0-9._-]*)")
 """A shape of a job: `a100`, `4xa100`, `2x4xa100`."""
-
-
-def read_shape(word: str, shape: str, syntax: str, *, one_node: str = "") -> tuple[int, int, str]:
-    """Nodes, devices on each, and the device in small letters ("" for `here`) of a shape such as `2x4xa100`.
-
-    Args:
-        word: the whole word of `--on`, for messages.
-        shape: the part of it that is read.
-        syntax: form of the words.
-        one_node: what to do instead of asking for several nodes; "" where there are several.
-
-    Raises:
-        NoDevice: it is no shape, asks for nothing, or for several nodes where there is one.
-    """
-    match = SHAPE.fullmatch(shape)
-    if match is None:
-        raise NoDevice(f"--on {word} cannot be read: {shape!r} is no shape.", remedy=f"The form is {syntax}.")
-    first, second, device = match[1], match[2], match[3].lower()
-    nodes, each = (int(first), int(second)) if second else (1, int(first or 1))
-    if 0 in {nodes, each}:
-        raise NoDevice(f"--on {word} asks for no device.", remedy=f"The form is {syntax}.")
-    if nodes > 1 and one_node:
-        raise NoDevice(f"--on {word} asks for {nodes} nodes.", remedy=one_node)
-    return nodes, each, "" if device == "here" else device
 
 
 def is_model(name: str, device: str) -> bool:
@@ -365,6 +352,48 @@ class Launcher(abc.ABC):
             NoDevice: the word cannot be read; the remedy shows the syntax.
         """
 
+    def unreadable(self, text: str, example: str = "", *, why: str = " cannot be read") -> NoDevice:
+        """The error for a word, of which `text` follows the kind and colon; `example` is a word as it should be."""
+        form = f"The form is {self.syntax}{f', as in {example}' if example else ''}."
+        return NoDevice(f"--on {self.kind}:{text}{why}.", remedy=form)
+
+    def shape_in(self, text: str, shape: str, *, one_node: str = "") -> tuple[int, int, str]:
+        """Nodes, devices on each, and the device in small letters ("" for `here`) of a shape such as `2x4xa100`.
+
+        Args:
+            text: the word that it is a part of, without its kind and colon.
+            shape: the part.
+            one_node: what to do instead of asking for several nodes; "" where there are several.
+
+        Raises:
+            NoDevice: it is no shape, asks for nothing, or for several nodes where there is one.
+        """
+        match = SHAPE.fullmatch(shape)
+        if match is None:
+            raise self.unreadable(text, why=f" cannot be read: {shape!r} is no shape")
+        first, second, device = match[1], match[2], match[3].lower()
+        nodes, each = (int(first), int(second)) if second else (1, int(first or 1))
+        if 0 in {nodes, each}:
+            raise self.unreadable(text, why=" asks for no device")
+        if nodes > 1 and one_node:
+            raise NoDevice(f"--on {self.kind}:{text} asks for {nodes} nodes.", remedy=one_node)
+        return nodes, each, "" if device == "here" else device
+
+    def target(
+        self, text: str, address: str, shape: tuple[int, int, str], options: frozenset[str] = frozenset()
+    ) -> LaunchTarget:
+        """The target of a word, of which `text` follows the kind and colon; `shape` is as of `shape_in`."""
+        nodes, each, device = shape
+        return LaunchTarget(
+            text=f"{self.kind}:{text}",
+            kind=self.kind,
+            address=address,
+            num_nodes=nodes,
+            devices_each=each,
+            device=device,
+            options=options,
+        )
+
     @abc.abstractmethod
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
         """The resources of the place, and what is missing; changes nothing there."""
@@ -394,9 +423,15 @@ class Launcher(abc.ABC):
         """At the place: which ranks this host starts, from the scheduler's variables; all of them where it is alone.
 
         Called by `at_place` alone, which our own script started: nothing is guessed from variables elsewhere. Imports
-        neither torch nor the launcher's client library.
+        neither torch nor the launcher's client library. Here from the variables of launchers that start the hosts
+        themselves.
         """
-        return HostRanks()
+        return HostRanks(
+            host=int(environ.get("STOKER_HOST", "0")),
+            num_hosts=int(environ.get("STOKER_HOSTS", "1")),
+            master=environ.get("STOKER_MASTER", ""),
+            port=int(environ.get("STOKER_PORT", "0")),
+        )
 
     @abc.abstractmethod
     def state(self, handle: Handle) -> LaunchState:

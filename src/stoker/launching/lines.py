@@ -18,13 +18,14 @@ import hashlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import stat
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -34,7 +35,7 @@ from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable
 from stoker.launching.bundle import TreeFile
 from stoker.launching.launcher import ASK_AGAIN, LEFT_THERE
 from stoker.launching.start_up import LOOP_PROGRAM
-from stoker.store.files import aside_path, is_aside
+from stoker.store.files import is_aside, written_aside
 from stoker.units import format_bytes, format_seconds
 
 CONFIG_VARIABLE = "STOKER_SSH_CONFIG"
@@ -456,18 +457,12 @@ def extract_tar(stream: IO[bytes], into: Path, paths: set[str]) -> set[str]:
                 continue
             target = into / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            aside = aside_path(target)
-            try:
+            with written_aside(target) as aside:
                 with aside.open("wb") as file:
-                    while block := content.read(1 << 20):
-                        file.write(block)
+                    shutil.copyfileobj(content, file, 1 << 20)
                     file.flush()
                     os.fsync(file.fileno())
                 os.utime(aside, (member.mtime, member.mtime))
-                aside.replace(target)
-            except BaseException:
-                aside.unlink(missing_ok=True)
-                raise
             written.add(name)
     return written
 
@@ -512,26 +507,20 @@ def is_inside(name: str) -> bool:
     return bool(name) and not name.startswith("/") and ".." not in Path(name).parts
 
 
-class _killed_on_error:  # noqa: N801 - reads as the statement it is
+@contextmanager
+def _killed_on_error(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Within the block, an error ends the process, which may tidy up first: the block of Popen would wait for it."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-
-    def __enter__(self) -> None:
-        """Nothing."""
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """After an error close its input, and kill it if that does not end it."""
-        if kind is None:
-            return
+    try:
+        yield
+    except BaseException:
         with suppress(OSError):
-            if self._process.stdin is not None:
-                self._process.stdin.close()
+            if process.stdin is not None:
+                process.stdin.close()
         try:
-            self._process.wait(_TIDY_UP_S)
+            process.wait(_TIDY_UP_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            process.kill()
+        raise
 
 
 def _control_folder() -> Path:

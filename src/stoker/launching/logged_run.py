@@ -18,11 +18,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import platform
 import re
 import shlex
-import shutil
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,6 +33,7 @@ from stoker.launching.at_place import HostSupervisor, LaunchOrder, state_of
 from stoker.launching.launcher import LEFT_THERE, HostRanks, Submission
 from stoker.records.codec import dumps, loads, to_json
 from stoker.records.launch import LaunchState
+from stoker.store.files import read_lines, written_aside
 
 ONE_NODE = (
     "A run has one node there, since several would need a shared disk for its directory: take the devices of one node, "
@@ -164,12 +163,10 @@ def repeated(directory: Path) -> Iterator[None]:
 
     def look() -> None:
         nonlocal position, shown
-        with suppress(OSError), (directory / "events.jsonl").open("rb") as log:
-            log.seek(position)
-            whole = log.read()
-            whole = whole[: whole.rfind(b"\n") + 1]
-            position += len(whole)
-            _print(EVENT + line for line in whole.splitlines())
+        with suppress(OSError):
+            lines = read_lines(directory / "events.jsonl", position)
+            position += sum(len(line) + 1 for line in lines)
+            _print(EVENT + line for line in lines)
         with suppress(PlaceFailed, OSError):
             state = state_of(directory)
             line = json.dumps(to_json(replace(state, at=""))).encode()
@@ -254,9 +251,8 @@ def write_files(log: bytes, into: Path, expected: Mapping[str, tuple[str, int]])
             continue
         path = into / PurePosixPath(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".writing-{path.name}-{os.getpid()}")
-        aside.write_bytes(content)
-        shutil.move(aside, path)
+        with written_aside(path) as aside:
+            aside.write_bytes(content)
     return missing
 
 

@@ -29,18 +29,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import NoDevice, PlaceFailed, PlaceUnreachable, first_line
+from stoker.errors import PlaceFailed, PlaceUnreachable, first_line
 from stoker.launching.environment_lock import EnvironmentLock
 from stoker.launching.launcher import (
     Handle,
-    HostRanks,
     Launcher,
     LaunchTarget,
     Offer,
     Probe,
     Request,
     Submission,
-    read_shape,
     seen_now,
     train_command,
     utc_now,
@@ -58,7 +56,6 @@ from stoker.records.launch import ENDED, LaunchState
 from stoker.store.files import sha256_file
 from stoker.units import format_bytes
 
-_SYNTAX = "ray:[http[s]://]HEAD[:8265][/[NODES×][N×]cpu|here|DEVICE]"
 _MOST_PACKAGE_BYTES = 500 * 2**20
 _MOST_FETCHED_BYTES = 2**30
 _TIMEOUT_S, _UPLOAD_TIMEOUT_S = 20.0, 600.0
@@ -71,7 +68,7 @@ class RayLauncher(Launcher):
     """A Ray cluster, by the address of its dashboard."""
 
     kind = "ray"
-    syntax = _SYNTAX
+    syntax = "ray:[http[s]://]HEAD[:8265][/[NODES×][N×]cpu|here|DEVICE]"
     options = ("root", "cpus")
 
     def parse(self, text: str) -> LaunchTarget:
@@ -79,20 +76,12 @@ class RayLauncher(Launcher):
         form = r"(?:(https?)://)?([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(?::(\d+))?(?:/([\w.×-]+))?"
         match = re.fullmatch(form, text.strip())
         if match is None:
-            raise NoDevice(f"--on ray:{text} cannot be read.", remedy=f"The form is {_SYNTAX}, as in ray:head:8265/4.")
+            raise self.unreadable(text, "ray:head:8265/4")
         scheme, host, port, shape = match.groups()
         shape = f"{shape}xhere" if (shape or "").isdigit() else shape or "here"
-        nodes, each, device = read_shape(f"ray:{text}", shape, _SYNTAX)
         port = port or ("" if scheme == "https" else "8265")
         address = f"{scheme or 'http'}://{host}{f':{port}' if port else ''}"
-        return LaunchTarget(
-            text=f"ray:{text}",
-            kind=self.kind,
-            address=address,
-            num_nodes=nodes,
-            devices_each=each,
-            device=device,
-        )
+        return self.target(text, address, self.shape_in(text, shape))
 
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
         """Version and nodes of the cluster, and whether as many as are asked for have the devices."""
@@ -125,18 +114,8 @@ class RayLauncher(Launcher):
         free = [used[name][1] - used[name][0] for used in usage.values() if name in used]
         is_free = sum(amount >= needed for amount in free) >= target.num_nodes
         why = "Ray's autoscaler reports free nodes" if is_free else "Ray says nothing about when devices are free"
-        return (
-            Offer(
-                text=target.text,
-                num_nodes=target.num_nodes,
-                devices_each=target.devices_each,
-                device=target.device,
-                starts_in_s=0.0 if is_free else None,
-                price_per_h=None,
-                price_source="a cluster that is there: no price is known",
-                why=why,
-            ),
-        )
+        starts_in_s, source = 0.0 if is_free else None, "a cluster that is there: no price is known"
+        return (Offer.of(target, starts_in_s=starts_in_s, price_source=source, why=why),)
 
     def script(self, submission: Submission) -> str:
         """The job as it is posted."""
@@ -195,15 +174,6 @@ class RayLauncher(Launcher):
         tell(f"posting the job {job['submission_id']}")
         _request(address, "/api/jobs/", method="POST", body=json.dumps(job).encode(), timeout_s=60.0)
         return _handle(submission, str(job["submission_id"]), sent)
-
-    def ranks(self, environ: Mapping[str, str]) -> HostRanks:
-        """From the variables that `ray_nodes` set; all of them where the run has one node."""
-        return HostRanks(
-            host=int(environ.get("STOKER_HOST", "0")),
-            num_hosts=int(environ.get("STOKER_HOSTS", "1")),
-            master=environ.get("STOKER_MASTER", ""),
-            port=int(environ.get("STOKER_PORT", "0")),
-        )
 
     def state(self, handle: Handle) -> LaunchState:
         """By Ray's status of the job, and in it by what the run prints of itself."""

@@ -25,7 +25,8 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -44,7 +45,6 @@ from stoker.launching.launcher import (
     Probe,
     Request,
     Submission,
-    read_shape,
     require_lasting_keep,
     seen_now,
     train_command,
@@ -61,7 +61,6 @@ from stoker.records.launch import ENDED, LaunchPhase, LaunchState
 from stoker.store.remote_runs import RemoteRuns, bring_home
 from stoker.units import format_money, format_seconds
 
-_SYNTAX = "sky:CLOUD|any/[N×]DEVICE[:spot]"
 STARTING_S = 300.0
 """Time from the request of a machine to the run's start [s]: a judgement; earlier runs of the place replace it."""
 PREEMPTED_PER_H = 0.05
@@ -182,7 +181,7 @@ class SkyLauncher(Launcher):
     """Clouds that SkyPilot has credentials of."""
 
     kind = "sky"
-    syntax = _SYNTAX
+    syntax = "sky:CLOUD|any/[N×]DEVICE[:spot]"
     options = ("root",)
 
     def parse(self, text: str) -> LaunchTarget:
@@ -190,18 +189,11 @@ class SkyLauncher(Launcher):
         match = re.fullmatch(r"([a-z]+)(?:/([\w.×-]+))?((?::[a-z]+)*)", text.strip())
         options = frozenset(match[3].split(":")[1:]) if match else frozenset()
         if match is None:
-            raise NoDevice(f"--on sky:{text} cannot be read.", remedy=f"The form is {_SYNTAX}, as in sky:any/l4:spot.")
+            raise self.unreadable(text, "sky:any/l4:spot")
         if unknown := sorted(options - {"spot"}):
             raise NoDevice(f"--on sky:{text}: {unknown[0]!r} is no option.", remedy=nearest(unknown[0], ["spot"]))
-        _, each, device = read_shape(f"sky:{text}", match[2] or "here", _SYNTAX, one_node=ONE_NODE)
-        return LaunchTarget(
-            text=f"sky:{text}",
-            kind=self.kind,
-            address=match[1],
-            devices_each=each,
-            device=device_name(device) if device else "",
-            options=options,
-        )
+        nodes, each, device = self.shape_in(text, match[2] or "here", one_node=ONE_NODE)
+        return self.target(text, match[1], (nodes, each, device_name(device) if device else ""), options)
 
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
         """SkyPilot's version, its enabled clouds, and the cheapest machine with the devices."""
@@ -492,32 +484,34 @@ def _record(name: str) -> dict[str, Any] | None:
         if re.search(r"sky-jobs-controller\S* does not exist", problem.message):  # before the first job, or taken down
             return None
         raise
-    try:
+    with _readable("sky jobs queue", text):
         found = re.search(r"^\[", text, re.MULTILINE)  # after what it says of its controller
         records = json.loads(text[found.start() :]) if found else []
         named = [record for record in records if record.get("job_name") == name]
-    except (ValueError, AttributeError) as error:
-        raise PlaceFailed(
-            f"`sky jobs queue` answers with something else than JSON: {text[:80]!r}",
-            remedy="Stoker knows SkyPilot 0.14.",
-        ) from error
     return max(named, key=lambda record: int(record.get("job_id") or 0), default=None)
 
 
 def _storage_clouds() -> set[str]:
     """Clouds in which SkyPilot may make buckets, in small letters."""
     text = _sky("check", "--output", "json")
-    try:
+    with _readable("sky check", text):
         spaces: dict[str, dict[str, list[str]]] = json.loads(text[text.index("{") :])
-        return {
-            name.lower()
-            for space in spaces.values()
-            for name, capabilities in space.items()
-            if "storage" in capabilities
-        }
+        clouds = [cloud for space in spaces.values() for cloud in space.items()]
+        return {name.lower() for name, capabilities in clouds if "storage" in capabilities}
+
+
+@contextmanager
+def _readable(command: str, text: str) -> Iterator[None]:
+    """Errors of reading what a command printed as one that names it.
+
+    Raises:
+        PlaceFailed: it is not what is read in the block.
+    """
+    try:
+        yield
     except (ValueError, AttributeError, TypeError) as error:
         raise PlaceFailed(
-            f"`sky check` answers with something else than JSON: {text[:80]!r}", remedy="Stoker knows SkyPilot 0.14."
+            f"`{command}` answers with something else than JSON: {text[:80]!r}", remedy="Stoker knows SkyPilot 0.14."
         ) from error
 
 

@@ -41,7 +41,6 @@ from stoker.launching.launcher import (
     Request,
     Submission,
     notice_s,
-    read_shape,
     require_known,
     seen_now,
     train_command,
@@ -70,7 +69,6 @@ from stoker.records.codec import loads
 from stoker.records.launch import ENDED, LaunchState
 from stoker.units import format_seconds
 
-_SYNTAX = "slurm:[[login@]host:][partition][/[nodes×][devices×]DEVICE][:option=value,…]"
 _PASSED_ON = ("account", "qos", "constraint", "reservation", "mem")
 _DEFAULTS = {
     "account": ("SBATCH_ACCOUNT",),
@@ -101,7 +99,7 @@ class SlurmLauncher(Launcher):
     """A Slurm cluster whose commands are on this machine, or on a login node."""
 
     kind = "slurm"
-    syntax = _SYNTAX
+    syntax = "slurm:[[login@]host:][partition][/[nodes×][devices×]DEVICE][:option=value,…]"
     options = ("account", "qos", "constraint", "reservation", "time", "cpus", "mem", "root", "data")
     limits_time = True
 
@@ -113,19 +111,10 @@ class SlurmLauncher(Launcher):
         if not has_host and "@" in where:
             host, partition = where, ""
         if not re.fullmatch(r"[\w.-]*", partition):
-            remedy = f"The form is {_SYNTAX}, as in slurm:gpu/2x4xa100."
-            raise NoDevice(f"--on slurm:{text} cannot be read.", remedy=remedy)
-        nodes, each, device = read_shape(f"slurm:{text}", shape, _SYNTAX) if slash else (1, 1, "")
+            raise self.unreadable(text, "slurm:gpu/2x4xa100")
         chosen = frozenset(word.strip() for word in options.split(",")) if colon else frozenset()
-        target = LaunchTarget(
-            text=f"slurm:{text}",
-            kind=self.kind,
-            address=f"{host}:{partition}",
-            num_nodes=nodes,
-            devices_each=each,
-            device=device,
-            options=chosen,
-        )
+        read = self.shape_in(text, shape) if slash else (1, 1, "")
+        target = self.target(text, f"{host}:{partition}", read, chosen)
         try:
             _options(target, {})
             _line(target)

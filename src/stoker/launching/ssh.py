@@ -31,7 +31,6 @@ from stoker.launching.environment_lock import EnvironmentLock
 from stoker.launching.launcher import (
     ROOT,
     Handle,
-    HostRanks,
     Launcher,
     LaunchTarget,
     Offer,
@@ -39,7 +38,6 @@ from stoker.launching.launcher import (
     Request,
     Submission,
     is_model,
-    read_shape,
     seen_now,
     train_command,
     utc_now,
@@ -52,7 +50,6 @@ from stoker.units import format_bytes, format_seconds
 
 R = TypeVar("R")
 
-_SYNTAX = "ssh:[user@]host[:port][,host2…][/[N×]cpu|here|DEVICE]"
 _MOST_CLOCK_S = 600.0
 _LEAST_FREE_BYTES = 1 << 30
 _HANDLE = "handle.json"
@@ -91,7 +88,7 @@ class SshLauncher(Launcher):
     """Hosts that the user can log into."""
 
     kind = "ssh"
-    syntax = _SYNTAX
+    syntax = "ssh:[user@]host[:port][,host2…][/[N×]cpu|here|DEVICE]"
     options = ("root", "data", "clock", "python", "port")
 
     def parse(self, text: str) -> LaunchTarget:
@@ -99,11 +96,11 @@ class SshLauncher(Launcher):
         address, slash, shape = text.strip().partition("/")
         hosts = [host.strip() for host in address.split(",")]
         if not all(hosts):
-            raise NoDevice(f"--on ssh:{text} cannot be read.", remedy=f"The form is {_SYNTAX}, as in ssh:me@box/2xcpu.")
+            raise self.unreadable(text, "ssh:me@box/2xcpu")
         each, device = 1, ""
         if slash:
             one_node = f"Name each host: ssh:{hosts[0]},…/{shape.partition('x')[2]}."
-            _, each, device = read_shape(f"ssh:{text}", shape, _SYNTAX, one_node=one_node)
+            _, each, device = self.shape_in(text, shape, one_node=one_node)
         if len(set(hosts)) < len(hosts):
             raise NoDevice(
                 f"--on ssh:{text} names a host twice.", remedy=f"One host with two devices is {hosts[0]}/2xcpu."
@@ -112,15 +109,8 @@ class SshLauncher(Launcher):
             for host in hosts:
                 line_to(host)
         except PlaceFailed as error:
-            raise NoDevice(f"--on ssh:{text}: {error.message}.", remedy=f"The form is {_SYNTAX}.") from error
-        return LaunchTarget(
-            text=f"ssh:{text}",
-            kind=self.kind,
-            address=",".join(hosts),
-            num_nodes=len(hosts),
-            devices_each=each,
-            device=device,
-        )
+            raise self.unreadable(text, why=f": {error.message}") from error
+        return self.target(text, ",".join(hosts), (len(hosts), each, device))
 
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
         """The resources of each host; all are asked at once."""
@@ -153,19 +143,8 @@ class SshLauncher(Launcher):
 
     def offers(self, request: Request) -> tuple[Offer, ...]:
         """The hosts as they are: there is no queue, and no price that Stoker knows."""
-        target = request.target
-        return (
-            Offer(
-                text=target.text,
-                num_nodes=target.num_nodes,
-                devices_each=target.devices_each,
-                device=target.device,
-                starts_in_s=0.0,
-                price_per_h=None,
-                price_source="a host of one's own: no price is known",
-                why="hosts by SSH have no queue",
-            ),
-        )
+        source, why = "a host of one's own: no price is known", "hosts by SSH have no queue"
+        return (Offer.of(request.target, starts_in_s=0.0, price_source=source, why=why),)
 
     def script(self, submission: Submission) -> str:
         """The commands of `start`, in order."""
@@ -233,15 +212,6 @@ class SshLauncher(Launcher):
             return None
         handle: Handle = record_there(line, f"{folder}/{_HANDLE}", lambda: json.loads(text))
         return None if self.state(handle).phase in ENDED else {**handle, "sent_bytes": 0}
-
-    def ranks(self, environ: Mapping[str, str]) -> HostRanks:
-        """From the variables that `start` set."""
-        return HostRanks(
-            host=int(environ["STOKER_HOST"]),
-            num_hosts=int(environ["STOKER_HOSTS"]),
-            master=environ.get("STOKER_MASTER", ""),
-            port=int(environ.get("STOKER_PORT", "0")),
-        )
 
     def state(self, handle: Handle) -> LaunchState:
         """The state by the hosts; one that does not answer counts only if another one misses it as well."""

@@ -7,26 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.errors import NoDevice, PlaceFailed
-from stoker.launching.launcher import (
-    Handle,
-    Launcher,
-    LaunchTarget,
-    Offer,
-    Probe,
-    Request,
-    Submission,
-    read_shape,
-)
+from stoker.errors import PlaceFailed
+from stoker.launching.launcher import Handle, Launcher, LaunchTarget, Offer, Probe, Request, Submission
 from stoker.records.launch import LaunchState
 
 if TYPE_CHECKING:
     from stoker.jobs import Entry, Job
-
-_SYNTAX = "pool[:OFFER][/[Nx]cpu|DEVICE]"
 
 _ONE_MACHINE = "A lease is of one machine, with all devices of its offer: pool/8xh100."
 
@@ -50,7 +40,7 @@ class PoolLauncher(Launcher):
     """Agents of a pool."""
 
     kind = "pool"
-    syntax = _SYNTAX
+    syntax = "pool[:OFFER][/[Nx]cpu|DEVICE]"
     options = (
         "pool",
         "key",
@@ -75,17 +65,10 @@ class PoolLauncher(Launcher):
         """An offer by name, or the best; and the device to ask for."""
         match = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})?(?:/(\S+))?", text.strip())
         if match is None:
-            raise NoDevice(
-                f"--on pool:{text} cannot be read.", remedy=f"The form is {_SYNTAX}, as in pool or pool:box."
-            )
-        _, each, device = read_shape(f"pool:{text}", match[2] or "here", _SYNTAX, one_node=_ONE_MACHINE)
-        return LaunchTarget(
-            text=f"pool:{text.strip()}" if text else "pool",
-            kind=self.kind,
-            address=match[1] or "",
-            devices_each=each,
-            device=device,
-        )
+            raise self.unreadable(text, "pool or pool:box")
+        shape = self.shape_in(text, match[2] or "here", one_node=_ONE_MACHINE)
+        target = self.target(text.strip(), match[1] or "", shape)
+        return target if text else replace(target, text=self.kind)
 
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
         """What is offered now."""

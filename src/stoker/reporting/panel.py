@@ -109,7 +109,8 @@ class RunSnapshot:
 
     def after(self, event: Event) -> RunSnapshot:
         """The run as it stands once `event` has happened."""
-        changes = _CHANGES[event.kind](self, event)
+        change = _CHANGES.get(event.kind)
+        changes = {} if change is None else change(self, event)
         known = {name: value for name, value in changes.items() if value is not None or name in _MAY_BECOME_UNKNOWN}
         return dataclasses.replace(self, **known)
 
@@ -210,10 +211,6 @@ def _checkpointed(_: RunSnapshot, event: Event) -> dict[str, Any]:
     return {"saved_at": event.at, "saved_samples": samples, "saved_bytes": finite(event, "bytes")}
 
 
-def _unchanged(_: RunSnapshot, __: Event) -> dict[str, Any]:
-    return {}
-
-
 def _noted(_: RunSnapshot, event: Event) -> dict[str, Any]:
     """The phase of a run elsewhere, from its notes."""
     phase = text(event, "phase")
@@ -260,15 +257,12 @@ _CHANGES = {
     "evaluated": _evaluated,
     "checkpointed": _checkpointed,
     "noted": _noted,
-    "warned": _unchanged,
     "replanned": _replanned,
     "settled": _settled,
-    "recovered": _unchanged,
-    "skipped": _unchanged,
-    "logged": _unchanged,
     "stopped": _stopped,
     "finished": _finished,
 }
+"""By the kind of event what it changes; other kinds change nothing."""
 
 
 EMBER = "#e8701a"

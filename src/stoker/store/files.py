@@ -170,15 +170,29 @@ def write_atomic(
     """
     data = printable(content).encode() if isinstance(content, str) else content
     with disk_errors(path, what or path.name, needed_bytes=len(data), error=error):
-        aside = aside_path(path)
-        try:
+        with written_aside(path) as aside:
             write_file(aside, data)
-            disk().rename(aside, path)
-        except BaseException:
-            with suppress(OSError):  # it may never have come to be; the first error is the one to report
-                disk().remove_file(aside)
-            raise
         disk().sync_directory(path.parent)
+
+
+@contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """A path next to `path` for a file or folder that the block writes, and that has the name `path` after it.
+
+    After an error `path` is as it was, and what was written is removed where it can be. The block syncs what it writes;
+    the name is durable once the directory is synced too.
+
+    Raises:
+        OSError: untranslated.
+    """
+    aside = aside_path(path)
+    try:
+        yield aside
+        disk().rename(aside, path)
+    except BaseException:
+        with suppress(OSError):  # it may never have come to be; the first error is the one to report
+            remove_tree(aside)
+        raise
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -301,17 +315,20 @@ def _whole_or_not(descriptor: int, end: int) -> Iterator[None]:
         raise
 
 
-def read_lines(path: Path) -> list[bytes]:
-    """The whole lines of a log, without line breaks; a last line that was cut off is left out. No log, no lines.
+def read_lines(path: Path, offset: int = 0) -> list[bytes]:
+    """The whole lines of a log from byte `offset` on, without line breaks; a last line that was cut off is left out.
+
+    No log, no lines. Each takes its length and one byte more.
 
     Raises:
         OSError: it is there and cannot be read.
     """
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read().split(b"\n")[:-1]
     except FileNotFoundError:
         return []
-    return content.split(b"\n")[:-1]
 
 
 def read_record(path: Path, kind: type[R], *, remedy: str) -> R:
@@ -384,17 +401,23 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 def _drop_torn_line(descriptor: int) -> int:
     """Cut the log after its last line break; its size then [bytes]."""
-    end = start = os.lseek(descriptor, 0, os.SEEK_END)
-    if end == 0 or _read_at(descriptor, end - 1, 1) == b"\n":
-        return end
-    while start > 0:
-        start = max(0, start - _TAIL_BYTES)
-        newline = _read_at(descriptor, start, _TAIL_BYTES).rfind(b"\n")
+    size = os.lseek(descriptor, 0, os.SEEK_END)
+    if size and _read_at(descriptor, size - 1, 1) != b"\n":
+        size = whole_bytes(descriptor)
+        disk().truncate(descriptor, size)
+    return size
+
+
+def whole_bytes(descriptor: int) -> int:
+    """Size of an open log up to the end of its last whole line [bytes]."""
+    end = os.lseek(descriptor, 0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - _TAIL_BYTES)
+        newline = _read_at(descriptor, start, end - start).rfind(b"\n")
         if newline >= 0:
-            start += newline + 1
-            break
-    disk().truncate(descriptor, start)
-    return start
+            return start + newline + 1
+        end = start
+    return 0
 
 
 def _read_at(descriptor: int, offset: int, num_bytes: int) -> bytes:

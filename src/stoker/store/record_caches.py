@@ -15,9 +15,9 @@ import json
 import math
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -190,7 +190,7 @@ class RecordLog(Generic[R]):
         return tuple(reversed(records))
 
 
-_LAYOUT = 2
+_LAYOUT = 3
 
 
 def packed_trace(trace: Trace) -> bytes:
@@ -201,10 +201,8 @@ def packed_trace(trace: Trace) -> bytes:
         "schema": Trace.schema,
         "settings": to_json(trace.settings),
         "operations": [shapes.row_of(operation) for operation in trace.operations],
-        "phases": [o.phase for o in trace.occurrences],
-        "occurrences": _columns([(o.operation, o.part, o.module, o.source) for o in trace.occurrences], 4),
-        "categories": [s.category for s in trace.storages],
-        "storages": _columns([(s.num_bytes, s.born, s.died, s.block, s.compiled_share) for s in trace.storages], 5),
+        "occurrences": _columns(trace.occurrences, Occurrence),
+        "storages": _columns(trace.storages, Storage),
         "events": trace.events,
         "modules": trace.modules,
         "sources": trace.sources,
@@ -235,21 +233,11 @@ def unpacked_trace(data: bytes) -> Trace:
 
 def _trace(content: JSON) -> Trace:
     shapes = [TensorShape(shape=tuple(sizes), dtype=dtype) for dtype, sizes in content["shapes"]]
-    occurrences = zip(content["phases"], *content["occurrences"], strict=True)
-    storages = zip(content["categories"], *content["storages"], strict=True)
     return Trace(
         settings=from_json(content["settings"], TraceSettings),
         operations=tuple(_operation(row, shapes) for row in content["operations"]),
-        occurrences=tuple(
-            Occurrence(operation=operation, phase=phase, part=part, module=module, source=source)
-            for phase, operation, part, module, source in occurrences
-        ),
-        storages=tuple(
-            Storage(
-                num_bytes=num_bytes, category=category, born=born, died=died, block=block, compiled_share=compiled_share
-            )
-            for category, num_bytes, born, died, block, compiled_share in storages
-        ),
+        occurrences=_rows(content["occurrences"], Occurrence),
+        storages=_rows(content["storages"], Storage),
         events=tuple(content["events"]),
         modules=tuple(content["modules"]),
         sources=tuple(content["sources"]),
@@ -305,7 +293,7 @@ def _repetition_to_json(repetition: Repetition, shapes: _Shapes) -> JSON:
         "module": repetition.module,
         "num_blocks": repetition.num_blocks,
         "traced": repetition.traced,
-        "segments": _columns([(s.block, s.start, s.stop) for s in repetition.segments], 3),
+        "segments": _columns(repetition.segments, Segment),
         "copies": repetition.copies,
         "widened": [(w.occurrence, shapes.row_of(w.operation)) for w in repetition.widened],
         "grown": repetition.grown,
@@ -315,18 +303,24 @@ def _repetition_to_json(repetition: Repetition, shapes: _Shapes) -> JSON:
 def _repetition(content: JSON, shapes: list[TensorShape]) -> Repetition | None:
     if content is None:
         return None
-    segments = zip(*content["segments"], strict=True)
     return Repetition(
         module=content["module"],
         num_blocks=content["num_blocks"],
         traced=content["traced"],
-        segments=tuple(Segment(block=block, start=start, stop=stop) for block, start, stop in segments),
+        segments=_rows(content["segments"], Segment),
         copies=tuple((block, copies) for block, copies in content["copies"]),
         widened=tuple(Widened(occurrence=at, operation=_operation(row, shapes)) for at, row in content["widened"]),
         grown=tuple((storage, num_bytes) for storage, num_bytes in content["grown"]),
     )
 
 
-def _columns(rows: list[tuple[JSON, ...]], num_columns: int) -> list[tuple[JSON, ...]]:
-    """Rows turned into columns; as many without any rows."""
-    return list(zip(*rows, strict=True)) or [()] * num_columns
+def _columns(records: Sequence[object], kind: type[Any]) -> dict[str, list[JSON]]:
+    """The fields of records of one class, each as a column under its name."""
+    return {field.name: [getattr(record, field.name) for record in records] for field in fields(kind)}
+
+
+def _rows(columns: dict[str, list[JSON]], kind: type[Any]) -> tuple[Any, ...]:
+    """The records of a class that `_columns` gave these columns for."""
+    names = [field.name for field in fields(kind)]
+    rows = zip(*(columns[name] for name in names), strict=True)
+    return tuple(kind(**dict(zip(names, row, strict=True))) for row in rows)

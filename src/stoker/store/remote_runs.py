@@ -24,7 +24,7 @@ from stoker.errors import BadJob, BadRun, StokerError, first_line
 from stoker.records import CheckpointManifest, Run, loads
 from stoker.store.checkpoint_store import BEST, MANIFEST, CheckpointStore, manifest_from, order_of_name
 from stoker.store.disk_errors import disk_errors
-from stoker.store.files import aside_path, disk, make_directories, remove_tree, sha256_file, sync_file
+from stoker.store.files import aside_path, disk, make_directories, remove_tree, sha256_file, sync_file, written_aside
 from stoker.store.run_directory import RunDirectory
 from stoker.store.run_files import (
     BOTTLENECK,
@@ -313,8 +313,9 @@ def _bring_run(
         return
     is_further = is_over and not is_done
     if not is_further:
-        ahead, mark = _newest(remote, name, files, theirs.spec_digest, lambda _: None), _mark(here.checkpoints)
-        is_further = ahead is not None and ahead[1].position.samples > mark
+        ahead = _newest(remote, name, files, theirs.spec_digest, lambda _: None)
+        newest_here = CheckpointStore(here.checkpoints).newest_position()
+        is_further = ahead is not None and ahead[1].position.samples > newest_here.samples
     if is_further:
         with here.locked():
             if is_done:  # its records are final, but its last checkpoints may never have been here
@@ -338,10 +339,6 @@ def _move_in(fetched: Path, here: RunDirectory) -> None:
         disk().sync_directory(here.path)
 
 
-def _mark(checkpoints: Path) -> int:
-    return CheckpointStore(checkpoints).newest_position().samples
-
-
 def _fetch(
     remote: RemoteRuns,
     name: str,
@@ -357,15 +354,13 @@ def _fetch(
         for file in (path for pattern in RECORDS for path in sorted(files) if fnmatch.fnmatch(path, pattern)):
             if file != RUN.name and _SAFE.fullmatch(file) and file.count("/") <= 1:
                 _get(remote, name, file, target / file)
-        log = target / EVENTS
-        aside = aside_path(log)
-        with aside.open("wb") as out:
-            end = 0
-            for file, offset, size in event_pieces(files):
-                out.writelines(remote.blocks(name, file, end - offset, size))
-                end = offset + size
-        sync_file(aside)
-        disk().rename(aside, log)
+        with written_aside(target / EVENTS) as aside:
+            with aside.open("wb") as out:
+                end = 0
+                for file, offset, size in event_pieces(files):
+                    out.writelines(remote.blocks(name, file, end - offset, size))
+                    end = offset + size
+            sync_file(aside)
         samples = _fetch_checkpoints(remote, name, files, run, target, tell) if has_checkpoints else run.samples
         _get(remote, name, RUN.name, target / RUN.name)
         disk().sync_directory(target)
@@ -475,7 +470,6 @@ def _is_whole(folder: Path, checkpoint: str) -> bool:
 def _get(remote: RemoteRuns, name: str, file: str, target: Path) -> None:
     """Fetch a file, durably; it is there as a whole or not at all."""
     make_directories(target.parent)
-    aside = aside_path(target)
-    remote.fs.get_file(remote.path(name, file), str(aside))
-    sync_file(aside)
-    disk().rename(aside, target)
+    with written_aside(target) as aside:
+        remote.fs.get_file(remote.path(name, file), str(aside))
+        sync_file(aside)

@@ -24,7 +24,7 @@ from stoker.records.codec import JSON
 from stoker.records.progress import read_event
 from stoker.reporting.history import Rewinds, as_number, finite
 from stoker.store import RunDirectory, find_run, runs_root, write_atomic
-from stoker.store.files import make_directories
+from stoker.store.files import make_directories, read_lines
 from stoker.tracking.base import MetricPoint, RunDescription, Tracker, TrackerTarget, parse_tracker, without_secrets
 
 
@@ -293,19 +293,14 @@ class RunUpload:
 def new_events(log: Path, offset: int) -> tuple[list[Event], int]:
     """The complete events of a log from byte `offset` on, and the byte after them; unreadable lines are left out."""
     try:
-        with log.open("rb") as file:
-            file.seek(offset)
-            content = file.read()
-    except FileNotFoundError:
-        return [], offset
+        lines = read_lines(log, offset)
     except OSError as problem:
         raise BadRun(f"{log} cannot be read: {problem.strerror}") from problem
-    whole = content[: content.rfind(b"\n") + 1]
     events: list[Event] = []
-    for line in whole.splitlines():
+    for line in lines:
         with suppress(ValueError):  # the report shows such lines
             events.append(read_event(line))
-    return events, offset + len(whole)
+    return events, offset + sum(len(line) + 1 for line in lines)
 
 
 def describe_run(directory: RunDirectory, folder: Path) -> RunDescription:

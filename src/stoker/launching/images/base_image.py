@@ -157,7 +157,8 @@ class Layout:
 
     def manifest(self, architecture: str) -> dict[str, Any]:
         """The manifest of the image for an architecture."""
-        index = self._parsed(self._read("index.json"))
+        with self._open("index.json") as file:
+            index = self._parsed(file.read(_LARGEST_JSON))
         for _ in range(4):  # an index may point to an index
             parts = [part for part in _list_in(index, "manifests") if _fits(part, architecture)]
             if not parts:
@@ -193,15 +194,9 @@ class Layout:
         except (tarfile.TarError, OSError, EOFError) as problem:
             raise BadJob(f"--base {self._path} is damaged: a layer cannot be read ({problem})") from problem
 
-    @contextmanager
-    def open(self, blob: Blob) -> Iterator[IO[bytes]]:
-        """A blob's content."""
-        with self._open(f"blobs/{blob.digest.replace(':', '/')}") as file:
-            yield file
-
-    def _read(self, name: str) -> bytes:
-        with self._open(name) as file:
-            return file.read(_LARGEST_JSON)
+    def open(self, blob: Blob) -> IO[bytes]:
+        """A blob's content, as a file."""
+        return self._open(f"blobs/{blob.digest.replace(':', '/')}")
 
     def _open(self, name: str) -> IO[bytes]:
         try:

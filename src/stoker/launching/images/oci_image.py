@@ -25,7 +25,6 @@ import sys
 import sysconfig
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, ClassVar, cast
@@ -40,7 +39,7 @@ from stoker.launching.launch import imported_modules
 from stoker.launching.lines import HashedFile
 from stoker.records.codec import JSON
 from stoker.store import disk_errors
-from stoker.store.files import aside_path, disk, make_directories
+from stoker.store.files import disk, make_directories, written_aside
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -203,25 +202,18 @@ def build_image(
     command = ("train", job_file.resolve().relative_to(root).as_posix(), *entry.setting_words)
     with disk_errors(out, "the image", option="-o FILE"):
         make_directories(out.parent)
-        aside = aside_path(out)
-        try:
-            with aside.open("wb") as file:
-                archive = _Archive(file)
-                layers = [] if base is None else _copied(base, archive, tell)
-                for what, files in contents:
-                    tell(f"{what}: {len(files):,} files")
-                    layers.append(_written(what, files, archive))
-                entrypoint = (_python_of(base), "-m", "stoker")
-                config = _config(layers, base, entrypoint, command, slug)
-                digest = _finish(archive, layers, config, reference)
-                num_bytes = file.tell()
-                file.flush()
-                disk().sync(file.fileno())
-            disk().rename(aside, out)
-        except BaseException:
-            with suppress(OSError):
-                disk().remove_file(aside)
-            raise
+        with written_aside(out) as aside, aside.open("wb") as file:
+            archive = _Archive(file)
+            layers = [] if base is None else _copied(base, archive, tell)
+            for what, files in contents:
+                tell(f"{what}: {len(files):,} files")
+                layers.append(_written(what, files, archive))
+            entrypoint = (_python_of(base), "-m", "stoker")
+            config = _config(layers, base, entrypoint, command, slug)
+            digest = _finish(archive, layers, config, reference)
+            num_bytes = file.tell()
+            file.flush()
+            disk().sync(file.fileno())
     return ImageRecord(
         path=str(out),
         reference=reference,

@@ -27,33 +27,10 @@ Object = dict[str, Any]
 
 TIMEOUT_S = 20.0
 _CHUNK = 64 * 2**10
+"""Bytes of a message to a command's standard input."""
 _KILLED = 137
 """Exit code of a command that went with its container."""
-"""Bytes of a message to a command's standard input."""
 
-_PLURALS = {
-    "Job": "jobs",
-    "JobSet": "jobsets",
-    "TrainJob": "trainjobs",
-    "Pod": "pods",
-    "Service": "services",
-    "ConfigMap": "configmaps",
-    "Secret": "secrets",
-    "PersistentVolumeClaim": "persistentvolumeclaims",
-    "Deployment": "deployments",
-    "HorizontalPodAutoscaler": "horizontalpodautoscalers",
-    "ScaledObject": "scaledobjects",
-    "HTTPScaledObject": "httpscaledobjects",
-    "Workload": "workloads",
-    "Event": "events",
-    "Namespace": "namespaces",
-    "Node": "nodes",
-    "StorageClass": "storageclasses",
-    "LocalQueue": "localqueues",
-    "SelfSubjectAccessReview": "selfsubjectaccessreviews",
-    "PodMonitor": "podmonitors",
-    "PodDisruptionBudget": "poddisruptionbudgets",
-}
 _CLUSTER_WIDE = frozenset({"Namespace", "Node", "StorageClass", "SelfSubjectAccessReview"})
 _NO_ANSWER = frozenset({429, 500, 502, 503, 504})
 """Statuses of a server, or a proxy before it, that could not work on a question."""
@@ -250,7 +227,8 @@ class ClusterApi:
         """Path of a kind's objects, or of one, on the server."""
         group = f"/api/{api}" if "/" not in api else f"/apis/{api}"
         where = "" if kind in _CLUSTER_WIDE else f"/namespaces/{quote(self.namespace)}"
-        return f"{group}{where}/{_PLURALS[kind]}" + (f"/{quote(name)}" if name else "")
+        plural = kind.lower() + ("es" if kind.endswith("s") else "s")  # of all kinds that are asked for here
+        return f"{group}{where}/{plural}" + (f"/{quote(name)}" if name else "")
 
     def ask(
         self,

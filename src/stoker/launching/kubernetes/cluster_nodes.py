@@ -9,7 +9,6 @@ Source: labels of NVIDIA's and AMD's device plugins, GKE, EKS and Karpenter; Kub
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,22 +34,6 @@ KIND_LABELS = (
 _USABLE = 0.9
 """Part of a node's cores and memory that pods share; the rest is for its own daemons."""
 
-_SUFFIXES = {
-    "m": 1e-3,
-    "k": 1e3,
-    "M": 1e6,
-    "G": 1e9,
-    "T": 1e12,
-    "P": 1e15,
-    "E": 1e18,
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
-    "Pi": 2**50,
-    "Ei": 2**60,
-}
-
 
 def quantity(text: str) -> float:
     """A resource quantity as a number: cores, or bytes.
@@ -58,10 +41,12 @@ def quantity(text: str) -> float:
     >>> quantity("1500m"), quantity("2Gi"), quantity("4")
     (1.5, 2147483648.0, 4.0)
     """
-    match = re.fullmatch(r"([0-9.eE+-]+?)([a-zA-Z]*)", str(text))
-    if match is None or match[2] not in {"", *_SUFFIXES}:
-        raise PlaceFailed(f"The cluster gave {text!r} where a quantity should be.")
-    return float(match[1]) * _SUFFIXES.get(match[2], 1.0)
+    from kubernetes.utils.quantity import parse_quantity  # noqa: PLC0415  # an extra
+
+    try:
+        return float(parse_quantity(text))
+    except ValueError as error:
+        raise PlaceFailed(f"The cluster gave {text!r} where a quantity should be.") from error
 
 
 @dataclass(frozen=True)

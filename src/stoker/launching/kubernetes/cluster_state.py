@@ -74,17 +74,18 @@ def state_of(owner: Object, pods: Sequence[Object], workload: Object | None = No
     """
     pods = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or "")
     restarts = _restarts(owner, pods)
-    if (done := condition(owner, "Complete") or condition(owner, "Completed")) is not None:
-        finished = seen_now("finished", "trained to its end", _evidence(owner, done), exit_code=0, restarts=restarts)
-        return _at_its_end(finished, pods)
-    if (failed := condition(owner, "Failed")) is not None:
-        return _at_its_end(_failed(owner, pods, failed, restarts), pods)
-    if owner["spec"].get("suspend") or (owner["spec"].get("parallelism") == 0):
-        return _suspended(owner, workload, position, restarts)
     live = [pod for pod in pods if pod.get("status", {}).get("phase") in (None, "Pending", "Running", "Unknown")]
-    if not live:
-        return _between(owner, pods, restarts)
-    return _live(live, restarts)
+    if (done := condition(owner, "Complete") or condition(owner, "Completed")) is not None:
+        state = _at_its_end(seen_now("finished", "trained to its end", _evidence(owner, done), exit_code=0), pods)
+    elif (failed := condition(owner, "Failed")) is not None:
+        state = _at_its_end(_failed(owner, pods, failed), pods)
+    elif owner["spec"].get("suspend") or owner["spec"].get("parallelism") == 0:
+        state = _suspended(owner, workload, position)
+    elif live:
+        state = _live(live, was_started=restarts > 0)
+    else:
+        state = _between(owner, pods)
+    return replace(state, restarts=restarts)
 
 
 def with_host(state: LaunchState, host: bytes) -> LaunchState:
@@ -195,39 +196,35 @@ def _said(message: str) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _failed(owner: Object, pods: Sequence[Object], failed: dict[str, Any], restarts: int) -> LaunchState:
+def _failed(owner: Object, pods: Sequence[Object], failed: dict[str, Any]) -> LaunchState:
     ended = [pod for pod in pods if pod.get("status", {}).get("phase") == "Failed"]
     final = [pod for pod in ended if (_terminated(pod) or {}).get("exitCode") not in EXIT_AGAIN] or ended
     if not final:
         why = failed.get("message") or failed.get("reason") or "the Job failed"
-        return seen_now("failed", str(why), _evidence(owner, failed), restarts=restarts)
+        return seen_now("failed", str(why), _evidence(owner, failed))
     code, why, evidence = ending_of(final[-1])
     if code == LIMIT_OVER:
-        return seen_now("stopped", why, evidence, exit_code=code, restarts=restarts)
-    return seen_now("failed", why, f"{evidence}; {_evidence(owner, failed)}", exit_code=code, restarts=restarts)
+        return seen_now("stopped", why, evidence, exit_code=code)
+    return seen_now("failed", why, f"{evidence}; {_evidence(owner, failed)}", exit_code=code)
 
 
-def _suspended(owner: Object, workload: Object | None, position: str, restarts: int) -> LaunchState:
+def _suspended(owner: Object, workload: Object | None, position: str) -> LaunchState:
     name = f"{owner['kind']} {owner['metadata']['name']}: suspended"
     if workload is None:
-        return seen_now(
-            "queued", "it is suspended: what it needs is being sent, or a user suspended it", name, restarts=restarts
-        )
+        return seen_now("queued", "it is suspended: what it needs is being sent, or a user suspended it", name)
     evicted = condition(workload, "Evicted")
     if evicted is not None and condition(workload, "QuotaReserved") is None:
         why = f"Kueue took its place: {evicted.get('message') or evicted.get('reason')}"
-        return seen_now("preempted", why, _evidence({"kind": "Workload", **workload}, evicted), restarts=restarts)
+        return seen_now("preempted", why, _evidence({"kind": "Workload", **workload}, evicted))
     pending = [c for c in workload.get("status", {}).get("conditions") or [] if c.get("type") == "QuotaReserved"]
     said = pending[0].get("message", "") if pending else "Kueue has not looked at it yet"
-    return seen_now("queued", "; ".join(text for text in (position, said) if text), name, restarts=restarts)
+    return seen_now("queued", "; ".join(text for text in (position, said) if text), name)
 
 
-def _between(owner: Object, pods: Sequence[Object], restarts: int) -> LaunchState:
+def _between(owner: Object, pods: Sequence[Object]) -> LaunchState:
     """No pod lives, and the Job is neither done nor failed."""
     if not pods:
-        return seen_now(
-            "queued", "no pod was made yet", f"{owner['kind']} {owner['metadata']['name']}: no pods", restarts=restarts
-        )
+        return seen_now("queued", "no pod was made yet", f"{owner['kind']} {owner['metadata']['name']}: no pods")
     last = pods[-1]
     code, why, evidence = ending_of(last)
     if (disrupted := condition(last, "DisruptionTarget")) is not None:
@@ -236,24 +233,21 @@ def _between(owner: Object, pods: Sequence[Object], restarts: int) -> LaunchStat
             f"its pod was ended: {disrupted.get('message') or disrupted.get('reason')}",
             _evidence({"kind": "Pod", **last}, disrupted),
             exit_code=code,
-            restarts=restarts,
         )
     if code in EXIT_AGAIN:
-        return seen_now("requeued", f"{why}; another pod follows", evidence, exit_code=code, restarts=restarts)
+        return seen_now("requeued", f"{why}; another pod follows", evidence, exit_code=code)
     if code == 0:
-        return seen_now("running", "a host is done; the Job has not said so yet", evidence, restarts=restarts)
-    return seen_now(
-        "requeued", f"{why}; the Job decides whether another pod follows", evidence, exit_code=code, restarts=restarts
-    )
+        return seen_now("running", "a host is done; the Job has not said so yet", evidence)
+    return seen_now("requeued", f"{why}; the Job decides whether another pod follows", evidence, exit_code=code)
 
 
-def _live(live: Sequence[Object], restarts: int) -> LaunchState:
+def _live(live: Sequence[Object], *, was_started: bool) -> LaunchState:
     """Some pods live: the one that is least far says how the run is."""
     for pod in live:
         name, status = pod["metadata"]["name"], pod.get("status", {})
         if (lost := status.get("reason") == "NodeLost") or status.get("phase") == "Unknown":
             why = "the node of its pod does not answer" if lost else "the state of its pod is not known"
-            return seen_now("unknown", why, f"Pod {name}: {status.get('reason') or 'Unknown'}", restarts=restarts)
+            return seen_now("unknown", why, f"Pod {name}: {status.get('reason') or 'Unknown'}")
     leaving = [pod for pod in live if pod["metadata"].get("deletionTimestamp")]
     staying = [pod for pod in live if pod not in leaving]
     if leaving and not staying:
@@ -261,27 +255,23 @@ def _live(live: Sequence[Object], restarts: int) -> LaunchState:
             "saving",
             "its pod was asked to end, and saves",
             f"Pod {leaving[0]['metadata']['name']}: being deleted at {leaving[0]['metadata']['deletionTimestamp']}",
-            restarts=restarts,
         )
     waiting = [pod for pod in staying if pod.get("status", {}).get("phase") != "Running"]
     if not waiting:
         pod = staying[0]
         since = pod.get("status", {}).get("startTime", "")
-        return seen_now(
-            "running", "all its pods run", f"Pod {pod['metadata']['name']}: Running since {since}", restarts=restarts
-        )
-    return _waiting(waiting[0], restarts)
+        return seen_now("running", "all its pods run", f"Pod {pod['metadata']['name']}: Running since {since}")
+    return _waiting(waiting[0], was_started=was_started)
 
 
-def _waiting(pod: Object, restarts: int) -> LaunchState:
+def _waiting(pod: Object, *, was_started: bool) -> LaunchState:
+    """Why a pod has not begun; `was_started`: the run had begun before."""
     name, status = pod["metadata"]["name"], pod.get("status", {})
     scheduled = next((c for c in status.get("conditions") or [] if c.get("type") == "PodScheduled"), None)
     if scheduled is None or scheduled.get("status") != "True":
         said = (scheduled or {}).get("message") or "no node was chosen yet"
-        phase: LaunchPhase = "requeued" if restarts else "queued"
-        return seen_now(
-            phase, str(said), f"Pod {name}: {(scheduled or {}).get('reason') or 'Pending'}", restarts=restarts
-        )
+        phase: LaunchPhase = "requeued" if was_started else "queued"
+        return seen_now(phase, str(said), f"Pod {name}: {(scheduled or {}).get('reason') or 'Pending'}")
     for container in status.get("containerStatuses") or []:
         held = container.get("state", {}).get("waiting") or {}
         if held.get("reason") in _STUCK:
@@ -289,8 +279,5 @@ def _waiting(pod: Object, restarts: int) -> LaunchState:
                 "starting",
                 f"stuck, and tried again: {held.get('message') or held['reason']}",
                 f"Pod {name}: {held['reason']}",
-                restarts=restarts,
             )
-    return seen_now(
-        "starting", "the image is pulled, volumes are mounted", f"Pod {name}: ContainerCreating", restarts=restarts
-    )
+    return seen_now("starting", "the image is pulled, volumes are mounted", f"Pod {name}: ContainerCreating")

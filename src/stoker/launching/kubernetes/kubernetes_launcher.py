@@ -61,7 +61,6 @@ from stoker.launching.launcher import (
     Probe,
     Request,
     Submission,
-    read_shape,
     seen_now,
     utc_now,
 )
@@ -69,7 +68,6 @@ from stoker.records.launch import ENDED, LaunchState
 
 KUEUE, KUEUE_VISIBILITY = "kueue.x-k8s.io/v1beta1", "visibility.kueue.x-k8s.io/v1beta1"
 
-_SYNTAX = "k8s:[[CONTEXT/]NAMESPACE][/[NODESx]COUNTxDEVICE]"
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _STOP_PATIENCE_S = 600.0
 _HOST = "runs/{}/launch/host-0.json"
@@ -93,7 +91,7 @@ class KubernetesLauncher(Launcher):
     """A namespace of a Kubernetes cluster."""
 
     kind = "k8s"
-    syntax = _SYNTAX
+    syntax = "k8s:[[CONTEXT/]NAMESPACE][/[NODESx]COUNTxDEVICE]"
     options = ClusterOptions.names()
     runs_images = limits_time = True
 
@@ -114,25 +112,15 @@ class KubernetesLauncher(Launcher):
         if not parts and not context and not namespace:
             namespace = known.get(current, "") or _pods_namespace()
         if (parts and context) or not _NAMESPACE.fullmatch(namespace):
-            raise NoDevice(
-                f"--on k8s:{text} cannot be read: {'/'.join([*parts, namespace])!r} is no namespace.",
-                remedy=f"The form is {_SYNTAX}, as in k8s:team/2x4xa100.",
-            )
+            why = f" cannot be read: {'/'.join([*parts, namespace])!r} is no namespace"
+            raise self.unreadable(text, "k8s:team/2x4xa100", why=why)
         context = context or "/".join(parts)
         if context and known and context not in known:
             raise NoDevice(
                 f"--on k8s:{text}: the kubeconfig has no context {context!r}.",
-                remedy=f"{nearest(context, known)} The form is {_SYNTAX}.",
+                remedy=f"{nearest(context, known)} The form is {self.syntax}.",
             )
-        nodes, each, device = read_shape(f"k8s:{text}", shape, _SYNTAX) if shape else (1, 1, "")
-        return LaunchTarget(
-            text=f"k8s:{text}",
-            kind=self.kind,
-            address=f"{context}/{namespace}",
-            num_nodes=nodes,
-            devices_each=each,
-            device=device,
-        )
+        return self.target(text, f"{context}/{namespace}", self.shape_in(text, shape) if shape else (1, 1, ""))
 
     def probe(self, target: LaunchTarget, options: Mapping[str, str]) -> Probe:
         """Version, permissions, nodes with the device, storage, Kueue's queue, asked of the API server alone."""

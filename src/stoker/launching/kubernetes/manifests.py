@@ -424,9 +424,7 @@ def _pod(
     if options.user:
         # A number that the image's /etc/passwd does not have has neither a name nor a home directory.
         env += [{"name": "HOME", "value": MOUNT}, {"name": "USER", "value": MANAGER}]
-    mount: Object = {"name": "run", "mountPath": MOUNT}
-    if options.root:
-        mount["subPath"] = options.root
+    volume, mount = run_volume(claim, options.root)
     resources = _resources(target.devices_each, options, pool)
     memory = resources.get("limits", {}).get("memory")
     container = {
@@ -450,7 +448,7 @@ def _pod(
         **pod_rights(options.account, options.pull_secret, options.user),
         "containers": [container],
         "volumes": [
-            {"name": "run", "persistentVolumeClaim": {"claimName": claim}},
+            volume,
             {"name": "sent", "projected": {"sources": [{"configMap": {"name": m}} for m in maps]}},
             # The default of 64 MB is too little for loader processes that hand over batches in shared memory.
             {"name": "shared", "emptyDir": {"medium": "Memory"} | ({"sizeLimit": memory} if memory else {})},
@@ -462,6 +460,12 @@ def _pod(
     if target.num_nodes > 1 and options.kind == "job":
         spec["subdomain"] = name
     return {"metadata": {"labels": labels(name)}, "spec": spec}
+
+
+def run_volume(claim: str, root: str) -> tuple[Object, Object]:
+    """The run's volume in a pod, and where it is mounted: a claim, or the folder `root` of it."""
+    mount = {"name": "run", "mountPath": MOUNT} | ({"subPath": root} if root else {})
+    return {"name": "run", "persistentVolumeClaim": {"claimName": claim}}, mount
 
 
 def pod_rights(account: str = "", pull_secret: str = "", user: str = "") -> Object:

@@ -21,7 +21,7 @@ from stoker.launching.bundle import Bundle
 from stoker.launching.kubernetes import pod_files
 from stoker.launching.kubernetes.cluster_api import AlreadyThere, ClusterApi, Object, new_object
 from stoker.launching.kubernetes.cluster_state import ending_of, host_of, state_of
-from stoker.launching.kubernetes.manifests import CONTAINER, MOUNT, SECURITY, labels, pod_rights, selector
+from stoker.launching.kubernetes.manifests import CONTAINER, MOUNT, SECURITY, labels, pod_rights, run_volume, selector
 from stoker.launching.lines import Answer, extract_tar, files_to_copy, write_tar
 
 VISITOR_LIFE_S = 900
@@ -182,9 +182,7 @@ def visitor(pod_name: str, name: str, about: Object, owner: Object | None) -> Ob
     metadata: Object = {"name": pod_name, "labels": labels(name, "files")}
     if owner is not None:
         metadata["ownerReferences"] = [owner]
-    mount: Object = {"name": "run", "mountPath": MOUNT}
-    if about.get("root"):
-        mount["subPath"] = about["root"]
+    volume, mount = run_volume(about["claim"], about.get("root", ""))
     container = {
         "name": CONTAINER,
         "image": about["image"],
@@ -199,7 +197,7 @@ def visitor(pod_name: str, name: str, about: Object, owner: Object | None) -> Ob
         "terminationGracePeriodSeconds": 0,
         **pod_rights(pull_secret=about.get("pull_secret", ""), user=about.get("user", "")),
         "containers": [container],
-        "volumes": [{"name": "run", "persistentVolumeClaim": {"claimName": about["claim"]}}],
+        "volumes": [volume],
         **about.get("placement", {}),
     }
     return new_object("v1", "Pod", metadata, spec=spec)
