@@ -30,7 +30,7 @@ from stoker.activity import doing
 from stoker.devices.malloc import heap_kept_small, renew_heap
 from stoker.errors import RunFailed
 from stoker.loading.batches import Batch
-from stoker.loading.fields import Content, map_tensors
+from stoker.loading.fields import Content, map_tensors, tensors_of
 from stoker.stepping.buffers import Buffers
 from stoker.stepping.gradient_distance import gradient_distance
 from stoker.stepping.graph_interpreter import Repeat, called_from_python, interpreted
@@ -183,8 +183,7 @@ class CapturedPass(BatchPass):
     def _check(self, content: Content, update: int) -> None:
         """Compare the captured pass with an ordinary one from the same state, which is left as it was."""
         assert self._repeat is not None
-        leaves: list[torch.Tensor] = []
-        map_tensors(content, leaves.append)
+        leaves = tensors_of(content)
         with self._undone(leaves), self._nothing_else_changed():
             _, gradients = self._pass(content)
             expected = [gradient for gradient in gradients if gradient is not None]

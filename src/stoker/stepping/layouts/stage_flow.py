@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from stoker.errors import BadJob, first_line
 from stoker.jobs.fields import like
+from stoker.loading.fields import tensors_of
 from stoker.loading.order import generator_states, restore_generators
 from stoker.stepping.activation_checkpointing import Checkpointed
 from stoker.stepping.model import on_meta
@@ -76,7 +77,7 @@ class StageFlow:
     def num_bytes_of(self, key: Key) -> int:
         """Size of a tensor that a part returns [bytes]; 0 if there is none."""
         name, number, place = key
-        tensors = tensors_in(self.calls[name, number].output) if (name, number) in self.calls else []
+        tensors = tensors_of(self.calls[name, number].output) if (name, number) in self.calls else []
         return tensors[place].numel() * tensors[place].element_size() if place < len(tensors) else 0
 
 
@@ -115,13 +116,6 @@ def parts_of(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[str, nn.Modu
 
     visit("", model)
     return parts
-
-
-def tensors_in(content: Any) -> list[torch.Tensor]:
-    """The tensors in nested tuples, lists and dicts, in the order of `with_tensors`."""
-    found: list[torch.Tensor] = []
-    with_tensors(content, found.append)
-    return found
 
 
 def with_tensors(content: Any, change: Callable[[torch.Tensor], Any]) -> Any:
@@ -418,7 +412,7 @@ class StageFollower:
         try:
             with torch.no_grad(), _Recorder(self), _Conversions(self):
                 output = call(self._outline)
-            for tensor in tensors_in(output):
+            for tensor in tensors_of(output):
                 self._read(None, self._sources_of([tensor]))
         except Exception as error:  # noqa: BLE001 - whatever a model raises on tensors without values
             self._pass.error = error
@@ -443,7 +437,7 @@ class StageFollower:
         def begin(_part: nn.Module, args: Any, kwargs: Any) -> None:
             if self._inside is not None:  # a part that is called by another one
                 return
-            self._inside = _OpenCall(name, self._counts[name], has_weights, tensors_in((args, kwargs)))
+            self._inside = _OpenCall(name, self._counts[name], has_weights, tensors_of((args, kwargs)))
             self._counts[name] += 1
             self._pass.events.append(_Open(self._inside.key))
 
@@ -465,7 +459,7 @@ class StageFollower:
         storages = {_storage_of(tensor) for tensor in opened.given}
         same: dict[int, int] = {}
         of_this_call: set[StorageWeakRef] = set()
-        for place, tensor in enumerate(tensors_in(output)):
+        for place, tensor in enumerate(tensors_of(output)):
             storage = _storage_of(tensor)
             if id(tensor) in given and storage not in opened.changed:
                 same[place] = given[id(tensor)]
