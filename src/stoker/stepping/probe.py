@@ -24,7 +24,14 @@ from stoker.errors import BadJob
 from stoker.jobs import Job
 from stoker.loading.batches import Batch, InputPipeline
 from stoker.loading.fields import Content, take, tensors_of
-from stoker.loading.order import Indices, KeyedPermutation, RandomStream, key_of, seed_generators
+from stoker.loading.order import (
+    Indices,
+    KeyedPermutation,
+    RandomStream,
+    key_of,
+    python_generators,
+    seed_generators,
+)
 from stoker.loading.samples import BadSample, Samples
 from stoker.loading.sampling import targets_at_hand
 from stoker.stepping.distributed_tensors import as_real
@@ -32,7 +39,7 @@ from stoker.stepping.loss_checks import counted_as_wrong, normalised_twice, requ
 from stoker.stepping.losses import LossForm, TrainingObjective
 from stoker.stepping.model import build_model, default_dtype, in_dtype, is_double, num_parameters
 from stoker.stepping.model_copies import copied
-from stoker.stepping.python_state import is_shared, python_generators, python_state
+from stoker.stepping.python_state import is_shared, python_state
 from stoker.stepping.random_draws import HAS_ENDS, RandomDraws
 
 _MOST_IN_MEMORY, _MOST_FETCHED, _MOST_BYTES = 512, 64, 2**28

@@ -32,10 +32,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from stoker.errors import BadJob, first_line
 from stoker.jobs.fields import like
 from stoker.loading.fields import tensors_of
-from stoker.loading.order import generator_states, restore_generators
 from stoker.stepping.activation_checkpointing import Checkpointed
 from stoker.stepping.model import on_meta
-from stoker.stepping.random_draws import torch_generators
+from stoker.stepping.random_draws import GeneratorStates
 
 Key = tuple[str, int, int]
 """A tensor that a part returns: the part's name, the number of its call in the pass, the place in its output."""
@@ -406,8 +405,7 @@ class StageFollower:
                 module.training = modes.get(name, module.training)
         weight = next((self._outline if model is None else model).parameters(), None)
         device = torch.device("cpu") if weight is None else weight.device
-        generators = [] if device.type == "meta" else torch_generators(device)
-        states, others = [generator.get_state() for generator in generators], generator_states()
+        generators = GeneratorStates(device)
         self._begin()
         try:
             with torch.no_grad(), _Recorder(self), _Conversions(self):
@@ -417,9 +415,7 @@ class StageFollower:
         except Exception as error:  # noqa: BLE001 - whatever a model raises on tensors without values
             self._pass.error = error
         finally:
-            for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)
-            restore_generators(others)
+            generators.restore()
         return self._pass
 
     def _begin(self) -> None:
