@@ -1,16 +1,17 @@
-"""DTensors next to plain tensors: this process's part of each, and the norm of gradients over all processes."""
+"""DTensors next to plain tensors: this process's part of each, the norm of all gradients, and collectives."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 Runs = tuple[tuple[int, int], ...]
 """Start and stop of each run of indices held of a dimension."""
@@ -35,6 +36,28 @@ def as_real(tensor: torch.Tensor) -> torch.Tensor:
 def is_spread(tensor: torch.Tensor) -> bool:
     """Whether it is a DTensor."""
     return hasattr(tensor, "to_local")
+
+
+Exchange = Callable[[torch.Tensor], torch.Tensor]
+"""A linear map of what the processes of a group hold."""
+
+
+def collective(x: torch.Tensor, exchange: Exchange, adjoint: Exchange) -> torch.Tensor:
+    """`exchange(x)`, a collective through which gradients flow backwards, by its adjoint."""
+    result: torch.Tensor = _Collective.apply(x, exchange, adjoint)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Collective(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, exchange: Exchange, adjoint: Exchange) -> torch.Tensor:
+        ctx.adjoint = adjoint
+        return exchange(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.adjoint(gradient), None, None
 
 
 def all_local(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
