@@ -38,6 +38,13 @@ def is_spread(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "to_local")
 
 
+def spread_as(like: Any, own: torch.Tensor, *, shape: torch.Size, stride: tuple[int, ...]) -> torch.Tensor:
+    """A DTensor of `shape` with the placements of `like`, of which `own` is this process's part."""
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - slow to import; loaded already where there are any
+
+    return DTensor.from_local(own, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
+
+
 Exchange = Callable[[torch.Tensor], torch.Tensor]
 """A linear map of what the processes of a group hold."""
 

@@ -26,7 +26,7 @@ from stoker.jobs.run_length import Extent
 from stoker.loading.batches import Batch, BatchSource
 from stoker.loading.order import RandomStream, generators_kept, key_of, seed_generators
 from stoker.records import Position
-from stoker.stepping.batch_norm import batch_norms
+from stoker.stepping.batch_norm import batch_norms, statistics_of
 from stoker.stepping.model import in_evaluation
 from stoker.stepping.precision import autocasting, products_in
 from stoker.stepping.step import Step
@@ -80,13 +80,7 @@ def renew_statistics(step: Step, source: BatchSource) -> None:
         seed_generators(key_of(RandomStream.EVALUATION, step.job.seed), step.device)
         for batch in _groups(step, source, num_batches):
             step.objective.run(step.model, batch.cut(0, batch.size))
-        tracking = set(map(id, norms))
-        average.statistics = {
-            f"{name}.{key}" if name else key: buffer.clone()
-            for name, module in step.model.named_modules(remove_duplicate=False)
-            if id(module) in tracking
-            for key, buffer in module.named_buffers(recurse=False)
-        }
+        average.statistics = {name: buffer.clone() for name, buffer in statistics_of(step.model, norms).items()}
 
 
 def _tracking(model: nn.Module) -> list[Any]:
