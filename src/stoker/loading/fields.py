@@ -139,17 +139,9 @@ def is_row_of_tensors(content: Content) -> bool:
 
 def can_be_cut(content: Content, size: int) -> bool:
     """Whether anything in a batch of `size` samples has an entry for each of them."""
-    if isinstance(content, tuple):
-        return any(_can_be_cut(item, size) for item in content)
-    return _can_be_cut(content, size)
-
-
-def _can_be_cut(content: Content, size: int) -> bool:
-    if isinstance(content, Mapping):
-        return any(_can_be_cut(item, size) for item in content.values())
-    if isinstance(content, tuple | list):
-        return _is_by_sample(content, size) or any(_can_be_cut(item, size) for item in content)
-    return isinstance(content, torch.Tensor) and _has_rows(content, size)
+    entries: list[Any] = []
+    picked(content, entries.append, size)
+    return bool(entries)
 
 
 def _is_by_sample(items: Sequence[Any], size: int) -> bool:
