@@ -56,7 +56,16 @@ class Loss:
 
 @dataclass(frozen=True)
 class Holdout:
-    """A share of the training data set aside, drawn by a keyed permutation of its indices."""
+    """A share of the training data set aside for validation; the same samples for the same `seed`.
+
+    Args:
+        fraction: share of the training data to set aside, between 0 and 1.
+        seed: of the permutation of indices that draws it.
+        stratify: take that share of each class, as nearly as whole samples allow.
+
+    Raises:
+        BadSetting: `fraction` is out of its range.
+    """
 
     fraction: float
     seed: int = 0
@@ -68,20 +77,7 @@ class Holdout:
             raise BadSetting(f"holdout takes {expected}, got {self.fraction!r}")
 
 
-def holdout(fraction: float, *, seed: int = 0, stratify: bool = False) -> Holdout:
-    """Set `fraction` of the training data aside for validation; the same samples for the same `seed`.
-
-    `stratify` takes that share of each class, as nearly as whole samples allow.
-
-    Args:
-        fraction: share of the training data to set aside, between 0 and 1.
-        seed: of the permutation that draws it.
-        stratify: take that share of each class, as nearly as whole samples allow.
-
-    Raises:
-        BadSetting: `fraction` is out of its range.
-    """
-    return Holdout(fraction, seed, stratify)
+holdout = Holdout
 
 
 class OpenAugmentation(tuple[Callable[..., Any], ...]):
