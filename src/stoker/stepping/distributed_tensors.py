@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -43,6 +43,28 @@ def spread_as(like: Any, own: torch.Tensor, *, shape: torch.Size, stride: tuple[
     from torch.distributed.tensor import DTensor  # noqa: PLC0415 - slow to import; loaded already where there are any
 
     return DTensor.from_local(own, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
+
+
+Item = TypeVar("Item")
+
+
+def buckets(items: Iterable[Item], num_bytes: Callable[[Item], int], limit: int) -> Iterator[list[Item]]:
+    """Runs of items with at most `limit` bytes together, or a single one that has more.
+
+    >>> list(buckets([3, 4, 9, 1, 1], int, 8))
+    [[3, 4], [9], [1, 1]]
+    """
+    bucket: list[Item] = []
+    held = 0
+    for item in items:
+        size = num_bytes(item)
+        if bucket and held + size > limit:
+            yield bucket
+            bucket, held = [], 0
+        bucket.append(item)
+        held += size
+    if bucket:
+        yield bucket
 
 
 Exchange = Callable[[torch.Tensor], torch.Tensor]
