@@ -44,20 +44,20 @@ MOST_SKIPPED = 10
 """More updates skipped in a row than this end the run: such a run no longer learns."""
 
 
-class RollBack(Exception):
-    """Training has to go on from the last checkpoint, under `change.new`."""
+class ReplanningRequested(Exception):
+    """The loop ends so that training goes on under `change.new`."""
 
     def __init__(self, change: Replanned) -> None:
         super().__init__(change.why)
         self.change = change
 
 
-class ReplanAllRanks(Exception):
-    """All processes have to go on under `change.new`, from where they are."""
+class RollBack(ReplanningRequested):
+    """Training has to go on from the last checkpoint."""
 
-    def __init__(self, change: Replanned) -> None:
-        super().__init__(change.why)
-        self.change = change
+
+class ReplanAllRanks(ReplanningRequested):
+    """All processes have to go on under the new plan, from where they are."""
 
 
 class Shortage(NamedTuple):
