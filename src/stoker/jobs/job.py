@@ -17,7 +17,7 @@ from stoker.jobs.freezing import Freeze, Patterns, freezing_of
 from stoker.jobs.initial_weights import Weights, WeightsSource, as_weights
 from stoker.jobs.lengths import Arrangement, length_checks
 from stoker.jobs.metrics import Named, direction_of, is_stateful, listed, metric_name
-from stoker.jobs.numeric_settings import is_number, is_whole, plain_number
+from stoker.jobs.numeric_settings import is_count, is_number, is_whole, plain_number
 from stoker.jobs.objective import Objective, objective_checks
 from stoker.jobs.optimizers import SGD, Adam, AdamW, Muon, Optimizer, ScheduleFree
 from stoker.jobs.regularization import Mix, mix_checks
@@ -304,7 +304,7 @@ def _metrics(metrics: object) -> Iterator[_Check]:
 def _amounts(job: Job) -> Iterator[_Check]:
     """Numbers and durations."""
     batch, loss, group = job.batch, job.objective.loss, job.coupling_group
-    is_batch = isinstance(batch, TokenBatch | AutoBatch) or _is_count(batch)
+    is_batch = isinstance(batch, TokenBatch | AutoBatch) or is_count(batch)
     yield "batch", is_batch, f"wanted a positive whole number of samples, got {batch!r}"
     yield "until", isinstance(job.until, Duration), f"wanted a duration such as stoker.epochs(5), got {job.until!r}"
     smooths_classes = job.objective.label_smoothing == 0 or loss in ("cross_entropy", "token_cross_entropy")
@@ -314,8 +314,8 @@ def _amounts(job: Job) -> Iterator[_Check]:
     is_average = job.average is None or isinstance(job.average, EMA | SWA)
     yield "average", is_average, f"wanted a decay, stoker.EMA(…) or stoker.SWA(…), got {job.average!r}"
     most = batch.base if isinstance(batch, AutoBatch) else batch
-    is_within = isinstance(most, TokenBatch) or (_is_count(most) and _is_count(group) and group <= most)
-    is_group = group is None or (_is_count(group) and is_within)
+    is_within = isinstance(most, TokenBatch) or (is_count(most) and is_count(group) and group <= most)
+    is_group = group is None or (is_count(group) and is_within)
     yield "coupling_group", is_group, f"wanted a number of samples up to the batch of {most}, got {group!r}"
     is_seed = is_whole(job.seed) and 0 <= job.seed < 2**63
     yield "seed", is_seed, f"wanted a whole number from 0 to 2^63 - 1, got {job.seed!r}"
@@ -429,10 +429,6 @@ def _validation(job: Job) -> Iterator[_Check]:
     yield "valid", num_held_out <= 1, f"{num_held_out} sets are held out of the training data, wanted one at most"
     absent = [name for name, data in job.valid.items() if data is None]
     yield "valid", not absent, f"the set {absent} is None"
-
-
-def _is_count(value: object) -> bool:
-    return is_whole(value) and value > 0
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
