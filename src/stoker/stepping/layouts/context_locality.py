@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from stoker.errors import first_line
 from stoker.loading.fields import Content, map_tensors, tensors_of
+from stoker.stepping.kept_inputs import in_new_containers
 from stoker.stepping.model import on_meta
 
 TOKENS = 1
@@ -443,11 +444,7 @@ def has_values(name: str) -> bool:
 
 def _without_values(value: Any) -> Any:
     """A call's arguments on the meta device."""
-    if isinstance(value, torch.Tensor):
-        return value if value.is_meta else value.to("meta")
-    if isinstance(value, dict):
-        return {key: _without_values(item) for key, item in value.items()}
-    return type(value)(map(_without_values, value)) if type(value) in (tuple, list) else value
+    return in_new_containers(value, lambda tensor: tensor.to("meta"))
 
 
 def _fractions(value: Any) -> tuple[float, ...]:

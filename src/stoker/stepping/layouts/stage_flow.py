@@ -552,12 +552,12 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         """Run one operation."""
         kwargs = kwargs or {}
-        given = list(_tensors(tree_leaves((args, kwargs))))
+        given = tensors_of((args, kwargs))
         written = [
             tensor
             for parameter, argument in _named(func, args, kwargs)
             if parameter.alias_info is not None and parameter.alias_info.is_write
-            for tensor in _tensors(tree_leaves(argument))
+            for tensor in tensors_of(argument)
         ]
         is_meta = any(tensor.is_meta for tensor in given)
         if _depends_on_numbers(func, given) and not all(tensor.is_meta for tensor in given):
@@ -567,7 +567,7 @@ class _Recorder(TorchDispatchMode):
                 return self._follower.value_of(given[0])
             args, kwargs = tree_map_only(torch.Tensor, _on_meta, (_by_positions(func, args), kwargs))
         result = func(*args, **kwargs)
-        results = list(_tensors(tree_leaves(result)))
+        results = tensors_of(result)
         self._follower.ran(func, given, results, written)
         if len(written) == 1 and isinstance(result, torch.Tensor) and not written[0].is_meta:
             return written[0]  # a real tensor that is changed by what weights compute
@@ -627,10 +627,6 @@ def _named(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterato
             yield parameter, args[place]
         elif parameter.name in kwargs:
             yield parameter, kwargs[parameter.name]
-
-
-def _tensors(leaves: Sequence[Any]) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
