@@ -17,7 +17,7 @@ from stoker.jobs.freezing import Freeze, Patterns, freezing_of
 from stoker.jobs.initial_weights import Weights, WeightsSource, as_weights
 from stoker.jobs.lengths import Arrangement, length_checks
 from stoker.jobs.metrics import Named, direction_of, is_stateful, listed, metric_name
-from stoker.jobs.numeric_settings import is_number, is_whole, plain_number
+from stoker.jobs.numeric_settings import is_count, is_number, is_whole, plain_number
 from stoker.jobs.objective import Objective, objective_checks
 from stoker.jobs.optimizers import SGD, Adam, AdamW, Muon, Optimizer, ScheduleFree
 from stoker.jobs.regularization import Mix, mix_checks
@@ -56,7 +56,16 @@ class Loss:
 
 @dataclass(frozen=True)
 class Holdout:
-    """A share of the training data set aside, drawn by a keyed permutation of its indices."""
+    """A share of the training data set aside for validation; the same samples for the same `seed`.
+
+    Args:
+        fraction: share of the training data to set aside, between 0 and 1.
+        seed: of the permutation of indices that draws it.
+        stratify: take that share of each class, as nearly as whole samples allow.
+
+    Raises:
+        BadSetting: `fraction` is out of its range.
+    """
 
     fraction: float
     seed: int = 0
@@ -68,20 +77,7 @@ class Holdout:
             raise BadSetting(f"holdout takes {expected}, got {self.fraction!r}")
 
 
-def holdout(fraction: float, *, seed: int = 0, stratify: bool = False) -> Holdout:
-    """Set `fraction` of the training data aside for validation; the same samples for the same `seed`.
-
-    `stratify` takes that share of each class, as nearly as whole samples allow.
-
-    Args:
-        fraction: share of the training data to set aside, between 0 and 1.
-        seed: of the permutation that draws it.
-        stratify: take that share of each class, as nearly as whole samples allow.
-
-    Raises:
-        BadSetting: `fraction` is out of its range.
-    """
-    return Holdout(fraction, seed, stratify)
+holdout = Holdout
 
 
 class OpenAugmentation(tuple[Callable[..., Any], ...]):
@@ -270,32 +266,24 @@ _Check = tuple[str, bool, str]
 """A field, whether its setting is valid, and the problem if not."""
 
 
-def _parts(job: Job) -> list[_Check]:
+def _parts(job: Job) -> Iterator[_Check]:
     """Modules and functions."""
+    yield "model", callable(job.model), f"wanted a module or a function that makes one, got {_kind(job.model)}"
     optimizers = "stoker.SGD, Adam, AdamW, Muon or a function from parameters to an optimiser"
-    made = (
-        " that is made already; what is trained is a copy of the model"
-        if hasattr(job.optimizer, "param_groups")
-        else ""
-    )
-    loss = job.objective.loss
-    is_loss = callable(loss) or loss in LOSSES or (loss is None and job.step is not None)
-    augment = ", ".join(map(repr, job.augment)) if _is_list(job.augment) else repr(job.augment)
+    is_made = hasattr(job.optimizer, "param_groups")
+    made = " that is made already; what is trained is a copy of the model" if is_made else ""
     is_left_open = job.optimizer is None and job.recipe is not None
     is_optimizer = isinstance(job.optimizer, Optimizer) or callable(job.optimizer) or is_left_open
-    return [
-        ("model", callable(job.model), f"wanted a module or a function that makes one, got {_kind(job.model)}"),
-        ("optimizer", is_optimizer, f"wanted {optimizers}, got {_kind(job.optimizer)}{made}"),
-        ("loss", is_loss, f"{loss!r} is no loss. {nearest(str(loss), LOSSES)}"),
-        ("schedule", callable(job.schedule), f"wanted a function of progress, got {_kind(job.schedule)}"),
-        (
-            "augment",
-            _is_list(job.augment) and all(map(callable, job.augment)),
-            f"wanted a list of transforms, got {augment}",
-        ),
-        ("test", not isinstance(job.test, Holdout), "test data must be separate; stoker.holdout(…) is for valid"),
-        *_metrics(job.metrics),
-    ]
+    yield "optimizer", is_optimizer, f"wanted {optimizers}, got {_kind(job.optimizer)}{made}"
+    loss = job.objective.loss
+    is_loss = callable(loss) or loss in LOSSES or (loss is None and job.step is not None)
+    yield "loss", is_loss, f"{loss!r} is no loss. {nearest(str(loss), LOSSES)}"
+    yield "schedule", callable(job.schedule), f"wanted a function of progress, got {_kind(job.schedule)}"
+    augment = ", ".join(map(repr, job.augment)) if _is_list(job.augment) else repr(job.augment)
+    are_transforms = _is_list(job.augment) and all(map(callable, job.augment))
+    yield "augment", are_transforms, f"wanted a list of transforms, got {augment}"
+    yield "test", not isinstance(job.test, Holdout), "test data must be separate; stoker.holdout(…) is for valid"
+    yield from _metrics(job.metrics)
 
 
 def _metrics(metrics: object) -> Iterator[_Check]:
@@ -313,64 +301,36 @@ def _metrics(metrics: object) -> Iterator[_Check]:
         yield "metrics", name != "loss", "a metric called 'loss' would stand in for the loss; give it another name"
 
 
-def _amounts(job: Job) -> list[_Check]:
+def _amounts(job: Job) -> Iterator[_Check]:
     """Numbers and durations."""
-    group, smoothing = job.coupling_group, job.objective.label_smoothing
-    batch = job.batch
+    batch, loss, group = job.batch, job.objective.loss, job.coupling_group
+    is_batch = isinstance(batch, TokenBatch | AutoBatch) or is_count(batch)
+    yield "batch", is_batch, f"wanted a positive whole number of samples, got {batch!r}"
+    yield "until", isinstance(job.until, Duration), f"wanted a duration such as stoker.epochs(5), got {job.until!r}"
+    smooths_classes = job.objective.label_smoothing == 0 or loss in ("cross_entropy", "token_cross_entropy")
+    yield "loss", smooths_classes, f"Objective(label_smoothing=…) goes with the cross-entropies, not with {loss!r}"
+    is_norm = job.clip_norm is None or (is_number(job.clip_norm) and job.clip_norm > 0)
+    yield "clip_norm", is_norm, f"wanted a positive norm, got {job.clip_norm!r}"
+    is_average = job.average is None or isinstance(job.average, EMA | SWA)
+    yield "average", is_average, f"wanted a decay, stoker.EMA(…) or stoker.SWA(…), got {job.average!r}"
     most = batch.base if isinstance(batch, AutoBatch) else batch
-    is_group = group is None or (
-        _is_count(group) and (isinstance(most, TokenBatch) or (_is_count(most) and group <= most))
-    )
+    is_within = isinstance(most, TokenBatch) or (is_count(most) and is_count(group) and group <= most)
+    is_group = group is None or (is_count(group) and is_within)
+    yield "coupling_group", is_group, f"wanted a number of samples up to the batch of {most}, got {group!r}"
     is_seed = is_whole(job.seed) and 0 <= job.seed < 2**63
-    smooths_classes = smoothing == 0 or job.objective.loss in ("cross_entropy", "token_cross_entropy")
-    return [
-        (
-            "batch",
-            isinstance(batch, TokenBatch | AutoBatch) or _is_count(batch),
-            f"wanted a positive whole number of samples, got {batch!r}",
-        ),
-        ("until", isinstance(job.until, Duration), f"wanted a duration such as stoker.epochs(5), got {job.until!r}"),
-        (
-            "loss",
-            smooths_classes,
-            f"Objective(label_smoothing=…) goes with the cross-entropies, not with {job.objective.loss!r}",
-        ),
-        (
-            "clip_norm",
-            job.clip_norm is None or (is_number(job.clip_norm) and job.clip_norm > 0),
-            f"wanted a positive norm, got {job.clip_norm!r}",
-        ),
-        (
-            "average",
-            job.average is None or isinstance(job.average, EMA | SWA),
-            f"wanted a decay, stoker.EMA(…) or stoker.SWA(…), got {job.average!r}",
-        ),
-        ("coupling_group", is_group, f"wanted a number of samples up to the batch of {most}, got {group!r}"),
-        ("seed", is_seed, f"wanted a whole number from 0 to 2^63 - 1, got {job.seed!r}"),
-    ]
+    yield "seed", is_seed, f"wanted a whole number from 0 to 2^63 - 1, got {job.seed!r}"
 
 
-def _choices(job: Job) -> list[_Check]:
+def _choices(job: Job) -> Iterator[_Check]:
     """Words."""
-    is_name = isinstance(job.name, str) and bool(job.name.strip())
-    return [
-        (
-            "on_non_finite",
-            job.on_non_finite in ("stop", "roll_back", "skip"),
-            f'wanted "stop", "roll_back" or "skip", got {job.on_non_finite!r}',
-        ),
-        (
-            "numerics",
-            _is_list(job.numerics) and all(numeric in NUMERICS for numeric in job.numerics),
-            f"wanted a list of {', '.join(map(repr, NUMERICS))}, got {job.numerics!r}",
-        ),
-        (
-            "recipe",
-            job.recipe is None or job.recipe in RECIPES,
-            f"{job.recipe!r} is no recipe. {nearest(str(job.recipe), RECIPES)}",
-        ),
-        ("name", job.name is None or is_name, f"wanted a name for its runs, got {job.name!r}"),
-    ]
+    is_reaction = job.on_non_finite in ("stop", "roll_back", "skip")
+    yield "on_non_finite", is_reaction, f'wanted "stop", "roll_back" or "skip", got {job.on_non_finite!r}'
+    are_numerics = _is_list(job.numerics) and all(numeric in NUMERICS for numeric in job.numerics)
+    yield "numerics", are_numerics, f"wanted a list of {', '.join(map(repr, NUMERICS))}, got {job.numerics!r}"
+    is_recipe = job.recipe is None or job.recipe in RECIPES
+    yield "recipe", is_recipe, f"{job.recipe!r} is no recipe. {nearest(str(job.recipe), RECIPES)}"
+    is_name = job.name is None or (isinstance(job.name, str) and bool(job.name.strip()))
+    yield "name", is_name, f"wanted a name for its runs, got {job.name!r}"
 
 
 def _own_step(job: Job) -> Iterator[_Check]:
@@ -469,10 +429,6 @@ def _validation(job: Job) -> Iterator[_Check]:
     yield "valid", num_held_out <= 1, f"{num_held_out} sets are held out of the training data, wanted one at most"
     absent = [name for name, data in job.valid.items() if data is None]
     yield "valid", not absent, f"the set {absent} is None"
-
-
-def _is_count(value: object) -> bool:
-    return is_whole(value) and value > 0
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[Any]]:

@@ -22,7 +22,7 @@ from stoker.errors import BadJob
 from stoker.jobs.fields import Fields
 from stoker.jobs.regularization import Mix
 from stoker.jobs.run_length import Extent
-from stoker.loading.fields import Content, can_be_cut, cut, is_row_of_tensors, map_tensors, take
+from stoker.loading.fields import Content, can_be_cut, cut, is_row_of_tensors, map_tensors, take, tensors_of
 from stoker.loading.mixing import Pairing, pairing_of
 from stoker.loading.order import Indices, Order
 from stoker.loading.samples import Samples
@@ -421,9 +421,6 @@ def _on_gpu(fetched: Fetched[BatchKey], device: torch.device) -> Fetched[BatchKe
                 arrived = copy_stream.record_event()
             yield place, on_device, arrived
 
-    def used_here(tensor: torch.Tensor) -> None:
-        tensor.record_stream(torch.cuda.current_stream(device))
-
     in_use: deque[torch.cuda.Event] = deque()
     with closing(fetched):
         coming = copies()
@@ -432,7 +429,8 @@ def _on_gpu(fetched: Fetched[BatchKey], device: torch.device) -> Fetched[BatchKe
             (place, content, arrived), ahead = ahead, next(coming, None)
             torch.cuda.current_stream(device).wait_event(arrived)
             # The allocator may reuse the memory for another copy only after the computation on it.
-            map_tensors(content, used_here)
+            for tensor in tensors_of(content):
+                tensor.record_stream(torch.cuda.current_stream(device))
             yield place, content
             in_use.append(torch.cuda.current_stream(device).record_event())
             if len(in_use) > _QUEUED:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,9 +67,18 @@ def _is_doubtful(content: Content, size: int) -> bool:
         return any(_is_doubtful(item, size) for item in content.values())
     if not isinstance(content, tuple | list) or hasattr(content, "_fields"):
         return False
-    tensors = [tensor for tensor in _tensors_of(content) if tensor.dim()]
+    tensors = [tensor for tensor in tensors_of(content) if tensor.dim()]
     is_one = len(content) == size and bool(tensors) and all(_has_rows(tensor, size) for tensor in tensors)
     return is_one or (len(content) != size and any(_is_doubtful(item, size) for item in content))
+
+
+def tensors_of(content: Content) -> list[torch.Tensor]:
+    """All tensors in nested tuples, lists and dicts, in the order of `map_tensors`."""
+    if isinstance(content, torch.Tensor):
+        return [content]
+    if isinstance(content, Mapping):
+        content = list(content.values())
+    return [tensor for item in content for tensor in tensors_of(item)] if isinstance(content, tuple | list) else []
 
 
 def map_tensors(content: Content, change: Callable[[torch.Tensor], Any]) -> Content:
@@ -130,17 +139,9 @@ def is_row_of_tensors(content: Content) -> bool:
 
 def can_be_cut(content: Content, size: int) -> bool:
     """Whether anything in a batch of `size` samples has an entry for each of them."""
-    if isinstance(content, tuple):
-        return any(_can_be_cut(item, size) for item in content)
-    return _can_be_cut(content, size)
-
-
-def _can_be_cut(content: Content, size: int) -> bool:
-    if isinstance(content, Mapping):
-        return any(_can_be_cut(item, size) for item in content.values())
-    if isinstance(content, tuple | list):
-        return _is_by_sample(content, size) or any(_can_be_cut(item, size) for item in content)
-    return isinstance(content, torch.Tensor) and _has_rows(content, size)
+    entries: list[Any] = []
+    picked(content, entries.append, size)
+    return bool(entries)
 
 
 def _is_by_sample(items: Sequence[Any], size: int) -> bool:
@@ -149,17 +150,9 @@ def _is_by_sample(items: Sequence[Any], size: int) -> bool:
     has_lists = any(isinstance(item, SampleList | SampleTuple) for item in items)
     if has_lists or len(items) != size or hasattr(items, "_fields"):
         return False
-    tensors = [tensor for tensor in _tensors_of(items) if tensor.dim()]
+    tensors = [tensor for tensor in tensors_of(items) if tensor.dim()]
     return not tensors or not all(_has_rows(tensor, size) for tensor in tensors)
 
 
 def _has_rows(tensor: torch.Tensor, size: int) -> bool:
     return tensor.dim() > 0 and tensor.shape[0] == size
-
-
-def _tensors_of(content: Content) -> Iterator[torch.Tensor]:
-    if isinstance(content, torch.Tensor):
-        yield content
-    elif isinstance(content, Mapping | tuple | list):
-        for item in content.values() if isinstance(content, Mapping) else content:
-            yield from _tensors_of(item)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -41,9 +41,24 @@ IGNORED_TARGET = -100
 
 @dataclass(frozen=True)
 class Padded:
-    """A collate function for samples whose tensors differ in their first dimension; see `padded`."""
+    """A `collate` for samples whose tensors differ in their first dimension: padded to the longest of the batch.
+
+    Args:
+        pad: fill value, or one for each entry by its key (for tuples: its place; default 0). Targets that are class
+            numbers, and no input of the model as well, get what the job's loss ignores, if it is a cross-entropy of
+            stoker's or PyTorch's (-100, or its `ignore_index`) or has an `ignore_index`; otherwise, and to have them
+            counted, state it: `{"labels": 0}`.
+        to: fixed length of every batch, so that all have one shape, which is also the forecast's.
+        multiple_of: pad to a multiple of this.
+        mask: for samples that are dicts, the name of an entry to add: 1 where a sample has a value, 0 where it is
+            padded.
+
+    Raises:
+        BadJob: `to` or `multiple_of` is no positive whole number.
+    """
 
     pad: float | Mapping[Any, float] = 0
+    _: KW_ONLY
     to: int | None = None
     multiple_of: int = 1
     mask: str | None = None
@@ -103,25 +118,7 @@ class Padded:
         return torch.stack([torch.cat([mask, mask.new_zeros(longest - len(mask))]) for mask in masks])
 
 
-def padded(
-    pad: float | Mapping[Any, float] = 0, *, to: int | None = None, multiple_of: int = 1, mask: str | None = None
-) -> Padded:
-    """A `collate` for samples whose tensors differ in their first dimension: padded to the longest of the batch.
-
-    Args:
-        pad: fill value, or one for each entry by its key (for tuples: its place; default 0). Targets that are class
-            numbers, and no input of the model as well, get what the job's loss ignores, if it is a cross-entropy of
-            stoker's or PyTorch's (-100, or its `ignore_index`) or has an `ignore_index`; otherwise, and to have them
-            counted, state it: `{"labels": 0}`.
-        to: fixed length of every batch, so that all have one shape, which is also the forecast's.
-        multiple_of: pad to a multiple of this.
-        mask: for samples that are dicts, the name of an entry to add: 1 where a sample has a value, 0 where it is
-            padded.
-
-    Raises:
-        BadJob: `to` or `multiple_of` is no positive whole number.
-    """
-    return Padded(pad, to, multiple_of, mask)
+padded = Padded
 
 
 @dataclass(frozen=True)

@@ -171,17 +171,37 @@ def restore_generators(states: dict[str, Any]) -> None:
     np.random.set_state((numpy["name"], key, numpy["place"], numpy["has_gauss"], numpy["gauss"]))  # noqa: NPY002
 
 
+def python_generators() -> tuple[Any, ...]:
+    """The states of Python's and NumPy's global generators, equal to each other if nothing has drawn in between."""
+    numpy = np.random.get_state(legacy=False)  # noqa: NPY002 - as above
+    key, place = numpy["state"]["key"].tobytes(), numpy["state"]["pos"]
+    return random.getstate(), (numpy["bit_generator"], key, place, numpy["has_gauss"], numpy["gauss"])
+
+
+def restore_python_generators(states: tuple[Any, ...]) -> None:
+    """Restore the states given by `python_generators`."""
+    python, (name, key, *others) = states
+    random.setstate(python)
+    np.random.set_state((name, np.frombuffer(key, np.uint32), *others))  # noqa: NPY002 - as above
+
+
 @contextmanager
-def generators_kept() -> Iterator[None]:
-    """Restore Python's, NumPy's and PyTorch's generators, of all devices in use, after the block."""
-    states = generator_states()
-    is_cuda_in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
-    devices = range(torch.cuda.device_count()) if is_cuda_in_use else ()
-    with torch.random.fork_rng(devices=list(devices)):
+def generators_kept(device: torch.device | None = None) -> Iterator[None]:
+    """Restore Python's, NumPy's and PyTorch's generators after the block: the CPU's and those of `device`.
+
+    Without a device those of all devices in use.
+    """
+    states = python_generators()
+    if device is not None:
+        devices = [device.index or 0] if device.type == "cuda" else []
+    else:
+        is_cuda_in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
+        devices = list(range(torch.cuda.device_count())) if is_cuda_in_use else []
+    with torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:
-            restore_generators(states)
+            restore_python_generators(states)
 
 
 _ROUNDS = 6

@@ -17,7 +17,7 @@ from stoker.errors import BadJob, RunFailed
 from stoker.jobs.batch_size import TokenBatch
 from stoker.jobs.code_digest import reached_digest
 from stoker.jobs.job_description import describe_settings
-from stoker.loading.fields import map_tensors
+from stoker.loading.fields import tensors_of
 from stoker.planning.model.trace_extrapolation import Derivation, NotDerivable, expanded
 from stoker.planning.resolved_job import ResolvedJob
 from stoker.profiling.tracing.fake_device import can_pretend_cuda
@@ -138,10 +138,9 @@ class TraceBook:
     def _shapes(self, micro_batch: int) -> list[str]:
         """Shapes and dtypes of the samples that a trace of so many is made of."""
         if micro_batch not in self._shapes_of:
-            train, shapes = self._prepared.data.train, list[str]()
+            train = self._prepared.data.train
             fetched = train.fetch(train.representative(FETCHED, micro_batch), 0)
-            map_tensors(fetched, lambda tensor: shapes.append(_kind(tensor)))
-            self._shapes_of[micro_batch] = shapes
+            self._shapes_of[micro_batch] = list(map(_kind, tensors_of(fetched)))
         return self._shapes_of[micro_batch]
 
 

@@ -17,7 +17,7 @@ from stoker.devices import Place, cache_key, installed_torch, load_between, samp
 from stoker.devices.cpu import CpuSample, attached_cpu
 from stoker.errors import RunFailed, StokerError
 from stoker.jobs.job_description import describe, describe_settings
-from stoker.loading.fields import map_tensors
+from stoker.loading.fields import tensors_of
 from stoker.planning.explanation import explain_again
 from stoker.planning.job_traces import code_digest, versions_of
 from stoker.planning.model.run_forecast import Extents, forecast_of_extents
@@ -170,9 +170,8 @@ def known_failures(prepared: ResolvedJob, place: Place) -> tuple[OutOfMemory, ..
 
 def memory_identity(prepared: ResolvedJob) -> str:
     """Digest of what the memory of a job's updates depends on: model, settings, shapes and dtypes of a sample."""
-    sample: list[str] = []
-    one = prepared.data.train.fetch(np.zeros(1, dtype=np.int64), 0)
-    map_tensors(one, lambda tensor: sample.append(f"{tensor.dtype} {tuple(tensor.shape)}"))
+    tensors = tensors_of(prepared.data.train.fetch(np.zeros(1, dtype=np.int64), 0))
+    sample = [f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in tensors]
     state = [(name, f"{tensor.dtype} {tuple(tensor.shape)}") for name, tensor in prepared.model.state_dict().items()]
     settings = {key: value for key, value in describe_settings(prepared.job).items() if key not in _NOT_OF_UPDATES}
     return digest([type(prepared.model).__qualname__, repr(prepared.model), state, _without_rates(settings), sample])

@@ -12,7 +12,7 @@ import torch
 from stoker.devices import Place, attached_devices, planned_devices
 from stoker.errors import BadJob, DoesNotFit, NoDevice
 from stoker.jobs import Job
-from stoker.loading.fields import map_tensors
+from stoker.loading.fields import tensors_of
 from stoker.loading.order import generators_kept
 from stoker.planning.model.memory import MemoryForecast, forecast_memory
 from stoker.planning.model.search_space import kernel_generation, num_micro_batches, trace_settings
@@ -152,8 +152,7 @@ def _of_function(step_fn: StepFunction, batch: Any, place: Place, hints: Mapping
     is_cpu = place.device.kind == "cpu"
     hardware = measured_hardware(place, torch.get_num_threads()) if is_cpu else place.hardware
     capability = "" if is_cpu else kernel_generation(hardware.compute_capability or "")
-    sizes: list[int] = []
-    map_tensors(batch, lambda tensor: sizes.extend(tensor.shape[:1]))
+    sizes = [size for tensor in tensors_of(batch) for size in tensor.shape[:1]]
     micro_batch = sizes[0] if sizes else 1  # the first dimension of the batch's first tensor
     settings = TraceSettings(target="cpu" if is_cpu else "cuda", capability=capability, micro_batch=micro_batch)
     with users_code("the step", None):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from stoker.records.plan import Plan
+from stoker.records.progress import Position
 
 SwitchKind = Literal["trial", "settled", "left out", "changed"]
 """Why a plan comes into force: to be timed; as the fastest, for the rest of the run; in place of a candidate that
@@ -33,6 +34,13 @@ class PlanSwitch:
     why: str
     left_out: Plan | None = None
     is_again: bool = False
+
+    @classmethod
+    def at(
+        cls, position: Position, plan: Plan, kind: SwitchKind, why: str, *, left_out: Plan | None = None
+    ) -> PlanSwitch:
+        """The switch to `plan` from the update at `position` on."""
+        return cls(update=position.updates, samples=position.samples, plan=plan, kind=kind, why=why, left_out=left_out)
 
 
 @dataclass(frozen=True)

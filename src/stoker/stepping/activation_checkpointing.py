@@ -31,7 +31,7 @@ from torch.utils.checkpoint import CheckpointError, create_selective_checkpoint_
 from torch.utils.checkpoint import checkpoint as checkpointed
 
 from stoker.errors import BadJob, DoesNotFit
-from stoker.loading.fields import map_tensors
+from stoker.loading.fields import map_tensors, tensors_of
 from stoker.records.plan import Checkpointing
 from stoker.stepping.activation_offload import ActivationOffload
 from stoker.stepping.batch_norm import batch_norms
@@ -232,11 +232,9 @@ class Checkpointed:
         """The block's output."""
         if not torch.is_grad_enabled():
             return self.forward(*args, **kwargs)
-        if not any(parameter.requires_grad for parameter in self.block.parameters()):
-            need: list[bool] = []
-            map_tensors((args, kwargs), lambda tensor: need.append(tensor.requires_grad))
-            if not any(need):  # a frozen block before the first trained layer keeps nothing anyway
-                return self.forward(*args, **kwargs)
+        is_frozen = not any(parameter.requires_grad for parameter in self.block.parameters())
+        if is_frozen and not any(tensor.requires_grad for tensor in tensors_of((args, kwargs))):
+            return self.forward(*args, **kwargs)  # a frozen block before the first trained layer keeps nothing anyway
         if torch.compiler.is_compiling():  # the compiler repeats operations, not passes: nothing happens twice
             if self.is_selective:
                 return selectively_checkpointed(self.forward, *args, **kwargs)

@@ -20,7 +20,7 @@ no CPU tensors, and knows no passes that do not count.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -37,6 +37,17 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 def batch_norms(model: nn.Module) -> list[nn.Module]:
     """The modules that use batch statistics in training."""
     return [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]  # noqa: SLF001
+
+
+def statistics_of(model: nn.Module, norms: Collection[nn.Module]) -> dict[str, torch.Tensor]:
+    """The running statistics of these batch norms of a model, by name; a shared one has each of its names."""
+    chosen = set(map(id, norms))
+    return {
+        f"{name}.{key}" if name else key: buffer
+        for name, module in model.named_modules(remove_duplicate=False)
+        if id(module) in chosen
+        for key, buffer in module.named_buffers(recurse=False)
+    }
 
 
 class OrdinaryBatchNorm:

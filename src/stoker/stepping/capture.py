@@ -30,13 +30,14 @@ from stoker.activity import doing
 from stoker.devices.malloc import heap_kept_small, renew_heap
 from stoker.errors import RunFailed
 from stoker.loading.batches import Batch
-from stoker.loading.fields import Content, map_tensors
+from stoker.loading.fields import Content, map_tensors, tensors_of
+from stoker.loading.order import python_generators
 from stoker.stepping.buffers import Buffers
 from stoker.stepping.gradient_distance import gradient_distance
 from stoker.stepping.graph_interpreter import Repeat, called_from_python, interpreted
 from stoker.stepping.loss_pass import AutogradPass, BatchPass
 from stoker.stepping.named_losses import without_values
-from stoker.stepping.python_state import python_generators, python_state, unchanged
+from stoker.stepping.python_state import python_state, unchanged
 from stoker.stepping.step_failures import ran_out_of_memory
 from stoker.stepping.torch_compile import users_line
 
@@ -183,8 +184,7 @@ class CapturedPass(BatchPass):
     def _check(self, content: Content, update: int) -> None:
         """Compare the captured pass with an ordinary one from the same state, which is left as it was."""
         assert self._repeat is not None
-        leaves: list[torch.Tensor] = []
-        map_tensors(content, leaves.append)
+        leaves = tensors_of(content)
         with self._undone(leaves), self._nothing_else_changed():
             _, gradients = self._pass(content)
             expected = [gradient for gradient in gradients if gradient is not None]

@@ -27,7 +27,7 @@ from stoker.errors import BadJob
 from stoker.jobs import Job
 from stoker.jobs.batch_size import TokenBatch
 from stoker.loading.batches import Batch
-from stoker.loading.fields import map_tensors
+from stoker.loading.fields import tensors_of
 from stoker.loading.lengths import IGNORED_TARGET
 from stoker.loading.order import Indices
 from stoker.loading.samples import Samples
@@ -652,14 +652,10 @@ def _half(values: Any, halves: Halves, half: int) -> list[torch.Tensor]:
     """The rows of half 0 or 1 of every floating tensor whose first dimension is the batch (or a multiple)."""
     rows: list[torch.Tensor] = []
     first, size = len(halves[0]), sum(map(len, halves))
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
+    for tensor in tensors_of(values):
         if tensor.is_floating_point() and tensor.dim() > 0 and tensor.shape[0] % size == 0:
             border = tensor.shape[0] // size * first
             rows.append((tensor[border:] if half else tensor[:border]).detach().clone())
-        return tensor
-
-    map_tensors(values, note)
     return rows
 
 

@@ -1,16 +1,17 @@
-"""DTensors next to plain tensors: this process's part of each, and the norm of gradients over all processes."""
+"""DTensors next to plain tensors: this process's part of each, the norm of all gradients, and collectives."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 Runs = tuple[tuple[int, int], ...]
 """Start and stop of each run of indices held of a dimension."""
@@ -35,6 +36,57 @@ def as_real(tensor: torch.Tensor) -> torch.Tensor:
 def is_spread(tensor: torch.Tensor) -> bool:
     """Whether it is a DTensor."""
     return hasattr(tensor, "to_local")
+
+
+def spread_as(like: Any, own: torch.Tensor, *, shape: torch.Size, stride: tuple[int, ...]) -> torch.Tensor:
+    """A DTensor of `shape` with the placements of `like`, of which `own` is this process's part."""
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - slow to import; loaded already where there are any
+
+    return DTensor.from_local(own, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
+
+
+Item = TypeVar("Item")
+
+
+def buckets(items: Iterable[Item], num_bytes: Callable[[Item], int], limit: int) -> Iterator[list[Item]]:
+    """Runs of items with at most `limit` bytes together, or a single one that has more.
+
+    >>> list(buckets([3, 4, 9, 1, 1], int, 8))
+    [[3, 4], [9], [1, 1]]
+    """
+    bucket: list[Item] = []
+    held = 0
+    for item in items:
+        size = num_bytes(item)
+        if bucket and held + size > limit:
+            yield bucket
+            bucket, held = [], 0
+        bucket.append(item)
+        held += size
+    if bucket:
+        yield bucket
+
+
+Exchange = Callable[[torch.Tensor], torch.Tensor]
+"""A linear map of what the processes of a group hold."""
+
+
+def collective(x: torch.Tensor, exchange: Exchange, adjoint: Exchange) -> torch.Tensor:
+    """`exchange(x)`, a collective through which gradients flow backwards, by its adjoint."""
+    result: torch.Tensor = _Collective.apply(x, exchange, adjoint)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Collective(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, exchange: Exchange, adjoint: Exchange) -> torch.Tensor:
+        ctx.adjoint = adjoint
+        return exchange(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.adjoint(gradient), None, None
 
 
 def all_local(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:

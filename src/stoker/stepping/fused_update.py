@@ -117,9 +117,7 @@ class FusedUpdate:
         groups: list[Tensors] = []
         state = self._optimizer.state
         for group in self._optimizer.param_groups:
-            parameters, names = list(group["params"]), ["exp_avg", "exp_avg_sq", "step"]
-            if self._is_sgd:
-                names = ["momentum_buffer"] if group["momentum"] else []
+            parameters, names = list(group["params"]), _state_names(group, is_sgd=self._is_sgd)
             if not all(isinstance(state[p].get(name), torch.Tensor) for p in parameters for name in names):
                 return None
             if len({(p.device, p.dtype) for p in parameters}) > 1:
@@ -151,14 +149,12 @@ class _UpdateByKind:
                     by_kind[self._kind_of(parameter, group)].append(parameter)
             for (*_, is_first), parameters in by_kind.items():
                 own, gradients = all_local(parameters), all_local(p.grad for p in parameters if p.grad is not None)
-                names = ["exp_avg", "exp_avg_sq", "step"]
+                states = [self._optimizer.state[p] for p in parameters]
+                names = _state_names(group, is_sgd=self._is_sgd)
+                tensors = Tensors(own, *(all_local(state[name] for state in states) for name in names))
                 if self._is_sgd:
-                    names = ["momentum_buffer"] if group["momentum"] else []
-                columns = (all_local(self._optimizer.state[p][name] for p in parameters) for name in names)
-                if self._is_sgd:
-                    _sgd(self._kernel, group, Tensors(own, *columns), gradients, is_first=is_first)
+                    _sgd(self._kernel, group, tensors, gradients, is_first=is_first)
                 else:
-                    tensors = Tensors(own, *columns)
                     torch._foreach_add_(tensors.steps, 1)
                     _adam(self._kernel, group, tensors, gradients)
 
@@ -174,6 +170,13 @@ class _UpdateByKind:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         return parameter.device, parameter.dtype, is_first and self._is_sgd
+
+
+def _state_names(group: Group, *, is_sgd: bool) -> list[str]:
+    """Names of a parameter's tensors of state, in the kernel's order."""
+    if is_sgd:
+        return ["momentum_buffer"] if group["momentum"] else []
+    return ["exp_avg", "exp_avg_sq", "step"]
 
 
 def _sgd(

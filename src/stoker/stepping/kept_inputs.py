@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from stoker.errors import DoesNotFit
-from stoker.loading.fields import map_tensors
+from stoker.loading.fields import tensors_of
 
 NOT_CHECKPOINTED = "Use a plan with checkpointed_blocks 0."
 """The remedy for what cannot be checkpointed."""
@@ -61,6 +61,4 @@ def in_new_containers(content: Any, change: Callable[[torch.Tensor], Any]) -> An
 
 def changes_in_place(content: Any) -> list[int]:
     """How often each tensor in `content` has been changed in place."""
-    counts: list[int] = []
-    map_tensors(content, lambda tensor: counts.append(tensor._version))  # noqa: SLF001 - autograd's own count
-    return counts
+    return [tensor._version for tensor in tensors_of(content)]  # noqa: SLF001 - autograd's own count

@@ -26,9 +26,9 @@ from stoker.loading.fields import Content
 from stoker.loading.order import (
     RandomStream,
     extended,
-    generator_states,
     key_of,
-    restore_generators,
+    python_generators,
+    restore_python_generators,
     seed_torch,
 )
 from stoker.records import Plan
@@ -302,7 +302,7 @@ class LossPass:
         try:
             while True:
                 self._buffers.keep()
-                generators = generator_states()
+                generators = python_generators()
                 mean = self.in_force(batch, update)
                 if not math.isfinite(mean):
                     raise not_finite("loss", float(mean), update)
@@ -319,7 +319,7 @@ class LossPass:
                         f"{format_bytes(SMALL_BYTES)}",
                         remedy="Change the buffer in every update, or use bf16 or fp32; the last checkpoint is intact.",
                     )
-                restore_generators(generators)
+                restore_python_generators(generators)
                 self.forget_gradients()
         except NotFinite:
             scale.load(before)  # no scale mends it, and the next update may be in order

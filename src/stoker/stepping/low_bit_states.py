@@ -35,7 +35,7 @@ import torch
 
 from stoker.errors import BadJob
 from stoker.records.plan import LEAST_STATES, STATES_BLOCK, VALUES_AT_ONCE, OptimizerStates
-from stoker.stepping.distributed_tensors import Runs, is_spread, local, runs_of
+from stoker.stepping.distributed_tensors import Runs, is_spread, local, runs_of, spread_as
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _SCALE = "_scale"
@@ -214,15 +214,8 @@ def _scale_shape(parameter: torch.Tensor) -> tuple[int, int]:
 
 def _spread_as(own: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """The scales of what this process holds of a parameter, as a DTensor where that is one."""
-    if not is_spread(parameter):
-        return own
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - slow to import; loaded already where there are any
-
-    spread: Any = parameter
     shape = torch.Size(_scale_shape(parameter))
-    return DTensor.from_local(
-        own, spread.device_mesh, spread.placements, run_check=False, shape=shape, stride=(shape[1], 1)
-    )
+    return spread_as(parameter, own, shape=shape, stride=(shape[1], 1)) if is_spread(parameter) else own
 
 
 # The dynamic map ------------------------------------------------------------------------------------------------------
@@ -452,11 +445,4 @@ def _scale_by_value(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tenso
 
 def _distributed_like(like: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
     """A DTensor of this local part where `like` is one."""
-    if not is_spread(like):
-        return own
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - as above
-
-    spread: Any = like
-    return DTensor.from_local(
-        own, spread.device_mesh, spread.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
+    return spread_as(like, own, shape=like.shape, stride=like.stride()) if is_spread(like) else own

@@ -18,7 +18,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -127,20 +127,14 @@ class MuonOptimizer(torch.optim.Optimizer):
         self._share()
 
     @torch.no_grad()
-    def step(  # type: ignore[override]  # PyTorch's stub has it return a float
-        self, closure: Callable[[], torch.Tensor] | None = None
-    ) -> torch.Tensor | None:
-        """Move all parameters that have gradients; returns what `closure` returns."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Move all parameters that have gradients."""
+        assert closure is None
         for group in self.param_groups[: self._num_own]:
             if parameters := [p for p in group["params"] if p.grad is not None]:
                 self._move(group, parameters)
         if self.rest is not None:
             self.rest.step()
-        return loss
 
     def _share(self) -> None:
         """Let the rest's optimiser work on the groups and the state of this one, which are saved."""

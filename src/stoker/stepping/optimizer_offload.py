@@ -40,6 +40,7 @@ from stoker.loading.batches import Batch
 from stoker.records import Plan
 from stoker.records.plan import ALIGNED_BYTES, IN_FLIGHT_BYTES, PIECE, PINNED_BYTES, STAGED_BYTES
 from stoker.stepping.bf16_weights import Bf16Weights
+from stoker.stepping.distributed_tensors import buckets
 from stoker.stepping.gradient_clipping import GradientClipping
 from stoker.stepping.layouts.base import SingleProcess, Strategy
 from stoker.stepping.loss_pass import LossPass
@@ -176,7 +177,7 @@ class HostState:
         """
         computing = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(computing)  # the rest of the backward pass may need a weight whose gradient is final
-        for bucket in _buckets(arrived):
+        for bucket in buckets(arrived, lambda entry: _aligned(entry.master_bytes), STAGED_BYTES):
             begin = 0
             for entry in bucket:
                 assert entry.gradient is not None, "it has arrived"
@@ -194,21 +195,6 @@ class HostState:
                         sent = entry.pinned_as(entry.parameter.dtype).copy_(sent)
                     entry.parameter.copy_(sent, non_blocking=True)
         computing.wait_stream(self.stream)
-
-
-def _buckets(arrived: Sequence[_Offloaded]) -> Iterator[list[_Offloaded]]:
-    """Runs of parameters whose masters take some MiB together."""
-    bucket: list[_Offloaded] = []
-    held = 0
-    for entry in arrived:
-        size = _aligned(entry.master_bytes)
-        if bucket and held + size > STAGED_BYTES:
-            yield bucket
-            bucket, held = [], 0
-        bucket.append(entry)
-        held += size
-    if bucket:
-        yield bucket
 
 
 class _PinnedMemory:

@@ -23,8 +23,15 @@ from torch import nn
 from stoker.errors import BadJob
 from stoker.jobs import Job
 from stoker.loading.batches import Batch, InputPipeline
-from stoker.loading.fields import Content, map_tensors, take
-from stoker.loading.order import Indices, KeyedPermutation, RandomStream, key_of, seed_generators
+from stoker.loading.fields import Content, take, tensors_of
+from stoker.loading.order import (
+    Indices,
+    KeyedPermutation,
+    RandomStream,
+    key_of,
+    python_generators,
+    seed_generators,
+)
 from stoker.loading.samples import BadSample, Samples
 from stoker.loading.sampling import targets_at_hand
 from stoker.stepping.distributed_tensors import as_real
@@ -32,7 +39,7 @@ from stoker.stepping.loss_checks import counted_as_wrong, normalised_twice, requ
 from stoker.stepping.losses import LossForm, TrainingObjective
 from stoker.stepping.model import build_model, default_dtype, in_dtype, is_double, num_parameters
 from stoker.stepping.model_copies import copied
-from stoker.stepping.python_state import is_shared, python_generators, python_state
+from stoker.stepping.python_state import is_shared, python_state
 from stoker.stepping.random_draws import HAS_ENDS, RandomDraws
 
 _MOST_IN_MEMORY, _MOST_FETCHED, _MOST_BYTES = 512, 64, 2**28
@@ -127,14 +134,11 @@ class ProbeSamples:
         The values are all there are, the rarest first, where these are few, such as labels; else the lowest and the
         highest, such as padding. Tensors of fewest numbers come first: labels and weights before inputs.
         """
-        flats: list[torch.Tensor] = []
-
-        def note(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.dim() > 0 and tensor.shape[0] == len(self) and tensor.numel() and not tensor.is_complex():
-                flats.insert(0, tensor.reshape(len(self), -1))  # of equally many numbers, the last is the target
-            return tensor
-
-        map_tensors(self.content, note)
+        flats = [
+            tensor.reshape(len(self), -1)
+            for tensor in reversed(tensors_of(self.content))  # of equally many numbers, the last is the target
+            if tensor.dim() > 0 and tensor.shape[0] == len(self) and tensor.numel() and not tensor.is_complex()
+        ]
         by_tensor = [_contrasts(flat) for flat in sorted(flats, key=torch.numel)]
         return tuple(filter(None, by_tensor))
 
@@ -162,14 +166,14 @@ def probe_samples(job: Job, samples: Samples, dtype: torch.dtype, *, at_most: in
     """
     order = KeyedPermutation(samples.num_at_hand, key_of(RandomStream.PROBE, job.seed))
     try:
-        sizes: list[int] = []
-        map_tensors(samples.fetch(order(np.arange(1, dtype=np.int64)), 0), lambda tensor: sizes.append(tensor.nbytes))
+        num_bytes = sum(tensor.nbytes for tensor in tensors_of(samples.fetch(order(np.arange(1, dtype=np.int64)), 0)))
         most = min(samples.num_at_hand, at_most, _MOST_IN_MEMORY if samples.is_in_memory else _MOST_FETCHED)
-        indices = order(np.arange(min(most, max(2, _MOST_BYTES // max(1, sum(sizes)))), dtype=np.int64))
+        indices = order(np.arange(min(most, max(2, _MOST_BYTES // max(1, num_bytes))), dtype=np.int64))
         if at_most == _MOST_IN_MEMORY:
             indices = _with_rare_targets(indices, samples, job)
         content = samples.fetch(indices, 0)
-        map_tensors(content, _require_computable)
+        for tensor in tensors_of(content):
+            _require_computable(tensor)
     except BadSample as problem:
         raise BadJob(str(problem)) from problem
     fields = job.fields
@@ -551,9 +555,8 @@ def threads_restored() -> Iterator[None]:
 
 def _take_threads(model: nn.Module, pool: ProbeSamples) -> None:
     """Leave the process one thread if a loss of few samples is little work."""
-    sizes = [0]
-    map_tensors(pool.content, lambda tensor: sizes.append(tensor.numel() // len(pool)))
-    if num_parameters(model) * max(sizes) <= _LIGHT:
+    sizes = (tensor.numel() // len(pool) for tensor in tensors_of(pool.content))
+    if num_parameters(model) * max(sizes, default=0) <= _LIGHT:
         torch.set_num_threads(1)
 
 
@@ -638,7 +641,8 @@ def _with_graph(probe: CouplingProbe) -> tuple[CouplingProbe, Value]:
         notices.append(counted_as_wrong(probe.job, outputs[-1], target))
     if (strange := _not_the_models(total, watched)) and len(strange) < _MOST_STRANGE:
         # An input of which derivatives are taken is of the batch, or another tensor in each pass.
-        map_tensors(batch.cut(0, batch.size), lambda entry: strange.pop(id(entry), None))
+        for tensor in tensors_of(batch.cut(0, batch.size)):
+            strange.pop(id(tensor), None)
         again = _not_the_models(with_graph.loss_with_graph(watched, batch)[0], watched)
         notices.append(_untrained(watched, [leaf for place, leaf in strange.items() if again.get(place) is leaf]))
     return replace(with_graph, notices=tuple(filter(None, notices))), Value(float(total.detach()), count)

@@ -15,7 +15,6 @@ import contextlib
 import functools
 import inspect
 import math
-import random
 import sys
 import types
 from collections import deque
@@ -117,12 +116,6 @@ def python_state(
         for key, value in holder.values.items():
             values[holder.name, key] = _form(value, with_tensors=with_tensors)
     return PythonState(values, kinds)
-
-
-def python_generators() -> tuple[object, ...]:
-    """The states of Python's and NumPy's generators."""
-    numbers = np.random.get_state(legacy=False)  # noqa: NPY002 - the generator that users' code shares
-    return random.getstate(), numbers["state"]["key"].tobytes(), numbers["state"]["pos"]
 
 
 def unsaved_tensors(optimizer: torch.optim.Optimizer) -> list[str]:

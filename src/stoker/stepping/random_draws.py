@@ -22,7 +22,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from stoker.loading.order import device_generator, extended, seed_torch
+from stoker.loading.order import (
+    device_generator,
+    extended,
+    python_generators,
+    restore_python_generators,
+    seed_torch,
+)
 from stoker.stepping.without_compiler import without_compiler
 
 try:
@@ -166,6 +172,20 @@ class OwnDraws:
         """Begin and end with each of a module's passes in training."""
         module.register_forward_pre_hook(lambda this, _: self.begin() if this.training else None)
         module.register_forward_hook(lambda *_: self.end(), always_call=True)
+
+
+class GeneratorStates:
+    """The states of Python's, NumPy's and PyTorch's generators, those of the CPU and of `device`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._of_torch = [(generator, generator.get_state()) for generator in torch_generators(device)]
+        self._of_python = python_generators()
+
+    def restore(self) -> None:
+        """Put them back."""
+        for generator, state in self._of_torch:
+            generator.set_state(state)
+        restore_python_generators(self._of_python)
 
 
 def torch_generators(device: torch.device) -> list[torch.Generator]:

@@ -13,13 +13,13 @@ Source: A. Defazio et al., "The Road Less Scheduled" (2024), https://arxiv.org/a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from stoker.stepping.batch_norm import batch_norms
+from stoker.stepping.batch_norm import batch_norms, statistics_of
 from stoker.stepping.distributed_tensors import all_local, local
 
 Group = dict[str, Any]
@@ -51,18 +51,12 @@ class ScheduleFreeOptimizer(torch.optim.Optimizer):
         super().__init__([dict(group) for group in groups], defaults)
 
     @torch.no_grad()
-    def step(  # type: ignore[override]  # PyTorch's stub has it return a float
-        self, closure: Callable[[], torch.Tensor] | None = None
-    ) -> torch.Tensor | None:
-        """Move y and z of all parameters that have gradients; returns what `closure` returns."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Move y and z of all parameters that have gradients."""
+        assert closure is None
         for group in self.param_groups:
             for parameters in self._of_one_age(group):
                 self._move(group, parameters)
-        return loss
 
     def _of_one_age(self, group: Group) -> list[list[torch.Tensor]]:
         """The group's parameters that have gradients, by their counts of steps and weights."""
@@ -134,13 +128,7 @@ class ScheduleFreeAverage:
 
     def load(self, weights: dict[str, torch.Tensor]) -> None:
         """Restore running statistics; y and z are the model's and the optimiser's."""
-        norms = set(map(id, batch_norms(self._model)))
-        names = {
-            f"{name}.{key}" if name else key
-            for name, module in self._model.named_modules(remove_duplicate=False)
-            if id(module) in norms
-            for key, _ in module.named_buffers(recurse=False)
-        }
+        names = statistics_of(self._model, batch_norms(self._model))
         self.statistics = {name: weights[name].detach().clone() for name in names if name in weights}
 
     def take_strides(self) -> None:

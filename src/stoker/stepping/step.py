@@ -20,7 +20,7 @@ from stoker.jobs import Job, Loss, Optimizer
 from stoker.jobs.regularization import mixes_of
 from stoker.loading.batches import Batch, InputPipeline, Split
 from stoker.loading.fields import Content
-from stoker.loading.order import RandomStream, generator_states, key_of, restore_generators, seed_generators
+from stoker.loading.order import RandomStream, generators_kept, key_of, seed_generators
 from stoker.loading.samples import Samples
 from stoker.loading.transforms import for_evaluation
 from stoker.records import Coupling, Plan, Precision
@@ -474,9 +474,8 @@ class Step:
         Generators are forked, and plain Python values put back: how often and in which batches a job is evaluated does
         not change its training.
         """
-        devices, states = [self.device.index or 0] if self.device.type == "cuda" else [], generator_states()
         with (
-            torch.random.fork_rng(devices=devices),
+            generators_kept(self.device),
             unchanged(self.model, self.objective.loss_object),
             self.with_kept_weights(),
             torch.no_grad(),
@@ -490,10 +489,7 @@ class Step:
                 with self._conditions():
                     return self._strategy.measures(content, size, self.objective.measures)
 
-            try:
-                yield measure
-            finally:
-                restore_generators(states)
+            yield measure
 
     def python_changes(self) -> dict[str, JSON]:
         """The plain values of model, loss and optimiser that changed since this step was made, or were restored."""

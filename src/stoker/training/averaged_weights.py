@@ -24,9 +24,9 @@ from stoker.errors import BadJob
 from stoker.jobs.averages import SWA
 from stoker.jobs.run_length import Extent
 from stoker.loading.batches import Batch, BatchSource
-from stoker.loading.order import RandomStream, generator_states, key_of, restore_generators, seed_generators
+from stoker.loading.order import RandomStream, generators_kept, key_of, seed_generators
 from stoker.records import Position
-from stoker.stepping.batch_norm import batch_norms
+from stoker.stepping.batch_norm import batch_norms, statistics_of
 from stoker.stepping.model import in_evaluation
 from stoker.stepping.precision import autocasting, products_in
 from stoker.stepping.step import Step
@@ -70,34 +70,17 @@ def renew_statistics(step: Step, source: BatchSource) -> None:
     num_batches = settings.statistics if isinstance(settings, SWA) else _BATCHES
     precision = autocasting(plan.precision, step.device, dtype=step.dtype, draws=step.dropout)
     with (
-        _own_draws(step),
+        generators_kept(step.device),
         step.with_kept_weights(),
         _plain_means(step.model, norms),
         torch.no_grad(),
         products_in(plan.precision, step.device),
         precision,
     ):
+        seed_generators(key_of(RandomStream.EVALUATION, step.job.seed), step.device)
         for batch in _groups(step, source, num_batches):
             step.objective.run(step.model, batch.cut(0, batch.size))
-        tracking = set(map(id, norms))
-        average.statistics = {
-            f"{name}.{key}" if name else key: buffer.clone()
-            for name, module in step.model.named_modules(remove_duplicate=False)
-            if id(module) in tracking
-            for key, buffer in module.named_buffers(recurse=False)
-        }
-
-
-@contextlib.contextmanager
-def _own_draws(step: Step) -> Iterator[None]:
-    """Within the block the generators are evaluation's own: training draws as if nothing happened."""
-    states = generator_states()
-    with torch.random.fork_rng(devices=[step.device.index or 0] if step.device.type == "cuda" else []):
-        seed_generators(key_of(RandomStream.EVALUATION, step.job.seed), step.device)
-        try:
-            yield
-        finally:
-            restore_generators(states)
+        average.statistics = {name: buffer.clone() for name, buffer in statistics_of(step.model, norms).items()}
 
 
 def _tracking(model: nn.Module) -> list[Any]:

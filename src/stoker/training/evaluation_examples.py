@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from stoker.errors import first_line
 from stoker.jobs.fields import Fields
 from stoker.loading.batches import Batch
-from stoker.loading.fields import Content, map_tensors
+from stoker.loading.fields import Content, tensors_of
 from stoker.loading.lengths import IGNORED_TARGET
 from stoker.records.codec import from_json, to_json
 from stoker.records.run import Example, ExampleSet, ExampleSets
@@ -125,7 +125,7 @@ class ExampleWatcher:
         if losses is not None and are_classes(output, target):
             self._count(output, target)
         tensors: list[torch.Tensor] = []
-        self.fields.map_inputs(content, lambda entry: map_tensors(entry, tensors.append))
+        self.fields.map_inputs(content, lambda entry: tensors.extend(tensors_of(entry)))
         inputs = tensors[0] if tensors else None
         if inputs is not None and inputs.shape[:1] == (len(indices),) and _is_picture(inputs[0]):
             self._widen_range(inputs)

@@ -15,7 +15,7 @@ from torch import nn
 
 from stoker.errors import StokerError
 from stoker.loading.batches import Batch
-from stoker.loading.fields import map_tensors
+from stoker.loading.fields import tensors_of
 from stoker.loading.order import Indices
 from stoker.loading.workers import named
 from stoker.records import Position
@@ -96,17 +96,13 @@ def write_dump(folder: Path | None, report: NonFiniteReport, position: Position)
 
 def _redo(step: Step, batch: Batch, update: int, report: NonFiniteReport, in_data: InData) -> None:
     first: list[str] = [report.first] if report.first is not None else []
-
-    def look(tensor: torch.Tensor) -> torch.Tensor:
+    for tensor in tensors_of(batch.cut(0, batch.size)):
         if not first and not _is_finite(tensor):
             samples = ""
             if tensor.dim() > 0 and len(tensor) == batch.size:  # a row for each sample
                 rows = (~torch.isfinite(tensor)).reshape(batch.size, -1).any(1).nonzero().flatten().tolist()
                 samples = f" (samples {named(in_data(batch.indices[rows], batch.epoch))})"
             first.append(f"in the input{samples}")
-        return tensor
-
-    map_tensors(batch.cut(0, batch.size), look)
     step.forget_gradients()
     # Only a pass of the modules themselves calls their hooks; a search for a loss scale would raise again.
     with _watched(step.model, first), uncompiled(), step.ordinary():

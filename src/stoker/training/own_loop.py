@@ -27,7 +27,7 @@ from stoker.devices.malloc import apply_malloc
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
 from stoker.jobs.objective import Objective
-from stoker.loading.fields import map_tensors
+from stoker.loading.fields import map_tensors, tensors_of
 from stoker.planning.decision import decide, given_plan
 from stoker.planning.model.search_space import precisions
 from stoker.planning.resolved_job import resolve_job
@@ -187,8 +187,7 @@ def _measured(
             remedy="Describe the update as Job(step=…) and call stoker.plan, or leave loss and example_batch out.",
         )
     trainable = [p for p in model.parameters() if p.requires_grad]
-    sizes: set[int] = set()
-    map_tensors(batch, lambda tensor: sizes.update(tensor.shape[:1]))
+    sizes = {size for tensor in tensors_of(batch) for size in tensor.shape[:1]}
     if len(sizes) != 1:
         raise BadJob(
             f"example_batch has tensors of {', '.join(map(str, sorted(sizes))) or 'no'} samples",

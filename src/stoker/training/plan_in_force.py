@@ -21,7 +21,7 @@ from stoker.errors import BadRun, DoesNotFit
 from stoker.jobs import Job
 from stoker.planning.resolved_job import ResolvedJob
 from stoker.records import NOT_COMPARED, ONE_PROCESS, Coupling, Decision, Device, Layout, Plan, PlanSwitch, Position
-from stoker.records.plan_schedule import PlanSchedule, saving_as_often
+from stoker.records.plan_schedule import PlanSchedule, SwitchKind, saving_as_often
 from stoker.stepping.coupling import find_coupling
 from stoker.stepping.layouts.compatibility import micro_batch_problem
 from stoker.store import CheckpointStore, RunDirectory
@@ -201,16 +201,8 @@ class PlanInForce:
             RunFailed: it cannot be stored.
         """
         position = change.position or CheckpointStore(self.directory.checkpoints).newest_position()
-        self.switch(
-            PlanSwitch(
-                update=position.updates,
-                samples=position.samples,
-                plan=change.new,
-                why=change.why,
-                left_out=change.left_out,
-                kind="changed" if change.left_out is None else "left out",
-            )
-        )
+        kind: SwitchKind = "changed" if change.left_out is None else "left out"
+        self.switch(PlanSwitch.at(position, change.new, kind, change.why, left_out=change.left_out))
 
     def propose(self, change: Replanned) -> None:
         """Store the new plan, which the processes take over when they meet again.

@@ -248,16 +248,8 @@ class PlanTrials:
         """Write that the plan in force hangs, from the watchdog's thread: the process is about to end."""
         if self._is_updating and self._is_trying:
             why = f"{self._step.plan.in_words()} is left out: its update did not end"
-            self._plans.directory.append_switch(
-                PlanSwitch(
-                    update=position.updates,
-                    samples=position.samples,
-                    plan=self._safe,
-                    kind="left out",
-                    why=why,
-                    left_out=self._step.plan,
-                )
-            )
+            switch = PlanSwitch.at(position, self._safe, "left out", why, left_out=self._step.plan)
+            self._plans.directory.append_switch(switch)
 
     def compare_samples(self) -> None:
         """Find how samples are coupled, so that smaller micro-batches are legal; does nothing the second time."""
@@ -312,15 +304,7 @@ class PlanTrials:
         self._keep_heap_small(turn.plan)
         self._peak = self._watching.enter_context(PeakMemory(turn.plan.device))
         if turn.plan != self._step.plan:
-            self._plans.switch(
-                PlanSwitch(
-                    update=position.updates,
-                    samples=position.samples,
-                    plan=turn.plan,
-                    kind="trial",
-                    why="tried on the run's own updates",
-                )
-            )
+            self._plans.switch(PlanSwitch.at(position, turn.plan, "trial", "tried on the run's own updates"))
 
     def _keep_heap_small(self, plan: Plan) -> None:
         """Renew the heap before a turn of `plan`, where the plans so far have left it larger than any of them needs.
@@ -464,9 +448,7 @@ class PlanTrials:
         why = f"{gained}; {tried}, {search.num_updates} updates"
         decision = self._decided(measured, position)
         self._plans.settle(decision)  # first: a kill in between leaves a run that goes on choosing
-        self._plans.switch(
-            PlanSwitch(update=position.updates, samples=position.samples, plan=best, kind="settled", why=why)
-        )
+        self._plans.switch(PlanSwitch.at(position, best, "settled", why))
         if not best.captured:  # recording the pass does so
             renew_heap()
         self._telemetry.settled(decision.chosen.forecast.evaluate_s.value)

@@ -20,11 +20,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from torch.distributed import Store  # type: ignore[attr-defined]  # missing from the stubs
 
 from stoker.errors import StokerError
 from stoker.records.bottleneck import FIRST_IN_FULL, PARTS, RankTimes, SampledUpdates
@@ -125,22 +126,6 @@ PINGS = 8
 """Number of pings from each process on another host."""
 
 
-class ClockStore(Protocol):
-    """The part of `torch.distributed.Store` that clock alignment uses."""
-
-    def set(self, key: str, value: str) -> None:
-        """Set a key."""
-        ...
-
-    def get(self, key: str) -> bytes:
-        """The value of a key that is set."""
-        ...
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Return when all keys are set."""
-        ...
-
-
 @dataclass(frozen=True)
 class ClockAlignment:
     """Offset to add to a process's monotonic clock for that of rank 0 [s], with its uncertainty [s].
@@ -160,7 +145,7 @@ def this_host() -> str:
 
 
 def align_clocks(
-    store: ClockStore,
+    store: Store,
     rank: int,
     size: int,
     *,

@@ -18,17 +18,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from torch import nn
 
 from stoker.errors import BadJob, DoesNotFit, RunFailed, first_line
 from stoker.loading.batches import Batch
+from stoker.loading.order import python_generators, restore_python_generators
 from stoker.records import FULL_PRECISIONS, Position, Precision
 from stoker.stepping.buffers import Buffers
 from stoker.stepping.python_state import unchanged
@@ -45,20 +44,20 @@ MOST_SKIPPED = 10
 """More updates skipped in a row than this end the run: such a run no longer learns."""
 
 
-class RollBack(Exception):
-    """Training has to go on from the last checkpoint, under `change.new`."""
+class ReplanningRequested(Exception):
+    """The loop ends so that training goes on under `change.new`."""
 
     def __init__(self, change: Replanned) -> None:
         super().__init__(change.why)
         self.change = change
 
 
-class ReplanAllRanks(Exception):
-    """All processes have to go on under `change.new`, from where they are."""
+class RollBack(ReplanningRequested):
+    """Training has to go on from the last checkpoint."""
 
-    def __init__(self, change: Replanned) -> None:
-        super().__init__(change.why)
-        self.change = change
+
+class ReplanAllRanks(ReplanningRequested):
+    """All processes have to go on under the new plan, from where they are."""
 
 
 class Shortage(NamedTuple):
@@ -325,7 +324,7 @@ class Generators:
     """Python's and NumPy's global generators as they were."""
 
     def __init__(self, *, always: bool = False) -> None:
-        self._kept: tuple[object, object] | None = None
+        self._kept: tuple[object, ...] | None = None
         self._are_drawn, self._is_present = always, False
         self._times = 0
 
@@ -336,8 +335,8 @@ class Generators:
         if not self._is_present:
             return
         before = self._kept
-        self._kept = _generator_states()
-        self._are_drawn = self._are_drawn or (before is not None and not _are_equal(before, self._kept))
+        self._kept = python_generators()
+        self._are_drawn = self._are_drawn or (before is not None and before != self._kept)
 
     def restore(self) -> bool:
         """Put the copies back; returns whether that was possible.
@@ -345,19 +344,6 @@ class Generators:
         If something drew from them after an older copy, how far they were before the last update is not known.
         """
         if self._kept is None or not self._is_present:
-            return self._kept is None or _are_equal(self._kept, _generator_states())
-        python, numpy = self._kept
-        random.setstate(python)  # type: ignore[arg-type]
-        np.random.set_state(numpy)  # type: ignore[arg-type]  # noqa: NPY002 - see `_generator_states`
+            return self._kept is None or self._kept == python_generators()
+        restore_python_generators(self._kept)
         return True
-
-
-def _generator_states() -> tuple[object, object]:
-    return random.getstate(), np.random.get_state()  # noqa: NPY002 - the generator that users draw from
-
-
-def _are_equal(one: tuple[object, object], other: tuple[object, object]) -> bool:
-    (python, numpy), (pythons, numpys) = one, other
-    assert isinstance(numpy, tuple)
-    assert isinstance(numpys, tuple)
-    return python == pythons and numpy[2:] == numpys[2:] and bool(np.array_equal(numpy[1], numpys[1]))

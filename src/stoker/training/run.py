@@ -51,7 +51,7 @@ from stoker.training.loop import RendezvousRequested
 from stoker.training.plan_in_force import PlanInForce, Replanned
 from stoker.training.rank_messages import gather_from_ranks
 from stoker.training.rank_times import RankClock, rank_clock
-from stoker.training.recovery import ReplanAllRanks, RollBack
+from stoker.training.recovery import ReplanAllRanks, ReplanningRequested
 from stoker.training.run_completion import final_metrics, finish_run, leave_unfinished
 from stoker.training.run_handle import Run
 from stoker.training.session import TrainingSession, build_session, slowest_s
@@ -254,7 +254,7 @@ class RunProcess:
             assert session is not None
             self._why = RENDEZVOUS_REQUESTED
             self._carried = SurvivorState.of(session.loop) if session.step.plan.layout.is_replicated else None
-        elif isinstance(error, ReplanAllRanks | RollBack):
+        elif isinstance(error, ReplanningRequested):
             change, self._why = self._shared(error.change), error.change.why
             self._carried = self._survivor_state(session) if isinstance(error, ReplanAllRanks) else None
             if self.member is None:

@@ -38,10 +38,6 @@ from stoker.training.slices import SLICE_OVER, SLICE_OVER_EXIT
 from stoker.training.snapshots import load_weights
 from stoker.units import Duration
 
-"""The final weights of a finished run, in its directory."""
-
-"""The channels pruned from its model before the run trained it, in its directory; runs of whole models have none."""
-
 
 @dataclass(frozen=True)
 class KeptWeights:

@@ -22,7 +22,7 @@ import torch
 
 from stoker.errors import BadRun, RunFailed
 from stoker.records import CheckpointManifest, Layout, StoredPiece, StoredTensor
-from stoker.stepping.distributed_tensors import Runs, is_spread, local, runs_of
+from stoker.stepping.distributed_tensors import Runs, is_spread, local, runs_of, spread_as
 from stoker.stepping.world import World
 from stoker.training.named_state import Tensors, laid_out
 
@@ -101,9 +101,6 @@ def shards_to_write(tensors: Tensors, world: World) -> dict[str, TensorShard]:
 
 def filled_like(target: torch.Tensor, block: Callable[[Sizes, Sizes], torch.Tensor], world: World) -> torch.Tensor:
     """A DTensor with placements and strides of `target`, filled with the blocks of `block(offsets, sizes)`."""
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - slow to import; loaded already where there are any
-
-    spread: Any = target
     part = shard_of(target, world)
     filled: torch.Tensor | None = None
     for offsets, sizes, index in part.blocks():
@@ -112,9 +109,7 @@ def filled_like(target: torch.Tensor, block: Callable[[Sizes, Sizes], torch.Tens
         filled[index] = values
     if filled is None:  # an empty part, of the right dtype
         filled = torch.empty_like(part.local, dtype=block((0,) * len(part.shape), (0,) * len(part.shape)).dtype)
-    return DTensor.from_local(
-        filled, spread.device_mesh, spread.placements, run_check=False, shape=target.shape, stride=target.stride()
-    )
+    return spread_as(target, filled, shape=target.shape, stride=target.stride())
 
 
 def region(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[slice, ...]:

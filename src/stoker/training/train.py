@@ -21,7 +21,6 @@ from torch.distributed import DistError
 from stoker import records
 from stoker.activity import doing
 from stoker.devices import Place, attached_devices, planned_devices, resolve_place, sample_cpu
-from stoker.devices.cpu import CpuSample
 from stoker.devices.malloc import apply_malloc
 from stoker.errors import BadJob, BadRun, NoDevice, StokerError
 from stoker.jobs import Entry, Job
@@ -29,7 +28,7 @@ from stoker.planning.decision import SAFE, decide, given_plan, memory_limit, mos
 from stoker.planning.resolved_job import ResolvedJob, resolve_job
 from stoker.profiling.ceilings import computing_threads
 from stoker.profiling.plan_trial import PeakMemory
-from stoker.records import Coupling, Decision, Device, Event, Plan
+from stoker.records import Decision, Device, Event, Plan
 from stoker.reporting.display import choose_display
 from stoker.stepping.message_folder import MessageFolder, StoppedWaiting, parse_site
 from stoker.stepping.python_state import unchanged
@@ -137,9 +136,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
         RunFailed: training could not go on; what was saved is intact.
     """
     _require_here(on)
-    _require_one_run(run_dir, resume, fork, new=new)
-    if checkpoint_every is not None and checkpoint_every.unit != "seconds":
-        raise BadJob(f"checkpoints are counted in seconds, not {checkpoint_every.unit}")
+    _require_valid_options(run_dir, resume, fork, checkpoint_every, new=new)
     require_mtbf(device_mtbf_h)
     slice_ = None if slice is None else Slice.begin(slice)
     targets = [parse_tracker(text) for text in track]
@@ -174,18 +171,21 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
             emit_event(shown, "warned", message=text)
         if is_new:
             early: list[Event] = []
-            decision, coupling = _decide(
-                prepared,
-                device,
-                place,
-                given,
-                memory_limit(memory),
-                threads,
-                device_mtbf_h,
-                [early.append, *shown],
-                begins_at_once=member is None and not profile,
-                cpu_before=cpu_before,
-            )
+            memory_bytes = memory_limit(memory)
+            if prepared.data.note:
+                emit_event([early.append, *shown], "noted", message=prepared.data.note)
+            # A loss that counts its calls begins where it was given.
+            with doing("planning"), unchanged(prepared.model, prepared.job.step or prepared.job.objective.loss):
+                decision, coupling = decide(
+                    prepared,
+                    place or device,
+                    given,
+                    memory_bytes=memory_bytes,
+                    threads=threads,
+                    device_mtbf_h=device_mtbf_h,
+                    begins_at_once=member is None and not profile,
+                    cpu_before=cpu_before,
+                )
             others_share = decision.others_share
             decision = saving_every(checkpoint_every, device_mtbf_h, decision)
             decision = decision if slice_ is None else slice_.announced(decision)
@@ -400,12 +400,16 @@ def _failure_recorded(directory: RunDirectory, sinks: Sequence[Sink], *, is_new:
         raise
 
 
-def _require_one_run(run_dir: str | Path | None, resume: str | None, fork: str | None, *, new: bool) -> None:
-    """Refuse options of which one would be ignored, since another one says which run is meant."""
+def _require_valid_options(
+    run_dir: str | Path | None, resume: str | None, fork: str | None, checkpoint_every: Duration | None, *, new: bool
+) -> None:
+    """Refuse an interval that is none, and options of which one would be ignored: another one says which run."""
     if sum(map(bool, (new, resume, fork))) > 1:
         raise BadJob("--new, --resume and --fork exclude each other", remedy="Give one of them, or none.")
     if resume and run_dir is not None:
         raise BadJob("--resume and --run-dir exclude each other", remedy="A run that is named has its directory.")
+    if checkpoint_every is not None and checkpoint_every.unit != "seconds":
+        raise BadJob(f"checkpoints are counted in seconds, not {checkpoint_every.unit}")
 
 
 def _require_possible(
@@ -555,33 +559,3 @@ def _place(on: str, meeting: Rendezvous | None, environ: Mapping[str, str] = os.
             remedy="`stoker doctor` shows what is; `stoker plan` forecasts what is not.",
         )
     return place if place.count > 1 else None
-
-
-def _decide(  # noqa: PLR0913 - the options of `train` that planning takes
-    prepared: ResolvedJob,
-    device: Device,
-    place: Place | None,
-    given: Plan | Literal["safe"] | None,
-    memory_bytes: float | None,
-    threads: int | None,
-    device_mtbf_h: float | None,
-    sinks: list[Sink],
-    *,
-    begins_at_once: bool,
-    cpu_before: CpuSample | None,
-) -> tuple[Decision, Coupling]:
-    """The plan of a new run, on one device or on several."""
-    if prepared.data.note:
-        emit_event(sinks, "noted", message=prepared.data.note)
-    # A loss that counts its calls begins where it was given.
-    with doing("planning"), unchanged(prepared.model, prepared.job.step or prepared.job.objective.loss):
-        return decide(
-            prepared,
-            place or device,
-            given,
-            memory_bytes=memory_bytes,
-            threads=threads,
-            device_mtbf_h=device_mtbf_h,
-            begins_at_once=begins_at_once,
-            cpu_before=cpu_before,
-        )

@@ -25,12 +25,12 @@ from stoker.jobs import Entry, Job
 from stoker.jobs.sampling import InOrder
 from stoker.loading.batches import Batch, BatchSource
 from stoker.loading.datasets import Datasets
+from stoker.loading.fields import tensors_of
 from stoker.planning.decision import decide
 from stoker.planning.model.search_space import allowed_states
 from stoker.planning.resolved_job import ResolvedJob, resolve_job, users_code
 from stoker.planning.safe_start import safe_start
 from stoker.profiling.ceilings import computing_threads
-from stoker.profiling.tracing.update import tensors_of
 from stoker.records import FULL_PRECISIONS, NOT_COMPARED, Coupling, Device, Plan, Position, Verdict
 from stoker.records.run import DATA_GUARANTEES
 from stoker.stepping.coupling import find_coupling

@@ -19,8 +19,9 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from stoker.devices import attached_devices
 from stoker.errors import BadJob, BadRun, StokerError
@@ -175,19 +176,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--exchange", type=Path)
     parser.add_argument("--set", dest="settings", action="append", default=[])
     options = parser.parse_args(arguments)
-    try:
-        settings = {name: value for name, _, value in (word.partition("=") for word in options.settings)}
-        job, entry = load_job(options.job_file, settings)
-        at = frozenset(map(int, options.at.split(","))) if options.at else frozenset[int]()
+
+    def work() -> dict[str, Any]:
+        job, entry = job_of(options)
         site = parse_site(options.site) if options.site else None
-        run = RunDirectory(options.directory)
+        run, at = RunDirectory(options.directory), updates_of(options.at)
         manifests = replay(job, run, options.until, entry=entry, at=at, site=site, messages=options.exchange)
+        return {
+            "manifest": to_json(manifests[-1]),
+            "states": [manifest.state_digest() for manifest in manifests],
+        }
+
+    return print_answer(work)
+
+
+def job_of(options: argparse.Namespace) -> tuple[Job, Entry]:
+    """The job of a command line; raises as `load_job`."""
+    settings = {name: value for name, _, value in (word.partition("=") for word in options.settings)}
+    return load_job(options.job_file, settings)
+
+
+def updates_of(text: str) -> frozenset[int]:
+    """Numbers of updates, as in `20,40` [updates]."""
+    return frozenset(map(int, filter(None, text.split(","))))
+
+
+def print_answer(work: Callable[[], dict[str, Any]]) -> int:
+    """Print the answer of `work` as JSON, or the problem that it had; the exit code [0, or the problem's]."""
+    try:
+        answer, code = work(), BadRun.exit_code
     except StokerError as error:
-        print(json.dumps({"problem": error.message, "kind": type(error).__name__}))  # noqa: T201 - the answer
-        return error.exit_code
-    states = [manifest.state_digest() for manifest in manifests]
-    print(json.dumps({"manifest": to_json(manifests[-1]), "states": states}))  # noqa: T201 - likewise
-    return 0
+        answer, code = {"problem": error.message, "kind": type(error).__name__}, error.exit_code
+    print(json.dumps(answer))  # noqa: T201 - the answer
+    return code if "problem" in answer else 0
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.devices import attached_devices, resolve_place
-from stoker.errors import BadRun, StokerError
-from stoker.jobs import Entry, Job, load_job
+from stoker.errors import BadRun
+from stoker.jobs import Entry, Job
 from stoker.planning.resolved_job import resolve_job
 from stoker.profiling.ceilings import computing_threads
 from stoker.records import CheckpointManifest, to_json
@@ -41,7 +41,15 @@ from stoker.training.elastic.worker import ElasticWorker
 from stoker.training.plan_in_force import PlanInForce
 from stoker.training.run import RunProcess
 from stoker.training.signals import stop_on_signals
-from stoker.verifying.replay import NotTheRun, SavedStates, require_at, require_same_run
+from stoker.verifying.replay import (
+    NotTheRun,
+    SavedStates,
+    job_of,
+    print_answer,
+    require_at,
+    require_same_run,
+    updates_of,
+)
 
 _LOOPBACK = "127.0.0.1"
 
@@ -178,26 +186,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--at", default="", help="updates after which the state is answered as well: 20,40")
     parser.add_argument("--set", dest="settings", action="append", default=[])
     options = parser.parse_args(arguments)
-    at = frozenset(map(int, filter(None, options.at.split(","))))
-    try:
+    directory, at = RunDirectory(options.directory), updates_of(options.at)
+
+    def work() -> dict[str, Any]:
         if options.begin is None:
             words = [str(options.directory), str(options.job_file), "--ranks", str(options.ranks)]
             words += [word for setting in options.settings for word in ("--set", setting)]
-            with RunDirectory(options.directory).locked():
-                answer = replay_in_ranks(options.directory, words, options.ranks, options.until, at)
-        else:
-            settings = {name: value for name, _, value in (word.partition("=") for word in options.settings)}
-            job, entry = load_job(options.job_file, settings)
-            directory = RunDirectory(options.directory)
-            manifests = replay_as_rank(job, directory, options.begin, options.until, entry=entry, at=at)
-            answer = {"states": [[manifest.position.updates, manifest.state_digest()] for manifest in manifests]}
-            answer |= {"manifest": to_json(manifests[-1])} if manifests else {}
-    except StokerError as error:
-        answer = {"problem": error.message, "kind": type(error).__name__}
-        print(json.dumps(answer))  # noqa: T201 - the answer
-        return error.exit_code
-    print(json.dumps(answer))  # noqa: T201 - likewise
-    return BadRun.exit_code if "problem" in answer else 0
+            with directory.locked():
+                return replay_in_ranks(options.directory, words, options.ranks, options.until, at)
+        job, entry = job_of(options)
+        manifests = replay_as_rank(job, directory, options.begin, options.until, entry=entry, at=at)
+        answer = {"states": [[manifest.position.updates, manifest.state_digest()] for manifest in manifests]}
+        return answer | ({"manifest": to_json(manifests[-1])} if manifests else {})
+
+    return print_answer(work)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from stoker.errors import BadJob, StokerError
-from stoker.loading.fields import map_tensors
+from stoker.loading.fields import map_tensors, tensors_of
 from stoker.profiling.tracing.fake_device import MixedDevices, pretending
 from stoker.profiling.tracing.fakes import NO_HINTS, FakeAnswers, Fakes, Hints
 from stoker.profiling.tracing.operations import SourceLines, is_users_code, tensors_in
@@ -353,7 +353,8 @@ def _names_in(code: types.CodeType) -> set[str]:
 def _hold(reached: _Reached, batch: Any, traced: TracingSession) -> None:
     """Mark the tensors that live from update to update."""
     hold = traced.recorder.storages.hold
-    map_tensors(batch, lambda tensor: hold(tensor, "input"))
+    for tensor in tensors_of(batch):
+        hold(tensor, "input")
     for optimizer in reached.optimizers:
         for values in optimizer.state.values():
             for value in tensors_in(values.values() if isinstance(values, dict) else ()):

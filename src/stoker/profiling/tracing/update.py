@@ -16,7 +16,7 @@ from torch import nn
 from stoker.jobs import Job
 from stoker.loading.batches import Batch, InputPipeline
 from stoker.loading.datasets import Datasets
-from stoker.loading.fields import Content, map_tensors, picked
+from stoker.loading.fields import Content, map_tensors, picked, tensors_of
 from stoker.loading.order import Indices
 from stoker.profiling.tracing.fake_device import fake_like
 from stoker.profiling.tracing.operations import tensors_in
@@ -259,13 +259,6 @@ def _widened(fetched: Content, traced: TracingSession, size: int) -> Content:
         return type(entry)(entry[row % max(1, count)] for row in range(size))
 
     return picked(content, pick, count)
-
-
-def tensors_of(content: Content) -> list[torch.Tensor]:
-    """All tensors of a batch."""
-    tensors: list[torch.Tensor] = []
-    map_tensors(content, tensors.append)
-    return tensors
 
 
 def _hold(step: Step, raw: Content, traced: TracingSession) -> None:

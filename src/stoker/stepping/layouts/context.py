@@ -33,7 +33,7 @@ from torch.overrides import TorchFunctionMode
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
 from stoker.loading.batches import Pass
-from stoker.loading.fields import Content, map_tensors
+from stoker.loading.fields import Content, map_tensors, tensors_of
 from stoker.loading.lengths import ignored_target
 from stoker.loading.order import generators_kept
 from stoker.records import Layout, Plan, Precision
@@ -54,7 +54,6 @@ from stoker.stepping.layouts.context_locality import (
     num_tokens,
     shortest,
     site_of,
-    tensors_of,
 )
 from stoker.stepping.model import meta_model, on_meta
 from stoker.stepping.precision import products_in

@@ -26,7 +26,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from stoker.errors import first_line
-from stoker.loading.fields import Content, map_tensors
+from stoker.loading.fields import Content, map_tensors, tensors_of
+from stoker.stepping.kept_inputs import in_new_containers
 from stoker.stepping.model import on_meta
 
 TOKENS = 1
@@ -304,8 +305,7 @@ def shortest(parts: int) -> int:
 
 def num_tokens(content: Content) -> int | str:
     """Number of tokens of each sample of a batch [1]; or why it cannot be divided, as text."""
-    shapes: list[tuple[int, ...]] = []
-    map_tensors(content, lambda tensor: shapes.append(tuple(tensor.shape)))
+    shapes = shapes_in(content)
     lengths = {shape[TOKENS] if len(shape) > TOKENS else 0 for shape in shapes}
     if len(lengths) != 1 or 0 in lengths:
         texts = ", ".join(str(list(shape)) for shape in shapes) or "none"
@@ -442,22 +442,9 @@ def has_values(name: str) -> bool:
     return name not in _UNSET
 
 
-def tensors_of(value: Any) -> list[torch.Tensor]:
-    """The tensors in a value, in order."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    return [tensor for item in value for tensor in tensors_of(item)] if isinstance(value, tuple | list) else []
-
-
 def _without_values(value: Any) -> Any:
     """A call's arguments on the meta device."""
-    if isinstance(value, torch.Tensor):
-        return value if value.is_meta else value.to("meta")
-    if isinstance(value, dict):
-        return {key: _without_values(item) for key, item in value.items()}
-    return type(value)(map(_without_values, value)) if type(value) in (tuple, list) else value
+    return in_new_containers(value, lambda tensor: tensor.to("meta"))
 
 
 def _fractions(value: Any) -> tuple[float, ...]:

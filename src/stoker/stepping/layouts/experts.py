@@ -25,11 +25,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 from stoker.jobs import Job
 from stoker.records import Layout, Plan
 from stoker.records.profile import ModelParts
+from stoker.stepping.distributed_tensors import collective
 from stoker.stepping.layouts.base import LayoutExecution, PassOf, Strategy
 from stoker.stepping.torch_compile import Compilation, Exchanging, compiled_part
 from stoker.stepping.world import World
@@ -178,26 +178,9 @@ def _local_parameters(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 def exchanged(rows: torch.Tensor, sends: list[int], receives: list[int], group: dist.ProcessGroup) -> torch.Tensor:
     """The rows received from the processes of a group, of which `sends` go to each in their order."""
-    received: torch.Tensor = _Exchange.apply(rows, sends, receives, group)  # type: ignore[no-untyped-call]
-    return received
-
-
-class _Exchange(torch.autograd.Function):
-    """Rows sent to the processes of a group, `sends` to each in their order, and `receives` from each."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: torch.Tensor, sends: list[int], receives: list[int], group: dist.ProcessGroup
-    ) -> torch.Tensor:
-        """The rows received, by process."""
-        ctx.sends, ctx.receives, ctx.group = sends, receives, group
-        return _all_to_all(rows, sends, receives, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        """The gradients of the rows, from where they were sent."""
-        return _all_to_all(gradient, ctx.receives, ctx.sends, ctx.group), None, None, None
+    there = functools.partial(_all_to_all, sends=sends, receives=receives, group=group)
+    back = functools.partial(_all_to_all, sends=receives, receives=sends, group=group)
+    return collective(rows, there, back)
 
 
 def _all_to_all(rows: torch.Tensor, sends: list[int], receives: list[int], group: dist.ProcessGroup) -> torch.Tensor:

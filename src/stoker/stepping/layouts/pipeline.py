@@ -42,7 +42,6 @@ from stoker.errors import BadJob
 from stoker.jobs import Job, Loss, Optimizer
 from stoker.loading.batches import Pass
 from stoker.loading.fields import Content
-from stoker.loading.order import generator_states, restore_generators
 from stoker.records import Layout, Plan, Precision
 from stoker.stepping.distributed_tensors import all_local, global_norm
 from stoker.stepping.layouts import model_problem, stage_execution
@@ -59,7 +58,7 @@ from stoker.stepping.layouts.base import (
 from stoker.stepping.layouts.pipeline_cut import PipelineCut, cut_into_stages
 from stoker.stepping.layouts.stage_flow import Key
 from stoker.stepping.layouts.stage_model import StageEnd, StageModel, Values, is_differentiable
-from stoker.stepping.random_draws import torch_generators
+from stoker.stepping.random_draws import GeneratorStates
 from stoker.stepping.torch_optimizers import parameter_groups
 from stoker.stepping.world import World, broadcast_json
 
@@ -360,9 +359,7 @@ class _Rehearsal:
 
     def __init__(self, model: StageModel, carrier: StageParallelism, world: World, device: torch.device) -> None:
         self._model, self._carrier, self._world, self._device = model, carrier, world, device
-        self._generators = torch_generators(device)
-        self._torch_states = [generator.get_state() for generator in self._generators]
-        self._states = generator_states()
+        self._generators = GeneratorStates(device)
 
     def differs(
         self,
@@ -375,11 +372,11 @@ class _Rehearsal:
         The processes of a stage make the same passes, and agree on the answer.
         """
         model = self._model
-        now = [generator.get_state() for generator in self._generators], generator_states()
+        now = GeneratorStates(self._device)
         out = [tensor.detach() for tensor in out]
 
         def passed(values: Values) -> Sequence[torch.Tensor]:
-            self._set_generators(self._torch_states, self._states)
+            self._generators.restore()
             with torch.no_grad(), model.rehearsal(values, received):
                 return again()
 
@@ -392,14 +389,9 @@ class _Rehearsal:
             first, second = passed("nan"), passed("nan")
             is_distant = _distance(other, first) > _ROUNDING * _distance(first, second)
             is_different = self._anywhere(is_distant) or is_different
-        self._set_generators(*now)
+        now.restore()
         self._carrier.after_evaluation()
         return is_different
-
-    def _set_generators(self, torch_states: Sequence[torch.Tensor], states: dict[str, Any]) -> None:
-        for generator, state in zip(self._generators, torch_states, strict=True):
-            generator.set_state(state)
-        restore_generators(states)
 
     def _anywhere(self, value: bool) -> bool:  # noqa: FBT001 - the value is the statement
         return bool(self._world.largest_in_stage(torch.tensor(float(value), device=self._device)) > 0)

@@ -31,10 +31,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from stoker.errors import BadJob, first_line
 from stoker.jobs.fields import like
-from stoker.loading.order import generator_states, restore_generators
+from stoker.loading.fields import tensors_of
 from stoker.stepping.activation_checkpointing import Checkpointed
 from stoker.stepping.model import on_meta
-from stoker.stepping.random_draws import torch_generators
+from stoker.stepping.random_draws import GeneratorStates
 
 Key = tuple[str, int, int]
 """A tensor that a part returns: the part's name, the number of its call in the pass, the place in its output."""
@@ -76,7 +76,7 @@ class StageFlow:
     def num_bytes_of(self, key: Key) -> int:
         """Size of a tensor that a part returns [bytes]; 0 if there is none."""
         name, number, place = key
-        tensors = tensors_in(self.calls[name, number].output) if (name, number) in self.calls else []
+        tensors = tensors_of(self.calls[name, number].output) if (name, number) in self.calls else []
         return tensors[place].numel() * tensors[place].element_size() if place < len(tensors) else 0
 
 
@@ -115,13 +115,6 @@ def parts_of(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[str, nn.Modu
 
     visit("", model)
     return parts
-
-
-def tensors_in(content: Any) -> list[torch.Tensor]:
-    """The tensors in nested tuples, lists and dicts, in the order of `with_tensors`."""
-    found: list[torch.Tensor] = []
-    with_tensors(content, found.append)
-    return found
 
 
 def with_tensors(content: Any, change: Callable[[torch.Tensor], Any]) -> Any:
@@ -412,20 +405,17 @@ class StageFollower:
                 module.training = modes.get(name, module.training)
         weight = next((self._outline if model is None else model).parameters(), None)
         device = torch.device("cpu") if weight is None else weight.device
-        generators = [] if device.type == "meta" else torch_generators(device)
-        states, others = [generator.get_state() for generator in generators], generator_states()
+        generators = GeneratorStates(device)
         self._begin()
         try:
             with torch.no_grad(), _Recorder(self), _Conversions(self):
                 output = call(self._outline)
-            for tensor in tensors_in(output):
+            for tensor in tensors_of(output):
                 self._read(None, self._sources_of([tensor]))
         except Exception as error:  # noqa: BLE001 - whatever a model raises on tensors without values
             self._pass.error = error
         finally:
-            for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)
-            restore_generators(others)
+            generators.restore()
         return self._pass
 
     def _begin(self) -> None:
@@ -443,7 +433,7 @@ class StageFollower:
         def begin(_part: nn.Module, args: Any, kwargs: Any) -> None:
             if self._inside is not None:  # a part that is called by another one
                 return
-            self._inside = _OpenCall(name, self._counts[name], has_weights, tensors_in((args, kwargs)))
+            self._inside = _OpenCall(name, self._counts[name], has_weights, tensors_of((args, kwargs)))
             self._counts[name] += 1
             self._pass.events.append(_Open(self._inside.key))
 
@@ -465,7 +455,7 @@ class StageFollower:
         storages = {_storage_of(tensor) for tensor in opened.given}
         same: dict[int, int] = {}
         of_this_call: set[StorageWeakRef] = set()
-        for place, tensor in enumerate(tensors_in(output)):
+        for place, tensor in enumerate(tensors_of(output)):
             storage = _storage_of(tensor)
             if id(tensor) in given and storage not in opened.changed:
                 same[place] = given[id(tensor)]
@@ -562,12 +552,12 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         """Run one operation."""
         kwargs = kwargs or {}
-        given = list(_tensors(tree_leaves((args, kwargs))))
+        given = tensors_of((args, kwargs))
         written = [
             tensor
             for parameter, argument in _named(func, args, kwargs)
             if parameter.alias_info is not None and parameter.alias_info.is_write
-            for tensor in _tensors(tree_leaves(argument))
+            for tensor in tensors_of(argument)
         ]
         is_meta = any(tensor.is_meta for tensor in given)
         if _depends_on_numbers(func, given) and not all(tensor.is_meta for tensor in given):
@@ -577,7 +567,7 @@ class _Recorder(TorchDispatchMode):
                 return self._follower.value_of(given[0])
             args, kwargs = tree_map_only(torch.Tensor, _on_meta, (_by_positions(func, args), kwargs))
         result = func(*args, **kwargs)
-        results = list(_tensors(tree_leaves(result)))
+        results = tensors_of(result)
         self._follower.ran(func, given, results, written)
         if len(written) == 1 and isinstance(result, torch.Tensor) and not written[0].is_meta:
             return written[0]  # a real tensor that is changed by what weights compute
@@ -637,10 +627,6 @@ def _named(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterato
             yield parameter, args[place]
         elif parameter.name in kwargs:
             yield parameter, kwargs[parameter.name]
-
-
-def _tensors(leaves: Sequence[Any]) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:

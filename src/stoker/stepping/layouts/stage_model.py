@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from stoker.errors import BadJob
-from stoker.loading.fields import map_tensors
+from stoker.loading.fields import tensors_of
 from stoker.stepping.layouts.pipeline_cut import PipelineCut
 from stoker.stepping.layouts.stage_flow import (
     Key,
@@ -33,7 +33,6 @@ from stoker.stepping.layouts.stage_flow import (
     StageFollower,
     outline_of,
     parts_of,
-    tensors_in,
     with_tensors,
 )
 from stoker.stepping.random_draws import seed_stage_draws
@@ -165,8 +164,7 @@ class StageModel:
 
     def _follow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Find what stages pass on for such inputs, unless that is known and does not depend on numbers in them."""
-        forms: list[tuple[tuple[int, ...], torch.dtype]] = []  # of all tensor inputs, however deep in dicts and tuples
-        map_tensors((args, kwargs), lambda tensor: forms.append((tuple(tensor.shape), tensor.dtype)))
+        forms = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors_of((args, kwargs))]
         self.kind = (self.model.training, *forms) if forms else None
         flow = None if self.kind is None else self._flows.get(self.kind)
         if flow is None:
@@ -239,7 +237,7 @@ class StageModel:
         if call is None or call.home == self.stage:
             return forward(*args, **kwargs)
         assert self._pass is not None
-        inputs, places, stand_ins = tensors_in((args, kwargs)), itertools.count(), self._pass.stand_ins
+        inputs, places, stand_ins = tensors_of((args, kwargs)), itertools.count(), self._pass.stand_ins
 
         def result(like: torch.Tensor) -> torch.Tensor:
             place = next(places)
@@ -265,7 +263,7 @@ class StageModel:
         self._now = None
         if call.home != self.stage or self._pass is None or not call.readers:
             return
-        tensors = tensors_in(output)
+        tensors = tensors_of(output)
         for place, last in call.readers.items():
             if last > self.stage:
                 tensor = tensors[place].clone() if place in call.rewritten else tensors[place]

@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import parallelize_module
@@ -28,6 +27,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from stoker.errors import BadJob
 from stoker.records import Layout
+from stoker.stepping.distributed_tensors import collective
 from stoker.stepping.layouts.tensor_plans import (
     Fused,
     Rule,
@@ -398,14 +398,12 @@ _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 def copy_to_group(x: torch.Tensor, group: Group) -> torch.Tensor:
     """`x` itself, of which each process uses a part: its gradient is the sum over the processes."""
-    out: torch.Tensor = _CopyToGroup.apply(x, group)  # type: ignore[no-untyped-call]
-    return out
+    return collective(x, lambda own: own.view_as(own), functools.partial(_sum, group=group))
 
 
 def reduce_from_group(x: torch.Tensor, group: Group) -> torch.Tensor:
     """The sum over the processes, each of which uses it in the same way."""
-    out: torch.Tensor = _ReduceFromGroup.apply(x, group)  # type: ignore[no-untyped-call]
-    return out
+    return collective(x, functools.partial(_sum, group=group), lambda gradient: gradient)
 
 
 def gather_from_group(x: torch.Tensor, dim: int, group: Group, *, is_shared: bool) -> torch.Tensor:
@@ -414,68 +412,18 @@ def gather_from_group(x: torch.Tensor, dim: int, group: Group, *, is_shared: boo
     With `is_shared` each process uses it in its own way, so that the gradient is a sum over them; otherwise all do the
     same, and each takes its part of the gradient.
     """
-    out: torch.Tensor = _GatherFromGroup.apply(x, dim, group, is_shared)  # type: ignore[no-untyped-call]
-    return out
+    take = _scatter_sum if is_shared else _own
+    return collective(x, *(functools.partial(each, dim=dim, group=group) for each in (_gather, take)))
 
 
 def scatter_to_group(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     """This process's part along `dim`, which the number of processes divides, of what all of them have."""
-    out: torch.Tensor = _ScatterToGroup.apply(x, dim, group, False)  # type: ignore[no-untyped-call]
-    return out
+    return collective(x, *(functools.partial(each, dim=dim, group=group) for each in (_own, _gather)))
 
 
 def reduce_scatter_to_group(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     """This process's part along `dim`, which the number of processes divides, of the sum over them."""
-    out: torch.Tensor = _ScatterToGroup.apply(x, dim, group, True)  # type: ignore[no-untyped-call]
-    return out
-
-
-class _CopyToGroup(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _sum(gradient, ctx.group), None
-
-
-class _ReduceFromGroup(torch.autograd.Function):
-    @staticmethod
-    def forward(_ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
-        return _sum(x, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(_ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient, None
-
-
-class _GatherFromGroup(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: int, group: Group, is_shared: bool) -> torch.Tensor:  # noqa: FBT001 - `apply` takes no names
-        ctx.dim, ctx.group, ctx.is_shared = dim, group, is_shared
-        return _gather(x, dim, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        take = _scatter_sum if ctx.is_shared else _own
-        return take(gradient, ctx.dim, ctx.group), None, None, None
-
-
-class _ScatterToGroup(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: int, group: Group, is_sum: bool) -> torch.Tensor:  # noqa: FBT001 - as above
-        ctx.dim, ctx.group = dim, group
-        return (_scatter_sum if is_sum else _own)(x, dim, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return _gather(gradient, ctx.dim, ctx.group), None, None, None
+    return collective(x, *(functools.partial(each, dim=dim, group=group) for each in (_scatter_sum, _gather)))
 
 
 def _sum(x: torch.Tensor, group: Group) -> torch.Tensor:

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import BadJob, RunFailed
-from stoker.training.elastic.rendezvous_store import (
-    wait_for,
-)
+from stoker.training.elastic.rendezvous_store import wait_for
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # missing from the stubs

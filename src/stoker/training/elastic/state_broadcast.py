@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from stoker.records import Position
 from stoker.records.codec import JSON, from_json, to_json
+from stoker.stepping.distributed_tensors import buckets
 from stoker.stepping.step import Step
 from stoker.stepping.world import broadcast_json
 from stoker.training.loop import Loop
@@ -61,17 +62,9 @@ def broadcast_state(step: Step, giver: int, *, is_taken: bool = True) -> None:
         restore_snapshot(step, StepSnapshot(header["skeletons"], tensors))
 
 
-def _chunks(sizes: dict[str, int], limit: int = _CHUNK_BYTES) -> Iterator[list[str]]:
-    """Names of tensors for one message, of `limit` bytes at most, or a single tensor."""
-    names: list[str] = []
-    for name, size in sizes.items():
-        if names and sum(sizes[known] for known in names) + size > limit:
-            yield names
-            names = []
-        if size:
-            names.append(name)
-    if names:
-        yield names
+def _chunks(sizes: dict[str, int]) -> Iterator[list[str]]:
+    """Names of tensors for one message; empty ones are not sent."""
+    return buckets((name for name, size in sizes.items() if size), sizes.__getitem__, _CHUNK_BYTES)
 
 
 @dataclass(frozen=True)
