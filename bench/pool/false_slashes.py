@@ -189,9 +189,9 @@ class Checked:
             state = chain_head(previous, last.update, self.state_of(last))
             last = replace(last, block=number, previous=previous, state=state)
         try:
-            making = Making(box=self.box, before=before, block=last, fetch=self.fetch, host=host)
+            making = Making(box=self.box, before=before, block=last, fetch=self.fetch, host=host, is_same_class=True)
             at = [block.update for block in stretch[:-1]]
-            verdict = check_block(making, is_same_class=True, at=at)
+            verdict = check_block(making, at)
         except PlaceFailed as problem:
             return Counter({"not made": length}), problem.message
         counts[{True: "equal", False: "unequal", None: "undecided"}[verdict.equal]] += 1

@@ -12,7 +12,6 @@ from stoker.imports import on_first_use
 if TYPE_CHECKING:
     from stoker.pool.agent import Agent as Agent
     from stoker.pool.agent import Lending as Lending
-    from stoker.pool.agent import arbitrate_lease as arbitrate_lease
     from stoker.pool.agent import determinism_class as determinism_class
     from stoker.pool.agent import evidence_of as evidence_of
     from stoker.pool.agent import lent_devices as lent_devices

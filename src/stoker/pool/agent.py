@@ -18,7 +18,6 @@ FOLDER/leases/LEASE/     box, run, output of a lease
 from __future__ import annotations
 
 import fcntl
-import functools
 import hashlib
 import importlib.metadata
 import json
@@ -645,11 +644,11 @@ class Agent:
     def _replay(self, lease_id: str, block: int, against: str) -> None:
         """Make a block of another agent's run again, or as an arbiter one update of it, and say what came of it."""
         try:
-            what = replay_lease if not against else functools.partial(arbitrate_lease, against=against)
-            verdict = what(
+            verdict = replay_lease(
                 self.client,
                 lease_id,
                 block,
+                against=against,
                 folder=self.folder / "checks",
                 host=replace(self.host, started=self._began_replay),
                 own_class=determinism_class(self.device, self.lending.num_devices),
@@ -875,6 +874,7 @@ def replay_lease(
     lease_id: str,
     number: int,
     *,
+    against: str = "",
     folder: Path,
     host: Host,
     own_class: str,
@@ -882,40 +882,28 @@ def replay_lease(
 ) -> ReplayVerdict:
     """Make block `number` of a lease again on this machine.
 
+    Args:
+        client: of the pool.
+        lease_id: of the lease.
+        number: of the block.
+        against: a verifier: as an arbiter, only the one update is made on which it and the agent differ first.
+        folder: for what that needs.
+        host: where it is made.
+        own_class: determinism class of this machine.
+        box_type: in which it is made.
+
     Raises:
         BadJob: the lease has no such block.
-        PlaceFailed: it cannot be made here, for a reason that says nothing about the block.
-    """
-    with made_again(client, lease_id, number, folder=folder, host=host, own_class=own_class, box_type=box_type) as (
-        lease,
-        making,
-    ):
-        verdict = check_block(making, is_same_class=own_class == lease["determinism_class"])
-        return replace(verdict, begins=making.begin if number == 0 else 0)
-
-
-def arbitrate_lease(
-    client: PoolClient,
-    lease_id: str,
-    number: int,
-    *,
-    against: str,
-    folder: Path,
-    host: Host,
-    own_class: str,
-    box_type: type[JobBox] = JobBox,
-) -> ReplayVerdict:
-    """Make the one update of block `number` on which the agent of a lease and the verifier `against` differ first.
-
-    Raises:
         Refused: no such update was found.
-        PlaceFailed: it cannot be made or compared here.
+        PlaceFailed: it cannot be made or compared here, for a reason that says nothing about the block.
     """
     with made_again(client, lease_id, number, folder=folder, host=host, own_class=own_class, box_type=box_type) as (
         lease,
         making,
     ):
+        if not against:
+            return replace(check_block(making), begins=making.begin if number == 0 else 0)
         _, search = typed_lease(lease).searched(number, against)
         if not search.is_ready:
             raise on.Refused(f"agent and verifier of block {number} of lease {lease_id} have not supplied their states")
-        return check_update(making, search, is_same_class=own_class == lease["determinism_class"])
+        return check_update(making, search)
