@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -452,6 +453,7 @@ def main() -> None:
     out = given.out or Path(__file__).parents[1] / "results" / f"pool_nat_{today}.json"
     result = json.loads(out.read_text()) if out.exists() else {}
     result |= {
+        "command": shlex.join(["python", "-m", "bench.pool.nat", *given.stages]),
         "date": today,
         "machine": {
             "cpus": os.cpu_count(),

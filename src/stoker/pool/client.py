@@ -22,7 +22,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from stoker.errors import BadJob, PlaceFailed, PlaceUnreachable, StokerError
 from stoker.pool.answers import read_lease, read_question, read_state, read_work
 from stoker.pool.events import Body, Event, Founded, NotNow, Refused, canonical, draft_of, read_event
-from stoker.pool.keys import Key, is_signed
+from stoker.pool.keys import Key, is_digest, is_signed
 from stoker.pool.transport import HttpsTransport, PoolAnswer, Transport
 from stoker.records.codec import JSON, from_json, parsed, to_json
 from stoker.serving.security import is_own_host
@@ -70,13 +70,12 @@ class PoolAddress:
                 "no pool is named", remedy="--pool https://HOST:PORT#KEY, or STOKER_POOL; its operator has it."
             )
         url, _, key = given.partition("#")
-        is_key = len(key) == 64 and not set(key) - set("0123456789abcdef")
         try:
             parts = urlsplit(url)
             scheme, host, _ = parts.scheme, parts.hostname, parts.port
         except ValueError:  # a port, or an IPv6 address, that is none
             scheme, host = "", None
-        if scheme not in ("http", "https") or not host or not is_key:
+        if scheme not in ("http", "https") or not host or not is_digest(key):
             raise BadJob(f"the pool {given[:100]!r}: wanted https://HOST:PORT#KEY, the key with 64 hexadecimal digits")
         if scheme == "http" and not _is_loopback(host):
             raise BadJob(f"the pool {url} is on another machine and has no TLS", remedy="Use its https address.")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import threading
 import time
@@ -30,6 +29,7 @@ from stoker.pool.client import FORWARDED_S, DiskFailed, PoolClient, is_passing
 from stoker.pool.commitment import Block, keep_block
 from stoker.pool.isolation import HOST_FULL, LEAST_FREE_BYTES, Host, IsolatedProcess, is_owners, remove_tree
 from stoker.pool.job_box import JobBox, PoolOrder, read_order
+from stoker.pool.keys import is_digest
 from stoker.pool.lease import BEAT_S, MOST_BLOCK_S, MOST_UNPAID, SAVES_NOTHING, WAITED
 from stoker.pool.message_carrier import MessageCarrier
 from stoker.pool.sealing import unseal
@@ -47,7 +47,6 @@ INDEX_BYTES = 32 << 20
 _RENTERS_FREE_BYTES = 256 << 20
 """Disk that stays free where a renter fetches blobs [bytes]."""
 _OTHER_DISK = "STOKER_CACHE (a renter), or --folder DIR (an agent)"
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _NOT_HOME = frozenset({"launch", "lock", "lock.held", "lock.taking", "started.json", "launch.json"})
 _MOST_TRIES = 5
 _FETCH_TRIES, _RETRY_S = 60, 10.0
@@ -102,9 +101,9 @@ class BlobCache:
             PlaceFailed: it is larger than is taken, or what is asked for is no SHA-256.
             BadRun: `seal` is no key.
         """
-        if _SHA256.fullmatch(sha256) is None:  # it becomes the name of a file
+        if not is_digest(sha256):  # it becomes the name of a file
             raise PlaceFailed(f"{sha256[:80]!r} names no blob: wanted the SHA-256, 64 hexadecimal digits")
-        if seal and _SHA256.fullmatch(seal) is None:
+        if seal and not is_digest(seal):
             raise BadRun(f"the key {seal[:80]!r} of the blob {sha256[:12]}… is none: wanted 64 hexadecimal digits")
         # Whoever has a blob can commit to it once more, with another key, which must not change what the first one is.
         path = self._folder / (f"{sha256}-{seal}" if seal else sha256)
