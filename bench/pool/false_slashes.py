@@ -43,11 +43,11 @@ import stoker.verifying.replay
 from bench.pool.local_pool import LocalPool, job_submission, local_pool, until
 from bench.pool.result_file import write_result
 from stoker.errors import PlaceFailed
-from stoker.pool.agent import blocks_of
 from stoker.pool.blob_tree import TreeLimits, read_index, read_member
 from stoker.pool.commitment import Block, chain_head
 from stoker.pool.isolation import Bubblewrap, Host, Limits, Program
 from stoker.pool.job_box import JobBox, read_order
+from stoker.pool.lease_replay import blocks_of
 from stoker.pool.pool_launcher import LAUNCHER
 from stoker.pool.replay_check import FetchBlob, Making, check_block
 from stoker.store.checkpoint_store import MANIFEST, manifest_from

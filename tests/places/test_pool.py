@@ -26,12 +26,12 @@ from bench.pool.local_pool import LocalPool
 from stoker.launching.bundle import Bundle, TreeFile, stoker_bundle
 from stoker.launching.launcher import LaunchTarget, Submission
 from stoker.pool import events as on
-from stoker.pool.agent import blocks_of, made_again, replay_lease
 from stoker.pool.bisection import Bisection, Party, Side, points
 from stoker.pool.blob_tree import TreeLimits, unpack
 from stoker.pool.commitment import chain_head
 from stoker.pool.isolation import KINDS, Bubblewrap, Host, Limits
 from stoker.pool.job_box import JobBox, PoolOrder, order_of
+from stoker.pool.lease_replay import blocks_of, made_again, replay_lease
 from stoker.pool.leased_job import LeasedJob
 from stoker.pool.replay_check import (
     Making,

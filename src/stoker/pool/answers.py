@@ -37,8 +37,7 @@ def read_lease(document: JSON, lease_id: str | None = None) -> dict[str, Any]:
         ValueError, TypeError: it is none, or another one.
     """
     found = _object(document, "lease")
-    own = {name: value for name, value in found.items() if name in Lease.__dataclass_fields__}
-    lease = from_json(own, Lease)
+    lease = typed_lease(found)
     require_lease_id(lease.lease_id)
     if lease_id is not None and lease.lease_id != lease_id:
         raise ValueError(f"the lease {lease.lease_id} in the place of {lease_id}")
@@ -69,6 +68,11 @@ def read_lease(document: JSON, lease_id: str | None = None) -> dict[str, Any]:
         if challenge.bisection is not None:
             _require_search(challenge.bisection)
     return found
+
+
+def typed_lease(lease: Mapping[str, Any]) -> Lease:
+    """A lease as a record, of which fields that this version does not know are left out."""
+    return from_json({name: lease[name] for name in Lease.__dataclass_fields__ if name in lease}, Lease)
 
 
 def _require_gang(lease: Lease, found: dict[str, Any]) -> None:
