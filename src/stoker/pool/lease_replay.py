@@ -1,7 +1,7 @@
 """Blocks of a lease, made again on this machine by any agent, or by hand (`stoker pool verify`).
 
-What: a block's needs (`Making`) are fetched from the pool by its lease: order, states, messages of a gang. How it is made
-and compared is `replay_check`. An arbiter makes one update of it again.
+What: what a block needs (`Making`) is fetched from the pool by its lease: order, states, messages of a gang. How it is
+made and compared is `replay_check`. An arbiter makes one update of it again.
 """
 
 from __future__ import annotations
